@@ -1,0 +1,59 @@
+# rocmlab: every target is one call of the command line. `make` alone explains them.
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+
+PYTHON ?= python3
+ROCMLAB = PYTHONPATH=src $(PYTHON) -m rocmlab
+NOTEBOOKS ?=
+PARAMS ?=
+TESTS ?= tests
+
+.PHONY: help up run-notebooks url status logs shell down build clean devices bench test lint lock
+
+help: ## Explain the targets
+	@awk 'BEGIN {FS = ":.*## "; print "rocmlab: the Jupyter workstation for AMD GPUs\n"} \
+	/^# --/ {printf "%s\n", substr($$0, 6)} \
+	/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@echo; echo 'Settings go behind the target and are remembered in .env, for example: make up PORT=9000 GPUS=0,2'
+	@echo 'BACKEND RUNTIME GPUS PORT SHARE BASE_IMAGE and the others are explained in docs/settings.md'
+
+# -- Everyday
+up: ## Start the lab and print its URL (builds it the first time)
+	@$(ROCMLAB) up
+run-notebooks: ## Run notebooks headless (NOTEBOOKS="01_mnist_fc" PARAMS="epochs=2 seed=7")
+	@$(ROCMLAB) run $(NOTEBOOKS) $(foreach pair,$(PARAMS),-p $(pair))
+url: ## Print the URL again, token included
+	@$(ROCMLAB) url
+status: ## Say what runs, on which devices
+	@$(ROCMLAB) status
+devices: ## List the devices of this host
+	@$(ROCMLAB) devices
+logs: ## Print the server's log
+	@$(ROCMLAB) logs
+shell: ## Open a shell inside the lab
+	@$(ROCMLAB) shell
+down: ## Stop the lab; the share stays
+	@$(ROCMLAB) down
+
+# -- Now and then
+build: ## Build the image (or make the environment) without starting
+	@$(ROCMLAB) build
+clean: ## Stop, and remove the image or the environment; the share stays
+	@$(ROCMLAB) clean
+bench: ## Measure how fast the lab starts and rebuilds
+	@$(ROCMLAB) bench up
+
+# -- For those who work on rocmlab
+test: .venv-test/ready ## Run all tests; says why any is skipped (TESTS=tests/stack for some)
+	@PYTHONPATH=src .venv-test/bin/python -m pytest $(TESTS)
+lint: .venv-test/ready ## Check style and types
+	@.venv-test/bin/ruff check . && .venv-test/bin/ruff format --check . && .venv-test/bin/mypy
+lock: ## Renew the locked requirements (needs uv)
+	@scripts/lock --upgrade
+
+.venv-test/ready: requirements/test.txt
+	@echo "making .venv-test (once; about a minute)"
+	@$(PYTHON) -m venv .venv-test
+	@.venv-test/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $< \
+	  >.venv-test/install.log 2>&1 || { tail -n 20 .venv-test/install.log; exit 2; }
+	@touch $@

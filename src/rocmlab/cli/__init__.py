@@ -1,0 +1,5 @@
+"""The command line: `rocmlab <verb>`, the only place that prints results and decides the exit code."""
+
+from rocmlab.cli.main import main
+
+__all__ = ["main"]

@@ -1,0 +1,88 @@
+"""`rocmlab down`, `status`, `url`, `logs`, `shell` and `clean`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+
+from rocmlab.cli.main import verb_parser
+from rocmlab.cli.table import device_lines
+from rocmlab.cli.up import say
+from rocmlab.errors import RocmlabError
+from rocmlab.stack import project as projects
+from rocmlab.stack import server
+from rocmlab.stack.project import Project
+
+
+def main(verb: str, arguments: Sequence[str]) -> int:
+    """Run one of the small verbs on the lab that the last `make up` left."""
+    parser = verb_parser(verb)
+    if verb == "status":
+        parser.add_argument("--json", action="store_true", help="print it as JSON")
+    if verb == "logs":
+        parser.add_argument("-f", "--follow", action="store_true", help="go on printing")
+    chosen = parser.parse_args(arguments)
+    project = projects.reopen(projects.find())
+    if verb == "status":
+        return status(project, chosen.json)
+    if verb == "logs":
+        return project.lab.logs(chosen.follow)
+    verbs: dict[str, Callable[[Project], int]] = {"down": down, "url": url, "shell": shell, "clean": clean}
+    return verbs[verb](project)
+
+
+def is_up(project: Project) -> bool:
+    """Tell whether the lab answers with our token."""
+    return server.answers(int(project.values["PORT"]), project.values["JUPYTER_TOKEN"])
+
+
+def down(project: Project) -> int:
+    """Stop the lab."""
+    was_running = project.lab.is_running()
+    project.lab.stop(say)
+    say(f"{'the lab is stopped' if was_running else 'the lab was not running'}; the share stays: {project.lab.share()}")
+    return 0
+
+
+def status(project: Project, as_json: bool) -> int:
+    """Print what runs; exit code 0 if the lab answers, 1 if not."""
+    answers = is_up(project)
+    devices = project.lab.devices() if answers else []
+    if as_json:
+        facts = {
+            "running": answers,
+            "backend": project.choice.backend,
+            "runtime": project.choice.runtime,
+            "port": int(project.values["PORT"]),
+            "share": project.lab.share(),
+            "devices": devices,
+        }
+        print(json.dumps(facts, indent=1))
+        return 0 if answers else 1
+    state = "answers" if answers else "runs but does not answer" if project.lab.is_running() else "is stopped"
+    print(f"lab        {state} (backend {project.choice.backend}, runtime {project.choice.runtime})")
+    if answers:
+        print(f"url        {project.url}")
+        for number, line in enumerate(device_lines(devices)):
+            print(f"{'devices' if number == 0 else '':10} {line}")
+    print(f"share      {project.lab.share()}")
+    return 0 if answers else 1
+
+
+def url(project: Project) -> int:
+    """Print the address."""
+    if not is_up(project):
+        raise RocmlabError("the lab does not answer", "it is stopped, or still starting", "make up", exit_code=1)
+    print(project.url)
+    return 0
+
+
+def shell(project: Project) -> int:
+    """Open a shell."""
+    return project.lab.shell()
+
+
+def clean(project: Project) -> int:
+    """Remove what was made."""
+    project.lab.clean(say)
+    return 0

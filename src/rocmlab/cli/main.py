@@ -1,0 +1,77 @@
+"""From arguments to a verb. Each verb is imported only when it is used."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from rocmlab import __version__
+from rocmlab.errors import RocmlabError
+
+# verb: (module, what it does); the order is that of use
+VERBS = {
+    "up": ("rocmlab.cli.up", "start the lab and print its URL"),
+    "down": ("rocmlab.cli.lab", "stop the lab; the share stays"),
+    "status": ("rocmlab.cli.lab", "say what runs, and where"),
+    "url": ("rocmlab.cli.lab", "print the address of the running lab"),
+    "logs": ("rocmlab.cli.lab", "print the server's log"),
+    "shell": ("rocmlab.cli.lab", "open a shell inside the lab"),
+    "build": ("rocmlab.cli.up", "build the image, or make the environment, without starting"),
+    "clean": ("rocmlab.cli.lab", "stop, and remove image or environment; the share stays"),
+    "devices": ("rocmlab.cli.devices", "list the devices this process sees"),
+    "run": ("rocmlab.cli.run", "run notebooks headless"),
+    "datasets": ("rocmlab.cli.datasets", "fetch data sets into the share"),
+    "bench": ("rocmlab.cli.bench", "measure, and print ratios"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb and return the exit code: 0 done, 1 the work failed, 2 usage or environment."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    parser = _parser()
+    if not words or words[0] in ("-h", "--help", "--version"):
+        parser.parse_args(words or ["--help"])
+        return 0
+    is_verbose = words[0] in ("-v", "--verbose")
+    words = words[1:] if is_verbose else words
+    verb = words[0] if words else ""
+    if verb not in VERBS:
+        parser.error(f"there is no verb {verb!r}; choose one of: {', '.join(VERBS)}")
+    logging.basicConfig(level=logging.DEBUG if is_verbose else logging.WARNING, format="%(message)s")
+    try:
+        return int(importlib.import_module(VERBS[verb][0]).main(verb, words[1:]))
+    except RocmlabError as err:
+        if is_verbose:
+            raise
+        print(f"error: {err}", file=sys.stderr)
+        return err.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone; say nothing more
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    width = max(map(len, VERBS))
+    listed = "\n".join(f"  {verb:<{width}}  {text}" for verb, (_, text) in VERBS.items())
+    parser = argparse.ArgumentParser(
+        prog="rocmlab",
+        description="The Jupyter workstation for AMD GPUs.",
+        usage="rocmlab [-v] VERB [options]",
+        epilog=f"verbs:\n{listed}\n\n`rocmlab VERB --help` explains one.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"rocmlab {__version__}")
+    parser.add_argument("-v", "--verbose", action="store_true", help="log what is done, and show tracebacks")
+    return parser
+
+
+def verb_parser(verb: str, **options: str) -> argparse.ArgumentParser:
+    """Return an empty parser for one verb."""
+    return argparse.ArgumentParser(prog=f"rocmlab {verb}", description=VERBS[verb][1].capitalize() + ".", **options)  # type: ignore[arg-type]

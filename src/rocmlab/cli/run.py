@@ -1,0 +1,39 @@
+"""`rocmlab run`: inside the lab it runs the notebooks; on the host it prepares the lab and hands the arguments in."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from rocmlab.cli.up import announce, say
+from rocmlab.errors import RocmlabError
+from rocmlab.stack import project as projects
+from rocmlab.stack.project import Project
+
+
+def main(verb: str, arguments: Sequence[str]) -> int:
+    """Run notebooks headless, in whichever runtime the lab has."""
+    if os.environ.get("ROCMLAB_RUNTIME"):
+        from rocmlab.runner.command import main as run
+
+        return run(list(arguments))
+    project = projects.plan(projects.find())
+    if "--json" not in arguments:
+        announce(project)
+    projects.stop_other(project, say)
+    project = projects.prepare(project, say)
+    return project.lab.run([verb, *(_inside(project, word) for word in arguments)])
+
+
+def _inside(project: Project, word: str) -> str:
+    """Return a path as the container sees it; other words as they are."""
+    if project.choice.runtime != "docker" or not word.endswith(".ipynb") or not Path(word).is_absolute():
+        return word
+    notebooks = (project.settings.project / project.values["NOTEBOOKS_DIR"]).resolve()
+    try:
+        return "/home/jovyan/work/" + str(Path(word).resolve().relative_to(notebooks))
+    except ValueError as err:
+        raise RocmlabError(
+            f"{word} cannot be seen by the lab", f"the container sees {notebooks}", f"copy it there, or NOTEBOOKS_DIR={Path(word).parent}"
+        ) from err

@@ -1,0 +1,47 @@
+"""`rocmlab up` and `rocmlab build`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rocmlab import __version__
+from rocmlab.cli.main import verb_parser
+from rocmlab.cli.table import device_lines
+from rocmlab.stack import project as projects
+from rocmlab.stack.project import Project
+
+
+def main(verb: str, arguments: Sequence[str]) -> int:
+    """Choose, write `.env`, build or install, start, and say where the lab is."""
+    verb_parser(verb).parse_args(arguments)
+    project = projects.plan(projects.find())
+    announce(project)
+    projects.stop_other(project, say)
+    project = projects.prepare(project, say)
+    if verb == "build":
+        return 0
+    started = time.monotonic()
+    was_running = project.lab.is_running()
+    project.lab.start(say)
+    devices = project.lab.devices()
+    seconds = time.monotonic() - started
+    say(f"JupyterLab {'is running' if was_running and seconds < 1.5 else 'is ready'} ({seconds:.1f} s)")
+    print(f"\n  {project.url}\n")
+    for number, line in enumerate(device_lines(devices)):
+        print(f"  {'devices' if number == 0 else '':9} {line}")
+    print(f"  {'share':9} {project.lab.share()}")
+    print(f"  {'notebooks':9} {project.settings.get('NOTEBOOKS_DIR')}")
+    print("\n  make run-notebooks   run them all headless\n  make down            stop; the share stays")
+    return 0
+
+
+def announce(project: Project) -> None:
+    """Say in one line what was chosen and why."""
+    choice = project.choice
+    say(f"rocmlab {__version__}: backend {choice.backend}, runtime {choice.runtime} ({choice.why})")
+
+
+def say(line: str) -> None:
+    """Print one line of progress."""
+    print(line, flush=True)

@@ -1,0 +1,1 @@
+"""What lives inside Jupyter: the kernels it offers and the configuration of its server."""

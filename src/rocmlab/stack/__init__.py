@@ -1,0 +1,1 @@
+"""Settings, and starting and stopping the lab under either runtime."""

@@ -1,0 +1,295 @@
+"""The lab in a container, by way of `docker compose` and the files of this project."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rocmlab.errors import RocmlabError
+from rocmlab.stack import fingerprint, process, server
+from rocmlab.stack.engine import Engine
+from rocmlab.stack.lab import Say
+from rocmlab.stack.settings import Settings
+
+NEEDED_BYTES = {"rocm": 60e9, "cuda": 25e9, "cpu": 8e9}  # for the base image unpacked and our layers
+SERVICE = "lab"
+UNREACHABLE = re.compile(r"no such host|timeout|connection refused|network is unreachable|TLS handshake|dial tcp|certificate", re.I)
+
+
+class DockerLab:
+    """The service `lab` of compose.yaml and its overlays."""
+
+    def __init__(self, settings: Settings, values: dict[str, str], engine: Engine) -> None:
+        self.settings = settings
+        self.values = values  # every variable the Compose files read
+        self.engine = engine
+        self.backend = values["ROCMLAB_BACKEND"]
+        self.image = values["ROCMLAB_IMAGE"]
+        self.port = int(values["PORT"])
+        self.token = values["JUPYTER_TOKEN"]
+
+    @cached_property
+    def environment(self) -> dict[str, str]:
+        """The environment of every `docker` call: ours, with the settings in force on top."""
+        return {**os.environ, **self.values}
+
+    @property
+    def inputs(self) -> str:
+        """A digest of all the image is made from; the image carries it as the label `rocmlab.inputs`."""
+        facts = {name: self.values.get(name, "") for name in ("BASE_IMAGE", "TORCH_INDEX", "ROCMLAB_BACKEND")}
+        return fingerprint.digest(self.settings.project, fingerprint.IMAGE_SOURCES, facts)
+
+    def _docker(self, *arguments: str, timeout_seconds: float = 60) -> tuple[int, str]:
+        return process.capture(["docker", *arguments], env=self.environment, timeout_seconds=timeout_seconds)
+
+    def _compose(self, *arguments: str) -> list[str]:
+        return ["docker", "compose", "--project-directory", str(self.settings.project), *arguments]
+
+    # -- image ---------------------------------------------------------------------------------------------------
+
+    def is_prepared(self) -> bool:
+        """Tell whether the image is built from exactly the present files and base."""
+        code, label = self._docker("image", "inspect", "--format", '{{index .Config.Labels "rocmlab.inputs"}}', self.image)
+        return code == 0 and label.strip() == self.inputs
+
+    def has_image(self) -> bool:
+        """Tell whether any version of the image is here."""
+        return self._docker("image", "inspect", "--format", "{{.Id}}", self.image)[0] == 0
+
+    def prepare(self, say: Say) -> None:
+        """Build the image unless it is current.
+
+        Raises:
+            RocmlabError: the base image cannot be had, the disk is too full, or the build failed.
+        """
+        if self.is_prepared():
+            return
+        self._check_disk()
+        self._pull_base(say)
+        say(f"building image {self.image} on {self.values['BASE_IMAGE']}")
+        log = self.settings.state / "build.log"
+        self.environment["INPUTS"] = self.inputs
+        show = BuildProgress()
+        code, last = process.follow(
+            self._compose("--progress", "plain", "build", SERVICE),
+            log=log,
+            show=show,
+            env=self.environment,
+            cwd=self.settings.project,
+        )
+        if code:
+            reason = show.error(last)
+            raise RocmlabError(
+                f"building {self.image} failed", reason, f"mend that and run `make up` again; everything printed: {log}"
+            )
+        say(f"image {self.image} is built")
+
+    def _check_disk(self) -> None:
+        if self.has_image() or not Path(self.engine.root).exists():
+            return  # only our layers change, or the engine's disk cannot be seen from here
+        needed, free = NEEDED_BYTES[self.backend], shutil.disk_usage(self.engine.root).free
+        has_base = self._docker("image", "inspect", "--format", "{{.Id}}", self.values["BASE_IMAGE"])[0] == 0
+        needed = min(needed, 8e9) if has_base else needed
+        if free < needed:
+            raise RocmlabError(
+                f"the disk of the Docker engine has {free / 1e9:.0f} GB free",
+                f"{self.engine.root} needs about {needed / 1e9:.0f} GB for the {self.backend} image",
+                "docker system prune, or move the engine's data-root to a larger disk",
+            )
+
+    def _pull_base(self, say: Say) -> None:
+        base = self.values["BASE_IMAGE"]
+        if self._docker("image", "inspect", "--format", "{{.Id}}", base)[0] == 0:
+            return
+        say(f"pulling {base}")
+        shown = PullProgress()
+        code, last = process.follow(
+            ["docker", "pull", base], log=self.settings.state / "pull.log", show=shown, env=self.environment
+        )
+        if code == 0:
+            return
+        said = last[-1] if last else "docker pull printed nothing"
+        if UNREACHABLE.search(said):
+            raise BaseImageUnreachable(
+                f"the base image {base} cannot be had",
+                f"no image registry answers: {said}",
+                "check the network, or name an image that is here (docker images): make up BASE_IMAGE=name:tag",
+            )
+        raise RocmlabError(f"the base image {base} cannot be had", said, "name another: make up BASE_IMAGE=name:tag")
+
+    # -- container -----------------------------------------------------------------------------------------------
+
+    def container(self, *, running_only: bool = True) -> str | None:
+        """Return the id of the lab's container, or None."""
+        project = self.values["COMPOSE_PROJECT_NAME"]
+        filters = [f"label=com.docker.compose.project={project}", f"label=com.docker.compose.service={SERVICE}"]
+        filters.append("label=com.docker.compose.oneoff=False")
+        flags = [part for one in filters for part in ("--filter", one)] + ([] if running_only else ["--all"])
+        code, output = self._docker("ps", "--quiet", "--no-trunc", *flags)
+        return output.split()[0] if code == 0 and output.split() else None
+
+    def is_running(self) -> bool:
+        """Tell whether the container runs."""
+        return self.container() is not None
+
+    def start(self, say: Say) -> None:
+        """Bring the container to the configured state and wait until JupyterLab answers.
+
+        Raises:
+            RocmlabError: the port is taken, the engine refuses, or the lab dies at start; nothing is left running.
+        """
+        if not server.is_free(self.port) and not self._publishes_port():
+            server.check_free(self.port)
+        code, output = process.capture(
+            self._compose("--progress", "quiet", "up", "--detach", "--no-build", SERVICE),
+            env=self.environment,
+            timeout_seconds=300,
+        )
+        if code:
+            self.stop(lambda _: None)
+            raise self._refusal(output)
+        if server.wait(self.port, self.token, self.is_running):
+            return
+        container = self.container(running_only=False)
+        last = self._docker("logs", "--tail", "15", container)[1].strip() if container else "the container is gone"
+        self.stop(lambda _: None)
+        raise RocmlabError("the lab did not start", f"its last words:\n{last}", "mend that, or run `make doctor`")
+
+    def _publishes_port(self) -> bool:
+        container = self.container()
+        if container is None:
+            return False
+        code, output = self._docker("port", container)
+        return code == 0 and f"127.0.0.1:{self.port}" in output
+
+    def _refusal(self, output: str) -> RocmlabError:
+        said = output.strip().splitlines()[-1] if output.strip() else "docker compose printed nothing"
+        if "gathering device information" in said:
+            return RocmlabError(
+                "the engine cannot pass a GPU's device node",
+                said,
+                "see that ls -l /dev/kfd /dev/dri shows it, then run `make up` again",
+            )
+        return RocmlabError("the engine refused to start the lab", said, "mend that and run `make up` again")
+
+    def stop(self, say: Say) -> None:
+        """Remove the container and the network; the volume stays."""
+        code, output = process.capture(
+            self._compose("--progress", "quiet", "down", "--remove-orphans", "--timeout", "10"),
+            env=self.environment,
+            timeout_seconds=120,
+        )
+        if code:
+            raise RocmlabError("the lab could not be stopped", output.strip()[-400:], "docker compose down")
+
+    def clean(self, say: Say) -> None:
+        """Stop the lab and remove its image; the share stays."""
+        self.stop(say)
+        code, _ = self._docker("image", "rm", "--force", self.image)
+        say(f"removed image {self.image}" if code == 0 else f"no image {self.image} to remove")
+        share = self.values["SHARE"]
+        if "/" not in share:
+            volume = f"{self.values['COMPOSE_PROJECT_NAME']}_{share}"
+            say(f"kept the volume {volume} (remove it and all results with: docker compose down -v)")
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def devices(self) -> list[dict[str, Any]]:
+        """Ask the running lab, as its own user, which devices it sees."""
+        container = self.container()
+        if container is None:
+            return []
+        code, output = self._docker("exec", container, "start.sh", "rocmlab", "devices", "--json")
+        if code:
+            raise RocmlabError("the lab does not say which devices it sees", output.strip()[-400:], "make doctor")
+        found: list[dict[str, Any]] = json.loads(output)["devices"]
+        return found
+
+    def run(self, arguments: Sequence[str]) -> int:
+        """Run `rocmlab <arguments>` in the running lab, or in a container of its own if the lab is down."""
+        terminal = ["--interactive", "--tty"] if sys.stdin.isatty() and sys.stdout.isatty() else []
+        container = self.container()
+        if container:
+            return process.attach(
+                ["docker", "exec", *terminal, container, "start.sh", "rocmlab", *arguments], env=self.environment
+            )
+        command = ["run", "--rm", *([] if terminal else ["-T"]), SERVICE, "rocmlab", *arguments]
+        return process.attach(self._compose("--progress", "quiet", *command), env=self.environment, cwd=self.settings.project)
+
+    def logs(self, follow: bool) -> int:
+        """Print the container's log."""
+        return process.attach(
+            self._compose("logs", "--no-log-prefix", *(["--follow"] if follow else []), SERVICE), env=self.environment
+        )
+
+    def shell(self) -> int:
+        """Open a login shell in the running lab."""
+        container = self.container()
+        if container is None:
+            raise RocmlabError("the lab is not running", "a shell needs its container", "make up")
+        return process.attach(["docker", "exec", "--interactive", "--tty", container, "start.sh", "bash"], env=self.environment)
+
+    def share(self) -> str:
+        """Say where the share is."""
+        share = self.values["SHARE"]
+        if "/" in share:
+            return str((self.settings.project / share).resolve())
+        return f"Docker volume {self.values['COMPOSE_PROJECT_NAME']}_{share}"
+
+
+class BaseImageUnreachable(RocmlabError):
+    """No registry answers, so a host without a GPU can go on natively."""
+
+
+class BuildProgress:
+    """Shows the steps of a BuildKit build: one line when a step starts, one when it took long."""
+
+    STEP = re.compile(r"^#(\d+) \[(?:(\S+) )?\s*(\d+)/(\d+)\] (\w+) ?(.*)$")
+    DONE = re.compile(r"^#(\d+) (DONE ([\d.]+)s|CACHED)$")
+    NOISE = re.compile(r"is ignored: it is neither|Running pip as the 'root' user|notice\]")
+
+    def __init__(self) -> None:
+        self.steps: dict[str, str] = {}
+
+    def __call__(self, line: str) -> str | None:
+        """Return what to show of a line, if anything."""
+        if step := self.STEP.match(line):
+            number, stage, index, total, instruction, rest = step.groups()
+            if number in self.steps:
+                return None
+            title = rest.split("#", 1)[1].strip() if instruction == "RUN" and rest.startswith(":") and "#" in rest else rest
+            self.steps[number] = f"{stage or 'lab'} {index}/{total} {instruction} {title}"[:96]
+            return f"  {self.steps[number]}"
+        if (done := self.DONE.match(line)) and done[3] and float(done[3]) >= 10:
+            return f"    … {float(done[3]):.0f} s"
+        return None
+
+    def error(self, last: list[str]) -> str:
+        """Return the lines of a failed build that say why."""
+        said = [re.sub(r"^#\d+ [\d.]+ ", "", line) for line in last if re.match(r"^#\d+ [\d.]+ ", line)]
+        said = [line for line in said if line.strip() and not self.NOISE.search(line)]
+        return "\n".join(said[-8:]) or "\n".join(last[-4:])
+
+
+class PullProgress:
+    """Shows a pull: how many layers are done."""
+
+    def __init__(self) -> None:
+        self.layers: dict[str, str] = {}
+
+    def __call__(self, line: str) -> str | None:
+        """Return what to show of a line, if anything."""
+        found = re.match(r"^([0-9a-f]{12}): (.+)$", line)
+        if not found:
+            return None
+        before = sum(state == "Pull complete" for state in self.layers.values())
+        self.layers[found[1]] = found[2]
+        done = sum(state == "Pull complete" for state in self.layers.values())
+        return f"  {done} of {len(self.layers)} layers" if done != before else None

@@ -1,0 +1,153 @@
+"""The Docker engine of this host: whether there is one, whether it answers, and what it can pass to a container."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rocmlab.errors import Problem
+
+SOCKETS = ("/var/run/docker.sock", "/run/docker.sock")
+UNITS = ("/lib/systemd/system/docker.service", "/usr/lib/systemd/system/docker.service", "/etc/systemd/system/docker.service")
+COMPOSE_OLDEST = (2, 24)  # first with !reset and !override that work in every overlay
+INFO = (
+    '{"version":{{json .ServerVersion}},"os":{{json .OperatingSystem}},"root":{{json .DockerRootDir}},'
+    '"security":{{json .SecurityOptions}},"runtimes":{{json .Runtimes}}}'
+)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What is known of the engine behind the `docker` command."""
+
+    is_usable: bool
+    problem: Problem | None = None  # why it is not usable; None if it is, or if there is no engine at all
+    version: str = ""
+    operating_system: str = ""
+    root: str = ""  # where it keeps images
+    security: tuple[str, ...] = ()
+    runtimes: tuple[str, ...] = ()
+    is_snap: bool = False
+    is_remote: bool = False
+
+    @property
+    def is_desktop(self) -> bool:
+        """Docker Desktop keeps its engine in a virtual machine, which has no GPU device nodes."""
+        return "Docker Desktop" in self.operating_system
+
+    @property
+    def is_rootless(self) -> bool:
+        """A rootless engine cannot use the groups of the host's device nodes."""
+        return any("rootless" in option for option in self.security)
+
+    def device_problem(self) -> Problem | None:
+        """Return why this engine cannot pass GPU device nodes, or None if it can."""
+        if self.is_desktop:
+            return Problem(
+                "Docker Desktop cannot pass the GPU to a container",
+                "its engine runs in a virtual machine that has no /dev/kfd",
+                "install the native engine (docker-ce or docker.io), then: docker context use default",
+            )
+        if self.is_snap:
+            return Problem(
+                "the snap package of Docker cannot pass the GPU to a container",
+                "snap's confinement hides /dev/kfd and /dev/dri from the engine",
+                "sudo snap remove docker, then install docker-ce or docker.io",
+            )
+        if self.is_remote:
+            return Problem(
+                "the Docker engine is on another machine",
+                "DOCKER_HOST or the docker context names a remote address, and the GPU looked for is this machine's",
+                "docker context use default && unset DOCKER_HOST",
+            )
+        return None
+
+
+def probe(environment: Mapping[str, str] | None = None) -> Engine:
+    """Ask the engine, in one short command; an engine that does not answer within 20 s counts as down."""
+    environment = os.environ if environment is None else environment
+    client = shutil.which("docker", path=environment.get("PATH"))
+    if client is None:
+        return Engine(is_usable=False)
+    code, output, error = _capture([client, "info", "--format", INFO], environment)
+    start = output.find("{")
+    if code == 0 and start >= 0 and (facts := _facts(output[start:])).get("version"):
+        return _with_tools(client, facts, environment)
+    if not _is_installed(environment, error):
+        return Engine(is_usable=False)
+    return Engine(is_usable=False, problem=_why_down(error))
+
+
+def _facts(text: str) -> dict[str, object]:
+    try:
+        facts = json.loads(text)
+    except ValueError:
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def _with_tools(client: str, facts: dict[str, object], environment: Mapping[str, str]) -> Engine:
+    code, output, _ = _capture([client, "compose", "version", "--short"], environment)
+    security, runtimes = facts.get("security"), facts.get("runtimes")
+    host = environment.get("DOCKER_HOST", "")
+    return Engine(
+        is_usable=(problem := _compose_problem(code, output)) is None,
+        problem=problem,
+        version=str(facts["version"]),
+        operating_system=str(facts.get("os", "")),
+        root=str(facts.get("root", "")),
+        security=tuple(map(str, security)) if isinstance(security, list) else (),
+        runtimes=tuple(runtimes) if isinstance(runtimes, dict) else (),
+        is_snap="/snap/" in os.path.realpath(client) or "/snap/" in str(facts.get("root", "")),
+        is_remote=host.startswith(("tcp:", "ssh:")),
+    )
+
+
+def _compose_problem(code: int, output: str) -> Problem | None:
+    fix = "install the plugin: sudo apt install docker-compose-plugin (Docker's packages) or docker-compose-v2 (Ubuntu);\nor, without Docker: make up RUNTIME=native"
+    if code:
+        return Problem("`docker compose` is missing", "the engine answers, but the Compose plugin is not installed", fix)
+    found = tuple(map(int, re.findall(r"\d+", output)[:2]))
+    if found < COMPOSE_OLDEST:
+        oldest = ".".join(map(str, COMPOSE_OLDEST))
+        return Problem(f"Docker Compose {output.strip()} is too old", f"the Compose files need {oldest} or newer", fix)
+    return None
+
+
+def _is_installed(environment: Mapping[str, str], error: str) -> bool:
+    """Tell an engine that is down from a client without any engine, as it is left by some base systems."""
+    if environment.get("DOCKER_HOST") or "permission denied" in error.lower():
+        return True
+    daemon = shutil.which("dockerd", path=environment.get("PATH", "") + ":/usr/sbin:/usr/local/sbin:/sbin")
+    return daemon is not None or any(Path(path).exists() for path in UNITS)
+
+
+def _why_down(error: str) -> Problem:
+    said = error.strip().splitlines()[-1] if error.strip() else "it did not answer"
+    if "permission denied" in error.lower():
+        return Problem(
+            "the Docker engine may not be used by this user",
+            said,
+            "sudo usermod -aG docker $USER, then log in again (or, without Docker: make up RUNTIME=native)",
+        )
+    return Problem(
+        "the Docker engine is installed but does not answer",
+        said,
+        "sudo systemctl start docker (or, without Docker: make up RUNTIME=native)",
+    )
+
+
+def _capture(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str, str]:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, env=dict(environment), check=False)
+    except subprocess.TimeoutExpired:
+        return 1, "", "it did not answer within 20 s"
+    except OSError as err:
+        return 1, "", str(err)
+    return done.returncode, done.stdout, done.stderr

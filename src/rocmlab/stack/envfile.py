@@ -1,0 +1,99 @@
+"""The `.env` file: read as Compose reads it, changed line by line so that nothing a person wrote is lost."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from rocmlab.errors import RocmlabError
+
+ASSIGNMENT = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)\s*=(.*)$")
+PLAIN = re.compile(r"[\w./:@%+,=~-]*", re.ASCII)
+
+
+def parse(text: str) -> dict[str, str]:
+    """Return the assignments of a `.env` text; the last one of a name counts, as for Compose."""
+    found = (ASSIGNMENT.match(line) for line in text.splitlines())
+    return {match[1]: _unquote(match[2]) for match in found if match}
+
+
+def _unquote(raw: str) -> str:
+    raw = raw.strip()
+    for quote in "'\"":
+        closing = raw.find(quote, 1)
+        if raw.startswith(quote) and closing > 0:
+            return raw[1:closing]
+    return re.split(r"\s+#", raw, maxsplit=1)[0]
+
+
+def _quote(value: str) -> str:
+    return value if PLAIN.fullmatch(value) else f"'{value}'"
+
+
+def update(text: str, values: Mapping[str, str | None], comments: Mapping[str, str]) -> str:
+    """Return `text` with these values: changed where they stand, added at the end, removed where None.
+
+    Args:
+        text: the file's present content.
+        values: the new value of each name; None removes its lines.
+        comments: the comment line put above a name that is added.
+    """
+    lines: list[str] = []
+    present: set[str] = set()
+    old = parse(text)
+    for line in text.splitlines():
+        match = ASSIGNMENT.match(line)
+        name = match[1] if match else None
+        if name not in values:
+            lines.append(line)
+            continue
+        value = values[name]
+        if value is None:
+            continue
+        present.add(name)
+        lines.append(line if old[name] == value else f"{name}={_quote(value)}")
+    for name, value in values.items():
+        if value is not None and name not in present:
+            lines += [f"# {comments[name]}"] if name in comments else []
+            lines.append(f"{name}={_quote(value)}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def read(path: Path) -> str:
+    """Return the file's text, empty if there is none.
+
+    Raises:
+        RocmlabError: the file cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as err:
+        raise RocmlabError(f"{path} cannot be read", str(err), f"mend or remove it: rm {path}") from err
+
+
+def write(path: Path, text: str, mode: int = 0o600) -> None:
+    """Replace a file atomically; it is readable by its owner alone, for it may hold the token.
+
+    Raises:
+        RocmlabError: the folder cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.chmod(temporary, mode)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as err:
+        raise RocmlabError(
+            f"{path} cannot be written", str(err), "free some space, or clone the project into a folder of yours"
+        ) from err

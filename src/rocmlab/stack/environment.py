@@ -1,0 +1,249 @@
+"""The native lab's virtual environment: one `.venv` beside the project, made from the locked requirements."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rocmlab.errors import RocmlabError
+from rocmlab.stack import fingerprint, process
+from rocmlab.stack.lab import Say
+
+OLDEST, NEWEST = (3, 11), (3, 13)  # what the locked TensorFlow and PyTorch have wheels for
+NEEDED_BYTES = {"rocm": 30e9, "cuda": 15e9, "cpu": 5e9, "metal": 5e9}
+TORCH_VERSION = "2.13.0"
+PACKAGE = re.compile(r"^([A-Za-z0-9][\w.-]*)==", re.MULTILINE)
+AMD_WHEELS = "https://repo.radeon.com/rocm/manylinux/rocm-rel-{version}/"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call of pip."""
+
+    title: str
+    arguments: tuple[str, ...]
+    fallback: tuple[str, ...] | None = None  # tried when the first arguments find nothing
+
+
+@dataclass
+class Environment:
+    """The `.venv` of a project for one backend."""
+
+    project: Path
+    backend: str
+    python: str  # the interpreter it is made with
+    torch_index: str  # an index for the PyTorch wheel; empty: pip's own configuration
+    tensorflow_index: str = ""  # rocm: where AMD's TensorFlow wheels lie
+    wheels: str = ""  # a folder of wheels tried before any index
+
+    @property
+    def folder(self) -> Path:
+        """The environment's folder."""
+        return self.project / ".venv"
+
+    @property
+    def interpreter(self) -> Path:
+        """The environment's python."""
+        return self.folder / "bin/python"
+
+    @property
+    def marker(self) -> Path:
+        """Written last, so that a half-made environment is never taken for a whole one."""
+        return self.folder / "rocmlab-environment.json"
+
+    def fingerprint(self) -> str:
+        """Return a digest of all the environment is made from."""
+        facts = {
+            "backend": self.backend,
+            "python": self.python,
+            "torch_index": self.torch_index,
+            "tensorflow_index": self.tensorflow_index,
+            "project": str(self.project),
+        }
+        return fingerprint.digest(self.project, fingerprint.NATIVE_SOURCES, facts)
+
+    def is_current(self) -> bool:
+        """Tell whether the environment is whole and made from the present requirements."""
+        try:
+            recorded = json.loads(self.marker.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return False
+        return isinstance(recorded, dict) and recorded.get("fingerprint") == self.fingerprint()
+
+    def make(self, say: Say) -> None:
+        """Make the environment, or bring it up to date.
+
+        Raises:
+            RocmlabError: the interpreter does not fit, the disk is full, or pip failed. A new environment is removed.
+        """
+        check_python(self.python)
+        self._check_disk()
+        is_new = not self.interpreter.exists()
+        self.marker.unlink(missing_ok=True)
+        try:
+            if is_new:
+                say(f"making .venv with {self.python}")
+                create(self.python, self.folder)
+            for step in self._steps():
+                self._install(step, say)
+            self._finish()
+        except BaseException:
+            if is_new:
+                shutil.rmtree(self.folder, ignore_errors=True)
+            raise
+
+    def _check_disk(self) -> None:
+        needed, free = NEEDED_BYTES[self.backend], shutil.disk_usage(self.project).free
+        if not self.interpreter.exists() and free < needed:
+            raise RocmlabError(
+                f"the disk of {self.project} has {free / 1e9:.1f} GB free",
+                f"the native {self.backend} environment needs about {needed / 1e9:.0f} GB",
+                "free some space, or move the project to a larger disk",
+            )
+
+    def _steps(self) -> Iterator[Step]:
+        locked = ("--no-deps", "--require-hashes", "--requirement")
+        lock = self.project / f"requirements/{'native-cuda' if self.backend == 'cuda' else 'native'}.txt"
+        if self.backend == "rocm":
+            text = without(lock.read_text(encoding="utf-8"), {"tensorflow", "tensorflow-cpu"})
+            lock = self.folder / "native-rocm.txt"
+            lock.write_text(text, encoding="utf-8")
+        count = len(PACKAGE.findall(lock.read_text(encoding="utf-8")))
+        content = "JupyterLab and the runner" if self.backend == "rocm" else "JupyterLab, the runner and TensorFlow"
+        yield Step(f"{content} ({count} packages)", (*locked, str(lock)))
+        if self.backend == "rocm":
+            # 2.14.0.600, the last one on the public index, ignores every Radeon: its list of targets has a typing error
+            wanted = ("--no-deps", "--pre", "--find-links", self.tensorflow_index, "tensorflow-rocm!=2.14.0.600")
+            yield Step("AMD's TensorFlow", wanted)
+        yield self._torch_step()
+        yield Step("rocmlab", ("--no-deps", "--no-build-isolation", "--editable", str(self.project)))
+
+    def _torch_step(self) -> Step:
+        torch = f"torch=={TORCH_VERSION}"
+        links = ("--find-links", self.wheels) if self.wheels else ()
+        index = ("--retries", "1", "--index-url", self.torch_index) if self.torch_index else ()
+        # The GPU builds bring libraries of their own (triton, CUDA); what the CPU and Metal builds need is locked.
+        dependencies = ("--no-deps",) if self.backend in ("cpu", "metal") else ()
+        return Step(
+            f"PyTorch {TORCH_VERSION} for {self.backend}",
+            # A wheel that pip already finds in a folder wins: behind a mirror PyTorch's own index cannot be reached.
+            ("--no-deps", "--no-index", *links, torch),
+            (*dependencies, *links, *index, torch),
+        )
+
+    def _install(self, step: Step, say: Say) -> None:
+        say(f"installing {step.title}")
+        log = self.project / ".rocmlab/install.log"
+        code, last = self._pip(step.arguments, log)
+        if code and step.fallback:
+            code, last = self._pip(step.fallback, log)
+        if code:
+            errors = [line.strip() for line in last if re.match(r"ERROR|\s*\w*Error:|OSError", line)] or last[-3:]
+            raise RocmlabError(
+                f"installing {step.title} failed",
+                "\n".join(errors[-3:]),
+                f"see {log}; behind a mirror set TORCH_INDEX= and pip's own settings"
+                + ("; to work on the CPU instead: make up BACKEND=cpu" if self.backend != "cpu" else ""),
+            )
+
+    def _pip(self, arguments: tuple[str, ...], log: Path) -> tuple[int, list[str]]:
+        command = [str(self.interpreter), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", *arguments]
+        return process.follow(command, log=log, show=PipProgress(), cwd=self.project)
+
+    def _finish(self) -> None:
+        kernels = [str(self.interpreter), "-m", "rocmlab.lab.kernels", "--prefix", str(self.folder)]
+        kernels += ["--tensorflow", str(self.interpreter), "--torch", str(self.interpreter)]
+        code, output = process.capture(kernels)
+        if code:
+            raise RocmlabError("the kernels could not be registered", output.strip()[-400:], "make clean && make up")
+        record = {"fingerprint": self.fingerprint(), "backend": self.backend, "python": platform.python_version()}
+        self.marker.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+class PipProgress:
+    """Shows what pip downloads, without its chatter."""
+
+    def __call__(self, line: str) -> str | None:
+        """Return what to show of a line, if anything: large downloads, and the end."""
+        large = re.match(r"\s*Downloading (\S+?)-(\d[^-]*)-\S+ \(([\d.]+) MB\)", line)
+        if large and float(large[3]) >= 20:
+            return f"  {large[1].rsplit('/', 1)[-1]} {large[2]} ({float(large[3]):.0f} MB)"
+        return None
+
+
+def without(lock: str, names: set[str]) -> str:
+    """Return a locked requirements text without some packages and their hashes."""
+    blocks = re.split(r"^(?=[A-Za-z0-9])", lock, flags=re.MULTILINE)
+    return "".join(block for block in blocks if not ((name := PACKAGE.match(block)) and name[1] in names))
+
+
+def check_python(python: str) -> None:
+    """Make sure that the interpreter fits the locked packages.
+
+    Raises:
+        RocmlabError: it is missing, or its version has no wheels.
+    """
+    code, output = process.capture([python, "-c", "import sys; print(*sys.version_info[:2])"])
+    span = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
+    fix = f"install one of Python {span} and name it: make up PYTHON=python3.12"
+    if code:
+        raise RocmlabError(f"PYTHON={python} does not run", output.strip()[-200:], fix)
+    found = tuple(map(int, output.split()))
+    if not OLDEST <= found <= NEWEST:
+        version = ".".join(map(str, found))
+        raise RocmlabError(f"{python} is Python {version}", f"TensorFlow and PyTorch have wheels for Python {span}", fix)
+
+
+def create(python: str, folder: Path) -> None:
+    """Make an empty environment with pip, by `venv` or, where Debian left it out, by `virtualenv`.
+
+    Raises:
+        RocmlabError: neither works.
+    """
+    code, output = process.capture([python, "-m", "venv", str(folder)], timeout_seconds=300)
+    if code == 0:
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    if process.capture([python, "-m", "virtualenv", str(folder)], timeout_seconds=300)[0] == 0:
+        return
+    version = process.capture([python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"])[1].strip()
+    said = output.strip().splitlines()
+    raise RocmlabError(
+        "a virtual environment cannot be made",
+        said[0] if said else f"{python} -m venv failed",
+        f"sudo apt install python{version}-venv" if sys.platform == "linux" else "install Python from python.org",
+    )
+
+
+def rocm_version(root: Path) -> str | None:
+    """Return the ROCm version of a host, such as `7.2.1`. Source: `/opt/rocm/.info/version`."""
+    try:
+        text = (root / "opt/rocm/.info/version").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    found = re.match(r"\d+\.\d+(\.\d+)?", text.strip())
+    return found[0] if found else None
+
+
+def amd_wheels(root: Path) -> str:
+    """Return the address of AMD's wheels for the host's ROCm.
+
+    Raises:
+        RocmlabError: the version is not known.
+    """
+    version = rocm_version(root)
+    if version is None:
+        raise RocmlabError(
+            "the version of this host's ROCm is not known",
+            "/opt/rocm/.info/version is missing or empty",
+            "name AMD's wheel folder for it: make up TENSORFLOW_INDEX=…; or make up BACKEND=cpu",
+        )
+    return AMD_WHEELS.format(version=version.removesuffix(".0"))
+
+

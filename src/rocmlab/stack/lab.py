@@ -1,0 +1,45 @@
+"""What both runtimes can do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+Say = Callable[[str], None]  # prints one line of progress
+
+
+class Lab(Protocol):
+    """One lab, in one runtime."""
+
+    def is_prepared(self) -> bool:
+        """Tell whether the image or environment is there and current."""
+
+    def prepare(self, say: Say) -> None:
+        """Build or install whatever is missing; visible progress, nothing half-made left behind."""
+
+    def is_running(self) -> bool:
+        """Tell whether the lab's server process exists."""
+
+    def start(self, say: Say) -> None:
+        """Start the server unless it runs as configured; returns when it answers."""
+
+    def stop(self, say: Say) -> None:
+        """Stop the server and its kernels; the share stays."""
+
+    def clean(self, say: Say) -> None:
+        """Stop, and remove what `prepare` made; the share stays."""
+
+    def devices(self) -> list[dict[str, Any]]:
+        """Return the devices that the lab itself sees."""
+
+    def run(self, arguments: Sequence[str]) -> int:
+        """Run `rocmlab <arguments>` inside the lab and return its exit code."""
+
+    def logs(self, follow: bool) -> int:
+        """Print the server's log."""
+
+    def shell(self) -> int:
+        """Open a shell inside the lab, as the lab's user."""
+
+    def share(self) -> str:
+        """Say where the share is, for a person."""

@@ -1,0 +1,263 @@
+"""The lab without Docker: a virtual environment, and a JupyterLab that runs in the background of this user."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rocmlab.devices import visibility
+from rocmlab.devices.discovery import discover
+from rocmlab.errors import RocmlabError
+from rocmlab.stack import process, server
+from rocmlab.stack.environment import Environment
+from rocmlab.stack.lab import Say
+from rocmlab.stack.settings import Settings
+
+SHARE_FOLDERS = ("data", "models", "runs", "cache", "leases")
+STOP_SECONDS = 10.0
+
+
+class NativeLab:
+    """JupyterLab from `.venv`, its log in `.rocmlab/jupyter.log`."""
+
+    def __init__(self, settings: Settings, values: dict[str, str], environment: Environment) -> None:
+        self.settings = settings
+        self.values = values
+        self.venv = environment
+        self.port = int(values["PORT"])
+        self.token = values["JUPYTER_TOKEN"]
+        self.share_folder = (settings.project / os.path.expanduser(values["SHARE"])).resolve()
+        self.notebooks = (settings.project / os.path.expanduser(settings.get("NOTEBOOKS_DIR"))).resolve()
+        self.home = settings.state / "home"  # what JupyterLab shows: work/ and share/
+        self.log = settings.state / "jupyter.log"
+        self.record = settings.state / "jupyter.json"  # pid and configuration of the running server
+
+    # -- environment ---------------------------------------------------------------------------------------------
+
+    def is_prepared(self) -> bool:
+        """Tell whether `.venv` is current."""
+        return self.venv.is_current()
+
+    def prepare(self, say: Say) -> None:
+        """Make or update `.venv`, and the folders that JupyterLab shows.
+
+        Raises:
+            RocmlabError: see `Environment.make`.
+        """
+        if not self.is_prepared():
+            self.venv.make(say)
+        for folder in (self.home, self.notebooks, *(self.share_folder / name for name in SHARE_FOLDERS)):
+            folder.mkdir(parents=True, exist_ok=True)
+        for name, target in (("work", self.notebooks), ("share", self.share_folder)):
+            link = self.home / name
+            if link.is_symlink() and link.resolve() != target:
+                link.unlink()
+            if not link.exists():
+                link.symlink_to(target, target_is_directory=True)
+
+    def server_environment(self) -> dict[str, str]:
+        """Return the environment of the server and of everything it starts."""
+        scripts = str(self.venv.folder / "bin")
+        env = dict(os.environ)
+        for name in ("PYTHONPATH", "PYTHONHOME", "JUPYTER_PATH", "MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
+            env.pop(name, None)
+        env |= {
+            "PATH": scripts + os.pathsep + env.get("PATH", ""),
+            "VIRTUAL_ENV": str(self.venv.folder),
+            "JUPYTER_TOKEN": self.token,  # in the environment and not among the arguments, which any user can list
+            "JUPYTER_CONFIG_DIR": str(self.settings.state / "config"),
+            "JUPYTER_DATA_DIR": str(self.settings.state / "data"),
+            "JUPYTER_RUNTIME_DIR": str(self.settings.state / "runtime"),
+            "JUPYTER_PREFER_ENV_PATH": "1",
+            "ROCMLAB_SHARE": str(self.share_folder),
+            "ROCMLAB_NOTEBOOKS": str(self.notebooks),
+            "ROCMLAB_BACKEND": self.values["ROCMLAB_BACKEND"],
+            "ROCMLAB_RUNTIME": "native",
+            "KERAS_HOME": str(self.share_folder / "cache/keras"),
+            "HF_HOME": str(self.share_folder / "cache/huggingface"),
+        }
+        choice = "none" if self.values["ROCMLAB_BACKEND"] == "cpu" else self.settings.get("GPUS")
+        if self.values["ROCMLAB_BACKEND"] == "metal" or (choice == "all" and "HIP_VISIBLE_DEVICES" not in env):
+            return env
+        devices = discover()
+        return visibility.apply(env, visibility.select(devices, choice))
+
+    # -- server --------------------------------------------------------------------------------------------------
+
+    def _pid(self) -> int | None:
+        try:
+            recorded = json.loads(self.record.read_text(encoding="utf-8"))
+            pid = int(recorded["pid"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return pid if _is_jupyter(pid) else None
+
+    def is_running(self) -> bool:
+        """Tell whether the server process lives."""
+        return self._pid() is not None
+
+    def _configuration(self) -> dict[str, str]:
+        kept = ("PORT", "JUPYTER_TOKEN", "SHARE", "ROCMLAB_BACKEND")
+        found = {name: self.values[name] for name in kept}
+        return {**found, "NOTEBOOKS_DIR": str(self.notebooks), "GPUS": self.settings.get("GPUS")}
+
+    def _is_configured(self) -> bool:
+        try:
+            recorded = json.loads(self.record.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return False
+        return isinstance(recorded, dict) and recorded.get("configuration") == self._configuration()
+
+    def start(self, say: Say) -> None:
+        """Start JupyterLab in the background unless it runs as configured, and wait until it answers.
+
+        Raises:
+            RocmlabError: the port is taken, or the server dies at start; nothing is left running.
+        """
+        if self.is_running() and self._is_configured() and server.answers(self.port, self.token):
+            return
+        self.stop(lambda _: None)
+        server.check_free(self.port)
+        for name in ("config", "data", "runtime"):
+            (self.settings.state / name).mkdir(parents=True, exist_ok=True, mode=0o700)
+        command = [str(self.venv.interpreter), "-m", "jupyterlab", "--no-browser", "--ServerApp.ip=127.0.0.1"]
+        command += [f"--ServerApp.port={self.port}", "--ServerApp.port_retries=0", f"--ServerApp.root_dir={self.home}"]
+        command += ["--KernelSpecManager.ensure_native_kernel=False", "--LabApp.check_for_updates_class="
+                    "jupyterlab.NeverCheckForUpdate", "--LabApp.news_url=None"]
+        command += ["--allow-root"] if os.getuid() == 0 else []
+        with open(self.log, "w", encoding="utf-8") as log:
+            started = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self.server_environment(),
+                cwd=self.home,
+                start_new_session=True,  # it outlives this terminal
+            )
+        record = {"pid": started.pid, "configuration": self._configuration()}
+        self.record.touch(mode=0o600)
+        self.record.write_text(json.dumps(record) + "\n", encoding="utf-8")
+        if server.wait(self.port, self.token, lambda: started.poll() is None):
+            return
+        self.stop(lambda _: None)
+        last = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-15:]
+        raise RocmlabError("the lab did not start", "its last words:\n" + "\n".join(last), f"mend that; all it said: {self.log}")
+
+    def stop(self, say: Say) -> None:
+        """Stop the server and every process it started."""
+        pid = self._pid()
+        if pid is not None:
+            family = [pid, *descendants(pid)]
+            server.ask(self.port, self.token, "/api/shutdown", method="POST")
+            if not _wait_gone([pid], STOP_SECONDS / 2):
+                _signal([pid], signal.SIGTERM)
+                _wait_gone([pid], STOP_SECONDS / 2)
+            left = [process_id for process_id in family if _exists(process_id)]
+            _signal(left, signal.SIGTERM)
+            if not _wait_gone(left, 3.0):
+                _signal(left, signal.SIGKILL)
+        self.record.unlink(missing_ok=True)
+
+    def clean(self, say: Say) -> None:
+        """Stop the lab and remove `.venv` and what rocmlab remembers; the share and `.env` stay."""
+        self.stop(say)
+        shutil.rmtree(self.venv.folder, ignore_errors=True)
+        for name in ("home", "config", "data", "runtime"):
+            folder = self.settings.state / name
+            for link in folder.glob("*") if name == "home" else ():
+                if link.is_symlink():
+                    link.unlink()
+            shutil.rmtree(folder, ignore_errors=True)
+        say(f"removed {self.venv.folder}; kept the share {self.share_folder}")
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def devices(self) -> list[dict[str, Any]]:
+        """Ask the lab's own interpreter, with the lab's environment, which devices it sees."""
+        command = [str(self.venv.interpreter), "-m", "rocmlab", "devices", "--json"]
+        code, output = process.capture(command, env=self.server_environment())
+        if code:
+            raise RocmlabError("the lab does not say which devices it sees", output.strip()[-400:], "make doctor")
+        found: list[dict[str, Any]] = json.loads(output)["devices"]
+        return found
+
+    def run(self, arguments: Sequence[str]) -> int:
+        """Run `rocmlab <arguments>` with the lab's interpreter and environment."""
+        command = [str(self.venv.interpreter), "-m", "rocmlab", *arguments]
+        return process.attach(command, env=self.server_environment(), cwd=self.settings.project)
+
+    def logs(self, follow: bool) -> int:
+        """Print the server's log."""
+        if not self.log.exists():
+            raise RocmlabError("there is no log", "the lab was never started here", "make up")
+        return process.attach(["tail", "-n", "+1", *(["-f"] if follow else []), str(self.log)])
+
+    def shell(self) -> int:
+        """Open a shell with the lab's environment."""
+        return process.attach([os.environ.get("SHELL") or "bash"], env=self.server_environment(), cwd=self.home)
+
+    def share(self) -> str:
+        """Say where the share is."""
+        return str(self.share_folder)
+
+
+def _is_jupyter(pid: int) -> bool:
+    """Tell whether this process is the lab's server, and not another that got the same number after a restart."""
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    if sys.platform == "linux":
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+            return state != "Z" and b"jupyterlab" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            return False
+    return "jupyterlab" in process.capture(["ps", "-o", "command=", "-p", str(pid)])[1]
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the process ids below `pid`: kernels, terminals, and what they started. Source: `ps`."""
+    _, table = process.capture(["ps", "-A", "-o", "pid=,ppid="])
+    pairs = [tuple(map(int, line.split())) for line in table.splitlines() if len(line.split()) == 2]
+    found, frontier = [], {pid}
+    while frontier:
+        frontier = {child for child, parent in pairs if parent in frontier}
+        found += sorted(frontier)
+    return found
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        if sys.platform == "linux":
+            return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+    return True
+
+
+def _signal(pids: Sequence[int], number: int) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+
+
+def _wait_gone(pids: Sequence[int], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while any(_exists(pid) for pid in pids):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True

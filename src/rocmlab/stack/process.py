@@ -1,0 +1,84 @@
+"""Running the programs the stack is made of, and showing what they print."""
+
+from __future__ import annotations
+
+import collections
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from rocmlab.errors import RocmlabError
+
+
+def capture(command: Sequence[str], *, env: Mapping[str, str] | None = None, timeout_seconds: float = 60) -> tuple[int, str]:
+    """Run a short program and return its exit code and standard output; 1 and the reason if it cannot run."""
+    try:
+        done = subprocess.run(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            env=dict(env) if env is not None else None,
+            timeout=timeout_seconds,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as err:
+        return 1, str(err)
+    return done.returncode, done.stdout if done.returncode == 0 else done.stdout + done.stderr
+
+
+def attach(command: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> int:
+    """Run a program on this terminal and return its exit code; Ctrl-C is the program's to answer."""
+    sys.stdout.flush()
+    try:
+        process = subprocess.Popen(command, env=dict(env) if env is not None else None, cwd=cwd)
+    except OSError as err:
+        raise RocmlabError(f"{command[0]} cannot be started", str(err), f"install {command[0]}") from err
+    while True:
+        try:
+            code = process.wait()
+            return code if code >= 0 else 128 - code
+        except KeyboardInterrupt:
+            continue  # the program got it too
+
+
+def follow(
+    command: Sequence[str],
+    *,
+    log: Path,
+    show: Callable[[str], str | None],
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> tuple[int, list[str]]:
+    """Run a long program, write all it prints to `log`, and show what `show` makes of each line.
+
+    Returns:
+        The exit code and the last 40 lines.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    last: collections.deque[str] = collections.deque(maxlen=40)
+    with (
+        open(log, "w", encoding="utf-8") as file,
+        subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            env={**(os.environ if env is None else env), "PYTHONUNBUFFERED": "1"},
+            cwd=cwd,
+        ) as process,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            file.write(line)
+            last.append(line.rstrip())
+            shown = show(line.rstrip())
+            if shown is not None:
+                print(shown, flush=True)  # noqa: T201  # progress of a build belongs on the screen as it happens
+        code = process.wait()
+    return code, list(last)

@@ -1,0 +1,176 @@
+"""One project folder and the lab that its settings describe: what every verb of the command line starts from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rocmlab.devices import Device, discover, system_root, visibility
+from rocmlab.errors import RocmlabError
+from rocmlab.stack import choice as choosing
+from rocmlab.stack import engine as engines
+from rocmlab.stack import envfile, resolve, server
+from rocmlab.stack import settings as configuration
+from rocmlab.stack.choice import Choice
+from rocmlab.stack.docker import BaseImageUnreachable, DockerLab
+from rocmlab.stack.engine import Engine
+from rocmlab.stack.environment import Environment, amd_wheels
+from rocmlab.stack.lab import Lab, Say
+from rocmlab.stack.native import NativeLab
+from rocmlab.stack.settings import Settings
+
+
+def find() -> Path:
+    """Return the project folder: the nearest one upwards, or that of this source tree, which holds compose.yaml.
+
+    Raises:
+        RocmlabError: there is none.
+    """
+    here = Path.cwd()
+    for folder in (here, *here.parents, Path(__file__).resolve().parents[3]):
+        if (folder / "compose.yaml").is_file() and (folder / "docker/Dockerfile").is_file():
+            return folder
+    raise RocmlabError(
+        f"{here} is not in a rocmlab project", "no compose.yaml and docker/Dockerfile here or above", "cd to your clone of rocmlab"
+    )
+
+
+@dataclass
+class Project:
+    """A project folder with everything decided."""
+
+    settings: Settings
+    choice: Choice
+    values: dict[str, str]  # what Compose and the native lab read
+    lab: Lab
+
+    @property
+    def url(self) -> str:
+        """The address to open in a browser, token included."""
+        return server.url(int(self.values["PORT"]), self.values["JUPYTER_TOKEN"])
+
+
+def plan(folder: Path) -> Project:
+    """Look at the host and decide; nothing is written.
+
+    Raises:
+        RocmlabError: a setting is wrong, or what was asked for cannot be had.
+    """
+    settings = configuration.load(folder)
+    configuration.port_of(settings)
+    root = system_root()
+    runtime = settings.get("RUNTIME")
+    engine = Engine(is_usable=False) if runtime == "native" else engines.probe()
+    choice = choosing.choose(choosing.inspect(engine, root), settings.get("BACKEND"), runtime)
+    return _assemble(settings, choice, engine, root)
+
+
+def _assemble(settings: Settings, choice: Choice, engine: Engine, root: Path) -> Project:
+    devices = discover(root)
+    _check_gpus(settings, choice, devices)
+    values = resolve.resolve(settings, choice, devices, root)
+    if choice.runtime == "docker":
+        return Project(settings, choice, values, DockerLab(settings, values, engine))
+    tensorflow = ""
+    if choice.backend == "rocm":
+        tensorflow = values["TENSORFLOW_INDEX"] = settings.get("TENSORFLOW_INDEX") or amd_wheels(root)
+    environment = Environment(
+        project=settings.project,
+        backend=choice.backend,
+        python=settings.get("PYTHON") or "python3",
+        torch_index=values["TORCH_INDEX"],
+        tensorflow_index=tensorflow,
+        wheels=settings.get("WHEELS"),
+    )
+    return Project(settings, choice, values, NativeLab(settings, values, environment))
+
+
+def _check_gpus(settings: Settings, choice: Choice, devices: list[Device]) -> None:
+    asked = settings.get("GPUS")
+    if asked in ("all", "none"):
+        return
+    if choice.backend not in ("rocm", "cuda"):
+        raise RocmlabError(
+            f"GPUS={asked} was asked for, and the backend is {choice.backend}",
+            choice.why,
+            "leave GPUS out, or choose a backend that has GPUs",
+        )
+    visibility.select([device for device in devices if device.backend == choice.backend], asked)
+
+
+def prepare(project: Project, say: Say) -> Project:
+    """Write `.env`, and build or install what is missing.
+
+    Returns:
+        The project; another one, native, where no GPU is at stake and no base image can be had.
+
+    Raises:
+        RocmlabError: a file cannot be written, or building or installing failed.
+    """
+    write(project)
+    try:
+        project.lab.prepare(say)
+    except BaseImageUnreachable as err:
+        if project.choice.backend != "cpu" or project.settings.get("RUNTIME") == "docker":
+            raise
+        say(f"{err.problem.what}: {err.problem.why}")
+        why = "no base image can be had, so without Docker"
+        say(f"{why}; to insist: make up RUNTIME=docker BASE_IMAGE=…")
+        choice = Choice("cpu", "native", why)
+        project = _assemble(project.settings, choice, Engine(is_usable=False), system_root())
+        write(project)
+        project.lab.prepare(say)
+    return project
+
+
+def write(project: Project) -> None:
+    """Write `.env`, and the overlay that lists the chosen GPUs."""
+    if ".rocmlab/compose.gpus.yaml" in project.values.get("COMPOSE_FILE", ""):
+        devices = [device for device in discover() if device.backend == project.choice.backend]
+        chosen = visibility.select(devices, project.settings.get("GPUS"))
+        text = gpu_overlay(project.choice.backend, chosen)
+        envfile.write(project.settings.state / "compose.gpus.yaml", text, mode=0o644)
+    configuration.save(project.settings, project.values)
+
+
+def gpu_overlay(backend: str, devices: list[Device]) -> str:
+    """Return a Compose overlay that passes exactly these GPUs."""
+    head = "# Written by `make up GPUS=…`: exactly the chosen GPUs.\nservices:\n  lab:\n"
+    if backend == "rocm":
+        paths = ["/dev/kfd", *(device.render_node or "" for device in devices)] if devices else []
+        listed = "".join(f"\n      - {path}" for path in paths) or " []"
+        return f"{head}    devices: !override{listed}\n"
+    ids = ", ".join(f'"{device.unique_id or device.index}"' for device in devices)
+    reservation = f'\n            - driver: nvidia\n              device_ids: [{ids}]\n              capabilities: [gpu]'
+    listed = reservation if devices else " []"
+    return f"{head}    deploy:\n      resources:\n        reservations:\n          devices: !override{listed}\n"
+
+
+def reopen(folder: Path) -> Project:
+    """Return the project as the last `make up` left it, for verbs that stop or look.
+
+    Raises:
+        RocmlabError: there was no `make up` yet, or the engine cannot be asked.
+    """
+    settings = configuration.load(folder, {})
+    written = {**envfile.parse(envfile.read(settings.env_path))}
+    backend, runtime = written.get("ROCMLAB_BACKEND"), written.get("ROCMLAB_RUNTIME")
+    if not backend or not runtime or "JUPYTER_TOKEN" not in written:
+        raise RocmlabError("there is no lab here yet", f"{settings.env_path} says of none", "make up")
+    choice = Choice(backend, runtime, "as `make up` chose")
+    values = {name: value for name, value in written.items() if name in settings.written or name in configuration.NAMES}
+    if runtime == "docker":
+        return Project(settings, choice, values, DockerLab(settings, values, Engine(is_usable=True)))
+    environment = Environment(folder, backend, settings.get("PYTHON") or "python3", values.get("TORCH_INDEX", ""))
+    return Project(settings, choice, values, NativeLab(settings, values, environment))
+
+
+def stop_other(project: Project, say: Say) -> None:
+    """Stop a lab that an earlier `make up` started in the other runtime, so that one project has one lab."""
+    before = project.settings.written.get("ROCMLAB_RUNTIME")
+    if before and before != project.choice.runtime:
+        other = reopen(project.settings.project)
+        if other.choice.runtime == before and other.lab.is_running():
+            say(f"stopping the {before} lab of an earlier `make up`")
+            other.lab.stop(say)
+

@@ -1,0 +1,127 @@
+"""From what was chosen and what was found to the values that Compose and the native lab need."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+from rocmlab.devices import Device, nodes
+from rocmlab.stack.choice import Choice
+from rocmlab.stack.settings import Settings
+
+BASE_IMAGES = {  # source and date of each tag: docs/images.md
+    "radeon": "rocm/tensorflow:rocm7.2-py3.12-tf2.20-dev",
+    "instinct": "rocm/tensorflow:rocm10.0-ubuntu24.04-py3.12-tf2.21",
+    "cuda": "tensorflow/tensorflow:2.19.0-gpu",
+    "cpu": "ubuntu:24.04",
+}
+INSTINCT = re.compile(r"gfx9(06|08|0a|42|50)")
+TORCH_INDEXES = {
+    "rocm": "https://download.pytorch.org/whl/rocm7.2",
+    "cuda": "https://download.pytorch.org/whl/cu126",
+    "cpu": "https://download.pytorch.org/whl/cpu",
+    "metal": "",  # the wheel of pip's own index has MPS
+}
+LAB_UID = 1000  # jovyan, as in docker-stacks
+VIDEO_GIDS = ("44", "39")  # what Debian and Fedora call video; only used to fill a place in group_add
+
+
+def resolve(settings: Settings, choice: Choice, devices: list[Device], root: Path) -> dict[str, str]:
+    """Return the value of every variable that the Compose files and the native lab read."""
+    values = {
+        "PORT": settings.get("PORT"),
+        "JUPYTER_TOKEN": settings.last("JUPYTER_TOKEN") or secrets.token_hex(32),
+        "SHARE": settings.get("SHARE") or ("share" if choice.runtime == "docker" else "./share"),
+        "ROCMLAB_BACKEND": choice.backend,
+        "ROCMLAB_RUNTIME": choice.runtime,
+        "TORCH_INDEX": settings.chosen.get("TORCH_INDEX", TORCH_INDEXES[choice.backend]),
+    }
+    values |= {name: path for name, path in pip_environment(settings, os.environ).items() if path}
+    if choice.runtime == "docker":
+        values |= _for_compose(settings, choice, devices, root)
+    return values
+
+
+def _for_compose(settings: Settings, choice: Choice, devices: list[Device], root: Path) -> dict[str, str]:
+    uid = _owner(settings.project / settings.get("NOTEBOOKS_DIR"))
+    render, video = device_groups(root)
+    files = ["compose.yaml"] + ([f"docker/compose.{choice.backend}.yaml"] if choice.backend != "rocm" else [])
+    if settings.get("GPUS") != "all" and choice.backend in ("rocm", "cuda"):
+        files.append(".rocmlab/compose.gpus.yaml")
+    return {
+        "COMPOSE_FILE": ":".join(files),
+        "COMPOSE_PATH_SEPARATOR": ":",
+        "COMPOSE_PROJECT_NAME": settings.get("COMPOSE_PROJECT_NAME") or project_name(settings.project),
+        "BASE_IMAGE": settings.get("BASE_IMAGE") or BASE_IMAGES[_kind(choice.backend, devices)],
+        "ROCMLAB_IMAGE": f"rocmlab:{choice.backend}",
+        "RENDER_GID": render,
+        "VIDEO_GID": video,
+        "NB_UID": settings.get("NB_UID") or str(uid),
+        "NB_GID": settings.get("NB_GID") or "100",
+        "NOTEBOOKS_DIR": settings.get("NOTEBOOKS_DIR"),
+    }
+
+
+def _kind(backend: str, devices: list[Device]) -> str:
+    if backend != "rocm":
+        return backend
+    targets = [device.gfx or "" for device in devices if device.backend == "rocm"]
+    return "instinct" if targets and all(INSTINCT.fullmatch(gfx) for gfx in targets) else "radeon"
+
+
+def _owner(folder: Path) -> int:
+    """Return who owns the notebooks, so that the lab can save them; root's are handed to the lab's own user."""
+    try:
+        return folder.stat().st_uid or LAB_UID
+    except OSError:
+        return os.getuid() or LAB_UID
+
+
+def project_name(project: Path) -> str:
+    """Return the Compose project's name: `rocmlab`, or with the folder's name where that is another."""
+    folder = re.sub(r"[^a-z0-9_-]+", "-", project.resolve().name.lower()).strip("-_")
+    return "rocmlab" if folder in ("", "rocmlab") else f"rocmlab-{folder}"
+
+
+def device_groups(root: Path) -> tuple[str, str]:
+    """Return two different numeric groups for `group_add`: that of the render nodes, and another one of the GPU's nodes.
+
+    Compose refuses equal entries, so where all nodes share one group the second place is filled with the usual video
+    group. The entry point looks at the nodes once more and joins the group of each one.
+    """
+    compute = nodes.kfd(root)
+    renders = [str(node.gid) for node in nodes.render_nodes(root)]
+    others = [str(node.gid) for node in ([compute] if compute else []) + nodes.card_nodes(root)]
+    found = list(dict.fromkeys([*renders[:1], *others, *renders, *VIDEO_GIDS]))
+    return found[0], found[1]
+
+
+PIP_FILES = ("~/.config/pip/pip.conf", "~/.pip/pip.conf", "/etc/pip.conf")
+AUTHORITIES = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
+
+
+def pip_environment(settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what a build needs behind a mirror or a proxy, found where this user's own pip finds it."""
+    files = [environment.get("PIP_CONFIG_FILE", ""), *(os.path.expanduser(path) for path in PIP_FILES)]
+    configuration = next((path for path in files if path and Path(path).is_file()), "")
+    links = environment.get("PIP_FIND_LINKS", "") + " " + _pip_option(configuration, "find-links")
+    wheels = next((path for path in links.split() if Path(path).is_dir()), "")
+    authorities = [environment.get(name, "") for name in AUTHORITIES] + [_pip_option(configuration, "cert")]
+    return {
+        "WHEELS": settings.get("WHEELS") or wheels,
+        "CA_BUNDLE": settings.get("CA_BUNDLE") or next((path for path in authorities if Path(path).is_file()), ""),
+        "PIP_CONFIG": settings.get("PIP_CONFIG") or configuration,
+    }
+
+
+def _pip_option(configuration: str, name: str) -> str:
+    parser = configparser.ConfigParser(interpolation=None, strict=False)
+    try:
+        parser.read(configuration, encoding="utf-8")
+    except (configparser.Error, UnicodeDecodeError):
+        return ""
+    return parser.get("global", name, fallback="")

@@ -1,0 +1,151 @@
+"""Every setting in one table, and the rule by which it gets its value.
+
+Precedence: the environment (which is where `make up PORT=9000` puts it), then `.env`, then the default. What a person
+chose is written to `.env` and stays chosen; what rocmlab wrote there itself follows the machine. The two are told apart
+by `.rocmlab/written.json`, which remembers what rocmlab wrote last: a line that differs from it is a person's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rocmlab.errors import RocmlabError
+from rocmlab.stack import envfile
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One name a person may set."""
+
+    name: str
+    default: str  # as a sentence where it depends on the machine
+    meaning: str
+
+
+SETTINGS = (
+    Setting("BACKEND", "auto", "the hardware to use: rocm, cuda, metal, cpu, or auto"),
+    Setting("RUNTIME", "auto", "where the lab runs: docker, native (a virtual environment), or auto"),
+    Setting("GPUS", "all", "the GPUs the lab gets: all, none, indices (0,2 or 0-3), or PCI addresses"),
+    Setting("PORT", "8888", "the port of JupyterLab on 127.0.0.1"),
+    Setting("SHARE", "the volume `share` (docker), ./share (native)", "the folder or volume that outlives the lab"),
+    Setting("NOTEBOOKS_DIR", "./notebooks", "the folder shown as work/ in JupyterLab"),
+    Setting("JUPYTER_TOKEN", "256 random bits, made once", "the token that JupyterLab asks for"),
+    Setting("BASE_IMAGE", "by backend and GPU", "the image to build on, by tag or digest"),
+    Setting("TORCH_INDEX", "PyTorch's own, by backend", "where the PyTorch wheel comes from; empty: pip's own index"),
+    Setting("TENSORFLOW_INDEX", "AMD's, by ROCm version", "where native ROCm gets tensorflow-rocm (pip --find-links)"),
+    Setting("WHEELS", "the folder in PIP_FIND_LINKS, else docker/wheels", "a folder of wheels to use before any index"),
+    Setting("CA_BUNDLE", "PIP_CERT or SSL_CERT_FILE", "certificates for a proxy that inspects TLS; a build secret"),
+    Setting("PIP_CONFIG", "PIP_CONFIG_FILE", "a pip.conf for the build, for example for a mirror; a build secret"),
+    Setting("NB_UID", "the owner of the notebooks folder", "the user id of the lab's user in the container"),
+    Setting("NB_GID", "100", "the group id of the lab's user in the container"),
+    Setting("SHM_SIZE", "8gb", "the size of /dev/shm in the container (data loaders, RCCL)"),
+    Setting("PYTHON", "python3", "the interpreter of the native lab (3.11 to 3.13)"),
+    Setting("COMPOSE_PROJECT_NAME", "rocmlab, or rocmlab-<folder>", "the name of containers, network and volume"),
+)
+DEFAULTS = {"BACKEND": "auto", "RUNTIME": "auto", "GPUS": "all", "PORT": "8888", "NOTEBOOKS_DIR": "./notebooks"}
+NAMES = tuple(setting.name for setting in SETTINGS)
+COMMENTS = {
+    **{setting.name: setting.meaning for setting in SETTINGS},
+    "COMPOSE_FILE": "which Compose files make up this backend (written by `make up`)",
+    "RENDER_GID": "numeric groups of the GPU's device nodes on this host (written by `make up`)",
+    "ROCMLAB_BACKEND": "what `make up` chose (written by it; set BACKEND and RUNTIME to choose yourself)",
+}
+HEADER = """\
+# Settings of rocmlab, and of plain `docker compose` in this folder. Each is explained in docs/settings.md.
+# A line that you change or add is yours and is kept; the others follow the machine. It holds the token: keep it private.
+"""
+
+
+@dataclass
+class Settings:
+    """The settings of one project folder."""
+
+    project: Path  # the folder that holds compose.yaml
+    chosen: dict[str, str]  # what a person chose, by name
+    written: dict[str, str] = field(default_factory=dict)  # what rocmlab wrote into `.env` last
+    reset: frozenset[str] = frozenset()  # chosen once, set back to the default by a flag
+
+    @property
+    def state(self) -> Path:
+        """The folder for what rocmlab itself remembers."""
+        return self.project / ".rocmlab"
+
+    @property
+    def env_path(self) -> Path:
+        """The `.env` file."""
+        return self.project / ".env"
+
+    def get(self, name: str) -> str:
+        """Return what a person chose, else the default if it is the same on every machine, else an empty string."""
+        return self.chosen.get(name) or DEFAULTS.get(name, "")
+
+    def last(self, name: str) -> str:
+        """Return what is in force: chosen, else what the last `make up` wrote, else the default."""
+        return self.chosen.get(name) or self.written.get(name) or DEFAULTS.get(name, "")
+
+
+def load(project: Path, environment: Mapping[str, str] | None = None) -> Settings:
+    """Read a project's settings.
+
+    Raises:
+        RocmlabError: `.env` cannot be read.
+    """
+    environment = os.environ if environment is None else environment
+    values = envfile.parse(envfile.read(project / ".env"))
+    written = _read_written(project / ".rocmlab/written.json")
+    ours = {name: value for name, value in written.items() if values.get(name) == value}
+    chosen = {name: value for name, value in values.items() if name not in ours}
+    flags = {name: environment[name] for name in NAMES if environment.get(name)}
+    reset = frozenset(name for name, value in flags.items() if DEFAULTS.get(name) == value)
+    chosen = {name: value for name, value in {**chosen, **flags}.items() if name not in reset}
+    return Settings(project, chosen, ours, reset)
+
+
+def _read_written(path: Path) -> dict[str, str]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {str(name): str(value) for name, value in values.items()} if isinstance(values, dict) else {}
+
+
+def save(settings: Settings, resolved: Mapping[str, str]) -> None:
+    """Write `.env` (mode 0600) with what was chosen and what was resolved; comments and other lines stay.
+
+    Args:
+        settings: what a person chose; kept as it is.
+        resolved: the value of every name that Compose needs, chosen ones included.
+
+    Raises:
+        RocmlabError: the file cannot be written.
+    """
+    text = envfile.read(settings.env_path)
+    values: dict[str, str | None] = {name: None for name in settings.written if name not in resolved}
+    values |= {name: settings.chosen[name] for name in NAMES if name in settings.chosen}
+    values |= {name: value for name, value in resolved.items() if name not in settings.chosen}
+    values |= {name: resolved.get(name) for name in settings.reset}
+    updated = envfile.update(text or HEADER, values, COMMENTS)
+    mode_is_private = settings.env_path.exists() and settings.env_path.stat().st_mode & 0o077 == 0
+    if updated != text or not mode_is_private:
+        envfile.write(settings.env_path, updated)
+    settings.written = {name: value for name, value in resolved.items() if name not in settings.chosen}
+    remembered = json.dumps(settings.written, indent=1, sort_keys=True) + "\n"
+    path = settings.state / "written.json"
+    if not path.exists() or path.read_text(encoding="utf-8") != remembered:
+        envfile.write(path, remembered)
+
+
+def port_of(settings: Settings) -> int:
+    """Return the port.
+
+    Raises:
+        RocmlabError: it is not a number from 1 to 65535.
+    """
+    text = settings.get("PORT")
+    if text.isdigit() and 0 < int(text) < 65536:
+        return int(text)
+    raise RocmlabError(f"PORT={text} is not a port", "a port is a number from 1 to 65535", "make up PORT=8888")
