@@ -35,5 +35,7 @@ def _inside(project: Project, word: str) -> str:
         return "/home/jovyan/work/" + str(Path(word).resolve().relative_to(notebooks))
     except ValueError as err:
         raise RocmlabError(
-            f"{word} cannot be seen by the lab", f"the container sees {notebooks}", f"copy it there, or NOTEBOOKS_DIR={Path(word).parent}"
+            f"{word} cannot be seen by the lab",
+            f"the container sees {notebooks}",
+            f"copy it there, or NOTEBOOKS_DIR={Path(word).parent}",
         ) from err

@@ -19,7 +19,9 @@ def parse(report: str) -> list[Device]:
         return []
     found: list[Device] = []
     for entry in displays:
-        has_metal = any(key.startswith("spdisplays_m") and "metal" in f"{key}{value}".lower() for key, value in entry.items())
+        has_metal = any(
+            key.startswith("spdisplays_m") and "metal" in f"{key}{value}".lower() for key, value in entry.items()
+        )
         found.append(
             Device(
                 backend="metal",

@@ -32,7 +32,7 @@ def inspect(path: Path, root: Path) -> Node | None:
         path="/" + str(path.relative_to(root)),
         gid=found.st_gid,
         mode=stat.S_IMODE(found.st_mode),
-        is_accessible=os.access(path, os.R_OK | os.W_OK),
+        is_accessible=os.access(path, os.R_OK | os.W_OK, effective_ids=os.access in os.supports_effective_ids),
     )
 
 

@@ -66,7 +66,10 @@ def _find(gpus: Sequence[Device], word: str, choice: str) -> Device:
     def names(device: Device) -> set[str]:
         address = device.pci_address or ""
         identity = (device.unique_id or "").lower()
-        return {str(device.index), address, address.removeprefix("0000:"), identity, f"gpu-{identity}"} - {"", "gpu-"}
+        return {str(device.index), address, address.removeprefix("0000:"), identity, f"gpu-{identity}"} - {
+            "",
+            "gpu-",
+        }
 
     here = ", ".join(f"{device.index}={device.pci_address}" for device in gpus if device.is_usable) or "none"
     for device in gpus:
@@ -74,7 +77,9 @@ def _find(gpus: Sequence[Device], word: str, choice: str) -> Device:
             if device.is_usable:
                 return device
             raise RocmlabError(
-                f"GPUS={choice}: GPU {word} cannot be used", device.why_not or "", "choose another, or run `make doctor`"
+                f"GPUS={choice}: GPU {word} cannot be used",
+                device.why_not or "",
+                "choose another, or run `make doctor`",
             )
     raise RocmlabError(
         f"GPUS={choice}: there is no GPU {word}",

@@ -113,10 +113,14 @@ def _check_present(host: Host, backend: str) -> None:
 
 def _choose_runtime(host: Host, backend: str, runtime: str) -> str:
     if runtime == "docker" and not host.engine.is_usable:
-        raise _error(host.engine.problem) if host.engine.problem else RocmlabError(
-            "RUNTIME=docker was asked for, and there is no Docker engine",
-            "neither a running engine nor an installed one was found",
-            "install Docker (sudo apt install docker.io docker-compose-v2 docker-buildx), or: make up RUNTIME=native",
+        raise (
+            _error(host.engine.problem)
+            if host.engine.problem
+            else RocmlabError(
+                "RUNTIME=docker was asked for, and there is no Docker engine",
+                "neither a running engine nor an installed one was found",
+                "install Docker (sudo apt install docker.io docker-compose-v2 docker-buildx), or: make up RUNTIME=native",
+            )
         )
     if runtime != "auto":
         return runtime
@@ -148,7 +152,9 @@ def _check_usable(host: Host, backend: str, runtime: str) -> None:
         )
     if backend == "metal" and runtime == "docker":
         raise RocmlabError(
-            "Metal cannot be used from a container", "Docker on a Mac runs Linux, which has no Metal", "make up RUNTIME=native"
+            "Metal cannot be used from a container",
+            "Docker on a Mac runs Linux, which has no Metal",
+            "make up RUNTIME=native",
         )
 
 

@@ -20,7 +20,9 @@ from rocmlab.stack.settings import Settings
 
 NEEDED_BYTES = {"rocm": 60e9, "cuda": 25e9, "cpu": 8e9}  # for the base image unpacked and our layers
 SERVICE = "lab"
-UNREACHABLE = re.compile(r"no such host|timeout|connection refused|network is unreachable|TLS handshake|dial tcp|certificate", re.I)
+UNREACHABLE = re.compile(
+    r"no such host|timeout|connection refused|network is unreachable|TLS handshake|dial tcp|certificate", re.I
+)
 
 
 class DockerLab:
@@ -56,7 +58,9 @@ class DockerLab:
 
     def is_prepared(self) -> bool:
         """Tell whether the image is built from exactly the present files and base."""
-        code, label = self._docker("image", "inspect", "--format", '{{index .Config.Labels "rocmlab.inputs"}}', self.image)
+        code, label = self._docker(
+            "image", "inspect", "--format", '{{index .Config.Labels "rocmlab.inputs"}}', self.image
+        )
         return code == 0 and label.strip() == self.inputs
 
     def has_image(self) -> bool:
@@ -87,7 +91,9 @@ class DockerLab:
         if code:
             reason = show.error(last)
             raise RocmlabError(
-                f"building {self.image} failed", reason, f"mend that and run `make up` again; everything printed: {log}"
+                f"building {self.image} failed",
+                reason,
+                f"mend that and run `make up` again; everything printed: {log}",
             )
         say(f"image {self.image} is built")
 
@@ -129,7 +135,10 @@ class DockerLab:
     def container(self, *, running_only: bool = True) -> str | None:
         """Return the id of the lab's container, or None."""
         project = self.values["COMPOSE_PROJECT_NAME"]
-        filters = [f"label=com.docker.compose.project={project}", f"label=com.docker.compose.service={SERVICE}"]
+        filters = [
+            f"label=com.docker.compose.project={project}",
+            f"label=com.docker.compose.service={SERVICE}",
+        ]
         filters.append("label=com.docker.compose.oneoff=False")
         flags = [part for one in filters for part in ("--filter", one)] + ([] if running_only else ["--all"])
         code, output = self._docker("ps", "--quiet", "--no-trunc", *flags)
@@ -218,15 +227,19 @@ class DockerLab:
         container = self.container()
         if container:
             return process.attach(
-                ["docker", "exec", *terminal, container, "start.sh", "rocmlab", *arguments], env=self.environment
+                ["docker", "exec", *terminal, container, "start.sh", "rocmlab", *arguments],
+                env=self.environment,
             )
         command = ["run", "--rm", *([] if terminal else ["-T"]), SERVICE, "rocmlab", *arguments]
-        return process.attach(self._compose("--progress", "quiet", *command), env=self.environment, cwd=self.settings.project)
+        return process.attach(
+            self._compose("--progress", "quiet", *command), env=self.environment, cwd=self.settings.project
+        )
 
     def logs(self, follow: bool) -> int:
         """Print the container's log."""
         return process.attach(
-            self._compose("logs", "--no-log-prefix", *(["--follow"] if follow else []), SERVICE), env=self.environment
+            self._compose("logs", "--no-log-prefix", *(["--follow"] if follow else []), SERVICE),
+            env=self.environment,
         )
 
     def shell(self) -> int:
@@ -234,7 +247,9 @@ class DockerLab:
         container = self.container()
         if container is None:
             raise RocmlabError("the lab is not running", "a shell needs its container", "make up")
-        return process.attach(["docker", "exec", "--interactive", "--tty", container, "start.sh", "bash"], env=self.environment)
+        return process.attach(
+            ["docker", "exec", "--interactive", "--tty", container, "start.sh", "bash"], env=self.environment
+        )
 
     def share(self) -> str:
         """Say where the share is."""
@@ -264,7 +279,9 @@ class BuildProgress:
             number, stage, index, total, instruction, rest = step.groups()
             if number in self.steps:
                 return None
-            title = rest.split("#", 1)[1].strip() if instruction == "RUN" and rest.startswith(":") and "#" in rest else rest
+            title = (
+                rest.split("#", 1)[1].strip() if instruction == "RUN" and rest.startswith(":") and "#" in rest else rest
+            )
             self.steps[number] = f"{stage or 'lab'} {index}/{total} {instruction} {title}"[:96]
             return f"  {self.steps[number]}"
         if (done := self.DONE.match(line)) and done[3] and float(done[3]) >= 10:

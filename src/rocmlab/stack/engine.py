@@ -14,7 +14,11 @@ from pathlib import Path
 from rocmlab.errors import Problem
 
 SOCKETS = ("/var/run/docker.sock", "/run/docker.sock")
-UNITS = ("/lib/systemd/system/docker.service", "/usr/lib/systemd/system/docker.service", "/etc/systemd/system/docker.service")
+UNITS = (
+    "/lib/systemd/system/docker.service",
+    "/usr/lib/systemd/system/docker.service",
+    "/etc/systemd/system/docker.service",
+)
 COMPOSE_OLDEST = (2, 24)  # first with !reset and !override that work in every overlay
 INFO = (
     '{"version":{{json .ServerVersion}},"os":{{json .OperatingSystem}},"root":{{json .DockerRootDir}},'
@@ -112,7 +116,9 @@ def _with_tools(client: str, facts: dict[str, object], environment: Mapping[str,
 def _compose_problem(code: int, output: str) -> Problem | None:
     fix = "install the plugin: sudo apt install docker-compose-plugin (Docker's packages) or docker-compose-v2 (Ubuntu);\nor, without Docker: make up RUNTIME=native"
     if code:
-        return Problem("`docker compose` is missing", "the engine answers, but the Compose plugin is not installed", fix)
+        return Problem(
+            "`docker compose` is missing", "the engine answers, but the Compose plugin is not installed", fix
+        )
     found = tuple(map(int, re.findall(r"\d+", output)[:2]))
     if found < COMPOSE_OLDEST:
         oldest = ".".join(map(str, COMPOSE_OLDEST))

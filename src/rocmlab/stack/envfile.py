@@ -95,5 +95,7 @@ def write(path: Path, text: str, mode: int = 0o600) -> None:
             raise
     except OSError as err:
         raise RocmlabError(
-            f"{path} cannot be written", str(err), "free some space, or clone the project into a folder of yours"
+            f"{path} cannot be written",
+            str(err),
+            "free some space, or clone the project into a folder of yours",
         ) from err

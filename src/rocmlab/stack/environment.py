@@ -90,7 +90,7 @@ class Environment:
             if is_new:
                 say(f"making .venv with {self.python}")
                 create(self.python, self.folder)
-            for step in self._steps():
+            for step in self.steps():
                 self._install(step, say)
             self._finish()
         except BaseException:
@@ -107,7 +107,8 @@ class Environment:
                 "free some space, or move the project to a larger disk",
             )
 
-    def _steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[Step]:
+        """Return the calls of pip that fill the environment, in order."""
         locked = ("--no-deps", "--require-hashes", "--requirement")
         lock = self.project / f"requirements/{'native-cuda' if self.backend == 'cuda' else 'native'}.txt"
         if self.backend == "rocm":
@@ -119,7 +120,13 @@ class Environment:
         yield Step(f"{content} ({count} packages)", (*locked, str(lock)))
         if self.backend == "rocm":
             # 2.14.0.600, the last one on the public index, ignores every Radeon: its list of targets has a typing error
-            wanted = ("--no-deps", "--pre", "--find-links", self.tensorflow_index, "tensorflow-rocm!=2.14.0.600")
+            wanted = (
+                "--no-deps",
+                "--pre",
+                "--find-links",
+                self.tensorflow_index,
+                "tensorflow-rocm!=2.14.0.600",
+            )
             yield Step("AMD's TensorFlow", wanted)
         yield self._torch_step()
         yield Step("rocmlab", ("--no-deps", "--no-build-isolation", "--editable", str(self.project)))
@@ -153,7 +160,15 @@ class Environment:
             )
 
     def _pip(self, arguments: tuple[str, ...], log: Path) -> tuple[int, list[str]]:
-        command = [str(self.interpreter), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", *arguments]
+        command = [
+            str(self.interpreter),
+            "-m",
+            "pip",
+            "install",
+            "--disable-pip-version-check",
+            "--no-input",
+            *arguments,
+        ]
         return process.follow(command, log=log, show=PipProgress(), cwd=self.project)
 
     def _finish(self) -> None:
@@ -162,7 +177,11 @@ class Environment:
         code, output = process.capture(kernels)
         if code:
             raise RocmlabError("the kernels could not be registered", output.strip()[-400:], "make clean && make up")
-        record = {"fingerprint": self.fingerprint(), "backend": self.backend, "python": platform.python_version()}
+        record = {
+            "fingerprint": self.fingerprint(),
+            "backend": self.backend,
+            "python": platform.python_version(),
+        }
         self.marker.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
@@ -197,7 +216,9 @@ def check_python(python: str) -> None:
     found = tuple(map(int, output.split()))
     if not OLDEST <= found <= NEWEST:
         version = ".".join(map(str, found))
-        raise RocmlabError(f"{python} is Python {version}", f"TensorFlow and PyTorch have wheels for Python {span}", fix)
+        raise RocmlabError(
+            f"{python} is Python {version}", f"TensorFlow and PyTorch have wheels for Python {span}", fix
+        )
 
 
 def create(python: str, folder: Path) -> None:
@@ -245,5 +266,3 @@ def amd_wheels(root: Path) -> str:
             "name AMD's wheel folder for it: make up TENSORFLOW_INDEX=…; or make up BACKEND=cpu",
         )
     return AMD_WHEELS.format(version=version.removesuffix(".0"))
-
-

@@ -39,6 +39,7 @@ class NativeLab:
         self.home = settings.state / "home"  # what JupyterLab shows: work/ and share/
         self.log = settings.state / "jupyter.log"
         self.record = settings.state / "jupyter.json"  # pid and configuration of the running server
+        self.child: subprocess.Popen[bytes] | None = None  # the server, if this very process started it
 
     # -- environment ---------------------------------------------------------------------------------------------
 
@@ -129,12 +130,19 @@ class NativeLab:
         for name in ("config", "data", "runtime"):
             (self.settings.state / name).mkdir(parents=True, exist_ok=True, mode=0o700)
         command = [str(self.venv.interpreter), "-m", "jupyterlab", "--no-browser", "--ServerApp.ip=127.0.0.1"]
-        command += [f"--ServerApp.port={self.port}", "--ServerApp.port_retries=0", f"--ServerApp.root_dir={self.home}"]
-        command += ["--KernelSpecManager.ensure_native_kernel=False", "--LabApp.check_for_updates_class="
-                    "jupyterlab.NeverCheckForUpdate", "--LabApp.news_url=None"]
+        command += [
+            f"--ServerApp.port={self.port}",
+            "--ServerApp.port_retries=0",
+            f"--ServerApp.root_dir={self.home}",
+        ]
+        command += [
+            "--KernelSpecManager.ensure_native_kernel=False",
+            "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+            "--LabApp.news_url=None",
+        ]
         command += ["--allow-root"] if os.getuid() == 0 else []
         with open(self.log, "w", encoding="utf-8") as log:
-            started = subprocess.Popen(
+            self.child = started = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -150,7 +158,11 @@ class NativeLab:
             return
         self.stop(lambda _: None)
         last = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-15:]
-        raise RocmlabError("the lab did not start", "its last words:\n" + "\n".join(last), f"mend that; all it said: {self.log}")
+        raise RocmlabError(
+            "the lab did not start",
+            "its last words:\n" + "\n".join(last),
+            f"mend that; all it said: {self.log}",
+        )
 
     def stop(self, say: Say) -> None:
         """Stop the server and every process it started."""
@@ -165,6 +177,9 @@ class NativeLab:
             _signal(left, signal.SIGTERM)
             if not _wait_gone(left, 3.0):
                 _signal(left, signal.SIGKILL)
+        if self.child is not None:
+            self.child.wait()
+            self.child = None
         self.record.unlink(missing_ok=True)
 
     def clean(self, say: Say) -> None:

@@ -12,7 +12,9 @@ from pathlib import Path
 from rocmlab.errors import RocmlabError
 
 
-def capture(command: Sequence[str], *, env: Mapping[str, str] | None = None, timeout_seconds: float = 60) -> tuple[int, str]:
+def capture(
+    command: Sequence[str], *, env: Mapping[str, str] | None = None, timeout_seconds: float = 60
+) -> tuple[int, str]:
     """Run a short program and return its exit code and standard output; 1 and the reason if it cannot run."""
     try:
         done = subprocess.run(

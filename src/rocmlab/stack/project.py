@@ -31,7 +31,9 @@ def find() -> Path:
         if (folder / "compose.yaml").is_file() and (folder / "docker/Dockerfile").is_file():
             return folder
     raise RocmlabError(
-        f"{here} is not in a rocmlab project", "no compose.yaml and docker/Dockerfile here or above", "cd to your clone of rocmlab"
+        f"{here} is not in a rocmlab project",
+        "no compose.yaml and docker/Dockerfile here or above",
+        "cd to your clone of rocmlab",
     )
 
 
@@ -141,7 +143,9 @@ def gpu_overlay(backend: str, devices: list[Device]) -> str:
         listed = "".join(f"\n      - {path}" for path in paths) or " []"
         return f"{head}    devices: !override{listed}\n"
     ids = ", ".join(f'"{device.unique_id or device.index}"' for device in devices)
-    reservation = f'\n            - driver: nvidia\n              device_ids: [{ids}]\n              capabilities: [gpu]'
+    reservation = (
+        f"\n            - driver: nvidia\n              device_ids: [{ids}]\n              capabilities: [gpu]"
+    )
     listed = reservation if devices else " []"
     return f"{head}    deploy:\n      resources:\n        reservations:\n          devices: !override{listed}\n"
 
@@ -173,4 +177,3 @@ def stop_other(project: Project, say: Say) -> None:
         if other.choice.runtime == before and other.lab.is_running():
             say(f"stopping the {before} lab of an earlier `make up`")
             other.lab.stop(say)
-

@@ -35,9 +35,21 @@ SETTINGS = (
     Setting("NOTEBOOKS_DIR", "./notebooks", "the folder shown as work/ in JupyterLab"),
     Setting("JUPYTER_TOKEN", "256 random bits, made once", "the token that JupyterLab asks for"),
     Setting("BASE_IMAGE", "by backend and GPU", "the image to build on, by tag or digest"),
-    Setting("TORCH_INDEX", "PyTorch's own, by backend", "where the PyTorch wheel comes from; empty: pip's own index"),
-    Setting("TENSORFLOW_INDEX", "AMD's, by ROCm version", "where native ROCm gets tensorflow-rocm (pip --find-links)"),
-    Setting("WHEELS", "the folder in PIP_FIND_LINKS, else docker/wheels", "a folder of wheels to use before any index"),
+    Setting(
+        "TORCH_INDEX",
+        "PyTorch's own, by backend",
+        "where the PyTorch wheel comes from; empty: pip's own index",
+    ),
+    Setting(
+        "TENSORFLOW_INDEX",
+        "AMD's, by ROCm version",
+        "where native ROCm gets tensorflow-rocm (pip --find-links)",
+    ),
+    Setting(
+        "WHEELS",
+        "the folder in PIP_FIND_LINKS, else docker/wheels",
+        "a folder of wheels to use before any index",
+    ),
     Setting("CA_BUNDLE", "PIP_CERT or SSL_CERT_FILE", "certificates for a proxy that inspects TLS; a build secret"),
     Setting("PIP_CONFIG", "PIP_CONFIG_FILE", "a pip.conf for the build, for example for a mirror; a build secret"),
     Setting("NB_UID", "the owner of the notebooks folder", "the user id of the lab's user in the container"),
@@ -46,7 +58,13 @@ SETTINGS = (
     Setting("PYTHON", "python3", "the interpreter of the native lab (3.11 to 3.13)"),
     Setting("COMPOSE_PROJECT_NAME", "rocmlab, or rocmlab-<folder>", "the name of containers, network and volume"),
 )
-DEFAULTS = {"BACKEND": "auto", "RUNTIME": "auto", "GPUS": "all", "PORT": "8888", "NOTEBOOKS_DIR": "./notebooks"}
+DEFAULTS = {
+    "BACKEND": "auto",
+    "RUNTIME": "auto",
+    "GPUS": "all",
+    "PORT": "8888",
+    "NOTEBOOKS_DIR": "./notebooks",
+}
 NAMES = tuple(setting.name for setting in SETTINGS)
 COMMENTS = {
     **{setting.name: setting.meaning for setting in SETTINGS},

@@ -1,0 +1,198 @@
+"""How long starting and rebuilding take, measured on this machine.
+
+Each figure is a whole command as a person would type it, so it holds the interpreter's start, all checks and the wait
+for JupyterLab. Where there is something to compare with, the two are measured in turn, within one run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rocmlab.errors import RocmlabError
+from rocmlab.stack import process
+from rocmlab.stack.docker import SERVICE, DockerLab
+from rocmlab.stack.fingerprint import IMAGE_SOURCES
+from rocmlab.stack.native import NativeLab
+from rocmlab.stack.project import Project
+
+NAIVE_HEALTH = """\
+# The usual way: start, and wait until a health check that runs every 2 seconds is content.
+services:
+  lab:
+    healthcheck:
+      test: ["CMD", "/opt/rocmlab/bin/python", "-S", "-E", "/usr/local/bin/healthcheck.py"]
+      interval: 2s
+      timeout: 5s
+      retries: 30
+"""
+SIZE_UNITS = {"B": 1e-6, "kB": 1e-3, "MB": 1.0, "GB": 1e3}
+FRAMEWORK_STEPS = {
+    "/build/torch": "torch",
+    "/build/tensorflow": "tensorflow",
+}  # by the script that each step runs
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure: ours, theirs where there is one, and how many times better ours is."""
+
+    name: str
+    unit: str
+    ours: float
+    theirs: float | None
+    ratio: float | None
+    runs: int
+    spread: tuple[float, float]  # least and most of ours
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the row, ready for JSON."""
+        return asdict(self)
+
+
+def row(name: str, unit: str, ours: Sequence[float], theirs: Sequence[float] = ()) -> Row:
+    """Return the medians of interleaved figures."""
+    mine, other = statistics.median(ours), statistics.median(theirs) if theirs else None
+    return Row(
+        name=name,
+        unit=unit,
+        ours=round(mine, 3),
+        theirs=round(other, 3) if other is not None else None,
+        ratio=round(other / mine, 2) if other is not None else None,
+        runs=len(ours),
+        spread=(round(min(ours), 3), round(max(ours), 3)),
+    )
+
+
+def up(project: Project, runs: int) -> list[Row]:
+    """Measure what `make up` costs; the lab is running at the end.
+
+    Raises:
+        RocmlabError: the lab is not built, or a measured command failed.
+    """
+    if not project.lab.is_prepared():
+        raise RocmlabError(
+            "the lab is not built",
+            "these figures are about a lab that is",
+            "make up, then the benchmark again",
+        )
+    lab = project.lab
+    command = [sys.executable, "-m", "rocmlab", "up"]
+    ours: list[float] = []
+    theirs: list[float] = []
+    again: list[float] = []
+    for _ in range(runs):
+        lab.stop(_silent)
+        ours.append(_seconds(command, project.settings.project))
+        again.append(_seconds(command, project.settings.project))
+        if isinstance(lab, DockerLab):
+            lab.stop(_silent)
+            theirs.append(_naive_start(lab))
+            lab.stop(_silent)
+    rows = [row("up_warm", "s", ours, theirs), row("up_again", "s", again)]
+    lab.start(_silent)
+    if isinstance(lab, DockerLab):
+        rows.append(row("rebuild", "s", _rebuilds(lab, min(runs, 3))))
+        rows += [row(name, "MB", [size]) for name, size in layer_sizes(lab).items()]
+    rows.append(row("lab_import", "s", [_import_seconds(lab) for _ in range(runs)]))
+    return rows
+
+
+def _silent(_: str) -> None:
+    return
+
+
+def _seconds(command: Sequence[str], folder: Path, env: dict[str, str] | None = None) -> float:
+    started = time.monotonic()
+    done = subprocess.run(
+        command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    if done.returncode:
+        raise RocmlabError(f"{' '.join(command)} failed", done.stdout[-600:], "run it by hand and mend what it says")
+    return time.monotonic() - started
+
+
+def _naive_start(lab: DockerLab) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        overlay = Path(folder) / "naive.yaml"
+        overlay.write_text(NAIVE_HEALTH, encoding="utf-8")
+        files = f"{lab.values['COMPOSE_FILE']}:{overlay}"
+        env = {**lab.environment, "COMPOSE_FILE": files}
+        command = ["docker", "compose", "up", "--detach", "--no-build", "--wait", SERVICE]
+        return _seconds(command, lab.settings.project, env)
+
+
+def _rebuilds(lab: DockerLab, runs: int) -> list[float]:
+    """Return the seconds to rebuild after a change in src/, in a copy of the project and under another image name."""
+    found = []
+    with tempfile.TemporaryDirectory() as name:
+        copy = Path(name) / "rocmlab"
+        ignored = shutil.ignore_patterns("__pycache__", ".*")
+        for source in (*IMAGE_SOURCES, "compose.yaml"):
+            origin = lab.settings.project / source
+            target = copy / source
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copytree(origin, target, ignore=ignored) if origin.is_dir() else shutil.copy2(origin, target)
+        image = f"{lab.image}-bench"
+        files = ":".join(part for part in lab.values["COMPOSE_FILE"].split(":") if not part.startswith(".rocmlab"))
+        env = {**lab.environment, "ROCMLAB_IMAGE": image, "COMPOSE_FILE": files}
+        command = ["docker", "compose", "--progress", "quiet", "build", SERVICE]
+        _seconds(command, copy, env)  # the state before the change
+        for number in range(runs):
+            with open(copy / "src/rocmlab/errors.py", "a", encoding="utf-8") as file:
+                file.write(f"# change {number} of {time.time_ns()}\n")
+            found.append(_seconds(command, copy, env))
+        process.capture(["docker", "image", "rm", "--force", image], env=lab.environment)
+    return found
+
+
+def layer_sizes(lab: DockerLab) -> dict[str, float]:
+    """Return megabytes: `layers_mb` our layers without the frameworks, and each framework's own layer. Source: docker history."""
+    code, output = process.capture(
+        ["docker", "history", "--no-trunc", "--format", "{{json .}}", lab.image], env=lab.environment
+    )
+    if code:
+        raise RocmlabError(f"{lab.image} has no history", output.strip()[-200:], "make build")
+    base = process.capture(
+        ["docker", "history", "--quiet", "--format", "{{.ID}}", lab.values["BASE_IMAGE"]], env=lab.environment
+    )[1]
+    layers = [json.loads(line) for line in output.splitlines()]
+    ours = layers[: len(layers) - len(base.split())] if base else layers
+    sizes = {"layers_mb": 0.0}
+    for layer in ours:
+        name = next((name for script, name in FRAMEWORK_STEPS.items() if f"{script} " in layer["CreatedBy"]), "")
+        key = f"layers_{name}_mb" if name else "layers_mb"
+        sizes[key] = sizes.get(key, 0.0) + megabytes(layer["Size"])
+    return sizes
+
+
+def megabytes(text: str) -> float:
+    """Return Docker's `1.25GB` in megabytes."""
+    found = re.fullmatch(r"([\d.]+)([a-zA-Z]+)", text)
+    return float(found[1]) * SIZE_UNITS[found[2]] if found else 0.0
+
+
+def _import_seconds(lab: DockerLab | NativeLab | object) -> float:
+    program = "import time; t = time.monotonic(); import jupyterlab.labapp; print(time.monotonic() - t)"
+    if isinstance(lab, DockerLab):
+        container = lab.container() or ""
+        command = ["docker", "exec", container, "start.sh", "/opt/rocmlab/bin/python", "-c", program]
+        env: dict[str, str] = lab.environment
+    elif isinstance(lab, NativeLab):
+        command, env = [str(lab.venv.interpreter), "-c", program], dict(os.environ)
+    else:
+        raise RocmlabError("this runtime has no benchmark", type(lab).__name__, "use docker or native")
+    code, output = process.capture(command, env=env)
+    if code:
+        raise RocmlabError("JupyterLab cannot be imported", output.strip()[-400:], "make clean && make up")
+    return float(output)

@@ -1,0 +1,117 @@
+"""Which backend and runtime a host gets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hosts import Gpu, make_host
+
+from rocmlab.errors import Problem, RocmlabError
+from rocmlab.stack.choice import Host, choose, inspect
+from rocmlab.stack.engine import Engine
+
+RUNNING = Engine(is_usable=True, version="26.1.5", operating_system="Debian GNU/Linux 12")
+ABSENT = Engine(is_usable=False)
+DOWN = Engine(
+    is_usable=False,
+    problem=Problem("the engine does not answer", "it is down", "sudo systemctl start docker"),
+)
+DESKTOP = Engine(is_usable=True, version="28.0", operating_system="Docker Desktop")
+SNAP = Engine(is_usable=True, version="28.0", is_snap=True)
+
+
+class TestAuto:
+    """Nothing asked: the best that the host can do."""
+
+    @pytest.mark.parametrize(
+        ("host", "expected"),
+        [
+            (Host(RUNNING, has_amd=True), ("rocm", "docker")),
+            (Host(RUNNING, has_amd=True, has_nvidia=True, has_nvidia_toolkit=True), ("rocm", "docker")),
+            (Host(RUNNING, has_nvidia=True, has_nvidia_toolkit=True), ("cuda", "docker")),
+            (Host(RUNNING), ("cpu", "docker")),
+            (Host(ABSENT), ("cpu", "native")),
+            (Host(ABSENT, is_mac=True), ("metal", "native")),
+            (Host(RUNNING, is_mac=True), ("metal", "native")),
+            (Host(ABSENT, has_amd=True, has_rocm=True), ("rocm", "native")),
+            (Host(ABSENT, has_nvidia=True), ("cuda", "native")),
+        ],
+    )
+    def test_the_host_decides(self, host: Host, expected: tuple[str, str]) -> None:
+        """GPU nodes decide the backend, the engine decides the runtime."""
+        choice = choose(host)
+
+        assert expected == (choice.backend, choice.runtime)
+
+    def test_an_amd_gpu_without_driver_is_named(self) -> None:
+        """The CPU is chosen, and the line says that there is a GPU and what it lacks."""
+        choice = choose(Host(RUNNING, amd_without_driver="0000:03:00.0"))
+
+        assert choice.backend == "cpu"
+        assert "0000:03:00.0 has no driver" in choice.why
+
+
+class TestNeverSilent:
+    """A GPU that is there, or was asked for, and cannot be used is an error."""
+
+    @pytest.mark.parametrize(
+        ("host", "backend", "runtime", "what"),
+        [
+            (Host(RUNNING), "rocm", "auto", "BACKEND=rocm was asked for"),
+            (Host(RUNNING), "cuda", "auto", "BACKEND=cuda was asked for"),
+            (Host(RUNNING), "metal", "auto", "this is no Mac"),
+            (Host(DOWN), "auto", "auto", "does not answer"),
+            (Host(ABSENT), "auto", "docker", "there is no Docker engine"),
+            (Host(DOWN), "auto", "docker", "does not answer"),
+            (Host(DESKTOP, has_amd=True), "auto", "auto", "Docker Desktop cannot pass"),
+            (Host(SNAP, has_amd=True), "auto", "auto", "snap package"),
+            (Host(Engine(True, is_remote=True), has_amd=True), "auto", "auto", "another machine"),
+            (Host(RUNNING, has_nvidia=True), "auto", "auto", "cannot be passed"),
+            (Host(ABSENT, has_amd=True), "auto", "auto", "neither Docker nor ROCm"),
+            (Host(ABSENT, is_mac=True), "metal", "docker", "no Docker engine"),
+            (Host(RUNNING, is_mac=True), "metal", "docker", "Metal cannot be used"),
+            (Host(RUNNING), "opencl", "auto", "BACKEND=opencl is unknown"),
+            (Host(RUNNING), "auto", "podman", "RUNTIME=podman is unknown"),
+        ],
+    )
+    def test_it_stops_with_a_problem(self, host: Host, backend: str, runtime: str, what: str) -> None:
+        """What, why and fix are all there."""
+        with pytest.raises(RocmlabError, match=what) as caught:
+            choose(host, backend, runtime)
+
+        assert caught.value.exit_code == 2
+        assert caught.value.problem.why
+        assert caught.value.problem.fix
+
+    def test_the_cpu_can_be_asked_for_on_any_engine(self) -> None:
+        """BACKEND=cpu is a way out of every GPU problem."""
+        assert choose(Host(DESKTOP, has_amd=True), "cpu").runtime == "docker"
+
+
+class TestInspect:
+    """Looking at a host."""
+
+    def test_amd_device_nodes_are_seen(self, tmp_path: Path) -> None:
+        """/dev/kfd with a GPU in the topology makes an AMD host."""
+        assert inspect(ABSENT, make_host(tmp_path, Gpu(1, 0x0300, 128))).has_amd
+
+    def test_a_card_without_driver_is_found_on_the_pci_bus(self, tmp_path: Path) -> None:
+        """An AMD display device without /dev/kfd is remembered by its address."""
+        device = tmp_path / "sys/bus/pci/devices/0000:03:00.0"
+        device.mkdir(parents=True)
+        (device / "vendor").write_text("0x1002\n")
+        (device / "class").write_text("0x030000\n")
+
+        host = inspect(ABSENT, tmp_path)
+
+        assert (host.has_amd, host.amd_without_driver) == (False, "0000:03:00.0")
+
+    def test_the_nvidia_runtime_of_the_engine_counts(self, tmp_path: Path) -> None:
+        """The engine's list of runtimes tells that the container toolkit is configured."""
+        (tmp_path / "dev").mkdir()
+        (tmp_path / "dev/nvidia0").touch()
+
+        host = inspect(Engine(is_usable=True, runtimes=("runc", "nvidia")), tmp_path)
+
+        assert (host.has_nvidia, host.has_nvidia_toolkit) == (True, True)

@@ -1,0 +1,145 @@
+"""What the Docker lab makes of the engine's words; the engine itself is exercised in tests/container."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from test_engine import docker
+
+from rocmlab.errors import RocmlabError
+from rocmlab.stack import bench, project, settings
+from rocmlab.stack.docker import BaseImageUnreachable, BuildProgress, DockerLab, PullProgress
+from rocmlab.stack.engine import Engine
+
+BUILD = """\
+#1 [internal] load build definition from Dockerfile
+#7 [base 2/3] RUN --mount=type=cache,target=/var/cache/apt apt-get -qq update
+#7 0.531 Get:1 something
+#7 DONE 14.2s
+#9 [lab 4/9] RUN --mount=type=bind pip install
+#9 1.2 WARNING: Location 'x' is ignored: it is neither a file nor a directory.
+#9 3.4 error: TensorFlow of this base is not built with ROCm
+#9 3.5   why: tf.test.is_built_with_rocm() is False
+#9 ERROR: process "/bin/sh -c pip install" did not complete successfully: exit code: 2
+"""
+
+
+def lab(folder: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, **values: str) -> DockerLab:
+    """A Docker lab whose `docker` is a small program with recorded answers."""
+    monkeypatch.setenv("PATH", environment["PATH"])
+    base = {
+        "ROCMLAB_BACKEND": "cpu",
+        "ROCMLAB_IMAGE": "rocmlab:cpu",
+        "PORT": "1",
+        "JUPYTER_TOKEN": "t",
+        "BASE_IMAGE": "base:1",
+    }
+    return DockerLab(settings.load(folder, {}), {**base, **values}, Engine(is_usable=True, root=str(folder / "absent")))
+
+
+class TestBuildProgress:
+    """A build's thousand lines become a few that tell something."""
+
+    def test_each_step_is_one_line_and_long_ones_say_how_long(self) -> None:
+        """Internal steps and the programs' own output stay in the log."""
+        progress = BuildProgress()
+
+        shown = [line for text in BUILD.splitlines() if (line := progress(text))]
+
+        assert len(shown) == 3
+        assert "base 2/3 RUN" in shown[0]
+        assert "14 s" in shown[1]
+        assert "lab 4/9 RUN" in shown[2]
+
+    def test_the_reason_of_a_failure_is_what_the_step_said(self) -> None:
+        """Pip's chatter is left out, the sentence of the failed check is kept."""
+        reason = BuildProgress().error(BUILD.splitlines())
+
+        assert "not built with ROCm" in reason
+        assert "is ignored" not in reason
+
+
+def test_a_pull_counts_its_layers() -> None:
+    """One line for each layer that is complete."""
+    lines = [
+        "0123456789ab: Pulling fs layer",
+        "ba9876543210: Pulling fs layer",
+        "0123456789ab: Pull complete",
+        "Status: done",
+    ]
+    progress = PullProgress()
+
+    assert [shown for line in lines if (shown := progress(line))] == ["  1 of 2 layers"]
+
+
+class TestBaseImage:
+    """A base image that cannot be had."""
+
+    def test_no_registry_is_told_from_no_such_image(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Without a registry a host without GPU can go on natively; a wrong name must be mended by the person."""
+        program = docker(tmp_path, info="", code=1, error="dial tcp: lookup registry: no such host")
+        with pytest.raises(BaseImageUnreachable):
+            lab(tmp_path, program, monkeypatch).prepare(lambda _: None)
+
+        program = docker(tmp_path, info="", code=1, error="manifest unknown")
+        with pytest.raises(RocmlabError) as caught:
+            lab(tmp_path, program, monkeypatch).prepare(lambda _: None)
+        assert not isinstance(caught.value, BaseImageUnreachable)
+        assert "manifest unknown" in caught.value.problem.why
+
+    def test_a_full_disk_is_seen_before_the_pull(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The engine's own disk is looked at, and the problem says how much is needed."""
+        found = lab(tmp_path, docker(tmp_path, info="", code=1), monkeypatch)
+        found.engine = Engine(is_usable=True, root=str(tmp_path))
+        monkeypatch.setattr("rocmlab.stack.docker.NEEDED_BYTES", {"cpu": 1e18})
+
+        with pytest.raises(RocmlabError, match="GB free"):
+            found.prepare(lambda _: None)
+
+
+class TestGpuOverlay:
+    """GPUS=0,2 as a Compose overlay."""
+
+    def test_exactly_the_chosen_render_nodes_are_listed(self) -> None:
+        """The list replaces the base file's and holds /dev/kfd once."""
+        from hosts import device as gpu
+
+        text = project.gpu_overlay(
+            "rocm", [gpu(0, render_node="/dev/dri/renderD128"), gpu(2, render_node="/dev/dri/renderD130")]
+        )
+
+        assert text.count("/dev/kfd") == 1
+        assert "!override" in text
+        assert [line.strip() for line in text.splitlines() if "renderD" in line] == [
+            "- /dev/dri/renderD128",
+            "- /dev/dri/renderD130",
+        ]
+
+
+class TestSizes:
+    """Layers by purpose."""
+
+    @pytest.mark.parametrize(
+        ("text", "megabytes"), [("0B", 0.0), ("12.3kB", 0.0123), ("250MB", 250.0), ("1.25GB", 1250.0)]
+    )
+    def test_dockers_sizes_are_read(self, text: str, megabytes: float) -> None:
+        """All the units that docker history prints."""
+        assert bench.megabytes(text) == pytest.approx(megabytes)
+
+    def test_frameworks_are_counted_apart(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """PyTorch's layer has a row of its own and the base's layers none."""
+        history = [
+            {"CreatedBy": "RUN /build/package /dist", "Size": "10MB"},
+            {"CreatedBy": "RUN /build/torch 2.13.0", "Size": "600MB"},
+            {"CreatedBy": "the base", "Size": "9GB"},
+        ]
+        answers = "\n".join(json.dumps(layer) for layer in history)
+        program = tmp_path / "docker"
+        program.write_text(f"#!/bin/sh\ncase \"$*\" in *--quiet*) echo abc;; *) cat <<'E'\n{answers}\nE\n;; esac\n")
+        program.chmod(0o755)
+
+        sizes = bench.layer_sizes(lab(tmp_path, {"PATH": f"{tmp_path}:/bin:/usr/bin"}, monkeypatch))
+
+        assert sizes == {"layers_mb": 10.0, "layers_torch_mb": 600.0}

@@ -1,0 +1,90 @@
+"""The `.env` file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocmlab.errors import RocmlabError
+from rocmlab.stack import envfile
+
+WRITTEN = """\
+# my lab
+PORT=9000   # the office's firewall wants this
+export SHARE='/data/my share'
+UNKNOWN=kept
+
+JUPYTER_TOKEN="abc"
+"""
+
+
+class TestParse:
+    """Reading, as Compose reads."""
+
+    def test_quotes_comments_and_export_are_understood(self) -> None:
+        """The value is what is between quotes, or before a comment."""
+        expected = {"PORT": "9000", "SHARE": "/data/my share", "UNKNOWN": "kept", "JUPYTER_TOKEN": "abc"}
+
+        assert expected == envfile.parse(WRITTEN)
+
+    def test_the_last_line_of_a_name_counts(self) -> None:
+        """A name that stands twice has its last value, as for Compose."""
+        assert envfile.parse("A=1\nA=2\n") == {"A": "2"}
+
+
+class TestUpdate:
+    """Changing, and keeping the rest."""
+
+    def test_a_change_touches_its_own_line_only(self) -> None:
+        """Comments, order, blank lines and unknown names stay."""
+        updated = envfile.update(WRITTEN, {"JUPYTER_TOKEN": "xyz"}, {})
+
+        assert updated == WRITTEN.replace('JUPYTER_TOKEN="abc"', "JUPYTER_TOKEN=xyz")
+
+    def test_an_equal_value_keeps_its_spelling(self) -> None:
+        """A line whose value does not change keeps quotes and trailing comment."""
+        assert envfile.update(WRITTEN, {"PORT": "9000", "SHARE": "/data/my share"}, {}) == WRITTEN
+
+    def test_none_removes_and_a_new_name_is_added_with_its_comment(self) -> None:
+        """What is no longer needed goes; what is new comes last and explains itself."""
+        updated = envfile.update("A=1\nB=2\n", {"A": None, "C": "3"}, {"C": "why C"})
+
+        assert updated == "B=2\n# why C\nC=3\n"
+
+    @given(
+        st.text(st.characters(codec="utf-8", exclude_characters="'\n\r\0", exclude_categories=("Cc", "Zl", "Zp", "Cs")))
+    )
+    def test_what_is_written_is_what_is_read(self, value: str) -> None:
+        """Any one-line value without a single quote survives the round trip."""
+        if value != value.strip() or "\x85" in value:
+            return
+        text = envfile.update("", {"NAME": value}, {})
+
+        assert envfile.parse(text) == {"NAME": value}
+
+
+class TestFile:
+    """Reading and writing the file itself."""
+
+    def test_it_is_private(self, tmp_path: Path) -> None:
+        """The file holds the token, so its mode is 0600."""
+        envfile.write(tmp_path / ".env", "A=1\n")
+
+        assert (tmp_path / ".env").stat().st_mode & 0o777 == 0o600
+
+    def test_an_unreadable_file_is_a_problem(self, tmp_path: Path) -> None:
+        """Bytes that are no text are reported with the file's name."""
+        (tmp_path / ".env").write_bytes(b"\xff\xfe")
+
+        with pytest.raises(RocmlabError, match=r"\.env cannot be read"):
+            envfile.read(tmp_path / ".env")
+
+    def test_a_folder_that_cannot_be_written_is_a_problem(self, tmp_path: Path) -> None:
+        """A file where a folder is needed stops with what, why and fix, and leaves nothing behind."""
+        (tmp_path / "file").write_text("")
+
+        with pytest.raises(RocmlabError, match="cannot be written"):
+            envfile.write(tmp_path / "file/.env", "A=1\n")

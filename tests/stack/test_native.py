@@ -1,0 +1,252 @@
+"""The native lab, with a real JupyterLab: the test environment stands for `.venv`, so nothing is installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rocmlab.errors import RocmlabError
+from rocmlab.lab import kernels
+from rocmlab.stack import server, settings
+from rocmlab.stack.environment import Environment, check_python, create, rocm_version, without
+from rocmlab.stack.native import NativeLab, descendants
+
+
+class TestEnvironmentOfTests(Environment):
+    """An environment that is there already: the one these tests run in."""
+
+    __test__ = False
+
+    @property
+    def folder(self) -> Path:
+        """Return the running environment."""
+        return Path(sys.prefix)
+
+    def is_current(self) -> bool:
+        """Nothing needs installing."""
+        return True
+
+
+def free_port() -> int:
+    """Return a port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def make_lab(project: Path, **values: str) -> NativeLab:
+    """A native lab in an empty project folder."""
+    defaults = {
+        "PORT": str(free_port()),
+        "JUPYTER_TOKEN": "a" * 64,
+        "SHARE": "./share",
+        "ROCMLAB_BACKEND": "cpu",
+    }
+    environment = TestEnvironmentOfTests(project, "cpu", sys.executable, "")
+    return NativeLab(settings.load(project, {}), {**defaults, **values}, environment)
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[NativeLab]:
+    """A prepared lab that is stopped at the end, whatever happened."""
+    found = make_lab(tmp_path)
+    found.prepare(lambda _: None)
+    yield found
+    found.stop(lambda _: None)
+
+
+class TestServer:
+    """Starting, looking, stopping."""
+
+    def test_it_starts_answers_only_with_the_token_and_stops_with_its_kernels(
+        self, lab: NativeLab, tmp_path: Path
+    ) -> None:
+        """One life: up, 403 without token, a kernel, down, and no process is left."""
+        kernels.install(tmp_path / "data-prefix", {"torch": sys.executable})
+        os.makedirs(lab.settings.state / "data", exist_ok=True)
+        (lab.settings.state / "data/kernels").symlink_to(tmp_path / "data-prefix/share/jupyter/kernels")
+        lab.start(lambda _: None)
+        assert lab.is_running()
+        assert server.ask(lab.port, "wrong", "/api/status")[0] == 403
+        specs = server.ask(lab.port, lab.token, "/api/kernelspecs", timeout_seconds=10)[1]
+        assert "torch" in specs["kernelspecs"]
+
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{lab.port}/api/kernels",
+            data=json.dumps({"name": "torch"}).encode(),
+            headers={"Authorization": f"token {lab.token}"},
+        )
+        with server.OPENER.open(request, timeout=20) as answer:
+            assert answer.status == 201
+        family = descendants(lab._pid() or 0)
+        assert family
+
+        lab.stop(lambda _: None)
+
+        assert not lab.is_running()
+        assert not [pid for pid in family if Path(f"/proc/{pid}").exists()]
+        assert server.is_free(lab.port)
+
+    def test_starting_again_changes_nothing(self, lab: NativeLab) -> None:
+        """A second start keeps the process and takes no time."""
+        lab.start(lambda _: None)
+        pid = lab._pid()
+
+        started = time.monotonic()
+        lab.start(lambda _: None)
+
+        assert pid == lab._pid()
+        assert time.monotonic() - started < 2
+
+    def test_the_log_has_no_warning(self, lab: NativeLab) -> None:
+        """A normal start and stop write information only."""
+        lab.start(lambda _: None)
+        lab.stop(lambda _: None)
+
+        text = lab.log.read_text()
+
+        assert "[I " in text
+        assert not [line for line in text.splitlines() if line.startswith(("[W", "[E", "[C")) or "WARNING" in line]
+
+    def test_another_project_folder_shows_work_and_share(self, lab: NativeLab) -> None:
+        """JupyterLab's root holds the same two names as in the container."""
+        lab.start(lambda _: None)
+
+        listed = server.ask(lab.port, lab.token, "/api/contents/", timeout_seconds=10)[1]
+
+        assert {"share", "work"} == {entry["name"] for entry in listed["content"]}
+        assert {"data", "models", "runs", "cache", "leases"} == {path.name for path in lab.share_folder.iterdir()}
+
+    def test_a_taken_port_is_a_problem_with_a_free_one(self, lab: NativeLab) -> None:
+        """Nothing is started, and the fix names a port that can be had."""
+        with socket.socket() as other:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            other.bind(("127.0.0.1", lab.port))
+            other.listen()
+
+            with pytest.raises(RocmlabError, match="cannot be had") as caught:
+                lab.start(lambda _: None)
+
+        assert "another program listens" in caught.value.problem.why
+        assert server.is_free(int(caught.value.problem.fix.split("=")[1]))
+        assert not lab.is_running()
+
+    def test_a_server_that_dies_leaves_its_last_words_and_nothing_else(self, lab: NativeLab) -> None:
+        """A broken configuration ends the start with the log's end, and no record of a running lab."""
+        (lab.settings.state / "config").mkdir(parents=True)
+        (lab.settings.state / "config/jupyter_server_config.py").write_text("raise SystemExit('broken on purpose')\n")
+
+        with pytest.raises(RocmlabError, match="did not start") as caught:
+            lab.start(lambda _: None)
+
+        assert "broken on purpose" in caught.value.problem.why
+        assert not lab.record.exists()
+
+    def test_a_stale_record_is_not_mistaken_for_a_lab(self, lab: NativeLab) -> None:
+        """After a restart of the machine another process may have the recorded number; it is left alone."""
+        lab.record.parent.mkdir(exist_ok=True)
+        lab.record.write_text(json.dumps({"pid": os.getpid()}))
+
+        assert not lab.is_running()
+        lab.stop(lambda _: None)
+
+
+class TestVisibility:
+    """Which GPUs the lab's kernels may see."""
+
+    def test_the_cpu_backend_hides_every_gpu(self, tmp_path: Path) -> None:
+        """A CPU lab on a host with GPUs must not compute on one by accident."""
+        env = make_lab(tmp_path).server_environment()
+
+        assert env["HIP_VISIBLE_DEVICES"] == "-1"
+        assert env["CUDA_VISIBLE_DEVICES"] == "-1"
+
+    def test_the_token_is_not_among_the_arguments(self, tmp_path: Path) -> None:
+        """Arguments can be listed by every user of the host; the environment cannot."""
+        lab = make_lab(tmp_path)
+        lab.prepare(lambda _: None)
+        lab.start(lambda _: None)
+        try:
+            assert lab.token.encode() not in Path(f"/proc/{lab._pid()}/cmdline").read_bytes()
+        finally:
+            lab.stop(lambda _: None)
+
+
+class TestInstallation:
+    """What is installed, and what happens when it cannot be."""
+
+    def test_a_failed_installation_leaves_no_half_environment(self, tmp_path: Path) -> None:
+        """The new folder goes, the log stays, and the problem quotes pip."""
+        (tmp_path / "requirements").mkdir()
+        (tmp_path / "requirements/native.txt").write_text("no-such-package==1.0 --hash=sha256:" + "0" * 64 + "\n")
+        environment = Environment(tmp_path, "cpu", sys.executable, "")
+
+        with pytest.raises(RocmlabError, match="failed") as caught:
+            environment.make(lambda _: None)
+
+        assert not environment.folder.exists()
+        assert (tmp_path / ".rocmlab/install.log").exists()
+        assert "ERROR" in caught.value.problem.why
+
+    @pytest.mark.parametrize(("python", "what"), [("/no/such/python", "does not run"), ("/bin/false", "does not run")])
+    def test_an_interpreter_that_does_not_run_is_a_problem(self, python: str, what: str) -> None:
+        """The fix names versions that would do."""
+        with pytest.raises(RocmlabError, match=what) as caught:
+            check_python(python)
+
+        assert "3.11 to 3.13" in caught.value.problem.fix
+
+    def test_an_interpreter_that_is_too_old_is_a_problem(self, tmp_path: Path) -> None:
+        """Its version is shown."""
+        old = tmp_path / "python3"
+        old.write_text("#!/bin/sh\necho 3 9\n")
+        old.chmod(0o755)
+
+        with pytest.raises(RocmlabError, match="is Python 3.9"):
+            check_python(str(old))
+
+    def test_without_venv_the_fix_names_the_package(self, tmp_path: Path) -> None:
+        """Debian's python3 lacks venv until python3.X-venv is installed."""
+        bare = tmp_path / "python3"
+        bare.write_text('#!/bin/sh\n[ "$1" = -c ] && echo 3.12 && exit 0\necho "ensurepip is not available"; exit 1\n')
+        bare.chmod(0o755)
+
+        with pytest.raises(RocmlabError) as caught:
+            create(str(bare), tmp_path / "venv")
+
+        assert "python3.12-venv" in caught.value.problem.fix
+
+    def test_amds_tensorflow_never_comes_as_the_broken_release(self, tmp_path: Path) -> None:
+        """2.14.0.600 ignores every Radeon, and the CPU build must not come beside AMD's."""
+        (tmp_path / "requirements").mkdir()
+        (tmp_path / ".venv").mkdir()
+        (tmp_path / "requirements/native.txt").write_text(
+            "keras==3.1 \\\n    --hash=sha256:0\ntensorflow-cpu==2.21.0 \\\n    --hash=sha256:1\n"
+        )
+
+        steps = list(Environment(tmp_path, "rocm", "python3", "https://index", "https://amd").steps())
+        locked = (tmp_path / ".venv/native-rocm.txt").read_text()
+
+        assert "tensorflow-rocm!=2.14.0.600" in [word for step in steps for word in step.arguments]
+        assert "keras" in locked
+        assert "tensorflow-cpu" not in locked
+
+    def test_a_lock_loses_only_the_named_packages(self) -> None:
+        """Hash lines go with their package, neighbours stay."""
+        assert without("a==1 \\\n    --hash=x\nb==2 \\\n    --hash=y\n", {"a"}) == "b==2 \\\n    --hash=y\n"
+
+    def test_the_hosts_rocm_version_is_read(self, tmp_path: Path) -> None:
+        """/opt/rocm/.info/version may carry a build number behind a dash."""
+        (tmp_path / "opt/rocm/.info").mkdir(parents=True)
+        (tmp_path / "opt/rocm/.info/version").write_text("7.2.1-81\n")
+
+        assert rocm_version(tmp_path) == "7.2.1"
+        assert rocm_version(tmp_path / "elsewhere") is None

@@ -1,0 +1,141 @@
+"""The values that Compose and the native lab get."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hosts import Gpu, give, make_host
+
+from rocmlab.devices import discover
+from rocmlab.stack import resolve, settings
+from rocmlab.stack.choice import Choice
+
+ROCM = Choice("rocm", "docker", "test")
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="giving a file to another group needs root (.ci/run has it)")
+
+
+def values(project: Path, root: Path, choice: Choice = ROCM, **flags: str) -> dict[str, str]:
+    """Resolve for a project folder and a host."""
+    (project / "notebooks").mkdir(exist_ok=True)
+    return resolve.resolve(settings.load(project, flags), choice, discover(root), root)
+
+
+class TestGroups:
+    """Numeric groups of the device nodes, whatever the host calls them."""
+
+    @needs_root
+    @pytest.mark.parametrize(
+        ("kfd", "render", "card", "expected"),
+        [
+            (104, 104, 44, ("104", "44")),
+            (109, 109, 44, ("109", "44")),
+            (992, 992, 39, ("992", "39")),
+            (61104, 61992, 44, ("61992", "61104")),  # no group has these numbers: unnamed, and two owners
+            (0, 0, 0, ("0", "44")),  # no render group at all: root owns everything
+            (44, 44, 44, ("44", "39")),  # an old distribution: video owns everything
+        ],
+    )
+    def test_any_host_gives_two_different_numbers(
+        self, tmp_path: Path, kfd: int, render: int, card: int, expected: tuple[str, str]
+    ) -> None:
+        """The render nodes' group comes first; Compose refuses equal entries, so the second one always differs."""
+        root = make_host(tmp_path, Gpu(1, 0x0300, 128))
+        for name, gid in (("kfd", kfd), ("dri/renderD128", render), ("dri/card0", card)):
+            give(root / "dev" / name, gid)
+
+        assert expected == resolve.device_groups(root)
+
+    def test_a_host_without_nodes_still_gives_two(self, tmp_path: Path) -> None:
+        """The base file asks for both even where an overlay drops them."""
+        first, second = resolve.device_groups(tmp_path)
+
+        assert first != second
+
+
+class TestValues:
+    """The rest of `.env`."""
+
+    def test_radeon_and_instinct_get_their_own_base(self, tmp_path: Path) -> None:
+        """The gfx target decides which rocm/tensorflow tag is the default."""
+        radeon = make_host(tmp_path / "radeon", Gpu(1, 0x0300, 128, gfx_target_version=110000))
+        instinct = make_host(tmp_path / "instinct", Gpu(1, 0x0300, 128, gfx_target_version=90402))
+
+        assert values(tmp_path, radeon)["BASE_IMAGE"] == resolve.BASE_IMAGES["radeon"]
+        assert values(tmp_path, instinct)["BASE_IMAGE"] == resolve.BASE_IMAGES["instinct"]
+
+    def test_the_token_has_256_bits_and_stays(self, tmp_path: Path) -> None:
+        """It is made once; the next `make up` finds it in `.env`."""
+        found = settings.load(tmp_path, {})
+        first = values(tmp_path, tmp_path)["JUPYTER_TOKEN"]
+        settings.save(found, {"JUPYTER_TOKEN": first})
+
+        assert len(bytes.fromhex(first)) == 32
+        assert values(tmp_path, tmp_path)["JUPYTER_TOKEN"] == first
+
+    @pytest.mark.parametrize(
+        ("backend", "files"),
+        [
+            ("rocm", "compose.yaml"),
+            ("cuda", "compose.yaml:docker/compose.cuda.yaml"),
+            ("cpu", "compose.yaml:docker/compose.cpu.yaml"),
+        ],
+    )
+    def test_compose_file_follows_the_backend(self, tmp_path: Path, backend: str, files: str) -> None:
+        """Plain `docker compose` then does what `make up` does."""
+        assert values(tmp_path, tmp_path, Choice(backend, "docker", "test"))["COMPOSE_FILE"] == files
+
+    def test_fewer_gpus_add_the_generated_overlay(self, tmp_path: Path) -> None:
+        """GPUS=0 is a matter of one more Compose file."""
+        root = make_host(tmp_path / "host", Gpu(1, 0x0300, 128))
+
+        assert values(tmp_path, root, GPUS="0")["COMPOSE_FILE"].endswith(":.rocmlab/compose.gpus.yaml")
+
+    @needs_root
+    def test_the_lab_user_is_the_owner_of_the_notebooks(self, tmp_path: Path) -> None:
+        """What the lab saves there belongs to the person who cloned; for root it is the lab's own user."""
+        (tmp_path / "notebooks").mkdir()
+        assert values(tmp_path, tmp_path)["NB_UID"] == "1000"
+
+        os.chown(tmp_path / "notebooks", 1234, -1)
+        assert values(tmp_path, tmp_path)["NB_UID"] == "1234"
+
+    @pytest.mark.parametrize(
+        ("folder", "name"),
+        [
+            ("rocmlab", "rocmlab"),
+            ("My Lab (2)", "rocmlab-my-lab-2"),
+            ("-", "rocmlab"),
+            ("gpu_box", "rocmlab-gpu_box"),
+        ],
+    )
+    def test_two_clones_are_two_projects(self, tmp_path: Path, folder: str, name: str) -> None:
+        """The Compose project carries the folder's name in letters that Compose allows."""
+        assert resolve.project_name(tmp_path / folder) == name
+
+
+class TestPip:
+    """What pip knows of mirrors and proxies is lent to the build."""
+
+    def test_pips_own_configuration_is_found(self, tmp_path: Path) -> None:
+        """The certificate and the wheel folder named in a pip.conf need not be named again."""
+        (tmp_path / "wheels").mkdir()
+        (tmp_path / "ca.pem").write_text("certificates")
+        (tmp_path / "pip.conf").write_text(f"[global]\nfind-links = {tmp_path}/wheels\ncert = {tmp_path}/ca.pem\n")
+
+        found = resolve.pip_environment(settings.load(tmp_path, {}), {"PIP_CONFIG_FILE": str(tmp_path / "pip.conf")})
+
+        assert found == {
+            "WHEELS": str(tmp_path / "wheels"),
+            "CA_BUNDLE": str(tmp_path / "ca.pem"),
+            "PIP_CONFIG": str(tmp_path / "pip.conf"),
+        }
+
+    def test_the_environment_beats_the_file_and_a_setting_beats_both(self, tmp_path: Path) -> None:
+        """PIP_FIND_LINKS is used unless WHEELS is set."""
+        (tmp_path / "links").mkdir()
+        environment = {"PIP_FIND_LINKS": str(tmp_path / "links"), "PIP_CONFIG_FILE": str(tmp_path / "none")}
+
+        assert resolve.pip_environment(settings.load(tmp_path, {}), environment)["WHEELS"] == str(tmp_path / "links")
+        assert resolve.pip_environment(settings.load(tmp_path, {"WHEELS": "/w"}), environment)["WHEELS"] == "/w"

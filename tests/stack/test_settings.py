@@ -1,0 +1,114 @@
+"""Where a setting gets its value, and what becomes of what a person wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rocmlab.errors import RocmlabError
+from rocmlab.stack import envfile, settings
+
+
+def env(project: Path) -> dict[str, str]:
+    """Return what `.env` says."""
+    return envfile.parse((project / ".env").read_text())
+
+
+class TestPrecedence:
+    """Flag or environment, then `.env`, then default."""
+
+    def test_environment_beats_file_beats_default(self, tmp_path: Path) -> None:
+        """Each level is used where the one above is silent."""
+        (tmp_path / ".env").write_text("PORT=9000\nGPUS=0\n")
+
+        found = settings.load(tmp_path, {"PORT": "9001"})
+
+        assert (found.get("PORT"), found.get("GPUS"), found.get("BACKEND")) == ("9001", "0", "auto")
+
+    def test_a_flag_is_remembered(self, tmp_path: Path) -> None:
+        """`make up PORT=9000` holds for the next `make up` too."""
+        settings.save(settings.load(tmp_path, {"PORT": "9000"}), {"PORT": "9000"})
+
+        assert settings.load(tmp_path, {}).get("PORT") == "9000"
+
+    def test_a_flag_with_the_default_forgets_the_choice(self, tmp_path: Path) -> None:
+        """`make up BACKEND=auto` takes an earlier BACKEND=cpu back."""
+        settings.save(settings.load(tmp_path, {"BACKEND": "cpu"}), {})
+
+        settings.save(settings.load(tmp_path, {"BACKEND": "auto"}), {})
+
+        assert "BACKEND" not in env(tmp_path)
+        assert settings.load(tmp_path, {}).get("BACKEND") == "auto"
+
+    @pytest.mark.parametrize("text", ["0", "65536", "http", "-1", "8888 "])
+    def test_a_port_that_is_none_is_refused(self, tmp_path: Path, text: str) -> None:
+        """The error shows the offending value."""
+        with pytest.raises(RocmlabError, match=f"PORT={text}"):
+            settings.port_of(settings.load(tmp_path, {"PORT": text}))
+
+
+class TestSave:
+    """What rocmlab writes follows the machine; what a person wrote stays."""
+
+    def test_what_rocmlab_wrote_may_change(self, tmp_path: Path) -> None:
+        """A new default reaches `.env` where nobody chose anything."""
+        settings.save(settings.load(tmp_path, {}), {"BASE_IMAGE": "old:1"})
+
+        settings.save(settings.load(tmp_path, {}), {"BASE_IMAGE": "new:2"})
+
+        assert env(tmp_path)["BASE_IMAGE"] == "new:2"
+
+    def test_an_edited_line_is_kept(self, tmp_path: Path) -> None:
+        """A person changes a value that rocmlab wrote: from then on it is theirs."""
+        settings.save(settings.load(tmp_path, {}), {"BASE_IMAGE": "old:1"})
+        path = tmp_path / ".env"
+        path.write_text(path.read_text().replace("old:1", "mine:3"))
+
+        found = settings.load(tmp_path, {})
+        settings.save(found, {"BASE_IMAGE": "new:2"})
+
+        assert found.get("BASE_IMAGE") == "mine:3"
+        assert env(tmp_path)["BASE_IMAGE"] == "mine:3"
+
+    def test_comments_and_foreign_lines_survive(self, tmp_path: Path) -> None:
+        """The file may hold anything that plain `docker compose` reads too."""
+        (tmp_path / ".env").write_text("# hello\nHSA_OVERRIDE_GFX_VERSION=10.3.0\n")
+
+        settings.save(settings.load(tmp_path, {}), {"PORT": "8888"})
+
+        assert (tmp_path / ".env").read_text().startswith("# hello\nHSA_OVERRIDE_GFX_VERSION=10.3.0\n")
+
+    def test_what_is_not_needed_any_more_goes(self, tmp_path: Path) -> None:
+        """A variable of another backend that rocmlab wrote is removed with it."""
+        settings.save(settings.load(tmp_path, {}), {"RENDER_GID": "109"})
+
+        settings.save(settings.load(tmp_path, {}), {})
+
+        assert "RENDER_GID" not in env(tmp_path)
+
+    def test_nothing_to_do_writes_nothing(self, tmp_path: Path) -> None:
+        """A second save leaves the very same file."""
+        settings.save(settings.load(tmp_path, {}), {"PORT": "8888"})
+        before = (tmp_path / ".env").stat()
+
+        settings.save(settings.load(tmp_path, {}), {"PORT": "8888"})
+
+        assert before.st_ino == (tmp_path / ".env").stat().st_ino
+
+    def test_a_file_that_others_could_read_is_made_private(self, tmp_path: Path) -> None:
+        """A `.env` copied from somewhere with mode 0644 becomes 0600."""
+        (tmp_path / ".env").write_text("PORT=9000\n")
+        (tmp_path / ".env").chmod(0o644)
+
+        settings.save(settings.load(tmp_path, {}), {})
+
+        assert (tmp_path / ".env").stat().st_mode & 0o777 == 0o600
+
+
+def test_every_setting_is_documented(repository: Path) -> None:
+    """docs/settings.md has a row for each setting, and for no other name."""
+    lines = (repository / "docs/settings.md").read_text(encoding="utf-8").splitlines()
+    rows = [line.split("|")[1].strip(" `") for line in lines if line.startswith("| `")]
+
+    assert [setting.name for setting in settings.SETTINGS] == rows
