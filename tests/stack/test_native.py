@@ -210,7 +210,7 @@ class TestInstallation:
         old.write_text("#!/bin/sh\necho 3 9\n")
         old.chmod(0o755)
 
-        with pytest.raises(RocmlabError, match="is Python 3.9"):
+        with pytest.raises(RocmlabError, match=r"is Python 3\.9"):
             check_python(str(old))
 
     def test_without_venv_the_fix_names_the_package(self, tmp_path: Path) -> None:

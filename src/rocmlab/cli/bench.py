@@ -30,9 +30,8 @@ def main(verb: str, arguments: Sequence[str]) -> int:
     for row in rows:
         theirs = f"{row.theirs:9.2f}" if row.theirs is not None else f"{'':9}"
         ratio = f"{row.ratio:5.1f}x" if row.ratio is not None else f"{'':6}"
-        print(
-            f"{row.name:22} {row.ours:9.2f} {theirs} {ratio}  {row.unit:4}  {row.runs:4}  {row.spread[0]:.2f} … {row.spread[1]:.2f}"
-        )
+        least, most = row.spread
+        print(f"{row.name:22} {row.ours:9.2f} {theirs} {ratio}  {row.unit:4}  {row.runs:4}  {least:.2f} … {most:.2f}")
     return 0
 
 

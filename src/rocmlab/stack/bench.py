@@ -157,7 +157,7 @@ def _rebuilds(lab: DockerLab, runs: int) -> list[float]:
 
 
 def layer_sizes(lab: DockerLab) -> dict[str, float]:
-    """Return megabytes: `layers_mb` our layers without the frameworks, and each framework's own layer. Source: docker history."""
+    """Return megabytes: `layers_mb` our layers without the frameworks, frameworks by name. From docker history."""
     code, output = process.capture(
         ["docker", "history", "--no-trunc", "--format", "{{json .}}", lab.image], env=lab.environment
     )

@@ -13,6 +13,7 @@ from rocmlab.errors import Problem, RocmlabError
 from rocmlab.stack.engine import Engine
 
 RUNTIMES = ("docker", "native")
+INSTALL_DOCKER = "sudo apt install docker.io docker-compose-v2 docker-buildx"
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ def _choose_runtime(host: Host, backend: str, runtime: str) -> str:
             else RocmlabError(
                 "RUNTIME=docker was asked for, and there is no Docker engine",
                 "neither a running engine nor an installed one was found",
-                "install Docker (sudo apt install docker.io docker-compose-v2 docker-buildx), or: make up RUNTIME=native",
+                f"install Docker ({INSTALL_DOCKER}), or: make up RUNTIME=native",
             )
         )
     if runtime != "auto":
@@ -141,14 +142,14 @@ def _check_usable(host: Host, backend: str, runtime: str) -> None:
         raise RocmlabError(
             "the NVIDIA GPU cannot be passed to a container",
             "the NVIDIA Container Toolkit is not installed in this engine",
-            f"install nvidia-container-toolkit, then: sudo nvidia-ctk runtime configure && sudo systemctl restart docker\n"
+            "install nvidia-container-toolkit; sudo nvidia-ctk runtime configure; sudo systemctl restart docker\n"
             f"{on_cpu}",
         )
     if backend == "rocm" and runtime == "native" and not host.has_rocm:
         raise RocmlabError(
             "there is an AMD GPU, and neither Docker nor ROCm to use it with",
             "the native lab needs ROCm's libraries on the host (/opt/rocm)",
-            f"sudo apt install docker.io docker-compose-v2 docker-buildx (the easier way), or install ROCm\n{on_cpu}",
+            f"{INSTALL_DOCKER} (the easier way), or install ROCm\n{on_cpu}",
         )
     if backend == "metal" and runtime == "docker":
         raise RocmlabError(

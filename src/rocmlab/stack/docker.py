@@ -8,10 +8,12 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from rocmlab import __version__
 from rocmlab.errors import RocmlabError
 from rocmlab.stack import fingerprint, process, server
 from rocmlab.stack.engine import Engine
@@ -79,8 +81,12 @@ class DockerLab:
         self._pull_base(say)
         say(f"building image {self.image} on {self.values['BASE_IMAGE']}")
         log = self.settings.state / "build.log"
-        self.environment["INPUTS"] = self.inputs
-        show = BuildProgress()
+        created = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+        self.environment |= {"INPUTS": self.inputs, "ROCMLAB_VERSION": __version__, "ROCMLAB_CREATED": created}
+        code, revision = process.capture(["git", "-C", str(self.settings.project), "rev-parse", "HEAD"])
+        self.environment["ROCMLAB_REVISION"] = revision.strip() if code == 0 else ""
+        dockerfile = self.settings.project / "docker/Dockerfile"
+        show = BuildProgress(dockerfile.read_text(encoding="utf-8"))
         code, last = process.follow(
             self._compose("--progress", "plain", "build", SERVICE),
             log=log,
@@ -264,28 +270,25 @@ class BaseImageUnreachable(RocmlabError):
 
 
 class BuildProgress:
-    """Shows the steps of a BuildKit build: one line when a step starts, one when it took long."""
+    """Shows the steps of a BuildKit build by the comments that explain them in the Dockerfile."""
 
-    STEP = re.compile(r"^#(\d+) \[(?:(\S+) )?\s*(\d+)/(\d+)\] (\w+) ?(.*)$")
-    DONE = re.compile(r"^#(\d+) (DONE ([\d.]+)s|CACHED)$")
+    STEP = re.compile(r"^#(\d+) \[(?:\S+ )?\s*\d+/\d+\] (.+)$")
+    DONE = re.compile(r"^#(\d+) DONE ([\d.]+)s$")
     NOISE = re.compile(r"is ignored: it is neither|Running pip as the 'root' user|notice\]")
 
-    def __init__(self) -> None:
+    def __init__(self, dockerfile: str = "") -> None:
+        self.comments = explained(dockerfile)
         self.steps: dict[str, str] = {}
 
     def __call__(self, line: str) -> str | None:
-        """Return what to show of a line, if anything."""
-        if step := self.STEP.match(line):
-            number, stage, index, total, instruction, rest = step.groups()
-            if number in self.steps:
-                return None
-            title = (
-                rest.split("#", 1)[1].strip() if instruction == "RUN" and rest.startswith(":") and "#" in rest else rest
-            )
-            self.steps[number] = f"{stage or 'lab'} {index}/{total} {instruction} {title}"[:96]
-            return f"  {self.steps[number]}"
-        if (done := self.DONE.match(line)) and done[3] and float(done[3]) >= 10:
-            return f"    … {float(done[3]):.0f} s"
+        """Return what to show of a line, if anything: the start of a step, and how long it took if it took long."""
+        if (step := self.STEP.match(line)) and step[1] not in self.steps:
+            instruction = " ".join(step[2].split())
+            title = self.comments.get(instruction, instruction)
+            self.steps[step[1]] = title if len(title) < 100 else title[:97] + "…"
+            return f"  {self.steps[step[1]]}"
+        if (done := self.DONE.match(line)) and float(done[2]) >= 10 and done[1] in self.steps:
+            return f"    {float(done[2]):.0f} s: {self.steps[done[1]][:60]}"
         return None
 
     def error(self, last: list[str]) -> str:
@@ -293,6 +296,21 @@ class BuildProgress:
         said = [re.sub(r"^#\d+ [\d.]+ ", "", line) for line in last if re.match(r"^#\d+ [\d.]+ ", line)]
         said = [line for line in said if line.strip() and not self.NOISE.search(line)]
         return "\n".join(said[-8:]) or "\n".join(last[-4:])
+
+
+def explained(dockerfile: str) -> dict[str, str]:
+    """Return the comment above each instruction, by the instruction's text with single spaces."""
+    found: dict[str, str] = {}
+    comment: list[str] = []
+    joined = re.sub(r"\\\n", " ", dockerfile)
+    for line in joined.splitlines():
+        if line.startswith("#"):
+            comment.append(line.lstrip("# "))
+        elif line.strip():
+            if comment:
+                found[" ".join(line.split())] = " ".join(comment).rstrip(".")
+            comment = []
+    return found
 
 
 class PullProgress:

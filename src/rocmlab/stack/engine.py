@@ -114,7 +114,10 @@ def _with_tools(client: str, facts: dict[str, object], environment: Mapping[str,
 
 
 def _compose_problem(code: int, output: str) -> Problem | None:
-    fix = "install the plugin: sudo apt install docker-compose-plugin (Docker's packages) or docker-compose-v2 (Ubuntu);\nor, without Docker: make up RUNTIME=native"
+    fix = (
+        "install the plugin: sudo apt install docker-compose-plugin (Docker's packages) or docker-compose-v2;\n"
+        "or, without Docker: make up RUNTIME=native"
+    )
     if code:
         return Problem(
             "`docker compose` is missing", "the engine answers, but the Compose plugin is not installed", fix

@@ -46,7 +46,7 @@ def update(text: str, values: Mapping[str, str | None], comments: Mapping[str, s
     old = parse(text)
     for line in text.splitlines():
         match = ASSIGNMENT.match(line)
-        name = match[1] if match else None
+        name = str(match[1]) if match else ""
         if name not in values:
             lines.append(line)
             continue

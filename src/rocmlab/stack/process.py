@@ -19,8 +19,7 @@ def capture(
     try:
         done = subprocess.run(
             command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             stdin=subprocess.DEVNULL,
             text=True,
             env=dict(env) if env is not None else None,

@@ -88,7 +88,7 @@ def project_name(project: Path) -> str:
 
 
 def device_groups(root: Path) -> tuple[str, str]:
-    """Return two different numeric groups for `group_add`: that of the render nodes, and another one of the GPU's nodes.
+    """Return two different numeric groups for `group_add`: that of the render nodes, and another of the GPU's nodes.
 
     Compose refuses equal entries, so where all nodes share one group the second place is filled with the usual video
     group. The entry point looks at the nodes once more and joins the group of each one.

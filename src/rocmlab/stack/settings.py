@@ -74,7 +74,7 @@ COMMENTS = {
 }
 HEADER = """\
 # Settings of rocmlab, and of plain `docker compose` in this folder. Each is explained in docs/settings.md.
-# A line that you change or add is yours and is kept; the others follow the machine. It holds the token: keep it private.
+# A line that you change or add is yours and kept; the others follow the machine. Keep it private: it holds the token.
 """
 
 
