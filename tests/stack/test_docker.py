@@ -22,7 +22,10 @@ BUILD = """\
 #1 [internal] load build definition from Dockerfile
 #7 [base 2/3] RUN --mount=type=cache,target=/var/cache/apt apt-get -qq update
 #7 0.531 Get:1 something
+#7 0.532 Get:2 something
 #7 DONE 14.2s
+#8 [base 3/3] RUN /build/user
+#8 CACHED
 #9 [lab 4/9] RUN --mount=type=bind pip install
 #9 1.2 WARNING: Location 'x' is ignored: it is neither a file nor a directory.
 #9 3.4 error: TensorFlow of this base is not built with ROCm
@@ -48,7 +51,7 @@ class TestBuildProgress:
     """A build's thousand lines become a few that tell something."""
 
     def test_each_step_is_one_line_and_long_ones_say_how_long(self) -> None:
-        """Internal steps and the programs' own output stay in the log."""
+        """Internal steps, cached ones and the programs' own output stay in the log."""
         progress = BuildProgress(DOCKERFILE)
 
         shown = [line for text in BUILD.splitlines() if (line := progress(text))]

@@ -231,7 +231,7 @@ class DockerLab:
         """Run `rocmlab <arguments>` in the running lab, or in a container of its own if the lab is down."""
         terminal = ["--interactive", "--tty"] if sys.stdin.isatty() and sys.stdout.isatty() else []
         container = self.container()
-        if container:
+        if container and self._is_current(container):
             return process.attach(
                 ["docker", "exec", *terminal, container, "start.sh", "rocmlab", *arguments],
                 env=self.environment,
@@ -240,6 +240,12 @@ class DockerLab:
         return process.attach(
             self._compose("--progress", "quiet", *command), env=self.environment, cwd=self.settings.project
         )
+
+    def _is_current(self, container: str) -> bool:
+        """Tell whether a container runs the present image, and not one from before the last build."""
+        code, ids = self._docker("inspect", "--format", "{{.Image}}", container)
+        _, image = self._docker("image", "inspect", "--format", "{{.Id}}", self.image)
+        return code == 0 and ids.strip() == image.strip()
 
     def logs(self, follow: bool) -> int:
         """Print the container's log."""
@@ -270,24 +276,31 @@ class BaseImageUnreachable(RocmlabError):
 
 
 class BuildProgress:
-    """Shows the steps of a BuildKit build by the comments that explain them in the Dockerfile."""
+    """Shows the steps of a BuildKit build by the comments that explain them in the Dockerfile.
+
+    A step is shown when it says its first word, so that steps found in the cache are not listed.
+    """
 
     STEP = re.compile(r"^#(\d+) \[(?:\S+ )?\s*\d+/\d+\] (.+)$")
+    SAID = re.compile(r"^#(\d+) [\d.]+ ")
     DONE = re.compile(r"^#(\d+) DONE ([\d.]+)s$")
     NOISE = re.compile(r"is ignored: it is neither|Running pip as the 'root' user|notice\]")
 
     def __init__(self, dockerfile: str = "") -> None:
         self.comments = explained(dockerfile)
         self.steps: dict[str, str] = {}
+        self.shown: set[str] = set()
 
     def __call__(self, line: str) -> str | None:
         """Return what to show of a line, if anything: the start of a step, and how long it took if it took long."""
         if (step := self.STEP.match(line)) and step[1] not in self.steps:
             instruction = " ".join(step[2].split())
-            title = self.comments.get(instruction, instruction)
+            title = next((text for shape, text in self.comments if shape.fullmatch(instruction)), instruction)
             self.steps[step[1]] = title if len(title) < 100 else title[:97] + "…"
-            return f"  {self.steps[step[1]]}"
-        if (done := self.DONE.match(line)) and float(done[2]) >= 10 and done[1] in self.steps:
+        elif (said := self.SAID.match(line)) and said[1] in self.steps and said[1] not in self.shown:
+            self.shown.add(said[1])
+            return f"  {self.steps[said[1]]}"
+        elif (done := self.DONE.match(line)) and float(done[2]) >= 10 and done[1] in self.steps:
             return f"    {float(done[2]):.0f} s: {self.steps[done[1]][:60]}"
         return None
 
@@ -298,9 +311,9 @@ class BuildProgress:
         return "\n".join(said[-8:]) or "\n".join(last[-4:])
 
 
-def explained(dockerfile: str) -> dict[str, str]:
-    """Return the comment above each instruction, by the instruction's text with single spaces."""
-    found: dict[str, str] = {}
+def explained(dockerfile: str) -> list[tuple[re.Pattern[str], str]]:
+    """Return each instruction, as a pattern in which any value may stand for a variable, and the comment above it."""
+    found: list[tuple[re.Pattern[str], str]] = []
     comment: list[str] = []
     joined = re.sub(r"\\\n", " ", dockerfile)
     for line in joined.splitlines():
@@ -308,7 +321,9 @@ def explained(dockerfile: str) -> dict[str, str]:
             comment.append(line.lstrip("# "))
         elif line.strip():
             if comment:
-                found[" ".join(line.split())] = " ".join(comment).rstrip(".")
+                literal = re.split(r"\$\{?[A-Z_]+\}?", " ".join(line.split()))
+                shape = re.compile(".*".join(map(re.escape, literal)))
+                found.append((shape, " ".join(comment).rstrip(".")))
             comment = []
     return found
 
