@@ -1,0 +1,109 @@
+"""Add to a TensorFlow that the base image brought what a kernel lacks, and prove that nothing else changed.
+
+Usage: PYTHON additions.py REQUIREMENTS CONSTRAINTS, run by the interpreter that has TensorFlow. The versions found
+are written to CONSTRAINTS; pip reads them in every later installation, so that none can replace this TensorFlow.
+"""
+
+from __future__ import annotations
+
+import glob
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+USERS_GID = 100  # docker-stacks' group of the lab user
+
+
+def canonical(name: str) -> str:
+    """Spell a distribution's name as package indexes do."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def installed() -> dict[str, str]:
+    """Return the version of every distribution of this interpreter; the first on the path is the one imported."""
+    importlib.invalidate_caches()
+    versions: dict[str, str] = {}
+    for distribution in importlib.metadata.distributions():
+        if distribution.metadata["Name"]:
+            versions.setdefault(canonical(distribution.metadata["Name"]), distribution.version)
+    return versions
+
+
+def missing(lock: str, present: dict[str, str]) -> str:
+    """Return the lock without the distributions that are present; an entry is a line and its indented hashes."""
+    entries = re.findall(r"^[A-Za-z0-9].*(?:\n[ \t].*)*", lock, flags=re.MULTILINE)
+    return "\n".join(entry for entry in entries if canonical(entry.split("==")[0]) not in present) + "\n"
+
+
+def constraints(present: dict[str, str]) -> str:
+    """Return what pip must keep as it is."""
+    valid = re.compile(r"\d[0-9A-Za-z.]*(\+[0-9A-Za-z.]+)?")  # pip refuses a file with one version it cannot read
+    lines = [f"{name}=={version}" for name, version in sorted(present.items()) if valid.fullmatch(version)]
+    if "tensorflow" not in present:
+        # TensorFlow comes from another distribution (tensorflow-rocm, tensorflow-cpu): whatever asks for
+        # `tensorflow` would overwrite it with the wheel for other hardware.
+        lines.append("tensorflow<0")
+    return "\n".join(lines) + "\n"
+
+
+def bootstrap() -> None:
+    """Give this interpreter pip where it has none, from the wheel that Debian's python3-venv keeps."""
+    if importlib.util.find_spec("pip") is None:
+        wheel = sorted(glob.glob("/usr/share/python-wheels/pip-*.whl"))[-1]
+        subprocess.run([sys.executable, f"{wheel}/pip", "install", "--quiet", "--no-deps", wheel], check=True)
+
+
+def conflicts() -> set[str]:
+    """Return what `pip check` complains about, one sentence each."""
+    check = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True, check=False)
+    return set(check.stdout.splitlines()) if check.returncode else set()
+
+
+def open_to_users() -> None:
+    """Let group users add packages to a virtual environment of the base; only the folders change, no file in them.
+
+    Beside a Debian Python this is not needed: pip falls back to the home folder there.
+    """
+    if sys.prefix != sys.base_prefix:
+        for folder in {sysconfig.get_path(name) for name in ("purelib", "platlib", "scripts")}:
+            os.chown(folder, 0, USERS_GID)
+            os.chmod(folder, 0o2775)
+
+
+def main(requirements: Path, constraint: Path) -> None:
+    """Install what is missing, then compare."""
+    bootstrap()
+    before, conflicts_before = installed(), conflicts()
+    constraint.write_text(constraints(before))
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as rest:
+        rest.write(missing(requirements.read_text(), before))
+        rest.flush()
+        install = ["install", "--quiet", "--no-deps", "--require-hashes", "--requirement", rest.name]
+        subprocess.run(["/build/pip", sys.executable, *install], check=True)
+
+    after = installed()
+    for name, version in before.items():
+        if after.get(name) != version:
+            sys.exit(f"error: the build changed {name} {version} of the base image to {after.get(name)}: report this")
+    if added := conflicts() - conflicts_before:
+        sys.exit(
+            f"error: the base image's packages do not go with the lab's ({'; '.join(sorted(added))}): "
+            "choose a newer BASE_IMAGE, or loosen requirements/kernel.in and run scripts/lock"
+        )
+    # ipykernel installs a kernel named python3 beside the interpreter; the lab offers `tensorflow` instead.
+    for prefix in {sys.prefix, "/usr/local"}:
+        for file in Path(prefix, "share/jupyter/kernels/python3").glob("*"):
+            file.unlink()
+    open_to_users()
+    sys.stderr.write(f"{sys.executable}: {len(before)} distributions kept, {len(after) - len(before)} added\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,57 @@
+"""Stop the build when an environment is not what its backend promises.
+
+Usage: PYTHON verify.py BACKEND tensorflow|torch|lab, run by the interpreter in question. No GPU is needed.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def tensorflow(backend: str) -> None:
+    """Check what the imported TensorFlow was built for."""
+    import tensorflow as tf
+
+    built = {"rocm": tf.test.is_built_with_rocm(), "cuda": tf.test.is_built_with_cuda()}
+    if not built.get(backend, True):
+        sys.exit(
+            f"error: TensorFlow {tf.__version__} in {sys.prefix} is not built with {backend}, so it would compute on "
+            f"the CPU: set BASE_IMAGE to an image whose TensorFlow is, or BACKEND=cpu"
+        )
+    sys.stderr.write(
+        f"TensorFlow {tf.__version__}: built with {[name for name, is_built in built.items() if is_built] or 'cpu'}\n"
+    )
+
+
+def torch(backend: str) -> None:
+    """Check what the imported PyTorch was built for."""
+    import torch
+
+    found = {"rocm": torch.version.hip, "cuda": torch.version.cuda}
+    if backend in found and not found[backend]:
+        sys.exit(
+            f"error: PyTorch {torch.__version__} is not built for {backend} (torch.version says {found}), so it would "
+            f"compute on the CPU: set TORCH_INDEX to an index with {backend} builds, or put such a wheel into WHEELS"
+        )
+    if backend == "cpu" and any(found.values()):
+        sys.exit(
+            f"error: PyTorch {torch.__version__} is built for a GPU ({found}), gigabytes that the cpu backend cannot "
+            "use: set TORCH_INDEX to an index with CPU builds, or put such a wheel into WHEELS"
+        )
+    sys.stderr.write(f"PyTorch {torch.__version__}: {found}\n")
+
+
+def lab(_backend: str) -> None:
+    """Check that JupyterLab starts without the grammar that costs every Jupyter program a second."""
+    import jupyterlab.labapp
+
+    if "rfc3987_syntax" in sys.modules:
+        sys.exit(
+            "error: importing JupyterLab imports rfc3987_syntax, which costs 0.8 to 1.6 s at every start: "
+            "take it out of requirements/lab.txt again (scripts/lock leaves it out)"
+        )
+    sys.stderr.write(f"JupyterLab {jupyterlab.labapp.__version__} imports without rfc3987_syntax\n")
+
+
+if __name__ == "__main__":
+    {"tensorflow": tensorflow, "torch": torch, "lab": lab}[sys.argv[2]](sys.argv[1])

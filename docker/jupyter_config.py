@@ -1,0 +1,22 @@
+"""JupyterLab inside the container; the token comes from JUPYTER_TOKEN."""
+
+c = get_config()  # noqa: F821  # traitlets defines it
+
+# All addresses of the container; Compose publishes the port on the host's loopback only.
+c.ServerApp.ip = "0.0.0.0"
+c.ServerApp.port = 8888
+# The port that Compose publishes, or none: another one would be out of reach.
+c.ServerApp.port_retries = 0
+c.ServerApp.open_browser = False
+# Shows work/ and share/.
+c.ServerApp.root_dir = "/home/jovyan"
+# A trash folder on a volume would keep the space of what was deleted.
+c.FileContentsManager.delete_to_trash = False
+# Only the kernels that have a framework: `tensorflow` and `torch`.
+c.KernelSpecManager.ensure_native_kernel = False
+# The image is updated by `make build`, and its environment is not the user's to write.
+c.LabApp.extension_manager = "readonly"
+c.LabApp.check_for_updates_class = "jupyterlab.NeverCheckForUpdate"
+c.LabApp.news_url = None
+# No language server is in the image, and looking for each takes time at every start.
+c.LanguageServerManager.autodetect = False

@@ -1,0 +1,181 @@
+#!/usr/bin/env bash
+# start.sh COMMAND...: run COMMAND as the lab user, with exactly the groups that open the GPUs passed to this container.
+#
+# As root it honours NB_UID and NB_GID, joins the lab user to the group of every device node, hands over what belongs
+# to root directly in work/ and share/, runs start-notebook.d, and drops to the lab user. As the lab user it proves that
+# the nodes can be opened, puts caches on the share and runs before-notebook.d. Started by `docker exec` it does only
+# what the command needs. (sudo and su would lose the groups given by --group-add: they read /etc/group instead.)
+set -euo pipefail
+shopt -s nullglob
+
+root=${ROCMLAB_ROOT:-}
+root=${root%/}
+
+say() { printf 'rocmlab: %s\n' "$*" >&2; }
+
+fail() { # what, why, fix
+  printf 'error: %s\n  why: %s\n  fix: %s\n' "$@" >&2
+  exit 2
+}
+
+device_nodes() { # the character devices of AMD GPUs; a simulated host (ROCMLAB_ROOT) has plain files instead
+  local node
+  for node in "$root"/dev/kfd "$root"/dev/dri/renderD* "$@"; do
+    if [[ -c $node ]]; then echo "$node"; fi
+  done
+}
+
+run_hooks() { # .sh files are sourced, executables run; a failing hook is reported and the lab starts all the same
+  local hook status
+  for hook in "/usr/local/bin/$1"/*; do
+    status=0
+    set +eu
+    if [[ $hook == *.sh ]]; then
+      # shellcheck disable=SC1090  # which files these are is the user's choice
+      source "$hook" || status=$?
+    elif [[ -x $hook ]]; then
+      "$hook" || status=$?
+    fi
+    set -eu
+    ((status == 0)) || say "ERROR: the hook $hook failed with exit code $status"
+  done
+}
+
+# -- as root ----------------------------------------------------------------------------------------------------------
+
+use_ids() { # give jovyan the wanted ids; usermod would walk through the whole home, share included
+  if [[ ! $NB_UID =~ ^[1-9][0-9]*$ || ! $NB_GID =~ ^[1-9][0-9]*$ ]]; then
+    fail "NB_UID=$NB_UID NB_GID=$NB_GID cannot be the lab user's ids" "they are not numbers above 0" \
+      "take both lines out of .env, and run \`make up\`"
+  fi
+  getent group "$NB_GID" >/dev/null || groupadd --gid "$NB_GID" lab
+  if [[ $(id -u jovyan):$(id -g jovyan) != "$NB_UID:$NB_GID" ]]; then
+    sed -i "s/^jovyan:\([^:]*\):[0-9]*:[0-9]*:/jovyan:\1:$NB_UID:$NB_GID:/" /etc/passwd
+    chown "$NB_UID:$NB_GID" /home/jovyan
+  fi
+}
+
+lab_groups() { # the lab user's groups, comma separated: users, those of the device nodes, those of --group-add
+  local gid nodes gids=(100)
+  mapfile -t nodes < <(device_nodes "$root"/dev/dri/card*)
+  if ((${#nodes[@]})); then mapfile -t -O 1 gids < <(stat -c %g "${nodes[@]}"); fi
+  for gid in "${gids[@]}" $(id -G); do
+    # Group 0 would open much more than a GPU.
+    if ((gid)); then echo "$gid"; fi
+  done | sort -nu | paste -sd,
+}
+
+name_groups() { # so that `id`, and `docker exec --user jovyan`, know the groups too
+  local gid
+  for gid in ${1//,/ }; do
+    getent group "$gid" >/dev/null || groupadd --gid "$gid" "gpu-$gid"
+  done
+  if [[ $(id -G jovyan | tr ' ' '\n' | sort -n | paste -sd,) != "$1" ]]; then
+    usermod --append --groups "$1" jovyan
+  fi
+}
+
+hand_over() { # only what lies directly in work/ and share/ and belongs to root: a big share is never walked
+  local folders=("$ROCMLAB_SHARE") handed=()
+  if [[ $(stat -c %u "$ROCMLAB_NOTEBOOKS") == 0 ]]; then folders+=("$ROCMLAB_NOTEBOOKS"); fi
+  mapfile -d '' handed < <(find "${folders[@]}" -maxdepth 1 -uid 0 -print0)
+  if ((${#handed[@]})); then
+    say "handing ${handed[*]} from root to jovyan ($NB_UID:$NB_GID)"
+    chown --no-dereference "$NB_UID:$NB_GID" "${handed[@]}" || say "not everything could be handed over"
+  fi
+}
+
+become_lab_user() {
+  local groups
+  use_ids
+  groups=$(lab_groups)
+  name_groups "$groups"
+  if [[ $is_first ]]; then
+    hand_over
+    # What a killed server left would mislead the health check.
+    rm -rf "$JUPYTER_RUNTIME_DIR"
+    run_hooks start-notebook.d
+  fi
+  export ROCMLAB_FIRST=$is_first
+  exec setpriv --reuid "$NB_UID" --regid "$NB_GID" --groups "$groups" \
+    --inh-caps=-all --bounding-set=-all --no-new-privs "$0" "$@"
+}
+
+# -- as the lab user --------------------------------------------------------------------------------------------------
+
+prove_access() { # one render node that answers "permission denied" hides every GPU from ROCm: say so before Jupyter runs
+  local node error
+  if [[ $ROCMLAB_BACKEND != rocm ]]; then return; fi
+  if [[ -z $root && ! -e /dev/kfd && ! -e /dev/dxg ]]; then
+    fail "this container has no /dev/kfd" "the rocm backend computes on AMD GPUs, and none was passed" \
+      "start it with \`make up\`, or give docker run --device /dev/kfd --device /dev/dri; without a GPU: make up BACKEND=cpu"
+  fi
+  while read -r node; do
+    if ! error=$({ : <>"$node"; } 2>&1); then
+      fail "$node cannot be opened read-write by uid $(id -u): ${error##*: }" \
+        "it belongs to group $(stat -c '%g with mode %a' "$node"), and this process is in the groups $(id -G)" \
+        "run \`make up\` again, which writes the groups of the device nodes to .env (docker run: --group-add $(stat -c %g "$node")); \
+if the group is 0 or the mode lacks rw for it, on the host: sudo chgrp render ${node#"$root"} && sudo chmod 0660 ${node#"$root"}"
+    fi
+  done < <(device_nodes)
+}
+
+gfx_targets() { # gfx1100, gfx90a+gfx942, …: of the GPUs whose render node is here; from KFD's topology, in decimal
+  local properties key value version minor
+  for properties in "$root"/sys/class/kfd/kfd/topology/nodes/*/properties; do
+    version=0 minor=0
+    while read -r key value; do
+      case $key in
+        gfx_target_version) version=$value ;;
+        drm_render_minor) minor=$value ;;
+      esac
+    done < <(cat "$properties" 2>/dev/null) # a GPU that was not passed may refuse
+    if ((version)) && [[ -e $root/dev/dri/renderD$minor ]]; then
+      printf 'gfx%d%x%x\n' $((version / 10000)) $((version / 100 % 100)) $((version % 100))
+    fi
+  done | sort -u | paste -sd+
+}
+
+use_caches() { # compiled kernels belong to one ROCm version and one target, and outlive the container
+  local rocm=/opt/rocm/.info/version platform=$ROCMLAB_BACKEND targets
+  if [[ -r $rocm ]]; then platform=rocm$(cut -d- -f1 "$rocm"); fi
+  targets=$(gfx_targets)
+  local cache=$ROCMLAB_SHARE/cache/$platform-${targets:-any}
+  if ! (umask 002 && mkdir -p "$ROCMLAB_SHARE"/{data,models,runs,leases} "$cache") 2>/dev/null; then
+    fail "the share $ROCMLAB_SHARE cannot be written by uid $(id -u)" "it belongs to $(stat -c 'uid %u, mode %a' "$ROCMLAB_SHARE")" \
+      "on the host: sudo chown $(id -u) <the folder in SHARE>, or take SHARE out of .env to use a volume"
+  fi
+  export HF_HOME=${HF_HOME:-$cache/huggingface} KERAS_HOME=${KERAS_HOME:-$cache/keras}
+  export MIOPEN_CUSTOM_CACHE_DIR=${MIOPEN_CUSTOM_CACHE_DIR:-$cache/miopen}
+  export MIOPEN_USER_DB_PATH=${MIOPEN_USER_DB_PATH:-$cache/miopen}
+  export MPLCONFIGDIR=${MPLCONFIGDIR:-$cache/matplotlib} XDG_CACHE_HOME=${XDG_CACHE_HOME:-$cache}
+  export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$cache/inductor}
+  export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$cache/triton}
+}
+
+use_secrets() { # what a mirror or a TLS-inspecting proxy needs, lent by Compose; empty where the user gave none
+  local bundle=/run/secrets/ca_bundle configuration=/run/secrets/pip_config
+  if [[ -s $bundle && -r $bundle ]]; then
+    export SSL_CERT_FILE=$bundle REQUESTS_CA_BUNDLE=$bundle CURL_CA_BUNDLE=$bundle PIP_CERT=$bundle
+  fi
+  if [[ -s $configuration && -r $configuration ]]; then export PIP_CONFIG_FILE=$configuration; fi
+}
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+# The first process of a container is tini's child; one of `docker exec` has no parent in here.
+parent=$(cat "/proc/$PPID/comm" 2>/dev/null || true)
+is_first=${ROCMLAB_FIRST-$([[ $$ != 1 && $parent != tini ]] || echo yes)}
+if ((EUID == 0)); then become_lab_user "$@"; fi
+unset ROCMLAB_FIRST
+
+export HOME=/home/jovyan USER=jovyan LOGNAME=jovyan SHELL=/bin/bash
+if [[ ${NB_UMASK:-} ]]; then umask "$NB_UMASK"; fi
+if [[ $is_first ]]; then prove_access; fi
+use_caches
+use_secrets
+if [[ $is_first ]]; then
+  install -d -m 0700 "$JUPYTER_RUNTIME_DIR"
+  run_hooks before-notebook.d
+fi
+exec "$@"

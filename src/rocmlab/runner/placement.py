@@ -1,0 +1,127 @@
+"""Which job runs next and where: a slot is one GPU, and there is one place on the CPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rocmlab.devices import Device, visibility
+from rocmlab.errors import Problem, RocmlabError
+from rocmlab.runner.jobs import Job
+
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
+
+
+@dataclass(frozen=True)
+class Place:
+    """What one job gets."""
+
+    devices: tuple[Device, ...]  # its GPUs, or the CPU
+    threads: int
+
+    @property
+    def gpus(self) -> tuple[Device, ...]:
+        """Its GPUs; empty on the CPU."""
+        return tuple(device for device in self.devices if device.backend != "cpu")
+
+    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        """Return a worker's environment: pinned to the devices, with its share of the cores unless the user set one."""
+        limits = {name: str(self.threads) for name in THREADS}
+        return {**limits, **visibility.apply(base, self.gpus)}
+
+
+class Slots:
+    """The GPUs of a run and its place on the CPU, lent to jobs and given back.
+
+    The job that waits longest goes first, and one that waits for several GPUs is not overtaken by others that want
+    GPUs, or it would wait for ever. Jobs for the CPU and jobs for GPUs do not wait for each other.
+    """
+
+    def __init__(self, gpus: Sequence[Device], cpu: Device, cores: int | None = None) -> None:
+        self.gpus = tuple(gpus)
+        self.count = max(1, len(self.gpus))
+        self._cpu = cpu
+        self._free = list(self.gpus)
+        self._cpu_is_free = True
+        self._cores = cores or count_cores()
+
+    def wanted(self, job: Job) -> int:
+        """Return how many GPUs a job gets; 0 is the place on the CPU."""
+        if job.gpus == "all":
+            return len(self.gpus)
+        return min(1, len(self.gpus)) if job.gpus is None else job.gpus
+
+    def problem(self, job: Job) -> Problem | None:
+        """Return why a job could never be placed: it asks for more GPUs than there are."""
+        if self.wanted(job) <= len(self.gpus):
+            return None
+        return Problem(
+            f"it asks for {self.wanted(job)} GPUs",
+            f"this run has {len(self.gpus)}",
+            'change its metadata ("all" takes what there is), or run it where there are more',
+        )
+
+    def take(self, waiting: Sequence[Job]) -> tuple[Job, Place] | None:
+        """Return the next job and its place, taken from what is free; None if nothing can start now."""
+        gpus_are_spoken_for = cpu_is_spoken_for = False
+        for job in waiting:
+            count = self.wanted(job)
+            if count and not gpus_are_spoken_for:
+                if count <= len(self._free):
+                    taken, self._free = self._free[:count], self._free[count:]
+                    return job, Place(tuple(taken), self._threads(count))
+                gpus_are_spoken_for = True
+            elif not count and not cpu_is_spoken_for:
+                if self._cpu_is_free:
+                    self._cpu_is_free = False
+                    return job, Place((self._cpu,), self._threads(1))
+                cpu_is_spoken_for = True
+        return None
+
+    def give_back(self, place: Place) -> None:
+        """Take back what a job was lent."""
+        if not place.gpus:
+            self._cpu_is_free = True
+        freed = {*self._free, *place.gpus}
+        self._free = [gpu for gpu in self.gpus if gpu in freed]  # in their order, so that runs repeat
+
+    def _threads(self, slots: int) -> int:
+        return max(1, self._cores * slots // self.count)
+
+
+def count_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def choose_gpus(devices: Sequence[Device], choice: str | None, environment: Mapping[str, str]) -> list[Device]:
+    """Return the GPUs of a run.
+
+    Args:
+        devices: all that this process sees.
+        choice: `--gpus`: `all`, `none`, a number of GPUs, or a list as in `GPUS=`; None: what the lab itself has.
+        environment: where the lab's backend and its own mask stand.
+
+    Raises:
+        RocmlabError: the choice cannot be had; a GPU that was asked for is never replaced by the CPU.
+    """
+    backend = environment.get("ROCMLAB_BACKEND")
+    seen = [device for device in devices if device.backend == backend or not backend]
+    if choice is None:
+        mask = environment.get("CUDA_VISIBLE_DEVICES" if backend == "cuda" else "HIP_VISIBLE_DEVICES")
+        return visibility.select(seen, mask or "all")
+    if choice == "0":
+        raise RocmlabError(
+            "--gpus 0 may mean two things", "no GPU, or GPU 0", "--gpus none, or --gpus 0, (with the comma)"
+        )
+    if not choice.isdecimal():
+        return visibility.select(seen, choice)
+    usable = visibility.select(seen, "all")
+    if int(choice) > len(usable):
+        raise RocmlabError(
+            f"--gpus {choice} asks for {choice} GPUs",
+            f"{len(usable)} can be used here",
+            "ask for fewer, or `rocmlab devices` says why a GPU cannot be used",
+        )
+    return usable[: int(choice)]

@@ -1,0 +1,73 @@
+"""How times, devices and recorded values read on the screen."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rocmlab.devices import Device
+
+LABELS = {"rocm": "GPU", "cuda": "GPU", "metal": "GPU", "cpu": "CPU"}
+
+
+def duration(seconds: float | None) -> str:
+    """Return a time as `4.2 s`, `3:07` or `1:02:45`; empty if unknown."""
+    if seconds is None:
+        return ""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return clock(seconds)
+
+
+def clock(seconds: float) -> str:
+    """Return a time as `0:07`, `3:07` or `1:02:45`."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def device_label(devices: Sequence[Mapping[str, Any]]) -> str:
+    """Return the devices of a job in a word or two: `CPU`, `GPU 1`, `GPU 0,1`."""
+    if not devices:
+        return ""
+    label = LABELS[devices[0]["backend"]]
+    numbers = [str(device["index"]) for device in devices if device["backend"] != "cpu" and device["index"] is not None]
+    return f"{label} {','.join(numbers)}".strip()
+
+
+def device_names(devices: Sequence[Device]) -> str:
+    """Return products, each once: `2 x Radeon RX 7900 XTX`."""
+    counts: dict[str, int] = {}
+    for device in devices:
+        counts[device.name] = counts.get(device.name, 0) + 1
+    text = ", ".join(f"{count} x {name}" if count > 1 else name for name, count in counts.items())
+    return text + (" (SIMULATED)" if any(device.simulated for device in devices) else "")
+
+
+def recorded(values: Mapping[str, Any], limit: int = 3) -> str:
+    """Return the first recorded numbers and words: `accuracy 0.9812  loss 0.06`; accuracy comes first."""
+    shown = {name: value for name, value in values.items() if isinstance(value, int | float | str)}
+    first = sorted(shown, key=lambda name: "accuracy" not in name)[:limit]
+    return "  ".join(f"{name} {_short(shown[name])}" for name in first)
+
+
+def _short(value: float | str) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    text = str(value)
+    return text if len(text) <= 24 else f"{text[:23]}…"
+
+
+def path(where: Path) -> str:
+    """Return a path as short as it can be pasted: relative to here if it lies below."""
+    relative = os.path.relpath(where)
+    return str(where) if relative.startswith("..") else relative
+
+
+def plural(count: int, word: str) -> str:
+    """Return `1 notebook`, `2 notebooks`."""
+    return f"{count} {word}" + ("" if count == 1 else "s")

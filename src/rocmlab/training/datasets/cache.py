@@ -1,0 +1,173 @@
+"""Data sets in the share: found, checked, fetched once, and replaced atomically."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from rocmlab.errors import RocmlabError
+from rocmlab.training.datasets.catalogue import DATASETS
+from rocmlab.training.datasets.model import MISSING, DataFile, Dataset, Source, SourceError
+from rocmlab.training.datasets.sources import Folder
+
+SCRATCH_MEGABYTES = 200  # a package, and what is made of it
+FULL = (errno.ENOSPC, errno.EDQUOT)
+Progress = Callable[[str], None]
+SCRATCH = ".fetch-"  # prefix of the folders in which files are made
+
+
+def share_folder(share: Path | None = None) -> Path:
+    """Return the share: the argument, else `$ROCMLAB_SHARE`, else `./share`."""
+    return (share or Path(os.environ.get("ROCMLAB_SHARE") or "share")).expanduser().absolute()
+
+
+def is_cached(dataset: Dataset, share: Path | None = None) -> bool:
+    """Tell whether every file of a data set is in the share, byte for byte."""
+    folder = share_folder(share) / "data" / dataset.name
+    return all(file.fault(folder / file.name) is None for file in dataset.files)
+
+
+def fetch(
+    name: str,
+    *,
+    share: Path | None = None,
+    data_dir: Path | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Return the folder with a data set's raw files, fetching what is not in the share.
+
+    Safe when several processes fetch at once: one does, the others wait and find it.
+
+    Args:
+        name: one of `DATASETS`.
+        share: the share; by default `$ROCMLAB_SHARE`, else `./share`.
+        data_dir: a folder with the files, raw or .gz, for sites without a network; else `$ROCMLAB_DATA_DIR`.
+        progress: receives a line for each source tried, and one that says where the files came from.
+
+    Raises:
+        RocmlabError: no such data set, or no source delivered it.
+    """
+    if name not in DATASETS:
+        raise RocmlabError(f"there is no data set {name!r}", "", f"choose one of: {', '.join(DATASETS)}")
+    dataset, say, started = DATASETS[name], progress or _silence, time.monotonic()
+    folder = share_folder(share) / "data" / name
+
+    def done(how: str) -> Path:
+        say(f"{name}: {how}, {folder} ({time.monotonic() - started:.1f} s)")
+        return folder
+
+    if not _faults(dataset, folder):
+        return done("checked, in the share")
+    with _lock(folder, name, say):
+        faults = _faults(dataset, folder)
+        if not faults:
+            return done("fetched by another process, in the share")
+        for file, fault in faults.items():
+            if fault != MISSING:
+                say(f"{name}: {folder / file.name} is corrupted ({fault}); fetching it again")
+        return done(f"from {_first_delivery(dataset, tuple(faults), folder, data_dir, say)}, now in the share")
+
+
+def _silence(line: str) -> None:
+    """Drop a progress line."""
+
+
+def _faults(dataset: Dataset, folder: Path) -> dict[DataFile, str]:
+    """Return the files that are missing or wrong, each with what is wrong."""
+    found = {file: file.fault(folder / file.name) for file in dataset.files}
+    return {file: fault for file, fault in found.items() if fault is not None}
+
+
+@contextmanager
+def _lock(folder: Path, name: str, say: Progress) -> Iterator[None]:
+    """Hold the folder's lock, which ends with the process, however that ends."""
+    with ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context((folder / ".lock").open("a"))
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                say(f"{name}: another process is fetching it; waiting")
+                fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as err:
+            raise RocmlabError(
+                f"{folder} cannot be written",
+                err.strerror or str(err),
+                "make the share writable for this user, or set ROCMLAB_SHARE to a folder that is",
+            ) from err
+        yield
+
+
+def _first_delivery(
+    dataset: Dataset, files: tuple[DataFile, ...], folder: Path, data_dir: Path | None, say: Progress
+) -> str:
+    """Let each source try in turn; return the label of the one that delivered."""
+    for stale in folder.glob(f"{SCRATCH}*"):  # of a process that was killed: the lock is ours, so nobody uses it
+        shutil.rmtree(stale, ignore_errors=True)
+    reasons: list[str] = []
+    before = ""
+    for source in (*_local_sources(dataset, folder, data_dir), *dataset.sources):
+        say(f"{dataset.name}: {before}trying {source.label}")
+        try:
+            _take(source, files, folder)
+        except SourceError as err:
+            reasons.append(f"{source.label}: {err}")
+            before = f"no: {err}; "
+        else:
+            return source.label
+    path = folder / files[0].name
+    raise RocmlabError(
+        f"{path} is {'corrupted' if path.exists() else 'missing'}, and no source delivered {dataset.name}",
+        "\n".join(reasons),
+        f"put these files, raw or as .gz, into {folder},\n"
+        "or into a folder named by --data-dir or ROCMLAB_DATA_DIR:\n" + "\n".join(file.name for file in files),
+    )
+
+
+def _local_sources(dataset: Dataset, folder: Path, data_dir: Path | None) -> list[Source]:
+    """Return where a person may have put the files: in the share itself, and in the data folder."""
+    sources: list[Source] = []
+    if any(path.suffix == ".gz" or ".idx" in path.name for path in folder.iterdir()):
+        sources.append(Folder(folder, f"files put into {folder}"))
+    named = data_dir or (Path(os.environ["ROCMLAB_DATA_DIR"]) if os.environ.get("ROCMLAB_DATA_DIR") else None)
+    if named is None:
+        return sources
+    if not named.is_dir():
+        raise RocmlabError(
+            f"the data folder {named} is not there",
+            "--data-dir or ROCMLAB_DATA_DIR names it",
+            "correct the path, or leave it out to fetch from the network",
+        )
+    nested = named / dataset.name
+    return [*sources, Folder(nested if nested.is_dir() else named, f"the data folder {named}")]
+
+
+def _take(source: Source, files: tuple[DataFile, ...], folder: Path) -> None:
+    """Let a source deliver into a scratch folder; check all of it, then replace what is in the share."""
+    try:
+        with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=folder) as scratch_name:
+            scratch = Path(scratch_name)
+            source.deliver(files, scratch)
+            for file in files:
+                fault = file.fault(scratch / file.name)
+                if fault is not None:
+                    raise SourceError(f"its {file.name} is wrong: {fault}")
+            for file in files:
+                os.replace(scratch / file.name, folder / file.name)
+    except (SourceError, OSError) as err:
+        system = err if isinstance(err, OSError) else err.__cause__
+        if not isinstance(system, OSError) or (system is not err and system.errno not in FULL):
+            raise
+        raise RocmlabError(
+            f"{folder} cannot be written",
+            system.strerror or str(system),
+            f"free {SCRATCH_MEGABYTES} MB there, or set ROCMLAB_SHARE to a folder elsewhere",
+        ) from err

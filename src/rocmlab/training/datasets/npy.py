@@ -1,0 +1,106 @@
+"""Arrays as NumPy stores them, read without NumPy and without running anything.
+
+`rocmlab datasets fetch` runs in the lab's own environment, which has no NumPy; and a pickle from a package
+index should meet no class that could act.
+"""
+
+from __future__ import annotations
+
+import array
+import ast
+import pickle
+import struct
+import sys
+from typing import Any, Protocol
+
+
+def bytes_of(npy: bytes) -> bytes:
+    """Return the content of an .npy file that holds unsigned bytes in C order.
+
+    Source: NumPy's format description: magic, version, length of the header, the header as a Python literal.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if npy[:6] != b"\x93NUMPY":
+        raise ValueError("not an .npy file")
+    width, form = (2, "<H") if npy[6] == 1 else (4, "<I")
+    start = 8 + width + struct.unpack(form, npy[8 : 8 + width])[0]
+    described = ast.literal_eval(npy[8 + width : start].decode("latin-1"))
+    if described["descr"] != "|u1" or described["fortran_order"]:
+        raise ValueError(f"array of {described['descr']}")
+    return npy[start:]
+
+
+class BinaryStream(Protocol):
+    """What a pickle is read from."""
+
+    def read(self, size: int, /) -> bytes: ...  # noqa: D102
+
+    def readline(self) -> bytes: ...  # noqa: D102
+
+
+class StoredArray:
+    """What a pickled array carries: type and raw content, with no NumPy behind it."""
+
+    kind: str
+    content: bytes
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _version, _shape, dtype, is_fortran, content = state
+        if is_fortran or dtype.order not in (b"<", b"|"):
+            raise pickle.UnpicklingError("array in an unexpected order")
+        self.kind, self.content = dtype.kind, content
+
+    def as_bytes(self) -> bytes:
+        """Return the numbers as bytes: labels as they are, grey values from float32 of byte / 256.
+
+        Raises:
+            ValueError: numbers of another type, or grey values that no byte gives.
+        """
+        if self.kind == "i8":
+            return self.content[0::8]  # labels 0 to 9: the lowest byte says it all
+        if self.kind != "f4":
+            raise ValueError(f"array of {self.kind}")
+        # byte / 256 needs 8 bits of significand, so the upper half of the float32 tells which byte it was.
+        halves = array.array("H", self.content)
+        if sys.byteorder == "big":
+            halves.byteswap()
+        upper = {struct.unpack("<2H", struct.pack("<f", value / 256))[1]: value for value in range(256)}
+        try:
+            return bytes(map(upper.__getitem__, halves[1::2]))
+        except KeyError as err:
+            raise ValueError("grey value that is not a byte / 256") from err
+
+
+class _StoredType:
+    def __init__(self, kind: bytes, *_: object) -> None:
+        self.kind = kind.decode("ascii")
+        self.order = b"<"
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.order = state[1]
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """Gives every name a pickled array needs an inert stand-in, and refuses all others."""
+
+    def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401  the signature is pickle's
+        if module.split(".")[0] == "numpy":
+            stand_ins: dict[str, Any] = {
+                "_reconstruct": lambda *_: StoredArray(),
+                "ndarray": StoredArray,
+                "dtype": _StoredType,
+            }
+            if name in stand_ins:
+                return stand_ins[name]
+        raise pickle.UnpicklingError(f"{module}.{name} refused")
+
+
+def load_pickle(stream: BinaryStream) -> Any:  # noqa: ANN401  whatever tuples the file holds
+    """Load a pickle of tuples of arrays; every array becomes a `StoredArray`.
+
+    Raises:
+        pickle.UnpicklingError: it names anything but arrays.
+    """
+    return _ArraysOnly(stream, encoding="bytes").load()

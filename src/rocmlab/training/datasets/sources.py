@@ -1,0 +1,147 @@
+"""Sources that are a folder or an address."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import shutil
+import socket
+import threading
+import urllib.error
+import urllib.parse
+import urllib.request
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from rocmlab.training.datasets import npy
+from rocmlab.training.datasets.idx import header
+from rocmlab.training.datasets.model import DataFile, SourceError
+
+ANSWER_SECONDS = 10  # for an answer, and between two pieces of one
+RESOLVE_SECONDS = 3  # for a name; a resolver without a network would take its time
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder where a person, or a package of the system, put the files: raw or as .gz."""
+
+    path: Path
+    label: str
+
+    def deliver(self, files: tuple[DataFile, ...], folder: Path) -> None:
+        """Copy or unpack each file; also found as `t10k-images.idx3-ubyte`, as some downloads name it."""
+        for file in files:
+            names = (file.name, file.name.replace("-idx", ".idx"))
+            found = next(
+                (
+                    self.path / (name + end)
+                    for name in names
+                    for end in ("", ".gz")
+                    if _is_good(self.path, name, end, file)
+                ),
+                None,
+            )
+            if found is None:
+                raise SourceError(f"no good {file.name} or {file.name}.gz there")
+            _unpack(found, folder / file.name)
+
+
+def _is_good(parent: Path, name: str, end: str, file: DataFile) -> bool:
+    """Tell whether a candidate is worth copying: a raw file of the right content, or any .gz."""
+    path = parent / (name + end)
+    return path.is_file() if end else file.fault(path) is None
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """A web folder with one .gz per file."""
+
+    address: str  # ends with a slash
+    label: str
+
+    def deliver(self, files: tuple[DataFile, ...], folder: Path) -> None:
+        """Download and unpack each file."""
+        for file in files:
+            packed = folder / f"{file.name}.gz"
+            download(f"{self.address}{file.name}.gz", packed)
+            _unpack(packed, folder / file.name)
+
+
+@dataclass(frozen=True)
+class KerasArchive:
+    """One .npz with an array per file, as Keras publishes MNIST."""
+
+    address: str
+    label: str
+    members: tuple[tuple[str, str], ...]  # (file name, array name)
+
+    def deliver(self, files: tuple[DataFile, ...], folder: Path) -> None:
+        """Download the archive and write each array as an idx file."""
+        packed = folder / "archive.npz"
+        download(self.address, packed)
+        members = dict(self.members)
+        try:
+            with zipfile.ZipFile(packed) as archive:
+                for file in files:
+                    content = npy.bytes_of(archive.read(f"{members[file.name]}.npy"))
+                    (folder / file.name).write_bytes(header(*file.shape) + content)
+        except (zipfile.BadZipFile, KeyError, ValueError) as err:
+            raise SourceError(f"what it sent is not the expected archive ({err})") from err
+
+
+def download(address: str, path: Path) -> None:
+    """Download one file; one try, and at once given up where the host's name does not resolve.
+
+    Raises:
+        SourceError: no answer, an error, or the connection broke.
+    """
+    _require_resolvable(address)
+    try:
+        with urllib.request.urlopen(address, timeout=ANSWER_SECONDS) as answer, path.open("wb") as out:
+            shutil.copyfileobj(answer, out, 1 << 20)
+    except urllib.error.HTTPError as err:
+        raise SourceError(f"it answered {err.code} {err.reason}") from err
+    except urllib.error.URLError as err:
+        raise SourceError(_words(err.reason)) from err
+    except (OSError, http.client.HTTPException) as err:
+        raise SourceError(_words(err)) from err
+
+
+def _words(reason: object) -> str:
+    if isinstance(reason, TimeoutError):
+        return f"no answer within {ANSWER_SECONDS} seconds"
+    return str(getattr(reason, "strerror", None) or reason).lower()
+
+
+def _require_resolvable(address: str) -> None:
+    parts = urllib.parse.urlsplit(address)
+    host = parts.hostname or ""
+    if parts.scheme == "file" or (
+        parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host)
+    ):
+        return  # nothing to resolve, or the proxy does it
+    answers: list[object] = []
+
+    def resolve() -> None:
+        try:
+            answers.append(socket.getaddrinfo(host, parts.port or parts.scheme))
+        except OSError:
+            return
+
+    thread = threading.Thread(target=resolve, daemon=True)
+    thread.start()
+    thread.join(RESOLVE_SECONDS)
+    if not answers:
+        raise SourceError("its name does not resolve")
+
+
+def _unpack(found: Path, to: Path) -> None:
+    try:
+        with gzip.open(found) if found.suffix == ".gz" else found.open("rb") as content, to.open("wb") as out:
+            shutil.copyfileobj(content, out, 1 << 20)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as err:
+        raise SourceError(f"{found.name} cannot be unpacked ({err})") from err
+    except OSError as err:
+        raise SourceError(f"{found.name}: {err.strerror or err}") from err

@@ -1,0 +1,99 @@
+"""Where the other framework lives: in the container TensorFlow and PyTorch have an environment each.
+
+The kernelspec of a framework names its interpreter and what that needs in its environment. Reading the few
+folders where this lab puts kernelspecs spares notebooks from importing Jupyter.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from rocmlab.errors import RocmlabError
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """One Python, and the variables its kernelspec sets."""
+
+    python: str
+    env: dict[str, str]
+
+    def environment(self) -> dict[str, str]:
+        """Return the whole environment for a child: this process's, changed as the kernelspec says."""
+        return {**os.environ, **self.env}
+
+
+def find(framework: str) -> Interpreter:
+    """Return the interpreter of the kernel named `framework`; else this one, if it can import the framework.
+
+    Raises:
+        RocmlabError: there is neither.
+    """
+    for folder in _kernel_folders():
+        path = folder / framework / "kernel.json"
+        if path.is_file():
+            return _read(path)
+    if importlib.util.find_spec(framework) is not None:
+        return Interpreter(sys.executable, {})
+    raise RocmlabError(
+        f"no interpreter with {framework} was found",
+        f"there is no kernelspec `{framework}`, and {sys.executable} cannot import it",
+        "run `make up`, which installs both frameworks and their kernels",
+    )
+
+
+def run(framework: str, *arguments: str | Path, time_limit_seconds: float = 120) -> str:
+    """Run Python with these arguments in a framework's own interpreter and return what it printed.
+
+    Raises:
+        RocmlabError: it failed or took too long; with its last lines.
+    """
+    interpreter = find(framework)
+    what = f"{framework}: python {' '.join(map(str, arguments))}"
+    try:
+        done = subprocess.run(
+            [interpreter.python, *map(str, arguments)],
+            env=interpreter.environment(),
+            capture_output=True,
+            text=True,
+            timeout=time_limit_seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as err:
+        raise RocmlabError(
+            f"{what} was not done after {time_limit_seconds:g} seconds",
+            f"it ran in {interpreter.python}",
+            "raise time_limit_seconds, or see `make smi` for a GPU that hangs",
+            exit_code=1,
+        ) from err
+    if done.returncode != 0:
+        raise RocmlabError(
+            f"{what} ended with {done.returncode}",
+            "\n".join(done.stderr.splitlines()[-15:]) or f"it ran in {interpreter.python}",
+            "mend the script, or run `make doctor` if a device is to blame",
+            exit_code=1,
+        )
+    return done.stdout
+
+
+def _kernel_folders() -> list[Path]:
+    listed = [Path(part) for part in os.environ.get("JUPYTER_PATH", "").split(os.pathsep) if part]
+    standard = [Path(sys.prefix) / "share" / "jupyter", Path("/opt/rocmlab/share/jupyter")]
+    return [folder / "kernels" for folder in (*listed, *standard)]
+
+
+def _read(path: Path) -> Interpreter:
+    try:
+        spec = json.loads(path.read_text(encoding="utf-8"))
+        python = spec["argv"][0]
+        env = {str(name): str(value) for name, value in spec.get("env", {}).items()}
+    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as err:
+        raise RocmlabError(f"{path} is not a kernelspec", str(err), "run `make up`, which writes it again") from err
+    # A bare `python` means the Python of the Jupyter that reads the kernelspec, as jupyter_client has it.
+    return Interpreter(sys.executable if python in ("python", "python3") else python, env)

@@ -1,0 +1,163 @@
+"""What a framework really computes on, in the framework's own words.
+
+The answer never comes from the host's list of devices: a lab with GPUs can still compute on the CPU, and must
+say so.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rocmlab.devices import discover
+from rocmlab.errors import RocmlabError
+
+Description = dict[str, Any]  # backend, name, index, pci, simulated
+CHOICES = ("auto", "gpu", "cpu")
+
+
+def choose(framework: str, device: str = "auto") -> Description:
+    """Make `framework` compute on the device a notebook asked for, and describe it.
+
+    Call it before the framework computes anything. `auto` takes the first GPU the framework can use, else the
+    CPU; `gpu` insists on one; `cpu` hides them all from this process.
+
+    Raises:
+        RocmlabError: a GPU was asked for and the framework has none, or the words are unknown.
+    """
+    if device not in CHOICES:
+        raise RocmlabError(f"device={device!r} is unknown", "", f"use one of: {', '.join(CHOICES)}")
+    if device == "cpu":
+        _hide_gpus(framework)
+        return _cpu()
+    found = visible(framework)
+    if device == "gpu" and found[0]["backend"] == "cpu":
+        raise RocmlabError(
+            f'device="gpu", but {framework} sees no GPU',
+            f"{framework} lists only the CPU",
+            'run `make doctor` to see why, or use device="auto" or device="cpu"',
+        )
+    return found[0]
+
+
+def describe(framework: str) -> Description:
+    """Describe what `framework` computes on unless told otherwise: its first visible GPU, else the CPU."""
+    return visible(framework)[0]
+
+
+def visible(framework: str) -> list[Description]:
+    """Describe every device `framework` may use in this process: GPUs in its own order, then the CPU.
+
+    Each has `backend` (rocm, cuda, metal, cpu), `name`, `index` (the framework's number), `pci` (None if the
+    framework does not tell) and `simulated` (always False: a framework computes on what exists).
+    """
+    return [*_reader(framework)(), _cpu()]
+
+
+def alike(found: Sequence[Description]) -> list[Description]:
+    """Return the GPUs that can share one job: the largest group with one name.
+
+    A collective over a processor's own graphics and a card beside it hangs, so kinds are not mixed.
+    """
+    gpus = [one for one in found if one["backend"] != "cpu"]
+    if not gpus:
+        return []
+    name, _count = Counter(one["name"] for one in gpus).most_common(1)[0]
+    return [one for one in gpus if one["name"] == name]
+
+
+def team(framework: str, device: str = "auto", size: int = 2) -> list[Description]:
+    """Return the devices a job on several devices runs on: GPUs of one kind, or `size` parts of the CPU.
+
+    Parts of the CPU are `simulated`: they show that the method is right, and say nothing about speed.
+
+    Raises:
+        RocmlabError: `device` is `gpu` and there are fewer than two alike, or the words are unknown.
+    """
+    first = choose(framework, device)
+    gpus = alike(visible(framework)) if device != "cpu" else []
+    if len(gpus) >= 2:
+        return gpus
+    if device == "gpu":
+        raise RocmlabError(
+            f'device="gpu", but {framework} sees one GPU of the kind {first["name"]}',
+            "work is shared between two or more GPUs of one kind",
+            'give the lab more GPUs (make up GPUS=all), or use device="auto" to simulate two on the CPU',
+        )
+    return [{**_cpu(), "index": number, "simulated": True} for number in range(size)]
+
+
+def _cpu() -> Description:
+    return _description("cpu", discover()[-1].name, 0)
+
+
+def _description(backend: str, name: str, index: int, pci: str | None = None) -> Description:
+    return {"backend": backend, "name": name, "index": index, "pci": pci, "simulated": False}
+
+
+def _reader(framework: str) -> Callable[[], list[Description]]:
+    readers = {"tensorflow": _tensorflow_gpus, "torch": _torch_gpus}
+    if framework not in readers:
+        raise RocmlabError(f"framework {framework!r} is unknown", "", f"use one of: {', '.join(readers)}")
+    return readers[framework]
+
+
+def _hide_gpus(framework: str) -> None:
+    _reader(framework)
+    if framework == "tensorflow":
+        import tensorflow as tf
+
+        tf.config.set_visible_devices([], "GPU")
+    # PyTorch computes on a GPU only where a program says so; there is nothing to hide.
+
+
+def _tensorflow_gpus() -> list[Description]:
+    import tensorflow as tf
+
+    build = tf.sysconfig.get_build_info()
+    backend = "rocm" if build.get("is_rocm_build") else "cuda" if build.get("is_cuda_build") else "metal"
+    found = []
+    for index, gpu in enumerate(tf.config.get_visible_devices("GPU")):
+        details = tf.config.experimental.get_device_details(gpu)
+        found.append(_description(backend, details.get("device_name") or gpu.name, index, _tensorflow_pci(index)))
+    return found
+
+
+def _tensorflow_pci(index: int) -> str | None:
+    """Return the PCI address TensorFlow prints for a GPU, or None.
+
+    Source: `physical_device_desc` of `device_lib.list_local_devices()`: "device: 0, name: …, pci bus id: …".
+    """
+    if os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH") != "true":
+        return None  # asking would take all of the GPU's memory
+    from tensorflow.python.client import device_lib
+
+    for local in device_lib.list_local_devices():
+        if local.name == f"/device:GPU:{index}":
+            match = re.search(r"pci bus id: ([0-9a-fA-F:.]+)", local.physical_device_desc)
+            return match[1].lower() if match else None
+    return None
+
+
+def _torch_gpus() -> list[Description]:
+    import torch
+
+    if torch.cuda.is_available():
+        backend = "rocm" if torch.version.hip else "cuda"
+        every = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+        return [_description(backend, one.name, index, _torch_pci(one)) for index, one in enumerate(every)]
+    if torch.backends.mps.is_available():
+        return [_description("metal", "Apple GPU", 0)]
+    return []
+
+
+def _torch_pci(properties: object) -> str | None:
+    """Return the PCI address PyTorch tells; None where this version does not."""
+    parts = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    if None in parts:
+        return None
+    domain, bus, device = (int(part or 0) for part in parts)
+    return f"{domain:04x}:{bus:02x}:{device:02x}.0"

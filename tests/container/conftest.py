@@ -1,0 +1,156 @@
+"""The image that the container tests share, built through the project's own Compose files."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from containers import Container, docker
+
+REPOSITORY = Path(__file__).parents[2]
+INPUTS = (
+    ".dockerignore",
+    "LICENSE",
+    "README.md",
+    "compose.yaml",
+    "docker",
+    "notebooks",
+    "pyproject.toml",
+    "requirements",
+    "src",
+)
+BASE = "rocmlab-test/base:bookworm"
+
+
+def missing_engine() -> str:
+    """Say why there is no usable engine, or nothing where there is one."""
+    for command in (["docker", "info"], ["docker", "compose", "version"], ["docker", "buildx", "version"]):
+        try:
+            subprocess.run(command, capture_output=True, check=True, timeout=30)
+        except (OSError, subprocess.SubprocessError):
+            return f"`{' '.join(command)}` fails: install Docker with Compose and buildx, or use .ci/run"
+    return ""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs an engine where there is none; the hook sees the items of every folder."""
+    needy = [item for item in items if item.get_closest_marker("container")]
+    if needy and (why := missing_engine()):
+        for item in needy:
+            item.add_marker(pytest.mark.skip(reason=why))
+
+
+@dataclass
+class Project:
+    """A copy of the project with a `.env` of its own, so that a lab in the working copy is left alone."""
+
+    folder: Path
+    name: str
+    settings: dict[str, str]
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def write(self) -> None:
+        """Write `.env`."""
+        lines = {"COMPOSE_PROJECT_NAME": self.name, **self.settings}
+        (self.folder / ".env").write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
+
+    def compose(self, *arguments: str, timeout_seconds: float = 900) -> subprocess.CompletedProcess[str]:
+        """Run `docker compose` in the folder; only `.env` says what is wanted."""
+        kept = ("PATH", "HOME", "DOCKER_CONFIG", "DOCKER_HOST", "XDG_RUNTIME_DIR")
+        environment = {name: os.environ[name] for name in kept if name in os.environ}
+        return subprocess.run(
+            ["docker", "compose", "--progress", "plain", *arguments],
+            cwd=self.folder,
+            env={**environment, **self.environment},
+            capture_output=True,
+            text=True,
+            timeout=timeout_seconds,
+            check=False,
+        )
+
+    def build(self) -> str:
+        """Build the image.
+
+        Raises:
+            RuntimeError: with what the build printed.
+        """
+        done = self.compose("build")
+        if done.returncode:
+            raise RuntimeError(done.stdout + done.stderr)
+        return self.settings["ROCMLAB_IMAGE"]
+
+
+@pytest.fixture(scope="session")
+def make_project(tmp_path_factory: pytest.TempPathFactory):
+    """Return a function that copies the project and gives it a `.env`."""
+
+    def make(backend: str, **settings: str) -> Project:
+        folder = tmp_path_factory.mktemp(backend)
+        for name in INPUTS:
+            source = REPOSITORY / name
+            if source.is_dir():
+                shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.whl"))
+            else:
+                shutil.copy2(source, folder / name)
+        overlay = [] if backend == "rocm" else [f"docker/compose.{backend}.yaml"]
+        name = re.sub(r"[^a-z0-9]", "", f"rocmlabtest{os.getpid()}{folder.name}")
+        given = {
+            "COMPOSE_FILE": ":".join(["compose.yaml", *overlay]),
+            "ROCMLAB_IMAGE": f"rocmlab:test-{backend}",
+            "JUPYTER_TOKEN": "a-token-of-the-tests",
+            "RENDER_GID": "61104",
+            "VIDEO_GID": "61044",
+            "PORT": "0",
+            **{name: value for name, value in mirror().items() if value},
+            **settings,
+        }
+        project = Project(folder, name, given)
+        project.write()
+        return project
+
+    return make
+
+
+def mirror() -> dict[str, str]:
+    """Find what this machine's pip uses: a folder of wheels, a CA bundle, a configuration, a PyTorch index."""
+    links = next((path for path in os.environ.get("PIP_FIND_LINKS", "").split() if Path(path).is_dir()), "")
+    bundles = (os.environ.get(name, "") for name in ("PIP_CERT", "SSL_CERT_FILE"))
+    return {
+        "WHEELS": links,
+        "CA_BUNDLE": next((path for path in bundles if Path(path).is_file()), ""),
+        "PIP_CONFIG": next((path for path in [os.environ.get("PIP_CONFIG_FILE", "")] if Path(path).is_file()), ""),
+    }
+
+
+@pytest.fixture(scope="session")
+def base_image() -> str:
+    """A plain Debian with python3: the one here, one made from packages, or the registry's."""
+    if chosen := os.environ.get("TEST_BASE_IMAGE"):
+        return chosen
+    if docker("images", "--quiet", BASE).strip():
+        return BASE
+    if shutil.which("mmdebstrap") and os.geteuid() == 0:
+        subprocess.run([REPOSITORY / "scripts/make-base-image", BASE, "bookworm"], check=True)
+        return BASE
+    return "debian:bookworm"
+
+
+@pytest.fixture(scope="session")
+def image(make_project, base_image: str) -> Iterator[str]:
+    """The CPU image, built once; the build cache outlives the tag."""
+    tag = make_project("cpu", BASE_IMAGE=base_image).build()
+    yield tag
+    docker("image", "rm", tag)
+
+
+@pytest.fixture(scope="module")
+def lab(image: str) -> Iterator[Container]:
+    """One running lab for the tests of a module that only look at it."""
+    with Container(image) as container:
+        yield container.wait_for_server()

@@ -1,0 +1,59 @@
+"""Stand-ins for what a machine without AMD hardware and without gigabytes to download does not have.
+
+Each says in its metadata that it is one. They have just enough for the build to examine: none of them computes.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+TENSORFLOW = """
+__version__ = "2.20.0-dev0+selfbuilt"
+class test:
+    is_built_with_rocm = staticmethod(lambda: {rocm})
+    is_built_with_cuda = staticmethod(lambda: False)
+"""
+TORCH = "from torch import version\n__version__ = {version!r}\n"
+
+
+def wheel(folder: Path, name: str, version: str, files: Mapping[str, str], requires: Sequence[str] = ()) -> Path:
+    """Write a wheel that pip accepts."""
+    module = name.replace("-", "_")
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nSummary: A stand-in for tests.\n"
+    contents = {
+        **files,
+        f"{module}-{version}.dist-info/METADATA": metadata + "".join(f"Requires-Dist: {it}\n" for it in requires),
+        f"{module}-{version}.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = f"{module}-{version}.dist-info/RECORD"
+    lines = [f"{path},sha256={_digest(text)},{len(text.encode())}" for path, text in contents.items()]
+    path = folder / f"{module}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for inner, text in {**contents, record: "\n".join([*lines, f"{record},,"]) + "\n"}.items():
+            archive.writestr(inner, text)
+    return path
+
+
+def _digest(text: str) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+
+
+def tensorflow(folder: Path, *, rocm: bool) -> Path:
+    """A `tensorflow-rocm` as AMD's images have it, version and all."""
+    files = {"tensorflow/__init__.py": TENSORFLOW.format(rocm=rocm)}
+    return wheel(folder, "tensorflow-rocm", "2.20.0.dev0+selfbuilt", files)
+
+
+def torch(folder: Path, *, hip: str | None) -> None:
+    """A PyTorch that says whether it is built with HIP; with it comes the triton that such builds require."""
+    version = "2.13.0+rocm7.2" if hip else "2.13.0"
+    files = {
+        "torch/__init__.py": TORCH.format(version=version),
+        "torch/version.py": f"hip = {hip!r}\ncuda = None\n",
+    }
+    wheel(folder, "torch", version, files, ["filelock", "triton-rocm==3.7.0"] if hip else ["filelock"])
+    wheel(folder, "triton-rocm", "3.7.0", {"triton/__init__.py": ""})

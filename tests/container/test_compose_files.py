@@ -1,0 +1,103 @@
+"""The Compose files: valid for every backend, careful by default, and helpful when `.env` is missing."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from containers import docker
+
+pytestmark = pytest.mark.container
+BACKENDS = ("rocm", "cuda", "cpu")
+
+
+def service(project) -> dict:
+    """Return the service as Compose understands it."""
+    done = project.compose("config", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["services"]["lab"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_configuration_is_valid_and_careful(make_project, backend: str) -> None:
+    """Every backend: the loopback only, a token, not privileged, no host network, no docker socket, no fixed name."""
+    lab = service(make_project(backend))
+
+    assert [port["host_ip"] for port in lab["ports"]] == ["127.0.0.1"]
+    assert lab["environment"]["JUPYTER_TOKEN"]
+    assert not {"privileged", "network_mode", "container_name", "cap_add", "ipc"} & set(lab)
+    assert not any("docker.sock" in volume["source"] for volume in lab["volumes"])
+    assert {volume["target"]: volume["type"] for volume in lab["volumes"]} == {
+        "/home/jovyan/share": "volume",
+        "/home/jovyan/work": "bind",
+    }
+    assert lab["build"]["args"]["BACKEND"] == backend
+    assert lab["restart"] == "unless-stopped"
+
+
+def test_only_rocm_passes_amd_nodes(make_project) -> None:
+    """ROCm gets the nodes and numeric groups, CUDA a reservation, the CPU neither."""
+    rocm, cuda, cpu = (service(make_project(backend)) for backend in BACKENDS)
+
+    assert [device["source"] for device in rocm["devices"]] == ["/dev/kfd", "/dev/dri"]
+    assert rocm["group_add"] == ["61104", "61044"]
+    for lab in (cuda, cpu):
+        assert not lab.get("devices")
+        assert not lab.get("group_add")
+    assert cuda["deploy"]["resources"]["reservations"]["devices"][0]["driver"] == "nvidia"
+    assert "deploy" not in cpu
+
+
+def test_gpu_settings_are_passed_only_when_set(make_project) -> None:
+    """An override for one GPU reaches the lab; unset, it does not exist there (an empty one would hide GPUs)."""
+    plain = make_project("rocm")
+    set_ = make_project("rocm", HSA_OVERRIDE_GFX_VERSION="10.3.0", HIP_VISIBLE_DEVICES="0,1")
+
+    assert not {name for name, value in service(plain)["environment"].items() if value == ""}
+    assert service(set_)["environment"]["HSA_OVERRIDE_GFX_VERSION"] == "10.3.0"
+    assert service(set_)["environment"]["HIP_VISIBLE_DEVICES"] == "0,1"
+
+
+def test_share_can_be_a_folder(make_project) -> None:
+    """SHARE with a slash is a folder of the host."""
+    lab = service(make_project("cpu", SHARE="./share"))
+
+    share = next(volume for volume in lab["volumes"] if volume["target"] == "/home/jovyan/share")
+    assert share["type"] == "bind"
+
+
+@pytest.mark.parametrize("overlay", ["", "docker/compose.cuda.yaml", "docker/compose.cpu.yaml"])
+def test_missing_env_is_explained(make_project, overlay: str) -> None:
+    """Plain `docker compose` before the first `make up` fails with the sentence that helps."""
+    project = make_project("rocm")
+    (project.folder / ".env").unlink()
+    files = ["-f", "compose.yaml", *(["-f", overlay] if overlay else [])]
+
+    done = project.compose(*files, "config")
+
+    assert done.returncode != 0
+    assert "run `make up` first" in done.stderr
+
+
+def test_share_survives_down_and_up(make_project, image: str) -> None:
+    """`docker compose down` keeps the share, `down -v` is what removes it; build inputs and secrets are served."""
+    project = make_project("cpu")
+    project.settings["ROCMLAB_IMAGE"] = image
+    project.write()
+    probe = "/home/jovyan/share/runs/probe"
+    try:
+        assert project.compose("up", "--detach", "--wait").returncode == 0
+        project.compose("exec", "-T", "lab", "start.sh", "bash", "-c", f"echo kept > {probe}")
+        assert project.compose("down").returncode == 0
+        assert project.compose("up", "--detach", "--wait").returncode == 0
+        kept = project.compose("exec", "-T", "lab", "start.sh", "cat", probe).stdout
+        logs = project.compose("logs", "--no-log-prefix", "lab").stdout
+        project.compose("down")
+        volumes_after_down = docker("volume", "ls", "--quiet", "--filter", f"name={project.name}").split()
+    finally:
+        project.compose("down", "--volumes")
+
+    assert kept == "kept\n"
+    assert "WARNING" not in logs
+    assert volumes_after_down == [f"{project.name}_share"]
+    assert docker("volume", "ls", "--quiet", "--filter", f"name={project.name}") == ""

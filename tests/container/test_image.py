@@ -1,0 +1,82 @@
+"""What is in the image, and that no later installation takes it away."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import standins
+from containers import Container, docker
+
+pytestmark = pytest.mark.container
+UNITS = Path(__file__).parent / "units"
+PYTHONS = {name: f"/opt/{name}/bin/python" for name in ("tensorflow", "torch", "rocmlab")}
+
+
+@pytest.mark.parametrize("environment", PYTHONS)
+def test_environment_works(lab: Container, environment: str) -> None:
+    """Each environment computes, or starts, what it is for."""
+    program = (UNITS / f"unit_{environment}.py").read_text()
+
+    printed = lab.as_lab_user("env", f"KERAS_BACKEND={environment}", PYTHONS[environment], "-", text=program)
+
+    assert f"{environment} " in printed
+
+
+def test_only_kernels_with_a_framework_are_offered(lab: Container) -> None:
+    """The server and the command line offer `tensorflow` and `torch`, and not JupyterLab's own Python."""
+    served = json.loads(lab.request("/api/kernelspecs", token=lab.token)[1])["kernelspecs"]
+    listed = json.loads(lab.as_lab_user("jupyter", "kernelspec", "list", "--json"))["kernelspecs"]
+
+    assert set(served) == set(listed) == {"tensorflow", "torch"}
+
+
+@pytest.mark.parametrize("kernel", ["tensorflow", "torch"])
+def test_kernel_has_its_keras_backend_and_the_share(lab: Container, kernel: str) -> None:
+    """A notebook finds its framework through Keras and the share through the environment."""
+    code = "import os; print(os.environ['KERAS_BACKEND'], os.environ['ROCMLAB_SHARE'], os.environ['ROCMLAB_BACKEND'])"
+
+    assert lab.execute(kernel, code).split() == [kernel, "/home/jovyan/share", "cpu"]
+
+
+def test_build_record_and_labels_agree(image: str, lab: Container, base_image: str) -> None:
+    """The record in the image names base, backend and versions; so do the OCI labels."""
+    record = json.loads(lab.exec("cat", "/etc/rocmlab-build.json"))
+    labels = json.loads(docker("image", "inspect", "--format", "{{json .Config.Labels}}", image))
+
+    assert record["backend"] == labels["rocmlab.backend"] == "cpu"
+    assert record["base_image"] == labels["org.opencontainers.image.base.name"] == base_image
+    assert record["versions"]["torch"]["torch"].startswith("2.")
+    assert record["versions"]["tensorflow"]["tensorflow-cpu"].startswith("2.")
+    assert labels["org.opencontainers.image.title"] == "rocmlab"
+    assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of wheels: a harmless one, and two that would replace a framework."""
+    folder = tmp_path_factory.mktemp("wheels")
+    standins.wheel(folder, "harmless", "1.0", {"harmless.py": "answer = 42\n"})
+    standins.wheel(folder, "tensorflow", "9.9", {"tensorflow/__init__.py": ""})
+    standins.wheel(folder, "wants-tensorflow", "1.0", {"wanting.py": ""}, ["tensorflow"])
+    standins.wheel(folder, "torch", "9.9", {"torch/__init__.py": ""})
+    standins.wheel(folder, "wants-torch", "1.0", {"wanting.py": ""}, ["torch>=9"])
+    folder.chmod(0o755)
+    return folder
+
+
+@pytest.mark.parametrize("kernel", ["tensorflow", "torch"])
+def test_pip_in_a_notebook_adds_but_never_replaces_the_framework(image: str, wheels: Path, kernel: str) -> None:
+    """`%pip install` works for the lab user, and refuses a package that would bring another framework build."""
+    pip = "%pip install --no-index --find-links /wheels"
+    with Container(image, "--volume", f"{wheels}:/wheels:ro") as container:
+        container.wait_for_server()
+
+        added = container.execute(kernel, f"{pip} harmless\nimport harmless; print('answer', harmless.answer)")
+        refused = container.execute(kernel, f"{pip} wants-{kernel}")
+        still = container.execute(kernel, f"import {kernel} as it; print('version', it.__version__)")
+
+    assert "answer 42" in added
+    assert "ERROR: Cannot install" in refused
+    assert "version 2." in still

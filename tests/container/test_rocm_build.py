@@ -1,0 +1,136 @@
+"""The ROCm branch of the build, on a base that stands in for AMD's image.
+
+It is Debian with a `tensorflow-rocm` that says it is built with ROCm, and a PyTorch wheel that says it has HIP.
+Neither computes; the build only examines them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import standins
+from containers import Container, docker
+
+pytestmark = pytest.mark.container
+DOCKERFILE = """
+FROM {base}
+COPY *.whl /tmp/
+RUN for wheel in /tmp/*.whl; do \
+      python3 -m zipfile -e $wheel $(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+    done && rm /tmp/*.whl
+"""
+
+
+@pytest.fixture(scope="module")
+def bare(image: str, make_project, base_image: str) -> Iterator[str]:
+    """The Dockerfile's own stage `base`, from the cache of the CPU image: no second download of apt's packages."""
+    folder = str(make_project("cpu").folder)
+    tag = "rocmlab-test/bare"
+    chosen = ["--target=base", f"--build-arg=BASE_IMAGE={base_image}", f"--file={folder}/docker/Dockerfile"]
+    docker("build", f"--tag={tag}", *chosen, folder)
+    yield tag
+    docker("image", "rm", tag)
+
+
+@pytest.fixture(scope="module")
+def make_base(bare: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator:
+    """Return a function that makes a stand-in for AMD's image."""
+    tags = []
+
+    def make(name: str, *, rocm: bool, **others: str) -> str:
+        folder = tmp_path_factory.mktemp(name)
+        standins.tensorflow(folder, rocm=rocm)
+        for distribution, version in others.items():
+            standins.wheel(folder, distribution, version, {f"{distribution}_standin.py": ""})
+        (folder / "Dockerfile").write_text(DOCKERFILE.format(base=bare))
+        tags.append(f"rocmlab-test/{name}")
+        docker("build", "--tag", tags[-1], str(folder))
+        return tags[-1]
+
+    yield make
+    for tag in tags:
+        docker("image", "rm", tag)
+
+
+def torch_wheels(folder: Path, *, hip: str | None) -> str:
+    """Write the stand-in for PyTorch and return its folder."""
+    standins.torch(folder, hip=hip)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def rocm_base(make_base) -> str:
+    """A base with TensorFlow for ROCm, without pip, and with one package that is older than the lock's."""
+    return make_base("rocm", rocm=True, tzdata="2020.1")
+
+
+@pytest.fixture(scope="module")
+def rocm_image(rocm_base: str, make_project, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The ROCm image on the stand-in base."""
+    wheels = torch_wheels(tmp_path_factory.mktemp("hip"), hip="7.2.0")
+    tag = make_project("rocm", BASE_IMAGE=rocm_base, WHEELS=wheels, TORCH_INDEX="").build()
+    yield tag
+    docker("image", "rm", tag)
+
+
+def test_base_keeps_its_own_packages(rocm_image: str) -> None:
+    """The kernel's needs are added to the base's interpreter; what it had, TensorFlow first, has the same version."""
+    with Container(rocm_image, "--env=ROCMLAB_BACKEND=cpu", command=["sleep", "60"]) as container:
+        record = json.loads(container.exec("cat", "/etc/rocmlab-build.json"))
+        constraints = container.exec("cat", "/etc/rocmlab-constraints.txt").split()
+        kernel = json.loads(container.exec("cat", "/opt/rocmlab/share/jupyter/kernels/tensorflow/kernel.json"))
+
+    versions = record["versions"]["tensorflow"]
+    assert record["backend"] == "rocm"
+    assert record["interpreters"]["tensorflow"].startswith("/usr/bin/python3")
+    assert versions["tensorflow-rocm"] == "2.20.0.dev0+selfbuilt"
+    assert versions["tzdata"] == "2020.1"
+    assert {"ipykernel", "matplotlib", "numpy", "pip", "rocmlab"} <= set(versions)
+    assert {"tensorflow-rocm==2.20.0.dev0+selfbuilt", "tzdata==2020.1", "tensorflow<0"} <= set(constraints)
+    assert kernel["env"]["PIP_CONSTRAINT"] == "/etc/rocmlab-constraints.txt"
+    assert record["versions"]["torch"]["torch"] == "2.13.0+rocm7.2"
+    assert record["versions"]["torch"]["triton-rocm"] == "3.7.0"
+
+
+def test_kernels_of_the_rocm_image_start(rocm_image: str) -> None:
+    """Both kernels run in it and import what was built for ROCm."""
+    with Container(rocm_image, "--env=ROCMLAB_BACKEND=cpu") as container:
+        container.wait_for_server()
+        tensorflow = container.execute("tensorflow", "import tensorflow as tf; print(tf.test.is_built_with_rocm())")
+        torch = container.execute("torch", "import torch; print(torch.version.hip)")
+
+    assert tensorflow == "True\n"
+    assert torch == "7.2.0\n"
+
+
+def test_pytorch_without_hip_stops_the_build(rocm_base: str, make_project, tmp_path: Path) -> None:
+    """A CPU PyTorch in a ROCm image would compute on the CPU without a word."""
+    wheels = torch_wheels(tmp_path, hip=None)
+
+    with pytest.raises(RuntimeError, match=r"PyTorch 2\.13\.0 is not built for rocm .* set TORCH_INDEX"):
+        make_project("rocm", BASE_IMAGE=rocm_base, WHEELS=wheels, TORCH_INDEX="").build()
+
+
+def test_tensorflow_without_rocm_stops_the_build(make_base, make_project) -> None:
+    """So would a TensorFlow that is not built with ROCm."""
+    base = make_base("norocm", rocm=False)
+
+    with pytest.raises(RuntimeError, match=r"is not built with rocm.*set BASE_IMAGE"):
+        make_project("rocm", BASE_IMAGE=base).build()
+
+
+def test_base_without_tensorflow_stops_the_build(bare: str, make_project) -> None:
+    """Only the CPU backend brings its own TensorFlow."""
+    with pytest.raises(RuntimeError, match="no Python of the base image has TensorFlow"):
+        make_project("rocm", BASE_IMAGE=bare).build()
+
+
+def test_conflict_with_the_base_stops_the_build(make_base, make_project) -> None:
+    """A base too old for the kernel is named at once, not by a kernel that dies later."""
+    base = make_base("old", rocm=True, traitlets="4.0")
+
+    with pytest.raises(RuntimeError, match=r"packages do not go with the lab's.*traitlets"):
+        make_project("rocm", BASE_IMAGE=base).build()

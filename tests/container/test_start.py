@@ -1,0 +1,218 @@
+"""How the lab starts: who it runs as, what it may do, what it says, and who may talk to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import statistics
+import time
+from pathlib import Path
+
+import pytest
+from containers import Container, docker
+
+pytestmark = pytest.mark.container
+DOCKER_DEFAULT_CAPABILITIES = 0xA80425FB
+TIMED_CHECK = """
+import json, subprocess, sys, time
+check, seconds = json.loads(sys.argv[1]), []
+for _ in range(7):
+    begin = time.perf_counter()
+    subprocess.run(check, check=True)
+    seconds.append(time.perf_counter() - begin)
+print(*seconds)
+"""
+
+
+def test_token_is_required(lab: Container) -> None:
+    """Only /api, which says nothing but a version, answers without a token."""
+    assert lab.request("/api", token=None)[0] == 200
+    assert lab.request("/api/status", token=None)[0] == 403
+    assert lab.request("/api/status", token="another")[0] == 403
+    assert lab.request("/api/status", token=lab.token)[0] == 200
+
+
+def test_empty_token_is_refused(image: str) -> None:
+    """Without a token the lab does not start, and says what to do."""
+    with Container(image, token="") as container:
+        assert container.wait() == 2
+        assert "JUPYTER_TOKEN is empty" in container.logs()
+        assert "make up" in container.logs()
+
+
+def test_server_and_kernel_have_no_privileges(lab: Container) -> None:
+    """Both run as uid 1000 in no group but users, and hold no capability, nor could they gain one."""
+    server = lab.server_status()
+    printed = lab.execute("torch", "print(open('/proc/self/status').read())")
+    kernel = dict(line.split(":\t", 1) for line in printed.splitlines() if line)
+
+    for status in (server, kernel):
+        assert set(status["Uid"].split()) == {"1000"}
+        assert status["Groups"].split() == ["100"]
+        assert int(status["CapEff"], 16) == int(status["CapPrm"], 16) == int(status["CapInh"], 16) == 0
+        assert int(status["CapBnd"], 16) & ~DOCKER_DEFAULT_CAPABILITIES == 0
+        assert status["NoNewPrivs"].strip() == "1"
+
+
+def test_log_of_a_session_has_no_warning(image: str) -> None:
+    """Start, one kernel of each kind, stop: the log holds no line of level warning or error."""
+    with Container(image) as container:
+        container.wait_for_server()
+        assert "42" in container.execute("tensorflow", "print(6 * 7)")
+        assert "42" in container.execute("torch", "print(6 * 7)")
+        container.wait_for_health()
+        docker("stop", container.id)
+        log = container.logs()
+
+    assert "Jupyter Server" in log
+    assert not re.findall(r"^.*(?:WARN|ERROR|Traceback|\[[WE] ).*$", log, flags=re.MULTILINE)
+
+
+def test_health_check_turns_healthy_fast_and_costs_little(image: str) -> None:
+    """Healthy within 10 s of `docker run`; one check takes less than 100 ms."""
+    begin = time.monotonic()
+    with Container(image) as container:
+        assert container.wait_for_health(10) == "healthy"
+        assert time.monotonic() - begin < 10
+        check = json.loads(container.inspect("{{json .Config.Healthcheck.Test}}"))[1:]
+        seconds = container.exec("python3", "-c", TIMED_CHECK, json.dumps(check)).split()
+
+    assert statistics.median(map(float, seconds)) < 0.1, seconds
+
+
+@pytest.mark.parametrize(
+    ("settings", "command"),
+    [
+        (["--env", "NOTEBOOK_ARGS=--ServerApp.base_url=/deep/down/ --ServerApp.port=9999"], []),
+        (["--env", "HTTP_PROXY=http://192.0.2.1:9", "--env", "http_proxy=http://192.0.2.1:9"], []),
+        (
+            [],
+            [
+                "bash",
+                "-c",
+                "cd && openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=lab -keyout key.pem -out lab.pem 2>/dev/null"
+                " && exec start-notebook.sh --ServerApp.certfile=lab.pem --ServerApp.keyfile=key.pem",
+            ],
+        ),
+    ],
+    ids=["base_url and port", "proxy", "TLS"],
+)
+def test_health_check_finds_the_server_wherever_it_listens(image: str, settings: list[str], command: list[str]) -> None:
+    """Port, base URL and TLS are the server's own, and proxies are not asked."""
+    with Container(image, *settings, command=command) as container:
+        assert container.wait_for_health() == "healthy", container.logs()
+
+
+def test_health_check_fails_without_a_server(image: str) -> None:
+    """A lab whose server is gone is unhealthy, with a reason."""
+    often = ["--health-retries=1", "--health-start-period=0s", "--health-interval=1s"]
+    with Container(image, *often, command=["sleep", "60"]) as container:
+        assert container.wait_for_health() == "unhealthy"
+        assert "no server has written its address" in container.inspect("{{json .State.Health.Log}}")
+
+
+def test_other_user_ids_are_honoured(image: str, tmp_path: Path) -> None:
+    """NB_UID and NB_GID change who the lab is; it can write home, share and a root-owned folder of notebooks."""
+    mount = f"--volume={tmp_path}:/home/jovyan/work"
+    (tmp_path / "mine.ipynb").write_text("{}")
+    give = ["run", "--rm", mount, "--entrypoint", "chown", image, "--recursive"]
+    docker(*give, "0:0", "/home/jovyan/work")
+    code = """
+import os, pathlib, getpass
+print(os.getuid(), os.getgid(), sorted(os.getgroups()), getpass.getuser(), pathlib.Path.home())
+for folder in ("~", "~/share", "~/share/runs", "~/work"):
+    path = pathlib.Path(folder).expanduser() / "probe"
+    path.write_text("x"); path.unlink()
+"""
+    try:
+        with Container(image, mount, "--env=NB_UID=4321", "--env=NB_GID=61500") as container:
+            container.wait_for_server()
+            printed = container.execute("torch", code)
+            log = container.logs()
+        owner = (tmp_path / "mine.ipynb").stat().st_uid
+    finally:
+        docker(*give, str(os.geteuid()), "/home/jovyan/work")
+
+    assert printed == "4321 61500 [100, 61500] jovyan /home/jovyan\n"
+    assert owner == 4321
+    assert log.count("rocmlab: handing") == 1
+
+
+def test_another_users_files_are_left_alone(image: str) -> None:
+    """Only what root owns directly in share/ changes hands; neither another user's nor what lies deeper does."""
+    prepare = "mkdir -p /s/deep && touch /s/root /s/other /s/deep/root && chown 777 /s/other && chown 0 /s"
+    volume = docker("volume", "create").strip()
+    try:
+        docker("run", "--rm", "--volume", f"{volume}:/s", "--entrypoint", "bash", image, "-c", prepare)
+        with Container(image, "--volume", f"{volume}:/home/jovyan/share") as container:
+            container.wait_for_server()
+            names = ["", "deep", "root", "other", "deep/root"]
+            owners = container.exec("stat", "-c", "%u", *(f"/home/jovyan/share/{name}" for name in names)).split()
+            log = container.logs()
+    finally:
+        docker("volume", "rm", volume)
+
+    assert owners == ["1000", "1000", "1000", "777", "0"]
+    assert log.count("rocmlab: handing") == 1
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "jovyan"])
+def test_impossible_user_id_is_refused(image: str, value: str) -> None:
+    """The lab never runs as root, and says so."""
+    with Container(image, "--env", f"NB_UID={value}") as container:
+        assert container.wait() == 2
+        assert f"NB_UID={value}" in container.logs()
+
+
+def test_hooks_run_before_and_after_the_switch(image: str, tmp_path: Path) -> None:
+    """A sourced hook changes the environment, an executable runs, and a failing one is reported and does no harm."""
+    before = 'export FROM_HOOK="root:$(id -u)"'
+    hooks = {
+        "start-notebook.d/10-first.sh": before,
+        "start-notebook.d/20-failing.sh": "false",
+        "before-notebook.d/10-program": '#!/bin/sh\necho "program:$(id -u)"',
+        "before-notebook.d/20-failing": "#!/bin/sh\nexit 7",
+        "before-notebook.d/30-last.sh": 'export FROM_HOOK="$FROM_HOOK lab:$(id -u)"',
+    }
+    for name, text in hooks.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text + "\n")
+        path.chmod(0o755)
+    tmp_path.chmod(0o755)
+    folders = ("start-notebook.d", "before-notebook.d")
+    mounts = [f"--volume={tmp_path}/{name}:/usr/local/bin/{name}:ro" for name in folders]
+    with Container(image, *mounts) as container:
+        container.wait_for_server()
+        seen = container.execute("torch", "import os; print(os.environ['FROM_HOOK'])")
+        container.as_lab_user("true")
+        log = container.logs()
+
+    assert seen == "root:0 lab:1000\n"
+    assert log.count("program:1000") == 1
+    assert "20-failing.sh failed with exit code 1" in log
+    assert "20-failing failed with exit code 7" in log
+
+
+def test_exec_is_quiet_and_fast(lab: Container) -> None:
+    """`docker exec … start.sh COMMAND` prints what the command prints, as the lab user, in well under a second."""
+    begin = time.monotonic()
+    printed = lab.as_lab_user("bash", "-c", "id -un; id -G; echo $HOME $ROCMLAB_RUNTIME $MIOPEN_USER_DB_PATH")
+
+    assert time.monotonic() - begin < 1
+    assert printed.split() == ["jovyan", "100", "/home/jovyan", "docker", "/home/jovyan/share/cache/cpu-any/miopen"]
+    assert "start.sh" not in lab.logs()
+
+
+def test_killed_lab_starts_again(image: str) -> None:
+    """What a killed server left behind does not mislead the health check of its next start."""
+    with Container(image) as container:
+        container.wait_for_server()
+        docker("kill", container.id)
+        docker("start", container.id)
+        container.wait_for_server()
+
+        records = container.exec("bash", "-c", "ls /tmp/jupyter-runtime/jpserver-*.json").split()
+
+    assert len(records) == 1

@@ -1,0 +1,122 @@
+"""Every notebook keeps the house rules: stripped, titled, parameterised, short cells, a recorded result."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+PARAMETER = re.compile(r"(\w+): (?:str|int|float|bool)(?: \| None)? = \S.*?  # \S.*")
+
+
+@pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
+def path(request):
+    """Return each notebook in turn."""
+    return request.param
+
+
+@pytest.fixture
+def notebook(path):
+    """Return the notebook as nbformat reads it."""
+    return nbformat.read(path, as_version=nbformat.NO_CONVERT)
+
+
+@pytest.fixture
+def code(notebook):
+    """Return the code cells."""
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def test_the_first_three_notebooks_are_here():
+    """The rules below are checked on something."""
+    assert {"00_hello_gpu", "01_mnist_fc", "02_multi_gpu"} <= {path.stem for path in NOTEBOOKS}
+
+
+def test_notebook_is_valid_and_current(notebook):
+    """The format is nbformat 4.5, where every cell has an id, and no id is there twice."""
+    nbformat.validate(notebook)
+
+    assert (notebook.nbformat, notebook.nbformat_minor) == (4, 5)
+    ids = [cell.id for cell in notebook.cells]
+    assert len(set(ids)) == len(ids)
+
+
+def test_notebook_is_stripped(path, notebook, code, tmp_path):
+    """There are no outputs, counts or traces of a run, and nbstripout has nothing to do."""
+    assert all(cell.outputs == [] and cell.execution_count is None for cell in code)
+    assert all(set(cell.metadata) <= {"tags"} for cell in notebook.cells)
+    assert set(notebook.metadata) == {"kernelspec", "language_info"}
+    copy = tmp_path / path.name
+    copy.write_bytes(path.read_bytes())
+    command = [sys.executable, "-m", "nbstripout", "--keep-id", "--verify", str(copy)]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def test_kernel_is_one_of_the_labs(notebook):
+    """The notebook opens with a kernel that the lab has."""
+    assert notebook.metadata.kernelspec.name in ("tensorflow", "torch")
+
+
+def test_first_cell_tells_title_lesson_and_needs(notebook):
+    """A reader learns first what it is about, what they learn and what it needs."""
+    first = notebook.cells[0]
+
+    assert first.cell_type == "markdown"
+    assert re.match(r"# \S", first.source)
+    assert "**You learn**" in first.source
+    assert "**It needs**" in first.source
+
+
+def test_one_parameters_cell_typed_and_explained(code):
+    """The first code cell, and no other, is tagged `parameters`; each line has a type and says what it means."""
+    tagged = [cell for cell in code if "parameters" in cell.metadata.get("tags", [])]
+    assert tagged == code[:1]
+
+    found = [PARAMETER.fullmatch(line) for line in tagged[0].source.splitlines()]
+
+    assert all(found), tagged[0].source
+    assert {"device", "seed", "quick"} <= {match[1] for match in found}
+
+
+def test_every_parameter_is_used(code):
+    """A parameter that changes nothing would mislead."""
+    rest = "\n".join(cell.source for cell in code[1:])
+
+    for line in code[0].source.splitlines():
+        assert re.search(rf"\b{line.split(':')[0]}\b", rest), line
+
+
+def test_cells_are_short(code):
+    """No code cell is longer than 25 lines, and there are not more than about 20 of them."""
+    assert max(len(cell.source.splitlines()) for cell in code) <= 25
+    assert len(code) <= 20
+
+
+def test_framework_is_set_up_before_it_is_imported(code):
+    """The environment a framework reads at import is set in a cell above the import."""
+    sources = [cell.source for cell in code]
+    set_up = next(number for number, source in enumerate(sources) if "TF_CPP_MIN_LOG_LEVEL" in source)
+    imports = [
+        number
+        for number, source in enumerate(sources)
+        if re.search(r"^(import|from) (tensorflow|keras|torch)\b", source, re.MULTILINE) and "%%writefile" not in source
+    ]
+
+    assert imports
+    assert min(imports) > set_up
+
+
+def test_last_cell_records_and_then_raises(code):
+    """The last cell records the result with its acceptance, then fails if that was missed: in this order."""
+    last = code[-1].source
+
+    recorded, asserted = last.index("rocmlab.record("), last.index("\nassert ")
+    assert recorded < asserted
+    for word in ("workload=", "acceptance=", "simulated="):
+        assert word in last

@@ -1,0 +1,95 @@
+"""Small real notebooks, a real kernel, and two GPUs that are only numbers."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import notebook_files
+import pytest
+
+from rocmlab.devices import Device
+from rocmlab.runner.folder import RunFolder
+from rocmlab.runner.jobs import Result
+from rocmlab.runner.placement import Slots
+
+
+class Watcher:
+    """A display that remembers the order of things."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str]] = []
+
+    def started(self, job, place) -> None:
+        """Remember a start."""
+        self.seen.append(("started", job.name))
+
+    def event(self, job, event) -> None:
+        """Remember a cell."""
+        self.seen.append((event["event"], job.name))
+
+    def finished(self, result: Result) -> None:
+        """Remember an end."""
+        self.seen.append(("finished", result.name))
+
+    def mute(self) -> None:
+        """Nothing is shown anyway."""
+
+
+@pytest.fixture
+def watcher() -> Watcher:
+    """A display that remembers."""
+    return Watcher()
+
+
+@pytest.fixture(scope="session")
+def gpus() -> list[Device]:
+    """Two GPUs of a simulated host."""
+    return [
+        Device(
+            backend="rocm",
+            index=index,
+            name="Radeon RX 7900 XTX",
+            is_usable=True,
+            gfx="gfx1100",
+            pci_address=f"0000:0{index + 3}:00.0",
+            simulated=True,
+        )
+        for index in range(2)
+    ]
+
+
+@pytest.fixture(scope="session")
+def cpu() -> Device:
+    """The processor."""
+    return Device(backend="cpu", index=0, name="a processor", is_usable=True)
+
+
+@pytest.fixture
+def slots(gpus: list[Device], cpu: Device) -> Slots:
+    """Two slots."""
+    return Slots(gpus, cpu)
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> RunFolder:
+    """An empty run folder."""
+    return RunFolder.create(tmp_path / "share", "test")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A kernelspec that points at this interpreter, in an environment that knows nothing of the person's own."""
+    home = tmp_path_factory.mktemp("jupyter")
+    notebook_files.write_kernel(home / "kernels/test-kernel", sys.executable)
+    source = str(Path(__file__).parents[2] / "src")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JUPYTER_PATH", str(home))
+        patch.setenv("JUPYTER_CONFIG_DIR", str(home / "config"))
+        patch.setenv("IPYTHONDIR", str(home / "ipython"))
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH")))))
+        for name in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"):
+            patch.delenv(name, raising=False)
+        yield "test-kernel"

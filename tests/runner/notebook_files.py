@@ -1,0 +1,40 @@
+"""Writes the notebooks that the runner's tests run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import nbformat
+
+PARAMETERS = "# parameters\n"  # a code cell that starts with this is tagged `parameters`
+
+
+def write(path: Path, *cells: str, kernel: str | None = "test-kernel", **metadata: object) -> Path:
+    """Write a notebook of these cells; one that starts with `# ` and a capital and has no code is prose."""
+    v4 = nbformat.v4
+    head = {"kernelspec": {"name": kernel, "display_name": "Test"}} if kernel else {}
+    notebook = v4.new_notebook(metadata={**head, **metadata})
+    for source in cells:
+        if source.startswith("## "):
+            notebook.cells.append(v4.new_markdown_cell(source))
+        elif source.startswith(PARAMETERS):
+            tagged = {"tags": ["parameters"]}
+            notebook.cells.append(v4.new_code_cell(source.removeprefix(PARAMETERS), metadata=tagged))
+        else:
+            notebook.cells.append(v4.new_code_cell(source))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nbformat.write(notebook, path)
+    return path
+
+
+def write_kernel(folder: Path, python: str) -> None:
+    """Write a kernelspec."""
+    folder.mkdir(parents=True)
+    specification = {
+        "argv": [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+        "display_name": "Test",
+        "language": "python",
+        "env": {"PYDEVD_DISABLE_FILE_VALIDATION": "1"},
+    }
+    (folder / "kernel.json").write_text(json.dumps(specification), encoding="utf-8")

@@ -1,0 +1,175 @@
+"""What is read from an executed notebook, what is corrected in it, and what is kept of a run."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import notebook_files
+import pytest
+
+from rocmlab.errors import RocmlabError
+from rocmlab.runner import executed, files, html, words
+from rocmlab.runner.engine import _describe, title_of
+from rocmlab.runner.folder import RunFolder
+from rocmlab.training.metrics import MIME_TYPE
+
+
+def cell(status: str, *outputs: dict, kind: str = "code", source: str = "x = 1") -> dict:
+    """Return an executed cell."""
+    made = {"cell_type": kind, "metadata": {"papermill": {"status": status}}, "source": source}
+    return {**made, "outputs": list(outputs)} if kind == "code" else made
+
+
+def error(name: str, value: str) -> dict:
+    """Return the output of a failing cell."""
+    return {"output_type": "error", "ename": name, "evalue": value, "traceback": []}
+
+
+def record(**values: object) -> dict:
+    """Return the output of `rocmlab.record`."""
+    return {"output_type": "display_data", "data": {MIME_TYPE: values, "text/plain": "recorded"}, "metadata": {}}
+
+
+def test_recorded_values_and_cells_are_collected() -> None:
+    """Later records add to earlier ones; prose does not count as a cell."""
+    notebook = {
+        "cells": [
+            cell("completed", kind="markdown"),
+            cell("completed", record(accuracy=0.5, loss=2.0)),
+            cell("completed", record(accuracy=0.98)),
+            cell("failed", error("ValueError", "\x1b[31mred\x1b[0m"), source="\n".join("abcdefghijklmnop")),
+            cell("pending"),
+        ]
+    }
+
+    found = executed.summarise(notebook)
+
+    assert found.recorded == {"accuracy": 0.98, "loss": 2.0}
+    assert (found.cells_done, found.cells_total) == (2, 4)
+    assert found.error == {
+        "name": "ValueError",
+        "value": "red",
+        "cell": 3,
+        "cell_index": 3,
+        "source": "\n".join("abcdefghijkl"),
+    }
+
+
+def test_a_dead_kernel_does_not_leave_completed_cells(tmp_path: Path) -> None:
+    """Papermill marks all cells completed when the kernel dies; afterwards the file says what was true."""
+    path = tmp_path / "a.ipynb"
+    path.write_text(json.dumps({"cells": [cell("completed") for _ in range(4)], "metadata": {}}))
+
+    executed.tell_truth(path, 1, "KernelDied", "the kernel is gone")
+
+    notebook = json.loads(path.read_text())
+    states = [each["metadata"]["papermill"]["status"] for each in notebook["cells"]]
+    assert states == ["completed", "failed", "pending", "pending"]
+    assert notebook["metadata"]["papermill"]["exception"] is True
+    assert executed.summarise(notebook).error["value"] == "the kernel is gone"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_death_between_cells_blames_no_cell(tmp_path: Path) -> None:
+    """What completed stays completed, what was not reached stays pending, and the notebook as a whole has failed."""
+    path = tmp_path / "a.ipynb"
+    path.write_text(json.dumps({"cells": [cell("completed"), cell("pending")], "metadata": {}}))
+
+    executed.tell_truth(path, None, "Killed", "gone")
+    executed.tell_truth(tmp_path / "never-saved.ipynb", None, "Killed", "gone")
+
+    notebook = json.loads(path.read_text())
+    assert [each["metadata"]["papermill"]["status"] for each in notebook["cells"]] == ["completed", "pending"]
+    assert notebook["metadata"]["papermill"]["exception"] is True
+
+
+def test_a_torn_journal_is_read_up_to_the_tear(run_folder: RunFolder) -> None:
+    """A crash in the middle of a line costs that line only."""
+    run_folder.log("run started", jobs=["a"])
+    run_folder.log("job finished", loss=math.nan)
+    with run_folder.journal_path.open("a") as journal:
+        journal.write('{"event": "job fin')
+
+    found = list(run_folder.journal())
+
+    assert [event["event"] for event in found] == ["run started", "job finished"]
+    assert found[1]["loss"] is None
+
+
+def test_two_runs_of_one_second_have_two_folders(tmp_path: Path) -> None:
+    """A run never writes into another's folder, and its name cannot lead out of the share."""
+    folders = [RunFolder.create(tmp_path, "../night run").path for _ in range(3)]
+
+    assert len(set(folders)) == 3
+    assert all(folder.parent == tmp_path / "runs" and "night_run" in folder.name for folder in folders)
+
+
+def test_a_share_that_cannot_be_written_is_a_problem(tmp_path: Path) -> None:
+    """The error names the place and the setting."""
+    (tmp_path / "share").write_text("a file")
+
+    with pytest.raises(RocmlabError) as caught:
+        RunFolder.create(tmp_path / "share", "a")
+
+    assert "--share" in caught.value.problem.fix
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+    """Neither half a file nor a draft is left."""
+    path = tmp_path / "results.json"
+    files.write_text(path, "old")
+
+    with pytest.raises(UnicodeEncodeError):
+        files.write_text(path, "new \ud800")
+
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_html_needs_the_network_only_for_what_the_notebook_uses(tmp_path: Path) -> None:
+    """A notebook without formulas opens whole without a network; one with a formula asks for MathJax."""
+    plain = notebook_files.write(tmp_path / "plain.ipynb", "## Title", "print(1)")
+    formula = notebook_files.write(tmp_path / "formula.ipynb", "## Title\n$x^2$", "print(1)")
+
+    for path in (plain, formula):
+        html.write(path, path.with_suffix(".html"))
+
+    assert "<script" not in plain.with_suffix(".html").read_text()
+    assert "mathjax" in formula.with_suffix(".html").read_text().lower()
+
+
+def test_a_cell_is_called_by_its_comment_its_heading_or_its_first_line() -> None:
+    """The name on the screen is what a person would call the cell."""
+    cells = [
+        {"cell_type": "markdown", "metadata": {}, "source": "# Title\ntext\n## Load the data\nmore"},
+        {"cell_type": "code", "metadata": {}, "source": "\nx = load()\n"},
+        {"cell_type": "code", "metadata": {}, "source": "# Train for long\nfit()"},
+        {"cell_type": "code", "metadata": {}, "source": "import os\n"},
+        {"cell_type": "code", "metadata": {"tags": ["injected-parameters"]}, "source": "# Parameters\nepochs = 2"},
+        {"cell_type": "code", "metadata": {}, "source": ""},
+    ]
+
+    found = [title_of(cells, index) for index in range(1, 6)]
+
+    assert found == ["Load the data", "Train for long", "import os", "parameters", "(empty)"]
+
+
+def test_the_end_of_a_kernel_reads_as_a_sentence() -> None:
+    """A kill, a crash and an exit are told apart."""
+    assert "SIGKILL, perhaps because the memory was full" in _describe(-9)
+    assert _describe(-11).endswith("SIGSEGV")
+    assert _describe(3).endswith("exit code 3")
+    assert _describe(None)
+
+
+def test_times_devices_and_values_read_well() -> None:
+    """Numbers on the screen are short."""
+    gpus = [{"backend": "rocm", "index": 0}, {"backend": "rocm", "index": 1}]
+
+    assert [words.duration(each) for each in (None, 4.21, 187, 3765)] == ["", "4.2 s", "3:07", "1:02:45"]
+    assert words.device_label(gpus) == "GPU 0,1"
+    assert words.device_label([{"backend": "cpu", "index": 0}]) == "CPU"
+    values = {"history": [1, 2], "loss": 0.067123, "test_accuracy": 0.98124, "is_equal": True, "epochs": 10}
+    assert words.recorded(values) == "test_accuracy 0.9812  loss 0.06712  is_equal yes"

@@ -1,0 +1,58 @@
+"""`rocmlab datasets` on the command line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import tiny
+from rocmlab.training.datasets.command import main
+from rocmlab.training.datasets.sources import Mirror
+
+
+@pytest.fixture(autouse=True)
+def _source(tmp_path, register):
+    """Give the tiny data set a source."""
+    register(Mirror(tiny.write_packed(tmp_path / "packed").as_uri() + "/", "a mirror"))
+
+
+def test_fetch_prints_the_folder_and_tells_progress_on_stderr(tmp_path, capsys):
+    """The result stands alone on stdout, so that a shell can use it."""
+    code = main(["fetch", "tiny", "--share", str(tmp_path)])
+
+    out, err = capsys.readouterr()
+    assert code == 0
+    assert out == f"{tmp_path / 'data/tiny'}\n"
+    assert err.startswith("tiny: trying a mirror\n")
+
+
+def test_fetch_as_json_lists_files_with_checksums(tmp_path, capsys):
+    """`--json` gives folder, files and what was said."""
+    main(["fetch", "tiny", "--share", str(tmp_path), "--json"])
+
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["folder"] == str(tmp_path / "data/tiny")
+    assert [file["sha256"] for file in answer["files"]] == [file.sha256 for file in tiny.FILES]
+    assert "from a mirror" in answer["log"][-1]
+
+
+def test_list_tells_what_is_in_the_share(tmp_path, capsys):
+    """A data set is listed as not fetched, and after fetching as in the share."""
+    main(["list", "--share", str(tmp_path), "--json"])
+    before = {row["name"]: row["is_in_share"] for row in json.loads(capsys.readouterr().out)}
+    main(["fetch", "tiny", "--share", str(tmp_path)])
+    capsys.readouterr()
+    main(["list", "--share", str(tmp_path)])
+    after = capsys.readouterr().out
+
+    assert before == {"mnist": False, "fashion_mnist": False, "tiny": False}
+    assert [line.split()[0] for line in after.splitlines() if "in the share" in line] == ["tiny"]
+
+
+def test_unknown_name_is_a_usage_error(capsys):
+    """argparse answers a wrong name with exit code 2 and the right names."""
+    with pytest.raises(SystemExit) as caught:
+        main(["fetch", "mnits"])
+
+    assert caught.value.code == 2
+    assert "mnist" in capsys.readouterr().err

@@ -1,0 +1,231 @@
+"""Several PyTorch processes from one notebook, and the interpreter they run in."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rocmlab.errors import RocmlabError
+from rocmlab.training import interpreters, launch
+
+SRC = str(Path(launch.__file__).parents[2])
+
+# What torchelastic does as far as launch relies on it: a process per rank in a session of its own, prefixed lines,
+# the root cause at the end, and SIGTERM handed on.
+TORCHELASTIC = """
+import os, signal, subprocess, sys, threading
+options = [word for word in sys.argv[1:] if word.startswith("--")]
+script = [word for word in sys.argv[1:] if word not in options[:5]]
+count = int(options[1].split("=")[1])
+assert options[0] == "--standalone" and os.path.isdir(options[4].split("=")[1])
+env = lambda rank: {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
+ranks = [subprocess.Popen([sys.executable, "-u", *script], env=env(rank), stdout=subprocess.PIPE, text=True,
+         stderr=subprocess.STDOUT, start_new_session=True) for rank in range(count)]
+def stop(*_):
+    for one in ranks: one.terminate()
+    sys.exit(1)
+signal.signal(signal.SIGTERM, stop)
+def tee(rank, one):
+    for line in one.stdout: print(f"[rank{rank}]:{line}", end="", flush=True)
+threads = [threading.Thread(target=tee, args=pair) for pair in enumerate(ranks)]
+for one in threads: one.start()
+for one in threads: one.join()
+for rank, one in enumerate(ranks):
+    if one.wait():
+        print(f"Root Cause (first observed failure):\\n[0]:\\n  rank      : {rank} (local_rank: {rank})")
+        sys.exit(1)
+"""
+
+
+def write_kernel(folder, name, python, env):
+    """Write a kernelspec below a Jupyter data folder."""
+    path = folder / "kernels" / name / "kernel.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"argv": [python, "-m", "ipykernel_launcher"], "env": env}))
+
+
+@pytest.fixture
+def torch(tmp_path, monkeypatch):
+    """Make a kernelspec `torch` whose PyTorch is only its launcher."""
+    package = tmp_path / "packages" / "torch" / "distributed"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent):
+        (folder / "__init__.py").touch()
+    (package / "run.py").write_text(TORCHELASTIC)
+    write_kernel(tmp_path / "jupyter", "torch", sys.executable, {"PYTHONPATH": str(tmp_path / "packages"), "MARK": "1"})
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Return a function that writes the program the ranks run."""
+
+    def write(text):
+        path = tmp_path / "train.py"
+        path.write_text("import os, sys, time\nrank = os.environ['RANK']\n" + text)
+        return path
+
+    return write
+
+
+def is_running(pid):
+    """Tell whether a process is there and not a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.usefixtures("torch")
+def test_cpu_ranks_share_the_cores_and_see_no_gpu(script, capfd, monkeypatch):
+    """Each CPU process gets its share of the cores, no GPU, the kernelspec's environment and the arguments."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "0")
+    names = ("OMP_NUM_THREADS", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "MARK")
+    program = script(f"print(rank, *(os.environ.get(name) for name in {names}), *sys.argv[1:])\n")
+
+    launch.run(program, "--epochs=2", "x", processes=2)
+
+    out = sorted(capfd.readouterr().out.splitlines())
+    assert out == [f"[rank {rank}] {rank} 4 -1 -1 None 1 --epochs=2 x" for rank in (0, 1)]
+
+
+@pytest.mark.usefixtures("torch")
+@pytest.mark.parametrize(
+    ("mask", "gpus", "seen"),
+    [(None, [0, 2], "0,2"), ("2,3,5", [0, 2], "2,5"), ("GPU-ab,GPU-cd", [0, 1], "GPU-ab,GPU-cd"), ("", [1], "1")],
+    ids=["no mask", "numbers within the mask", "whole mask kept", "an empty mask is none"],
+)
+def test_gpus_are_counted_within_the_mask_of_this_process(script, capfd, monkeypatch, mask, gpus, seen):
+    """The ranks see exactly the chosen GPUs, by the numbers HIP gives them on the host."""
+    if mask is not None:
+        monkeypatch.setenv("HIP_VISIBLE_DEVICES", mask)
+
+    launch.run(script("print(os.environ['HIP_VISIBLE_DEVICES'], os.environ['WORLD_SIZE'])\n"), gpus=gpus)
+
+    assert set(capfd.readouterr().out.splitlines()) == {
+        f"[rank {rank}] {seen} {len(gpus)}" for rank in range(len(gpus))
+    }
+
+
+@pytest.mark.usefixtures("torch")
+@pytest.mark.parametrize("mask", ["0,1", "GPU-ab,GPU-cd,GPU-ef"], ids=["too few", "no numbers"])
+def test_gpus_that_the_mask_does_not_have_are_an_error(script, monkeypatch, mask):
+    """Picking beyond the mask, or a part of a mask without numbers, is refused."""
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", mask)
+
+    with pytest.raises(RocmlabError, match="cannot be picked"):
+        launch.run(script(""), gpus=[0, 2])
+
+
+@pytest.mark.usefixtures("torch")
+def test_failing_rank_is_named_with_its_last_lines(script):
+    """The error says which rank failed and what it said last."""
+    program = script("print('fine', rank)\nif rank == '1': raise ValueError('no such layer')\n")
+
+    with pytest.raises(RocmlabError, match=r"rank 1 of .*train\.py failed") as caught:
+        launch.run(program, processes=2)
+
+    problem = caught.value.problem
+    assert problem.why.endswith("ValueError: no such layer")
+    assert "fine 0" not in problem.why
+    assert caught.value.exit_code == 1
+
+
+@pytest.mark.usefixtures("torch")
+def test_time_limit_ends_every_rank(script, tmp_path, monkeypatch):
+    """When the time is up, the error comes and no process is left."""
+    monkeypatch.chdir(tmp_path)
+    program = script("open(f'pid{rank}', 'w').write(str(os.getpid()))\nprint('waiting')\ntime.sleep(60)\n")
+
+    with pytest.raises(RocmlabError, match="not done after 2 seconds") as caught:
+        launch.run(program, processes=2, time_limit_seconds=2)
+
+    assert "[rank 0] waiting" in caught.value.problem.why
+    pids = [int((tmp_path / f"pid{rank}").read_text()) for rank in (0, 1)]
+    end = time.monotonic() + 10
+    while any(map(is_running, pids)) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not any(map(is_running, pids))
+
+
+@pytest.mark.usefixtures("torch")
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL], ids=["interrupt", "kernel killed"])
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc and PR_SET_PDEATHSIG; run it on Linux")
+def test_no_rank_outlives_the_notebook(script, tmp_path, sent):
+    """An interrupted cell, and a kernel that is killed, end all ranks."""
+    program = script(f"open('{tmp_path}/pid' + rank, 'w').write(str(os.getpid()))\ntime.sleep(60)\n")
+    code = f"from rocmlab.training import launch; launch.run({str(program)!r}, processes=2)"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([SRC, *sys.path])}
+    notebook = subprocess.Popen([sys.executable, "-c", code], env=env, stderr=subprocess.DEVNULL)
+    files = [tmp_path / "pid0", tmp_path / "pid1"]
+    end = time.monotonic() + 20
+    try:
+        while not all(path.exists() and path.read_text() for path in files):
+            assert time.monotonic() < end, "the ranks did not start"
+            time.sleep(0.02)
+        notebook.send_signal(sent)
+    finally:
+        if notebook.poll() is None and time.monotonic() > end:
+            notebook.kill()
+        notebook.wait(30)
+
+    while any(is_running(int(path.read_text())) for path in files):
+        assert time.monotonic() < end, "a rank is still running"
+        time.sleep(0.02)
+
+
+def test_devices_must_be_said_once(script):
+    """Neither and both of processes and gpus are refused."""
+    for wrong in ({}, {"processes": 2, "gpus": [0]}):
+        with pytest.raises(RocmlabError, match="either processes or gpus"):
+            launch.run(script(""), **wrong)
+
+
+def test_interpreter_comes_from_the_kernelspec(tmp_path, monkeypatch):
+    """The first kernelspec on JUPYTER_PATH gives interpreter and environment."""
+    write_kernel(tmp_path / "a", "torch", "/opt/torch/bin/python", {"KERAS_BACKEND": "torch"})
+    write_kernel(tmp_path / "b", "torch", "/other/python", {})
+    monkeypatch.setenv("JUPYTER_PATH", os.pathsep.join(str(tmp_path / name) for name in ("none", "a", "b")))
+
+    found = interpreters.find("torch")
+
+    assert found.python == "/opt/torch/bin/python"
+    assert found.environment()["KERAS_BACKEND"] == "torch"
+
+
+def test_interpreter_falls_back_to_this_one(tmp_path, monkeypatch):
+    """Without a kernelspec, this interpreter is used if it can import the framework, and else there is an error."""
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+
+    assert interpreters.find("json").python == sys.executable
+    with pytest.raises(RocmlabError, match="no interpreter with absent_framework"):
+        interpreters.find("absent_framework")
+
+
+def test_broken_kernelspec_is_named(tmp_path, monkeypatch):
+    """A kernel.json that is none is an error with its path."""
+    write_kernel(tmp_path, "torch", "python", {})
+    (tmp_path / "kernels/torch/kernel.json").write_text('{"argv": []}')
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+
+    with pytest.raises(RocmlabError, match=r"kernel\.json is not a kernelspec"):
+        interpreters.find("torch")
+
+
+@pytest.mark.usefixtures("torch")
+def test_program_of_another_interpreter_is_run_and_its_output_returned(script, monkeypatch):
+    """Output comes back; a failure or a lost program is an error with its last words."""
+    monkeypatch.setenv("RANK", "0")
+
+    assert interpreters.run("torch", script("print(os.environ['MARK'], sys.argv[1])\n"), "x") == "1 x\n"
+    with pytest.raises(RocmlabError, match="ended with 3"):
+        interpreters.run("torch", "-c", "import sys; sys.exit(3)")
+    with pytest.raises(RocmlabError, match=r"not done after 0\.5 seconds"):
+        interpreters.run("torch", "-c", "import time; time.sleep(60)", time_limit_seconds=0.5)

@@ -1,0 +1,141 @@
+"""What a framework computes on is told in its own words; a CPU is never called a GPU."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from rocmlab.errors import RocmlabError
+from rocmlab.training import placement
+
+
+def install_torch(monkeypatch, names=(), hip=None, mps=False):
+    """Put a module in the place of PyTorch that sees GPUs of these names."""
+
+    def properties(index):
+        return SimpleNamespace(name=names[index], pci_domain_id=0, pci_bus_id=3 + index, pci_device_id=0)
+
+    cuda = SimpleNamespace(
+        is_available=lambda: bool(names), device_count=lambda: len(names), get_device_properties=properties
+    )
+    backends = SimpleNamespace(mps=SimpleNamespace(is_available=lambda: mps))
+    torch = SimpleNamespace(cuda=cuda, backends=backends, version=SimpleNamespace(hip=hip))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+
+
+def install_tensorflow(monkeypatch, gpus=(), build=()):
+    """Put a module in the place of TensorFlow that sees these GPUs; return it."""
+    listed = [SimpleNamespace(name=f"/physical_device:GPU:{number}", title=name) for number, name in enumerate(gpus)]
+    module = ModuleType("tensorflow")
+    module.hidden = False
+
+    def hide(devices, kind):
+        module.hidden = kind == "GPU" and devices == []
+
+    details = SimpleNamespace(get_device_details=lambda gpu: {"device_name": gpu.title})
+    module.config = SimpleNamespace(
+        get_visible_devices=lambda kind: [] if module.hidden else listed,
+        set_visible_devices=hide,
+        experimental=details,
+    )
+    module.sysconfig = SimpleNamespace(get_build_info=lambda: dict.fromkeys(build, True))
+    monkeypatch.setitem(sys.modules, "tensorflow", module)
+    return module
+
+
+def test_torch_on_rocm_is_told_from_cuda(monkeypatch):
+    """PyTorch calls both `cuda`; the version of HIP tells which it is, and the PCI address comes along."""
+    install_torch(monkeypatch, ["Radeon RX 7900 XTX"], hip="7.2")
+
+    found = placement.describe("torch")
+
+    expected = {"backend": "rocm", "name": "Radeon RX 7900 XTX", "index": 0, "pci": "0000:03:00.0", "simulated": False}
+    assert found == expected
+    install_torch(monkeypatch, ["NVIDIA H200"])
+    assert placement.describe("torch")["backend"] == "cuda"
+
+
+def test_torch_on_a_mac_is_metal(monkeypatch):
+    """MPS is the backend metal."""
+    install_torch(monkeypatch, mps=True)
+
+    assert placement.describe("torch")["backend"] == "metal"
+
+
+@pytest.mark.parametrize(
+    ("build", "backend"), [(["is_rocm_build"], "rocm"), (["is_cuda_build"], "cuda"), ([], "metal")]
+)
+def test_tensorflow_says_what_it_was_built_for(monkeypatch, build, backend):
+    """The build decides the backend; the PCI address is not asked for where that would take the GPU's memory."""
+    install_tensorflow(monkeypatch, ["a card"], build)
+    monkeypatch.delenv("TF_FORCE_GPU_ALLOW_GROWTH", raising=False)
+
+    found = placement.describe("tensorflow")
+
+    assert found == {"backend": backend, "name": "a card", "index": 0, "pci": None, "simulated": False}
+
+
+def test_tensorflow_pci_address_comes_from_its_own_list(monkeypatch):
+    """With growing memory TensorFlow is asked, and its description is read."""
+    install_tensorflow(monkeypatch, ["a card"], ["is_rocm_build"])
+    monkeypatch.setenv("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+    text = "device: 0, name: Radeon RX 7900 XTX, pci bus id: 0000:0A:00.0"
+    local = SimpleNamespace(name="/device:GPU:0", physical_device_desc=text)
+    client = SimpleNamespace(device_lib=SimpleNamespace(list_local_devices=lambda: [local]))
+    monkeypatch.setitem(sys.modules, "tensorflow.python.client", client)
+
+    assert placement.describe("tensorflow")["pci"] == "0000:0a:00.0"
+
+
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+def test_without_a_gpu_the_answer_is_the_cpu(monkeypatch, framework):
+    """A framework without a GPU is described as CPU, whatever the host has; asking for a GPU is an error."""
+    install_torch(monkeypatch)
+    install_tensorflow(monkeypatch, build=["is_rocm_build"])
+
+    assert placement.choose(framework)["backend"] == "cpu"
+    with pytest.raises(RocmlabError, match="sees no GPU"):
+        placement.choose(framework, "gpu")
+
+
+def test_choosing_the_cpu_hides_the_gpus_from_tensorflow(monkeypatch):
+    """After `cpu` TensorFlow has no GPU left to compute on."""
+    tensorflow = install_tensorflow(monkeypatch, ["a card"], ["is_rocm_build"])
+
+    assert placement.choose("tensorflow", "cpu")["backend"] == "cpu"
+    assert tensorflow.hidden
+    assert placement.describe("tensorflow")["backend"] == "cpu"
+
+
+def test_unknown_words_are_refused():
+    """A wrong device or framework is answered with the right ones."""
+    with pytest.raises(RocmlabError, match="device='gpus'"):
+        placement.choose("torch", "gpus")
+    with pytest.raises(RocmlabError, match="'mxnet'"):
+        placement.describe("mxnet")
+
+
+def test_a_team_is_made_of_gpus_of_one_kind(monkeypatch):
+    """A processor's own graphics beside two equal cards stays out."""
+    install_torch(monkeypatch, ["Radeon RX 7900 XTX", "Radeon Graphics", "Radeon RX 7900 XTX"], hip="7.2")
+
+    assert [one["index"] for one in placement.team("torch")] == [0, 2]
+
+
+def test_a_team_without_two_gpus_is_simulated(monkeypatch):
+    """One GPU, or the wish for the CPU, gives two parts of the CPU that say they are simulated."""
+    install_torch(monkeypatch, ["Radeon RX 7900 XTX"], hip="7.2")
+
+    team = placement.team("torch")
+
+    assert [(one["backend"], one["index"], one["simulated"]) for one in team] == [("cpu", 0, True), ("cpu", 1, True)]
+    with pytest.raises(RocmlabError, match="one GPU"):
+        placement.team("torch", "gpu")
+
+
+def test_a_team_on_the_cpu_ignores_gpus(monkeypatch):
+    """Asked for the CPU, two GPUs do not matter."""
+    install_torch(monkeypatch, ["Radeon RX 7900 XTX"] * 2, hip="7.2")
+
+    assert all(one["simulated"] for one in placement.team("torch", "cpu"))
