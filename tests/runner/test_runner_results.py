@@ -119,13 +119,22 @@ def test_a_share_that_cannot_be_written_is_a_problem(tmp_path: Path) -> None:
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     """Neither half a file nor a draft is left."""
     path = tmp_path / "results.json"
-    files.write_text(path, "old")
+    path.mkdir()
 
-    with pytest.raises(UnicodeEncodeError):
-        files.write_text(path, "new \ud800")
+    with pytest.raises(IsADirectoryError):
+        files.write_text(path, "new")
 
-    assert path.read_text() == "old"
+    assert path.is_dir()
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_any_text_can_be_written(tmp_path: Path) -> None:
+    """Half a character, which a notebook may print, comes back as it was."""
+    path = tmp_path / "a.json"
+
+    files.write_text(path, files.to_json({"text": "é \ud800"}))
+
+    assert json.loads(path.read_text(encoding="utf-8")) == {"text": "é \ud800"}
 
 
 def test_html_needs_the_network_only_for_what_the_notebook_uses(tmp_path: Path) -> None:
@@ -148,12 +157,16 @@ def test_a_cell_is_called_by_its_comment_its_heading_or_its_first_line() -> None
         {"cell_type": "code", "metadata": {}, "source": "# Train for long\nfit()"},
         {"cell_type": "code", "metadata": {}, "source": "import os\n"},
         {"cell_type": "code", "metadata": {"tags": ["injected-parameters"]}, "source": "# Parameters\nepochs = 2"},
+        {"cell_type": "code", "metadata": {}, "source": "%matplotlib inline"},
         {"cell_type": "code", "metadata": {}, "source": ""},
     ]
 
-    found = [title_of(cells, index) for index in range(1, 6)]
+    title_only = [{"cell_type": "markdown", "metadata": {}, "source": "# Title"}, *cells[1:4]]
 
-    assert found == ["Load the data", "Train for long", "import os", "parameters", "(empty)"]
+    found = [title_of(cells, index) for index in range(1, 7)]
+
+    assert found == ["Load the data", "Train for long", "Load the data", "parameters", "Load the data", "Load the data"]
+    assert [title_of(title_only, index) for index in (1, 3)] == ["Title", "import os"]
 
 
 def test_the_end_of_a_kernel_reads_as_a_sentence() -> None:
@@ -171,5 +184,18 @@ def test_times_devices_and_values_read_well() -> None:
     assert [words.duration(each) for each in (None, 4.21, 187, 3765)] == ["", "4.2 s", "3:07", "1:02:45"]
     assert words.device_label(gpus) == "GPU 0,1"
     assert words.device_label([{"backend": "cpu", "index": 0}]) == "CPU"
-    values = {"history": [1, 2], "loss": 0.067123, "test_accuracy": 0.98124, "is_equal": True, "epochs": 10}
+    values = {
+        "history": [1, 2],
+        "loss": 0.067123,
+        "test_accuracy": 0.98124,
+        "is_equal": True,
+        "epochs": 10,
+        "simulated": True,
+    }
     assert words.recorded(values) == "test_accuracy 0.9812  loss 0.06712  is_equal yes"
+    judged = {
+        "epochs": 3,
+        "workload": "x",
+        "acceptance": {"name": "gap", "value": 0.015, "threshold": 0.02, "ok": True},
+    }
+    assert words.recorded(judged) == "gap 0.015  epochs 3"

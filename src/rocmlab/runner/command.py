@@ -126,8 +126,12 @@ def _run(jobs: list[Job], slots: Slots, options: argparse.Namespace) -> Run:
         markup=False,
         soft_wrap=True,
     )
-    with progress.display(console, len(jobs)) as display:
-        return run(jobs, folder=folder, slots=slots, display=display, limits=limits, environment=environment)
+    try:
+        with progress.display(console, len(jobs)) as display:
+            return run(jobs, folder=folder, slots=slots, display=display, limits=limits, environment=environment)
+    except OSError as err:
+        what = f"the run folder {words.path(folder.path)} cannot be written"
+        raise RocmlabError(what, str(err), "make room there, or choose another place: --share DIR") from err
 
 
 def _console(*, to_stderr: bool = False) -> Console:

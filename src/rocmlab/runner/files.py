@@ -14,7 +14,8 @@ def write_text(path: Path, text: str) -> None:
     """Replace a file by `text`, at once: whoever reads sees the old content or the new."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        draft.write_text(text, encoding="utf-8")
+        # A lone surrogate, which a notebook may print, becomes \ud800: in JSON that is its proper form.
+        draft.write_text(text, encoding="utf-8", errors="backslashreplace")
         os.replace(draft, path)
     except BaseException:
         draft.unlink(missing_ok=True)

@@ -47,7 +47,7 @@ class Result:
     error: dict[str, Any] | None = None  # name, value, cell, cell_index, source
     files: dict[str, str] = field(default_factory=dict)  # kind -> name in the run folder
     warnings: list[str] = field(default_factory=list)
-    simulated: bool = False  # a device was read from a simulated host
+    simulated: bool = False  # a device was, or the notebook recorded that it stood in for one
 
     @property
     def is_ok(self) -> bool:

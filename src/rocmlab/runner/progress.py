@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from rocmlab.runner import words
 from rocmlab.runner.jobs import Job, Result
 from rocmlab.runner.placement import Place
-from rocmlab.runner.runs import Display
 from rocmlab.runner.supervisor import Event
 
 if TYPE_CHECKING:
@@ -228,6 +227,3 @@ class Plain(Base):
 def display(console: Console, total: int) -> Live | Plain:
     """Return the view that fits where the messages go; a context manager that is also a `Display`."""
     return Live(console, total) if console.is_terminal and not console.is_dumb_terminal else Plain(console, total)
-
-
-_: type[Display] = Base

@@ -10,7 +10,7 @@ import platform
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -221,6 +221,7 @@ class _Runner:
         notebook = executed.load(self.folder.file(job.name, "notebook"))
         said = executed.summarise(notebook) if notebook else None
         error = said.error if said else None
+        recorded = said.recorded if said else {}
         if error is None and ending.status != "ok":
             error = {"name": ERROR_NAMES.get(ending.status, "Error"), "value": ending.message}
         return Result(
@@ -233,11 +234,11 @@ class _Runner:
             cells_done=said.cells_done if said else None,
             cells_total=said.cells_total if said else None,
             devices=_identify(place),
-            recorded=said.recorded if said else {},
+            recorded=recorded,
             error=error if ending.status != "ok" else None,
             files=self.folder.files(job.name),
             warnings=ending.warnings,
-            simulated=any(device.simulated for device in place.devices),
+            simulated=any(device.simulated for device in place.devices) or recorded.get("simulated") is True,
         )
 
     def _finish(self, result: Result) -> None:
@@ -246,7 +247,7 @@ class _Runner:
         self.display.finished(result)
 
     @contextlib.contextmanager
-    def _signals(self):  # type: ignore[no-untyped-def]  # noqa: ANN202  a context manager
+    def _signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
         numbers = [signal.SIGINT, signal.SIGTERM]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup wants the run to go on

@@ -100,6 +100,7 @@ class Supervisor:
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
+                "-u",
                 "-m",
                 "rocmlab.runner.worker",
                 str(description),
@@ -121,7 +122,6 @@ class Supervisor:
     def _environment(self, environment: Mapping[str, str], scratch: Path) -> dict[str, str]:
         return {
             **self.place.environment(environment),
-            "PYTHONUNBUFFERED": "1",
             "JUPYTER_RUNTIME_DIR": str(scratch),  # the kernel's connection file and sockets go when the job goes
             processes.MARK: self.mark,
         }

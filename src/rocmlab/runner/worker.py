@@ -6,6 +6,7 @@ goes to stdout, which is the job's log; what happens goes to the runner as JSON 
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -122,6 +123,8 @@ def plain(text: str) -> str:
 
 def main(arguments: list[str]) -> int:
     """Run the job that a file describes."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # whatever the locale, a log is UTF-8 and takes any output
+        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
     return Worker(json.loads(Path(arguments[0]).read_text(encoding="utf-8"))).run()
 
 
