@@ -1,14 +1,9 @@
-"""The kernels that JupyterLab offers: `tensorflow` and `torch`, each with its own interpreter.
-
-Run as `python -m rocmlab.lab.kernels --prefix PREFIX --tensorflow PYTHON --torch PYTHON`.
-"""
+"""The kernels that JupyterLab offers: `tensorflow` and `torch`, each with its own interpreter."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 TITLES = {"tensorflow": "TensorFlow", "torch": "PyTorch"}
@@ -58,20 +53,3 @@ def install(prefix: Path, pythons: dict[str, str], constraints: str | None = Non
         path.write_text(json.dumps(spec, indent=1) + "\n", encoding="utf-8")
         written.append(path)
     return written
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Install the kernelspecs that the arguments describe."""
-    parser = argparse.ArgumentParser(prog="python -m rocmlab.lab.kernels", description=__doc__.splitlines()[0])
-    parser.add_argument("--prefix", type=Path, required=True, help="the environment of JupyterLab")
-    parser.add_argument("--tensorflow", metavar="PYTHON", help="the interpreter that has TensorFlow")
-    parser.add_argument("--torch", metavar="PYTHON", help="the interpreter that has PyTorch")
-    parser.add_argument("--constraints", metavar="FILE", help="pip constraints for the TensorFlow kernel")
-    chosen = parser.parse_args(arguments)
-    pythons = {name: python for name in TITLES if (python := getattr(chosen, name))}
-    install(chosen.prefix, pythons, chosen.constraints)
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

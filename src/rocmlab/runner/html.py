@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ def write(notebook: Path, target: Path) -> None:
     exporter = HTMLExporter(
         extra_loaders=[DictLoader({"run.html.j2": template})], template_file="run.html.j2", embed_images=True
     )
+    exporter.log = logging.getLogger("rocmlab.nbconvert")
+    exporter.log.setLevel(logging.ERROR)  # it warns of each plot without alternative text, which is no news to a runner
     resources = {"metadata": {"name": target.stem, "path": str(notebook.parent)}}
     text, _ = exporter.from_notebook_node(node, resources)
     files.write_text(target, text)

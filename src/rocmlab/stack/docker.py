@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import shutil
 import sys
 from collections.abc import Sequence
@@ -232,14 +233,27 @@ class DockerLab:
         terminal = ["--interactive", "--tty"] if sys.stdin.isatty() and sys.stdout.isatty() else []
         container = self.container()
         if container and self._is_current(container):
-            return process.attach(
-                ["docker", "exec", *terminal, container, "start.sh", "rocmlab", *arguments],
-                env=self.environment,
-            )
+            return self._run_in(container, terminal, arguments)
         command = ["run", "--rm", *([] if terminal else ["-T"]), SERVICE, "rocmlab", *arguments]
         return process.attach(
             self._compose("--progress", "quiet", *command), env=self.environment, cwd=self.settings.project
         )
+
+    def _run_in(self, container: str, terminal: Sequence[str], arguments: Sequence[str]) -> int:
+        """Run in a running container; without a terminal `docker exec` passes no signals on, so we do."""
+        if terminal:
+            command = ["docker", "exec", *terminal, container, "start.sh", "rocmlab", *arguments]
+            return process.attach(command, env=self.environment)
+        record = f"/tmp/rocmlab-run-{secrets.token_hex(8)}"
+        program = 'echo $$ >"$0" && exec rocmlab "$@"'
+        command = ["docker", "exec", container, "start.sh", "bash", "-c", program, record, *arguments]
+        try:
+            return process.attach(command, env=self.environment, interrupt=lambda: self._terminate(container, record))
+        finally:
+            self._docker("exec", container, "rm", "-f", record)
+
+    def _terminate(self, container: str, record: str) -> None:
+        self._docker("exec", container, "bash", "-c", 'kill -TERM "$(cat "$0")"', record)
 
     def _is_current(self, container: str) -> bool:
         """Tell whether a container runs the present image, and not one from before the last build."""
@@ -319,7 +333,7 @@ def explained(dockerfile: str) -> list[tuple[re.Pattern[str], str]]:
     for line in joined.splitlines():
         if line.startswith("#"):
             comment.append(line.lstrip("# "))
-        elif line.strip():
+        elif line.strip() and not line.startswith("FROM "):  # a stage's comment is about its first step
             if comment:
                 literal = re.split(r"\$\{?[A-Z_]+\}?", " ".join(line.split()))
                 shape = re.compile(".*".join(map(re.escape, literal)))

@@ -172,7 +172,7 @@ class Environment:
         return process.follow(command, log=log, show=PipProgress(), cwd=self.project)
 
     def _finish(self) -> None:
-        kernels = [str(self.interpreter), "-m", "rocmlab.lab.kernels", "--prefix", str(self.folder)]
+        kernels = [str(self.interpreter), "-m", "rocmlab.lab.install", "--prefix", str(self.folder)]
         kernels += ["--tensorflow", str(self.interpreter), "--torch", str(self.interpreter)]
         code, output = process.capture(kernels)
         if code:

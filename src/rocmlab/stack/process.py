@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -31,19 +32,42 @@ def capture(
     return done.returncode, done.stdout if done.returncode == 0 else done.stdout + done.stderr
 
 
-def attach(command: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> int:
-    """Run a program on this terminal and return its exit code; Ctrl-C is the program's to answer."""
+def attach(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    interrupt: Callable[[], None] | None = None,
+) -> int:
+    """Run a program on this terminal and return its exit code; Ctrl-C and SIGTERM are the program's to answer.
+
+    Args:
+        command: the program and its arguments.
+        env: its whole environment; by default ours.
+        cwd: its folder; by default ours.
+        interrupt: how to pass a signal on where the program itself would not, as `docker exec` without a terminal.
+    """
     sys.stdout.flush()
     try:
-        process = subprocess.Popen(command, env=dict(env) if env is not None else None, cwd=cwd)
+        process = subprocess.Popen(
+            command, env=dict(env) if env is not None else None, cwd=cwd, start_new_session=interrupt is not None
+        )
     except OSError as err:
         raise RocmlabError(f"{command[0]} cannot be started", str(err), f"install {command[0]}") from err
-    while True:
-        try:
-            code = process.wait()
-            return code if code >= 0 else 128 - code
-        except KeyboardInterrupt:
-            continue  # the program got it too
+
+    def answer(number: int, _: object) -> None:
+        if interrupt:
+            interrupt()
+        elif number == signal.SIGTERM:
+            process.terminate()  # Ctrl-C it got from the terminal, as we did
+
+    before = {number: signal.signal(number, answer) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        code = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return code if code >= 0 else 128 - code
 
 
 def follow(

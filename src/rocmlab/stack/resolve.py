@@ -49,15 +49,16 @@ def resolve(settings: Settings, choice: Choice, devices: list[Device], root: Pat
 def _for_compose(settings: Settings, choice: Choice, devices: list[Device], root: Path) -> dict[str, str]:
     uid = _owner(settings.project / settings.get("NOTEBOOKS_DIR"))
     render, video = device_groups(root)
+    name = settings.get("COMPOSE_PROJECT_NAME") or project_name(settings.project)
     files = ["compose.yaml"] + ([f"docker/compose.{choice.backend}.yaml"] if choice.backend != "rocm" else [])
     if settings.get("GPUS") != "all" and choice.backend in ("rocm", "cuda"):
         files.append(".rocmlab/compose.gpus.yaml")
     return {
         "COMPOSE_FILE": ":".join(files),
         "COMPOSE_PATH_SEPARATOR": ":",
-        "COMPOSE_PROJECT_NAME": settings.get("COMPOSE_PROJECT_NAME") or project_name(settings.project),
+        "COMPOSE_PROJECT_NAME": name,
         "BASE_IMAGE": settings.get("BASE_IMAGE") or BASE_IMAGES[_kind(choice.backend, devices)],
-        "ROCMLAB_IMAGE": f"rocmlab:{choice.backend}",
+        "ROCMLAB_IMAGE": f"{name}:{choice.backend}",
         "RENDER_GID": render,
         "VIDEO_GID": video,
         "NB_UID": settings.get("NB_UID") or str(uid),

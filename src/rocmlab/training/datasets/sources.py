@@ -44,7 +44,7 @@ class Folder:
                 None,
             )
             if found is None:
-                raise SourceError(f"no good {file.name} or {file.name}.gz there")
+                raise SourceError(f"no intact {file.name} there, raw or .gz")
             _unpack(found, folder / file.name)
 
 

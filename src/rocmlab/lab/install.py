@@ -1,0 +1,44 @@
+"""Make an environment's JupyterLab ours: its kernels, and the defaults of its interface.
+
+Run as `python -m rocmlab.lab.install --prefix PREFIX --tensorflow PYTHON --torch PYTHON`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rocmlab.lab import kernels
+
+# What a person may change in JupyterLab's settings, but should not be asked at the first start.
+DEFAULTS = {
+    "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
+}
+
+
+def write_defaults(prefix: Path) -> Path:
+    """Write JupyterLab's `overrides.json` below `prefix`. Source: JupyterLab's documentation, "Advanced usage"."""
+    path = prefix / "share/jupyter/lab/settings/overrides.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(DEFAULTS, indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Install what the arguments describe."""
+    parser = argparse.ArgumentParser(prog="python -m rocmlab.lab.install", description=__doc__.splitlines()[0])
+    parser.add_argument("--prefix", type=Path, required=True, help="the environment of JupyterLab")
+    parser.add_argument("--tensorflow", metavar="PYTHON", help="the interpreter that has TensorFlow")
+    parser.add_argument("--torch", metavar="PYTHON", help="the interpreter that has PyTorch")
+    parser.add_argument("--constraints", metavar="FILE", help="pip constraints for the TensorFlow kernel")
+    chosen = parser.parse_args(arguments)
+    pythons = {name: python for name in kernels.TITLES if (python := getattr(chosen, name))}
+    kernels.install(chosen.prefix, pythons, chosen.constraints)
+    write_defaults(chosen.prefix)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
