@@ -9,8 +9,9 @@ from pathlib import Path
 
 import nbformat
 import pytest
-import rocmlab
 import tiny
+
+import rocmlab
 from rocmlab.training.datasets import DATASETS
 
 SRC = str(Path(rocmlab.__file__).parents[1])

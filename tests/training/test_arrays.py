@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tiny
+
 from rocmlab.errors import RocmlabError
 from rocmlab.training.datasets import DATASETS, fashion_mnist, idx, mnist
 from rocmlab.training.datasets.sources import Mirror

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import tiny
+
 from rocmlab.training.datasets.command import main
 from rocmlab.training.datasets.sources import Mirror
 
@@ -50,7 +51,7 @@ def test_list_tells_what_is_in_the_share(tmp_path, capsys):
 
 
 def test_unknown_name_is_a_usage_error(capsys):
-    """argparse answers a wrong name with exit code 2 and the right names."""
+    """A wrong name is answered with exit code 2 and the right names."""
     with pytest.raises(SystemExit) as caught:
         main(["fetch", "mnits"])
 

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from rocmlab.errors import RocmlabError
 from rocmlab.training import interpreters, launch
 

@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+
 import rocmlab
 from rocmlab.errors import RocmlabError
 from rocmlab.training import metrics

@@ -6,6 +6,7 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
+
 from rocmlab.errors import RocmlabError
 from rocmlab.training import placement
 

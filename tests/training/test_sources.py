@@ -15,6 +15,7 @@ import zipfile
 import numpy as np
 import pytest
 import tiny
+
 from rocmlab.training.datasets import npy
 from rocmlab.training.datasets.catalogue import FASHION_MNIST, MNIST
 from rocmlab.training.datasets.model import SourceError
@@ -232,7 +233,7 @@ def test_unpickler_refuses_all_but_arrays(harmful):
 
 def test_npy_reader_refuses_other_types():
     """Arrays of floats are not mistaken for bytes."""
-    with pytest.raises(ValueError, match="not an .npy file"):
+    with pytest.raises(ValueError, match=r"not an \.npy file"):
         npy.bytes_of(b"PK something")
 
 
