@@ -14,6 +14,11 @@ c.ServerApp.root_dir = "/home/jovyan"
 c.FileContentsManager.delete_to_trash = False
 # Only the kernels that have a framework: `tensorflow` and `torch`.
 c.KernelSpecManager.ensure_native_kernel = False
+# Sockets in the runtime directory, which only the lab user may enter; ipykernel warns of open TCP ports, rightly.
+c.KernelManager.transport = "ipc"
+# jupyter_server counts its pings in milliseconds, tornado reads the same numbers as seconds and warns of them in every
+# log. Without pings JupyterLab still reconnects by itself, and the server keeps what a kernel says meanwhile.
+c.ServerApp.tornado_settings = {"ws_ping_interval": 0}
 # The image is updated by `make build`, and its environment is not the user's to write.
 c.LabApp.extension_manager = "readonly"
 c.LabApp.check_for_updates_class = "jupyterlab.NeverCheckForUpdate"

@@ -154,7 +154,12 @@ use_caches() { # compiled kernels belong to one ROCm version and one target, and
 }
 
 use_secrets() { # what a mirror or a TLS-inspecting proxy needs, lent by Compose; empty where the user gave none
-  local bundle=/run/secrets/ca_bundle configuration=/run/secrets/pip_config
+  local bundle=/run/secrets/ca_bundle configuration=/run/secrets/pip_config file
+  for file in "$bundle" "$configuration"; do
+    if [[ $is_first && -s $file && ! -r $file ]]; then
+      say "$file is not used: uid $(id -u) may not read it (on the host: chmod o+r, or set NB_UID to its owner)"
+    fi
+  done
   if [[ -s $bundle && -r $bundle ]]; then
     export SSL_CERT_FILE=$bundle REQUESTS_CA_BUNDLE=$bundle CURL_CA_BUNDLE=$bundle PIP_CERT=$bundle
   fi

@@ -39,7 +39,9 @@ def installed() -> dict[str, str]:
 def missing(lock: str, present: dict[str, str]) -> str:
     """Return the lock without the distributions that are present; an entry is a line and its indented hashes."""
     entries = re.findall(r"^[A-Za-z0-9].*(?:\n[ \t].*)*", lock, flags=re.MULTILINE)
-    return "\n".join(entry for entry in entries if canonical(entry.split("==")[0]) not in present) + "\n"
+    wanted = "\n".join(entry for entry in entries if canonical(entry.split("==")[0]) not in present) + "\n"
+    # 3.11.0rc1, which is Ubuntu 22.04's python3.11, is neither < 3.11 nor >= 3.11 as a full version.
+    return wanted.replace("python_full_version", "python_version")
 
 
 def constraints(present: dict[str, str]) -> str:
@@ -97,6 +99,8 @@ def main(requirements: Path, constraint: Path) -> None:
             f"error: the base image's packages do not go with the lab's ({'; '.join(sorted(added))}): "
             "choose a newer BASE_IMAGE, or loosen requirements/kernel.in and run scripts/lock"
         )
+    if not {"ipykernel", "matplotlib", "numpy"} <= set(after):
+        sys.exit(f"error: {requirements} has no kernel for {sys.executable} ({sys.version}): choose another BASE_IMAGE")
     # ipykernel installs a kernel named python3 beside the interpreter; the lab offers `tensorflow` instead.
     for prefix in {sys.prefix, "/usr/local"}:
         for file in Path(prefix, "share/jupyter/kernels/python3").glob("*"):

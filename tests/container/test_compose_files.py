@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from containers import docker
@@ -80,10 +81,8 @@ def test_missing_env_is_explained(make_project, overlay: str) -> None:
 
 
 def test_share_survives_down_and_up(make_project, image: str) -> None:
-    """`docker compose down` keeps the share, `down -v` is what removes it; build inputs and secrets are served."""
-    project = make_project("cpu")
-    project.settings["ROCMLAB_IMAGE"] = image
-    project.write()
+    """`docker compose down` keeps the share, `down -v` is what removes it."""
+    project = make_project("cpu", ROCMLAB_IMAGE=image)
     probe = "/home/jovyan/share/runs/probe"
     try:
         assert project.compose("up", "--detach", "--wait").returncode == 0
@@ -101,3 +100,21 @@ def test_share_survives_down_and_up(make_project, image: str) -> None:
     assert "WARNING" not in logs
     assert volumes_after_down == [f"{project.name}_share"]
     assert docker("volume", "ls", "--quiet", "--filter", f"name={project.name}") == ""
+
+
+def test_secrets_are_lent_and_not_kept(make_project, image: str, tmp_path: Path) -> None:
+    """A pip configuration and a CA bundle reach the running lab, and neither is part of the image."""
+    given = {"PIP_CONFIG": tmp_path / "pip.conf", "CA_BUNDLE": tmp_path / "ca.pem"}
+    for name, path in given.items():
+        path.write_text(f"# {name} of the user\n")
+    project = make_project("cpu", ROCMLAB_IMAGE=image, **{name: str(path) for name, path in given.items()})
+    try:
+        assert project.compose("up", "--detach", "--wait").returncode == 0
+        command = ("exec", "-T", "lab", "start.sh", "bash", "-c", 'cat "$PIP_CONFIG_FILE" "$SSL_CERT_FILE" "$PIP_CERT"')
+        seen = project.compose(*command).stdout.splitlines()
+    finally:
+        project.compose("down", "--volumes")
+    kept = docker("run", "--rm", "--entrypoint", "bash", image, "-c", "shopt -s nullglob; echo /run/secrets/*").split()
+
+    assert seen == ["# PIP_CONFIG of the user", "# CA_BUNDLE of the user", "# CA_BUNDLE of the user"]
+    assert kept == []

@@ -73,8 +73,10 @@ def test_other_user_ids_keep_the_groups(image: str, nodes: list[str]) -> None:
     with Container(image, *nodes, *ids) as container:
         container.wait_for_server()
         printed = container.execute("torch", OPEN)
+        exec_groups = set(container.as_lab_user("id", "-G").split())
 
-    assert printed == f"opened 4321 {sorted(map(int, GROUPS | {'100', '61500', '61777'}))}\n"
+    assert exec_groups == GROUPS | {"100", "61500", "61777"}
+    assert printed == f"opened 4321 {sorted(map(int, GROUPS | {'100', '61777'}))}\n"
 
 
 def test_without_the_group_the_lab_refuses(image: str, nodes: list[str]) -> None:

@@ -95,6 +95,22 @@ def test_base_keeps_its_own_packages(rocm_image: str) -> None:
     assert record["versions"]["torch"]["triton-rocm"] == "3.7.0"
 
 
+def test_our_layers_stay_small(rocm_image: str, base_image: str) -> None:
+    """On a base that has TensorFlow, what we add is at most 700 MB; PyTorch and its environment are counted apart."""
+    layers = history(rocm_image)[: -len(history(base_image))]
+    apart = ("/opt/torch", "/build/torch", "/build/tensorflow", "COPY *.whl", "RUN for wheel")
+    ours = {step: size for step, size in layers if size and not any(word in step for word in apart)}
+
+    assert len(ours) >= 4, ours
+    assert sum(ours.values()) <= 700e6, ours
+
+
+def history(image: str) -> list[tuple[str, int]]:
+    """Return how each layer was made and its size in bytes, the newest first."""
+    lines = docker("history", "--no-trunc", "--human=false", "--format", "{{json .}}", image).splitlines()
+    return [(entry["CreatedBy"], int(entry["Size"])) for entry in map(json.loads, lines)]
+
+
 def test_kernels_of_the_rocm_image_start(rocm_image: str) -> None:
     """Both kernels run in it and import what was built for ROCm."""
     with Container(rocm_image, "--env=ROCMLAB_BACKEND=cpu") as container:

@@ -1,0 +1,73 @@
+"""JupyterLab as a person sees it: Chromium opens the printed URL and trains the main notebook."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from clones import REPOSITORY, Clone
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+pytestmark = [pytest.mark.browser, pytest.mark.native]
+ARTIFACTS = REPOSITORY / "test-artifacts"
+TRAINING_SECONDS = 600
+
+
+def picture(page: Page, name: str) -> Path:
+    """Keep a screenshot as a test artefact."""
+    ARTIFACTS.mkdir(exist_ok=True)
+    path = ARTIFACTS / f"{name}.png"
+    page.screenshot(path=path)
+    return path
+
+
+def test_the_launcher_offers_both_frameworks_and_nothing_else(browser_lab: tuple[Clone, str], page: Page) -> None:
+    """The printed URL opens JupyterLab: work/ and share/ on the left, a TensorFlow and a PyTorch kernel to start."""
+    page.goto(browser_lab[1])
+    page.wait_for_selector(".jp-LauncherCard", timeout=60_000)
+
+    cards = page.locator(".jp-LauncherCard-label").all_inner_texts()
+    page.wait_for_selector(".jp-DirListing-itemText")
+    folders = page.locator(".jp-DirListing-itemText").all_inner_texts()
+
+    assert cards[:2] == ["TensorFlow", "PyTorch"]
+    assert {"share", "work"} == set(folders)
+    assert page.locator("text=get notified about official").count() == 0
+    picture(page, "launcher")
+
+
+def test_without_the_token_there_is_only_a_login_page(browser_lab: tuple[Clone, str], page: Page) -> None:
+    """The address alone gives nothing away."""
+    page.goto(browser_lab[1].split("?")[0])
+
+    page.wait_for_selector("input[type=password]", timeout=30_000)
+
+    assert page.locator(".jp-LauncherCard").count() == 0
+
+
+def test_the_main_notebook_trains_to_98_percent(browser_lab: tuple[Clone, str], page: Page) -> None:
+    """Run All Cells on 01_mnist_fc ends with the recorded accuracy on the screen, and no cell failed."""
+    url = browser_lab[1].replace("/lab?", "/lab/tree/work/01_mnist_fc.ipynb?")
+    page.goto(url)
+    page.wait_for_selector(".jp-NotebookPanel-toolbar", timeout=60_000)
+    page.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status=idle]", timeout=60_000)
+
+    page.get_by_role("menuitem", name="Run", exact=True).click()
+    page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
+    last = page.locator(".jp-CodeCell").last
+    last.scroll_into_view_if_needed()
+    last.locator(".jp-OutputArea-output").first.wait_for(timeout=TRAINING_SECONDS * 1000)
+    last.scroll_into_view_if_needed()
+
+    text = last.inner_text()
+    accuracy = re.search(r"test_accuracy\W+([01]\.\d+)", text)
+    assert accuracy, text
+    assert float(accuracy[1]) >= 0.978
+    assert page.locator("[data-mime-type='application/vnd.jupyter.error'], .jp-RenderedText[data-mime-type*=stderr]").count() == 0
+    picture(page, "mnist_result")
+    page.locator("text=How it learned").first.scroll_into_view_if_needed()
+    picture(page, "mnist")

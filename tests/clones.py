@@ -1,0 +1,94 @@
+"""A clean clone of this project in a folder of its own, driven as a newcomer would: by `make`."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from rocmlab.stack import envfile, server
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+@dataclass
+class Clone:
+    """The tracked files of this project, and nothing that an earlier run left."""
+
+    folder: Path
+    settings: dict[str, str]  # given behind every `make up`
+    environment: dict[str, str]
+
+    def make(
+        self, *words: str, timeout_seconds: float = 1200, succeeds: bool = True, **settings: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `make` with settings behind the target; what it printed is shown where it fails unexpectedly."""
+        flags = [f"{name}={value}" for name, value in {**self.settings, **settings}.items()]
+        done = subprocess.run(
+            ["make", *words, *flags],
+            cwd=self.folder,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout_seconds,
+            check=False,
+        )
+        assert not succeeds or done.returncode == 0, done.stdout
+        return done
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What `.env` says."""
+        return envfile.parse((self.folder / ".env").read_text(encoding="utf-8"))
+
+    @property
+    def port(self) -> int:
+        """The lab's port."""
+        return int(self.env["PORT"])
+
+    def answers(self) -> bool:
+        """Tell whether JupyterLab answers with the token."""
+        return server.answers(self.port, self.env["JUPYTER_TOKEN"])
+
+
+def free_port() -> int:
+    """Return a port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def clone(folder: Path, **settings: str) -> Clone:
+    """Copy the tracked files (and new ones that git does not ignore) into a folder."""
+    listed = subprocess.run(
+        ["git", "-C", str(REPOSITORY), "ls-files", "--cached", "--others", "--exclude-standard"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    for name in listed:
+        if (REPOSITORY / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(REPOSITORY / name, folder / name)
+    dropped = ("ROCMLAB_", "PYTHONPATH", "VIRTUAL_ENV", "MAKE", "MFLAGS", "PYTEST_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+    return Clone(folder, {"PORT": str(free_port()), **settings}, environment)
+
+
+def without_docker(path: str) -> str:
+    """Return a PATH without any folder that holds a `docker` command: a machine without Docker."""
+    kept = [folder for folder in path.split(os.pathsep) if not (Path(folder) / "docker").exists()]
+    return os.pathsep.join(kept)
+
+
+def printed_url(text: str) -> str:
+    """Return the URL that `make up` printed."""
+    found = re.search(r"http://127\.0\.0\.1:\d+/lab\?token=[0-9a-f]{64}", text)
+    assert found, text
+    return found[0]

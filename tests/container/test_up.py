@@ -1,0 +1,190 @@
+"""A clean clone on a machine with a Docker engine: `make up`, `make run-notebooks` and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+from clones import Clone, clone, printed_url
+from containers import docker
+
+from rocmlab.stack import server
+
+pytestmark = pytest.mark.container
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory, base_image: str) -> Iterator[Clone]:
+    """A clone whose lab runs in a container on the test base."""
+    name = f"rocmlab-test-up-{os.getpid()}"
+    found = clone(tmp_path_factory.mktemp("docker") / "rocmlab", BASE_IMAGE=base_image, COMPOSE_PROJECT_NAME=name)
+    yield found
+    found.make("clean", succeeds=False)
+    docker("volume", "rm", "--force", f"{name}_share")
+
+
+@pytest.fixture(scope="module")
+def first_up(lab: Clone) -> str:
+    """What the first `make up` prints."""
+    return lab.make("up").stdout
+
+
+def container(lab: Clone) -> str:
+    """Return the id of the running container, found by plain `docker compose` in the folder."""
+    return compose(lab, "ps", "--quiet", "lab").stdout.strip()
+
+
+def compose(lab: Clone, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run plain `docker compose` as a person would who knows nothing of rocmlab."""
+    return subprocess.run(
+        ["docker", "compose", *words], cwd=lab.folder, env=lab.environment, capture_output=True, text=True, check=False
+    )
+
+
+class TestUp:
+    """The good road."""
+
+    def test_it_ends_with_a_url_that_answers(self, lab: Clone, first_up: str) -> None:
+        """Docker alone: the CPU in a container; the line says why, the URL works, the token is needed."""
+        url = printed_url(first_up)
+
+        assert "backend cpu, runtime docker (no GPU found, Docker engine" in first_up
+        assert "devices   CPU" in first_up
+        assert f"Docker volume {lab.env['COMPOSE_PROJECT_NAME']}_share" in first_up
+        with server.OPENER.open(url, timeout=10) as answer:
+            assert answer.status == 200
+        assert server.ask(lab.port, "wrong", "/api/status")[0] == 403
+
+    def test_env_is_private_and_complete_for_plain_compose(self, lab: Clone, first_up: str) -> None:
+        """Mode 0600, a 256-bit token, and `docker compose ps` finds the lab."""
+        assert (lab.folder / ".env").stat().st_mode & 0o777 == 0o600
+        assert len(bytes.fromhex(lab.env["JUPYTER_TOKEN"])) == 32
+        assert container(lab)
+
+    def test_a_second_make_up_changes_nothing(self, lab: Clone, first_up: str) -> None:
+        """The same container, not restarted, nothing built."""
+        before = docker("inspect", "--format", "{{.Id}} {{.State.StartedAt}}", container(lab))
+
+        second = lab.make("up").stdout
+
+        assert before == docker("inspect", "--format", "{{.Id}} {{.State.StartedAt}}", container(lab))
+        assert "building" not in second
+        assert printed_url(second) == printed_url(first_up)
+
+    def test_a_killed_container_is_recovered(self, lab: Clone, first_up: str) -> None:
+        """After `docker kill` the next `make up` has the lab answering again."""
+        docker("kill", container(lab))
+
+        lab.make("up")
+
+        assert lab.answers()
+
+    def test_another_port_is_taken_over(self, lab: Clone, first_up: str) -> None:
+        """`make up PORT=…` moves the running lab, and the choice is remembered."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        lab.settings["PORT"] = str(port)
+
+        lab.make("up")
+
+        assert lab.port == port
+        assert lab.answers()
+
+    def test_run_notebooks_trains_on_all_of_mnist(self, lab: Clone, first_up: str) -> None:
+        """The main notebook reaches 98 % after 10 epochs in the container, and the run folder is on the share."""
+        done = lab.make("run-notebooks", NOTEBOOKS="01_mnist_fc")
+
+        name = done.stdout.rsplit("share/runs/", 1)[1].split()[0]
+        text = docker("exec", container(lab), "cat", f"/home/jovyan/share/runs/{name}/results.json")
+        job = json.loads(text)["jobs"][0]
+        assert job["status"] == "ok"
+        assert job["recorded"]["test_accuracy"] >= 0.98
+
+    def test_run_notebooks_works_while_the_lab_is_down(self, lab: Clone, first_up: str) -> None:
+        """A container of its own runs them, and is gone afterwards; the data fetched before is found."""
+        lab.make("down")
+
+        lab.make("run-notebooks", NOTEBOOKS="00_hello_gpu")
+
+        assert not lab.answers()
+        assert not compose(lab, "ps", "--all", "--quiet").stdout.strip()
+        lab.make("up")
+
+
+class TestProblems:
+    """What goes wrong is a sentence with a remedy, and leaves nothing half-started."""
+
+    def test_a_taken_port(self, lab: Clone, first_up: str) -> None:
+        """Another program's port: exit code 2, a free port in the fix, and the lab goes on as it was."""
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", 0))
+            other.listen()
+            port = other.getsockname()[1]
+
+            done = lab.make("up", PORT=str(port), succeeds=False)
+
+        assert f"error: port {port} on 127.0.0.1 cannot be had" in done.stdout
+        assert "fix: make up PORT=" in done.stdout
+        assert "Error 2" in done.stdout
+        lab.make("up")
+
+    def test_no_registry_goes_native_only_where_nobody_insisted(self, lab: Clone, first_up: str) -> None:
+        """RUNTIME=docker with a base image that no registry gives is an error that says what to name instead."""
+        done = lab.make("build", RUNTIME="docker", BASE_IMAGE="registry.invalid/none:1", succeeds=False)
+
+        assert "error: the base image registry.invalid/none:1 cannot be had" in done.stdout
+        assert "BASE_IMAGE=" in done.stdout
+        lab.make("up", RUNTIME="auto")
+
+    def test_a_failed_build_says_which_check_failed(self, lab: Clone, base_image: str, first_up: str) -> None:
+        """A base that cannot carry the lab ends in the failing step's own words; no container is left of it."""
+        subprocess.run(
+            ["docker", "build", "--quiet", "--tag", "rocmlab-test/broken:1", "-"],
+            input=f"FROM {base_image}\nRUN rm -f /usr/bin/python3*\n",
+            text=True,
+            check=True,
+            capture_output=True,
+        )
+        name = f"rocmlab-test-broken-{os.getpid()}"
+        try:
+            done = lab.make("up", BASE_IMAGE="rocmlab-test/broken:1", COMPOSE_PROJECT_NAME=name, succeeds=False)
+        finally:
+            docker("image", "rm", "--force", "rocmlab-test/broken:1")
+
+        assert "failed" in done.stdout
+        assert "build.log" in done.stdout
+        assert not docker("ps", "--all", "--quiet", "--filter", f"label=com.docker.compose.project={name}").strip()
+        lab.make("up")
+
+    def test_a_gpu_that_is_not_there(self, lab: Clone, first_up: str) -> None:
+        """BASE for ROCm asked for on a host without AMD GPU: an error, never a silent CPU."""
+        done = lab.make("up", BACKEND="rocm", succeeds=False)
+
+        assert "error: BACKEND=rocm was asked for" in done.stdout
+
+    def test_without_env_compose_says_what_to_do(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+        """A newcomer who types `docker compose up` first is told to type `make up`."""
+        fresh = clone(tmp_path_factory.mktemp("fresh") / "rocmlab")
+
+        done = compose(fresh, "config")
+
+        assert done.returncode != 0
+        assert "make up" in done.stderr
+
+
+class TestShare:
+    """What outlives the lab."""
+
+    def test_it_survives_down_and_clean(self, lab: Clone, first_up: str) -> None:
+        """`make down`, `make clean` and a new `make up` keep what was saved; only `down -v` would not."""
+        docker("exec", container(lab), "start.sh", "bash", "-c", "echo kept > /home/jovyan/share/models/note")
+
+        lab.make("down")
+        lab.make("up")
+
+        assert docker("exec", container(lab), "cat", "/home/jovyan/share/models/note").strip() == "kept"

@@ -1,0 +1,129 @@
+"""A clean clone on a machine without Docker: the two commands of the README."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from clones import Clone, clone, printed_url, without_docker
+
+from rocmlab.stack import server
+
+pytestmark = pytest.mark.native
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clone]:
+    """A clone that cannot see Docker; `.venv` is installed from the package index once."""
+    found = clone(tmp_path_factory.mktemp("native") / "rocmlab")
+    found.environment["PATH"] = without_docker(found.environment["PATH"])
+    yield found
+    found.make("clean", succeeds=False)
+
+
+@pytest.fixture(scope="module")
+def first_up(lab: Clone) -> str:
+    """What the first `make up` prints."""
+    return lab.make("up").stdout
+
+
+def test_make_up_says_what_it_chose_and_ends_with_a_url_that_answers(lab: Clone, first_up: str) -> None:
+    """No GPU and no Docker: native on the CPU, JupyterLab on the loopback, the lab's own devices and the share."""
+    url = printed_url(first_up)
+
+    assert "backend cpu, runtime native (no GPU found, no Docker engine)" in first_up
+    assert "devices   CPU" in first_up
+    assert str(lab.folder / "share") in first_up
+    with server.OPENER.open(url, timeout=10) as answer:
+        assert answer.status == 200
+    assert server.ask(lab.port, "wrong", "/api/status")[0] == 403
+
+
+def test_the_kernels_of_both_frameworks_are_offered_and_no_other(lab: Clone, first_up: str) -> None:
+    """JupyterLab's own kernel, which has no framework to offer, is gone."""
+    specs = server.ask(lab.port, lab.env["JUPYTER_TOKEN"], "/api/kernelspecs", timeout_seconds=10)[1]
+
+    assert {"tensorflow", "torch"} == set(specs["kernelspecs"])
+
+
+def test_the_import_that_slows_every_start_is_gone(lab: Clone, first_up: str) -> None:
+    """`rfc3987_syntax` builds a grammar at import, which once took more time than all of JupyterLab."""
+    program = "import sys, jupyterlab.labapp, nbformat; print('rfc3987_syntax' in sys.modules)"
+
+    printed = subprocess.run(
+        [str(lab.folder / ".venv/bin/python"), "-c", program], capture_output=True, text=True, check=True
+    ).stdout
+
+    assert printed.strip() == "False"
+
+
+def test_a_second_make_up_changes_nothing(lab: Clone, first_up: str) -> None:
+    """The same process answers under the same URL, and `.env` is the very same file."""
+    record = (lab.folder / ".rocmlab/jupyter.json").read_text()
+    before = (lab.folder / ".env").stat().st_mtime_ns
+
+    second = lab.make("up").stdout
+
+    assert printed_url(second) == printed_url(first_up)
+    assert record == (lab.folder / ".rocmlab/jupyter.json").read_text()
+    assert before == (lab.folder / ".env").stat().st_mtime_ns
+
+
+def test_run_notebooks_trains_on_all_of_mnist(lab: Clone, first_up: str) -> None:
+    """Every notebook passes headless; the main one reaches 98 % after 10 epochs on the 60,000 real digits."""
+    done = lab.make("run-notebooks")
+
+    runs = sorted((lab.folder / "share/runs").iterdir())
+    results = json.loads((runs[-1] / "results.json").read_text())
+    jobs = {Path(job["notebook"]).stem: job for job in results["jobs"]}
+    assert {"00_hello_gpu", "01_mnist_fc", "02_multi_gpu"} <= set(jobs)
+    assert {"ok"} == {job["status"] for job in jobs.values()}
+    assert jobs["01_mnist_fc"]["recorded"]["test_accuracy"] >= 0.98
+    assert jobs["02_multi_gpu"]["recorded"]["simulated"] is True
+    assert {"cpu"} == {device["backend"] for job in jobs.values() for device in job["devices"]}
+    assert "01_mnist_fc" in done.stdout
+    assert len(list(runs[-1].glob("*.html"))) >= len(jobs)
+
+
+def test_a_failing_notebook_is_reported_and_the_exit_code_says_so(lab: Clone, first_up: str) -> None:
+    """An unknown parameter fails its own notebook before it runs; the exit code of the run is 1."""
+    done = lab.make("run-notebooks", NOTEBOOKS="01_mnist_fc", PARAMS="epoch=1", succeeds=False)
+
+    assert done.returncode == 2  # make's own code for a recipe that failed
+    assert "Error 1" in done.stdout
+    assert "epoch" in done.stdout
+    assert "epochs" in done.stdout
+
+
+def test_make_down_stops_it_and_keeps_the_share(lab: Clone, first_up: str) -> None:
+    """Nothing answers any more; the data fetched by the notebooks is still there."""
+    lab.make("down")
+
+    assert not lab.answers()
+    assert server.is_free(lab.port)
+    assert (lab.folder / "share/data/mnist/train-images-idx3-ubyte").exists()
+    status = lab.make("status", succeeds=False)
+    assert "is stopped" in status.stdout
+
+
+def test_asking_for_a_gpu_that_is_not_there_is_an_error(lab: Clone, first_up: str) -> None:
+    """BACKEND=rocm never becomes a silent CPU; `.env` is not spoiled by the attempt."""
+    before = (lab.folder / ".env").read_text()
+
+    done = lab.make("up", BACKEND="rocm", succeeds=False)
+
+    assert "error: BACKEND=rocm was asked for" in done.stdout
+    assert "fix:" in done.stdout
+    assert before == (lab.folder / ".env").read_text()
+    assert not lab.answers()
+
+
+def test_the_log_of_the_whole_session_is_free_of_warnings(lab: Clone, first_up: str) -> None:
+    """Start, kernels and stop wrote information only."""
+    text = (lab.folder / ".rocmlab/jupyter.log").read_text()
+
+    assert not [line for line in text.splitlines() if line.startswith(("[W", "[E", "[C")) or "WARNING" in line]
+
