@@ -8,4 +8,6 @@ if [[ -z ${JUPYTER_TOKEN:-} ]]; then
   exit 2
 fi
 read -r -a arguments <<<"${NOTEBOOK_ARGS:-}"
-exec /opt/rocmlab/bin/jupyter-lab "${arguments[@]}" "$@"
+# All addresses of the container; Compose publishes the port on the host's loopback only.
+exec /opt/rocmlab/bin/jupyter-lab --ServerApp.ip=0.0.0.0 --ServerApp.port=8888 --ServerApp.root_dir=/home/jovyan \
+  "${arguments[@]}" "$@"

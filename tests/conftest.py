@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+import engines
+from clones import Clone, clone, without_docker
 
 OURS = (
     "BACKEND",
@@ -37,6 +42,45 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take away what the caller's environment says of rocmlab; `make test BACKEND=…` must not change a test."""
     for name in (*OURS, *(name for name in os.environ if name.startswith("ROCMLAB_"))):
         monkeypatch.delenv(name, raising=False)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs an engine or a browser where there is none, and say how to get it."""
+    reasons = {
+        "container": lambda: engines.missing(),
+        "browser": lambda: (
+            "" if engines.chromium() else "no Chromium: sudo apt install chromium, or set CHROMIUM to its path"
+        ),
+    }
+    for item in items:
+        for name, reason in reasons.items():
+            if item.get_closest_marker(name) and (why := reason()):
+                item.add_marker(pytest.mark.skip(reason=why))
+
+
+@pytest.fixture(scope="session")
+def base_image() -> str:
+    """A plain Debian image with python3."""
+    return engines.base_image()
+
+
+@pytest.fixture(scope="session")
+def native_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clone]:
+    """A clean clone that cannot see Docker; its `.venv` is installed from the package index once."""
+    found = clone(tmp_path_factory.mktemp("native") / "rocmlab")
+    found.environment["PATH"] = without_docker(found.environment["PATH"])
+    yield found
+    found.make("clean", succeeds=False)
+
+
+@pytest.fixture(scope="session")
+def docker_lab(tmp_path_factory: pytest.TempPathFactory, base_image: str) -> Iterator[Clone]:
+    """A clean clone whose lab runs in a container on the test base."""
+    name = f"rocmlab-test-{os.getpid()}"
+    found = clone(tmp_path_factory.mktemp("docker") / "rocmlab", BASE_IMAGE=base_image, COMPOSE_PROJECT_NAME=name)
+    yield found
+    found.make("clean", succeeds=False)
+    subprocess.run(["docker", "volume", "rm", "--force", f"{name}_share"], capture_output=True, check=False)
 
 
 @pytest.fixture

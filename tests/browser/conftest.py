@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import engines
 import pytest
-from clones import Clone, clone, printed_url
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "container"))
+from clones import Clone, printed_url
 
 CHROMIUM_FLAGS = [
     "--no-sandbox",  # CI runs as root in a machine of its own
@@ -24,42 +20,22 @@ CHROMIUM_FLAGS = [
 ]
 
 
-def chromium() -> str | None:
-    """Return the path of Chromium or Chrome, or None."""
-    names = ("chromium", "chromium-browser", "google-chrome")
-    return os.environ.get("CHROMIUM") or next((path for name in names if (path := shutil.which(name))), None)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs Chromium where there is none."""
-    for item in items:
-        if item.get_closest_marker("browser") and not chromium():
-            reason = "no Chromium: sudo apt install chromium, or set CHROMIUM to its path"
-            item.add_marker(pytest.mark.skip(reason=reason))
-
-
 @pytest.fixture(scope="session")
-def browser_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Clone, str]]:
+def browser_lab(request: pytest.FixtureRequest) -> tuple[Clone, str]:
     """A running lab and the URL that `make up` printed: in a container where there is an engine, else native."""
-    from conftest_container import base_image_here  # the same base as the container tests
-
-    settings = {"COMPOSE_PROJECT_NAME": f"rocmlab-test-browser-{os.getpid()}"}
-    base = base_image_here()
-    settings |= {"BASE_IMAGE": base} if base else {"RUNTIME": "native"}
-    found = clone(tmp_path_factory.mktemp("browser") / "rocmlab", **settings)
-    yield found, printed_url(found.make("up").stdout)
-    found.make("clean", succeeds=False)
+    found: Clone = request.getfixturevalue("native_lab" if engines.missing() else "docker_lab")
+    return found, printed_url(found.make("up").stdout)
 
 
 @pytest.fixture
-def page(browser_lab: tuple[Clone, str], tmp_path: Path) -> Iterator[object]:
+def page(tmp_path: Path) -> Iterator[object]:
     """A page of a fresh Chromium, 1280 by 860."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         context = playwright.chromium.launch_persistent_context(
             str(tmp_path / "profile"),
-            executable_path=chromium(),
+            executable_path=engines.chromium(),
             headless=True,
             args=CHROMIUM_FLAGS,
             viewport={"width": 1280, "height": 860},

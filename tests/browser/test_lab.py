@@ -67,7 +67,12 @@ def test_the_main_notebook_trains_to_98_percent(browser_lab: tuple[Clone, str], 
     accuracy = re.search(r"test_accuracy\W+([01]\.\d+)", text)
     assert accuracy, text
     assert float(accuracy[1]) >= 0.978
-    assert page.locator("[data-mime-type='application/vnd.jupyter.error'], .jp-RenderedText[data-mime-type*=stderr]").count() == 0
+    assert (
+        page.locator(
+            "[data-mime-type='application/vnd.jupyter.error'], .jp-RenderedText[data-mime-type*=stderr]"
+        ).count()
+        == 0
+    )
     picture(page, "mnist_result")
     page.locator("text=How it learned").first.scroll_into_view_if_needed()
     picture(page, "mnist")

@@ -25,25 +25,6 @@ INPUTS = (
     "requirements",
     "src",
 )
-BASE = "rocmlab-test/base:bookworm"
-
-
-def missing_engine() -> str:
-    """Say why there is no usable engine, or nothing where there is one."""
-    for command in (["docker", "info"], ["docker", "compose", "version"], ["docker", "buildx", "version"]):
-        try:
-            subprocess.run(command, capture_output=True, check=True, timeout=30)
-        except (OSError, subprocess.SubprocessError):
-            return f"`{' '.join(command)}` fails: install Docker with Compose and buildx, or use .ci/run"
-    return ""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs an engine where there is none; the hook sees the items of every folder."""
-    needy = [item for item in items if item.get_closest_marker("container")]
-    if needy and (why := missing_engine()):
-        for item in needy:
-            item.add_marker(pytest.mark.skip(reason=why))
 
 
 @dataclass
@@ -126,19 +107,6 @@ def mirror() -> dict[str, str]:
         "CA_BUNDLE": next((path for path in bundles if Path(path).is_file()), ""),
         "PIP_CONFIG": next((path for path in [os.environ.get("PIP_CONFIG_FILE", "")] if Path(path).is_file()), ""),
     }
-
-
-@pytest.fixture(scope="session")
-def base_image() -> str:
-    """A plain Debian with python3: the one here, one made from packages, or the registry's."""
-    if chosen := os.environ.get("TEST_BASE_IMAGE"):
-        return chosen
-    if docker("images", "--quiet", BASE).strip():
-        return BASE
-    if shutil.which("mmdebstrap") and os.geteuid() == 0:
-        subprocess.run([REPOSITORY / "scripts/make-base-image", BASE, "bookworm"], check=True)
-        return BASE
-    return "debian:bookworm"
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -14,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from rocmlab.errors import RocmlabError
-from rocmlab.lab import kernels
+from rocmlab.lab import install, kernels
 from rocmlab.stack import server, settings
 from rocmlab.stack.environment import Environment, check_python, create, rocm_version, without
 from rocmlab.stack.native import NativeLab, descendants
@@ -54,11 +56,22 @@ def make_lab(project: Path, **values: str) -> NativeLab:
     return NativeLab(settings.load(project, {}), {**defaults, **values}, environment)
 
 
+@pytest.fixture(autouse=True)
+def _sockets_in_a_folder_of_the_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Sockets need a short path, which pytest's own folders do not have."""
+    folder = tempfile.mkdtemp(prefix="rocmlab-test-", dir="/tmp")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+    yield
+    shutil.rmtree(folder)
+
+
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[NativeLab]:
     """A prepared lab that is stopped at the end, whatever happened."""
     found = make_lab(tmp_path)
     found.prepare(lambda _: None)
+    install.main(["--prefix", str(tmp_path / "prefix")])  # the configuration that `.venv` would have
+    shutil.copytree(tmp_path / "prefix/etc/jupyter", found.settings.state / "config")
     yield found
     found.stop(lambda _: None)
 
@@ -94,6 +107,16 @@ class TestServer:
         assert not lab.is_running()
         assert not [pid for pid in family if Path(f"/proc/{pid}").exists()]
         assert server.is_free(lab.port)
+
+    def test_a_folder_of_sockets_that_others_could_read_is_refused(self, lab: NativeLab) -> None:
+        """Someone else may have made the folder first, to read the kernels' keys."""
+        folder = lab.runtime_folder()
+        folder.chmod(0o755)
+
+        with pytest.raises(RocmlabError, match="not a private folder"):
+            lab.start(lambda _: None)
+
+        folder.chmod(0o700)
 
     def test_starting_again_changes_nothing(self, lab: NativeLab) -> None:
         """A second start keeps the process and takes no time."""
@@ -141,8 +164,7 @@ class TestServer:
 
     def test_a_server_that_dies_leaves_its_last_words_and_nothing_else(self, lab: NativeLab) -> None:
         """A broken configuration ends the start with the log's end, and no record of a running lab."""
-        (lab.settings.state / "config").mkdir(parents=True)
-        (lab.settings.state / "config/jupyter_server_config.py").write_text("raise SystemExit('broken on purpose')\n")
+        (lab.settings.state / "config/jupyter_config.py").write_text("raise SystemExit('broken on purpose')\n")
 
         with pytest.raises(RocmlabError, match="did not start") as caught:
             lab.start(lambda _: None)

@@ -1,4 +1,4 @@
-"""Make an environment's JupyterLab ours: its kernels, and the defaults of its interface.
+"""Make an environment's JupyterLab ours: its kernels, its server's configuration, the defaults of its interface.
 
 Run as `python -m rocmlab.lab.install --prefix PREFIX --tensorflow PYTHON --torch PYTHON`.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,6 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     pythons = {name: python for name in kernels.TITLES if (python := getattr(chosen, name))}
     kernels.install(chosen.prefix, pythons, chosen.constraints)
     write_defaults(chosen.prefix)
+    configuration = chosen.prefix / "etc/jupyter/jupyter_config.py"
+    configuration.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(Path(__file__).with_name("jupyter_config.py"), configuration)
     return 0
 
 

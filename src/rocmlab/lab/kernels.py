@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 TITLES = {"tensorflow": "TensorFlow", "torch": "PyTorch"}
 
@@ -18,6 +18,7 @@ def specification(name: str, python: str, constraints: str | None = None) -> dic
         constraints: a pip constraints file that keeps `%pip install` from replacing the framework.
     """
     environment = {
+        "PATH": f"{PurePosixPath(python).parent}:${{PATH}}",  # `!pip` is the pip of this interpreter
         "KERAS_BACKEND": name,
         "TF_CPP_MIN_LOG_LEVEL": "2",  # errors only: TensorFlow's information is not the reader's concern
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",  # a notebook takes the memory it needs, not the whole GPU

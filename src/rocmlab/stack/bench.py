@@ -37,10 +37,11 @@ services:
       retries: 30
 """
 SIZE_UNITS = {"B": 1e-6, "kB": 1e-3, "MB": 1.0, "GB": 1e3}
-FRAMEWORK_STEPS = {
+FRAMEWORK_STEPS = {  # by the command that each step runs
+    "/build/environment /opt/torch": "torch",
     "/build/torch": "torch",
     "/build/tensorflow": "tensorflow",
-}  # by the script that each step runs
+}
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ class DockerLab:
         self.image = values["ROCMLAB_IMAGE"]
         self.port = int(values["PORT"])
         self.token = values["JUPYTER_TOKEN"]
+        self.has_built = False  # by this very process
 
     @cached_property
     def environment(self) -> dict[str, str]:
@@ -103,6 +104,7 @@ class DockerLab:
                 f"mend that and run `make up` again; everything printed: {log}",
             )
         say(f"image {self.image} is built")
+        self.has_built = True
 
     def _check_disk(self) -> None:
         if self.has_image() or not Path(self.engine.root).exists():
@@ -172,6 +174,8 @@ class DockerLab:
             self.stop(lambda _: None)
             raise self._refusal(output)
         if server.wait(self.port, self.token, self.is_running):
+            if self.has_built:  # the image before this one has no name any more, and now no container either
+                self._docker("image", "prune", "--force", "--filter", f"label=rocmlab.backend={self.backend}")
             return
         container = self.container(running_only=False)
         last = self._docker("logs", "--tail", "15", container)[1].strip() if container else "the container is gone"
@@ -309,7 +313,8 @@ class BuildProgress:
         """Return what to show of a line, if anything: the start of a step, and how long it took if it took long."""
         if (step := self.STEP.match(line)) and step[1] not in self.steps:
             instruction = " ".join(step[2].split())
-            title = next((text for shape, text in self.comments if shape.fullmatch(instruction)), instruction)
+            plain = re.sub(r"--mount=\S+ ", "", instruction)
+            title = next((text for shape, text in self.comments if shape.fullmatch(instruction)), plain)
             self.steps[step[1]] = title if len(title) < 100 else title[:97] + "…"
         elif (said := self.SAID.match(line)) and said[1] in self.steps and said[1] not in self.shown:
             self.shown.add(said[1])

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 IMAGE_SOURCES = ("docker", "notebooks", "requirements", "src", "pyproject.toml", "README.md", "LICENSE")
-NATIVE_SOURCES = ("requirements", "pyproject.toml")
+NATIVE_SOURCES = ("requirements", "pyproject.toml", "src/rocmlab/lab")
 IGNORED = {"__pycache__", ".ipynb_checkpoints"}
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -64,6 +66,24 @@ class NativeLab:
             if not link.exists():
                 link.symlink_to(target, target_is_directory=True)
 
+    def runtime_folder(self) -> Path:
+        """Return a private folder with a short path for the kernels' sockets: a socket's path has at most 104 bytes.
+
+        Raises:
+            RocmlabError: the folder exists and belongs to someone else.
+        """
+        name = f"rocmlab-{os.getuid()}-{hashlib.sha256(str(self.settings.project.resolve()).encode()).hexdigest()[:8]}"
+        folder = Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp") / name
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+            raise RocmlabError(
+                f"{folder} is not a private folder of this user",
+                "another user could read the kernels' keys",
+                f"rm -r {folder}",
+            )
+        return folder
+
     def server_environment(self) -> dict[str, str]:
         """Return the environment of the server and of everything it starts."""
         scripts = str(self.venv.folder / "bin")
@@ -76,7 +96,7 @@ class NativeLab:
             "JUPYTER_TOKEN": self.token,  # in the environment and not among the arguments, which any user can list
             "JUPYTER_CONFIG_DIR": str(self.settings.state / "config"),
             "JUPYTER_DATA_DIR": str(self.settings.state / "data"),
-            "JUPYTER_RUNTIME_DIR": str(self.settings.state / "runtime"),
+            "JUPYTER_RUNTIME_DIR": str(self.runtime_folder()),
             "JUPYTER_PREFER_ENV_PATH": "1",
             "ROCMLAB_SHARE": str(self.share_folder),
             "ROCMLAB_NOTEBOOKS": str(self.notebooks),
@@ -127,19 +147,10 @@ class NativeLab:
             return
         self.stop(lambda _: None)
         server.check_free(self.port)
-        for name in ("config", "data", "runtime"):
+        for name in ("config", "data"):
             (self.settings.state / name).mkdir(parents=True, exist_ok=True, mode=0o700)
-        command = [str(self.venv.interpreter), "-m", "jupyterlab", "--no-browser", "--ServerApp.ip=127.0.0.1"]
-        command += [
-            f"--ServerApp.port={self.port}",
-            "--ServerApp.port_retries=0",
-            f"--ServerApp.root_dir={self.home}",
-        ]
-        command += [
-            "--KernelSpecManager.ensure_native_kernel=False",
-            "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
-            "--LabApp.news_url=None",
-        ]
+        command = [str(self.venv.interpreter), "-m", "jupyterlab", "--ServerApp.ip=127.0.0.1"]
+        command += [f"--ServerApp.port={self.port}", f"--ServerApp.root_dir={self.home}"]
         command += ["--allow-root"] if os.getuid() == 0 else []
         with open(self.log, "w", encoding="utf-8") as log:
             self.child = started = subprocess.Popen(
@@ -168,25 +179,29 @@ class NativeLab:
         """Stop the server and every process it started."""
         pid = self._pid()
         if pid is not None:
-            family = [pid, *descendants(pid)]
-            server.ask(self.port, self.token, "/api/shutdown", method="POST")
-            if not _wait_gone([pid], STOP_SECONDS / 2):
-                _signal([pid], signal.SIGTERM)
-                _wait_gone([pid], STOP_SECONDS / 2)
-            left = [process_id for process_id in family if _exists(process_id)]
-            _signal(left, signal.SIGTERM)
-            if not _wait_gone(left, 3.0):
-                _signal(left, signal.SIGKILL)
+            self._end([pid, *descendants(pid)])
+            shutil.rmtree(self.runtime_folder(), ignore_errors=True)
         if self.child is not None:
             self.child.wait()
             self.child = None
         self.record.unlink(missing_ok=True)
 
+    def _end(self, family: list[int]) -> None:
+        """Ask the server to shut down, as JupyterLab's own menu does; then end what is left, first politely."""
+        server.ask(self.port, self.token, "/api/shutdown", method="POST")
+        if not _wait_gone(family[:1], STOP_SECONDS / 2):
+            _signal(family[:1], signal.SIGTERM)
+            _wait_gone(family[:1], STOP_SECONDS / 2)
+        left = [pid for pid in family if _exists(pid)]
+        _signal(left, signal.SIGTERM)
+        if not _wait_gone(left, 3.0):
+            _signal(left, signal.SIGKILL)
+
     def clean(self, say: Say) -> None:
         """Stop the lab and remove `.venv` and what rocmlab remembers; the share and `.env` stay."""
         self.stop(say)
         shutil.rmtree(self.venv.folder, ignore_errors=True)
-        for name in ("home", "config", "data", "runtime"):
+        for name in ("home", "config", "data"):
             folder = self.settings.state / name
             for link in folder.glob("*") if name == "home" else ():
                 if link.is_symlink():

@@ -16,7 +16,7 @@ from rocmlab.stack.settings import Settings
 BASE_IMAGES = {  # source and date of each tag: docs/images.md
     "radeon": "rocm/tensorflow:rocm7.2-py3.12-tf2.20-dev",
     "instinct": "rocm/tensorflow:rocm10.0-ubuntu24.04-py3.12-tf2.21",
-    "cuda": "tensorflow/tensorflow:2.19.0-gpu",
+    "cuda": "tensorflow/tensorflow:2.17.0-gpu",
     "cpu": "ubuntu:24.04",
 }
 INSTINCT = re.compile(r"gfx9(06|08|0a|42|50)")

@@ -1,15 +1,13 @@
-"""JupyterLab inside the container; the token comes from JUPYTER_TOKEN."""
+"""JupyterLab in either runtime: `rocmlab.lab.install` puts this file into its environment, for Jupyter to execute.
+
+Address and folder are given on the command line, the token in JUPYTER_TOKEN.
+"""
 
 c = get_config()  # noqa: F821  # traitlets defines it
 
-# All addresses of the container; Compose publishes the port on the host's loopback only.
-c.ServerApp.ip = "0.0.0.0"
-c.ServerApp.port = 8888
-# The port that Compose publishes, or none: another one would be out of reach.
+# The port that was asked for, or none: nobody would look for the lab at another one.
 c.ServerApp.port_retries = 0
 c.ServerApp.open_browser = False
-# Shows work/ and share/.
-c.ServerApp.root_dir = "/home/jovyan"
 # A trash folder on a volume would keep the space of what was deleted.
 c.FileContentsManager.delete_to_trash = False
 # Only the kernels that have a framework: `tensorflow` and `torch`.
@@ -19,9 +17,9 @@ c.KernelManager.transport = "ipc"
 # jupyter_server counts its pings in milliseconds, tornado reads the same numbers as seconds and warns of them in every
 # log. Without pings JupyterLab still reconnects by itself, and the server keeps what a kernel says meanwhile.
 c.ServerApp.tornado_settings = {"ws_ping_interval": 0}
-# The image is updated by `make build`, and its environment is not the user's to write.
+# The lab is updated by `make up`, not from inside.
 c.LabApp.extension_manager = "readonly"
 c.LabApp.check_for_updates_class = "jupyterlab.NeverCheckForUpdate"
 c.LabApp.news_url = None
-# No language server is in the image, and looking for each takes time at every start.
+# No language server is installed, and looking for each takes time at every start.
 c.LanguageServerManager.autodetect = False

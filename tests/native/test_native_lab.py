@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from clones import Clone, clone, printed_url, without_docker
+from clones import Clone, printed_url
 
 from rocmlab.stack import server
 
@@ -16,12 +15,9 @@ pytestmark = pytest.mark.native
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clone]:
-    """A clone that cannot see Docker; `.venv` is installed from the package index once."""
-    found = clone(tmp_path_factory.mktemp("native") / "rocmlab")
-    found.environment["PATH"] = without_docker(found.environment["PATH"])
-    yield found
-    found.make("clean", succeeds=False)
+def lab(native_lab: Clone) -> Clone:
+    """The clone that cannot see Docker."""
+    return native_lab
 
 
 @pytest.fixture(scope="module")
@@ -126,4 +122,3 @@ def test_the_log_of_the_whole_session_is_free_of_warnings(lab: Clone, first_up: 
     text = (lab.folder / ".rocmlab/jupyter.log").read_text()
 
     assert not [line for line in text.splitlines() if line.startswith(("[W", "[E", "[C")) or "WARNING" in line]
-

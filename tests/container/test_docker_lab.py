@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import subprocess
-from collections.abc import Iterator
 
 import pytest
 from clones import Clone, clone, printed_url
@@ -18,13 +17,9 @@ pytestmark = pytest.mark.container
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory, base_image: str) -> Iterator[Clone]:
-    """A clone whose lab runs in a container on the test base."""
-    name = f"rocmlab-test-up-{os.getpid()}"
-    found = clone(tmp_path_factory.mktemp("docker") / "rocmlab", BASE_IMAGE=base_image, COMPOSE_PROJECT_NAME=name)
-    yield found
-    found.make("clean", succeeds=False)
-    docker("volume", "rm", "--force", f"{name}_share")
+def lab(docker_lab: Clone) -> Clone:
+    """The clone whose lab runs in a container."""
+    return docker_lab
 
 
 @pytest.fixture(scope="module")
