@@ -41,3 +41,8 @@ def chromium() -> str | None:
     """Return the path of Chromium or Chrome, or None."""
     names = ("chromium", "chromium-browser", "google-chrome")
     return os.environ.get("CHROMIUM") or next((path for name in names if (path := shutil.which(name))), None)
+
+
+def missing_browser() -> str:
+    """Say that there is no Chromium, or nothing where there is one."""
+    return "" if chromium() else "no Chromium: sudo apt install chromium, or set CHROMIUM to its path"

@@ -74,5 +74,6 @@ def test_the_main_notebook_trains_to_98_percent(browser_lab: tuple[Clone, str], 
         == 0
     )
     picture(page, "mnist_result")
-    page.locator("text=How it learned").first.scroll_into_view_if_needed()
+    page.locator(".jp-RenderedMarkdown h2:has-text('How it learned')").evaluate("heading => heading.scrollIntoView()")
+    page.wait_for_timeout(500)  # for the plots to be painted
     picture(page, "mnist")
