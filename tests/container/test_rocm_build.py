@@ -7,11 +7,15 @@ Neither computes; the build only examines them.
 from __future__ import annotations
 
 import json
+import os
+import stat
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import standins
+from clones import clone
 from containers import Container, docker
 
 pytestmark = pytest.mark.container
@@ -150,3 +154,59 @@ def test_conflict_with_the_base_stops_the_build(make_base, make_project) -> None
 
     with pytest.raises(RuntimeError, match=r"packages do not go with the lab's.*traitlets"):
         make_project("rocm", BASE_IMAGE=base).build()
+
+
+@pytest.fixture
+def host_nodes() -> Iterator[dict[str, int]]:
+    """Stand-ins for a GPU's nodes on this very host: two odd groups without a name, mode 0660."""
+    if os.geteuid() != 0:
+        pytest.skip("making device nodes needs root: run .ci/run")
+    if Path("/dev/kfd").exists() or Path("/dev/dri").exists():
+        pytest.skip("this host has device nodes of its own")
+    groups = {"/dev/kfd": 61104, "/dev/dri/renderD128": 61992}
+    Path("/dev/dri").mkdir()
+    try:
+        for path, gid in groups.items():
+            os.mknod(path, 0o660 | stat.S_IFCHR, os.makedev(1, 3))  # what /dev/null is: opens for whom the mode lets
+            os.chown(path, 0, gid)
+            os.chmod(path, 0o660)
+        yield groups
+    finally:
+        for path in groups:
+            Path(path).unlink(missing_ok=True)
+        Path("/dev/dri").rmdir()
+
+
+def test_make_up_takes_an_amd_host_without_being_told(
+    rocm_base: str, host_nodes: dict[str, int], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Device nodes and an engine choose docker/rocm; `.env` has the nodes' numbers; no GPU inside is an error.
+
+    The nodes are stand-ins, so the lab sees no GPU in the topology: `make up` must refuse to leave it running. Plain
+    `docker compose up` then starts it from the same `.env`, and a process of the lab's user opens both nodes.
+    """
+    wheels = torch_wheels(tmp_path_factory.mktemp("hip-up"), hip="7.2.0")
+    name = f"rocmlab-test-rocm-{os.getpid()}"
+    found = clone(
+        tmp_path_factory.mktemp("rocm-up") / "rocmlab", BASE_IMAGE=rocm_base, WHEELS=wheels, COMPOSE_PROJECT_NAME=name
+    )
+    try:
+        done = found.make("up", succeeds=False)
+
+        assert "backend rocm, runtime docker (AMD GPU found" in done.stdout
+        assert "error: the lab has no usable GPU for the backend rocm" in done.stdout
+        assert not docker("ps", "--all", "--quiet", "--filter", f"label=com.docker.compose.project={name}").strip()
+        assert found.env["COMPOSE_FILE"] == "compose.yaml"
+        assert {found.env["RENDER_GID"], found.env["VIDEO_GID"]} == {"61104", "61992"}
+
+        subprocess.run(
+            ["docker", "compose", "up", "--detach", "--wait"], cwd=found.folder, env=found.environment, check=True
+        )
+        container = docker("ps", "--quiet", "--filter", f"label=com.docker.compose.project={name}").strip()
+        program = (
+            "import os; [os.open(path, os.O_RDWR) for path in ('/dev/kfd', '/dev/dri/renderD128')]; print(os.getuid())"
+        )
+        assert docker("exec", container, "start.sh", "python3", "-c", program).strip() == "1000"
+    finally:
+        subprocess.run(["docker", "compose", "down", "--volumes"], cwd=found.folder, env=found.environment, check=False)
+        docker("image", "rm", "--force", f"{name}:rocm")

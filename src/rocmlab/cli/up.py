@@ -25,6 +25,7 @@ def main(verb: str, arguments: Sequence[str]) -> int:
     was_running = project.lab.is_running()
     project.lab.start(say)
     devices = project.lab.devices()
+    projects.check_gpus_inside(project, devices)
     seconds = time.monotonic() - started
     say(f"JupyterLab {'is running' if was_running and seconds < 1.5 else 'is ready'} ({seconds:.1f} s)")
     print(f"\n  {project.url}\n")

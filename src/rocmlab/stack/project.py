@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rocmlab.devices import Device, discover, system_root, visibility
 from rocmlab.errors import RocmlabError
@@ -123,6 +125,33 @@ def prepare(project: Project, say: Say) -> Project:
         write(project)
         project.lab.prepare(say)
     return project
+
+
+def check_gpus_inside(project: Project, devices: Sequence[Mapping[str, Any]]) -> None:
+    """Make sure that a lab for GPUs has one; a lab without is stopped, for it would compute on the CPU and not say so.
+
+    Args:
+        project: whose lab is running.
+        devices: what that lab itself sees.
+
+    Raises:
+        RocmlabError: none of the backend's GPUs is usable inside.
+    """
+    backend = project.choice.backend
+    if backend not in ("rocm", "cuda") or project.settings.get("GPUS") == "none":
+        return
+    gpus = [device for device in devices if device["backend"] == backend]
+    if any(device["is_usable"] for device in gpus):
+        return
+    project.lab.stop(lambda _: None)
+    reasons = "\n".join(f"{device['name']}: {device['why_not']}" for device in gpus)
+    raise RocmlabError(
+        f"the lab has no usable GPU for the backend {backend}, so it was stopped",
+        reasons or "the driver lists none inside the lab",
+        "ls -l /dev/kfd /dev/dri && sudo dmesg | grep -i amdgpu; to work on the CPU instead: make up BACKEND=cpu"
+        if backend == "rocm"
+        else "see that nvidia-smi works on the host; to work on the CPU instead: make up BACKEND=cpu",
+    )
 
 
 def write(project: Project) -> None:
