@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
+import urllib.request
 from pathlib import Path
 
 import pytest
-from clones import Clone, printed_url
+from clones import Clone, clone, printed_url
 
 from rocmlab.stack import server
 
@@ -117,8 +119,43 @@ def test_asking_for_a_gpu_that_is_not_there_is_an_error(lab: Clone, first_up: st
     assert not lab.answers()
 
 
-def test_the_log_of_the_whole_session_is_free_of_warnings(lab: Clone, first_up: str) -> None:
-    """Start, kernels and stop wrote information only."""
-    text = (lab.folder / ".rocmlab/jupyter.log").read_text()
+def test_the_log_of_a_session_with_a_kernel_is_free_of_warnings(lab: Clone, first_up: str) -> None:
+    """Start, a TensorFlow kernel, and stop write information only; the kernel ends with the lab."""
+    lab.make("up")
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{lab.port}/api/kernels",
+        data=json.dumps({"name": "tensorflow"}).encode(),
+        headers={"Authorization": f"token {lab.env['JUPYTER_TOKEN']}"},
+    )
+    with server.OPENER.open(request, timeout=20) as answer:
+        kernel = json.loads(answer.read())["id"]
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if server.ask(lab.port, lab.env["JUPYTER_TOKEN"], f"/api/kernels/{kernel}")[1]["execution_state"] == "idle":
+            break
+        time.sleep(0.2)
 
+    lab.make("down")
+
+    text = (lab.folder / ".rocmlab/jupyter.log").read_text()
+    assert kernel in text
     assert not [line for line in text.splitlines() if line.startswith(("[W", "[E", "[C")) or "WARNING" in line]
+    assert not subprocess.run(["pgrep", "-f", f"kernel-{kernel}"], capture_output=True, check=False).stdout
+
+
+@pytest.mark.container
+def test_without_an_image_registry_the_lab_goes_native(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """With an engine but no base image to be had, and no GPU at stake: it says so, goes native, and stays there."""
+    found = clone(tmp_path_factory.mktemp("no-registry") / "rocmlab", BASE_IMAGE="registry.invalid/none:1")
+    try:
+        first = found.make("up").stdout
+        second = found.make("up").stdout
+        answers = found.answers()
+    finally:
+        found.make("clean", succeeds=False)
+
+    assert "no image registry answers" in first
+    assert "no base image can be had, so without Docker" in first
+    assert "runtime native (as before: no base image was to be had" in second
+    assert "pulling" not in second
+    assert answers

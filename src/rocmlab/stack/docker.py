@@ -71,6 +71,10 @@ class DockerLab:
         """Tell whether any version of the image is here."""
         return self._docker("image", "inspect", "--format", "{{.Id}}", self.image)[0] == 0
 
+    def has_base(self) -> bool:
+        """Tell whether the base image is here."""
+        return self._docker("image", "inspect", "--format", "{{.Id}}", self.values["BASE_IMAGE"])[0] == 0
+
     def prepare(self, say: Say) -> None:
         """Build the image unless it is current.
 
@@ -110,8 +114,7 @@ class DockerLab:
         if self.has_image() or not Path(self.engine.root).exists():
             return  # only our layers change, or the engine's disk cannot be seen from here
         needed, free = NEEDED_BYTES[self.backend], shutil.disk_usage(self.engine.root).free
-        has_base = self._docker("image", "inspect", "--format", "{{.Id}}", self.values["BASE_IMAGE"])[0] == 0
-        needed = min(needed, 8e9) if has_base else needed
+        needed = min(needed, 8e9) if self.has_base() else needed
         if free < needed:
             raise RocmlabError(
                 f"the disk of the Docker engine has {free / 1e9:.0f} GB free",
@@ -121,7 +124,7 @@ class DockerLab:
 
     def _pull_base(self, say: Say) -> None:
         base = self.values["BASE_IMAGE"]
-        if self._docker("image", "inspect", "--format", "{{.Id}}", base)[0] == 0:
+        if self.has_base():
             return
         say(f"pulling {base}")
         shown = PullProgress()

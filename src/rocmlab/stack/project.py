@@ -66,7 +66,13 @@ def plan(folder: Path) -> Project:
     runtime = settings.get("RUNTIME")
     engine = Engine(is_usable=False) if runtime == "native" else engines.probe()
     choice = choosing.choose(choosing.inspect(engine, root), settings.get("BACKEND"), runtime)
-    return _assemble(settings, choice, engine, root)
+    project = _assemble(settings, choice, engine, root)
+    lab = project.lab
+    went_native = settings.written.get("ROCMLAB_RUNTIME") == "native" and choice.backend == "cpu" and runtime == "auto"
+    if isinstance(lab, DockerLab) and went_native and not lab.has_base() and not lab.has_image():
+        why = "as before: no base image was to be had; make up RUNTIME=docker tries again"
+        return _assemble(settings, Choice("cpu", "native", why), engine, root)
+    return project
 
 
 def _assemble(settings: Settings, choice: Choice, engine: Engine, root: Path) -> Project:
