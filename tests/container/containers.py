@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import time
-import urllib.error
-import urllib.request
-import uuid
 from collections.abc import Sequence
 
-import websocket
+import clients
 
 TOKEN = "a-token-of-the-tests"
-OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def docker(*arguments: str, text: str | None = None, timeout_seconds: float = 120) -> str:
@@ -80,31 +75,18 @@ class Container:
         """The published address, host:port."""
         return docker("port", self.id, "8888").splitlines()[0]
 
+    @property
+    def server(self) -> clients.Server:
+        """The Jupyter server, as a client reaches it."""
+        return clients.Server(self.address, self.token)
+
     def request(self, path: str, *, token: str | None, method: str = "GET", body: object = None) -> tuple[int, str]:
         """Return status and body; status 0 where nobody answers."""
-        data = json.dumps(body).encode() if body is not None else None
-        headers = {"Authorization": f"token {token}"} if token else {}
-        request = urllib.request.Request(f"http://{self.address}{path}", data=data, method=method, headers=headers)
-        try:
-            with OPENER.open(request, timeout=20) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as err:
-            with err:
-                return err.code, err.read().decode()
-        except OSError:
-            return 0, ""
+        return self.server.request(path, token=token, method=method, body=body)
 
     def execute(self, kernel: str, code: str) -> str:
         """Run code in a new kernel of the server, as a notebook does, and return what it printed and raised."""
-        answer = self.request("/api/kernels", token=self.token, method="POST", body={"name": kernel})
-        identity, session = json.loads(answer[1])["id"], uuid.uuid4().hex
-        url = f"ws://{self.address}/api/kernels/{identity}/channels?session_id={session}&token={self.token}"
-        channel = websocket.create_connection(url, timeout=120)
-        try:
-            return _execute(channel, session, code)
-        finally:
-            channel.close()
-            self.request(f"/api/kernels/{identity}", token=self.token, method="DELETE")
+        return self.server.execute(kernel, code)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -121,24 +103,3 @@ class Container:
         script = "cat /proc/$(pgrep --oldest --full jupyter-lab)/status"
         lines = (line.partition(":") for line in self.exec("bash", "-c", script).splitlines())
         return {name: value.strip() for name, _, value in lines}
-
-
-def _execute(channel: websocket.WebSocket, session: str, code: str) -> str:
-    """Send one execute_request and collect its output until the kernel is idle again."""
-    identity = uuid.uuid4().hex
-    header = {"msg_id": identity, "msg_type": "execute_request", "session": session, "username": "", "version": "5.3"}
-    content = {"code": code, "silent": False, "store_history": False, "user_expressions": {}, "allow_stdin": False}
-    message = {"header": header, "parent_header": {}, "metadata": {}, "content": content, "channel": "shell"}
-    channel.send(json.dumps(message))
-    printed = ""
-    while True:
-        answer = json.loads(channel.recv())
-        if answer["parent_header"].get("msg_id") != identity:
-            continue
-        content = answer["content"]
-        if answer["msg_type"] == "stream":
-            printed += content["text"]
-        elif answer["msg_type"] == "error":
-            printed += f"{content['ename']}: {content['evalue']}\n"
-        elif answer["msg_type"] == "status" and content["execution_state"] == "idle":
-            return printed

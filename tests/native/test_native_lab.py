@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
-import urllib.request
 from pathlib import Path
 
 import pytest
+from clients import Server
 from clones import Clone, clone, printed_url
 
 from rocmlab.stack import server
@@ -122,25 +121,18 @@ def test_asking_for_a_gpu_that_is_not_there_is_an_error(lab: Clone, first_up: st
 def test_the_log_of_a_session_with_a_kernel_is_free_of_warnings(lab: Clone, first_up: str) -> None:
     """Start, a TensorFlow kernel, and stop write information only; the kernel ends with the lab."""
     lab.make("up")
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{lab.port}/api/kernels",
-        data=json.dumps({"name": "tensorflow"}).encode(),
-        headers={"Authorization": f"token {lab.env['JUPYTER_TOKEN']}"},
+    printed = Server(f"127.0.0.1:{lab.port}", lab.env["JUPYTER_TOKEN"]).execute(
+        "tensorflow", "import os; print(os.getpid(), os.environ['KERAS_BACKEND'])", keep=True
     )
-    with server.OPENER.open(request, timeout=20) as answer:
-        kernel = json.loads(answer.read())["id"]
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        if server.ask(lab.port, lab.env["JUPYTER_TOKEN"], f"/api/kernels/{kernel}")[1]["execution_state"] == "idle":
-            break
-        time.sleep(0.2)
+    pid, backend = printed.split()
 
     lab.make("down")
 
     text = (lab.folder / ".rocmlab/jupyter.log").read_text()
-    assert kernel in text
+    assert backend == "tensorflow"
+    assert "Kernel started" in text
     assert not [line for line in text.splitlines() if line.startswith(("[W", "[E", "[C")) or "WARNING" in line]
-    assert not subprocess.run(["pgrep", "-f", f"kernel-{kernel}"], capture_output=True, check=False).stdout
+    assert not Path(f"/proc/{pid}").exists()
 
 
 @pytest.mark.container

@@ -69,7 +69,7 @@ def plan(folder: Path) -> Project:
     project = _assemble(settings, choice, engine, root)
     lab = project.lab
     went_native = settings.written.get("ROCMLAB_RUNTIME") == "native" and choice.backend == "cpu" and runtime == "auto"
-    if isinstance(lab, DockerLab) and went_native and not lab.has_base() and not lab.has_image():
+    if isinstance(lab, DockerLab) and went_native and not lab.has_base() and not lab.is_prepared():
         why = "as before: no base image was to be had; make up RUNTIME=docker tries again"
         return _assemble(settings, Choice("cpu", "native", why), engine, root)
     return project

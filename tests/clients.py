@@ -1,0 +1,69 @@
+"""A Jupyter server as a client reaches it: requests with a token, and code run in a kernel."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+import uuid
+from dataclasses import dataclass
+
+import websocket
+
+OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+@dataclass(frozen=True)
+class Server:
+    """One server."""
+
+    address: str  # host:port
+    token: str
+
+    def request(self, path: str, *, token: str | None, method: str = "GET", body: object = None) -> tuple[int, str]:
+        """Return status and body; status 0 where nobody answers."""
+        data = json.dumps(body).encode() if body is not None else None
+        headers = {"Authorization": f"token {token}"} if token else {}
+        request = urllib.request.Request(f"http://{self.address}{path}", data=data, method=method, headers=headers)
+        try:
+            with OPENER.open(request, timeout=20) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as err:
+            with err:
+                return err.code, err.read().decode()
+        except OSError:
+            return 0, ""
+
+    def execute(self, kernel: str, code: str, *, keep: bool = False) -> str:
+        """Run code in a new kernel, as a notebook does, and return what it printed; `keep` leaves it running."""
+        answer = self.request("/api/kernels", token=self.token, method="POST", body={"name": kernel})
+        identity, session = json.loads(answer[1])["id"], uuid.uuid4().hex
+        url = f"ws://{self.address}/api/kernels/{identity}/channels?session_id={session}&token={self.token}"
+        channel = websocket.create_connection(url, timeout=120)
+        try:
+            return _execute(channel, session, code)
+        finally:
+            channel.close()
+            if not keep:
+                self.request(f"/api/kernels/{identity}", token=self.token, method="DELETE")
+
+
+def _execute(channel: websocket.WebSocket, session: str, code: str) -> str:
+    """Send one execute_request and collect its output until the kernel is idle again."""
+    identity = uuid.uuid4().hex
+    header = {"msg_id": identity, "msg_type": "execute_request", "session": session, "username": "", "version": "5.3"}
+    content = {"code": code, "silent": False, "store_history": False, "user_expressions": {}, "allow_stdin": False}
+    message = {"header": header, "parent_header": {}, "metadata": {}, "content": content, "channel": "shell"}
+    channel.send(json.dumps(message))
+    printed = ""
+    while True:
+        answer = json.loads(channel.recv())
+        if answer["parent_header"].get("msg_id") != identity:
+            continue
+        content = answer["content"]
+        if answer["msg_type"] == "stream":
+            printed += content["text"]
+        elif answer["msg_type"] == "error":
+            printed += f"{content['ename']}: {content['evalue']}\n"
+        elif answer["msg_type"] == "status" and content["execution_state"] == "idle":
+            return printed
