@@ -8,6 +8,4 @@ if [[ -z ${JUPYTER_TOKEN:-} ]]; then
   exit 2
 fi
 read -r -a arguments <<<"${NOTEBOOK_ARGS:-}"
-# All addresses of the container; Compose publishes the port on the host's loopback only.
-exec /opt/rocmlab/bin/jupyter-lab --ServerApp.ip=0.0.0.0 --ServerApp.port=8888 --ServerApp.root_dir=/home/jovyan \
-  "${arguments[@]}" "$@"
+exec /opt/rocmlab/bin/jupyter-lab "${arguments[@]}" "$@"

@@ -1,10 +1,17 @@
 """JupyterLab in either runtime: `rocmlab.lab.install` puts this file into its environment, for Jupyter to execute.
 
-Address and folder are given on the command line, the token in JUPYTER_TOKEN.
+The token comes from JUPYTER_TOKEN; the native lab gives address, port and folder on the command line.
 """
+
+import os
 
 c = get_config()  # noqa: F821  # traitlets defines it
 
+if os.environ.get("ROCMLAB_RUNTIME") == "docker":
+    # All addresses of the container; Compose publishes the port on the host's loopback only.
+    c.ServerApp.ip = "0.0.0.0"
+    # Shows work/ and share/.
+    c.ServerApp.root_dir = "/home/jovyan"
 # The port that was asked for, or none: nobody would look for the lab at another one.
 c.ServerApp.port_retries = 0
 c.ServerApp.open_browser = False
