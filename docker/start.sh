@@ -76,6 +76,8 @@ name_groups() { # so that `id`, and `docker exec --user jovyan`, know the groups
 }
 
 hand_over() { # only what lies directly in work/ and share/ and belongs to root: a big share is never walked
+  # In a rootless engine "root" is the person who started it, and their files stay theirs.
+  if [[ $(awk 'NR == 1 {print $1 ":" $2}' /proc/self/uid_map) != 0:0 ]]; then return; fi
   local folders=("$ROCMLAB_SHARE") handed=()
   if [[ $(stat -c %u "$ROCMLAB_NOTEBOOKS") == 0 ]]; then folders+=("$ROCMLAB_NOTEBOOKS"); fi
   mapfile -d '' handed < <(find "${folders[@]}" -maxdepth 1 -uid 0 -print0)
@@ -115,7 +117,7 @@ prove_access() { # one render node that answers "permission denied" hides every 
       fail "$node cannot be opened read-write by uid $(id -u): ${error##*: }" \
         "it belongs to group $(stat -c '%g with mode %a' "$node"), and this process is in the groups $(id -G)" \
         "run \`make up\` again, which writes the groups of the device nodes to .env (docker run: --group-add $(stat -c %g "$node")); \
-if the group is 0 or the mode lacks rw for it, on the host: sudo chgrp render ${node#"$root"} && sudo chmod 0660 ${node#"$root"}"
+if the group is 0 or the mode lacks rw for it, on the host: sudo chgrp video ${node#"$root"} && sudo chmod 0660 ${node#"$root"}"
     fi
   done < <(device_nodes)
 }

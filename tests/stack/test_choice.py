@@ -18,6 +18,7 @@ DOWN = Engine(
     problem=Problem("the engine does not answer", "it is down", "sudo systemctl start docker"),
 )
 DESKTOP = Engine(is_usable=True, version="28.0", operating_system="Docker Desktop")
+ROOTLESS = Engine(is_usable=True, version="28.0", security=("name=rootless",))
 SNAP = Engine(is_usable=True, version="28.0", is_snap=True)
 
 
@@ -66,6 +67,7 @@ class TestNeverSilent:
             (Host(DOWN), "auto", "docker", "does not answer"),
             (Host(DESKTOP, has_amd=True), "auto", "auto", "Docker Desktop cannot pass"),
             (Host(SNAP, has_amd=True), "auto", "auto", "snap package"),
+            (Host(ROOTLESS), "auto", "auto", "rootless Docker engine"),
             (Host(Engine(True, is_remote=True), has_amd=True), "auto", "auto", "another machine"),
             (Host(RUNNING, has_nvidia=True), "auto", "auto", "cannot be passed"),
             (Host(ABSENT, has_amd=True), "auto", "auto", "neither Docker nor ROCm"),

@@ -125,6 +125,13 @@ class TestGpuOverlay:
             "- /dev/dri/renderD130",
         ]
 
+    def test_no_gpu_keeps_the_nodes_and_hides_the_devices(self) -> None:
+        """A lab for AMD GPUs refuses to start without /dev/kfd, so GPUS=none is a matter of masks."""
+        text = project.gpu_overlay("rocm", [])
+
+        assert "devices" not in text
+        assert 'HIP_VISIBLE_DEVICES: "-1"' in text
+
 
 class TestSizes:
     """Layers by purpose."""

@@ -92,6 +92,13 @@ class TestProbe:
         assert not found.is_usable
         assert what in str(found.problem)
 
+    def test_an_old_engine_is_told_before_the_build_fails(self, tmp_path: Path) -> None:
+        """Engines before 25 do not know what the Dockerfile needs."""
+        found = engine.probe(docker(tmp_path, info=json.dumps({**INFO, "version": "20.10.24+dfsg1"})))
+
+        assert not found.is_usable
+        assert "20.10.24+dfsg1 is too old" in str(found.problem)
+
     def test_desktop_rootless_and_remote_are_recognised(self, tmp_path: Path) -> None:
         """The three kinds that cannot pass a GPU as it is are told apart."""
         facts = {**INFO, "os": "Docker Desktop", "security": ["name=rootless"]}

@@ -30,6 +30,10 @@ class TestParse:
 
         assert expected == envfile.parse(WRITTEN)
 
+    def test_a_value_that_is_only_a_comment_is_empty(self) -> None:
+        """Nothing stands before the sign."""
+        assert envfile.parse("A= # none yet\n") == {"A": ""}
+
     def test_the_last_line_of_a_name_counts(self) -> None:
         """A name that stands twice has its last value, as for Compose."""
         assert envfile.parse("A=1\nA=2\n") == {"A": "2"}
@@ -58,7 +62,7 @@ class TestUpdate:
         st.text(st.characters(codec="utf-8", exclude_characters="'\n\r\0", exclude_categories=("Cc", "Zl", "Zp", "Cs")))
     )
     def test_what_is_written_is_what_is_read(self, value: str) -> None:
-        """Any one-line value without a single quote survives the round trip."""
+        """Any one-line value survives the round trip, quotes, dollars and backslashes included."""
         if value != value.strip() or "\x85" in value:
             return
         text = envfile.update("", {"NAME": value}, {})

@@ -235,6 +235,41 @@ class TestInstallation:
         with pytest.raises(RocmlabError, match=r"is Python 3\.9"):
             check_python(str(old))
 
+    def test_another_backend_gets_a_new_environment(self, tmp_path: Path) -> None:
+        """Pip would keep the CPU's PyTorch for a GPU: what was made for another backend is removed first."""
+        version = check_python(sys.executable)
+        cpu = Environment(tmp_path, "cpu", sys.executable, "")
+        cpu.folder.mkdir()
+        cpu.interpreter.parent.mkdir()
+        cpu.interpreter.symlink_to(sys.executable)
+        cpu.marker.write_text(json.dumps({"backend": "cpu", "python": version}))
+
+        assert cpu._matches({"backend": "cpu", "python": version})
+        assert not cpu._matches({"backend": "rocm", "python": version})
+        assert not cpu._matches({"backend": "cpu", "python": "3.99"})
+        cpu.marker.unlink()
+        assert not cpu._matches({"backend": "cpu", "python": version})
+
+    def test_a_framework_for_another_backend_is_an_error(self, tmp_path: Path, repository: Path) -> None:
+        """The CPU's TensorFlow in a lab for AMD GPUs would compute on the CPU and not say so."""
+        (tmp_path / "docker/build").mkdir(parents=True)
+        shutil.copy(repository / "docker/build/verify.py", tmp_path / "docker/build")
+        package = tmp_path / "stand-in/tensorflow"
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text(
+            "__version__ = '0'\nclass test:\n"
+            "    is_built_with_rocm = is_built_with_cuda = staticmethod(lambda: False)\n"
+        )
+        environment = TestEnvironmentOfTests(tmp_path, "rocm", sys.executable, "")
+        interpreter = tmp_path / "python"
+        interpreter.write_text(f'#!/bin/sh\nPYTHONPATH="{package.parent}" exec {sys.executable} "$@"\n')
+        interpreter.chmod(0o755)
+
+        with pytest.raises(RocmlabError, match="tensorflow is not what the backend rocm needs") as caught:
+            environment.verify(interpreter)
+
+        assert "is not built with rocm" in caught.value.problem.why
+
     def test_without_venv_the_fix_names_the_package(self, tmp_path: Path) -> None:
         """Debian's python3 lacks venv until python3.X-venv is installed."""
         bare = tmp_path / "python3"
@@ -257,7 +292,7 @@ class TestInstallation:
         steps = list(Environment(tmp_path, "rocm", "python3", "https://index", "https://amd").steps())
         locked = (tmp_path / ".venv/native-rocm.txt").read_text()
 
-        assert "tensorflow-rocm!=2.14.0.600" in [word for step in steps for word in step.arguments]
+        assert "tensorflow-rocm>=2.16" in [word for step in steps for word in step.arguments]
         assert "keras" in locked
         assert "tensorflow-cpu" not in locked
 

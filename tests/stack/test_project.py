@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,36 @@ class TestGpusInside:
         projects.check_gpus_inside(project(tmp_path, backend, **flags), [])
 
 
+class TestSettings:
+    """`.env` describes the lab that is there."""
+
+    def test_a_failure_puts_them_back(self, tmp_path: Path) -> None:
+        """A port that could not be had does not stay chosen; a file that was not there is not left behind."""
+        found = project(tmp_path, "cpu", PORT="9000")
+        settings.save(found.settings, {"PORT": "9000"})
+        before = (tmp_path / ".env").read_text()
+
+        with pytest.raises(RuntimeError), projects.settings_kept_on_failure(found):
+            settings.save(settings.load(tmp_path, {"PORT": "9001"}), {"PORT": "9001"})
+            raise RuntimeError("the port is taken")
+
+        assert (tmp_path / ".env").read_text() == before
+
+    def test_two_commands_take_turns(self, tmp_path: Path) -> None:
+        """The second one says that it waits, and goes on when the first is done."""
+        found, said = project(tmp_path, "cpu"), []
+        with projects.locked(found, said.append):
+            second = threading.Thread(target=lambda: projects.locked(found, said.append).__enter__())
+            second.start()
+            second.join(0.3)
+            assert second.is_alive()
+
+        second.join(5)
+
+        assert not second.is_alive()
+        assert "waiting for another" in said[0]
+
+
 class TestPlan:
     """From the host to a decision, on a simulated host."""
 
@@ -83,6 +114,19 @@ class TestPlan:
 
         assert "0=0000:03:00.0" in caught.value.problem.why
         assert not (tmp_path / ".env").exists()
+
+    def test_a_container_is_given_nodes_that_this_user_may_not_open(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """GPUS=0 works for a user outside `render`: the entry point joins the nodes' groups inside."""
+        root = make_host(tmp_path / "host", Gpu(1, 0x0300, 128))
+        monkeypatch.setenv("ROCMLAB_ROOT", str(root))
+        monkeypatch.setattr("rocmlab.devices.nodes.os.access", lambda *_, **__: False)
+        choice = Choice("rocm", "docker", "test")
+
+        chosen = projects._gpus(choice, [])
+
+        assert [(one.index, one.render_node) for one in chosen] == [(0, "/dev/dri/renderD128")]
 
     def test_gpus_without_a_gpu_backend_are_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """GPUS=0 on the CPU backend is a contradiction, not a wish to ignore."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 from hosts import Gpu, give, make_host
 
 from rocmlab.devices import discover
+from rocmlab.errors import RocmlabError
 from rocmlab.stack import resolve, settings
 from rocmlab.stack.choice import Choice
 
@@ -101,18 +103,42 @@ class TestValues:
         os.chown(tmp_path / "notebooks", 1234, -1)
         assert values(tmp_path, tmp_path)["NB_UID"] == "1234"
 
-    @pytest.mark.parametrize(
-        ("folder", "name"),
-        [
-            ("rocmlab", "rocmlab"),
-            ("My Lab (2)", "rocmlab-my-lab-2"),
-            ("-", "rocmlab"),
-            ("gpu_box", "rocmlab-gpu_box"),
-        ],
-    )
-    def test_two_clones_are_two_projects(self, tmp_path: Path, folder: str, name: str) -> None:
-        """The Compose project carries the folder's name in letters that Compose allows."""
-        assert resolve.project_name(tmp_path / folder) == name
+    def test_two_clones_are_two_projects(self, tmp_path: Path) -> None:
+        """Folders of the same name, as two users of one machine have them, do not share containers and volumes."""
+        alice, bob = (resolve.project_name(tmp_path / user / "rocmlab") for user in ("alice", "bob"))
+
+        assert alice != bob
+        assert re.fullmatch(r"rocmlab-[0-9a-f]{6}", alice)
+
+    def test_a_clone_that_moves_keeps_its_volume(self, tmp_path: Path) -> None:
+        """The name is made once and stays in `.env`, so that the share is found again."""
+        found = settings.load(tmp_path, {})
+        settings.save(found, {"COMPOSE_PROJECT_NAME": "rocmlab-abcdef"})
+
+        assert values(tmp_path, tmp_path, Choice("cpu", "docker", "test"))["COMPOSE_PROJECT_NAME"] == "rocmlab-abcdef"
+
+    def test_an_overlay_that_a_person_added_is_used(self, tmp_path: Path) -> None:
+        """A derived line of `.env` that somebody changed is theirs, COMPOSE_FILE included."""
+        mine = "compose.yaml:docker/compose.cpu.yaml:mine.yaml"
+        (tmp_path / ".env").write_text(f"COMPOSE_FILE={mine}\n")
+
+        assert values(tmp_path, tmp_path, Choice("cpu", "docker", "test"))["COMPOSE_FILE"] == mine
+
+    def test_a_share_is_a_folder_or_the_volume(self, tmp_path: Path) -> None:
+        """Another bare word would be a volume that compose.yaml does not know."""
+        cpu = Choice("cpu", "docker", "test")
+
+        with pytest.raises(RocmlabError, match="neither a folder nor") as caught:
+            values(tmp_path, tmp_path, cpu, SHARE="data")
+
+        assert caught.value.problem.fix == "make up SHARE=./data"
+        assert values(tmp_path, tmp_path, cpu, SHARE="~/data")["SHARE"] == os.path.expanduser("~/data")
+        assert values(tmp_path, tmp_path, cpu)["SHARE"] == "share"
+
+    def test_an_empty_index_means_pips_own(self, tmp_path: Path) -> None:
+        """TORCH_INDEX= is a choice, not the absence of one."""
+        assert values(tmp_path, tmp_path, TORCH_INDEX="")["TORCH_INDEX"] == ""
+        assert values(tmp_path, tmp_path)["TORCH_INDEX"] == resolve.TORCH_INDEXES["rocm"]
 
 
 class TestPip:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from rocmlab.cli.up import say
+from rocmlab.cli.up import note
 from rocmlab.stack import project as projects
 
 
@@ -15,5 +15,7 @@ def main(verb: str, arguments: Sequence[str]) -> int:
         from rocmlab.training.datasets.command import main as datasets
 
         return datasets(list(arguments))
-    project = projects.prepare(projects.plan(projects.find()), say)
+    project = projects.plan(projects.find())
+    with projects.locked(project, note):
+        project = projects.prepare(project, note, persist=False)
     return project.lab.run([verb, *arguments])

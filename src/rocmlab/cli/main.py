@@ -55,6 +55,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone; say nothing more
         return 1
+    except OSError as err:
+        if is_verbose:
+            raise
+        where = f"{err.filename}: " if err.filename else ""
+        problem = RocmlabError(f"{where}{err.strerror or err}", "the system refused", "mend that and try again")
+        print(f"error: {problem}", file=sys.stderr)
+        return problem.exit_code
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from rocmlab.cli.up import announce, say
+from rocmlab.cli.up import announce, note
 from rocmlab.errors import RocmlabError
 from rocmlab.stack import project as projects
 from rocmlab.stack.project import Project
@@ -18,11 +18,13 @@ def main(verb: str, arguments: Sequence[str]) -> int:
         from rocmlab.runner.command import main as run
 
         return run(list(arguments))
+    from rocmlab.runner.command import parser
+
+    parser().parse_args(arguments)  # a wrong word is told before anything is built
     project = projects.plan(projects.find())
-    if "--json" not in arguments:
-        announce(project)
-    projects.stop_other(project, say)
-    project = projects.prepare(project, say)
+    announce(project, note)
+    with projects.locked(project, note):
+        project = projects.prepare(project, note, persist=False)
     return project.lab.run([verb, *(_inside(project, word) for word in arguments)])
 
 

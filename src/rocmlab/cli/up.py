@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 
@@ -9,6 +10,7 @@ from rocmlab import __version__
 from rocmlab.cli.main import verb_parser
 from rocmlab.cli.table import device_lines
 from rocmlab.stack import project as projects
+from rocmlab.stack.lab import Say
 from rocmlab.stack.project import Project
 
 
@@ -16,14 +18,15 @@ def main(verb: str, arguments: Sequence[str]) -> int:
     """Choose, write `.env`, build or install, start, and say where the lab is."""
     verb_parser(verb).parse_args(arguments)
     project = projects.plan(projects.find())
-    announce(project)
-    projects.stop_other(project, say)
-    project = projects.prepare(project, say)
-    if verb == "build":
-        return 0
-    started = time.monotonic()
-    was_running = project.lab.is_running()
-    project.lab.start(say)
+    announce(project, say)
+    with projects.locked(project, say), projects.settings_kept_on_failure(project):
+        project = projects.prepare(project, say, always=verb == "build")
+        if verb == "build":
+            return 0
+        projects.stop_other(project, say)
+        started = time.monotonic()
+        was_running = project.lab.is_running()
+        project.lab.start(say)
     devices = project.lab.devices()
     projects.check_gpus_inside(project, devices)
     seconds = time.monotonic() - started
@@ -37,12 +40,17 @@ def main(verb: str, arguments: Sequence[str]) -> int:
     return 0
 
 
-def announce(project: Project) -> None:
+def announce(project: Project, say: Say) -> None:
     """Say in one line what was chosen and why."""
     choice = project.choice
     say(f"rocmlab {__version__}: backend {choice.backend}, runtime {choice.runtime} ({choice.why})")
 
 
 def say(line: str) -> None:
-    """Print one line of progress."""
+    """Print one line of progress, where progress is the result."""
     print(line, flush=True)
+
+
+def note(line: str) -> None:
+    """Print one line of progress where the result is something else, which a script may read from standard output."""
+    print(line, file=sys.stderr, flush=True)

@@ -67,10 +67,18 @@ class Rocm:
 
     name = "rocm"
 
-    def discover(self, root: Path) -> list[Device]:
-        """Return every AMD GPU in HIP order; those this process cannot use have no index and say why."""
+    def discover(self, root: Path, *, as_root: bool = False) -> list[Device]:
+        """Return every AMD GPU in HIP order; those this process cannot use have no index and say why.
+
+        Args:
+            root: the host.
+            as_root: count as if every node that is there could be opened, as for a container that is given them.
+        """
         compute = nodes.kfd(root)
         renders = {node.path: node for node in nodes.render_nodes(root)}
+        if as_root:
+            compute = replace(compute, is_accessible=True) if compute else None
+            renders = {path: replace(node, is_accessible=True) for path, node in renders.items()}
         forbidden = [node.path for node in renders.values() if not node.is_accessible]
         found: list[Device] = []
         index = 0

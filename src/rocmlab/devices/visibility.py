@@ -79,7 +79,7 @@ def _find(gpus: Sequence[Device], word: str, choice: str) -> Device:
             raise RocmlabError(
                 f"GPUS={choice}: GPU {word} cannot be used",
                 device.why_not or "",
-                "choose another, or run `make doctor`",
+                "choose another",
             )
     raise RocmlabError(
         f"GPUS={choice}: there is no GPU {word}",

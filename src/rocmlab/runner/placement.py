@@ -110,7 +110,15 @@ def choose_gpus(devices: Sequence[Device], choice: str | None, environment: Mapp
     seen = [device for device in devices if device.backend == backend or not backend]
     if choice is None:
         mask = environment.get("CUDA_VISIBLE_DEVICES" if backend == "cuda" else "HIP_VISIBLE_DEVICES")
-        return visibility.select(seen, mask or "all")
+        chosen = visibility.select(seen, mask or "all")
+        if not chosen and mask != "-1" and backend in ("rocm", "cuda"):
+            reasons = [f"{device.name}: {device.why_not}" for device in seen if not device.is_usable]
+            raise RocmlabError(
+                f"this lab is for the backend {backend}, and no GPU can be used here",
+                "\n".join(reasons) or "the driver lists none",
+                "make up, which says more; to run on the CPU on purpose: --gpus none",
+            )
+        return chosen
     if choice == "0":
         raise RocmlabError(
             "--gpus 0 may mean two things", "no GPU, or GPU 0", "--gpus none, or --gpus 0, (with the comma)"

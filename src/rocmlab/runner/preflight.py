@@ -23,7 +23,8 @@ def examine(found: Sequence[Found], parameters: Mapping[str, Any], kernel: str |
     """
     from jupyter_client.kernelspec import KernelSpecManager
 
-    specs = KernelSpecManager().find_kernel_specs()
+    # Not the kernel of the runner's own interpreter: it has no framework.
+    specs = KernelSpecManager(ensure_native_kernel=False).find_kernel_specs()
     return [_examine(each, dict(parameters), kernel, specs) for each in found]
 
 

@@ -139,7 +139,7 @@ def _rebuilds(lab: DockerLab, runs: int) -> list[float]:
     with tempfile.TemporaryDirectory() as name:
         copy = Path(name) / "rocmlab"
         ignored = shutil.ignore_patterns("__pycache__", ".*")
-        for source in (*IMAGE_SOURCES, "compose.yaml"):
+        for source in (*IMAGE_SOURCES, "notebooks", "compose.yaml", ".dockerignore"):
             origin = lab.settings.project / source
             target = copy / source
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -148,12 +148,14 @@ def _rebuilds(lab: DockerLab, runs: int) -> list[float]:
         files = ":".join(part for part in lab.values["COMPOSE_FILE"].split(":") if not part.startswith(".rocmlab"))
         env = {**lab.environment, "ROCMLAB_IMAGE": image, "COMPOSE_FILE": files}
         command = ["docker", "compose", "--progress", "quiet", "build", SERVICE]
-        _seconds(command, copy, env)  # the state before the change
-        for number in range(runs):
-            with open(copy / "src/rocmlab/errors.py", "a", encoding="utf-8") as file:
-                file.write(f"# change {number} of {time.time_ns()}\n")
-            found.append(_seconds(command, copy, env))
-        process.capture(["docker", "image", "rm", "--force", image], env=lab.environment)
+        try:
+            _seconds(command, copy, env)  # the state before the change
+            for number in range(runs):
+                with open(copy / "src/rocmlab/errors.py", "a", encoding="utf-8") as file:
+                    file.write(f"# change {number} of {time.time_ns()}\n")
+                found.append(_seconds(command, copy, env))
+        finally:
+            process.capture(["docker", "image", "rm", "--force", image], env=lab.environment)
     return found
 
 

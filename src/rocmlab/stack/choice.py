@@ -13,7 +13,7 @@ from rocmlab.errors import Problem, RocmlabError
 from rocmlab.stack.engine import Engine
 
 RUNTIMES = ("docker", "native")
-INSTALL_DOCKER = "sudo apt install docker.io docker-compose-v2 docker-buildx"
+INSTALL_DOCKER = "sudo apt install docker.io docker-buildx docker-compose-v2, on Debian 13 docker-compose"
 
 
 @dataclass(frozen=True)
@@ -136,6 +136,12 @@ def _choose_runtime(host: Host, backend: str, runtime: str) -> str:
 
 def _check_usable(host: Host, backend: str, runtime: str) -> None:
     on_cpu = "to work on the CPU instead: make up BACKEND=cpu"
+    if runtime == "docker" and host.engine.is_rootless:
+        raise RocmlabError(
+            "a rootless Docker engine cannot run the lab",
+            "inside it you are root, so the lab's own user could neither open the GPU nor save your notebooks",
+            "docker context use default (the engine of the system), or: make up RUNTIME=native",
+        )
     if backend in ("rocm", "cuda") and runtime == "docker" and (problem := host.engine.device_problem()):
         raise RocmlabError(problem.what, problem.why, f"{problem.fix}\n{on_cpu}")
     if backend == "cuda" and runtime == "docker" and not host.has_nvidia_toolkit:

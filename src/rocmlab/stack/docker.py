@@ -23,6 +23,10 @@ from rocmlab.stack.settings import Settings
 
 NEEDED_BYTES = {"rocm": 60e9, "cuda": 25e9, "cpu": 8e9}  # for the base image unpacked and our layers
 SERVICE = "lab"
+PASSED_INTO_THE_LAB = {  # those of compose.yaml's `environment`, but for proxies, which the build needs as well
+    *("AMD_LOG_LEVEL", "GPU_MAX_HW_QUEUES", "HF_TOKEN", "HIP_VISIBLE_DEVICES", "HSA_ENABLE_SDMA"),
+    *("HSA_OVERRIDE_GFX_VERSION", "MIOPEN_FIND_MODE", "NB_UMASK", "NCCL_DEBUG", "ROCR_VISIBLE_DEVICES", "TZ"),
+}
 UNREACHABLE = re.compile(
     r"no such host|timeout|connection refused|network is unreachable|TLS handshake|dial tcp|certificate", re.I
 )
@@ -43,8 +47,13 @@ class DockerLab:
 
     @cached_property
     def environment(self) -> dict[str, str]:
-        """The environment of every `docker` call: ours, with the settings in force on top."""
-        return {**os.environ, **self.values}
+        """The environment of every `docker` call: ours, with the settings in force on top.
+
+        What Compose passes into the lab comes from `.env` alone: a variable that happens to be set in this terminal and
+        not in the next one would make each `make up` a new container.
+        """
+        kept = {name: value for name, value in os.environ.items() if name not in PASSED_INTO_THE_LAB}
+        return {**kept, **self.values}
 
     @property
     def inputs(self) -> str:
@@ -75,13 +84,13 @@ class DockerLab:
         """Tell whether the base image is here."""
         return self._docker("image", "inspect", "--format", "{{.Id}}", self.values["BASE_IMAGE"])[0] == 0
 
-    def prepare(self, say: Say) -> None:
-        """Build the image unless it is current.
+    def prepare(self, say: Say, *, always: bool = False) -> None:
+        """Build the image unless it is current, or `always`, for what the digest leaves out (the notebooks' copy).
 
         Raises:
             RocmlabError: the base image cannot be had, the disk is too full, or the build failed.
         """
-        if self.is_prepared():
+        if self.is_prepared() and not always:
             return
         self._check_disk()
         self._pull_base(say)
@@ -109,6 +118,11 @@ class DockerLab:
             )
         say(f"image {self.image} is built")
         self.has_built = True
+        self._prune()
+
+    def _prune(self) -> None:
+        """Remove images of ours that have lost their name to a newer one and are used by no container."""
+        self._docker("image", "prune", "--force", "--filter", f"label=rocmlab.backend={self.backend}")
 
     def _check_disk(self) -> None:
         if self.has_image() or not Path(self.engine.root).exists():
@@ -176,14 +190,20 @@ class DockerLab:
         if code:
             self.stop(lambda _: None)
             raise self._refusal(output)
-        if server.wait(self.port, self.token, self.is_running):
-            if self.has_built:  # the image before this one has no name any more, and now no container either
-                self._docker("image", "prune", "--force", "--filter", f"label=rocmlab.backend={self.backend}")
+        restarts = self._restarts()
+        if server.wait(self.port, self.token, lambda: self.is_running() and self._restarts() == restarts):
+            if self.has_built:  # the container of the image before this one is gone now
+                self._prune()
             return
         container = self.container(running_only=False)
         last = self._docker("logs", "--tail", "15", container)[1].strip() if container else "the container is gone"
         self.stop(lambda _: None)
-        raise RocmlabError("the lab did not start", f"its last words:\n{last}", "mend that, or run `make doctor`")
+        raise RocmlabError("the lab did not start", f"its last words:\n{last}", "mend that, and run `make up` again")
+
+    def _restarts(self) -> str:
+        """Return how often the engine has started the container anew: it dies and comes back where start.sh refuses."""
+        container = self.container(running_only=False)
+        return self._docker("inspect", "--format", "{{.RestartCount}}", container)[1].strip() if container else ""
 
     def _publishes_port(self) -> bool:
         container = self.container()
@@ -231,7 +251,7 @@ class DockerLab:
             return []
         code, output = self._docker("exec", container, "start.sh", "rocmlab", "devices", "--json")
         if code:
-            raise RocmlabError("the lab does not say which devices it sees", output.strip()[-400:], "make doctor")
+            raise RocmlabError("the lab does not say which devices it sees", output.strip()[-400:], "make logs")
         found: list[dict[str, Any]] = json.loads(output)["devices"]
         return found
 
@@ -263,10 +283,12 @@ class DockerLab:
         self._docker("exec", container, "bash", "-c", 'kill -TERM "$(cat "$0")"', record)
 
     def _is_current(self, container: str) -> bool:
-        """Tell whether a container runs the present image, and not one from before the last build."""
-        code, ids = self._docker("inspect", "--format", "{{.Image}}", container)
+        """Tell whether a container is what the settings and the present image ask for, and not an earlier one."""
+        label = '{{.Image}} {{index .Config.Labels "com.docker.compose.config-hash"}}'
+        _, running = self._docker("inspect", "--format", label, container)
         _, image = self._docker("image", "inspect", "--format", "{{.Id}}", self.image)
-        return code == 0 and ids.strip() == image.strip()
+        code, asked = process.capture(self._compose("config", "--hash", SERVICE), env=self.environment)
+        return code == 0 and running.split() == [image.strip(), asked.split()[-1]]
 
     def logs(self, follow: bool) -> int:
         """Print the container's log."""

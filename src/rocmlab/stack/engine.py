@@ -13,13 +13,13 @@ from pathlib import Path
 
 from rocmlab.errors import Problem
 
-SOCKETS = ("/var/run/docker.sock", "/run/docker.sock")
 UNITS = (
     "/lib/systemd/system/docker.service",
     "/usr/lib/systemd/system/docker.service",
     "/etc/systemd/system/docker.service",
 )
-COMPOSE_OLDEST = (2, 24)  # first with !reset and !override that work in every overlay
+COMPOSE_OLDEST = (2, 24, 4)  # first with !override
+ENGINE_OLDEST = (25, 0)  # first whose build knows named contexts and HEALTHCHECK --start-interval
 INFO = (
     '{"version":{{json .ServerVersion}},"os":{{json .OperatingSystem}},"root":{{json .DockerRootDir}},'
     '"security":{{json .SecurityOptions}},"runtimes":{{json .Runtimes}}}'
@@ -101,7 +101,7 @@ def _with_tools(client: str, facts: dict[str, object], environment: Mapping[str,
     security, runtimes = facts.get("security"), facts.get("runtimes")
     host = environment.get("DOCKER_HOST", "")
     return Engine(
-        is_usable=(problem := _compose_problem(code, output)) is None,
+        is_usable=(problem := _version_problem(str(facts["version"])) or _compose_problem(code, output)) is None,
         problem=problem,
         version=str(facts["version"]),
         operating_system=str(facts.get("os", "")),
@@ -113,16 +113,27 @@ def _with_tools(client: str, facts: dict[str, object], environment: Mapping[str,
     )
 
 
+def _version_problem(version: str) -> Problem | None:
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) >= ENGINE_OLDEST:
+        return None
+    return Problem(
+        f"Docker engine {version} is too old",
+        "the image is built with features of engine 25 and newer",
+        "install a newer engine (docker-ce, or docker.io of Debian 13 or Ubuntu 24.04);\n"
+        "or, without Docker: make up RUNTIME=native",
+    )
+
+
 def _compose_problem(code: int, output: str) -> Problem | None:
     fix = (
-        "install the plugin: sudo apt install docker-compose-plugin (Docker's packages) or docker-compose-v2;\n"
-        "or, without Docker: make up RUNTIME=native"
+        "install the plugin: docker-compose-plugin (Docker's packages), docker-compose-v2 (Ubuntu)\n"
+        "or docker-compose (Debian 13); or, without Docker: make up RUNTIME=native"
     )
     if code:
         return Problem(
             "`docker compose` is missing", "the engine answers, but the Compose plugin is not installed", fix
         )
-    found = tuple(map(int, re.findall(r"\d+", output)[:2]))
+    found = tuple(map(int, re.findall(r"\d+", output)[:3]))
     if found < COMPOSE_OLDEST:
         oldest = ".".join(map(str, COMPOSE_OLDEST))
         return Problem(f"Docker Compose {output.strip()} is too old", f"the Compose files need {oldest} or newer", fix)

@@ -22,15 +22,19 @@ def parse(text: str) -> dict[str, str]:
 
 def _unquote(raw: str) -> str:
     raw = raw.strip()
-    for quote in "'\"":
-        closing = raw.find(quote, 1)
-        if raw.startswith(quote) and closing > 0:
-            return raw[1:closing]
-    return re.split(r"\s+#", raw, maxsplit=1)[0]
+    if single := re.match(r"'([^']*)'", raw):
+        return single[1]
+    if double := re.match(r'"((?:[^"\\]|\\.)*)"', raw):
+        return re.sub(r"\\(.)", r"\1", double[1])
+    return re.split(r"(?:^|\s+)#", raw, maxsplit=1)[0]
 
 
 def _quote(value: str) -> str:
-    return value if PLAIN.fullmatch(value) else f"'{value}'"
+    if PLAIN.fullmatch(value):
+        return value
+    if "'" not in value:
+        return f"'{value}'"
+    return '"' + re.sub(r'(["\\$])', r"\\\1", value) + '"'
 
 
 def update(text: str, values: Mapping[str, str | None], comments: Mapping[str, str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 import re
 import shutil
 import sys
@@ -82,21 +81,52 @@ class Environment:
         Raises:
             RocmlabError: the interpreter does not fit, the disk is full, or pip failed. A new environment is removed.
         """
-        check_python(self.python)
+        version = check_python(self.python)
+        record = {"backend": self.backend, "python": version}
+        is_new = not self._matches(record)
+        if is_new and self.folder.exists():
+            say("removing .venv: it is for another backend or Python, or half made")
+            shutil.rmtree(self.folder)
         self._check_disk()
-        is_new = not self.interpreter.exists()
         self.marker.unlink(missing_ok=True)
         try:
             if is_new:
-                say(f"making .venv with {self.python}")
+                say(f"making .venv with {self.python} ({version})")
                 create(self.python, self.folder)
             for step in self.steps():
                 self._install(step, say)
-            self._finish()
+            self.verify(self.interpreter)
+            self._finish(record)
         except BaseException:
             if is_new:
                 shutil.rmtree(self.folder, ignore_errors=True)
             raise
+
+    def _matches(self, record: dict[str, str]) -> bool:
+        """Tell whether the environment is whole and of this backend and Python: pip would keep another one's wheels."""
+        try:
+            found = json.loads(self.marker.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return False
+        return isinstance(found, dict) and record.items() <= found.items() and self.interpreter.exists()
+
+    def verify(self, interpreter: Path) -> None:
+        """Make sure that an interpreter's frameworks are builds for the backend; the image's build asks the same.
+
+        Raises:
+            RocmlabError: one is not, or cannot be imported.
+        """
+        for framework in ("tensorflow", "torch"):
+            program = str(self.project / "docker/build/verify.py")
+            command = [str(interpreter), program, self.backend, framework]
+            code, output = process.capture(command, timeout_seconds=300)
+            if code:
+                said = [line for line in output.splitlines() if line.strip()][-1:] or ["it cannot be imported"]
+                raise RocmlabError(
+                    f"{framework} is not what the backend {self.backend} needs",
+                    said[0].removeprefix("error: "),
+                    "make up RUNTIME=docker" if self.backend == "rocm" else "make up BACKEND=cpu",
+                )
 
     def _check_disk(self) -> None:
         needed, free = NEEDED_BYTES[self.backend], shutil.disk_usage(self.project).free
@@ -119,13 +149,13 @@ class Environment:
         content = "JupyterLab and the runner" if self.backend == "rocm" else "JupyterLab, the runner and TensorFlow"
         yield Step(f"{content} ({count} packages)", (*locked, str(lock)))
         if self.backend == "rocm":
-            # 2.14.0.600, the last one on the public index, ignores every Radeon: its list of targets has a typing error
+            # The public index ends with 2.14.0.600, which ignores every Radeon: a typing error in its list of targets.
             wanted = (
                 "--no-deps",
                 "--pre",
                 "--find-links",
                 self.tensorflow_index,
-                "tensorflow-rocm!=2.14.0.600",
+                "tensorflow-rocm>=2.16",
             )
             yield Step("AMD's TensorFlow", wanted)
         yield self._torch_step()
@@ -171,18 +201,14 @@ class Environment:
         ]
         return process.follow(command, log=log, show=PipProgress(), cwd=self.project)
 
-    def _finish(self) -> None:
+    def _finish(self, record: dict[str, str]) -> None:
         kernels = [str(self.interpreter), "-m", "rocmlab.lab.install", "--prefix", str(self.folder)]
         kernels += ["--tensorflow", str(self.interpreter), "--torch", str(self.interpreter)]
         code, output = process.capture(kernels)
         if code:
             raise RocmlabError("the kernels could not be registered", output.strip()[-400:], "make clean && make up")
-        record = {
-            "fingerprint": self.fingerprint(),
-            "backend": self.backend,
-            "python": platform.python_version(),
-        }
-        self.marker.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        text = json.dumps({**record, "fingerprint": self.fingerprint()}, indent=1)
+        self.marker.write_text(text + "\n", encoding="utf-8")
 
 
 class PipProgress:
@@ -202,8 +228,8 @@ def without(lock: str, names: set[str]) -> str:
     return "".join(block for block in blocks if not ((name := PACKAGE.match(block)) and name[1] in names))
 
 
-def check_python(python: str) -> None:
-    """Make sure that the interpreter fits the locked packages.
+def check_python(python: str) -> str:
+    """Make sure that the interpreter fits the locked packages, and return its version, such as `3.12`.
 
     Raises:
         RocmlabError: it is missing, or its version has no wheels.
@@ -214,11 +240,12 @@ def check_python(python: str) -> None:
     if code:
         raise RocmlabError(f"PYTHON={python} does not run", output.strip()[-200:], fix)
     found = tuple(map(int, output.split()))
+    version = ".".join(map(str, found))
     if not OLDEST <= found <= NEWEST:
-        version = ".".join(map(str, found))
         raise RocmlabError(
             f"{python} is Python {version}", f"TensorFlow and PyTorch have wheels for Python {span}", fix
         )
+    return version
 
 
 def create(python: str, folder: Path) -> None:

@@ -6,7 +6,8 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-IMAGE_SOURCES = ("docker", "notebooks", "requirements", "src", "pyproject.toml", "README.md", "LICENSE")
+# Not the notebooks: Compose binds the folder itself, and saving one there must not rebuild the image.
+IMAGE_SOURCES = ("docker", "requirements", "src", "pyproject.toml", "README.md", "LICENSE")
 NATIVE_SOURCES = ("requirements", "pyproject.toml", "src/rocmlab/lab")
 IGNORED = {"__pycache__", ".ipynb_checkpoints"}
 

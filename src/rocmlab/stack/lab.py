@@ -14,8 +14,8 @@ class Lab(Protocol):
     def is_prepared(self) -> bool:
         """Tell whether the image or environment is there and current."""
 
-    def prepare(self, say: Say) -> None:
-        """Build or install whatever is missing; visible progress, nothing half-made left behind."""
+    def prepare(self, say: Say, *, always: bool = False) -> None:
+        """Build or install whatever is missing, or `always`; visible progress, nothing half-made left behind."""
 
     def is_running(self) -> bool:
         """Tell whether the lab's server process exists."""

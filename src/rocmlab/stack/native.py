@@ -25,6 +25,8 @@ from rocmlab.stack.settings import Settings
 
 SHARE_FOLDERS = ("data", "models", "runs", "cache", "leases")
 STOP_SECONDS = 10.0
+BUSY_SECONDS = 20.0  # a server whose machine swaps may need that long for an answer
+SOCKET_FOLDER_BYTES = 50  # a socket's path has at most 104 bytes, and Jupyter adds kernel-<uuid>-ipc-<n>
 
 
 class NativeLab:
@@ -49,13 +51,13 @@ class NativeLab:
         """Tell whether `.venv` is current."""
         return self.venv.is_current()
 
-    def prepare(self, say: Say) -> None:
+    def prepare(self, say: Say, *, always: bool = False) -> None:
         """Make or update `.venv`, and the folders that JupyterLab shows.
 
         Raises:
             RocmlabError: see `Environment.make`.
         """
-        if not self.is_prepared():
+        if not self.is_prepared() or always:
             self.venv.make(say)
         for folder in (self.home, self.notebooks, *(self.share_folder / name for name in SHARE_FOLDERS)):
             folder.mkdir(parents=True, exist_ok=True)
@@ -67,14 +69,16 @@ class NativeLab:
                 link.symlink_to(target, target_is_directory=True)
 
     def runtime_folder(self) -> Path:
-        """Return a private folder with a short path for the kernels' sockets: a socket's path has at most 104 bytes.
+        """Return a private folder for the kernels' sockets and keys, in /tmp where the project's path is too long.
 
         Raises:
             RocmlabError: the folder exists and belongs to someone else.
         """
-        name = f"rocmlab-{os.getuid()}-{hashlib.sha256(str(self.settings.project.resolve()).encode()).hexdigest()[:8]}"
-        folder = Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp") / name
-        folder.mkdir(mode=0o700, exist_ok=True)
+        folder = self.settings.state.resolve() / "runtime"
+        if len(os.fsencode(folder)) > SOCKET_FOLDER_BYTES:
+            digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:8]
+            folder = Path(f"/tmp/rocmlab-{os.getuid()}-{digest}")
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
             raise RocmlabError(
@@ -106,9 +110,9 @@ class NativeLab:
             "HF_HOME": str(self.share_folder / "cache/huggingface"),
         }
         choice = "none" if self.values["ROCMLAB_BACKEND"] == "cpu" else self.settings.get("GPUS")
-        if self.values["ROCMLAB_BACKEND"] == "metal" or (choice == "all" and "HIP_VISIBLE_DEVICES" not in env):
-            return env
-        devices = discover()
+        if self.values["ROCMLAB_BACKEND"] == "metal" or choice == "all":
+            return env  # a mask that the host set for this user stays
+        devices = [device for device in discover() if device.backend == self.values["ROCMLAB_BACKEND"]]
         return visibility.apply(env, visibility.select(devices, choice))
 
     # -- server --------------------------------------------------------------------------------------------------
@@ -128,7 +132,8 @@ class NativeLab:
     def _configuration(self) -> dict[str, str]:
         kept = ("PORT", "JUPYTER_TOKEN", "SHARE", "ROCMLAB_BACKEND")
         found = {name: self.values[name] for name in kept}
-        return {**found, "NOTEBOOKS_DIR": str(self.notebooks), "GPUS": self.settings.get("GPUS")}
+        found |= {"NOTEBOOKS_DIR": str(self.notebooks), "GPUS": self.settings.get("GPUS")}
+        return {**found, "environment": self.venv.fingerprint()}
 
     def _is_configured(self) -> bool:
         try:
@@ -143,7 +148,11 @@ class NativeLab:
         Raises:
             RocmlabError: the port is taken, or the server dies at start; nothing is left running.
         """
-        if self.is_running() and self._is_configured() and server.answers(self.port, self.token):
+        if (
+            self.is_running()
+            and self._is_configured()
+            and server.wait(self.port, self.token, self.is_running, BUSY_SECONDS)
+        ):
             return
         self.stop(lambda _: None)
         server.check_free(self.port)
@@ -216,7 +225,7 @@ class NativeLab:
         command = [str(self.venv.interpreter), "-m", "rocmlab", "devices", "--json"]
         code, output = process.capture(command, env=self.server_environment())
         if code:
-            raise RocmlabError("the lab does not say which devices it sees", output.strip()[-400:], "make doctor")
+            raise RocmlabError("the lab does not say which devices it sees", output.strip()[-400:], "make logs")
         found: list[dict[str, Any]] = json.loads(output)["devices"]
         return found
 
@@ -257,7 +266,7 @@ def _is_jupyter(pid: int) -> bool:
 
 def descendants(pid: int) -> list[int]:
     """Return the process ids below `pid`: kernels, terminals, and what they started. Source: `ps`."""
-    _, table = process.capture(["ps", "-A", "-o", "pid=,ppid="])
+    _, table = process.capture(["ps", "-A", "-o", "pid=", "-o", "ppid="])
     pairs = [tuple(map(int, line.split())) for line in table.splitlines() if len(line.split()) == 2]
     found, frontier = [], {pid}
     while frontier:
@@ -280,8 +289,8 @@ def _signal(pids: Sequence[int], number: int) -> None:
     for pid in pids:
         try:
             os.kill(pid, number)
-        except ProcessLookupError:
-            continue
+        except (ProcessLookupError, PermissionError):
+            continue  # gone, or a program that a person started with sudo in a terminal
 
 
 def _wait_gone(pids: Sequence[int], seconds: float) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import fcntl
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rocmlab.devices import Device, discover, system_root, visibility
+from rocmlab.devices.rocm import Rocm
 from rocmlab.errors import RocmlabError
 from rocmlab.stack import choice as choosing
 from rocmlab.stack import engine as engines
@@ -68,11 +71,17 @@ def plan(folder: Path) -> Project:
     choice = choosing.choose(choosing.inspect(engine, root), settings.get("BACKEND"), runtime)
     project = _assemble(settings, choice, engine, root)
     lab = project.lab
-    went_native = settings.written.get("ROCMLAB_RUNTIME") == "native" and choice.backend == "cpu" and runtime == "auto"
-    if isinstance(lab, DockerLab) and went_native and not lab.has_base() and not lab.is_prepared():
-        why = "as before: no base image was to be had; make up RUNTIME=docker tries again"
-        return _assemble(settings, Choice("cpu", "native", why), engine, root)
+    if isinstance(lab, DockerLab) and choice.backend == "cpu" and runtime == "auto":
+        given_up = envfile.read(_unreachable(settings)).strip() == lab.values["BASE_IMAGE"]
+        if given_up and not lab.has_base() and not lab.is_prepared():
+            why = "as before: no registry had the base image; make up RUNTIME=docker tries again"
+            return _assemble(settings, Choice("cpu", "native", why), engine, root)
     return project
+
+
+def _unreachable(settings: Settings) -> Path:
+    """Return the file that remembers a base image which no registry could give, so that it is asked for only once."""
+    return settings.state / "unreachable-base-image"
 
 
 def _assemble(settings: Settings, choice: Choice, engine: Engine, root: Path) -> Project:
@@ -105,11 +114,24 @@ def _check_gpus(settings: Settings, choice: Choice, devices: list[Device]) -> No
             choice.why,
             "leave GPUS out, or choose a backend that has GPUs",
         )
-    visibility.select([device for device in devices if device.backend == choice.backend], asked)
+    visibility.select(_gpus(choice, devices), asked)
 
 
-def prepare(project: Project, say: Say) -> Project:
+def _gpus(choice: Choice, devices: list[Device]) -> list[Device]:
+    """Return the backend's GPUs; a container is given their nodes with their groups, whatever this user may open."""
+    if choice.backend == "rocm" and choice.runtime == "docker":
+        return Rocm().discover(system_root(), as_root=True)
+    return [device for device in devices if device.backend == choice.backend]
+
+
+def prepare(project: Project, say: Say, *, persist: bool = True, always: bool = False) -> Project:
     """Write `.env`, and build or install what is missing.
+
+    Args:
+        project: what was decided.
+        say: prints a line of progress.
+        persist: whether these settings stay chosen; False for a single run, which must not speak for a running lab.
+        always: build even if nothing seems to have changed.
 
     Returns:
         The project; another one, native, where no GPU is at stake and no base image can be had.
@@ -117,20 +139,50 @@ def prepare(project: Project, say: Say) -> Project:
     Raises:
         RocmlabError: a file cannot be written, or building or installing failed.
     """
-    write(project)
+    persist = persist or not project.settings.env_path.exists()
+    write(project, persist=persist)
     try:
-        project.lab.prepare(say)
+        project.lab.prepare(say, always=always)
     except BaseImageUnreachable as err:
         if project.choice.backend != "cpu" or project.settings.get("RUNTIME") == "docker":
             raise
         say(f"{err.problem.what}: {err.problem.why}")
         why = "no base image can be had, so without Docker"
         say(f"{why}; to insist: make up RUNTIME=docker BASE_IMAGE=…")
-        choice = Choice("cpu", "native", why)
-        project = _assemble(project.settings, choice, Engine(is_usable=False), system_root())
-        write(project)
-        project.lab.prepare(say)
+        envfile.write(_unreachable(project.settings), project.values["BASE_IMAGE"] + "\n")
+        project = _assemble(project.settings, Choice("cpu", "native", why), Engine(is_usable=False), system_root())
+        write(project, persist=persist)
+        project.lab.prepare(say, always=always)
     return project
+
+
+@contextmanager
+def settings_kept_on_failure(project: Project) -> Iterator[None]:
+    """Put `.env` back as it was if the block fails, so that it goes on describing the lab that is there."""
+    paths = (project.settings.env_path, project.settings.state / "written.json")
+    before = {path: envfile.read(path) if path.exists() else None for path in paths}
+    try:
+        yield
+    except BaseException:
+        for path, text in before.items():
+            if text is None:
+                path.unlink(missing_ok=True)
+            elif envfile.read(path) != text:
+                envfile.write(path, text)
+        raise
+
+
+@contextmanager
+def locked(project: Project, say: Say) -> Iterator[None]:
+    """Let one command at a time change a project; another one waits and says so."""
+    project.settings.state.mkdir(parents=True, exist_ok=True)
+    with open(project.settings.state / "lock", "w", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("waiting for another rocmlab command in this folder to finish building or starting")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def check_gpus_inside(project: Project, devices: Sequence[Mapping[str, Any]]) -> None:
@@ -160,29 +212,30 @@ def check_gpus_inside(project: Project, devices: Sequence[Mapping[str, Any]]) ->
     )
 
 
-def write(project: Project) -> None:
-    """Write `.env`, and the overlay that lists the chosen GPUs."""
+def write(project: Project, *, persist: bool = True) -> None:
+    """Write the overlay that lists the chosen GPUs, and `.env` where the settings stay chosen."""
     if ".rocmlab/compose.gpus.yaml" in project.values.get("COMPOSE_FILE", ""):
-        devices = [device for device in discover() if device.backend == project.choice.backend]
-        chosen = visibility.select(devices, project.settings.get("GPUS"))
+        chosen = visibility.select(_gpus(project.choice, discover()), project.settings.get("GPUS"))
         text = gpu_overlay(project.choice.backend, chosen)
         envfile.write(project.settings.state / "compose.gpus.yaml", text, mode=0o644)
-    configuration.save(project.settings, project.values)
+    if persist:
+        configuration.save(project.settings, project.values)
 
 
 def gpu_overlay(backend: str, devices: list[Device]) -> str:
     """Return a Compose overlay that passes exactly these GPUs."""
     head = "# Written by `make up GPUS=…`: exactly the chosen GPUs.\nservices:\n  lab:\n"
+    if not devices:  # the nodes stay: without /dev/kfd a lab for AMD GPUs refuses to start
+        return f'{head}    environment:\n      HIP_VISIBLE_DEVICES: "-1"\n      CUDA_VISIBLE_DEVICES: "-1"\n'
     if backend == "rocm":
-        paths = ["/dev/kfd", *(device.render_node or "" for device in devices)] if devices else []
-        listed = "".join(f"\n      - {path}" for path in paths) or " []"
+        paths = ["/dev/kfd", *(device.render_node or "" for device in devices)]
+        listed = "".join(f"\n      - {path}" for path in paths)
         return f"{head}    devices: !override{listed}\n"
     ids = ", ".join(f'"{device.unique_id or device.index}"' for device in devices)
     reservation = (
         f"\n            - driver: nvidia\n              device_ids: [{ids}]\n              capabilities: [gpu]"
     )
-    listed = reservation if devices else " []"
-    return f"{head}    deploy:\n      resources:\n        reservations:\n          devices: !override{listed}\n"
+    return f"{head}    deploy:\n      resources:\n        reservations:\n          devices: !override{reservation}\n"
 
 
 def reopen(folder: Path) -> Project:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import hashlib
 import os
 import re
 import secrets
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rocmlab.devices import Device, nodes
+from rocmlab.errors import RocmlabError
 from rocmlab.stack.choice import Choice
 from rocmlab.stack.settings import Settings
 
@@ -35,7 +37,7 @@ def resolve(settings: Settings, choice: Choice, devices: list[Device], root: Pat
     values = {
         "PORT": settings.get("PORT"),
         "JUPYTER_TOKEN": settings.last("JUPYTER_TOKEN") or secrets.token_hex(32),
-        "SHARE": settings.get("SHARE") or ("share" if choice.runtime == "docker" else "./share"),
+        "SHARE": _share(settings, choice),
         "ROCMLAB_BACKEND": choice.backend,
         "ROCMLAB_RUNTIME": choice.runtime,
         "TORCH_INDEX": settings.chosen.get("TORCH_INDEX", TORCH_INDEXES[choice.backend]),
@@ -43,13 +45,27 @@ def resolve(settings: Settings, choice: Choice, devices: list[Device], root: Pat
     values |= {name: path for name, path in pip_environment(settings, os.environ).items() if path}
     if choice.runtime == "docker":
         values |= _for_compose(settings, choice, devices, root)
-    return values
+    # A derived value that a person wrote over in `.env` is theirs, too: an overlay more in COMPOSE_FILE, say.
+    return values | {name: value for name, value in settings.chosen.items() if name in values and name != "SHARE"}
+
+
+def _share(settings: Settings, choice: Choice) -> str:
+    asked = os.path.expanduser(settings.get("SHARE"))
+    if not asked:
+        return "share" if choice.runtime == "docker" else "./share"
+    if choice.runtime == "docker" and "/" not in asked and asked != "share":
+        raise RocmlabError(
+            f"SHARE={asked} is neither a folder nor the lab's volume",
+            "a folder is written with a slash; the volume is called `share`",
+            f"make up SHARE=./{asked}",
+        )
+    return asked
 
 
 def _for_compose(settings: Settings, choice: Choice, devices: list[Device], root: Path) -> dict[str, str]:
-    uid = _owner(settings.project / settings.get("NOTEBOOKS_DIR"))
+    uid = _owner(settings.project / os.path.expanduser(settings.get("NOTEBOOKS_DIR")))
     render, video = device_groups(root)
-    name = settings.get("COMPOSE_PROJECT_NAME") or project_name(settings.project)
+    name = settings.last("COMPOSE_PROJECT_NAME") or project_name(settings.project)
     files = ["compose.yaml"] + ([f"docker/compose.{choice.backend}.yaml"] if choice.backend != "rocm" else [])
     if settings.get("GPUS") != "all" and choice.backend in ("rocm", "cuda"):
         files.append(".rocmlab/compose.gpus.yaml")
@@ -63,7 +79,7 @@ def _for_compose(settings: Settings, choice: Choice, devices: list[Device], root
         "VIDEO_GID": video,
         "NB_UID": settings.get("NB_UID") or str(uid),
         "NB_GID": settings.get("NB_GID") or "100",
-        "NOTEBOOKS_DIR": settings.get("NOTEBOOKS_DIR"),
+        "NOTEBOOKS_DIR": os.path.expanduser(settings.get("NOTEBOOKS_DIR")),
     }
 
 
@@ -83,9 +99,8 @@ def _owner(folder: Path) -> int:
 
 
 def project_name(project: Path) -> str:
-    """Return the Compose project's name: `rocmlab`, or with the folder's name where that is another."""
-    folder = re.sub(r"[^a-z0-9_-]+", "-", project.resolve().name.lower()).strip("-_")
-    return "rocmlab" if folder in ("", "rocmlab") else f"rocmlab-{folder}"
+    """Return a Compose project name of this clone alone: another user's clone may have a folder of the same name."""
+    return f"rocmlab-{hashlib.sha256(str(project.resolve()).encode()).hexdigest()[:6]}"
 
 
 def device_groups(root: Path) -> tuple[str, str]:

@@ -56,7 +56,11 @@ SETTINGS = (
     Setting("NB_GID", "100", "the group id of the lab's user in the container"),
     Setting("SHM_SIZE", "8gb", "the size of /dev/shm in the container (data loaders, RCCL)"),
     Setting("PYTHON", "python3", "the interpreter of the native lab (3.11 to 3.13)"),
-    Setting("COMPOSE_PROJECT_NAME", "rocmlab, or rocmlab-<folder>", "the name of containers, network and volume"),
+    Setting(
+        "COMPOSE_PROJECT_NAME",
+        "rocmlab-<hash of the folder>",
+        "the name of containers, network and volume",
+    ),
 )
 DEFAULTS = {
     "BACKEND": "auto",
@@ -65,6 +69,7 @@ DEFAULTS = {
     "PORT": "8888",
     "NOTEBOOKS_DIR": "./notebooks",
 }
+MAY_BE_EMPTY = {"TORCH_INDEX"}  # empty has a meaning: pip's own index
 NAMES = tuple(setting.name for setting in SETTINGS)
 COMMENTS = {
     **{setting.name: setting.meaning for setting in SETTINGS},
@@ -117,7 +122,8 @@ def load(project: Path, environment: Mapping[str, str] | None = None) -> Setting
     written = _read_written(project / ".rocmlab/written.json")
     ours = {name: value for name, value in written.items() if values.get(name) == value}
     chosen = {name: value for name, value in values.items() if name not in ours}
-    flags = {name: environment[name] for name in NAMES if environment.get(name)}
+    given = {name for name in NAMES if environment.get(name)} | (MAY_BE_EMPTY & set(environment))
+    flags = {name: environment[name] for name in NAMES if name in given}
     reset = frozenset(name for name, value in flags.items() if DEFAULTS.get(name) == value)
     chosen = {name: value for name, value in {**chosen, **flags}.items() if name not in reset}
     return Settings(project, chosen, ours, reset)
