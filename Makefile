@@ -4,8 +4,8 @@ SHELL := /bin/sh
 
 PYTHON ?= python3
 ROCMLAB = PYTHONPATH=src $(PYTHON) -m rocmlab
-NOTEBOOKS ?=
-PARAMS ?=
+export NOTEBOOKS ?=
+export PARAMS ?=
 TESTS ?= tests
 
 .PHONY: help up run-notebooks url status logs shell down build clean devices bench test lint lock
@@ -21,7 +21,7 @@ help: ## Explain the targets
 up: ## Start the lab and print its URL (builds it the first time)
 	@$(ROCMLAB) up
 run-notebooks: ## Run notebooks headless (NOTEBOOKS="01_mnist_fc" PARAMS="epochs=2 seed=7")
-	@$(ROCMLAB) run $(NOTEBOOKS) $(foreach pair,$(PARAMS),-p $(pair))
+	@$(ROCMLAB) run
 url: ## Print the URL again, token included
 	@$(ROCMLAB) url
 status: ## Say what runs, on which devices

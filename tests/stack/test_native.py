@@ -53,6 +53,7 @@ def make_lab(project: Path, **values: str) -> NativeLab:
         "ROCMLAB_BACKEND": "cpu",
     }
     environment = TestEnvironmentOfTests(project, "cpu", sys.executable, "")
+    (project / "notebooks").mkdir(exist_ok=True)
     return NativeLab(settings.load(project, {}), {**defaults, **values}, environment)
 
 

@@ -74,9 +74,13 @@ class TestSettings:
         settings.save(found.settings, {"PORT": "9000"})
         before = (tmp_path / ".env").read_text()
 
-        with pytest.raises(RuntimeError), projects.settings_kept_on_failure(found):
-            settings.save(settings.load(tmp_path, {"PORT": "9001"}), {"PORT": "9001"})
-            raise RuntimeError("the port is taken")
+        def fail() -> None:
+            with projects.settings_kept_on_failure(found):
+                settings.save(settings.load(tmp_path, {"PORT": "9001"}), {"PORT": "9001"})
+                raise RuntimeError("the port is taken")
+
+        with pytest.raises(RuntimeError):
+            fail()
 
         assert (tmp_path / ".env").read_text() == before
 

@@ -120,6 +120,7 @@ class TestValues:
     def test_an_overlay_that_a_person_added_is_used(self, tmp_path: Path) -> None:
         """A derived line of `.env` that somebody changed is theirs, COMPOSE_FILE included."""
         mine = "compose.yaml:docker/compose.cpu.yaml:mine.yaml"
+        settings.save(settings.load(tmp_path, {}), {"COMPOSE_FILE": "compose.yaml:docker/compose.cpu.yaml"})
         (tmp_path / ".env").write_text(f"COMPOSE_FILE={mine}\n")
 
         assert values(tmp_path, tmp_path, Choice("cpu", "docker", "test"))["COMPOSE_FILE"] == mine

@@ -106,6 +106,42 @@ class TestSave:
         assert (tmp_path / ".env").stat().st_mode & 0o777 == 0o600
 
 
+class TestMemory:
+    """What is a person's and what is not, when the memory of it is lost or the file comes from elsewhere."""
+
+    def test_a_copied_env_does_not_speak_for_another_machine(self, tmp_path: Path) -> None:
+        """The backend, Compose files and groups of the machine it came from are derived anew; the port is kept."""
+        copied = "PORT=9000\nROCMLAB_BACKEND=cpu\nCOMPOSE_FILE=compose.yaml:docker/compose.cpu.yaml\nRENDER_GID=109\n"
+        (tmp_path / ".env").write_text(copied)
+
+        found = settings.load(tmp_path, {})
+        settings.save(
+            found, {"PORT": "9000", "ROCMLAB_BACKEND": "rocm", "COMPOSE_FILE": "compose.yaml", "RENDER_GID": "992"}
+        )
+
+        assert found.chosen == {"PORT": "9000"}
+        assert env(tmp_path)["ROCMLAB_BACKEND"] == "rocm"
+        assert env(tmp_path)["COMPOSE_FILE"] == "compose.yaml"
+
+    def test_an_empty_value_takes_a_choice_back(self, tmp_path: Path) -> None:
+        """`make up BASE_IMAGE=` returns to the default, and the line follows the machine again."""
+        settings.save(settings.load(tmp_path, {"BASE_IMAGE": "mine:1"}), {"BASE_IMAGE": "mine:1"})
+
+        found = settings.load(tmp_path, {"BASE_IMAGE": ""})
+        settings.save(found, {"BASE_IMAGE": "default:2"})
+
+        assert found.get("BASE_IMAGE") == ""
+        assert env(tmp_path)["BASE_IMAGE"] == "default:2"
+        assert settings.load(tmp_path, {}).chosen == {}
+
+    def test_a_removed_name_takes_its_comment_along(self, tmp_path: Path) -> None:
+        """The file does not fill with explanations of what is no longer there."""
+        settings.save(settings.load(tmp_path, {}), {"RENDER_GID": "109"})
+        settings.save(settings.load(tmp_path, {}), {"PORT": "8888"})
+
+        assert "numeric groups" not in (tmp_path / ".env").read_text()
+
+
 def test_every_setting_is_documented(repository: Path) -> None:
     """docs/settings.md has a row for each setting, and for no other name."""
     lines = (repository / "docs/settings.md").read_text(encoding="utf-8").splitlines()

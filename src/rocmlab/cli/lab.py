@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 
 from rocmlab.cli.main import verb_parser
@@ -83,6 +84,10 @@ def shell(project: Project) -> int:
 
 
 def clean(project: Project) -> int:
-    """Remove what was made."""
+    """Remove what was made, in either runtime."""
     project.lab.clean(say)
+    environment = project.settings.project / ".venv"
+    if environment.exists():
+        shutil.rmtree(environment)
+        say(f"removed {environment}")
     return 0

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import logging
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rocmlab import __version__
 from rocmlab.errors import RocmlabError
@@ -43,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"there is no verb {verb!r}; choose one of: {', '.join(VERBS)}")
     logging.basicConfig(level=logging.DEBUG if is_verbose else logging.WARNING, format="%(message)s")
     try:
+        _check_make_variables(os.environ)
         return int(importlib.import_module(VERBS[verb][0]).main(verb, words[1:]))
     except RocmlabError as err:
         if is_verbose:
@@ -62,6 +65,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         problem = RocmlabError(f"{where}{err.strerror or err}", "the system refused", "mend that and try again")
         print(f"error: {problem}", file=sys.stderr)
         return problem.exit_code
+
+
+def _check_make_variables(environment: Mapping[str, str]) -> None:
+    """Refuse `make up PROT=9000`: make takes any name without a word, and the typing error would be ignored.
+
+    Raises:
+        RocmlabError: a name behind the target is no setting.
+    """
+    if "ROCMLAB_RUNTIME" in environment:
+        return  # inside the lab
+    from rocmlab.stack.settings import NAMES
+
+    known = (*NAMES, "NOTEBOOKS", "PARAMS", "TESTS")
+    given = re.findall(r"(?:^|\s)([A-Za-z_]\w*)=", environment.get("MAKEFLAGS", "").partition("-- ")[2])
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name.upper(), known, 1)
+            raise RocmlabError(
+                f"{name}= is no setting of rocmlab",
+                "it would be ignored",
+                f"did you mean {near[0]}=?" if near else "docs/settings.md lists the settings",
+            )
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rocmlab.cli.up import announce, note
@@ -20,12 +21,28 @@ def main(verb: str, arguments: Sequence[str]) -> int:
         return run(list(arguments))
     from rocmlab.runner.command import parser
 
+    arguments = [*arguments, *_from_make(os.environ)]
     parser().parse_args(arguments)  # a wrong word is told before anything is built
     project = projects.plan(projects.find())
     announce(project, note)
     with projects.locked(project, note):
         project = projects.prepare(project, note, persist=False)
-    return project.lab.run([verb, *(_inside(project, word) for word in arguments)])
+    code = project.lab.run([verb, *(_inside(project, word) for word in arguments)])
+    if project.choice.runtime == "docker" and "/" not in project.values["SHARE"]:
+        note(f"the share is the {project.lab.share()}, shown in JupyterLab; with the lab up this copies its runs out:")
+        note("  docker compose cp lab:/home/jovyan/share/runs ./runs")
+    return code
+
+
+def _from_make(environment: Mapping[str, str]) -> list[str]:
+    """Return what `make run-notebooks NOTEBOOKS=… PARAMS=…` says, quotes honoured, so that no shell reads it twice."""
+    try:
+        notebooks, pairs = (shlex.split(environment.get(name, "")) for name in ("NOTEBOOKS", "PARAMS"))
+    except ValueError as err:
+        raise RocmlabError(
+            "NOTEBOOKS or PARAMS cannot be read", f"{err}", "close the quotes: PARAMS='title=\"a b\"'"
+        ) from err
+    return [*notebooks, *(word for pair in pairs for word in ("-p", pair))]
 
 
 def _inside(project: Project, word: str) -> str:

@@ -19,18 +19,22 @@ def main(verb: str, arguments: Sequence[str]) -> int:
     verb_parser(verb).parse_args(arguments)
     project = projects.plan(projects.find())
     announce(project, say)
+    choice = project.choice
     with projects.locked(project, say), projects.settings_kept_on_failure(project):
         project = projects.prepare(project, say, always=verb == "build")
+        if project.choice != choice:
+            announce(project, say)
         if verb == "build":
             return 0
         projects.stop_other(project, say)
         started = time.monotonic()
         was_running = project.lab.is_running()
-        project.lab.start(say)
+        is_new = project.lab.start(say)
     devices = project.lab.devices()
     projects.check_gpus_inside(project, devices)
     seconds = time.monotonic() - started
-    say(f"JupyterLab {'is running' if was_running and seconds < 1.5 else 'is ready'} ({seconds:.1f} s)")
+    how = "is running" if not is_new else "was restarted with the new settings" if was_running else "is ready"
+    say(f"JupyterLab {how} ({seconds:.1f} s)")
     print(f"\n  {project.url}\n")
     for number, line in enumerate(device_lines(devices)):
         print(f"  {'devices' if number == 0 else '':9} {line}")

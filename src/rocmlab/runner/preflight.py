@@ -12,6 +12,8 @@ from rocmlab.errors import RocmlabError
 from rocmlab.runner.jobs import Job, stem
 from rocmlab.runner.selection import Found
 
+FITTING: dict[str | None, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
+
 
 def examine(found: Sequence[Found], parameters: Mapping[str, Any], kernel: str | None = None) -> list[Job]:
     """Return a job for each notebook; what stands in the way of one is its `problem`, and no concern of the others.
@@ -121,6 +123,7 @@ def _check_parameters(notebook: Any, parameters: Mapping[str, Any], kernel: str,
         return
     unknown = [name for name in parameters if name not in known]
     if not unknown:
+        _check_types(parameters, known)
         return
     existing = ", ".join(f"{name}={each['default']}" for name, each in known.items())
     why = f"it has these: {existing}" if known else "it has no cell tagged `parameters`"
@@ -128,6 +131,19 @@ def _check_parameters(notebook: Any, parameters: Mapping[str, Any], kernel: str,
     raise RocmlabError(
         f"it has no parameter{plural} {', '.join(unknown)}", why, "correct -p, or name only notebooks that have it"
     )
+
+
+def _check_types(parameters: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Compare values with the types that the notebook declares; a parameter without a plain type takes anything."""
+    for name, value in parameters.items():
+        declared = known[name].get("inferred_type_name")
+        fits = FITTING.get(declared)
+        if fits and (not isinstance(value, fits) or (isinstance(value, bool) and declared != "bool")):
+            raise RocmlabError(
+                f"{name}={value} is not of type {declared}",
+                f"the notebook declares {name}: {declared} = {known[name]['default']}",
+                f"-p {name}={known[name]['default']}",
+            )
 
 
 def _tagged(notebook: Any) -> Any:  # noqa: ANN401  a NotebookNode

@@ -35,6 +35,7 @@ class Running:
     title: str = "starting the kernel"
     said: float = 0.0  # when a plain line was printed last
     said_number: int | None = None  # of which cell
+    cell_begin: float = 0.0  # when that cell was first named in a plain line
 
     def take(self, event: Event) -> None:
         """Keep what an event says."""
@@ -216,8 +217,10 @@ class Plain(Base):
     def _say_cell(self, running: Running) -> None:
         is_known = running.said > 0 and running.said_number == running.number
         running.said, running.said_number = time.monotonic(), running.number
+        if not is_known:
+            running.cell_begin = running.said
         where = "  ".join(filter(None, (running.name, running.cell, running.title)))
-        self._say(f"{where}  (running for {running.elapsed})" if is_known else where)
+        self._say(f"{where}  (running for {words.clock(running.said - running.cell_begin)})" if is_known else where)
 
     def _say(self, line: str) -> None:
         elapsed = words.clock(time.monotonic() - self.begin)

@@ -174,14 +174,18 @@ class DockerLab:
         """Tell whether the container runs."""
         return self.container() is not None
 
-    def start(self, say: Say) -> None:
+    def start(self, say: Say) -> bool:
         """Bring the container to the configured state and wait until JupyterLab answers.
+
+        Returns:
+            Whether a container was started.
 
         Raises:
             RocmlabError: the port is taken, the engine refuses, or the lab dies at start; nothing is left running.
         """
         if not server.is_free(self.port) and not self._publishes_port():
             server.check_free(self.port)
+        before = self._started()
         code, output = process.capture(
             self._compose("--progress", "quiet", "up", "--detach", "--no-build", SERVICE),
             env=self.environment,
@@ -194,11 +198,16 @@ class DockerLab:
         if server.wait(self.port, self.token, lambda: self.is_running() and self._restarts() == restarts):
             if self.has_built:  # the container of the image before this one is gone now
                 self._prune()
-            return
+            return before != self._started()
         container = self.container(running_only=False)
         last = self._docker("logs", "--tail", "15", container)[1].strip() if container else "the container is gone"
         self.stop(lambda _: None)
         raise RocmlabError("the lab did not start", f"its last words:\n{last}", "mend that, and run `make up` again")
+
+    def _started(self) -> str:
+        """Return which container runs, and since when."""
+        container = self.container()
+        return self._docker("inspect", "--format", "{{.Id}} {{.State.StartedAt}}", container)[1] if container else ""
 
     def _restarts(self) -> str:
         """Return how often the engine has started the container anew: it dies and comes back where start.sh refuses."""
@@ -292,6 +301,8 @@ class DockerLab:
 
     def logs(self, follow: bool) -> int:
         """Print the container's log."""
+        if self.container(running_only=False) is None:
+            raise RocmlabError("there is no log", "the lab's container is gone, and its log with it", "make up")
         return process.attach(
             self._compose("logs", "--no-log-prefix", *(["--follow"] if follow else []), SERVICE),
             env=self.environment,
@@ -340,7 +351,7 @@ class BuildProgress:
             instruction = " ".join(step[2].split())
             plain = re.sub(r"--mount=\S+ ", "", instruction)
             title = next((text for shape, text in self.comments if shape.fullmatch(instruction)), plain)
-            self.steps[step[1]] = title if len(title) < 100 else title[:97] + "…"
+            self.steps[step[1]] = re.split(r"[:;] ", title)[0]
         elif (said := self.SAID.match(line)) and said[1] in self.steps and said[1] not in self.shown:
             self.shown.add(said[1])
             return f"  {self.steps[said[1]]}"

@@ -56,6 +56,8 @@ def update(text: str, values: Mapping[str, str | None], comments: Mapping[str, s
             continue
         value = values[name]
         if value is None:
+            if lines and lines[-1] == f"# {comments.get(name)}":
+                lines.pop()
             continue
         present.add(name)
         lines.append(line if old[name] == value else f"{name}={_quote(value)}")

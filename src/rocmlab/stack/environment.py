@@ -82,10 +82,10 @@ class Environment:
             RocmlabError: the interpreter does not fit, the disk is full, or pip failed. A new environment is removed.
         """
         version = check_python(self.python)
-        record = {"backend": self.backend, "python": version}
+        record = {"backend": self.backend, "python": version, "project": str(self.project)}
         is_new = not self._matches(record)
         if is_new and self.folder.exists():
-            say("removing .venv: it is for another backend or Python, or half made")
+            say("removing .venv: it is for another backend, Python or folder, or half made")
             shutil.rmtree(self.folder)
         self._check_disk()
         self.marker.unlink(missing_ok=True)

@@ -20,8 +20,8 @@ class Lab(Protocol):
     def is_running(self) -> bool:
         """Tell whether the lab's server process exists."""
 
-    def start(self, say: Say) -> None:
-        """Start the server unless it runs as configured; returns when it answers."""
+    def start(self, say: Say) -> bool:
+        """Start the server unless it runs as configured, wait until it answers, and tell whether it was started."""
 
     def stop(self, say: Say) -> None:
         """Stop the server and its kernels; the share stays."""

@@ -59,7 +59,13 @@ class NativeLab:
         """
         if not self.is_prepared() or always:
             self.venv.make(say)
-        for folder in (self.home, self.notebooks, *(self.share_folder / name for name in SHARE_FOLDERS)):
+        if not self.notebooks.is_dir():
+            raise RocmlabError(
+                f"NOTEBOOKS_DIR={self.settings.get('NOTEBOOKS_DIR')} is not a folder",
+                f"{self.notebooks} is not there",
+                f"mkdir -p {self.notebooks}, or name another",
+            )
+        for folder in (self.home, *(self.share_folder / name for name in SHARE_FOLDERS)):
             folder.mkdir(parents=True, exist_ok=True)
         for name, target in (("work", self.notebooks), ("share", self.share_folder)):
             link = self.home / name
@@ -127,7 +133,7 @@ class NativeLab:
 
     def is_running(self) -> bool:
         """Tell whether the server process lives."""
-        return self._pid() is not None
+        return self._pid() is not None or server.answers(self.port, self.token)
 
     def _configuration(self) -> dict[str, str]:
         kept = ("PORT", "JUPYTER_TOKEN", "SHARE", "ROCMLAB_BACKEND")
@@ -142,18 +148,20 @@ class NativeLab:
             return False
         return isinstance(recorded, dict) and recorded.get("configuration") == self._configuration()
 
-    def start(self, say: Say) -> None:
+    def start(self, say: Say) -> bool:
         """Start JupyterLab in the background unless it runs as configured, and wait until it answers.
+
+        Returns:
+            Whether a server was started.
 
         Raises:
             RocmlabError: the port is taken, or the server dies at start; nothing is left running.
         """
-        if (
-            self.is_running()
-            and self._is_configured()
-            and server.wait(self.port, self.token, self.is_running, BUSY_SECONDS)
-        ):
-            return
+        is_configured = self.is_running() and self._is_configured()
+        if is_configured and server.wait(self.port, self.token, self.is_running, BUSY_SECONDS):
+            return False
+        if not server.answers(self.port, self.token):
+            server.check_free(self.port)  # before anything that runs is stopped
         self.stop(lambda _: None)
         server.check_free(self.port)
         for name in ("config", "data"):
@@ -175,7 +183,7 @@ class NativeLab:
         self.record.touch(mode=0o600)
         self.record.write_text(json.dumps(record) + "\n", encoding="utf-8")
         if server.wait(self.port, self.token, lambda: started.poll() is None):
-            return
+            return True
         self.stop(lambda _: None)
         last = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-15:]
         raise RocmlabError(
@@ -190,6 +198,11 @@ class NativeLab:
         if pid is not None:
             self._end([pid, *descendants(pid)])
             shutil.rmtree(self.runtime_folder(), ignore_errors=True)
+        elif server.answers(self.port, self.token):  # ours by its token, though its record is lost
+            server.ask(self.port, self.token, "/api/shutdown", method="POST")
+            deadline = time.monotonic() + STOP_SECONDS
+            while not server.is_free(self.port) and time.monotonic() < deadline:
+                time.sleep(0.05)
         if self.child is not None:
             self.child.wait()
             self.child = None

@@ -58,10 +58,10 @@ def attach(
     def answer(number: int, _: object) -> None:
         if interrupt:
             interrupt()
-        elif number == signal.SIGTERM:
-            process.terminate()  # Ctrl-C it got from the terminal, as we did
+        elif number != signal.SIGINT:
+            process.send_signal(number)  # Ctrl-C it got from the terminal, as we did
 
-    before = {number: signal.signal(number, answer) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, answer) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         code = process.wait()
     finally:

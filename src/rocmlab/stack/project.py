@@ -245,12 +245,12 @@ def reopen(folder: Path) -> Project:
         RocmlabError: there was no `make up` yet, or the engine cannot be asked.
     """
     settings = configuration.load(folder, {})
-    written = {**envfile.parse(envfile.read(settings.env_path))}
-    backend, runtime = written.get("ROCMLAB_BACKEND"), written.get("ROCMLAB_RUNTIME")
-    if not backend or not runtime or "JUPYTER_TOKEN" not in written:
-        raise RocmlabError("there is no lab here yet", f"{settings.env_path} says of none", "make up")
+    values = envfile.parse(envfile.read(settings.env_path))
+    backend, runtime = values.get("ROCMLAB_BACKEND"), values.get("ROCMLAB_RUNTIME")
+    needed = ("JUPYTER_TOKEN", "PORT", "SHARE", *(("ROCMLAB_IMAGE", "COMPOSE_FILE") if runtime == "docker" else ()))
+    if not backend or not runtime or not all(name in values for name in needed):
+        raise RocmlabError("there is no lab here yet", f"{settings.env_path} describes none", "make up")
     choice = Choice(backend, runtime, "as `make up` chose")
-    values = {name: value for name, value in written.items() if name in settings.written or name in configuration.NAMES}
     if runtime == "docker":
         return Project(settings, choice, values, DockerLab(settings, values, Engine(is_usable=True)))
     environment = Environment(folder, backend, settings.get("PYTHON") or "python3", values.get("TORCH_INDEX", ""))

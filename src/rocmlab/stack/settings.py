@@ -69,6 +69,9 @@ DEFAULTS = {
     "PORT": "8888",
     "NOTEBOOKS_DIR": "./notebooks",
 }
+# What `make up` derives for Compose. These are never a choice, or a copied `.env` would speak for another machine.
+INTERNAL = ("ROCMLAB_BACKEND", "ROCMLAB_RUNTIME", "ROCMLAB_IMAGE", "COMPOSE_PATH_SEPARATOR")
+DERIVED = (*INTERNAL, "COMPOSE_FILE", "RENDER_GID", "VIDEO_GID")
 MAY_BE_EMPTY = {"TORCH_INDEX"}  # empty has a meaning: pip's own index
 NAMES = tuple(setting.name for setting in SETTINGS)
 COMMENTS = {
@@ -121,10 +124,13 @@ def load(project: Path, environment: Mapping[str, str] | None = None) -> Setting
     values = envfile.parse(envfile.read(project / ".env"))
     written = _read_written(project / ".rocmlab/written.json")
     ours = {name: value for name, value in written.items() if values.get(name) == value}
+    derived = INTERNAL if written else DERIVED  # without a memory nobody can say who wrote the others
+    ours |= {name: values[name] for name in derived if name in values}
     chosen = {name: value for name, value in values.items() if name not in ours}
     given = {name for name in NAMES if environment.get(name)} | (MAY_BE_EMPTY & set(environment))
     flags = {name: environment[name] for name in NAMES if name in given}
-    reset = frozenset(name for name, value in flags.items() if DEFAULTS.get(name) == value)
+    emptied = {name for name in NAMES if environment.get(name) == "" and name not in MAY_BE_EMPTY}
+    reset = frozenset(emptied | {name for name, value in flags.items() if DEFAULTS.get(name) == value})
     chosen = {name: value for name, value in {**chosen, **flags}.items() if name not in reset}
     return Settings(project, chosen, ours, reset)
 

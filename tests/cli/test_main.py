@@ -1,0 +1,103 @@
+"""The command line itself: words, exit codes, errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rocmlab.cli import main
+from rocmlab.cli.run import _from_make
+
+
+def rocmlab(
+    repository: Path, *words: str, cwd: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the command line on a bare interpreter: no site-packages, as on a host with nothing installed."""
+    base = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    return subprocess.run(
+        [sys.executable, "-S", "-m", "rocmlab", *words],
+        capture_output=True,
+        text=True,
+        cwd=cwd or repository,
+        env={**base, "PYTHONPATH": str(repository / "src"), **environment},
+        check=False,
+    )
+
+
+def test_without_words_it_explains_itself(repository: Path) -> None:
+    """The help names every verb in the order of use."""
+    done = rocmlab(repository)
+
+    assert done.returncode == 0
+    assert done.stdout.index("\n  up ") < done.stdout.index("\n  down ") < done.stdout.index("\n  bench ")
+
+
+def test_an_unknown_verb_is_a_usage_error(repository: Path) -> None:
+    """Exit code 2, and the verbs there are."""
+    done = rocmlab(repository, "fly")
+
+    assert done.returncode == 2
+    assert "choose one of: up, down" in done.stderr
+
+
+def test_devices_print_json_with_nothing_installed(repository: Path) -> None:
+    """The standard library is enough to look at the hardware."""
+    done = rocmlab(repository, "devices", "--json")
+
+    found = json.loads(done.stdout)
+    assert found["simulated"] is False
+    assert found["devices"][-1]["backend"] == "cpu"
+
+
+def test_a_mistyped_make_variable_is_refused(repository: Path) -> None:
+    """Make takes any name without a word; the error guesses what was meant."""
+    done = rocmlab(repository, "devices", MAKEFLAGS=" -- PROT=9000")
+
+    assert done.returncode == 2
+    assert "PROT= is no setting" in done.stderr
+    assert "did you mean PORT=?" in done.stderr
+
+
+def test_a_system_error_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """What the system refuses ends in what, why and fix, not in a traceback."""
+    monkeypatch.setattr("rocmlab.cli.devices.discover", lambda: open(tmp_path / "nowhere/file"))  # noqa: SIM115
+
+    code = main(["devices"])
+
+    assert code == 2
+    assert "No such file or directory" in capsys.readouterr().err
+
+
+def test_verbs_that_look_need_a_project(repository: Path, tmp_path: Path) -> None:
+    """In a clone without a lab `down` says that there is none, and what to type."""
+    for name in ("compose.yaml", "docker/Dockerfile"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+
+    done = rocmlab(repository, "down", cwd=tmp_path)
+
+    assert done.returncode == 2
+    assert "there is no lab here yet" in done.stderr
+    assert "fix: make up" in done.stderr
+
+
+def test_words_from_make_keep_their_quotes() -> None:
+    """Names and values with spaces arrive whole, and no shell reads them."""
+    environment = {"NOTEBOOKS": "'my notebook.ipynb' 01_mnist_fc", "PARAMS": "title='a b' x=$(id)"}
+
+    assert _from_make(environment) == ["my notebook.ipynb", "01_mnist_fc", "-p", "title=a b", "-p", "x=$(id)"]
+
+
+def test_usage_of_run_is_checked_before_anything_is_built(repository: Path, tmp_path: Path) -> None:
+    """A wrong option must not cost an image build first."""
+    done = rocmlab(repository, "run", "--no-such-option", cwd=tmp_path)
+
+    assert done.returncode == 2
+    assert "unrecognized arguments" in done.stderr
