@@ -56,13 +56,12 @@ use_ids() { # give jovyan the wanted ids; usermod would walk through the whole h
 }
 
 lab_groups() { # the lab user's groups, comma separated: users, those of the device nodes, those of --group-add
-  local gid nodes gids=(100)
+  local gid nodes gids=(100) given
   mapfile -t nodes < <(device_nodes "$root"/dev/dri/card*)
   if ((${#nodes[@]})); then mapfile -t -O 1 gids < <(stat -c %g "${nodes[@]}"); fi
-  for gid in "${gids[@]}" $(id -G); do
-    # Group 0 would open much more than a GPU.
-    if ((gid)); then echo "$gid"; fi
-  done | sort -nu | paste -sd,
+  # root's own group is joined only for a node that has it: where the host lacks a render group, udev leaves root:root.
+  given=$(id -G | tr ' ' '\n' | grep -vx 0 || true)
+  for gid in "${gids[@]}" $given; do echo "$gid"; done | sort -nu | paste -sd,
 }
 
 name_groups() { # so that `id`, and `docker exec --user jovyan`, know the groups too
@@ -117,7 +116,7 @@ prove_access() { # one render node that answers "permission denied" hides every 
       fail "$node cannot be opened read-write by uid $(id -u): ${error##*: }" \
         "it belongs to group $(stat -c '%g with mode %a' "$node"), and this process is in the groups $(id -G)" \
         "run \`make up\` again, which writes the groups of the device nodes to .env (docker run: --group-add $(stat -c %g "$node")); \
-if the group is 0 or the mode lacks rw for it, on the host: sudo chgrp video ${node#"$root"} && sudo chmod 0660 ${node#"$root"}"
+if its mode lacks rw for the group, on the host: sudo chmod g+rw ${node#"$root"}"
     fi
   done < <(device_nodes)
 }

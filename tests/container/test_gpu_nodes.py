@@ -28,18 +28,18 @@ print("opened", os.getuid(), sorted(os.getgroups()))
 
 @pytest.fixture(scope="module")
 def make_nodes(image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator:
-    """Return a function that makes device nodes (mode 0660) and gives the options that pass them."""
+    """Return a function that makes device nodes, by default of mode 0660, and gives the options that pass them."""
     folders: list[Path] = []
 
     def shell(folder: Path, script: str) -> None:
         docker("run", "--rm", "--volume", f"{folder}:/nodes", "--entrypoint", "bash", image, "-c", script)
 
-    def make(nodes=NODES) -> list[str]:
+    def make(nodes=NODES, mode: str = "0660") -> list[str]:
         folder = tmp_path_factory.mktemp("nodes")
         folders.append(folder)
         lines = []
         for number, (_, minor, gid) in enumerate(nodes):
-            lines.append(f"mknod -m 0660 /nodes/{number} c 1 {minor} && chown 0:{gid} /nodes/{number}")
+            lines.append(f"mknod -m {mode} /nodes/{number} c 1 {minor} && chown 0:{gid} /nodes/{number}")
         shell(folder, " && ".join(lines))
         return [f"--device={folder}/{number}:{node}" for number, (node, _, _) in enumerate(nodes)]
 
@@ -101,15 +101,32 @@ def test_without_root_given_groups_are_enough(image: str, nodes: list[str]) -> N
     assert printed.startswith("opened 4321 ")
 
 
-def test_node_of_group_root_is_refused(image: str, make_nodes) -> None:
-    """The lab user never joins group 0; the message says how to give the node a group on the host."""
-    given = make_nodes((("/dev/kfd", 3, 0), ("/dev/dri/renderD128", 5, 61992)))
+def test_a_host_without_a_render_group_works(image: str, make_nodes) -> None:
+    """Udev then leaves the nodes to root's group, which the lab's user joins for them, and otherwise never."""
+    given = make_nodes((("/dev/kfd", 3, 0), ("/dev/dri/renderD128", 5, 0)))
+    program = (
+        "import os; [os.open(node, os.O_RDWR) for node in ('/dev/kfd', '/dev/dri/renderD128')]; print(os.getgroups())"
+    )
+    with Container(image, *given, "--env=ROCMLAB_BACKEND=rocm") as container:
+        container.wait_for_server()
+        printed = container.execute("torch", program)
+    with Container(image) as container:
+        container.wait_for_server()
+        without = container.execute("torch", "import os; print(os.getuid(), os.getgroups())")
+
+    assert sorted(json.loads(printed)) == [0, 100]
+    assert without.strip() == "1000 [100]"
+
+
+def test_a_node_that_its_group_may_not_open_is_refused(image: str, make_nodes) -> None:
+    """Mode 0600 helps no group; the message says what to type on the host."""
+    given = make_nodes((("/dev/kfd", 3, 61104), ("/dev/dri/renderD128", 5, 61992)), mode="0600")
     with Container(image, *given, "--env=ROCMLAB_BACKEND=rocm") as container:
         assert container.wait() == 2
         log = container.logs()
 
     assert "/dev/kfd cannot be opened" in log
-    assert "sudo chgrp render /dev/kfd" in log
+    assert "sudo chmod g+rw /dev/kfd" in log
 
 
 def test_missing_kfd_is_refused(image: str) -> None:
