@@ -33,6 +33,7 @@ services:
     healthcheck:
       test: ["CMD", "/opt/rocmlab/bin/python", "-S", "-E", "/usr/local/bin/healthcheck.py"]
       interval: 2s
+      start_interval: 2s
       timeout: 5s
       retries: 30
 """
