@@ -34,6 +34,7 @@ services:
       test: ["CMD", "/opt/rocmlab/bin/python", "-S", "-E", "/usr/local/bin/healthcheck.py"]
       interval: 2s
       start_interval: 2s
+      start_period: 60s
       timeout: 5s
       retries: 30
 """
