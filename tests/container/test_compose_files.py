@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 from containers import docker
+from hosts import device
+
+from rocmlab.devices import Device
+from rocmlab.stack.project import gpu_overlay
 
 pytestmark = pytest.mark.container
 BACKENDS = ("rocm", "cuda", "cpu")
@@ -118,3 +122,40 @@ def test_secrets_are_lent_and_not_kept(make_project, image: str, tmp_path: Path)
 
     assert seen == ["# PIP_CONFIG of the user", "# CA_BUNDLE of the user", "# CA_BUNDLE of the user"]
     assert kept == []
+
+
+class TestFewerGpus:
+    """The overlay that `make up GPUS=…` writes, as Compose merges it."""
+
+    def merged(self, make_project, backend: str, devices: list[Device]) -> dict:
+        """Return the service with the overlay on top."""
+        project = make_project(backend)
+        (project.folder / ".rocmlab").mkdir()
+        (project.folder / ".rocmlab/compose.gpus.yaml").write_text(gpu_overlay(backend, devices))
+        project.settings["COMPOSE_FILE"] += ":.rocmlab/compose.gpus.yaml"
+        project.write()
+        return service(project)
+
+    def test_exactly_the_chosen_render_nodes_are_passed(self, make_project) -> None:
+        """Not the whole of /dev/dri any more: a GPU whose node is absent does not exist for ROCm."""
+        chosen = [device(0, render_node="/dev/dri/renderD128"), device(2, render_node="/dev/dri/renderD130")]
+
+        lab = self.merged(make_project, "rocm", chosen)
+
+        paths = [node["source"] for node in lab["devices"]]
+        assert paths == ["/dev/kfd", "/dev/dri/renderD128", "/dev/dri/renderD130"]
+
+    def test_none_hides_every_gpu(self, make_project) -> None:
+        """The nodes stay, for a lab for AMD GPUs refuses to start without; the mask hides the devices."""
+        lab = self.merged(make_project, "rocm", [])
+
+        assert lab["environment"]["HIP_VISIBLE_DEVICES"] == "-1"
+        assert [node["source"] for node in lab["devices"]] == ["/dev/kfd", "/dev/dri"]
+
+    def test_nvidia_gpus_are_reserved_by_their_ids(self, make_project) -> None:
+        """`count: all` gives way to the chosen UUIDs."""
+        lab = self.merged(make_project, "cuda", [device(1, unique_id="GPU-abc")])
+
+        (reserved,) = lab["deploy"]["resources"]["reservations"]["devices"]
+        assert reserved["device_ids"] == ["GPU-abc"]
+        assert "count" not in reserved

@@ -6,6 +6,8 @@ import json
 import os
 import socket
 import subprocess
+import sys
+import time
 
 import pytest
 from clones import Clone, clone, printed_url
@@ -99,6 +101,25 @@ class TestUp:
         job = json.loads(text)["jobs"][0]
         assert job["status"] == "ok"
         assert job["recorded"]["acceptance"]["value"] >= 0.98
+
+    def test_a_signal_reaches_the_run_inside(self, lab: Clone, first_up: str) -> None:
+        """Without a terminal `docker exec` passes nothing on, so we do: the run ends, saves, and leaves no kernel."""
+        environment = {**lab.environment, "PYTHONPATH": str(lab.folder / "src")}
+        command = [sys.executable, "-m", "rocmlab", "run", "01_mnist_fc"]
+        run = subprocess.Popen(
+            command, cwd=lab.folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        kernels = ["docker", "exec", container(lab), "pgrep", "-f", "ipykernel_launcher"]
+        deadline = time.monotonic() + 60
+        while subprocess.run(kernels, capture_output=True, check=False).returncode and time.monotonic() < deadline:
+            time.sleep(0.2)
+
+        run.terminate()
+        printed, _ = run.communicate(timeout=60)
+
+        assert run.returncode == 1, printed
+        assert "killed" in printed
+        assert subprocess.run(kernels, capture_output=True, check=False).returncode == 1
 
     def test_run_notebooks_works_while_the_lab_is_down(self, lab: Clone, first_up: str) -> None:
         """A container of its own runs them, and is gone afterwards; the data fetched before is found."""
