@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -177,6 +178,20 @@ class TestProblems:
         assert "build.log" in done.stdout
         assert not docker("ps", "--all", "--quiet", "--filter", f"label=com.docker.compose.project={name}").strip()
         lab.make("up")
+
+    def test_a_copied_clone_does_not_take_over_the_lab(
+        self, lab: Clone, first_up: str, tmp_path_factory: pytest.TempPathFactory
+    ) -> None:
+        """`cp -r` copies `.env` with the project's name: the copy is told to take another, and the lab goes on."""
+        copy = tmp_path_factory.mktemp("copy") / "rocmlab"
+        shutil.copytree(lab.folder, copy, symlinks=True)
+        before = container(lab)
+
+        done = Clone(copy, lab.settings, lab.environment).make("up", succeeds=False)
+
+        assert f"belongs to the clone {lab.folder}" in done.stdout
+        assert "fix: make up COMPOSE_PROJECT_NAME=" in done.stdout
+        assert container(lab) == before
 
     def test_a_gpu_that_is_not_there(self, lab: Clone, first_up: str) -> None:
         """BASE for ROCm asked for on a host without AMD GPU: an error, never a silent CPU."""

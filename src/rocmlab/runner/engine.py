@@ -130,7 +130,7 @@ def _transport() -> Config:
     sockets = os.path.join(jupyter_runtime_dir(), "kernel")  # jupyter_client adds -1 to -5
     if len(os.fsencode(f"{sockets}-1")) > LONGEST_SOCKET_BYTES:
         return Config()
-    return Config({"KernelManager": {"transport": "ipc", "ip": sockets}})
+    return Config({"KernelManager": {"transport": "ipc", "ip": sockets, "connection_file": f"{sockets}.json"}})
 
 
 def title_of(cells: list[Any], index: int) -> str:

@@ -183,6 +183,7 @@ class DockerLab:
         Raises:
             RocmlabError: the port is taken, the engine refuses, or the lab dies at start; nothing is left running.
         """
+        self._check_owner()
         if not server.is_free(self.port) and not self._publishes_port():
             server.check_free(self.port)
         before = self._started()
@@ -203,6 +204,19 @@ class DockerLab:
         last = self._docker("logs", "--tail", "15", container)[1].strip() if container else "the container is gone"
         self.stop(lambda _: None)
         raise RocmlabError("the lab did not start", f"its last words:\n{last}", "mend that, and run `make up` again")
+
+    def _check_owner(self) -> None:
+        """Make sure that the container of our name is ours, and not that of a clone that was copied with its `.env`."""
+        container = self.container(running_only=False)
+        label = '{{index .Config.Labels "com.docker.compose.project.working_dir"}}'
+        owner = Path(self._docker("inspect", "--format", label, container)[1].strip()) if container else None
+        if owner and owner.resolve() != self.settings.project.resolve() and (owner / "compose.yaml").exists():
+            name = self.values["COMPOSE_PROJECT_NAME"]
+            raise RocmlabError(
+                f"the lab {name} belongs to the clone {owner}",
+                "both have the same COMPOSE_PROJECT_NAME in .env, as after a copy of the whole folder",
+                f"make up COMPOSE_PROJECT_NAME={name}-2 PORT={self.port + 1}",
+            )
 
     def _started(self) -> str:
         """Return which container runs, and since when."""
