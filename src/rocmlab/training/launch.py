@@ -29,6 +29,7 @@ KEPT_LINES = 15  # of each rank, for the error
 GRACE_SECONDS = 15  # for torchelastic to end its workers
 LINE = re.compile(r"^\[rank(?P<rank>\d+)\]: ?(?:\[rank\d+\]: ?)?(?P<text>.*)$")  # PyTorch may say it twice
 FAILED_RANK = re.compile(r"Root Cause.*?rank\s*:\s*(\d+)", re.DOTALL)
+RANK = Path(__file__).with_name("rank.py")
 NCCL_FIX = "try NCCL_P2P_DISABLE=1, then NCCL_SHM_DISABLE=1, then HSA_ENABLE_SDMA=0; NCCL_DEBUG=WARN says more"
 
 
@@ -62,7 +63,7 @@ def run(
     ranks: Ranks = {}
     with tempfile.TemporaryDirectory(prefix="rocmlab-launch-") as logs:  # torchelastic tees through files
         options.append(f"--log-dir={logs}")
-        command = [torch.python, "-m", "torch.distributed.run", *options, str(script), *arguments]
+        command = [torch.python, "-m", "torch.distributed.run", *options, str(RANK), str(script), *arguments]
         try:
             code = _stream(command, env, time.monotonic() + time_limit_seconds, ranks)
         except TimeoutError as err:
