@@ -10,8 +10,9 @@ from test_engine import docker
 
 from rocmlab.errors import RocmlabError
 from rocmlab.stack import bench, project, settings
-from rocmlab.stack.docker import BaseImageUnreachable, BuildProgress, DockerLab, PullProgress
+from rocmlab.stack.docker import BaseImageUnreachable, DockerLab
 from rocmlab.stack.engine import Engine
+from rocmlab.stack.progress import BuildProgress, PullProgress
 
 DOCKERFILE = """\
 # What the base lacks.

@@ -19,6 +19,7 @@ from rocmlab.errors import RocmlabError
 from rocmlab.stack import fingerprint, process, server
 from rocmlab.stack.engine import Engine
 from rocmlab.stack.lab import Say
+from rocmlab.stack.progress import BuildProgress, PullProgress
 from rocmlab.stack.settings import Settings
 
 NEEDED_BYTES = {"rocm": 60e9, "cuda": 25e9, "cpu": 8e9}  # for the base image unpacked and our layers
@@ -341,74 +342,3 @@ class DockerLab:
 
 class BaseImageUnreachable(RocmlabError):
     """No registry answers, so a host without a GPU can go on natively."""
-
-
-class BuildProgress:
-    """Shows the steps of a BuildKit build by the comments that explain them in the Dockerfile.
-
-    A step is shown when it says its first word, so that steps found in the cache are not listed.
-    """
-
-    STEP = re.compile(r"^#(\d+) \[(?:\S+ )?\s*\d+/\d+\] (.+)$")
-    SAID = re.compile(r"^#(\d+) [\d.]+ ")
-    DONE = re.compile(r"^#(\d+) DONE ([\d.]+)s$")
-    NOISE = re.compile(r"is ignored: it is neither|Running pip as the 'root' user|notice\]")
-
-    def __init__(self, dockerfile: str = "") -> None:
-        self.comments = explained(dockerfile)
-        self.steps: dict[str, str] = {}
-        self.shown: set[str] = set()
-
-    def __call__(self, line: str) -> str | None:
-        """Return what to show of a line, if anything: the start of a step, and how long it took if it took long."""
-        if (step := self.STEP.match(line)) and step[1] not in self.steps:
-            instruction = " ".join(step[2].split())
-            plain = re.sub(r"--mount=\S+ ", "", instruction)
-            title = next((text for shape, text in self.comments if shape.fullmatch(instruction)), plain)
-            self.steps[step[1]] = re.split(r"[:;] ", title)[0]
-        elif (said := self.SAID.match(line)) and said[1] in self.steps and said[1] not in self.shown:
-            self.shown.add(said[1])
-            return f"  {self.steps[said[1]]}"
-        elif (done := self.DONE.match(line)) and float(done[2]) >= 10 and done[1] in self.steps:
-            return f"    {float(done[2]):.0f} s: {self.steps[done[1]][:60]}"
-        return None
-
-    def error(self, last: list[str]) -> str:
-        """Return the lines of a failed build that say why."""
-        said = [re.sub(r"^#\d+ [\d.]+ ", "", line) for line in last if re.match(r"^#\d+ [\d.]+ ", line)]
-        said = [line for line in said if line.strip() and not self.NOISE.search(line)]
-        return "\n".join(said[-8:]) or "\n".join(last[-4:])
-
-
-def explained(dockerfile: str) -> list[tuple[re.Pattern[str], str]]:
-    """Return each instruction, as a pattern in which any value may stand for a variable, and the comment above it."""
-    found: list[tuple[re.Pattern[str], str]] = []
-    comment: list[str] = []
-    joined = re.sub(r"\\\n", " ", dockerfile)
-    for line in joined.splitlines():
-        if line.startswith("#"):
-            comment.append(line.lstrip("# "))
-        elif line.strip() and not line.startswith("FROM "):  # a stage's comment is about its first step
-            if comment:
-                literal = re.split(r"\$\{?[A-Z_]+\}?", " ".join(line.split()))
-                shape = re.compile(".*".join(map(re.escape, literal)))
-                found.append((shape, " ".join(comment).rstrip(".")))
-            comment = []
-    return found
-
-
-class PullProgress:
-    """Shows a pull: how many layers are done."""
-
-    def __init__(self) -> None:
-        self.layers: dict[str, str] = {}
-
-    def __call__(self, line: str) -> str | None:
-        """Return what to show of a line, if anything."""
-        found = re.match(r"^([0-9a-f]{12}): (.+)$", line)
-        if not found:
-            return None
-        before = sum(state == "Pull complete" for state in self.layers.values())
-        self.layers[found[1]] = found[2]
-        done = sum(state == "Pull complete" for state in self.layers.values())
-        return f"  {done} of {len(self.layers)} layers" if done != before else None
