@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from clones import free_port
 
 from rocmlab.errors import RocmlabError
 from rocmlab.lab import install, kernels
@@ -35,13 +36,6 @@ class TestEnvironmentOfTests(Environment):
     def is_current(self) -> bool:
         """Nothing needs installing."""
         return True
-
-
-def free_port() -> int:
-    """Return a port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def make_lab(project: Path, **values: str) -> NativeLab:
