@@ -20,7 +20,7 @@ fail() { # what, why, fix
 
 device_nodes() { # the character devices of AMD GPUs; a simulated host (ROCMLAB_ROOT) has plain files instead
   local node
-  for node in "$root"/dev/kfd "$root"/dev/dri/renderD* "$@"; do
+  for node in "$root"/dev/kfd "$root"/dev/dri/renderD* "$root"/dev/dxg "$@"; do
     if [[ -c $node ]]; then echo "$node"; fi
   done
 }
@@ -74,9 +74,12 @@ name_groups() { # so that `id`, and `docker exec --user jovyan`, know the groups
   fi
 }
 
+is_rootless() { # in a rootless engine "root" is the person who started it
+  [[ $(awk 'NR == 1 {print $1 ":" $2}' /proc/self/uid_map) != 0:0 ]]
+}
+
 hand_over() { # only what lies directly in work/ and share/ and belongs to root: a big share is never walked
-  # In a rootless engine "root" is the person who started it, and their files stay theirs.
-  if [[ $(awk 'NR == 1 {print $1 ":" $2}' /proc/self/uid_map) != 0:0 ]]; then return; fi
+  if is_rootless; then return; fi
   local folders=("$ROCMLAB_SHARE") handed=()
   if [[ $(stat -c %u "$ROCMLAB_NOTEBOOKS") == 0 ]]; then folders+=("$ROCMLAB_NOTEBOOKS"); fi
   mapfile -d '' handed < <(find "${folders[@]}" -maxdepth 1 -uid 0 -print0)
@@ -105,7 +108,7 @@ become_lab_user() {
 # -- as the lab user --------------------------------------------------------------------------------------------------
 
 prove_access() { # one render node that answers "permission denied" hides every GPU from ROCm: say so before Jupyter runs
-  local node error
+  local node error fix
   if [[ $ROCMLAB_BACKEND != rocm ]]; then return; fi
   if [[ -z $root && ! -e /dev/kfd && ! -e /dev/dxg ]]; then
     fail "this container has no /dev/kfd" "the rocm backend computes on AMD GPUs, and none was passed" \
@@ -113,10 +116,13 @@ prove_access() { # one render node that answers "permission denied" hides every 
   fi
   while read -r node; do
     if ! error=$({ : <>"$node"; } 2>&1); then
-      fail "$node cannot be opened read-write by uid $(id -u): ${error##*: }" \
-        "it belongs to group $(stat -c '%g with mode %a' "$node"), and this process is in the groups $(id -G)" \
-        "run \`make up\` again, which writes the groups of the device nodes to .env (docker run: --group-add $(stat -c %g "$node")); \
+      fix="run \`make up\` again, which writes the groups of the device nodes to .env (docker run: --group-add $(stat -c %g "$node")); \
 if its mode lacks rw for the group, on the host: sudo chmod g+rw ${node#"$root"}"
+      if is_rootless; then
+        fix="on the host: sudo usermod -aG render,video \$USER, log in again, then: podman system migrate && make up"
+      fi
+      fail "$node cannot be opened read-write by uid $(id -u): ${error##*: }" \
+        "it belongs to group $(stat -c '%g with mode %a' "$node"), and this process is in the groups $(id -G)" "$fix"
     fi
   done < <(device_nodes)
 }
@@ -154,6 +160,11 @@ use_caches() { # compiled kernels belong to one ROCm version and one target, and
   export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$cache/triton}
 }
 
+use_windows_libraries() { # WSL2: Windows lends the libraries that talk to /dev/dxg
+  local folder=/usr/lib/wsl/lib
+  if [[ -e /dev/dxg && -d $folder ]]; then export LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}; fi
+}
+
 use_secrets() { # what a mirror or a TLS-inspecting proxy needs, lent by Compose; empty where the user gave none
   local bundle=/run/secrets/ca_bundle configuration=/run/secrets/pip_config file
   for file in "$bundle" "$configuration"; do
@@ -179,8 +190,10 @@ export HOME=/home/jovyan USER=jovyan LOGNAME=jovyan SHELL=/bin/bash
 if [[ ${NB_UMASK:-} ]]; then umask "$NB_UMASK"; fi
 if [[ $is_first ]]; then prove_access; fi
 use_caches
+use_windows_libraries
 use_secrets
 if [[ $is_first ]]; then
+  rm -rf "$JUPYTER_RUNTIME_DIR" # of a server that was killed, where no root has removed it
   install -d -m 0700 "$JUPYTER_RUNTIME_DIR"
   run_hooks before-notebook.d
 fi

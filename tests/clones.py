@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
 import re
 import shutil
 import socket
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from rocmlab.stack import envfile, server
 
 REPOSITORY = Path(__file__).parents[1]
+ENGINES = ("docker", "podman")
 
 
 @dataclass
@@ -82,9 +86,23 @@ def clone(folder: Path, **settings: str) -> Clone:
 
 
 def without_docker(path: str) -> str:
-    """Return a PATH without any folder that holds a `docker` command: a machine without Docker."""
-    kept = [folder for folder in path.split(os.pathsep) if not (Path(folder) / "docker").exists()]
-    return os.pathsep.join(kept)
+    """Return a PATH on which neither `docker` nor `podman` is found: a machine without container engines.
+
+    A folder that holds either is replaced by one of links to everything else in it.
+    """
+    return os.pathsep.join(_without_engines(folder) for folder in path.split(os.pathsep))
+
+
+@functools.cache
+def _without_engines(folder: str) -> str:
+    if not any((Path(folder) / name).exists() for name in ENGINES):
+        return folder
+    links = Path(tempfile.mkdtemp(prefix="rocmlab-path"))
+    atexit.register(shutil.rmtree, links, ignore_errors=True)
+    for entry in Path(folder).iterdir():
+        if entry.name not in ENGINES:
+            (links / entry.name).symlink_to(entry)
+    return str(links)
 
 
 def printed_url(text: str) -> str:

@@ -10,15 +10,18 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent / "oracle"))
 sys.path.insert(0, str(Path(__file__).parent))
 
 import engines
+import oracle_tools
 from clones import Clone, clone, without_docker
 
 OURS = (
     "BACKEND",
     "RUNTIME",
     "GPUS",
+    "GPU_PASSTHROUGH",
     "PORT",
     "SHARE",
     "NOTEBOOKS_DIR",
@@ -51,6 +54,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         "browser": lambda: (
             "" if engines.chromium() else "no Chromium: sudo apt install chromium, or set CHROMIUM to its path"
         ),
+        "oracle": lambda: oracle_tools.missing(),
+        "podman": lambda: engines.missing_podman(),
     }
     for item in items:
         for name, reason in reasons.items():

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
+import re
 import shutil
 import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
+
+from rocmlab.stack import podman_engine
 
 REPOSITORY = Path(__file__).parents[1]
 BASE = "rocmlab-test/base:bookworm"
@@ -24,6 +33,17 @@ def missing() -> str:
 
 
 @functools.cache
+def missing_podman() -> str:
+    """Say why Podman cannot be tried here, or nothing."""
+    if os.geteuid() != 0:
+        return "trying Podman as root and as another user needs root: run .ci/run"
+    found = podman_engine.probe()
+    if found.problem:
+        return str(found.problem)
+    return "" if found.is_usable else "no podman: sudo apt install podman crun uidmap slirp4netns"
+
+
+@functools.cache
 def base_image() -> str:
     """Return a plain Debian with python3: the one here, one made from packages, or the registry's."""
     if chosen := os.environ.get("TEST_BASE_IMAGE"):
@@ -35,6 +55,48 @@ def base_image() -> str:
         subprocess.run([REPOSITORY / "scripts/make-base-image", BASE, "bookworm"], check=True)
         return BASE
     return "debian:bookworm"
+
+
+@contextmanager
+def second_engine(folder: Path, **configuration: object) -> Iterator[dict[str, str]]:
+    """Run a Docker engine of its own below a folder, beside the machine's, and return the environment that reaches it.
+
+    It has its own containerd, images, socket, state and network namespace: an engine with `bridge: none` beside another
+    one would remove the other's docker0. Skips without root, and
+    where the installed engine is older than 25, the first with CDI.
+    """
+    program = shutil.which("dockerd", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
+    if os.geteuid() != 0 or program is None or shutil.which("containerd") is None:
+        pytest.skip("an engine of the test's own needs root, dockerd and containerd: run .ci/run")
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    version = re.search(r"version (\d+)", said)
+    if version is None or int(version[1]) < 25:
+        pytest.skip(f"engine 25 or newer is needed, and here is: {said.strip()}")
+    settings = {
+        "data-root": f"{folder}/data",
+        "exec-root": f"{folder}/exec",
+        "pidfile": f"{folder}/docker.pid",
+        "hosts": [f"unix://{folder}/docker.sock"],
+        "bridge": "none",
+        "iptables": False,
+        "ip6tables": False,
+        **configuration,
+    }
+    (folder / "daemon.json").write_text(json.dumps(settings))
+    environment = {**os.environ, "DOCKER_HOST": f"unix://{folder}/docker.sock"}
+    with open(folder / "dockerd.log", "w", encoding="utf-8") as log:
+        command = ["unshare", "--net", program, f"--config-file={folder}/daemon.json"]
+        engine = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + 60
+        while subprocess.run(["docker", "info"], capture_output=True, env=environment, check=False).returncode:
+            assert engine.poll() is None, (folder / "dockerd.log").read_text()
+            assert time.monotonic() < deadline, (folder / "dockerd.log").read_text()
+            time.sleep(0.2)
+        yield environment
+    finally:
+        engine.terminate()
+        engine.wait(30)
 
 
 def chromium() -> str | None:

@@ -67,7 +67,7 @@ def test_a_system_error_is_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     """What the system refuses ends in what, why and fix, not in a traceback."""
-    monkeypatch.setattr("rocmlab.cli.devices.discover", lambda: open(tmp_path / "nowhere/file"))  # noqa: SIM115
+    monkeypatch.setattr("rocmlab.cli.devices.survey", lambda _: open(tmp_path / "nowhere/file"))  # noqa: SIM115
 
     code = main(["devices"])
 

@@ -83,7 +83,7 @@ def make_project(tmp_path_factory: pytest.TempPathFactory):
         name = re.sub(r"[^a-z0-9]", "", f"rocmlabtest{os.getpid()}{folder.name}")
         given = {
             "COMPOSE_FILE": ":".join(["compose.yaml", *overlay]),
-            "ROCMLAB_IMAGE": f"rocmlab:test-{backend}",
+            "ROCMLAB_IMAGE": f"rocmlab:test-{backend}-{os.getpid()}",  # two runs at a time keep apart
             "JUPYTER_TOKEN": "a-token-of-the-tests",
             "RENDER_GID": "61104",
             "VIDEO_GID": "61044",

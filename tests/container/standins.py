@@ -7,9 +7,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
+import stat
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 TENSORFLOW = """
 __version__ = "2.20.0-dev0+selfbuilt"
@@ -57,3 +62,29 @@ def torch(folder: Path, *, hip: str | None) -> None:
     }
     wheel(folder, "torch", version, files, ["filelock", "triton-rocm==3.7.0"] if hip else ["filelock"])
     wheel(folder, "triton-rocm", "3.7.0", {"triton/__init__.py": ""})
+
+
+@contextmanager
+def host_nodes(groups: Mapping[str, int], mode: int = 0o660) -> Iterator[None]:
+    """Put device nodes on this very host, each owned by a group; what is /dev/null opens for whom the mode lets.
+
+    Skips the test without root, and on a host that has such nodes of its own.
+    """
+    if os.geteuid() != 0:
+        pytest.skip("making device nodes needs root: run .ci/run")
+    folders = [Path(path).parent for path in groups if Path(path).parent != Path("/dev")]
+    taken = [path for path in (*map(Path, groups), *folders) if path.exists()]
+    if taken:
+        pytest.skip(f"this host has a {taken[0]} of its own")
+    try:
+        for path, gid in groups.items():
+            Path(path).parent.mkdir(exist_ok=True)
+            os.mknod(path, mode | stat.S_IFCHR, os.makedev(1, 3))
+            os.chown(path, 0, gid)
+            os.chmod(path, mode)
+        yield
+    finally:
+        for path in groups:
+            Path(path).unlink(missing_ok=True)
+        for folder in dict.fromkeys(folders):
+            folder.rmdir()

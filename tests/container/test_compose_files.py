@@ -10,7 +10,7 @@ from containers import docker
 from hosts import device
 
 from rocmlab.devices import Device
-from rocmlab.stack.project import gpu_overlay
+from rocmlab.stack.gpus import gpu_overlay
 
 pytestmark = pytest.mark.container
 BACKENDS = ("rocm", "cuda", "cpu")
@@ -149,7 +149,8 @@ class TestFewerGpus:
         """The nodes stay, for a lab for AMD GPUs refuses to start without; the mask hides the devices."""
         lab = self.merged(make_project, "rocm", [])
 
-        assert lab["environment"]["HIP_VISIBLE_DEVICES"] == "-1"
+        assert lab["environment"]["HIP_VISIBLE_DEVICES"] == lab["environment"]["CUDA_VISIBLE_DEVICES"] == "-1"
+        assert not {"ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"} & set(lab["environment"])
         assert [node["source"] for node in lab["devices"]] == ["/dev/kfd", "/dev/dri"]
 
     def test_nvidia_gpus_are_reserved_by_their_ids(self, make_project) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -159,22 +158,9 @@ def test_conflict_with_the_base_stops_the_build(make_base, make_project) -> None
 @pytest.fixture
 def host_nodes() -> Iterator[dict[str, int]]:
     """Stand-ins for a GPU's nodes on this very host: two odd groups without a name, mode 0660."""
-    if os.geteuid() != 0:
-        pytest.skip("making device nodes needs root: run .ci/run")
-    if Path("/dev/kfd").exists() or Path("/dev/dri").exists():
-        pytest.skip("this host has device nodes of its own")
     groups = {"/dev/kfd": 61104, "/dev/dri/renderD128": 61992}
-    Path("/dev/dri").mkdir()
-    try:
-        for path, gid in groups.items():
-            os.mknod(path, 0o660 | stat.S_IFCHR, os.makedev(1, 3))  # what /dev/null is: opens for whom the mode lets
-            os.chown(path, 0, gid)
-            os.chmod(path, 0o660)
+    with standins.host_nodes(groups):
         yield groups
-    finally:
-        for path in groups:
-            Path(path).unlink(missing_ok=True)
-        Path("/dev/dri").rmdir()
 
 
 def test_make_up_takes_an_amd_host_without_being_told(

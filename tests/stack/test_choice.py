@@ -10,6 +10,7 @@ from hosts import Gpu, make_host
 from rocmlab.errors import Problem, RocmlabError
 from rocmlab.stack.choice import Host, choose, inspect
 from rocmlab.stack.engine import Engine
+from rocmlab.stack.podman_engine import Podman
 
 RUNNING = Engine(is_usable=True, version="26.1.5", operating_system="Debian GNU/Linux 12")
 ABSENT = Engine(is_usable=False)
@@ -20,6 +21,12 @@ DOWN = Engine(
 DESKTOP = Engine(is_usable=True, version="28.0", operating_system="Docker Desktop")
 ROOTLESS = Engine(is_usable=True, version="28.0", security=("name=rootless",))
 SNAP = Engine(is_usable=True, version="28.0", is_snap=True)
+ROOTFUL = Podman(is_usable=True, version="4.3.1", oci_runtime="crun")
+PERSONAL = Podman(is_usable=True, version="5.4.2", oci_runtime="crun", is_rootless=True)
+WITHOUT_CRUN = Podman(is_usable=True, version="4.3.1", oci_runtime="runc", is_rootless=True)
+BROKEN_PODMAN = Podman(
+    is_usable=False, problem=Problem("newuidmap is missing", "not installed", "sudo apt install uidmap")
+)
 
 
 class TestAuto:
@@ -37,6 +44,12 @@ class TestAuto:
             (Host(RUNNING, is_mac=True), ("metal", "native")),
             (Host(ABSENT, has_amd=True, has_rocm=True), ("rocm", "native")),
             (Host(ABSENT, has_nvidia=True), ("cuda", "native")),
+            (Host(ABSENT, has_nvidia=True, podman=ROOTFUL), ("cuda", "native")),
+            (Host(RUNNING, podman=ROOTFUL), ("cpu", "docker")),
+            (Host(ABSENT, podman=ROOTFUL), ("cpu", "podman")),
+            (Host(DOWN, has_amd=True, podman=PERSONAL), ("rocm", "podman")),
+            (Host(RUNNING, has_wsl_gpu=True), ("rocm", "docker")),
+            (Host(RUNNING, has_amd=True, simulated="/sim"), ("cpu", "docker")),
         ],
     )
     def test_the_host_decides(self, host: Host, expected: tuple[str, str]) -> None:
@@ -44,6 +57,19 @@ class TestAuto:
         choice = choose(host)
 
         assert expected == (choice.backend, choice.runtime)
+
+    def test_what_is_special_is_remembered(self) -> None:
+        """WSL2, a simulated host and a rootless engine each change what the lab is given, and the line says so."""
+        wsl = choose(Host(RUNNING, has_wsl_gpu=True))
+        simulated = choose(Host(RUNNING, has_amd=True, simulated="/sim"))
+        rootless = choose(Host(ABSENT, has_amd=True, podman=PERSONAL))
+
+        assert (wsl.is_wsl, simulated.is_wsl, rootless.is_wsl) == (True, False, False)
+        assert (wsl.is_simulated, simulated.is_simulated) == (False, True)
+        assert (rootless.is_rootless, wsl.is_rootless) == (True, False)
+        assert "/dev/dxg" in wsl.why
+        assert "SIMULATED host /sim" in simulated.why
+        assert "rootless Podman 5.4.2" in rootless.why
 
     def test_an_amd_gpu_without_driver_is_named(self) -> None:
         """The CPU is chosen, and the line says that there is a GPU and what it lacks."""
@@ -74,7 +100,15 @@ class TestNeverSilent:
             (Host(ABSENT, is_mac=True), "metal", "docker", "no Docker engine"),
             (Host(RUNNING, is_mac=True), "metal", "docker", "Metal cannot be used"),
             (Host(RUNNING), "opencl", "auto", "BACKEND=opencl is unknown"),
-            (Host(RUNNING), "auto", "podman", "RUNTIME=podman is unknown"),
+            (Host(RUNNING), "auto", "lxc", "RUNTIME=lxc is unknown"),
+            (Host(RUNNING), "auto", "podman", "there is no Podman"),
+            (Host(ABSENT, podman=BROKEN_PODMAN), "auto", "auto", "newuidmap"),
+            (Host(ABSENT, podman=BROKEN_PODMAN), "auto", "podman", "newuidmap"),
+            (Host(ABSENT, has_amd=True, podman=WITHOUT_CRUN), "auto", "auto", "rootless Podman with runc"),
+            (Host(ABSENT, has_nvidia=True, podman=ROOTFUL), "cuda", "podman", "not passed to Podman"),
+            (Host(ABSENT, is_mac=True, podman=ROOTFUL), "metal", "podman", "Metal cannot be used"),
+            (Host(RUNNING, simulated="/sim", has_amd=True), "rocm", "auto", "the host is simulated"),
+            (Host(Engine(True, is_remote=True)), "cpu", "auto", "another machine"),
         ],
     )
     def test_it_stops_with_a_problem(self, host: Host, backend: str, runtime: str, what: str) -> None:
@@ -108,6 +142,17 @@ class TestInspect:
         host = inspect(ABSENT, tmp_path)
 
         assert (host.has_amd, host.amd_without_driver) == (False, "0000:03:00.0")
+
+    @pytest.mark.parametrize(("lent", "expected"), [([], True), (["libcuda.so.1"], False), (["nvidia-smi"], False)])
+    def test_wsl_is_told_by_its_node(self, tmp_path: Path, lent: list[str], expected: bool) -> None:
+        """/dev/dxg serves every vendor's GPU; NVIDIA's driver for WSL, where Windows lends it, tells whose it is."""
+        (tmp_path / "usr/lib/wsl/lib").mkdir(parents=True)
+        for name in lent:
+            (tmp_path / "usr/lib/wsl/lib" / name).touch()
+        (tmp_path / "dev").mkdir()
+        (tmp_path / "dev/dxg").touch()
+
+        assert inspect(ABSENT, tmp_path).has_wsl_gpu is expected
 
     def test_the_nvidia_runtime_of_the_engine_counts(self, tmp_path: Path) -> None:
         """The engine's list of runtimes tells that the container toolkit is configured."""

@@ -9,7 +9,7 @@ import pytest
 from test_engine import docker
 
 from rocmlab.errors import RocmlabError
-from rocmlab.stack import bench, project, settings
+from rocmlab.stack import bench, gpus, settings
 from rocmlab.stack.docker import BaseImageUnreachable, DockerLab
 from rocmlab.stack.engine import Engine
 from rocmlab.stack.progress import BuildProgress, PullProgress
@@ -101,8 +101,8 @@ class TestBaseImage:
     def test_a_full_disk_is_seen_before_the_pull(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The engine's own disk is looked at, and the problem says how much is needed."""
         found = lab(tmp_path, docker(tmp_path, info="", code=1), monkeypatch)
-        found.engine = Engine(is_usable=True, root=str(tmp_path))
-        monkeypatch.setattr("rocmlab.stack.docker.NEEDED_BYTES", {"cpu": 1e18})
+        found.engine_root = str(tmp_path)
+        monkeypatch.setattr("rocmlab.stack.container.NEEDED_BYTES", {"cpu": 1e18})
 
         with pytest.raises(RocmlabError, match="GB free"):
             found.prepare(lambda _: None)
@@ -115,7 +115,7 @@ class TestGpuOverlay:
         """The list replaces the base file's and holds /dev/kfd once."""
         from hosts import device as gpu
 
-        text = project.gpu_overlay(
+        text = gpus.gpu_overlay(
             "rocm", [gpu(0, render_node="/dev/dri/renderD128"), gpu(2, render_node="/dev/dri/renderD130")]
         )
 
@@ -128,7 +128,7 @@ class TestGpuOverlay:
 
     def test_no_gpu_keeps_the_nodes_and_hides_the_devices(self) -> None:
         """A lab for AMD GPUs refuses to start without /dev/kfd, so GPUS=none is a matter of masks."""
-        text = project.gpu_overlay("rocm", [])
+        text = gpus.gpu_overlay("rocm", [])
 
         assert "devices" not in text
         assert 'HIP_VISIBLE_DEVICES: "-1"' in text

@@ -18,12 +18,15 @@ INFO = {
 }
 
 
-def docker(folder: Path, *, info: str, compose: str = "2.40.3", code: int = 0, error: str = "") -> dict[str, str]:
+def docker(
+    folder: Path, *, info: str, compose: str = "2.40.3", code: int = 0, error: str = "", endpoint: str = ""
+) -> dict[str, str]:
     """Put a `docker` into a folder that answers with recorded words; return the environment that finds only it."""
     program = folder / "docker"
     program.write_text(
         "#!/bin/sh\n"
         f"[ \"$1\" = compose ] && {{ [ -n '{compose}' ] && echo '{compose}' && exit 0; exit 1; }}\n"
+        f"[ \"$1\" = context ] && echo '{endpoint}' && exit 0\n"
         f"echo '{info}'; echo '{error}' >&2; exit {code}\n"
     )
     program.chmod(0o755)
@@ -67,9 +70,15 @@ class TestProbe:
                 "usermod",
             ),
             (
-                "Cannot connect to the Docker daemon at tcp://host:2375",
+                "Cannot connect to the Docker daemon at unix:///var/run/docker.sock",
                 "does not answer",
                 "systemctl start docker",
+            ),
+            ("Cannot connect to the Docker daemon at tcp://host:2375", "on another machine", "docker context use"),
+            (
+                "Cannot connect to the Docker daemon at unix:///home/me/.docker/desktop/docker.sock",
+                "Docker Desktop is chosen, and it is not running",
+                "docker context use default",
             ),
         ],
     )
@@ -98,6 +107,66 @@ class TestProbe:
 
         assert not found.is_usable
         assert "20.10.24+dfsg1 is too old" in str(found.problem)
+
+    @pytest.mark.parametrize(
+        ("endpoint", "is_remote", "is_desktop"),
+        [
+            ("tcp://box:2376", True, False),
+            ("ssh://me@box", True, False),
+            ("tcp://127.0.0.1:2375", False, False),
+            ("unix:///var/run/docker.sock", False, False),
+            ("unix:///home/me/.docker/desktop/docker.sock", False, True),
+        ],
+    )
+    def test_the_context_says_where_the_engine_is(
+        self, tmp_path: Path, endpoint: str, is_remote: bool, is_desktop: bool
+    ) -> None:
+        """`docker context use box` is as remote as DOCKER_HOST; the client is asked for the endpoint only then."""
+        facts = json.dumps({**INFO, "context": "box"})
+
+        found = engine.probe(docker(tmp_path, info=facts, endpoint=endpoint))
+
+        assert (found.context, found.endpoint) == ("box", endpoint)
+        assert (found.is_remote, found.is_desktop) == (is_remote, is_desktop)
+        assert (found.lab_problem() is not None) is is_remote
+
+    def test_the_default_context_costs_no_second_question(self, tmp_path: Path) -> None:
+        """An `inspect` would fail here, and is not tried."""
+        found = engine.probe(docker(tmp_path, info=json.dumps({**INFO, "context": "default"}), endpoint="tcp://never"))
+
+        assert (found.endpoint, found.is_remote) == ("", False)
+
+    @pytest.mark.parametrize("root", ["/var/snap/docker/common/var-lib-docker", "/var/lib/docker"])
+    def test_the_snap_is_recognised(self, tmp_path: Path, root: str) -> None:
+        """By the engine's folder, and by the command, which is a link to `snap` itself."""
+        environment = docker(tmp_path, info=json.dumps({**INFO, "root": root}))
+        if root == "/var/lib/docker":
+            (tmp_path / "docker").rename(tmp_path / "snap")
+            (tmp_path / "docker").symlink_to(tmp_path / "snap")
+
+        found = engine.probe(environment)
+
+        assert found.is_snap
+        assert "snap package" in str(found.device_problem())
+        assert found.lab_problem() is None
+
+    def test_podman_under_dockers_name_is_no_docker(self, tmp_path: Path) -> None:
+        """The package podman-docker answers to `docker`, and knows neither our question nor Compose."""
+        words = "Emulate Docker CLI using podman. Create /etc/containers/nodocker to quiet msg."
+
+        found = engine.probe(docker(tmp_path, info="", code=125, error=words) | {"DOCKER_HOST": "unix:///podman.sock"})
+
+        assert (found.is_usable, found.problem) == (False, None)
+
+    @pytest.mark.parametrize(
+        ("folders", "expected"), [(["/etc/cdi", "/var/run/cdi"], True), ([], False), (None, False)]
+    )
+    def test_cdi_is_known_by_its_folders(self, tmp_path: Path, folders: list[str] | None, expected: bool) -> None:
+        """An engine with the feature off, or older than it, names none."""
+        found = engine.probe(docker(tmp_path, info=json.dumps({**INFO, "cdi": folders})))
+
+        assert found.has_cdi is expected
+        assert (found.cdi_problem() is None) is expected
 
     def test_desktop_rootless_and_remote_are_recognised(self, tmp_path: Path) -> None:
         """The three kinds that cannot pass a GPU as it is are told apart."""

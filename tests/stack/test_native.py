@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from clones import free_port
+from hosts import Gpu, make_host
 
 from rocmlab.errors import RocmlabError
 from rocmlab.lab import install, kernels
@@ -185,6 +186,22 @@ class TestVisibility:
 
         assert env["HIP_VISIBLE_DEVICES"] == "-1"
         assert env["CUDA_VISIBLE_DEVICES"] == "-1"
+
+    @pytest.mark.parametrize(("choice", "mask"), [("all", None), ("0", "0"), ("none", "-1")])
+    def test_a_simulated_host_is_shown_to_the_lab(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: str, mask: str | None
+    ) -> None:
+        """ROCMLAB_ROOT is in the server's environment, and GPUS masks its GPUs; the frameworks are the CPU's."""
+        for name in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+            monkeypatch.delenv(name, raising=False)
+        root = make_host(tmp_path / "host", Gpu(1, 0x0300, 128), Gpu(2, 0x0600, 129, unique_id=7))
+        lab = make_lab(tmp_path)
+        lab.settings.chosen |= {"ROCMLAB_ROOT": str(root), "GPUS": choice}
+
+        env = lab.server_environment()
+
+        assert env["ROCMLAB_ROOT"] == str(root)
+        assert env.get("HIP_VISIBLE_DEVICES") == mask
 
     def test_the_token_is_not_among_the_arguments(self, tmp_path: Path) -> None:
         """Arguments can be listed by every user of the host; the environment cannot."""

@@ -10,8 +10,8 @@ import pytest
 from hosts import Gpu, device, make_host
 
 from rocmlab.errors import RocmlabError
+from rocmlab.stack import gpus, settings
 from rocmlab.stack import project as projects
-from rocmlab.stack import settings
 from rocmlab.stack.choice import Choice
 from rocmlab.stack.project import Project
 
@@ -99,6 +99,30 @@ class TestSettings:
         assert "waiting for another" in said[0]
 
 
+class TestOtherRuntime:
+    """One project has one lab."""
+
+    @pytest.mark.parametrize(("before", "stops"), [("podman", True), ("docker", False)])
+    def test_the_lab_of_the_other_runtime_is_stopped(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, stops: bool
+    ) -> None:
+        """It is known by what `.env` said before, for by then the new `.env` is written."""
+        calls = tmp_path / "calls"
+        program = tmp_path / "podman"
+        program.write_text(f'#!/bin/sh\necho "$*" >>{calls}\n[ "$1" = ps ] && echo 123abc\nexit 0\n')
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+        found = project(tmp_path, "cpu")
+        names = ("ROCMLAB_BACKEND", "JUPYTER_TOKEN", "SHARE", "ROCMLAB_IMAGE", "COMPOSE_PROJECT_NAME", "COMPOSE_FILE")
+        found.previous = {**dict.fromkeys(names, "x"), "PORT": "1", "ROCMLAB_RUNTIME": before}
+        said: list[str] = []
+
+        projects.stop_other(found, said.append)
+
+        assert bool(said) is stops
+        assert (calls.exists() and "rm --force --ignore --time 10 x-lab" in calls.read_text()) is stops
+
+
 class TestPlan:
     """From the host to a decision, on a simulated host."""
 
@@ -128,7 +152,7 @@ class TestPlan:
         monkeypatch.setattr("rocmlab.devices.nodes.os.access", lambda *_, **__: False)
         choice = Choice("rocm", "docker", "test")
 
-        chosen = projects._gpus(choice, [])
+        chosen = gpus.given_from(choice, [], root)
 
         assert [(one.index, one.render_node) for one in chosen] == [(0, "/dev/dri/renderD128")]
 

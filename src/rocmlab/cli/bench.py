@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import platform
 from collections.abc import Sequence
+from typing import Any
 
 from rocmlab import __version__
 from rocmlab.cli.main import verb_parser
+from rocmlab.errors import RocmlabError
 from rocmlab.stack import bench
 from rocmlab.stack import project as projects
-from rocmlab.stack.project import Project
+
+BENCHES = "up: starting, starting again, rebuilding, sizes, imports; devices: finding the GPUs, checking the machine"
 
 
 def main(verb: str, arguments: Sequence[str]) -> int:
     """Measure one thing and print a table, or JSON."""
     parser = verb_parser(verb)
-    parser.add_argument("name", choices=["up"], help="up: starting, starting again, rebuilding, sizes, imports")
-    parser.add_argument("--runs", type=int, default=5, help="how often each figure is taken (default 5)")
+    parser.add_argument("name", choices=["up", "devices"], help=BENCHES)
+    parser.add_argument("--runs", type=_positive, default=5, help="how often each figure is taken (default 5)")
+    parser.add_argument("--theirs", metavar="COMMAND", help="devices: compare with this (default rocm-smi, if there)")
     parser.add_argument("--json", action="store_true", help="print it as JSON")
     chosen = parser.parse_args(arguments)
-    project = projects.plan(projects.find())
-    projects.write(project)
-    rows = bench.up(project, chosen.runs)
+    report = _up(chosen.runs) if chosen.name == "up" else _devices(chosen.runs, chosen.theirs)
+    rows: list[bench.Row] = report["rows"]
     if chosen.json:
-        print(json.dumps(_report(project, chosen.name, rows), indent=1))
+        print(json.dumps({**report, "rows": [row.as_dict() for row in rows]}, indent=1))
         return 0
+    if report["simulated"]:
+        print(f"SIMULATED: measured on a simulated host with {report['device']}")
     print(f"{'figure':22} {'ours':>9} {'theirs':>9} {'ratio':>6}  unit  runs  least … most")
     for row in rows:
         theirs = f"{row.theirs:9.2f}" if row.theirs is not None else f"{'':9}"
@@ -35,17 +41,47 @@ def main(verb: str, arguments: Sequence[str]) -> int:
     return 0
 
 
-def _report(project: Project, name: str, rows: list[bench.Row]) -> dict[str, object]:
+def _positive(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text[:9]) < 10_000):
+        msg = f"{text} is no number of runs"
+        raise argparse.ArgumentTypeError(msg)
+    return int(text)
+
+
+def _up(runs: int) -> dict[str, Any]:
+    project = projects.plan(projects.find())
+    projects.write(project)
+    rows = bench.up(project, runs)
     devices = project.lab.devices()
     return {
-        "bench": name,
+        "bench": "up",
         "device": devices[0]["name"] if devices else None,
         "simulated": any(device["simulated"] for device in devices),
         "versions": {
-            "rocmlab": __version__,
-            "python": platform.python_version(),
+            **_versions(),
             "runtime": project.choice.runtime,
             "backend": project.choice.backend,
         },
-        "rows": [row.as_dict() for row in rows],
+        "rows": rows,
     }
+
+
+def _devices(runs: int, theirs: str | None) -> dict[str, Any]:
+    from rocmlab.devices import bench as of_devices
+
+    try:
+        folder = projects.find()
+    except RocmlabError:
+        folder = None  # installed without a clone: there is no lab to check
+    figures = of_devices.measure(runs, theirs, folder)
+    return {
+        "bench": "devices",
+        "device": f"{figures.gpus}x {figures.device}",
+        "simulated": figures.simulated,
+        "versions": _versions(),
+        "rows": [bench.row(name, "ms", ours, figures.theirs.get(name, ())) for name, ours in figures.ours.items()],
+    }
+
+
+def _versions() -> dict[str, str]:
+    return {"rocmlab": __version__, "python": platform.python_version()}

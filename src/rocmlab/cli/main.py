@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
-import difflib
+import gc
 import importlib
-import logging
 import os
 import re
 import sys
@@ -13,6 +11,10 @@ from collections.abc import Mapping, Sequence
 
 from rocmlab import __version__
 from rocmlab.errors import RocmlabError
+
+TYPE_CHECKING = False  # `typing` costs more than the rest of this module
+if TYPE_CHECKING:
+    import argparse
 
 # verb: (module, what it does); the order is that of use
 VERBS = {
@@ -24,7 +26,10 @@ VERBS = {
     "shell": ("rocmlab.cli.lab", "open a shell inside the lab"),
     "build": ("rocmlab.cli.up", "build the image, or make the environment, without starting"),
     "clean": ("rocmlab.cli.lab", "stop, and remove image or environment; the share stays"),
+    "doctor": ("rocmlab.cli.doctor", "say what is wrong on the host and in the lab, and how to mend it"),
     "devices": ("rocmlab.cli.devices", "list the devices this process sees"),
+    "simulate": ("rocmlab.cli.simulate", "write a simulated host with AMD GPUs"),
+    "cdi": ("rocmlab.cli.cdi", "write the CDI specification of this host's AMD GPUs"),
     "run": ("rocmlab.cli.run", "run notebooks headless"),
     "datasets": ("rocmlab.cli.datasets", "fetch data sets into the share"),
     "bench": ("rocmlab.cli.bench", "measure, and print ratios"),
@@ -34,19 +39,23 @@ VERBS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code: 0 done, 1 the work failed, 2 usage or environment."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    parser = _parser()
     if not words or words[0] in ("-h", "--help", "--version"):
-        parser.parse_args(words or ["--help"])
+        _parser().parse_args(words or ["--help"])
         return 0
     is_verbose = words[0] in ("-v", "--verbose")
     words = words[1:] if is_verbose else words
     verb = words[0] if words else ""
     if verb not in VERBS:
-        parser.error(f"there is no verb {verb!r}; choose one of: {', '.join(VERBS)}")
-    logging.basicConfig(level=logging.DEBUG if is_verbose else logging.WARNING, format="%(message)s")
+        _parser().error(f"there is no verb {verb!r}; choose one of: {', '.join(VERBS)}")
+    if is_verbose:
+        import logging
+
+        logging.basicConfig(level=logging.DEBUG, format="%(message)s")  # warnings are printed without it, too
     try:
         _check_make_variables(os.environ)
-        return int(importlib.import_module(VERBS[verb][0]).main(verb, words[1:]))
+        module = importlib.import_module(VERBS[verb][0])
+        gc.enable()  # which `__main__` has put off
+        return int(module.main(verb, words[1:]))
     except RocmlabError as err:
         if is_verbose:
             raise
@@ -73,8 +82,10 @@ def _check_make_variables(environment: Mapping[str, str]) -> None:
     Raises:
         RocmlabError: a name behind the target is no setting.
     """
-    if "ROCMLAB_RUNTIME" in environment:
-        return  # inside the lab
+    if "ROCMLAB_RUNTIME" in environment or not environment.get("MAKEFLAGS"):
+        return  # inside the lab, or not called by make
+    import difflib
+
     from rocmlab.stack.settings import NAMES
 
     known = (*NAMES, "NOTEBOOKS", "PARAMS", "TESTS")
@@ -90,6 +101,8 @@ def _check_make_variables(environment: Mapping[str, str]) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
+    import argparse
+
     width = max(map(len, VERBS))
     listed = "\n".join(f"  {verb:<{width}}  {text}" for verb, (_, text) in VERBS.items())
     parser = argparse.ArgumentParser(
@@ -106,4 +119,6 @@ def _parser() -> argparse.ArgumentParser:
 
 def verb_parser(verb: str, **options: str) -> argparse.ArgumentParser:
     """Return an empty parser for one verb."""
+    import argparse
+
     return argparse.ArgumentParser(prog=f"rocmlab {verb}", description=VERBS[verb][1].capitalize() + ".", **options)  # type: ignore[arg-type]

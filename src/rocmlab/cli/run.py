@@ -10,6 +10,7 @@ from pathlib import Path
 from rocmlab.cli.up import announce, note
 from rocmlab.errors import RocmlabError
 from rocmlab.stack import project as projects
+from rocmlab.stack.container import ContainerLab
 from rocmlab.stack.project import Project
 
 
@@ -28,9 +29,9 @@ def main(verb: str, arguments: Sequence[str]) -> int:
     with projects.locked(project, note):
         project = projects.prepare(project, note, persist=False)
     code = project.lab.run([verb, *(_inside(project, word) for word in arguments)])
-    if project.choice.runtime == "docker" and "/" not in project.values["SHARE"]:
+    if isinstance(project.lab, ContainerLab) and "/" not in project.values["SHARE"]:
         note(f"the share is the {project.lab.share()}, shown in JupyterLab; with the lab up this copies its runs out:")
-        note("  docker compose cp lab:/home/jovyan/share/runs ./runs")
+        note(f"  {project.lab.copy_out}")
     return code
 
 
@@ -47,7 +48,7 @@ def _from_make(environment: Mapping[str, str]) -> list[str]:
 
 def _inside(project: Project, word: str) -> str:
     """Return a path as the container sees it; other words as they are."""
-    if project.choice.runtime != "docker" or not word.endswith(".ipynb") or not Path(word).is_absolute():
+    if not isinstance(project.lab, ContainerLab) or not word.endswith(".ipynb") or not Path(word).is_absolute():
         return word
     notebooks = (project.settings.project / project.values["NOTEBOOKS_DIR"]).resolve()
     try:

@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+Row = Mapping[str, Any]
 LABELS = {"rocm": "HIP", "cuda": "CUDA", "metal": "Metal", "cpu": "CPU"}
+GAP = "  "
+INDENT = " " * 7
+DEFAULT_WIDTH = 200
+LEAST_NAME = 12  # a product name is cut no shorter
+# column: title in the table, label where it has no room there (none: it always stays)
+COLUMNS = {
+    "number": ("GPU", ""),
+    "smi": ("SMI", "SMI"),
+    "pci": ("PCI address", ""),
+    "render": ("render node", "node"),
+    "gfx": ("gfx", ""),
+    "name": ("product", ""),
+    "units": ("CUs", "CUs"),
+    "memory": ("memory", ""),
+    "link": ("PCIe link", "link"),
+    "driver": ("driver", "driver"),
+    "partition": ("partition", "partition"),
+    "usable": ("usable", ""),
+}
+FIRST_TO_LEAVE = ("driver", "link", "render", "partition", "units", "smi")
+FEWER_LANES = "! fewer PCIe lanes than the card has: another slot, or a card not seated well"
 
 
 def gibibytes(count: int | None) -> str:
@@ -13,28 +35,192 @@ def gibibytes(count: int | None) -> str:
     return f"{count / 2**30:.1f} GiB" if count else ""
 
 
-def device_lines(devices: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return one line a device, in aligned columns; empty columns are left out."""
-    rows = [_row(device) for device in devices]
+def device_lines(devices: Iterable[Row]) -> list[str]:
+    """Return one short line a device, in aligned columns; empty columns are left out."""
+    rows = [_short(device) for device in devices]
     if not rows:
         return []
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     kept = [column for column, width in enumerate(widths) if width]
-    return ["  ".join(row[column].ljust(widths[column]) for column in kept).rstrip() for row in rows]
+    return [GAP.join(row[column].ljust(widths[column]) for column in kept).rstrip() for row in rows]
 
 
-def _row(device: Mapping[str, Any]) -> tuple[str, ...]:
-    label = LABELS[device["backend"]]
-    number = "" if device["backend"] == "cpu" else " -" if device["index"] is None else f" {device['index']}"
+def _short(device: Row) -> tuple[str, ...]:
     state = "SIMULATED" if device.get("simulated") else ""
     if not device["is_usable"]:
         state = f"{state} not usable: {device['why_not']}".strip()
     return (
-        label + number,
+        _number(device),
         device["name"],
         device.get("gfx") or "",
-        gibibytes(device.get("vram_bytes")),
+        _memory(device) if device["backend"] != "cpu" else "",
         device.get("pci_address") or "",
         device.get("render_node") or "",
         state,
     )
+
+
+def table_lines(devices: Sequence[Row], width: int = DEFAULT_WIDTH) -> list[str]:
+    """Return the full table: a title, a line a device, and below it what does not fit into `width` columns.
+
+    What no column has room for stands below the device, or once below the table if it is the same for every GPU. Why a
+    device cannot be used has a line of its own.
+    """
+    cells = [_cells(device) for device in devices]
+    used = [name for name in COLUMNS if any(row[name] for row in cells)]
+    shown = _fitting(cells, used, _common(devices, cells, list(FIRST_TO_LEAVE)), width)
+    name_width = _name_width(cells, shown, width)
+    for row in cells:
+        row["name"] = _cut(row["name"], name_width)
+    widths = {name: max(len(COLUMNS[name][0]), *(len(row[name]) for row in cells)) for name in shown} if cells else {}
+    left_out = [name for name in used if name not in shown]
+    common = _common(devices, cells, left_out)
+    lines = [_line({name: COLUMNS[name][0] for name in shown}, widths)] if cells else []
+    for device, row in zip(devices, cells, strict=True):
+        lines.append(_line(row, widths))
+        below = [f"{COLUMNS[name][1]} {row[name]}" for name in left_out if row[name] and name not in common]
+        lines += _wrapped(below, width)
+        lines += _wrapped(_reading(device.get("sample") or {}), width)
+        if not device["is_usable"]:
+            lines += _wrapped_text(f"not usable: {device['why_not']}", width)
+    lines += _wrapped([f"{COLUMNS[name][1]} {value}" for name, value in common.items()], width, "every GPU: ")
+    if any("!" in row["link"] for row in cells):
+        lines += _wrapped_text(FEWER_LANES, width, "")
+    return lines
+
+
+def _cells(device: Row) -> dict[str, str]:
+    units, smi = device.get("compute_units"), device.get("smi_index")
+    is_cpu = device["backend"] == "cpu"
+    return {
+        "number": _number(device),
+        "smi": "" if smi is None else str(smi),
+        "pci": device.get("pci_address") or "",
+        "render": (device.get("render_node") or "").removeprefix("/dev/dri/"),
+        "gfx": device.get("gfx") or "",
+        "name": device["name"],
+        "units": f"{units} cores" if units and is_cpu else str(units or ""),
+        "memory": _memory(device),
+        "link": link(device),
+        "driver": device.get("driver") or "",
+        "partition": _partition(device),
+        "usable": "yes" if device["is_usable"] else "no",
+    }
+
+
+def _number(device: Row) -> str:
+    number = "" if device["backend"] == "cpu" else " -" if device["index"] is None else f" {device['index']}"
+    return LABELS[device["backend"]] + number
+
+
+def _memory(device: Row) -> str:
+    """Return VRAM; on an APU and the CPU the host memory it may use, which is where models live there."""
+    if device.get("is_apu") and device.get("gtt_bytes"):
+        return f"{gibibytes(device['gtt_bytes'])} GTT"
+    return gibibytes(device.get("gtt_bytes") if device["backend"] == "cpu" else device.get("vram_bytes"))
+
+
+def link(device: Row) -> str:
+    """Return `x16, 16 GT/s`, or `x8 of x16, 8 of 16 GT/s !` where lanes are missing.
+
+    A lower speed alone is no fault: idle cards lower it to save power.
+    """
+    width, most = device.get("link_width"), device.get("link_width_max")
+    speed, fastest = device.get("link_speed_gts"), device.get("link_speed_max_gts")
+    parts = []
+    if width:
+        parts.append(f"x{width} of x{most}" if most and width < most else f"x{width}")
+    if speed:
+        parts.append(f"{speed:g} of {fastest:g} GT/s" if fastest and speed < fastest else f"{speed:g} GT/s")
+    return ", ".join(parts) + (" !" if width and most and width < most else "")
+
+
+def _partition(device: Row) -> str:
+    modes = "/".join(filter(None, (device.get("compute_partition"), device.get("memory_partition"))))
+    number = device.get("partition")
+    is_split = number is not None and device.get("compute_partition") != "SPX"
+    return " ".join(filter(None, (str(number) if is_split else "", modes)))
+
+
+def _fitting(cells: Sequence[Mapping[str, str]], used: list[str], common: Mapping[str, str], width: int) -> list[str]:
+    """Return the columns that fit; first what is the same for every GPU is left out, then what matters least."""
+    shown = list(used)
+    for name in sorted(FIRST_TO_LEAVE, key=lambda name: name not in common):
+        if _width(cells, shown) <= width:
+            break
+        shown = [column for column in shown if column != name]
+    return shown
+
+
+def _width(cells: Sequence[Mapping[str, str]], shown: list[str]) -> int:
+    columns = [max([len(COLUMNS[name][0]), *(len(row[name]) for row in cells)]) for name in shown]
+    return sum(columns) + len(GAP) * max(0, len(columns) - 1)
+
+
+def _name_width(cells: Sequence[Mapping[str, str]], shown: list[str], width: int) -> int:
+    longest = max((len(row["name"]) for row in cells), default=0)
+    return max(LEAST_NAME, longest - max(0, _width(cells, shown) - width))
+
+
+def _cut(name: str, width: int) -> str:
+    for text in (name, name.removeprefix("AMD ").removeprefix("NVIDIA ")):
+        if len(text) <= width:
+            return text
+    return text[: width - 2] + ".."
+
+
+def _common(devices: Sequence[Row], cells: Sequence[Mapping[str, str]], names: list[str]) -> dict[str, str]:
+    """Return what is the same for every one of several GPUs."""
+    gpus = [row for device, row in zip(devices, cells, strict=True) if device["backend"] != "cpu"]
+    if len(gpus) < 2:
+        return {}
+    return {name: gpus[0][name] for name in names if gpus[0][name] and len({row[name] for row in gpus}) == 1}
+
+
+def _line(row: Mapping[str, str], widths: Mapping[str, int]) -> str:
+    return GAP.join(row[name].ljust(width) for name, width in widths.items()).rstrip()
+
+
+def _wrapped(items: Sequence[str], width: int, start: str = INDENT) -> list[str]:
+    """Return the items with semicolons between them, on as many lines as they need."""
+    lines, line = [], ""
+    for item in items:
+        if line and len(start) + len(line) + len(item) + 2 > width:
+            lines.append(f"{start}{line};")
+            line = ""
+        line = f"{line}; {item}" if line else item
+    return [*lines, f"{start}{line}"] if line else []
+
+
+def _wrapped_text(text: str, width: int, start: str = INDENT) -> list[str]:
+    import textwrap
+
+    return textwrap.wrap(text, max(width, 40), initial_indent=start, subsequent_indent=start + "  ")
+
+
+def _reading(sample: Row) -> list[str]:
+    """Return a sample in a few words; unknown values are left out."""
+
+    def word(form: str, value: float | None) -> str:
+        return "" if value is None else form.format(value)
+
+    if sample.get("is_asleep"):
+        return ["asleep"]
+    used, total = sample.get("vram_used_bytes"), sample.get("vram_total_bytes")
+    if total is None or (sample.get("gtt_used_bytes") and not used):
+        used, total = sample.get("gtt_used_bytes"), sample.get("gtt_total_bytes")
+    cap = sample.get("power_cap_watts")
+    words = [
+        word("busy {:.0f} %", sample.get("busy_percent")),
+        f"memory {used / 2**30:.1f} of {gibibytes(total)}" if used is not None and total else "",
+        word("{:.0f}", sample.get("power_watts")) + (word(" of {:.0f}", cap) if sample.get("power_watts") else ""),
+        word("edge {:.0f} C", sample.get("edge_celsius")),
+        word("junction {:.0f} C", sample.get("junction_celsius")),
+        word("{:.0f} MHz", _megahertz(sample.get("core_clock_hertz"))),
+    ]
+    words[2] = f"{words[2]} W" if words[2] else ""
+    return [text for text in words if text]
+
+
+def _megahertz(hertz: int | None) -> float | None:
+    return None if hertz is None else hertz / 1e6

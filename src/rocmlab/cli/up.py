@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from rocmlab import __version__
+from rocmlab import __version__, doctor
 from rocmlab.cli.main import verb_parser
 from rocmlab.cli.table import device_lines
 from rocmlab.stack import project as projects
@@ -19,6 +19,8 @@ def main(verb: str, arguments: Sequence[str]) -> int:
     verb_parser(verb).parse_args(arguments)
     project = projects.plan(projects.find())
     announce(project, say)
+    if verb == "up":
+        doctor.refuse(doctor.blocking(project))
     choice = project.choice
     with projects.locked(project, say), projects.settings_kept_on_failure(project):
         project = projects.prepare(project, say, always=verb == "build")
@@ -48,6 +50,8 @@ def announce(project: Project, say: Say) -> None:
     """Say in one line what was chosen and why."""
     choice = project.choice
     say(f"rocmlab {__version__}: backend {choice.backend}, runtime {choice.runtime} ({choice.why})")
+    for remark in projects.remarks(project):
+        say(remark)
 
 
 def say(line: str) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import platform
+import os
 import re
+import time
 from pathlib import Path
 
-from rocmlab.devices.model import Device
-from rocmlab.devices.roots import is_simulated, read_text
+from rocmlab.devices.model import Device, Sample
+from rocmlab.devices.roots import is_simulated, read_bytes, read_text
+
+FIRST_PROCESSOR_BYTES = 4096  # /proc/cpuinfo repeats itself for each core, and costs time for each
 
 
 class Cpu:
@@ -16,7 +19,54 @@ class Cpu:
     name = "cpu"
 
     def discover(self, root: Path) -> list[Device]:
-        """Return one device, named by `/proc/cpuinfo` where there is one."""
-        model = re.search(r"^model name\s*:\s*(.+)$", read_text(root / "proc/cpuinfo") or "", re.MULTILINE)
-        name = model[1] if model else platform.processor() or platform.machine() or "CPU"
-        return [Device(backend="cpu", index=0, name=name, is_usable=True, simulated=is_simulated(root))]
+        """Return one device, named by `/proc/cpuinfo` where there is one; its memory is the host's (`gtt_bytes`)."""
+        simulated = is_simulated(root)
+        memory = _memory(root)
+        return [
+            Device(
+                backend="cpu",
+                index=0,
+                name=_name(root),
+                is_usable=True,
+                simulated=simulated,
+                compute_units=None if simulated else _cores(root),
+                gtt_bytes=memory.get("MemTotal"),
+            )
+        ]
+
+    def sample(self, device: Device, root: Path) -> Sample:
+        """Return the host's memory in use; load needs two readings and is left to a sampler.
+
+        Source: `/proc/meminfo`; in use is MemTotal - MemAvailable.
+        """
+        memory = _memory(root)
+        total, available = memory.get("MemTotal"), memory.get("MemAvailable")
+        used = total - available if total is not None and available is not None and available <= total else None
+        return Sample(time_seconds=time.time(), gtt_used_bytes=used, gtt_total_bytes=total)
+
+
+def _name(root: Path) -> str:
+    text = (read_bytes(root / "proc/cpuinfo", FIRST_PROCESSOR_BYTES) or b"").decode("ascii", "replace")
+    found = re.search(r"^model name\s*:[ \t]*([\x20-\x7e]{1,100})", text, re.MULTILINE)
+    if found and found[1].strip():
+        return found[1].strip()
+    import platform
+
+    return platform.processor() or platform.machine() or "CPU"
+
+
+def _memory(root: Path) -> dict[str, int]:
+    """Return `/proc/meminfo` in bytes."""
+    pairs = re.findall(
+        r"^(\w+):[ \t]+([0-9]{1,15}) kB$", read_text(root / "proc/meminfo") or "", re.MULTILINE | re.ASCII
+    )
+    return {key: int(value) * 1024 for key, value in pairs}
+
+
+def _cores(root: Path) -> int | None:
+    """Return how many cores this process may use: its affinity, or the container's share if that is less."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    share = re.fullmatch(r"([0-9]{1,12}) ([1-9][0-9]{0,11})", read_text(root / "sys/fs/cgroup/cpu.max") or "")
+    if cores and share:
+        cores = min(cores, max(1, -(-int(share[1]) // int(share[2]))))
+    return cores

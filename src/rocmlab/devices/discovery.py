@@ -2,20 +2,57 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from rocmlab.devices.cpu import Cpu
 from rocmlab.devices.cuda import Cuda
 from rocmlab.devices.metal import Metal
-from rocmlab.devices.model import Backend, Device
+from rocmlab.devices.model import Backend, Device, Sample
 from rocmlab.devices.rocm import Rocm
 from rocmlab.devices.roots import system_root
+from rocmlab.errors import Problem
 
-ALL: tuple[Backend, ...] = (Rocm(), Cuda(), Metal(), Cpu())
+MASKS = (  # names, or how they begin, of what `visibility` has a say in; it is imported only for them
+    "HSA_OVERRIDE_GFX_VERSION",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "CUDA_VISIBLE_DEVICES",
+    "GPU_DEVICE_ORDINAL",
+    "AMD_VISIBLE_DEVICES",
+)
+ROCM = Rocm()
+ALL: tuple[Backend, ...] = (ROCM, Cuda(), Metal(), Cpu())
 
 
-def discover(root: Path | None = None) -> list[Device]:
-    """Return every device: usable GPUs first, then GPUs this process cannot use, the CPU last."""
+def discover(root: Path | None = None, environment: Mapping[str, str] | None = None) -> list[Device]:
+    """Return every device: usable GPUs first, then GPUs this process cannot use, the CPU last.
+
+    Args:
+        root: the host, by default `$ROCMLAB_ROOT` or `/`.
+        environment: whose visibility masks hide GPUs, by default this process's own.
+    """
+    return survey(root, environment)[0]
+
+
+def survey(
+    root: Path | None = None, environment: Mapping[str, str] | None = None
+) -> tuple[list[Device], list[Problem]]:
+    """Return what `discover` returns, and what is damaged or contradictory in the host's description or the masks."""
     where = root or system_root()
-    found = [device for backend in ALL for device in backend.discover(where)]
-    return sorted(found, key=lambda device: (device.backend == "cpu", not device.is_usable))
+    masks = os.environ if environment is None else environment
+    found, problems = ROCM.examine(where)
+    found += [device for backend in ALL if backend is not ROCM for device in backend.discover(where)]
+    if any(name.startswith(MASKS) for name in masks):
+        from rocmlab.devices import visibility
+
+        problems += visibility.problems(masks, found)
+        found = visibility.mark_hidden(found, masks)
+    return sorted(found, key=lambda device: (device.backend == "cpu", not device.is_usable)), problems
+
+
+def sample(device: Device, root: Path | None = None) -> Sample:
+    """Read one device; whatever cannot be read is None."""
+    backend = next(backend for backend in ALL if backend.name == device.backend)
+    return backend.sample(device, root or system_root())

@@ -1,65 +1,52 @@
-"""AMD GPUs, from the KFD topology joined to DRM by the render node's number.
+"""AMD GPUs: the KFD topology joined to DRM and PCI by PCI address, and by render node where that fails.
 
-Source: `/sys/class/kfd/kfd/topology/nodes/*` (kernel amdkfd) and `/sys/class/drm/renderD*/device` (kernel amdgpu docs).
-The order of KFD nodes is the order of HIP indices; nodes whose render node this process lacks are skipped by ROCm, so
-they take no index. One render node that exists but may not be opened makes ROCm fail for every GPU.
+Source: `topology` (kernel amdkfd) and `cards` (kernel amdgpu docs). The order of KFD nodes is the order of HIP indices;
+nodes whose render node this process lacks are skipped by ROCm, so they take no index. One render node that exists but
+may not be opened makes ROCm fail for every GPU. rocm-smi counts the same GPUs by PCI address, then by partition.
 """
 
 from __future__ import annotations
 
-import re
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rocmlab.devices import nodes
-from rocmlab.devices.model import Device
-from rocmlab.devices.roots import is_simulated, read_integer, read_text
+from rocmlab.devices import cards, nodes, products, roots, topology
+from rocmlab.devices.cards import Card, Cards
+from rocmlab.devices.model import Device, Sample
+from rocmlab.devices.topology import KfdNode, kfd_gpus
+from rocmlab.errors import Problem
 
-TOPOLOGY = Path("sys/class/kfd/kfd/topology/nodes")
+TYPE_CHECKING = False  # `typing` itself would cost milliseconds at each start
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["KfdNode", "Rocm", "kfd_gpus"]
+
+COMPUTE_MODES = "SPX|DPX|TPX|QPX|CPX"
+PARTITIONED = ("gfx942", "gfx950")  # GPUs that can be split, also where no mode can be read
+NEEDED = ("location_id", "drm_render_minor", "device_id", "simd_per_cu")  # properties without which a GPU is half known
+NO_COMPUTE_NODE = (
+    "the amdgpu driver gives it no compute node: the GPU is too old for ROCm, or its PCIe slot lacks atomic operations"
+)
 
 
 @dataclass(frozen=True)
-class KfdNode:
-    """One GPU of the KFD topology."""
+class Joined:
+    """One KFD node, the card it belongs to, and which partition of that card it is."""
 
-    number: int  # of the node, which sorts HIP indices
-    properties: dict[str, int]  # `key value` lines of the node's `properties`
-
-    @property
-    def gfx(self) -> str | None:
-        """The ISA target, from `gfx_target_version` = major * 10000 + minor * 100 + step (minor and step in hex)."""
-        version = self.properties.get("gfx_target_version")
-        return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}" if version else None
+    node: KfdNode
+    address: str | None
+    card: Card | None
+    partition: int | None  # None where its card has no partitions
+    is_alone: bool  # the only node of its card
+    card_number: int | None  # N of its own /dev/dri/cardN
 
     @property
-    def pci_address(self) -> str | None:
-        """The PCI address from `domain` and `location_id` (bus, device and function packed in 16 bits)."""
-        location = self.properties.get("location_id")
-        if location is None:
-            return None
-        domain = self.properties.get("domain", 0)
-        return f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
-
-    @property
-    def unique_id(self) -> str | None:
-        """The 16 hex digits that HIP accepts as `GPU-<id>`; None where the card reports 0."""
-        number = self.properties.get("unique_id")
-        return f"{number:016x}" if number else None
-
-
-def kfd_gpus(root: Path) -> list[KfdNode]:
-    """Return the GPU nodes of the topology in numeric order; nodes without SIMDs are CPUs and left out."""
-    try:
-        numbers = sorted(int(entry.name) for entry in (root / TOPOLOGY).iterdir() if entry.name.isdigit())
-    except OSError:
-        return []
-    found = (KfdNode(number, _properties(root / TOPOLOGY / str(number) / "properties")) for number in numbers)
-    return [node for node in found if node.properties.get("simd_count", 0) > 0]
-
-
-def _properties(path: Path) -> dict[str, int]:
-    pairs = re.findall(r"^(\w+)\s+(-?\d+)$", read_text(path) or "", re.MULTILINE)
-    return {key: int(value) for key, value in pairs}
+    def order(self) -> tuple[Any, ...]:
+        """Where rocm-smi lists it: by PCI address, then partition."""
+        domain, _, rest = (self.address or "").partition(":")
+        return (int(domain, 16), rest, self.partition or 0, self.node.number)
 
 
 class Rocm:
@@ -74,49 +61,286 @@ class Rocm:
             root: the host.
             as_root: count as if every node that is there could be opened, as for a container that is given them.
         """
-        compute = nodes.kfd(root)
-        renders = {node.path: node for node in nodes.render_nodes(root)}
-        if as_root:
-            compute = replace(compute, is_accessible=True) if compute else None
-            renders = {path: replace(node, is_accessible=True) for path, node in renders.items()}
-        forbidden = [node.path for node in renders.values() if not node.is_accessible]
-        found: list[Device] = []
-        index = 0
-        for gpu in kfd_gpus(root):
-            path = f"/dev/dri/renderD{gpu.properties.get('drm_render_minor', -1)}"
-            why_not = _why_not(compute, renders.get(path), path, forbidden)
-            found.append(_describe(gpu, root, path, None if why_not else index, why_not))
-            index += why_not is None
-        return found
+        return self.examine(root, as_root=as_root)[0]
+
+    def examine(self, root: Path, *, as_root: bool = False) -> tuple[list[Device], list[Problem]]:
+        """Return what `discover` returns, and what in the system's own description is damaged or contradictory."""
+        found, described = topology.read(root), Cards(root)
+        joined, problems = _join(found.gpus, described)
+        host = _Host(root, joined, as_root=as_root)
+        devices = [host.device(gpu) for gpu in joined]
+        taken = {gpu.address for gpu in joined} | {gpu.card.address for gpu in joined if gpu.card}
+        others = [card for address, card in sorted(described.by_address.items()) if address not in taken]
+        devices += [host.without_compute(card, may_be_hidden=bool(found.unreadable)) for card in others]
+        if len(found.unreadable) > len(others):
+            problems.append(_unreadable(found.unreadable))
+        return devices, problems
+
+    def sample(self, device: Device, root: Path) -> Sample:
+        """Read one GPU's sensors from sysfs."""
+        from rocmlab.devices import sampling
+
+        return sampling.read(device, root)
 
 
-def _why_not(compute: nodes.Node | None, render: nodes.Node | None, path: str, forbidden: list[str]) -> str | None:
-    if compute is None:
-        return "/dev/kfd is not here"
-    if not compute.is_accessible:
-        return f"/dev/kfd cannot be opened (it belongs to group {compute.gid})"
-    if render is None:
-        return f"{path} is not here"
-    if not render.is_accessible:
-        return f"{path} cannot be opened (it belongs to group {render.gid})"
-    if forbidden:
-        return f"{forbidden[0]} exists and cannot be opened, which stops ROCm for all GPUs"
-    return None
+def _join(gpus: tuple[KfdNode, ...], described: Cards) -> tuple[list[Joined], list[Problem]]:
+    """Give every KFD node its card; the PCI address decides, the render node where the address leads nowhere."""
+    problems: list[Problem] = []
+    pairs: list[tuple[KfdNode, Card | None, Card | None]] = []
+    for node in gpus:
+        render = described.by_render.get(node.render_minor or -1)
+        card = described.by_address.get(node.pci_address or "")
+        if card is None:
+            card = _whole_card(node, described) or (render if render and not _is_foreign(render) else None)
+        problems += _damage(node, render)
+        pairs.append((node, card, render))
+    addresses = [card.address if card and card.address else node.pci_address for node, card, _ in pairs]
+    counts = Counter(address for address in addresses if address)
+    seen: Counter[str] = Counter()
+    joined = []
+    for address, (node, card, render) in zip(addresses, pairs, strict=True):
+        is_alone = counts[address or ""] <= 1
+        rank = seen[address or ""]
+        seen[address or ""] += 1
+        partition = _partition(node, card, rank, is_alone=is_alone)
+        if rank and partition is None:
+            problems.append(_same_place(node, address))
+        drm = render if render and render.card is not None else card if card and not card.renders else None
+        joined.append(Joined(node, address, card, partition, is_alone, drm.card if drm else None))
+    return joined, problems
 
 
-def _describe(gpu: KfdNode, root: Path, path: str, index: int | None, why_not: str | None) -> Device:
-    drm = root / "sys/class/drm" / Path(path).name / "device"
-    device_id = gpu.properties.get("device_id", 0)
-    device = Device(
-        backend="rocm",
-        index=index,
-        name=read_text(drm / "product_name") or f"AMD GPU 1002:{device_id:04x}",
-        is_usable=why_not is None,
-        why_not=why_not,
-        gfx=gpu.gfx,
-        pci_address=gpu.pci_address,
-        render_node=path,
-        unique_id=gpu.unique_id,
-        simulated=is_simulated(root),
+def _whole_card(node: KfdNode, described: Cards) -> Card | None:
+    """Return the card of a partition that an older kernel numbers by the function of the PCI address."""
+    whole = described.by_address.get(f"{(node.pci_address or '')[:-1]}0")
+    return whole if whole and whole.text("current_compute_partition", COMPUTE_MODES) else None
+
+
+def _is_foreign(render: Card) -> bool:
+    return render.address is not None and not render.is_amd
+
+
+def _partition(node: KfdNode, card: Card | None, rank: int, *, is_alone: bool) -> int | None:
+    """Return the number of a partition: from `location_id`, or by node order on kernels that do not tell."""
+    has_modes = card is not None and card.text("current_compute_partition", COMPUTE_MODES) is not None
+    if is_alone:
+        return 0 if has_modes else None
+    return node.partition_bits or rank if has_modes or node.gfx in PARTITIONED else None
+
+
+def _damage(node: KfdNode, render: Card | None) -> list[Problem]:
+    """Return what a node's description lacks, or where it contradicts DRM."""
+    found = []
+    lacking = [key for key in NEEDED if node.value(key) is None]
+    if lacking:
+        found.append(
+            Problem(
+                f"KFD node {node.number} lacks {', '.join(lacking)}",
+                "the kernel's description is incomplete, or a value is out of range",
+                f"cat /{topology.TOPOLOGY}/{node.number}/properties, and see `sudo dmesg | grep -i kfd`",
+            )
+        )
+    if node.pci_address and render and render.address not in (None, node.pci_address):
+        found.append(
+            Problem(
+                f"KFD node {node.number} is at {node.pci_address} and names renderD{node.render_minor}",
+                f"that render node belongs to {render.address}",
+                "restart the machine; if it stays so, report it to the maintainers of the kernel's amdgpu driver",
+            )
+        )
+    return found
+
+
+def _same_place(node: KfdNode, address: str | None) -> Problem:
+    return Problem(
+        f"KFD node {node.number} is at {address}, where another node is already",
+        "the card has no partitions, so one of the two descriptions is wrong",
+        "restart the machine; if it stays so, report it to the maintainers of the kernel's amdgpu driver",
     )
-    return replace(device, vram_bytes=read_integer(drm / "mem_info_vram_total"))
+
+
+def _unreadable(numbers: tuple[int, ...]) -> Problem:
+    listed = ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
+    return Problem(
+        f"node {listed} of the KFD topology cannot be read",
+        "a container may not read the nodes of GPUs it was not given; else the kernel's description is damaged",
+        "start the container with those GPUs, or see `sudo dmesg | grep -i kfd`",
+    )
+
+
+class _Host:
+    """What the devices of one host share: their nodes, the driver, the order of rocm-smi."""
+
+    def __init__(self, root: Path, joined: list[Joined], *, as_root: bool) -> None:
+        self.root = root
+        self.is_simulated = roots.is_simulated(root)
+        self.compute = nodes.kfd(root)
+        needed = [f"/dev/dri/renderD{gpu.node.render_minor}" for gpu in joined if gpu.node.render_minor]
+        here = (nodes.inspect(root / path[1:], root) for path in needed)
+        self.renders = {node.path: node for node in here if node}
+        if as_root:
+            self.compute = replace(self.compute, is_accessible=True) if self.compute else None
+            self.renders = {path: replace(node, is_accessible=True) for path, node in self.renders.items()}
+        self.forbidden = [path for path, node in self.renders.items() if not node.is_accessible]
+        ranked = sorted((gpu for gpu in joined if gpu.address), key=lambda gpu: gpu.order)
+        self.smi = {gpu.node.number: rank for rank, gpu in enumerate(ranked)}
+        self.driver = _driver_version(root)
+        self.next_index = 0
+
+    def device(self, gpu: Joined) -> Device:
+        """Describe one GPU that has a compute node, and give it the next HIP index if this process can use it."""
+        node, card = gpu.node, gpu.card
+        minor = node.render_minor
+        path = f"/dev/dri/renderD{minor}" if minor else None
+        why_not = self._why_not(path)
+        index = None if why_not else self.next_index
+        self.next_index += why_not is None
+        device_id = node.value("device_id", 0xFFFF) or (card.device if card else None)
+        revision = card.hexadecimal("revision", 0xFF) if card else None
+        known = products.product(device_id, revision) if device_id else None
+        gfx = node.gfx or (known.gfx if known else None)
+        is_apu = _is_apu(gpu, gfx, device_id)
+        return Device(
+            backend="rocm",
+            index=index,
+            name=products.name(device_id, revision, card.text("product_name") if card else None),
+            is_usable=why_not is None,
+            why_not=why_not,
+            gfx=gfx,
+            pci_address=gpu.address,
+            render_node=path,
+            unique_id=node.unique_id or (_unique_id(card) if card else None),
+            simulated=self.is_simulated,
+            smi_index=self.smi.get(node.number),
+            kfd_node=node.number,
+            kfd_id=node.kfd_id(),
+            card_node=_card_node(gpu.card_number),
+            pci_id=f"1002:{device_id:04x}" if device_id else None,
+            architecture=products.target(gfx).architecture,
+            compute_units=node.compute_units,
+            is_apu=is_apu,
+            driver=self._driver("amdgpu"),
+            partition=gpu.partition,
+            xgmi_hive=node.hive,
+            **_memory(gpu, is_apu=is_apu),
+            **(_of_card(card) if card else {}),
+        )
+
+    def without_compute(self, card: Card, *, may_be_hidden: bool) -> Device:
+        """Describe an AMD display device that ROCm cannot use, and why."""
+        minor = min(card.renders, default=None)
+        path = f"/dev/dri/renderD{minor}" if minor else None
+        revision = card.hexadecimal("revision", 0xFF)
+        known = products.product(card.device, revision) if card.device else None
+        gfx = known.gfx if known else None
+        return Device(
+            backend="rocm",
+            index=None,
+            name=products.name(card.device, revision, card.text("product_name")),
+            is_usable=False,
+            why_not=self._why_no_compute(card, path, may_be_hidden=may_be_hidden),
+            gfx=gfx,
+            pci_address=card.address,
+            render_node=path,
+            unique_id=_unique_id(card),
+            vram_bytes=card.number("mem_info_vram_total"),
+            simulated=self.is_simulated,
+            card_node=_card_node(card.card),
+            pci_id=f"1002:{card.device:04x}" if card.device else None,
+            architecture=products.target(gfx).architecture,
+            is_apu=products.target(gfx).is_apu,
+            gtt_bytes=card.number("mem_info_gtt_total"),
+            driver=self._driver(card.driver),
+            **_of_card(card),
+        )
+
+    def _why_not(self, path: str | None) -> str | None:
+        """Return why ROCm in this process cannot use the GPU with this render node; None if it can."""
+        render = self.renders.get(path or "")
+        if self.compute is None:
+            return "/dev/kfd is not here"
+        if not self.compute.is_accessible:
+            return f"/dev/kfd cannot be opened (it belongs to group {self.compute.gid})"
+        if path is None:
+            return "the kernel names no render node for it"
+        if render is None:
+            return f"{path} is not here"
+        if not render.is_accessible:
+            return f"{path} cannot be opened (it belongs to group {render.gid})"
+        if self.forbidden:
+            return f"{self.forbidden[0]} exists and cannot be opened, which stops ROCm for all GPUs"
+        return None
+
+    def _why_no_compute(self, card: Card, path: str | None, *, may_be_hidden: bool) -> str:
+        if card.driver is None:
+            return "no driver is bound to it: sudo modprobe amdgpu"
+        if card.driver == "vfio-pci":
+            return "it is bound to vfio-pci, which keeps it for a virtual machine"
+        if card.driver != "amdgpu":
+            return f"it is bound to {card.driver}; ROCm needs amdgpu"
+        if self.compute is None:
+            return "/dev/kfd is not here"
+        if may_be_hidden:
+            is_here = path is None or nodes.inspect(self.root / path[1:], self.root) is not None
+            return "this container was not given it" if is_here else f"{path} is not here"
+        return NO_COMPUTE_NODE
+
+    def _driver(self, name: str | None) -> str | None:
+        return f"amdgpu {self.driver}".strip() if name == "amdgpu" else name
+
+
+def _card_node(number: int | None) -> str | None:
+    return None if number is None else f"/dev/dri/card{number}"
+
+
+def _of_card(card: Card) -> dict[str, Any]:
+    """Return what the PCI device of a GPU tells, which its partitions share."""
+    return {
+        **cards.link(cards.link_folder(card)),
+        "compute_partition": card.text("current_compute_partition", COMPUTE_MODES),
+        "memory_partition": card.text("current_memory_partition", r"NPS[0-9]{1,2}"),
+        "numa_node": card.number("numa_node", 0, 4096),
+        "serial": card.text("serial_number", r"[\w.-]{1,64}"),
+    }
+
+
+def _memory(gpu: Joined, *, is_apu: bool | None) -> dict[str, Any]:
+    """Return VRAM and GTT: a partition's VRAM is the share KFD gives it, an APU's banks are a limit of GTT."""
+    vram = gpu.card.number("mem_info_vram_total") if gpu.card and gpu.is_alone else None
+    gtt = gpu.card.number("mem_info_gtt_total") if gpu.card else None
+    if vram is None and not is_apu:
+        vram = gpu.node.memory_bytes()
+    if gtt is None and is_apu:
+        gtt = gpu.node.memory_bytes()
+    return {"vram_bytes": vram, "gtt_bytes": gtt}
+
+
+def _is_apu(gpu: Joined, gfx: str | None, device: int | None) -> bool | None:
+    """Tell whether a GPU shares the host's memory.
+
+    A node with CPU cores is an APU (older kernels). Newer ones give the GPU of an APU a node of its own; then the ISA
+    target tells where it exists only in processors, and elsewhere a frame buffer larger than the VRAM does,
+    because KFD counts host memory there. MI300A shares its target with MI300X and is told by its PCI id.
+    """
+    if (gpu.node.value("cpu_cores_count") or 0) > 0 or device == 0x74A0:
+        return True
+    target = products.target(gfx)
+    if target.is_known:
+        return target.is_apu
+    vram = gpu.card.number("mem_info_vram_total") if gpu.card else None
+    banks = gpu.node.memory_bytes()
+    return banks > vram if vram and banks and gpu.is_alone else None
+
+
+def _unique_id(card: Card) -> str | None:
+    found = card.text("unique_id", r"[0-9a-fA-F]{16}")
+    return found.lower() if found and found.strip("0") else None
+
+
+def _driver_version(root: Path) -> str:
+    """Return the version of an amdgpu built outside the kernel, else the kernel's release."""
+    for name in ("sys/module/amdgpu/version", "proc/sys/kernel/osrelease"):
+        words = (roots.read_text(f"{root}/{name}") or "").split()
+        if words and words[0].isascii() and words[0].isprintable():
+            return words[0][:40]
+    return ""

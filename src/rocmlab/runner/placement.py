@@ -107,11 +107,12 @@ def choose_gpus(devices: Sequence[Device], choice: str | None, environment: Mapp
         RocmlabError: the choice cannot be had; a GPU that was asked for is never replaced by the CPU.
     """
     backend = environment.get("ROCMLAB_BACKEND")
-    seen = [device for device in devices if device.backend == backend or not backend]
+    seen = [
+        device for device in visibility.mark_hidden(devices, environment) if device.backend == backend or not backend
+    ]
     if choice is None:
-        mask = environment.get("CUDA_VISIBLE_DEVICES" if backend == "cuda" else "HIP_VISIBLE_DEVICES")
-        chosen = visibility.select(seen, mask or "all")
-        if not chosen and mask != "-1" and backend in ("rocm", "cuda"):
+        chosen = visibility.remaining(seen, environment)
+        if not chosen and backend in ("rocm", "cuda") and not visibility.hides_all(environment, backend):
             reasons = [f"{device.name}: {device.why_not}" for device in seen if not device.is_usable]
             raise RocmlabError(
                 f"this lab is for the backend {backend}, and no GPU can be used here",

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from rocmlab.errors import RocmlabError
 from rocmlab.stack import process
+from rocmlab.stack.container import ContainerLab
 from rocmlab.stack.docker import SERVICE, DockerLab
 from rocmlab.stack.fingerprint import IMAGE_SOURCES
 from rocmlab.stack.native import NativeLab
@@ -187,11 +188,11 @@ def megabytes(text: str) -> float:
     return float(found[1]) * SIZE_UNITS[found[2]] if found else 0.0
 
 
-def _import_seconds(lab: DockerLab | NativeLab | object) -> float:
+def _import_seconds(lab: ContainerLab | NativeLab | object) -> float:
     program = "import time; t = time.monotonic(); import jupyterlab.labapp; print(time.monotonic() - t)"
-    if isinstance(lab, DockerLab):
+    if isinstance(lab, ContainerLab):
         container = lab.container() or ""
-        command = ["docker", "exec", container, "start.sh", "/opt/rocmlab/bin/python", "-c", program]
+        command = [lab.program, "exec", container, "start.sh", "/opt/rocmlab/bin/python", "-c", program]
         env: dict[str, str] = lab.environment
     elif isinstance(lab, NativeLab):
         command, env = [str(lab.venv.interpreter), "-c", program], dict(os.environ)

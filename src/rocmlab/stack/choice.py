@@ -9,24 +9,32 @@ from pathlib import Path
 
 from rocmlab.devices import cuda, nodes, rocm
 from rocmlab.devices.model import BACKENDS
+from rocmlab.devices.roots import is_simulated
 from rocmlab.errors import Problem, RocmlabError
 from rocmlab.stack.engine import Engine
+from rocmlab.stack.podman_engine import Podman
 
-RUNTIMES = ("docker", "native")
+RUNTIMES = ("docker", "podman", "native")
+CONTAINERS = ("docker", "podman")
+NO_PODMAN = Podman(is_usable=False)
 INSTALL_DOCKER = "sudo apt install docker.io docker-buildx docker-compose-v2, on Debian 13 docker-compose"
+INSTALL_PODMAN = "sudo apt install podman crun uidmap"
 
 
 @dataclass(frozen=True)
 class Host:
-    """What decides: GPUs, their drivers, and the engine."""
+    """What decides: GPUs, their drivers, and the engines."""
 
-    engine: Engine
+    engine: Engine  # Docker's
     has_amd: bool = False  # /dev/kfd and a GPU in its topology
     has_nvidia: bool = False  # /dev/nvidia*
     has_nvidia_toolkit: bool = False  # the NVIDIA container toolkit
     has_rocm: bool = False  # ROCm's libraries on the host itself
     is_mac: bool = False
     amd_without_driver: str | None = None  # PCI address of an AMD display device that has no /dev/kfd
+    podman: Podman = NO_PODMAN
+    has_wsl_gpu: bool = False  # WSL2's /dev/dxg without /dev/kfd, and nothing of NVIDIA's behind it
+    simulated: str | None = None  # the folder of a simulated host; None on a real one
 
 
 @dataclass(frozen=True)
@@ -36,9 +44,12 @@ class Choice:
     backend: str
     runtime: str
     why: str
+    is_wsl: bool = False  # the AMD GPU is reached through /dev/dxg
+    is_simulated: bool = False  # GPUs are shown from a simulated host, and computing is the CPU's
+    is_rootless: bool = False  # the engine belongs to the user, whose groups open the GPU's nodes
 
 
-def inspect(engine: Engine, root: Path) -> Host:
+def inspect(engine: Engine, root: Path, podman: Podman | None = None) -> Host:
     """Look at the host below `root`."""
     has_kfd = nodes.kfd(root) is not None
     return Host(
@@ -49,7 +60,15 @@ def inspect(engine: Engine, root: Path) -> Host:
         has_rocm=(root / "opt/rocm").exists(),
         is_mac=platform.system() == "Darwin",
         amd_without_driver=None if has_kfd else _amd_display(root),
+        podman=podman or NO_PODMAN,
+        has_wsl_gpu=not has_kfd and (root / "dev/dxg").exists() and not _has_nvidia_for_wsl(root),
+        simulated=str(root) if is_simulated(root) else None,
     )
+
+
+def _has_nvidia_for_wsl(root: Path) -> bool:
+    """Tell whether Windows lends its NVIDIA driver: /dev/dxg serves the GPUs of every vendor."""
+    return (root / "usr/lib/wsl/lib/nvidia-smi").exists() or (root / "usr/lib/wsl/lib/libcuda.so.1").exists()
 
 
 def _amd_display(root: Path) -> str | None:
@@ -76,7 +95,14 @@ def choose(host: Host, backend: str = "auto", runtime: str = "auto") -> Choice:
         _check_present(host, chosen)
     where = _choose_runtime(host, chosen, runtime)
     _check_usable(host, chosen, where)
-    return Choice(chosen, where, _reason(host, chosen, where, backend, runtime))
+    return Choice(
+        backend=chosen,
+        runtime=where,
+        why=_reason(host, chosen, where, backend, runtime),
+        is_wsl=chosen == "rocm" and not host.has_amd,
+        is_simulated=host.simulated is not None,
+        is_rootless=where == "podman" and host.podman.is_rootless,
+    )
 
 
 def _check_word(name: str, word: str, known: tuple[str, ...]) -> None:
@@ -85,16 +111,24 @@ def _check_word(name: str, word: str, known: tuple[str, ...]) -> None:
 
 
 def _choose_backend(host: Host, runtime: str) -> str:
-    if host.has_amd:
+    if host.simulated is not None:
+        return "cpu"
+    if host.has_amd or host.has_wsl_gpu:
         return "rocm"
     if host.has_nvidia:
         return "cuda"
-    return "metal" if host.is_mac and runtime != "docker" else "cpu"
+    return "metal" if host.is_mac and runtime not in CONTAINERS else "cpu"
 
 
 def _check_present(host: Host, backend: str) -> None:
     without = "take the backend that is there: make up BACKEND=auto"
-    if backend == "rocm" and not host.has_amd:
+    if host.simulated is not None and backend != "cpu":
+        raise RocmlabError(
+            f"BACKEND={backend} was asked for, and the host is simulated",
+            f"the GPUs of {host.simulated} can be looked at; none of them computes",
+            "make up BACKEND=cpu; or, to leave the simulated host: make up ROCMLAB_ROOT=",
+        )
+    if backend == "rocm" and not host.has_amd and not host.has_wsl_gpu:
         raise RocmlabError(
             "BACKEND=rocm was asked for, and this host has no AMD GPU ready for it",
             f"the GPU at {host.amd_without_driver} has no driver: /dev/kfd is missing"
@@ -113,56 +147,68 @@ def _check_present(host: Host, backend: str) -> None:
 
 
 def _choose_runtime(host: Host, backend: str, runtime: str) -> str:
-    if runtime == "docker" and not host.engine.is_usable:
-        raise (
-            _error(host.engine.problem)
-            if host.engine.problem
-            else RocmlabError(
-                "RUNTIME=docker was asked for, and there is no Docker engine",
-                "neither a running engine nor an installed one was found",
-                f"install Docker ({INSTALL_DOCKER}), or: make up RUNTIME=native",
-            )
-        )
+    engines: dict[str, Engine | Podman] = {"docker": host.engine, "podman": host.podman}
+    if runtime in CONTAINERS and not engines[runtime].is_usable:
+        problem = engines[runtime].problem
+        raise (_error(problem) if problem else _no_engine(runtime))
     if runtime != "auto":
         return runtime
     if backend == "metal":
         return "native"
-    if host.engine.is_usable:
-        return "docker"
-    if host.engine.problem:
-        raise _error(host.engine.problem)
+    for name, engine in engines.items():
+        if engine.is_usable and not (name == "podman" and backend == "cuda"):
+            return name
+    for engine in engines.values():
+        if engine.problem:
+            raise _error(engine.problem)
     return "native"
+
+
+def _no_engine(runtime: str) -> RocmlabError:
+    name, install = {"docker": ("Docker engine", INSTALL_DOCKER), "podman": ("Podman", INSTALL_PODMAN)}[runtime]
+    return RocmlabError(
+        f"RUNTIME={runtime} was asked for, and there is no {name}",
+        "neither a running engine nor an installed one was found" if runtime == "docker" else "no `podman` in PATH",
+        f"install {runtime.capitalize()} ({install}), or: make up RUNTIME=native",
+    )
 
 
 def _check_usable(host: Host, backend: str, runtime: str) -> None:
     on_cpu = "to work on the CPU instead: make up BACKEND=cpu"
-    if runtime == "docker" and host.engine.is_rootless:
-        raise RocmlabError(
-            "a rootless Docker engine cannot run the lab",
-            "inside it you are root, so the lab's own user could neither open the GPU nor save your notebooks",
-            "docker context use default (the engine of the system), or: make up RUNTIME=native",
-        )
-    if backend in ("rocm", "cuda") and runtime == "docker" and (problem := host.engine.device_problem()):
-        raise RocmlabError(problem.what, problem.why, f"{problem.fix}\n{on_cpu}")
-    if backend == "cuda" and runtime == "docker" and not host.has_nvidia_toolkit:
-        raise RocmlabError(
-            "the NVIDIA GPU cannot be passed to a container",
-            "the NVIDIA Container Toolkit is not installed in this engine",
-            "install nvidia-container-toolkit; sudo nvidia-ctk runtime configure; sudo systemctl restart docker\n"
-            f"{on_cpu}",
-        )
+    problem = _engine_problem(host, backend, runtime)
+    if problem:
+        has_gpu = backend in ("rocm", "cuda")
+        raise RocmlabError(problem.what, problem.why, f"{problem.fix}\n{on_cpu}" if has_gpu else problem.fix)
     if backend == "rocm" and runtime == "native" and not host.has_rocm:
         raise RocmlabError(
             "there is an AMD GPU, and neither Docker nor ROCm to use it with",
             "the native lab needs ROCm's libraries on the host (/opt/rocm)",
             f"{INSTALL_DOCKER} (the easier way), or install ROCm\n{on_cpu}",
         )
-    if backend == "metal" and runtime == "docker":
+    if backend == "metal" and runtime in CONTAINERS:
         raise RocmlabError(
             "Metal cannot be used from a container",
-            "Docker on a Mac runs Linux, which has no Metal",
+            f"{runtime.capitalize()} on a Mac runs Linux, which has no Metal",
             "make up RUNTIME=native",
         )
+
+
+def _engine_problem(host: Host, backend: str, runtime: str) -> Problem | None:
+    """Return what keeps an engine that answers from running this lab."""
+    if runtime == "podman":
+        return host.podman.gpu_problem(backend)
+    if runtime != "docker":
+        return None
+    problem = host.engine.lab_problem()
+    if problem is None and backend in ("rocm", "cuda"):
+        problem = host.engine.device_problem()
+    if problem is None and backend == "cuda" and not host.has_nvidia_toolkit:
+        problem = Problem(
+            "the NVIDIA GPU cannot be passed to a container",
+            "the NVIDIA Container Toolkit is not installed in this engine",
+            "install nvidia-container-toolkit; sudo nvidia-ctk runtime configure; sudo systemctl restart docker",
+        )
+    return problem
 
 
 def _error(problem: Problem) -> RocmlabError:
@@ -170,16 +216,22 @@ def _error(problem: Problem) -> RocmlabError:
 
 
 def _reason(host: Host, backend: str, runtime: str, asked_backend: str, asked_runtime: str) -> str:
-    if asked_backend != "auto":
-        device = f"BACKEND={asked_backend}"
-    elif backend == "cpu":
-        device = "no GPU found"
-        if host.amd_without_driver:
-            device = f"the AMD GPU at {host.amd_without_driver} has no driver (no /dev/kfd)"
-    else:
-        device = {"rocm": "AMD GPU", "cuda": "NVIDIA GPU", "metal": "Apple GPU"}[backend] + " found"
+    device = _device_reason(host, backend) if asked_backend == "auto" else f"BACKEND={asked_backend}"
+    if host.simulated is not None:
+        device = f"SIMULATED host {host.simulated}, computing on the CPU"
     if asked_runtime != "auto":
         return f"{device}, RUNTIME={asked_runtime}"
     if runtime == "docker":
         return f"{device}, Docker engine {host.engine.version}"
+    if runtime == "podman":
+        return f"{device}, {'rootless ' if host.podman.is_rootless else ''}Podman {host.podman.version}"
     return f"{device}, {'macOS' if host.is_mac else 'no Docker engine'}"
+
+
+def _device_reason(host: Host, backend: str) -> str:
+    if backend == "cpu":
+        without_driver = f"the AMD GPU at {host.amd_without_driver} has no driver (no /dev/kfd)"
+        return without_driver if host.amd_without_driver else "no GPU found"
+    if backend == "rocm" and not host.has_amd:
+        return "WSL2's /dev/dxg found"
+    return {"rocm": "AMD GPU", "cuda": "NVIDIA GPU", "metal": "Apple GPU"}[backend] + " found"

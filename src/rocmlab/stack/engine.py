@@ -22,7 +22,8 @@ COMPOSE_OLDEST = (2, 24, 4)  # first with !override
 ENGINE_OLDEST = (25, 0)  # first whose build knows named contexts and HEALTHCHECK --start-interval
 INFO = (
     '{"version":{{json .ServerVersion}},"os":{{json .OperatingSystem}},"root":{{json .DockerRootDir}},'
-    '"security":{{json .SecurityOptions}},"runtimes":{{json .Runtimes}}}'
+    '"security":{{json .SecurityOptions}},"runtimes":{{json .Runtimes}},"context":{{json .ClientInfo.Context}},'
+    '"cdi":{{json .CDISpecDirs}}}'
 )
 
 
@@ -39,16 +40,41 @@ class Engine:
     runtimes: tuple[str, ...] = ()
     is_snap: bool = False
     is_remote: bool = False
+    context: str = ""  # of the client: which of several engines is meant; empty where the client has none
+    endpoint: str = ""  # where the client reaches it, as far as that is known: unix:///…, tcp://…, ssh://…
+    cdi_folders: tuple[str, ...] = ()  # where it looks for CDI specifications; empty: the feature is off
 
     @property
     def is_desktop(self) -> bool:
         """Docker Desktop keeps its engine in a virtual machine, which has no GPU device nodes."""
-        return "Docker Desktop" in self.operating_system
+        return "Docker Desktop" in self.operating_system or _is_desktop_socket(self.endpoint)
+
+    @property
+    def has_cdi(self) -> bool:
+        """The engine takes devices by their CDI names."""
+        return bool(self.cdi_folders)
 
     @property
     def is_rootless(self) -> bool:
         """A rootless engine cannot use the groups of the host's device nodes."""
         return any("rootless" in option for option in self.security)
+
+    def lab_problem(self) -> Problem | None:
+        """Return why this engine cannot run the lab at all, GPU or not, or None if it can."""
+        if self.is_remote:
+            return Problem(
+                f"the Docker engine is on another machine ({self.endpoint or 'DOCKER_HOST'})",
+                "the notebooks folder, the port on 127.0.0.1 and the GPU looked for are this machine's",
+                "docker context use default && unset DOCKER_HOST DOCKER_CONTEXT\n"
+                "or clone rocmlab on that machine and run `make up` there",
+            )
+        if self.is_rootless:
+            return Problem(
+                "a rootless Docker engine cannot run the lab",
+                "inside it you are root, so the lab's own user could neither open the GPU nor save your notebooks",
+                "docker context use default (the engine of the system), or: make up RUNTIME=podman, RUNTIME=native",
+            )
+        return None
 
     def device_problem(self) -> Problem | None:
         """Return why this engine cannot pass GPU device nodes, or None if it can."""
@@ -64,13 +90,18 @@ class Engine:
                 "snap's confinement hides /dev/kfd and /dev/dri from the engine",
                 "sudo snap remove docker, then install docker-ce or docker.io",
             )
-        if self.is_remote:
-            return Problem(
-                "the Docker engine is on another machine",
-                "DOCKER_HOST or the docker context names a remote address, and the GPU looked for is this machine's",
-                "docker context use default && unset DOCKER_HOST",
-            )
         return None
+
+    def cdi_problem(self) -> Problem | None:
+        """Return why this engine takes no CDI names, or None if it does."""
+        if self.has_cdi:
+            return None
+        return Problem(
+            f"Docker engine {self.version} does not take GPUs by their CDI names",
+            "its CDI feature is off, as it is by default before engine 28.3",
+            'add "features": {"cdi": true} to /etc/docker/daemon.json (keep what is there), then: '
+            "sudo systemctl restart docker\nor, without CDI: make up GPU_PASSTHROUGH=nodes",
+        )
 
 
 def probe(environment: Mapping[str, str] | None = None) -> Engine:
@@ -83,9 +114,14 @@ def probe(environment: Mapping[str, str] | None = None) -> Engine:
     start = output.find("{")
     if code == 0 and start >= 0 and (facts := _facts(output[start:])).get("version"):
         return _with_tools(client, facts, environment)
-    if not _is_installed(environment, error):
+    if _is_podman(client, output + error) or not _is_installed(environment, error):
         return Engine(is_usable=False)
     return Engine(is_usable=False, problem=_why_down(error))
+
+
+def _is_podman(client: str, said: str) -> bool:
+    """Tell Podman's stand-in for the `docker` command (the package podman-docker) from Docker itself."""
+    return Path(os.path.realpath(client)).name == "podman" or "emulate docker cli using podman" in said.lower()
 
 
 def _facts(text: str) -> dict[str, object]:
@@ -98,8 +134,9 @@ def _facts(text: str) -> dict[str, object]:
 
 def _with_tools(client: str, facts: dict[str, object], environment: Mapping[str, str]) -> Engine:
     code, output, _ = _capture([client, "compose", "version", "--short"], environment)
-    security, runtimes = facts.get("security"), facts.get("runtimes")
-    host = environment.get("DOCKER_HOST", "")
+    security, runtimes, folders = facts.get("security"), facts.get("runtimes"), facts.get("cdi")
+    context = str(facts.get("context") or "")
+    endpoint = _endpoint(client, context, environment)
     return Engine(
         is_usable=(problem := _version_problem(str(facts["version"])) or _compose_problem(code, output)) is None,
         problem=problem,
@@ -108,9 +145,38 @@ def _with_tools(client: str, facts: dict[str, object], environment: Mapping[str,
         root=str(facts.get("root", "")),
         security=tuple(map(str, security)) if isinstance(security, list) else (),
         runtimes=tuple(runtimes) if isinstance(runtimes, dict) else (),
-        is_snap="/snap/" in os.path.realpath(client) or "/snap/" in str(facts.get("root", "")),
-        is_remote=host.startswith(("tcp:", "ssh:")),
+        is_snap=_is_snap(client, str(facts.get("root", ""))),
+        is_remote=endpoint.startswith(("tcp:", "ssh:", "http:", "https:")) and not _is_loopback(endpoint),
+        context=context,
+        endpoint=endpoint,
+        cdi_folders=tuple(map(str, folders)) if isinstance(folders, list) else (),
     )
+
+
+def _endpoint(client: str, context: str, environment: Mapping[str, str]) -> str:
+    """Return where the client reaches its engine; asks the client only where a context was chosen (20 ms)."""
+    if host := environment.get("DOCKER_HOST", ""):
+        return host
+    if context in ("", "default"):
+        return ""
+    template = "{{.Endpoints.docker.Host}}"
+    code, output, _ = _capture([client, "context", "inspect", "--format", template, context], environment)
+    return output.strip() if code == 0 else ""
+
+
+def _is_loopback(endpoint: str) -> bool:
+    """Tell whether an engine that is reached over TCP is on this very machine."""
+    return re.match(r"(tcp|https?)://(127\.\d+\.\d+\.\d+|localhost|\[::1\])(:|/|$)", endpoint) is not None
+
+
+def _is_desktop_socket(endpoint: str) -> bool:
+    return "/.docker/desktop/" in endpoint or "docker_engine_desktop" in endpoint
+
+
+def _is_snap(client: str, root: str) -> bool:
+    """Tell the snap package by its command, its files, or where its engine keeps images (/var/snap/docker/…)."""
+    target = os.path.realpath(client)
+    return any("/snap/" in path for path in (client, target, root)) or Path(target).name == "snap"
 
 
 def _version_problem(version: str) -> Problem | None:
@@ -150,6 +216,20 @@ def _is_installed(environment: Mapping[str, str], error: str) -> bool:
 
 def _why_down(error: str) -> Problem:
     said = error.strip().splitlines()[-1] if error.strip() else "it did not answer"
+    if _is_desktop_socket(said):
+        return Problem(
+            "Docker Desktop is chosen, and it is not running",
+            said,
+            "docker context use default (the engine of the system, which an AMD GPU needs)\n"
+            "or start Docker Desktop: systemctl --user start docker-desktop",
+        )
+    remote = re.search(r"(tcp|ssh)://\S+", said)
+    if remote and not _is_loopback(remote[0]):
+        return Problem(
+            "the Docker engine, which is on another machine, does not answer",
+            said,
+            "docker context use default && unset DOCKER_HOST DOCKER_CONTEXT",
+        )
     if "permission denied" in error.lower():
         return Problem(
             "the Docker engine may not be used by this user",

@@ -115,10 +115,16 @@ class NativeLab:
             "KERAS_HOME": str(self.share_folder / "cache/keras"),
             "HF_HOME": str(self.share_folder / "cache/huggingface"),
         }
-        choice = "none" if self.values["ROCMLAB_BACKEND"] == "cpu" else self.settings.get("GPUS")
-        if self.values["ROCMLAB_BACKEND"] == "metal" or choice == "all":
+        backend, choice, root = self.values["ROCMLAB_BACKEND"], self.settings.get("GPUS"), Path("/")
+        env.pop("ROCMLAB_ROOT", None)
+        if simulated := self.settings.get("ROCMLAB_ROOT"):
+            root, backend = Path(simulated), "rocm"  # whose GPUs are shown; the frameworks find none and use the CPU
+            env["ROCMLAB_ROOT"] = simulated
+        elif backend == "cpu":
+            choice = "none"
+        if backend == "metal" or choice == "all":
             return env  # a mask that the host set for this user stays
-        devices = [device for device in discover() if device.backend == self.values["ROCMLAB_BACKEND"]]
+        devices = [device for device in discover(root) if device.backend == backend]
         return visibility.apply(env, visibility.select(devices, choice))
 
     # -- server --------------------------------------------------------------------------------------------------
@@ -139,6 +145,7 @@ class NativeLab:
         kept = ("PORT", "JUPYTER_TOKEN", "SHARE", "ROCMLAB_BACKEND")
         found = {name: self.values[name] for name in kept}
         found |= {"NOTEBOOKS_DIR": str(self.notebooks), "GPUS": self.settings.get("GPUS")}
+        found["ROCMLAB_ROOT"] = self.settings.get("ROCMLAB_ROOT")
         return {**found, "environment": self.venv.fingerprint()}
 
     def _is_configured(self) -> bool:

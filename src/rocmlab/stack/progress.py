@@ -24,10 +24,7 @@ class BuildProgress:
     def __call__(self, line: str) -> str | None:
         """Return what to show of a line, if anything: the start of a step, and how long it took if it took long."""
         if (step := self.STEP.match(line)) and step[1] not in self.steps:
-            instruction = " ".join(step[2].split())
-            plain = re.sub(r"--mount=\S+ ", "", instruction)
-            title = next((text for shape, text in self.comments if shape.fullmatch(instruction)), plain)
-            self.steps[step[1]] = re.split(r"[:;] ", title)[0]
+            self.steps[step[1]] = self.title(step[2])
         elif (said := self.SAID.match(line)) and said[1] in self.steps and said[1] not in self.shown:
             self.shown.add(said[1])
             return f"  {self.steps[said[1]]}"
@@ -35,10 +32,44 @@ class BuildProgress:
             return f"    {float(done[2]):.0f} s: {self.steps[done[1]][:60]}"
         return None
 
+    def title(self, instruction: str) -> str:
+        """Return the comment that explains an instruction, else the instruction without its mounts."""
+        instruction = " ".join(instruction.split())
+        plain = re.sub(r"--mount=\S+ ", "", instruction)
+        found = next((text for shape, text in self.comments if shape.fullmatch(instruction)), plain)
+        return re.split(r"[:;] ", found)[0]
+
     def error(self, last: list[str]) -> str:
         """Return the lines of a failed build that say why."""
         said = [re.sub(r"^#\d+ [\d.]+ ", "", line) for line in last if re.match(r"^#\d+ [\d.]+ ", line)]
         said = [line for line in said if line.strip() and not self.NOISE.search(line)]
+        return "\n".join(said[-8:]) or "\n".join(last[-4:])
+
+
+class PodmanProgress(BuildProgress):
+    """Shows the steps of a build by Podman, which says `STEP 3/20: RUN …` and `--> Using cache` where it did before."""
+
+    STEP = re.compile(r"^(?:\[\d+/\d+\] )?STEP \d+/\d+: (RUN .+)$")
+    OWN = re.compile(r"^(-->|STEP |\[\d+/\d+\] |COMMIT |Error: |\[Warning\])")
+
+    def __init__(self, dockerfile: str = "") -> None:
+        super().__init__(dockerfile)
+        self.waiting = ""  # the step that has said nothing yet
+
+    def __call__(self, line: str) -> str | None:
+        """Return what to show of a line, if anything: a step when it says its first word."""
+        if step := self.STEP.match(line):
+            self.waiting = self.title(step[1])
+        elif self.OWN.match(line):
+            self.waiting = ""
+        elif self.waiting:
+            shown, self.waiting = f"  {self.waiting}", ""
+            return shown
+        return None
+
+    def error(self, last: list[str]) -> str:
+        """Return the lines of a failed build that say why."""
+        said = [line for line in last if line.strip() and not self.OWN.match(line) and not self.NOISE.search(line)]
         return "\n".join(said[-8:]) or "\n".join(last[-4:])
 
 

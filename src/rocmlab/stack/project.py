@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import fcntl
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rocmlab.devices import Device, discover, system_root, visibility
-from rocmlab.devices.rocm import Rocm
+from rocmlab.devices import discover
 from rocmlab.errors import RocmlabError
 from rocmlab.stack import choice as choosing
 from rocmlab.stack import engine as engines
-from rocmlab.stack import envfile, resolve, server
+from rocmlab.stack import envfile, gpus, podman_engine, resolve, server
 from rocmlab.stack import settings as configuration
-from rocmlab.stack.choice import Choice
-from rocmlab.stack.docker import BaseImageUnreachable, DockerLab
+from rocmlab.stack.choice import CONTAINERS, Choice
+from rocmlab.stack.container import BaseImageUnreachable, ContainerLab
+from rocmlab.stack.docker import DockerLab
 from rocmlab.stack.engine import Engine
 from rocmlab.stack.environment import Environment, amd_wheels
 from rocmlab.stack.lab import Lab, Say
 from rocmlab.stack.native import NativeLab
+from rocmlab.stack.podman import PodmanLab
+from rocmlab.stack.podman_engine import Podman
 from rocmlab.stack.settings import Settings
 
 
@@ -50,11 +53,27 @@ class Project:
     choice: Choice
     values: dict[str, str]  # what Compose and the native lab read
     lab: Lab
+    previous: dict[str, str] = field(default_factory=dict)  # what `.env` said before this command
 
     @property
     def url(self) -> str:
         """The address to open in a browser, token included."""
         return server.url(int(self.values["PORT"]), self.values["JUPYTER_TOKEN"])
+
+
+def remarks(project: Project) -> list[str]:
+    """Return what a person should know of this lab besides the choice, a line each."""
+    choice, said = project.choice, []
+    if choice.is_wsl:
+        said.append(
+            "WSL2: GPUs work through /dev/dxg, but nothing lists them here: no metrics, no groups, no choice of single "
+            "GPUs; make run-notebooks NOTEBOOKS=00_hello_gpu shows whether they compute"
+        )
+    if isinstance(project.lab, PodmanLab) and choice.is_rootless and project.lab.passed.is_masked:
+        said.append(
+            "rootless Podman passes every GPU you may open; HIP_VISIBLE_DEVICES hides those that GPUS does not name"
+        )
+    return said
 
 
 def plan(folder: Path) -> Project:
@@ -65,18 +84,42 @@ def plan(folder: Path) -> Project:
     """
     settings = configuration.load(folder)
     configuration.port_of(settings)
-    root = system_root()
+    root = _root(settings)
     runtime = settings.get("RUNTIME")
-    engine = Engine(is_usable=False) if runtime == "native" else engines.probe()
-    choice = choosing.choose(choosing.inspect(engine, root), settings.get("BACKEND"), runtime)
-    project = _assemble(settings, choice, engine, root)
+    engine = engines.probe() if runtime in ("auto", "docker") else Engine(is_usable=False)
+    needs_podman = runtime == "podman" or (runtime == "auto" and not engine.is_usable)
+    podman = podman_engine.probe() if needs_podman else Podman(is_usable=False)
+    choice = choosing.choose(choosing.inspect(engine, root, podman), settings.get("BACKEND"), runtime)
+    project = _assemble(settings, choice, engine, podman, root)
     lab = project.lab
-    if isinstance(lab, DockerLab) and choice.backend == "cpu" and runtime == "auto":
+    if isinstance(lab, ContainerLab) and choice.backend == "cpu" and runtime == "auto":
         given_up = envfile.read(_unreachable(settings)).strip() == lab.values["BASE_IMAGE"]
         if given_up and not lab.has_base() and not lab.is_prepared():
-            why = "as before: no registry had the base image; make up RUNTIME=docker tries again"
-            return _assemble(settings, Choice("cpu", "native", why), engine, root)
+            why = f"as before: no registry had the base image; make up RUNTIME={choice.runtime} tries again"
+            return _assemble(settings, replace(choice, runtime="native", why=why), engine, podman, root)
     return project
+
+
+def _root(settings: Settings) -> Path:
+    """Return `/`, or the simulated host that was chosen; every command below then looks at the same one.
+
+    Raises:
+        RocmlabError: there is no such host.
+    """
+    chosen = settings.get("ROCMLAB_ROOT")
+    root = (settings.project / os.path.expanduser(chosen)).resolve() if chosen else Path("/")
+    if not (root / "sys").is_dir():
+        raise RocmlabError(
+            f"ROCMLAB_ROOT={chosen} is no simulated host",
+            f"{root}/sys is not there",
+            f"scripts/rocmlab simulate {root} --gpus 4; or, for this machine: make up ROCMLAB_ROOT=",
+        )
+    if root == Path("/"):
+        settings.chosen.pop("ROCMLAB_ROOT", None)
+        os.environ.pop("ROCMLAB_ROOT", None)
+    else:
+        settings.chosen["ROCMLAB_ROOT"] = os.environ["ROCMLAB_ROOT"] = str(root)
+    return root
 
 
 def _unreachable(settings: Settings) -> Path:
@@ -84,12 +127,16 @@ def _unreachable(settings: Settings) -> Path:
     return settings.state / "unreachable-base-image"
 
 
-def _assemble(settings: Settings, choice: Choice, engine: Engine, root: Path) -> Project:
+def _assemble(settings: Settings, choice: Choice, engine: Engine, podman: Podman, root: Path) -> Project:
     devices = discover(root)
-    _check_gpus(settings, choice, devices)
+    gpus.check(settings, choice, engine, devices, root)
     values = resolve.resolve(settings, choice, devices, root)
+    previous = envfile.parse(envfile.read(settings.env_path))
     if choice.runtime == "docker":
-        return Project(settings, choice, values, DockerLab(settings, values, engine))
+        return Project(settings, choice, values, DockerLab(settings, values, engine), previous)
+    if choice.runtime == "podman":
+        passed = gpus.passed(settings, choice, devices, root)
+        return Project(settings, choice, values, PodmanLab(settings, values, podman, passed), previous)
     tensorflow = ""
     if choice.backend == "rocm":
         tensorflow = values["TENSORFLOW_INDEX"] = settings.get("TENSORFLOW_INDEX") or amd_wheels(root)
@@ -101,27 +148,7 @@ def _assemble(settings: Settings, choice: Choice, engine: Engine, root: Path) ->
         tensorflow_index=tensorflow,
         wheels=settings.get("WHEELS"),
     )
-    return Project(settings, choice, values, NativeLab(settings, values, environment))
-
-
-def _check_gpus(settings: Settings, choice: Choice, devices: list[Device]) -> None:
-    asked = settings.get("GPUS")
-    if asked in ("all", "none"):
-        return
-    if choice.backend not in ("rocm", "cuda"):
-        raise RocmlabError(
-            f"GPUS={asked} was asked for, and the backend is {choice.backend}",
-            choice.why,
-            "leave GPUS out, or choose a backend that has GPUs",
-        )
-    visibility.select(_gpus(choice, devices), asked)
-
-
-def _gpus(choice: Choice, devices: list[Device]) -> list[Device]:
-    """Return the backend's GPUs; a container is given their nodes with their groups, whatever this user may open."""
-    if choice.backend == "rocm" and choice.runtime == "docker":
-        return Rocm().discover(system_root(), as_root=True)
-    return [device for device in devices if device.backend == choice.backend]
+    return Project(settings, choice, values, NativeLab(settings, values, environment), previous)
 
 
 def prepare(project: Project, say: Say, *, persist: bool = True, always: bool = False) -> Project:
@@ -144,13 +171,18 @@ def prepare(project: Project, say: Say, *, persist: bool = True, always: bool = 
     try:
         project.lab.prepare(say, always=always)
     except BaseImageUnreachable as err:
-        if project.choice.backend != "cpu" or project.settings.get("RUNTIME") == "docker":
+        if project.choice.backend != "cpu" or project.settings.get("RUNTIME") in CONTAINERS:
             raise
         say(f"{err.problem.what}: {err.problem.why}")
-        why = "no base image can be had, so without Docker"
-        say(f"{why}; to insist: make up RUNTIME=docker BASE_IMAGE=…")
+        runtime = project.choice.runtime
+        why = f"no base image can be had, so without {runtime.capitalize()}"
+        say(f"{why}; to insist: make up RUNTIME={runtime} BASE_IMAGE=…")
         envfile.write(_unreachable(project.settings), project.values["BASE_IMAGE"] + "\n")
-        project = _assemble(project.settings, Choice("cpu", "native", why), Engine(is_usable=False), system_root())
+        choice = replace(project.choice, runtime="native", why=why)
+        absent = Engine(is_usable=False), Podman(is_usable=False)
+        previous = project.previous
+        project = _assemble(project.settings, choice, *absent, _root(project.settings))
+        project.previous = previous
         write(project, persist=persist)
         project.lab.prepare(say, always=always)
     return project
@@ -196,7 +228,7 @@ def check_gpus_inside(project: Project, devices: Sequence[Mapping[str, Any]]) ->
         RocmlabError: none of the backend's GPUs is usable inside.
     """
     backend = project.choice.backend
-    if backend not in ("rocm", "cuda") or project.settings.get("GPUS") == "none":
+    if backend not in ("rocm", "cuda") or project.settings.get("GPUS") == "none" or project.choice.is_wsl:
         return
     gpus = [device for device in devices if device["backend"] == backend]
     if any(device["is_usable"] for device in gpus):
@@ -214,28 +246,12 @@ def check_gpus_inside(project: Project, devices: Sequence[Mapping[str, Any]]) ->
 
 def write(project: Project, *, persist: bool = True) -> None:
     """Write the overlay that lists the chosen GPUs, and `.env` where the settings stay chosen."""
-    if ".rocmlab/compose.gpus.yaml" in project.values.get("COMPOSE_FILE", ""):
-        chosen = visibility.select(_gpus(project.choice, discover()), project.settings.get("GPUS"))
-        text = gpu_overlay(project.choice.backend, chosen)
-        envfile.write(project.settings.state / "compose.gpus.yaml", text, mode=0o644)
+    if gpus.OVERLAY in project.values.get("COMPOSE_FILE", ""):
+        root = _root(project.settings)
+        text = gpus.overlay(project.settings, project.choice, discover(root), root)
+        envfile.write(project.settings.project / gpus.OVERLAY, text, mode=0o644)
     if persist:
         configuration.save(project.settings, project.values)
-
-
-def gpu_overlay(backend: str, devices: list[Device]) -> str:
-    """Return a Compose overlay that passes exactly these GPUs."""
-    head = "# Written by `make up GPUS=…`: exactly the chosen GPUs.\nservices:\n  lab:\n"
-    if not devices:  # the nodes stay: without /dev/kfd a lab for AMD GPUs refuses to start
-        return f'{head}    environment:\n      HIP_VISIBLE_DEVICES: "-1"\n      CUDA_VISIBLE_DEVICES: "-1"\n'
-    if backend == "rocm":
-        paths = ["/dev/kfd", *(device.render_node or "" for device in devices)]
-        listed = "".join(f"\n      - {path}" for path in paths)
-        return f"{head}    devices: !override{listed}\n"
-    ids = ", ".join(f'"{device.unique_id or device.index}"' for device in devices)
-    reservation = (
-        f"\n            - driver: nvidia\n              device_ids: [{ids}]\n              capabilities: [gpu]"
-    )
-    return f"{head}    deploy:\n      resources:\n        reservations:\n          devices: !override{reservation}\n"
 
 
 def reopen(folder: Path) -> Project:
@@ -245,23 +261,36 @@ def reopen(folder: Path) -> Project:
         RocmlabError: there was no `make up` yet, or the engine cannot be asked.
     """
     settings = configuration.load(folder, {})
-    values = envfile.parse(envfile.read(settings.env_path))
-    backend, runtime = values.get("ROCMLAB_BACKEND"), values.get("ROCMLAB_RUNTIME")
-    needed = ("JUPYTER_TOKEN", "PORT", "SHARE", *(("ROCMLAB_IMAGE", "COMPOSE_FILE") if runtime == "docker" else ()))
-    if not backend or not runtime or not all(name in values for name in needed):
+    found = _described(settings, envfile.parse(envfile.read(settings.env_path)))
+    if found is None:
         raise RocmlabError("there is no lab here yet", f"{settings.env_path} describes none", "make up")
-    choice = Choice(backend, runtime, "as `make up` chose")
+    return found
+
+
+def _described(settings: Settings, values: dict[str, str]) -> Project | None:
+    """Return the project that a `.env` describes, or None if it describes none."""
+    backend, runtime = values.get("ROCMLAB_BACKEND"), values.get("ROCMLAB_RUNTIME")
+    needed = ["JUPYTER_TOKEN", "PORT", "SHARE"] + (["ROCMLAB_IMAGE"] if runtime in CONTAINERS else [])
+    needed += ["COMPOSE_FILE"] if runtime == "docker" else []
+    if not backend or not runtime or not all(name in values for name in needed):
+        return None
+    is_simulated = bool(settings.get("ROCMLAB_ROOT"))
+    choice = Choice(backend, runtime, "as `make up` chose", is_simulated=is_simulated)
     if runtime == "docker":
         return Project(settings, choice, values, DockerLab(settings, values, Engine(is_usable=True)))
-    environment = Environment(folder, backend, settings.get("PYTHON") or "python3", values.get("TORCH_INDEX", ""))
+    if runtime == "podman":
+        return Project(settings, choice, values, PodmanLab(settings, values, Podman(is_usable=True), gpus.Passed()))
+    python = settings.get("PYTHON") or "python3"
+    environment = Environment(settings.project, backend, python, values.get("TORCH_INDEX", ""))
     return Project(settings, choice, values, NativeLab(settings, values, environment))
 
 
 def stop_other(project: Project, say: Say) -> None:
-    """Stop a lab that an earlier `make up` started in the other runtime, so that one project has one lab."""
-    before = project.settings.written.get("ROCMLAB_RUNTIME")
-    if before and before != project.choice.runtime:
-        other = reopen(project.settings.project)
-        if other.choice.runtime == before and other.lab.is_running():
-            say(f"stopping the {before} lab of an earlier `make up`")
-            other.lab.stop(say)
+    """Stop a lab that an earlier `make up` started in another runtime, so that one project has one lab."""
+    before = project.previous.get("ROCMLAB_RUNTIME")
+    if not before or before == project.choice.runtime:
+        return
+    other = _described(project.settings, project.previous)
+    if other is not None and other.lab.is_running():
+        say(f"stopping the {before} lab of an earlier `make up`")
+        other.lab.stop(say)

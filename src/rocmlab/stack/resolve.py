@@ -12,7 +12,8 @@ from pathlib import Path
 
 from rocmlab.devices import Device, nodes
 from rocmlab.errors import RocmlabError
-from rocmlab.stack.choice import Choice
+from rocmlab.stack import gpus
+from rocmlab.stack.choice import CONTAINERS, Choice
 from rocmlab.stack.settings import Settings
 
 BASE_IMAGES = {  # source and date of each tag: docs/images.md
@@ -43,8 +44,10 @@ def resolve(settings: Settings, choice: Choice, devices: list[Device], root: Pat
         "TORCH_INDEX": settings.chosen.get("TORCH_INDEX", TORCH_INDEXES[choice.backend]),
     }
     values |= {name: path for name, path in pip_environment(settings, os.environ).items() if path}
-    if choice.runtime == "docker":
-        values |= _for_compose(settings, choice, devices, root)
+    if choice.is_simulated:
+        values["ROCMLAB_ROOT"] = str(root)
+    if choice.runtime in CONTAINERS:
+        values |= _for_container(settings, choice, devices, root)
     # A derived value that a person wrote over in `.env` is theirs, too: an overlay more in COMPOSE_FILE, say.
     return values | {name: value for name, value in settings.chosen.items() if name in values and name != "SHARE"}
 
@@ -52,8 +55,8 @@ def resolve(settings: Settings, choice: Choice, devices: list[Device], root: Pat
 def _share(settings: Settings, choice: Choice) -> str:
     asked = os.path.expanduser(settings.get("SHARE"))
     if not asked:
-        return "share" if choice.runtime == "docker" else "./share"
-    if choice.runtime == "docker" and "/" not in asked and asked != "share":
+        return "share" if choice.runtime in CONTAINERS else "./share"
+    if choice.runtime in CONTAINERS and "/" not in asked and asked != "share":
         raise RocmlabError(
             f"SHARE={asked} is neither a folder nor the lab's volume",
             "a folder is written with a slash; the volume is called `share`",
@@ -62,18 +65,16 @@ def _share(settings: Settings, choice: Choice) -> str:
     return asked
 
 
-def _for_compose(settings: Settings, choice: Choice, devices: list[Device], root: Path) -> dict[str, str]:
+def _for_container(settings: Settings, choice: Choice, devices: list[Device], root: Path) -> dict[str, str]:
     uid = _owner(settings.project / os.path.expanduser(settings.get("NOTEBOOKS_DIR")))
     render, video = device_groups(root)
     name = settings.last("COMPOSE_PROJECT_NAME") or project_name(settings.project)
-    files = ["compose.yaml"] + ([f"docker/compose.{choice.backend}.yaml"] if choice.backend != "rocm" else [])
-    if settings.get("GPUS") != "all" and choice.backend in ("rocm", "cuda"):
-        files.append(".rocmlab/compose.gpus.yaml")
+    files = {"COMPOSE_FILE": ":".join(gpus.overlays(settings, choice)), "COMPOSE_PATH_SEPARATOR": ":"}
+    base = BASE_IMAGES[_kind(choice.backend, devices)]
     return {
-        "COMPOSE_FILE": ":".join(files),
-        "COMPOSE_PATH_SEPARATOR": ":",
+        **(files if choice.runtime == "docker" else {}),
         "COMPOSE_PROJECT_NAME": name,
-        "BASE_IMAGE": settings.get("BASE_IMAGE") or BASE_IMAGES[_kind(choice.backend, devices)],
+        "BASE_IMAGE": settings.get("BASE_IMAGE") or (base if choice.runtime == "docker" else qualified(base)),
         "ROCMLAB_IMAGE": f"{name}:{choice.backend}",
         "RENDER_GID": render,
         "VIDEO_GID": video,
@@ -81,6 +82,14 @@ def _for_compose(settings: Settings, choice: Choice, devices: list[Device], root
         "NB_GID": settings.get("NB_GID") or "100",
         "NOTEBOOKS_DIR": os.path.expanduser(settings.get("NOTEBOOKS_DIR")),
     }
+
+
+def qualified(name: str) -> str:
+    """Return an image's name with its registry, which Podman does not guess: docker.io/library/ubuntu:24.04."""
+    first, _, rest = name.partition("/")
+    if rest and ("." in first or ":" in first or first == "localhost"):
+        return name
+    return f"docker.io/{name}" if rest else f"docker.io/library/{name}"
 
 
 def _kind(backend: str, devices: list[Device]) -> str:

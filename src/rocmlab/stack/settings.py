@@ -28,8 +28,10 @@ class Setting:
 
 SETTINGS = (
     Setting("BACKEND", "auto", "the hardware to use: rocm, cuda, metal, cpu, or auto"),
-    Setting("RUNTIME", "auto", "where the lab runs: docker, native (a virtual environment), or auto"),
-    Setting("GPUS", "all", "the GPUs the lab gets: all, none, indices (0,2 or 0-3), or PCI addresses"),
+    Setting("RUNTIME", "auto", "where the lab runs: docker, podman, native (a virtual environment), or auto"),
+    Setting("GPUS", "all", "the GPUs the lab gets: all, none, indices (0,2 or 0-3), PCI addresses, or unique ids"),
+    Setting("GPU_PASSTHROUGH", "nodes", "how Docker is told of AMD GPUs: nodes (device files) or cdi (CDI names)"),
+    Setting("ROCMLAB_ROOT", "this machine", "the folder of a simulated host; empty: this machine again"),
     Setting("PORT", "8888", "the port of JupyterLab on 127.0.0.1"),
     Setting("SHARE", "the volume `share` (docker), ./share (native)", "the folder or volume that outlives the lab"),
     Setting("NOTEBOOKS_DIR", "./notebooks", "the folder shown as work/ in JupyterLab"),
@@ -66,6 +68,7 @@ DEFAULTS = {
     "BACKEND": "auto",
     "RUNTIME": "auto",
     "GPUS": "all",
+    "GPU_PASSTHROUGH": "nodes",
     "PORT": "8888",
     "NOTEBOOKS_DIR": "./notebooks",
 }

@@ -69,14 +69,14 @@ def run(framework: str, *arguments: str | Path, time_limit_seconds: float = 120)
         raise RocmlabError(
             f"{what} was not done after {time_limit_seconds:g} seconds",
             f"it ran in {interpreter.python}",
-            "raise time_limit_seconds, or look whether a GPU hangs (rocm-smi, amd-smi, nvidia-smi)",
+            "raise time_limit_seconds, or see whether a GPU hangs: make doctor",
             exit_code=1,
         ) from err
     if done.returncode != 0:
         raise RocmlabError(
             f"{what} ended with {done.returncode}",
             "\n".join(done.stderr.splitlines()[-15:]) or f"it ran in {interpreter.python}",
-            "mend the script; `make devices` shows the devices",
+            "mend the script; `make devices` shows the devices, `make doctor` what is wrong with them",
             exit_code=1,
         )
     return done.stdout

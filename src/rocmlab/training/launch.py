@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from rocmlab.devices import Device, visibility
+from rocmlab.devices import visibility
 from rocmlab.errors import RocmlabError
 from rocmlab.training import interpreters
 
@@ -103,7 +103,7 @@ def _stream(command: list[str], env: dict[str, str], deadline: float, ranks: Ran
 
 
 def _environment(base: dict[str, str], count: int, gpus: Sequence[int]) -> dict[str, str]:
-    env = _visible(base, gpus)
+    env = visibility.narrow(base, gpus)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     env["OMP_NUM_THREADS"] = env["MKL_NUM_THREADS"] = str(max(1, cores // count))
     env["PYTHONUNBUFFERED"] = "1"  # lines appear when they are printed
@@ -113,23 +113,6 @@ def _environment(base: dict[str, str], count: int, gpus: Sequence[int]) -> dict[
         # Without it gloo asks for the address of this host's name, which a container or laptop may not have.
         env.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     return env
-
-
-def _visible(base: dict[str, str], gpus: Sequence[int]) -> dict[str, str]:
-    """Return `base` with the masks that leave only `gpus`, counted within a mask that is already there."""
-    mask = base.get("HIP_VISIBLE_DEVICES") or base.get("CUDA_VISIBLE_DEVICES")
-    numbers = mask.split(",") if mask else [str(number) for number in range(max(gpus, default=0) + 1)]
-    if gpus and list(gpus) == list(range(len(numbers))) and mask:
-        return dict(base)  # all that the mask leaves, in its order
-    try:
-        chosen = [int(numbers[number]) for number in gpus]
-    except (IndexError, ValueError) as err:
-        raise RocmlabError(
-            f"GPUs {list(gpus)} cannot be picked from the mask {mask}",
-            "the mask of this process has fewer GPUs, or names them by something other than numbers",
-            "set HIP_VISIBLE_DEVICES to numbers, such as 0,1",
-        ) from err
-    return visibility.apply(base, [Device("gpu", number, "", is_usable=True) for number in chosen])
 
 
 def _end_with_parent() -> Callable[[], None] | None:

@@ -38,7 +38,7 @@ def choose(framework: str, device: str = "auto") -> Description:
         raise RocmlabError(
             f'device="gpu", but {framework} sees no GPU',
             f"{framework} lists only the CPU",
-            'see `make status` and `make devices`, or use device="auto" or device="cpu"',
+            '`make doctor` says why; or use device="auto" or device="cpu"',
         )
     return found[0]
 

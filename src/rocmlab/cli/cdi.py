@@ -1,0 +1,66 @@
+"""`rocmlab cdi`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rocmlab.cli.main import verb_parser
+from rocmlab.devices import cdi, is_simulated, system_root
+from rocmlab.devices.rocm import Rocm
+from rocmlab.errors import Problem, RocmlabError
+from rocmlab.stack import envfile
+
+
+def main(verb: str, arguments: Sequence[str]) -> int:
+    """Print the specification, write it where --output says, or check one; exit code 1 if the checked one is wrong."""
+    parser = verb_parser(verb)
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--output", metavar="FILE", help="write it there, as a rule /etc/cdi/amd.json (default: print)")
+    where.add_argument("--check", metavar="FILE", help="say whether a specification is valid and true of this host")
+    parser.add_argument(
+        "--no-group-ids",
+        action="store_true",
+        help="leave the nodes' groups out, for engines with a CDI older than 0.7 (Podman 4)",
+    )
+    chosen = parser.parse_args(arguments)
+    if chosen.check:
+        return check(Path(chosen.check))
+    text = cdi.to_json(_specification(group_ids=not chosen.no_group_ids))
+    if is_simulated(system_root()):
+        print(f"SIMULATED: these are the GPUs of {system_root()}, which no engine can pass", file=sys.stderr)
+    if not chosen.output:
+        print(text, end="")
+        return 0
+    envfile.write(Path(chosen.output), text, mode=0o644)
+    print(f"{chosen.output}: the GPUs of this host by index, by PCI address, and {cdi.KIND}={cdi.ALL}")
+    return 0
+
+
+def _specification(*, group_ids: bool) -> dict[str, Any]:
+    root = system_root()
+    gpus = [gpu for gpu in Rocm().discover(root, as_root=True) if gpu.is_usable]
+    if not gpus:
+        raise RocmlabError(
+            "there is no AMD GPU to specify",
+            "the KFD topology lists none whose render node is here",
+            "rocmlab doctor says what is missing; without a driver: sudo modprobe amdgpu",
+        )
+    return cdi.specification(gpus, root, group_ids=group_ids)
+
+
+def check(path: Path) -> int:
+    """Say what is wrong with a specification."""
+    found = cdi.read(path)
+    if isinstance(found, Problem):
+        raise RocmlabError(found.what, found.why, found.fix)
+    mend = f"sudo scripts/rocmlab cdi --output {path}"
+    invalid = cdi.problems(found)
+    if invalid or not isinstance(found, dict):
+        raise RocmlabError(f"{path} is not a valid CDI specification", "\n".join(invalid), mend, exit_code=1)
+    if stale := cdi.differences(found, _specification(group_ids=True)):
+        raise RocmlabError(f"{path} does not describe this host", "\n".join(stale), mend, exit_code=1)
+    print(f"{path}: valid (CDI {found['cdiVersion']}), and true of this host: {len(found['devices'])} names")
+    return 0

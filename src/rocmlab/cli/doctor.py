@@ -1,0 +1,180 @@
+"""`rocmlab doctor`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rocmlab import __version__, doctor
+from rocmlab.cli.main import verb_parser
+from rocmlab.doctor import checks, report
+from rocmlab.doctor.model import BLOCKS, CONTAINER, HOST, WARNS, Finding, Repair, UnansweredError
+from rocmlab.errors import RocmlabError
+from rocmlab.stack import project as projects
+
+EPILOG = "Exit code: 0 nothing is wrong, 1 warnings, 2 something stops the lab. Each check is in docs/doctor.md."
+
+
+def main(verb: str, arguments: Sequence[str]) -> int:
+    """Look, say what was found, and mend what may be mended."""
+    chosen = _parser(verb).parse_args(arguments)
+    if chosen.list:
+        print(report.page(checks.ALL) if chosen.markdown else "\n".join(report.catalogue(checks.ALL)))
+        return 0
+    wanted = doctor.Wanted(
+        only=tuple(id for given in chosen.only for id in given.split(",") if id),
+        quick=chosen.quick,
+        frameworks=not chosen.no_frameworks,
+        operation_limit_seconds=chosen.time_limit,
+    )
+    if wanted.frameworks and not chosen.json and sys.stderr.isatty():
+        print("looking; the frameworks' first computation can take a minute …", file=sys.stderr)
+    found = doctor.on_container(wanted) if _side(chosen.side) == CONTAINER else doctor.on_host(_folder(), wanted)
+    repaired: list[str] = []
+    if chosen.json and not chosen.fix:
+        print(json.dumps(as_dict(found), indent=1))
+        return doctor.exit_code(found.findings)
+    if not chosen.json:
+        screen = report.Screen(shutil.get_terminal_size((100, 24)).columns, colour=_has_colour())
+        print("\n".join(screen.lines(found)))
+    if chosen.fix:
+        found, repaired = mend(found, always=chosen.yes, quiet=chosen.json)
+    if chosen.json:
+        print(json.dumps({**as_dict(found), "repaired": repaired}, indent=1))
+    return doctor.exit_code(found.findings)
+
+
+def _parser(verb: str) -> argparse.ArgumentParser:
+    parser = verb_parser(verb, epilog=EPILOG)
+    parser.add_argument("--json", action="store_true", help="print everything found, as JSON")
+    parser.add_argument("--fix", action="store_true", help="offer what is safe to mend, and ask before each")
+    parser.add_argument("--yes", action="store_true", help="with --fix: do not ask")
+    parser.add_argument("--quick", action="store_true", help="only what `make up` asks first")
+    parser.add_argument("--no-frameworks", action="store_true", help="do not start TensorFlow and PyTorch")
+    parser.add_argument("--only", metavar="ID", action="append", default=[], help="only this check; repeatable")
+    parser.add_argument("--list", action="store_true", help="list the checks")
+    parser.add_argument("--markdown", action="store_true", help="with --list: the text of docs/doctor.md")
+    parser.add_argument("--side", choices=(HOST, CONTAINER), help="where this is; found out by itself")
+    parser.add_argument(
+        "--time-limit", metavar="SECONDS", type=_seconds, default=180.0, help="for a framework on one device (180)"
+    )
+    return parser
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < 86400:
+        raise argparse.ArgumentTypeError("more than 0 seconds and less than a day")
+    return seconds
+
+
+def _side(given: str | None) -> str:
+    return given or (CONTAINER if os.environ.get("ROCMLAB_RUNTIME") else HOST)
+
+
+def _folder() -> Path | None:
+    try:
+        return projects.find()
+    except RocmlabError:
+        return None
+
+
+def _has_colour() -> bool:
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def as_dict(found: doctor.Report) -> dict[str, Any]:
+    """Return a report ready for JSON."""
+    situation = found.situation
+    findings = found.findings
+    facts: dict[str, Any] = {
+        "rocmlab": __version__,
+        "simulated": found.simulated,
+        "side": situation.side,
+        "backend": situation.backend,
+        "runtime": situation.runtime,
+        "uid": situation.uid,
+        "groups": sorted(situation.groups),
+        "lab": None if found.lab is None else "asked" if not found.lab.get("problem") else "silent",
+        "exit_code": doctor.exit_code(findings),
+        "blocks": sum(finding.status == BLOCKS for finding in findings),
+        "warns": sum(finding.status == WARNS for finding in findings),
+        "findings": [finding.as_dict() for finding in findings],
+    }
+    if found.lab is not None and not found.lab.get("problem"):
+        kept = ("rocmlab", "backend", "runtime", "uid", "groups", "devices", "nodes", "rocm_version")
+        facts["inside"] = {name: found.lab.get(name) for name in kept}
+    try:
+        facts["devices"] = [device.as_dict() for device in situation.devices]
+        facts["nodes"] = [
+            {"path": node.path, "gid": node.gid, "mode": node.mode, "major": node.major, "minor": node.minor}
+            for node in situation.compute_nodes
+        ]
+        facts["rocm_version"] = situation.rocm_version
+    except UnansweredError as err:
+        facts |= {"devices": [], "nodes": [], "rocm_version": None, "unanswered": str(err)}
+    return facts
+
+
+def mend(found: doctor.Report, *, always: bool, quiet: bool = False) -> tuple[doctor.Report, list[str]]:
+    """Offer each repair, make those that are agreed to, and look again at what they mend."""
+    offers = [(finding, finding.repair) for finding in found.findings if finding.repair]
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr if quiet else sys.stdout)
+
+    if not offers:
+        say("\nnothing here can be mended without you")
+    done: list[str] = []
+    for finding, repair in offers:
+        if not _agreed(repair, always=always, say=say):
+            continue
+        repair.apply()
+        done.append(repair.what)
+        found = _again(found, finding)
+        left = [one for one in found.findings if one.check == finding.check and one.status in (BLOCKS, WARNS)]
+        say(f"done: {repair.what}" + (f"; {finding.check} still says: {left[0].problem}" if left else ""))
+    for line in _for_root(found):
+        say(f"for you to paste, as it needs root: {line}")
+    return found, done
+
+
+def _for_root(found: doctor.Report) -> list[str]:
+    """Return the lines with sudo among the fixes; doctor never runs them."""
+    fixes = (one.problem.fix for one in found.findings if one.problem and one.status in (BLOCKS, WARNS))
+    lines = (line for fix in fixes for line in fix.splitlines() if line.startswith("sudo ") and "<<" not in line)
+    return list(dict.fromkeys(lines))
+
+
+def _agreed(repair: Repair, *, always: bool, say: Callable[[str], None]) -> bool:
+    if always:
+        return True
+    if not sys.stdin.isatty():
+        say(f"would {repair.what} (--yes does it without a terminal)")
+        return False
+    return input(f"\n{repair.what}? [y/N] ").strip().lower() in ("y", "yes")
+
+
+def _again(found: doctor.Report, finding: Finding) -> doctor.Report:
+    """Look once more at one check, with fresh eyes."""
+    before = found.situation
+    fresh = doctor.Situation(
+        root=before.root,
+        side=before.side,
+        environment=before.environment,
+        project=before.project,
+        plan_problem=before.plan_problem,
+        running=before.running,
+        given_engine=before.given_engine,
+        with_frameworks=before.with_frameworks,
+        lab_report=before.lab_report,
+    )
+    new = checks.BY_ID[finding.check].run(fresh)
+    kept = [one for one in found.findings if (one.check, one.side) != (finding.check, finding.side)]
+    return doctor.Report(before, (*kept, *new), found.lab)

@@ -1,0 +1,87 @@
+"""`rocmlab simulate`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rocmlab.cli.main import VERBS, verb_parser
+from rocmlab.devices.simulated import KINDS, PARTITIONS, PATTERNS, PRODUCTS, PROFILES, Live
+from rocmlab.errors import RocmlabError
+
+
+def main(verb: str, arguments: Sequence[str]) -> int:
+    """Write a simulated host, and with --live move its values until Ctrl-C or for --seconds."""
+    chosen = _parser(verb).parse_args(arguments)
+    folder: Path = chosen.folder
+    live = Live(
+        folder,
+        gpus=chosen.gpus,
+        profile=chosen.profile,
+        partition=chosen.partition,
+        partitions_are_functions=chosen.older_driver,
+        products=chosen.product.split(",") if chosen.product else (),
+        busy=chosen.busy or ("training" if chosen.live else "idle"),
+        faults=chosen.fault,
+        seed=chosen.seed,
+        character_nodes=chosen.nodes,
+    )
+    count = len(live.host.gpus)
+    print(f"{folder}: a SIMULATED host with {count} GPU{'s' * (count > 1)}")
+    print(f"try: ROCMLAB_ROOT={folder} rocmlab devices", flush=True)
+    if chosen.live:
+        _move(live, chosen.interval, chosen.seconds)
+    return 0
+
+
+def _move(live: Live, interval: float, seconds: float | None) -> None:
+    began = time.monotonic()
+    print("moving its values; Ctrl-C ends it", file=sys.stderr, flush=True)
+    try:
+        while (passed := time.monotonic() - began) < (seconds if seconds is not None else float("inf")):
+            live.step(passed)
+            time.sleep(interval)
+    except KeyboardInterrupt:
+        print("ended", file=sys.stderr)
+    except FileNotFoundError as err:
+        raise RocmlabError(
+            f"{err.filename} is gone", "somebody removed or rewrote the simulated host", "start again"
+        ) from None
+
+
+def _parser(verb: str) -> argparse.ArgumentParser:
+    width = max(map(len, KINDS))
+    faults = "\n".join(f"  {kind:<{width}}  {text}" for kind, (_, text) in KINDS.items())
+    parser = verb_parser(verb, epilog=f"faults:\n{faults}\n\ndocs/simulate.md explains more.")
+    parser.description = f"{VERBS[verb][1][0].upper()}{VERBS[verb][1][1:]}, which AMD's own tools take for real."
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("folder", type=Path, metavar="DIR", help="new, empty, or a simulated host, which is replaced")
+    parser.add_argument("--gpus", type=int, metavar="N", help="1 to 64 (default: as many as the profile has)")
+    parser.add_argument("--profile", default="radeon", choices=PROFILES, help="kind of host (default: radeon)")
+    parser.add_argument("--partition", default="spx", choices=PARTITIONS, help="divide each MI300X (default: spx)")
+    parser.add_argument("--older-driver", action="store_true", help="partitions as PCI functions: 0000:05:00.1")
+    parser.add_argument("--product", metavar="NAME,…", help=f"GPUs in turn instead: {', '.join(PRODUCTS)}")
+    parser.add_argument(
+        "--busy",
+        metavar="PATTERN",
+        help=f"{', '.join(PATTERNS)}, a percentage, or HIP:percent,… (default: idle; training with --live)",
+    )
+    parser.add_argument("--live", action="store_true", help="keep running and move the values")
+    parser.add_argument("--interval", type=_positive, default=0.5, metavar="S", help="between moves (default: 0.5)")
+    parser.add_argument("--seconds", type=_positive, metavar="S", help="end --live after so long")
+    parser.add_argument(
+        "--fault", action="append", default=[], metavar="KIND[:GPU[:DETAIL]]", help="break something; may be repeated"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="decides serial numbers and ids (default: 0)")
+    parser.add_argument("--nodes", action="store_true", help="make real device nodes (root)")
+    return parser
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a time in seconds above 0")
+    return value

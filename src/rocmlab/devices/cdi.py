@@ -1,0 +1,228 @@
+"""The CDI specification of a host's AMD GPUs: the device nodes of each, by names that container engines understand.
+
+Source: the Container Device Interface specification (cncf-tags/container-device-interface, SPEC.md and schema/). Names
+are those of AMD's container toolkit (`0`, `1`, … by PCI address, and `all`), and each GPU's PCI address. Owner and mode
+of each node are written out: an engine that is told neither makes the node root's with mode 0666.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rocmlab.devices.model import Device
+from rocmlab.errors import Problem
+
+KIND = "amd.com/gpu"
+KFD = "/dev/kfd"
+ALL = "all"
+VERSIONS = ("0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
+NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
+KIND_FORM = re.compile(r"[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?/[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
+SPECIFICATION_KEYS = {"cdiVersion", "kind", "annotations", "devices", "containerEdits"}
+EDIT_KEYS = {"env", "deviceNodes", "mounts", "hooks", "intelRdt", "additionalGids", "netDevices"}
+NODE_NUMBERS = ("major", "minor", "fileMode", "uid", "gid")
+NODE_KEYS = {"path", "hostPath", "type", "permissions", *NODE_NUMBERS}
+
+
+def name_of(device: Device) -> str:
+    """Return the name that means this device and no other, whoever counts; a partition's has its number behind it."""
+    address = device.pci_address or f"index-{device.index}"
+    return f"{address}-{device.partition}" if device.partition else address
+
+
+def specification(devices: Sequence[Device], root: Path, *, group_ids: bool = True) -> dict[str, Any]:
+    """Return the specification of these GPUs.
+
+    Args:
+        devices: AMD GPUs; their nodes must be there.
+        root: the host.
+        group_ids: whether to add the nodes' groups to the container's process, which needs CDI 0.7.0.
+    """
+    gpus = [device for device in devices if device.backend == "rocm" and device.render_node]
+    ordered = sorted(gpus, key=lambda device: (_address(device), device.partition or 0))
+    named: list[dict[str, Any]] = []
+    for position, device in enumerate(ordered):
+        edits = _edits([device], root, group_ids=group_ids)
+        named += [{"name": name, "containerEdits": edits} for name in (str(position), name_of(device))]
+    named.append({"name": ALL, "containerEdits": _edits(ordered, root, group_ids=group_ids)})
+    found: dict[str, Any] = {"cdiVersion": "", "kind": KIND, "devices": named}
+    if any(device.simulated for device in ordered):
+        found["annotations"] = {"rocmlab.simulated": "true"}
+    found["cdiVersion"] = oldest_version(found)
+    return found
+
+
+def _address(device: Device) -> tuple[int, ...]:
+    return tuple(int(part, 16) for part in re.findall(r"[0-9a-fA-F]+", device.pci_address or ""))
+
+
+def _edits(devices: Sequence[Device], root: Path, *, group_ids: bool) -> dict[str, Any]:
+    paths = [KFD, *(path for device in devices for path in (device.card_node, device.render_node) if path)]
+    found = [node for path in dict.fromkeys(paths) if (node := _node(path, root))]
+    edits: dict[str, Any] = {"deviceNodes": found}
+    groups = sorted({node["gid"] for node in found} - {0})
+    if groups and group_ids:
+        edits["additionalGids"] = groups
+    return edits
+
+
+def _node(path: str, root: Path) -> dict[str, Any] | None:
+    try:
+        status = os.stat(root / path.lstrip("/"))
+    except OSError:
+        return None
+    return {
+        "path": path,
+        "permissions": "rw",
+        "uid": status.st_uid,
+        "gid": status.st_gid,
+        "fileMode": stat.S_IMODE(status.st_mode),
+    }
+
+
+def oldest_version(specification: Mapping[str, Any]) -> str:
+    """Return the oldest CDI version that has what this specification uses; an older engine refuses a newer one."""
+    edits = [entry.get("containerEdits", {}) for entry in (*specification["devices"], specification)]
+    if any("additionalGids" in edit or "intelRdt" in edit for edit in edits):
+        return "0.7.0"
+    if any("annotations" in entry for entry in (*specification["devices"], specification)):
+        return "0.6.0"
+    has_digit_first = any(entry["name"][:1].isdigit() for entry in specification["devices"])
+    has_host_path = any("hostPath" in node for edit in edits for node in edit.get("deviceNodes", []))
+    return "0.5.0" if has_digit_first or has_host_path else "0.3.0"
+
+
+def to_json(specification: Mapping[str, Any]) -> str:
+    """Return the text of the file."""
+    return json.dumps(specification, indent=1) + "\n"
+
+
+def names_in(folder: Path) -> list[str]:
+    """Return the qualified names of all JSON specifications in a folder; what cannot be read names nothing."""
+    names: list[str] = []
+    try:
+        paths = sorted(folder.glob("*.json"))
+    except OSError:
+        return []
+    for path in paths:
+        found = read(path)
+        if isinstance(found, dict) and not problems(found):
+            names += [f"{found['kind']}={entry['name']}" for entry in found["devices"]]
+    return names
+
+
+def read(path: Path) -> object:
+    """Return what a JSON file holds, or the reason as a Problem."""
+    try:
+        found: object = json.loads(path.read_bytes()[: 4 << 20])
+        return found
+    except (OSError, ValueError, RecursionError) as err:
+        return Problem(f"{path} cannot be read as JSON", str(err), f"sudo scripts/rocmlab cdi --output {path}")
+
+
+# -- checking ------------------------------------------------------------------------------------------------------
+
+
+def problems(found: object) -> list[str]:
+    """Return what a specification has that the public schema does not allow, a sentence each.
+
+    The rules are those of the schema and of the specification's text that concern device nodes; mounts and hooks,
+    which AMD GPUs do not need, are not looked into.
+    """
+    if not isinstance(found, dict):
+        return ["it is not an object"]
+    said = [f"it lacks {key}" for key in ("cdiVersion", "kind", "devices") if key not in found]
+    said += [f"{key} is no part of a specification" for key in found if key not in SPECIFICATION_KEYS]
+    if "cdiVersion" in found and found["cdiVersion"] not in VERSIONS:
+        said.append(f"cdiVersion {found['cdiVersion']!r} is not one of {', '.join(VERSIONS)}")
+    if "kind" in found and not (isinstance(found["kind"], str) and KIND_FORM.fullmatch(found["kind"])):
+        said.append(f"kind {found['kind']!r} is not vendor/class")
+    said += _edits_problems("the specification", found.get("containerEdits", {}))
+    devices = found.get("devices", [])
+    if not isinstance(devices, list) or ("devices" in found and not devices):
+        return [*said, "devices is not a list with at least one device"]
+    for number, entry in enumerate(devices):
+        said += _device_problems(number, entry)
+    names = [entry["name"] for entry in devices if isinstance(entry, dict) and isinstance(entry.get("name"), str)]
+    said += [f"the name {name} is given twice" for name in dict.fromkeys(names) if names.count(name) > 1]
+    if not said and _number(found["cdiVersion"]) < _number(oldest_version(found)):
+        said.append(f"cdiVersion {found['cdiVersion']} is too low: it uses what {oldest_version(found)} brought")
+    return said
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
+
+
+def _device_problems(number: int, entry: object) -> list[str]:
+    if not isinstance(entry, dict):
+        return [f"device {number} is not an object"]
+    name = entry.get("name")
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        return [f"device {number} has the name {name!r}, which is not letters, digits and _ - . : between them"]
+    said = [f"device {name}: {key} is unknown" for key in entry if key not in ("name", "annotations", "containerEdits")]
+    if "containerEdits" not in entry:
+        return [*said, f"device {name} lacks containerEdits"]
+    return said + _edits_problems(f"device {name}", entry["containerEdits"])
+
+
+def _edits_problems(where: str, edits: object) -> list[str]:
+    if not isinstance(edits, dict):
+        return [f"{where}: containerEdits is not an object"]
+    said = [f"{where}: {key} is unknown" for key in edits if key not in EDIT_KEYS]
+    listed = {key: edits.get(key, []) for key in ("deviceNodes", "additionalGids", "env")}
+    said += [f"{where}: {key} is not a list" for key, value in listed.items() if not isinstance(value, list)]
+    if said:
+        return said
+    said += [f"{where}: additionalGids has {gid!r}" for gid in listed["additionalGids"] if not _is_id(gid)]
+    said += [f"{where}: env has {text!r}" for text in listed["env"] if not isinstance(text, str) or "=" not in text]
+    for node in listed["deviceNodes"]:
+        said += [f"{where}: {reason}" for reason in _node_problems(node)]
+    return said
+
+
+def _node_problems(node: object) -> list[str]:
+    if not isinstance(node, dict) or not isinstance(node.get("path"), str) or not node["path"].startswith("/"):
+        return ["a device node has no absolute path"]
+    path = node["path"]
+    said = [f"{path}: {key} is unknown" for key in node if key not in NODE_KEYS]
+    said += [f"{path}: {key} is {node[key]!r}" for key in NODE_NUMBERS if key in node and not _is_id(node[key])]
+    if not set(str(node.get("permissions", ""))) <= set("rwm"):
+        said.append(f"{path}: permissions {node['permissions']!r} are not made of r, w and m")
+    return said
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**32
+
+
+def differences(found: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
+    """Return in what a valid specification disagrees with this host's, a sentence each; names of others are theirs."""
+    if found["kind"] != expected["kind"]:
+        return [f"it is for {found['kind']}, not for {expected['kind']}"]
+    ours = {entry["name"]: entry["containerEdits"] for entry in expected["devices"]}
+    theirs = {entry["name"]: entry["containerEdits"] for entry in found["devices"]}
+    said = [f"{name} is missing" for name in ours if name not in theirs]
+    said += [f"{name} is no GPU of this host" for name in theirs if name not in ours]
+    for name in ours:
+        if name in theirs:
+            said += [f"{name}: {reason}" for reason in _node_differences(theirs[name], ours[name])]
+    return said
+
+
+def _node_differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
+    here = {node["path"]: node for node in ours.get("deviceNodes", [])}
+    there = {node["path"]: node for node in theirs.get("deviceNodes", [])}
+    said = [f"{path} is missing" for path in here if path not in there]
+    said += [f"{path} does not belong to it" for path in there if path not in here]
+    for path, node in here.items():
+        for key in ("uid", "gid", "fileMode"):
+            if path in there and there[path].get(key) != node[key]:
+                said.append(f"{path} has {key} {there[path].get(key)}, and the node here has {node[key]}")
+    return said

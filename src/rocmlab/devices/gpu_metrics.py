@@ -1,0 +1,336 @@
+"""The binary table `gpu_metrics` of the amdgpu driver, parsed by its revision.
+
+Source: `/sys/class/drm/card*/device/gpu_metrics`; the layouts follow the structures `gpu_metrics_v*` of the kernel's
+`drivers/gpu/drm/amd/include/kgd_pp_interface.h`. Revisions 1.0 to 1.3 belong to discrete cards, 1.4 to 1.9 to MI300 and
+later, 2.x and 3.0 to APUs. A value with all bits set is absent. Little-endian, as every host of these cards is.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+HEADER = struct.Struct("<HBB")  # size of the table in bytes, format revision, content revision
+JOULES_PER_COUNT = 2.0**-16  # of the energy accumulator: 15.259 µJ
+
+# Some firmware gives the PCIe generation as link speed, the other tenths of GT/s, of which 25 is the least there is.
+LINK_GENERATIONS = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0}  # GT/s
+
+# `name:form` in the order of the structure, after the header. A form is a count (none: one), a code of `struct`, and
+# what makes base units of it: `/N` divides, `MHz` gives hertz, nothing leaves a whole number. Names are those of
+# `Metrics`; what is not used is called `-`, residencies are in capitals. A name that comes twice is first the mean,
+# then the present value, which counts if it is there.
+_TEMPERATURES = "edge_celsius:H/1 hotspot_celsius:H/1 memory_celsius:H/1 -:3H"
+_ACTIVITIES = "busy_percent:H/1 memory_busy_percent:H/1 media_busy_percent:H/1"
+_MEANS = "core_clock_hertz:HMHz soc_clock_hertz:HMHz memory_clock_hertz:HMHz"
+_CLOCKS = f"{_MEANS} -:4H {_MEANS} -:4H"
+_V1_1 = (
+    f"{_TEMPERATURES} {_ACTIVITIES} power_watts:H/1 energy_count:Q clock_seconds:Q/1000000000 {_CLOCKS} "
+    "-:I fan_rpm:H link_width:H link_speed:H -:H busy_count:I memory_busy_count:I -:4H"
+)
+_V1_2 = f"{_V1_1} firmware_clock_seconds:Q/100000000"
+_MI_HEAD = "hotspot_celsius:H/1 memory_celsius:H/1 -:H power_watts:H/1 busy_percent:H/1 memory_busy_percent:H/1"
+_ENERGY = "energy_count:Q clock_seconds:Q/1000000000"
+_RESIDENCIES = "cycles:I PROCHOT:I PPT:I SOCKET_THERMAL:I VR_THERMAL:I HBM_THERMAL:I"
+_LINKS = (
+    "link_width:H link_speed:H xgmi_link_width:H xgmi_link_speed_gbits:H/1 busy_count:I memory_busy_count:I "
+    "pcie_bandwidth_count:Q pcie_bandwidth_gigabytes:Q pcie_recoveries:Q pcie_replays:Q pcie_replay_rollovers:Q"
+)
+_NAKS = "pcie_naks_sent:I pcie_naks_received:I"
+_XGMI = "xgmi_read_kilobytes:8Q xgmi_write_kilobytes:8Q"
+_MI_CLOCKS = (
+    "firmware_clock_seconds:Q/100000000 core_clock_hertz:8HMHz soc_clock_hertz:4HMHz -:8H memory_clock_hertz:HMHz"
+)
+_V1_6_REST = f"{_ENERGY} {_RESIDENCIES} -:I {_LINKS} {_NAKS} {_XGMI}"
+_V1_7 = f"{_MI_HEAD} -:Q {_V1_6_REST} -:8H -:H {_MI_CLOCKS} partitions:H ..."
+_APU_HEAD = "edge_celsius:H/100 -:H -:8H -:2H busy_percent:H/100 media_busy_percent:H/100"
+_APU_REST = f"power_watts:H/1000 -:3H -:8H {_MEANS} -:3H {_MEANS} -:3H -:8H -:2H -:I -:H -:H"
+_V2_1 = f"{_APU_HEAD} clock_seconds:Q/1000000000 {_APU_REST} -:2H"
+_V2_2 = f"{_V2_1} throttle:Q"
+_V2_3 = f"{_V2_2} -:12H"
+
+# Blocks of each partition follow in those that end with "...": they are not read here, and their size is not fixed.
+LAYOUTS: Mapping[tuple[int, int], str] = {
+    (1, 0): (
+        f"clock_seconds:Q/1000000000 {_TEMPERATURES} {_ACTIVITIES} power_watts:H/1 energy_count:I {_CLOCKS} "
+        "-:I fan_rpm:H link_width:B link_speed:B"
+    ),
+    (1, 1): _V1_1,
+    (1, 2): _V1_2,
+    (1, 3): f"{_V1_2} -:H voltage_volts:H/1000 -:2H throttle:Q",
+    (1, 4): f"{_MI_HEAD} -:4H {_ENERGY} -:2I {_LINKS} {_XGMI} {_MI_CLOCKS} -:H",
+    (1, 5): f"{_MI_HEAD} -:4H -:32H {_ENERGY} -:2I {_LINKS} {_NAKS} {_XGMI} {_MI_CLOCKS} -:H",
+    (1, 6): f"{_MI_HEAD} {_V1_6_REST} {_MI_CLOCKS} partitions:H ...",
+    (1, 7): _V1_7,
+    (1, 8): _V1_7,
+    (2, 0): f"clock_seconds:Q/1000000000 {_APU_HEAD} {_APU_REST}",
+    (2, 1): _V2_1,
+    (2, 2): _V2_2,
+    (2, 3): _V2_3,
+    (2, 4): f"{_V2_3} -:2H voltage_volts:H/1000 -:3H",
+    (3, 0): (
+        "edge_celsius:H/100 -:H -:16H -:H busy_percent:H/1 -:H -:8H -:16H -:4H "
+        "clock_seconds:Q/1000000000 power_watts:I/1000 -:H -:4I -:16H -:3H "
+        "core_clock_hertz:HMHz soc_clock_hertz:HMHz -:4H memory_clock_hertz:HMHz -:H -:16H -:2H "
+        "PROCHOT:I SPL:I FPPT:I SPPT:I THERMAL_CORE:I THERMAL_GFX:I THERMAL_SOC:I -:I"
+    ),
+}
+
+# Revision 1.9 describes itself: a count, then for each attribute a number that encodes its id, type and length, then
+# its values, without padding. These are names and units by id; other ids are skipped.
+SELF_DESCRIBING = ((1, 9),)
+ATTRIBUTES = {
+    0: "hotspot_celsius:/1",
+    1: "memory_celsius:/1",
+    3: "power_watts:/1",
+    4: "busy_percent:/1",
+    5: "memory_busy_percent:/1",
+    7: "energy_count",
+    8: "clock_seconds:/1000000000",
+    9: "cycles",
+    10: "PROCHOT",
+    11: "PPT",
+    12: "SOCKET_THERMAL",
+    13: "VR_THERMAL",
+    14: "HBM_THERMAL",
+    16: "link_width",
+    17: "link_speed",
+    18: "xgmi_link_width",
+    19: "xgmi_link_speed_gbits:/1",
+    20: "busy_count",
+    21: "memory_busy_count",
+    22: "pcie_bandwidth_count",
+    23: "pcie_bandwidth_gigabytes",
+    24: "pcie_recoveries",
+    25: "pcie_replays",
+    26: "pcie_replay_rollovers",
+    27: "pcie_naks_sent",
+    28: "pcie_naks_received",
+    29: "xgmi_read_kilobytes",
+    30: "xgmi_write_kilobytes",
+    32: "firmware_clock_seconds:/100000000",
+    33: "core_clock_hertz:MHz",
+    34: "soc_clock_hertz:MHz",
+    37: "memory_clock_hertz:MHz",
+    38: "partitions",
+}
+ATTRIBUTE_TYPES = "BbHhIiQq"
+
+# Bits of `indep_throttle_status`, the same for every chip (kernel `amdgpu_smu.h`).
+THROTTLERS = {
+    0: "PPT0",
+    1: "PPT1",
+    2: "PPT2",
+    3: "PPT3",
+    4: "SPL",
+    5: "FPPT",
+    6: "SPPT",
+    7: "SPPT_APU",
+    16: "TDC_GFX",
+    17: "TDC_SOC",
+    18: "TDC_MEM",
+    19: "TDC_VDD",
+    20: "TDC_CVIP",
+    21: "EDC_CPU",
+    22: "EDC_GFX",
+    23: "APCC",
+    32: "TEMP_GPU",
+    33: "TEMP_CORE",
+    34: "TEMP_MEM",
+    35: "TEMP_EDGE",
+    36: "TEMP_HOTSPOT",
+    37: "TEMP_SOC",
+    38: "TEMP_VR_GFX",
+    39: "TEMP_VR_SOC",
+    40: "TEMP_VR_MEM0",
+    41: "TEMP_VR_MEM1",
+    42: "TEMP_LIQUID0",
+    43: "TEMP_LIQUID1",
+    44: "VRHOT0",
+    45: "VRHOT1",
+    46: "PROCHOT_CPU",
+    47: "PROCHOT_GFX",
+    56: "PPM",
+    57: "FIT",
+}
+
+
+class Metrics(NamedTuple):
+    """What one table says, in base units; None is absent in it or in its revision. Ranges are not checked.
+
+    The older `throttle_status` differs from chip to chip and is not decoded. Residencies are counters: a limit was
+    active between two readings if its counter grew; divided by the growth of `cycles` it is a share of the time.
+    """
+
+    revision: tuple[int, int]  # format, content
+    clock_seconds: float | None = None  # of the driver, since the host booted, when the table was filled
+    firmware_clock_seconds: float | None = None  # of the firmware, in steps of 10 ns
+    busy_percent: float | None = None
+    memory_busy_percent: float | None = None
+    media_busy_percent: float | None = None  # video engines
+    power_watts: float | None = None  # of the socket; on an APU with its CPU cores
+    energy_count: int | None = None  # accumulator as it is; its unit is documented from revision 1.4 on
+    energy_joules: float | None = None  # accumulator of revision 1.4 and later
+    edge_celsius: float | None = None  # the graphics part of an APU
+    hotspot_celsius: float | None = None
+    memory_celsius: float | None = None
+    core_clock_hertz: int | None = None  # of the first die that tells; the mean where the table has no other
+    soc_clock_hertz: int | None = None
+    memory_clock_hertz: int | None = None
+    voltage_volts: float | None = None
+    fan_rpm: int | None = None
+    link_width: int | None = None
+    link_speed_gts: float | None = None
+    xgmi_link_width: int | None = None
+    xgmi_link_speed_gbits: float | None = None  # gigabits per second per lane
+    pcie_replays: int | None = None
+    pcie_replay_rollovers: int | None = None
+    pcie_recoveries: int | None = None  # changes from state L0 to recovery
+    pcie_naks_sent: int | None = None
+    pcie_naks_received: int | None = None
+    pcie_bandwidth_count: int | None = None  # accumulator; the kernel calls the unit GB/s
+    pcie_bandwidth_gigabytes: int | None = None  # per second, at this instant
+    xgmi_read_kilobytes: tuple[int, ...] | None = None  # by link, since the driver was loaded
+    xgmi_write_kilobytes: tuple[int, ...] | None = None
+    busy_count: int | None = None  # sum of `busy_percent` over the firmware's cycles
+    memory_busy_count: int | None = None
+    throttle_reasons: tuple[str, ...] | None = None  # empty: it does not throttle; None: one reading does not tell
+    residencies: dict[str, int] | None = None  # cycles in which a limit was active, by limit
+    cycles: int | None = None  # of the firmware, which the residencies are shares of
+    partitions: int | None = None
+
+
+def parse(data: bytes) -> Metrics | None:
+    """Return what a table says, or None if it is of an unknown revision, of a wrong size, or cut off.
+
+    Bytes after the table (captures are padded) do not matter. Of a self-describing table that is cut off, the
+    attributes before the cut count.
+    """
+    if len(data) < HEADER.size:
+        return None
+    size, *numbers = HEADER.unpack_from(data)
+    revision = (numbers[0], numbers[1])
+    if revision in SELF_DESCRIBING:
+        known = _self_described(data[HEADER.size : size])
+    elif revision in LAYOUTS:
+        layout = _layout(revision)
+        least = layout.form.size
+        if len(data) < size or size < least or (size > least and not layout.is_open):
+            return None
+        known = layout.read(data)
+    else:
+        return None
+    return _finished(revision, known) if known else None
+
+
+class _Layout(NamedTuple):
+    form: struct.Struct  # of the whole; what is not used is padding
+    fields: tuple[tuple[str, int, int, int, int], ...]  # name, place among the numbers, absent value, divisor, factor
+    arrays: tuple[tuple[str, int, int, int, int], ...]  # name, first and last place, absent value, factor
+    is_open: bool  # other fields may follow
+
+    def read(self, data: bytes) -> dict[str, Any]:
+        """Return what is present, by name, in base units."""
+        numbers = self.form.unpack_from(data)
+        known: dict[str, Any] = {}
+        for name, place, absent, divisor, factor in self.fields:
+            number = numbers[place]
+            if number != absent:
+                known[name] = number / divisor if divisor else number * factor
+        for name, first, last, absent, factor in self.arrays:
+            known.update(_several(name, numbers[first:last], absent, factor))
+        return known
+
+
+@cache
+def _layout(revision: tuple[int, int]) -> _Layout:
+    """Compute where C puts each field: aligned to its own size, the whole to the largest of them."""
+    form, offset, alignment, place = f"<{HEADER.size}x", HEADER.size, 1, 0
+    fields: list[tuple[str, int, int, int, int]] = []
+    arrays: list[tuple[str, int, int, int, int]] = []
+    for name, times, code, unit in re.findall(r"(\S+):(\d*)([BHIQ])(\S*)", LAYOUTS[revision]):
+        width, count = struct.calcsize(f"<{code}"), int(times or 1)
+        alignment = max(alignment, width)
+        padding = -offset % width
+        offset += padding + width * count
+        if name == "-":
+            form += f"{padding + width * count}x"
+            continue
+        form += f"{padding}x{count}{code}"
+        absent, (divisor, factor) = (1 << 8 * width) - 1, _scale(unit)
+        if count == 1:
+            fields.append((name, place, absent, divisor, factor))
+        else:
+            arrays.append((name, place, place + count, absent, factor))
+        place += count
+    is_open = LAYOUTS[revision].endswith("...")
+    whole = struct.Struct(form if is_open else f"{form}{-offset % alignment}x")
+    return _Layout(whole, tuple(fields), tuple(arrays), is_open)
+
+
+def _scale(unit: str) -> tuple[int, int]:
+    """Return the divisor (0: none) and the factor that a unit of the layouts stands for."""
+    return (int(unit[1:]), 1) if unit.startswith("/") else (0, 1_000_000 if unit == "MHz" else 1)
+
+
+def _several(name: str, numbers: tuple[int, ...], absent: int, factor: int) -> dict[str, Any]:
+    """Return the present ones of an array; of clocks the first, as the dies of a GPU share it."""
+    present = tuple(number * factor for number in numbers if number != absent)
+    if not present:
+        return {}
+    return {name: present[0] if name.endswith("_hertz") else present}
+
+
+def _self_described(data: bytes) -> dict[str, Any]:
+    """Return the known attributes of a self-describing table, up to where it ends or makes no sense."""
+    known: dict[str, Any] = {}
+    offset, end = 4, len(data)
+    count = struct.unpack_from("<I", data)[0] if end >= offset else 0
+    while count and offset + 8 <= end:
+        (encoding,) = struct.unpack_from("<Q", data, offset)
+        length, number, kind = encoding & 0x3FF, encoding >> 10 & 0x3FF, encoding >> 20 & 0xF
+        if not length or kind >= len(ATTRIBUTE_TYPES):
+            break
+        form = struct.Struct(f"<{length}{ATTRIBUTE_TYPES[kind]}")
+        if offset + 8 + form.size > end:
+            break
+        if number in ATTRIBUTES:
+            known.update(_attribute(ATTRIBUTES[number], form, form.unpack_from(data, offset + 8)))
+        offset += 8 + form.size
+        count -= 1
+    return known
+
+
+def _attribute(description: str, form: struct.Struct, numbers: tuple[int, ...]) -> dict[str, Any]:
+    """Return one attribute in base units; with all bits set it is absent, which is -1 if it is signed."""
+    name, _, unit = description.partition(":")
+    divisor, factor = _scale(unit)
+    absent = -1 if form.format[-1].islower() else (1 << 8 * (form.size // len(numbers))) - 1
+    if name.endswith("_kilobytes"):
+        return _several(name, numbers, absent, factor)
+    present = [number for number in numbers if number != absent]
+    if not present:
+        return {}
+    return {name: present[0] / divisor if divisor else present[0] * factor}
+
+
+def _finished(revision: tuple[int, int], known: dict[str, Any]) -> Metrics:
+    """Turn what needs more than a scale into base units."""
+    speed = known.pop("link_speed", None)
+    if speed:
+        known["link_speed_gts"] = LINK_GENERATIONS.get(speed, speed / 10)
+    bits = known.pop("throttle", None)
+    if bits is not None:
+        known["throttle_reasons"] = tuple(THROTTLERS.get(bit, f"BIT_{bit}") for bit in range(64) if bits >> bit & 1)
+    residencies = {name: known.pop(name) for name in list(known) if name.isupper()}
+    if revision >= (1, 4) and "energy_count" in known:
+        known["energy_joules"] = known["energy_count"] * JOULES_PER_COUNT
+    if revision[0] == 2 and known.get("power_watts", 1) < 1:
+        # Some firmware gives watts here, and no socket needs less than one: it cannot be told which.
+        del known["power_watts"]
+    if revision == (3, 0) and known.get("busy_percent", 0) > 100:
+        known["busy_percent"] /= 100  # older firmware gives hundredths, as 2.x does
+    return Metrics(revision, residencies=residencies or None, **known)

@@ -1,0 +1,105 @@
+"""What AMD's GPUs are called and which software supports them, from two tables that name their source and date.
+
+`products.csv` has names by PCI device and revision, `gfx.csv` has ISA targets; both lie beside this module.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Product:
+    """One PCI device of the table of products."""
+
+    name: str
+    gfx: str | None  # ISA target, where the table knows it
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is known of one ISA target; None is unknown."""
+
+    gfx: str
+    is_known: bool = False  # whether the table has it
+    architecture: str | None = None  # CDNA3, RDNA2, …
+    support: str | None = None  # yes (on AMD's list for ROCm), partly, dropped, no
+    support_note: str = ""  # since when, or for which cards
+    is_in_tensorflow: bool | None = None  # on the accept-list of tensorflow-rocm
+    override: str | None = None  # the usual HSA_OVERRIDE_GFX_VERSION where a library lacks the target
+    is_apu: bool | None = None  # whether it exists only inside processors
+    products: str = ""
+    notes: str = ""
+
+
+def name(device: int | None, revision: int | None = None, product_name: str | None = None) -> str:
+    """Return the name of a GPU: what the card itself says, else the table's, else its PCI id.
+
+    Args:
+        device: PCI device id, such as 0x744c.
+        revision: PCI revision, which tells products with the same chip apart.
+        product_name: `product_name` of sysfs, which most consumer cards leave empty.
+    """
+    if product_name:
+        return product_name
+    if device is None:
+        return "AMD GPU"
+    found = product(device, revision)
+    return found.name if found else f"AMD GPU 1002:{device:04x}"
+
+
+def product(device: int, revision: int | None = None) -> Product | None:
+    """Return a PCI device's row of the table: that of its revision, else that of the device."""
+    wanted = f"{revision:02x}" if revision is not None else "*"
+    rows = _products().get(f"{device:04x}", ())
+    for row in rows:
+        if wanted in row[0].split():
+            return Product(row[1], row[2] or None)
+    return next((Product(row[1], row[2] or None) for row in rows if row[0] == "*"), None)
+
+
+def target(gfx: str | None) -> Target:
+    """Return what the table knows of an ISA target; of an unknown one only its name."""
+    row = _targets().get(gfx or "")
+    if row is None:
+        return Target(gfx or "")
+    return Target(
+        gfx=row["gfx"],
+        is_known=True,
+        architecture=row["architecture"] or None,
+        support=row["support"] or None,
+        support_note=row["support_note"],
+        is_in_tensorflow=row["tensorflow"] == "yes",
+        override=row["override"] or None,
+        is_apu=row["apu"] == "yes",
+        products=row["products"],
+        notes=row["notes"],
+    )
+
+
+def targets() -> list[str]:
+    """Return all ISA targets of the table."""
+    return list(_targets())
+
+
+@functools.cache
+def _products() -> dict[str, list[tuple[str, ...]]]:
+    table: dict[str, list[tuple[str, ...]]] = {}
+    for device, *rest in _rows("products.csv"):
+        table.setdefault(device, []).append(tuple(rest))
+    return table
+
+
+@functools.cache
+def _targets() -> dict[str, dict[str, str]]:
+    header, *rows = _rows("gfx.csv", with_header=True)
+    return {row[0]: dict(zip(header, row, strict=True)) for row in rows}
+
+
+def _rows(file_name: str, *, with_header: bool = False) -> list[list[str]]:
+    """Return the fields of a table; no field holds a comma, so that reading it needs no module."""
+    with open(os.path.join(os.path.dirname(__file__), file_name), encoding="utf-8") as file:
+        rows = [line.split(",") for line in file.read().splitlines() if not line.startswith("#")]
+    return rows if with_header else rows[1:]

@@ -1,0 +1,321 @@
+"""What one AMD GPU reports at one instant, from the files of its driver; the table `gpu_metrics` fills the gaps.
+
+Source: `/sys/bus/pci/devices/<address>/*` and `hwmon/hwmon*/*` in it (kernel docs: gpu/amdgpu/thermal).
+`find_files` says once which files those are, `collect` reads them, and `to_sample` makes a Sample of their text, so
+that a sampler may keep them open.
+`pcie_bw` is never read: the driver counts for a second before it answers.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from rocmlab.devices import gpu_metrics, roots
+from rocmlab.devices.gpu_metrics import Metrics
+from rocmlab.devices.model import Device, Sample
+from rocmlab.devices.roots import list_names, read_bytes, read_text
+
+DEVICE_FILES = (
+    "gpu_busy_percent",
+    "mem_busy_percent",
+    "mem_info_vram_used",
+    "mem_info_vram_total",
+    "mem_info_gtt_used",
+    "mem_info_gtt_total",
+    "pp_dpm_sclk",
+    "pp_dpm_mclk",
+    "current_link_width",
+    "current_link_speed",
+    "pcie_replay_count",
+    "power_dpm_force_performance_level",
+)
+HWMON_FILES = (
+    "power1_average",
+    "power1_input",
+    "power1_cap",
+    "power1_cap_max",
+    "fan1_input",
+    "fan1_max",
+    "pwm1",
+)
+
+# Sensors of hwmon whose number is not fixed: by the word in `<sensor>_label`, the key and the files that are wanted.
+SENSORS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "edge": ("edge", ("input", "crit")),
+    "junction": ("junction", ("input", "crit")),
+    "mem": ("memory", ("input", "crit")),
+    "sclk": ("sclk", ("input",)),
+    "mclk": ("mclk", ("input",)),
+    "vddgfx": ("vddgfx", ("input",)),
+}
+UNLABELLED = {"temp1": "edge", "freq1": "sclk", "freq2": "mclk", "in0": "vddgfx"}  # before Linux 5.3
+
+# What stays the same as long as the driver is loaded, so that a sampler need not read it again.
+CONSTANT = frozenset(
+    (
+        "mem_info_vram_total",
+        "mem_info_gtt_total",
+        "power1_cap_max",
+        "fan1_max",
+        "edge_crit",
+        "junction_crit",
+        "memory_crit",
+    )
+)
+
+MICRO, MILLI, MEGA = 1e6, 1e3, 1_000_000
+PWM_MAX = 255  # of `pwm1`, always (kernel hwmon docs); rocm-smi divides by it too
+
+# The least and the most that is believed, by unit; anything else is unknown. No clock or fan need turn, but a rail
+# without voltage, a draw or cap of 0 W and a limit of 0 degrees are how the driver says that it cannot tell.
+LIMITS: Mapping[str, tuple[float, float]] = {
+    "percent": (0, 101),  # averages round up
+    "bytes": (0, 1 << 50),
+    "watts": (1e-6, 10_000),
+    "celsius": (-100, 250),
+    "critical": (1, 250),  # degrees Celsius
+    "hertz": (0, 20_000_000_000),
+    "volts": (1e-3, 10),
+    "rpm": (0, 100_000),
+    "width": (1, 64),
+    "gts": (1, 1000),
+    "replays": (0, (1 << 64) - 1),
+}
+
+CLOCK_LINE = re.compile(r"^\s*(\w+):\s*([0-9]{1,6})\s*[Mm][Hh]z\s*(\*?)", re.MULTILINE)
+LINK_SPEED = re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,3})?) GT/s")
+ERROR_LINE = re.compile(r"^\s*(ue|ce)\s*:\s*([0-9]{1,20})\s*$", re.MULTILINE)
+
+Number = TypeVar("Number", int, float)
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files that feed the Samples of one device; some may not exist. Paths are below the root."""
+
+    texts: dict[str, Path]  # by name; those of SENSORS as `edge_input`
+    errors: dict[str, Path]  # error counts by block: umc, gfx, sdma, …
+    metrics: Path  # the binary table
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What the files of one device held at one instant, without those that could not be read."""
+
+    texts: Mapping[str, str]
+    errors: Mapping[str, str]
+    metrics: Metrics | None
+
+
+def read(device: Device, root: Path) -> Sample:
+    """Return what a device reports now; whatever cannot be read, or cannot be true, is None.
+
+    A sleeping device is not woken. A partition other than the first has no sensors of its own: those of the whole GPU
+    are reported by partition 0, so that nothing counts twice.
+    """
+    now = time.time()
+    folder = find_folder(device, root)
+    if folder is None:
+        return Sample(now)
+    if is_asleep(folder):
+        return Sample(now, is_asleep=True)
+    return to_sample(now, collect(find_files(folder)))
+
+
+def is_asleep(folder: Path) -> bool:
+    """Tell whether the device with this folder sleeps, or is about to, so that reading another file would wake it."""
+    return read_text(folder / "power/runtime_status") in ("suspended", "suspending")
+
+
+def find_folder(device: Device, root: Path) -> Path | None:
+    """Return the folder of a device's files below `root`: by PCI address, else by its DRM nodes.
+
+    None if there is none, or if the device is a partition that has no sensors of its own.
+    """
+    candidates = []
+    if device.pci_address and re.fullmatch(r"[0-9a-f:.]{7,20}", device.pci_address):
+        candidates.append(root / "sys/bus/pci/devices" / device.pci_address)
+    for node in (device.card_node, device.render_node):
+        if node and re.fullmatch(r"(card|renderD)\d+", Path(node).name):
+            candidates.append(root / "sys/class/drm" / Path(node).name / "device")
+    return None if device.partition else next((folder for folder in candidates if list_names(folder)), None)
+
+
+def find_files(folder: Path) -> Files:
+    """Return which files feed the Samples of the device with this folder; it must be awake."""
+    texts = {name: folder / name for name in DEVICE_FILES}
+    hwmon = _hwmon(folder)
+    if hwmon is not None:
+        texts |= {name: hwmon / name for name in HWMON_FILES}
+        texts |= _sensors(hwmon)
+    blocks = (re.fullmatch(r"(\w{1,32})_err_count", name, re.ASCII) for name in list_names(folder / "ras"))
+    return Files(
+        texts=texts,
+        errors={block[1]: folder / "ras" / block[0] for block in blocks if block},
+        metrics=folder / "gpu_metrics",
+    )
+
+
+def _hwmon(folder: Path) -> Path | None:
+    """Return the driver's own folder of sensors, whose number differs at each start."""
+    found = (folder / "hwmon" / name for name in list_names(folder / "hwmon"))
+    return next((hwmon for hwmon in found if read_text(hwmon / "name") == "amdgpu"), None)
+
+
+def _sensors(hwmon: Path) -> dict[str, Path]:
+    """Return the files of the sensors by what they are, such as `junction_input`."""
+    found: dict[str, Path] = {}
+    for name in list_names(hwmon):
+        sensor = re.fullmatch(r"((?:temp|freq|in)\d+)_input", name)
+        if not sensor:
+            continue
+        label = read_text(hwmon / f"{sensor[1]}_label") or UNLABELLED.get(sensor[1], "")
+        key, kinds = SENSORS.get(label, ("", ()))
+        for kind in kinds:
+            found.setdefault(f"{key}_{kind}", hwmon / f"{sensor[1]}_{kind}")
+    return found
+
+
+def collect(files: Files) -> Contents:
+    """Read the files of a device that is awake."""
+    table = read_bytes(files.metrics)
+    return Contents(
+        texts=_readable(files.texts),
+        errors=_readable(files.errors),
+        metrics=gpu_metrics.parse(table) if table else None,
+    )
+
+
+def _readable(paths: Mapping[str, Path]) -> dict[str, str]:
+    return {name: text for name, path in paths.items() if (text := read_text(path))}
+
+
+def to_sample(time_seconds: float, contents: Contents) -> Sample:
+    """Return the Sample of what was read: the driver's files first, then the table; nothing here touches hardware.
+
+    Power is the average where the driver gives one, else the present value. The fan's percentage is that of its
+    control signal, as rocm-smi prints it, else that of its speed.
+    """
+    texts, table = contents.texts, contents.metrics or Metrics((0, 0))
+    vram_total = known("bytes", integer(texts, "mem_info_vram_total"))
+    gtt_total = known("bytes", integer(texts, "mem_info_gtt_total"))
+    core_now, core_max = clocks(texts.get("pp_dpm_sclk", ""))
+    memory_now, memory_max = clocks(texts.get("pp_dpm_mclk", ""))
+    corrected, uncorrected = errors(contents.errors)
+    return Sample(
+        time_seconds=time_seconds,
+        busy_percent=_percent(integer(texts, "gpu_busy_percent"), table.busy_percent),
+        memory_busy_percent=_percent(integer(texts, "mem_busy_percent"), table.memory_busy_percent),
+        vram_used_bytes=_used(integer(texts, "mem_info_vram_used"), vram_total),
+        vram_total_bytes=vram_total,
+        gtt_used_bytes=_used(integer(texts, "mem_info_gtt_used"), gtt_total),
+        gtt_total_bytes=gtt_total,
+        power_watts=known(
+            "watts",
+            divided(texts, "power1_average", MICRO),
+            divided(texts, "power1_input", MICRO),
+            table.power_watts,
+        ),
+        power_cap_watts=known("watts", divided(texts, "power1_cap", MICRO)),
+        power_cap_max_watts=known("watts", divided(texts, "power1_cap_max", MICRO)),
+        edge_celsius=known("celsius", divided(texts, "edge_input", MILLI), table.edge_celsius),
+        edge_critical_celsius=known("critical", divided(texts, "edge_crit", MILLI)),
+        junction_celsius=known("celsius", divided(texts, "junction_input", MILLI), table.hotspot_celsius),
+        junction_critical_celsius=known("critical", divided(texts, "junction_crit", MILLI)),
+        memory_celsius=known("celsius", divided(texts, "memory_input", MILLI), table.memory_celsius),
+        memory_critical_celsius=known("critical", divided(texts, "memory_crit", MILLI)),
+        core_clock_hertz=known("hertz", integer(texts, "sclk_input"), core_now, table.core_clock_hertz),
+        core_clock_max_hertz=known("hertz", core_max),
+        memory_clock_hertz=known("hertz", integer(texts, "mclk_input"), memory_now, table.memory_clock_hertz),
+        memory_clock_max_hertz=known("hertz", memory_max),
+        voltage_volts=known("volts", divided(texts, "vddgfx_input", MILLI), table.voltage_volts),
+        fan_rpm=known("rpm", integer(texts, "fan1_input"), table.fan_rpm),
+        fan_percent=_fan_percent(texts),
+        link_width=known("width", integer(texts, "current_link_width"), table.link_width),
+        link_speed_gts=known("gts", link_speed(texts.get("current_link_speed", "")), table.link_speed_gts),
+        pcie_replays=known("replays", integer(texts, "pcie_replay_count"), table.pcie_replays),
+        ecc_corrected=corrected,
+        ecc_uncorrected=uncorrected,
+        throttle_reasons=table.throttle_reasons,
+        performance_level=_word(texts.get("power_dpm_force_performance_level", "")),
+    )
+
+
+def known(unit: str, *candidates: Number | None) -> Number | None:
+    """Return the first of these readings that can be true, going by LIMITS of its unit."""
+    least, most = LIMITS[unit]
+    for value in candidates:
+        if value is not None and least <= value <= most:
+            return value
+    return None
+
+
+def integer(texts: Mapping[str, str], name: str) -> int | None:
+    """Return the decimal number that a file holds and nothing else."""
+    return roots.integer(texts.get(name))
+
+
+def divided(texts: Mapping[str, str], name: str, divisor: float) -> float | None:
+    """Return a file's number in base units: files of hwmon hold millionths or thousandths."""
+    number = integer(texts, name)
+    return None if number is None else number / divisor
+
+
+def clocks(text: str) -> tuple[int | None, int | None]:
+    """Return the present clock and the highest level in hertz, from the lines of a `pp_dpm_*` file.
+
+    The line with a star is the present clock. RDNA puts it between the lowest and the highest level although it is
+    none, and it may exceed them; RDNA4 has a line `S:` for deep sleep. Neither counts as a level.
+    """
+    lines = CLOCK_LINE.findall(text)
+    now = next((int(number) * MEGA for _, number, star in lines if star), None)
+    levels = [(int(number) * MEGA, star) for name, number, star in lines if name.isdecimal()]
+    inner = levels[1:-1]
+    outer = [number for number, _ in levels[:1] + levels[-1:]]
+    return now, max(outer + [number for number, star in inner if not star], default=None)
+
+
+def link_speed(text: str) -> float | None:
+    """Return gigatransfers per second of a text such as `16.0 GT/s PCIe`; None of `Unknown`."""
+    speed = LINK_SPEED.match(text)
+    return float(speed[1]) if speed else None
+
+
+def errors(texts: Mapping[str, str]) -> tuple[dict[str, int] | None, dict[str, int] | None]:
+    """Return corrected and uncorrected errors by block, from the lines `ue: 0` and `ce: 0` of each `*_err_count`.
+
+    Blocks that give other text ("Query currently inaccessible") are left out; None where no block is left.
+    """
+    counts = {block: {kind: int(count) for kind, count in ERROR_LINE.findall(text)} for block, text in texts.items()}
+    corrected = {block: found["ce"] for block, found in counts.items() if "ce" in found}
+    uncorrected = {block: found["ue"] for block, found in counts.items() if "ue" in found}
+    return corrected or None, uncorrected or None
+
+
+def _percent(*candidates: float | None) -> float | None:
+    percent = known("percent", *candidates)
+    return None if percent is None else min(float(percent), 100.0)
+
+
+def _used(used: int | None, total: int | None) -> int | None:
+    """Return memory in use; more than there is cannot be true."""
+    used = known("bytes", used)
+    return None if used is not None and total is not None and used > total else used
+
+
+def _fan_percent(texts: Mapping[str, str]) -> float | None:
+    signal = integer(texts, "pwm1")
+    speed, fastest = integer(texts, "fan1_input"), integer(texts, "fan1_max")
+    return _percent(
+        None if signal is None else 100 * signal / PWM_MAX,
+        100 * speed / fastest if speed is not None and fastest else None,
+    )
+
+
+def _word(text: str) -> str | None:
+    return text if re.fullmatch(r"[a-z_]{1,32}", text) else None

@@ -1,0 +1,158 @@
+"""Writing a simulated host, and moving its values."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
+from pathlib import Path
+
+from rocmlab.devices.simulated import cards, system, topology, trees
+from rocmlab.devices.simulated.faults import Fault, adjust_host, apply_faults, parse_fault
+from rocmlab.devices.simulated.hosts import Host, plan
+from rocmlab.devices.simulated.loads import State, parse_busy, state_at
+from rocmlab.devices.simulated.trees import Tree
+from rocmlab.errors import RocmlabError
+
+MARK = "rocmlab-simulated.json"  # says that a folder is ours
+TOP = ("sys", "dev", "proc", "etc", MARK, "rocmlab-faults.json")  # all that we write
+OPEN_TO_ALL = 0o666
+
+
+class Live:
+    """A simulated host whose values move; time is given, so that nothing has to wait for it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        gpus: int | None = None,
+        profile: str = "radeon",
+        partition: str = "spx",
+        partitions_are_functions: bool = False,
+        products: Sequence[str] = (),
+        busy: str = "idle",
+        faults: Sequence[Fault | str] = (),
+        seed: int = 0,
+        character_nodes: bool = False,
+        node_mode: int | None = None,
+    ) -> None:
+        """Write the host as it is at 0 seconds; the arguments are those of `write_host`."""
+        self.folder = folder
+        self._faults = [parse_fault(fault) if isinstance(fault, str) else fault for fault in faults]
+        extra = ("raphael",) if any(fault.kind == "igpu" for fault in self._faults) else ()
+        planned = plan(profile, gpus, partition=partition, products=products, extra=extra, seed=seed)
+        self.host: Host = adjust_host(replace(planned, partitions_are_functions=partitions_are_functions), self._faults)
+        self._pattern = parse_busy(busy)
+        mode = node_mode if node_mode is not None else 0o660 if character_nodes else OPEN_TO_ALL
+        self._fixed = _fixed(self.host, mode=mode, gid=system.RENDER_GID if character_nodes else None)
+        mark = {"profile": profile, "gpus": len(self.host.gpus), "partition": partition, "busy": busy, "seed": seed}
+        self._fixed.files[MARK] = (json.dumps(mark, indent=1) + "\n").encode()
+        self._states: dict[int, State] = {}
+        self._tree = self._at(0.0)
+        _claim(folder)
+        self._tree.write(folder, character_nodes=character_nodes)
+
+    def step(self, seconds: float) -> None:
+        """Bring the tree to what it is so many seconds after the beginning; time must not run backwards."""
+        after = self._at(seconds)
+        trees.apply_change(self.folder, self._tree, after)
+        self._tree = after
+
+    def _at(self, seconds: float) -> Tree:
+        tree = copy(self._fixed)
+        tree.files, tree.nodes = dict(tree.files), dict(tree.nodes)
+        tree.links, tree.folders = dict(tree.links), set(tree.folders)
+        self._states = {
+            gpu.number: state_at(gpu, gpu.number, self._pattern, seconds, self._states.get(gpu.number))
+            for gpu in self.host.gpus
+        }
+        for gpu in self.host.gpus:
+            tree.files.update(cards.readings(gpu, self._states[gpu.number]))
+        tree.files.update(topology.processes(self.host, self._states))
+        apply_faults(tree, self.host, self._faults, seconds)
+        return tree
+
+
+def write_host(
+    folder: Path,
+    *,
+    gpus: int | None = None,
+    profile: str = "radeon",
+    partition: str = "spx",
+    partitions_are_functions: bool = False,
+    products: Sequence[str] = (),
+    busy: str = "idle",
+    faults: Sequence[Fault | str] = (),
+    seed: int = 0,
+    character_nodes: bool = False,
+    node_mode: int | None = None,
+) -> Path:
+    """Write a simulated host.
+
+    Args:
+        folder: where; new, empty, or a simulated host, which is replaced.
+        gpus: how many, 1 to 64; None for as many as the profile has by default.
+        profile: radeon, instinct, apu or mixed.
+        partition: spx, dpx, qpx or cpx: into how many parts each GPU that can be is divided.
+        partitions_are_functions: number partitions as older drivers do, by the function of the PCI address.
+        products: kinds of GPUs to use in turn in place of the profile's own (`products.PRODUCTS`).
+        busy: idle, steady, waves, training, a percentage, or percentages by HIP index such as `0:95,1:10`.
+        faults: what is broken, as `KIND[:GPU[:DETAIL]]` or `Fault`.
+        seed: decides serial numbers and the like; the same seed writes the same files.
+        character_nodes: make real character devices, of group render with mode 0660; only root can.
+        node_mode: permission bits of the device nodes; None for 0666 (0660 with `character_nodes`).
+
+    Returns:
+        The folder, for `ROCMLAB_ROOT` or `discover(root)`.
+
+    Raises:
+        RocmlabError: an argument is impossible, or the folder holds something else.
+    """
+    Live(
+        folder,
+        gpus=gpus,
+        profile=profile,
+        partition=partition,
+        partitions_are_functions=partitions_are_functions,
+        products=products,
+        busy=busy,
+        faults=faults,
+        seed=seed,
+        character_nodes=character_nodes,
+        node_mode=node_mode,
+    )
+    return folder
+
+
+def is_ours(folder: Path) -> bool:
+    """Tell whether a folder is a simulated host that we wrote."""
+    return (folder / MARK).is_file()
+
+
+def _fixed(host: Host, *, mode: int, gid: int | None) -> Tree:
+    tree = Tree()
+    system.add_system(tree, host)
+    system.add_driver(tree)
+    topology.add_topology(tree, host, mode=mode, gid=gid)
+    for gpu in host.gpus:
+        cards.add_card(tree, host, gpu, mode=mode, gid=gid)
+    return tree
+
+
+def _claim(folder: Path) -> None:
+    """Make the folder, or empty it of an earlier simulated host."""
+    folder.mkdir(parents=True, exist_ok=True)
+    present = os.listdir(folder)
+    if not present:
+        return
+    foreign = sorted(set(present) - set(TOP))
+    if not is_ours(folder) or foreign:
+        raise RocmlabError(
+            f"{folder} is not empty",
+            f"it holds {', '.join(foreign[:3])}" if foreign else f"it has no {MARK}, so it is not a simulated host",
+            "name a new folder",
+        )
+    trees.clear(folder, TOP)

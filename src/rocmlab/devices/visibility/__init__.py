@@ -1,0 +1,182 @@
+"""Who sees which GPU: reads every visibility mask, explains it, and is the only way a child process gets its GPUs.
+
+`HIP_VISIBLE_DEVICES` decides on ROCm and `CUDA_VISIBLE_DEVICES` mirrors it, so that both backends and both frameworks
+agree. `ROCR_VISIBLE_DEVICES` filters before HIP and would number a second time, so it is removed. `-1` hides every GPU;
+an empty value would mean *all* to HIP and *none* to PyTorch. What is written are indices as before any mask of this
+process, so a child of a masked process gets the right GPUs too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from rocmlab.devices.model import Device
+from rocmlab.devices.visibility.choice import select
+from rocmlab.devices.visibility.masks import (
+    CUDA,
+    HIP,
+    NONE_WORDS,
+    ORDER,
+    ORDINAL,
+    ROCR,
+    VARIABLES,
+    Mask,
+    counted,
+    hip_variable,
+    parse,
+    visible,
+)
+from rocmlab.errors import Problem, RocmlabError
+
+__all__ = [
+    "VARIABLES",
+    "Mask",
+    "apply",
+    "child_environment",
+    "hides_all",
+    "mark_hidden",
+    "narrow",
+    "parse",
+    "problems",
+    "remaining",
+    "select",
+    "visible",
+]
+
+
+def child_environment(devices: Sequence[Device]) -> dict[str, str | None]:
+    """Return the variables that give a child these GPUs, in this order, and no other; None means: remove the variable.
+
+    Raises:
+        RocmlabError: one of them is a GPU that the runtime does not list, so that no mask can name it.
+    """
+    for device in devices:
+        if device.backend in ("rocm", "cuda") and device.index is None:
+            raise RocmlabError(
+                f"{device.name} ({device.pci_address}) cannot be given to a process",
+                device.why_not or "the runtime does not list it",
+                "rocmlab devices",
+            )
+    hip = [device for device in devices if device.backend == "rocm"]
+    cuda = [device for device in devices if device.backend == "cuda"]
+    return {
+        HIP: _mask(hip or cuda),
+        CUDA: _mask(cuda or hip),
+        ORDER: "PCI_BUS_ID",  # so that CUDA counts as NVML does
+        ROCR: None,
+        ORDINAL: None,
+    }
+
+
+def _mask(devices: Sequence[Device]) -> str:
+    return ",".join(str(device.index) for device in devices) or "-1"
+
+
+def apply(env: Mapping[str, str], devices: Sequence[Device]) -> dict[str, str]:
+    """Return a child's whole environment: `env` with the masks that give it `devices`.
+
+    Raises:
+        RocmlabError: see `child_environment`.
+    """
+    changed = {**env, **child_environment(devices)}
+    return {name: value for name, value in changed.items() if value is not None}
+
+
+def remaining(devices: Sequence[Device], environment: Mapping[str, str]) -> list[Device]:
+    """Return the usable GPUs that the masks of `environment` leave, in the order in which a framework numbers them."""
+    left = (*visible(environment, devices, "hip").gpus, *visible(environment, devices, "cuda").gpus)
+    unmasked = [device for device in devices if device.backend not in ("rocm", "cuda", "cpu")]
+    return [device for device in (*left, *unmasked) if device.is_usable]
+
+
+def mark_hidden(devices: Sequence[Device], environment: Mapping[str, str]) -> list[Device]:
+    """Return the devices; those that the masks of `environment` hide are not usable, and say which mask it is.
+
+    The index stays: it counts the GPUs before any mask, and children's masks are written with it.
+    """
+    reasons: dict[tuple[str, int | None], str] = {}
+    for variable, mask in _filters(environment, devices):
+        left = {(gpu.backend, gpu.index) for gpu in mask.gpus}
+        backend = "cuda" if mask.reader == "cuda" else "rocm"
+        for gpu in counted(devices, backend):
+            if (gpu.backend, gpu.index) not in left:
+                reasons.setdefault((gpu.backend, gpu.index), f"hidden by {shown(variable, mask.value)}")
+    return [
+        replace(device, is_usable=False, why_not=reasons[device.backend, device.index])
+        if device.is_usable and (device.backend, device.index) in reasons
+        else device
+        for device in devices
+    ]
+
+
+def _filters(environment: Mapping[str, str], devices: Sequence[Device]) -> list[tuple[str, Mask]]:
+    """Return the masks that hide GPUs here, in the order in which they act."""
+    return [
+        (ROCR, visible(environment, devices, "rocr")),
+        (hip_variable(environment), visible(environment, devices, "hip")),
+        (CUDA, visible(environment, devices, "cuda")),
+    ]
+
+
+def shown(name: str, value: str | None) -> str:
+    """Return a variable as a person would write it, on one line and not too long."""
+    text = value or ""
+    if not text.isprintable() or text != text.strip():
+        text = repr(text)
+    return f"{name}={text if len(text) <= 60 else text[:57] + '…'}" + ("" if text else " (empty)")
+
+
+def hides_all(environment: Mapping[str, str], backend: str) -> bool:
+    """Tell whether a mask hides every GPU of this backend on purpose, by `-1` or another word for none."""
+    if backend == "cuda":
+        return environment.get(CUDA) in ("", *NONE_WORDS)
+    return environment.get(ROCR) in ("", *NONE_WORDS) or environment.get(hip_variable(environment)) in NONE_WORDS
+
+
+def narrow(environment: Mapping[str, str], positions: Sequence[int]) -> dict[str, str]:
+    """Return `environment` with masks that leave only some of the GPUs that it leaves already.
+
+    This needs no look at the GPUs: it reads the masks alone, so it works where only the framework finds them (WSL2).
+
+    Args:
+        environment: of the child, with the masks it has so far.
+        positions: the GPUs, numbered as a framework numbers them under these masks; none: the CPU.
+
+    Raises:
+        RocmlabError: the masks leave fewer GPUs, or name them by something other than numbers.
+    """
+    mask, rocr = environment.get(hip_variable(environment)), environment.get(ROCR)
+    if mask and rocr is None and list(positions) == list(range(mask.count(",") + 1)):
+        return dict(environment)  # all that the mask leaves, in its order
+    chosen = list(positions)
+    try:
+        for value in (mask or None, rocr):  # HIP counts within what ROCr left
+            if value is not None:
+                chosen = [_entry(value, position) for position in chosen]
+    except (IndexError, ValueError) as err:
+        raise RocmlabError(
+            f"GPUs {list(positions)} cannot be picked from the mask {mask if rocr is None else rocr}",
+            "the mask of this process has fewer GPUs, or names them by something other than numbers",
+            "set HIP_VISIBLE_DEVICES to numbers, such as 0,1",
+        ) from err
+    return apply(environment, [Device("rocm", number, "", is_usable=True) for number in chosen])
+
+
+def _entry(mask: str, position: int) -> int:
+    number = int(mask.split(",")[position])
+    if number < 0:
+        raise ValueError(mask)
+    return number
+
+
+def problems(environment: Mapping[str, str], devices: Sequence[Device]) -> list[Problem]:
+    """Return every conflict between the masks (and the gfx overrides) of a process, each with what it does and a fix.
+
+    Args:
+        environment: of the process.
+        devices: of the host, with or without masks applied.
+    """
+    from rocmlab.devices.visibility import conflicts  # only the doctor asks
+
+    return conflicts.find(environment, devices)

@@ -1,0 +1,342 @@
+"""What is wrong with the masks and gfx overrides of a process, what each reader makes of them, and what mends it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from rocmlab.devices import products
+from rocmlab.devices.model import Device
+from rocmlab.devices.visibility import hides_all, shown
+from rocmlab.devices.visibility.masks import (
+    CUDA,
+    HIP,
+    NUMBER,
+    ORDER,
+    ORDINAL,
+    ROCR,
+    Mask,
+    counted,
+    hip_variable,
+    parse,
+    uuid,
+    visible,
+)
+from rocmlab.errors import Problem
+
+OVERRIDE = "HSA_OVERRIDE_GFX_VERSION"
+VERSION = re.compile(r"\s*\+?([0-9]{1,9})\.\s*\+?([0-9]{1,9})\.\s*\+?([0-9]{1,9})")  # as sscanf %u.%u.%u reads it
+VERSION_LIMITS = (63, 255, 255)
+HEXADECIMAL = re.compile(r"0[xX][0-9a-fA-F]+")
+LENIENT = re.compile(r"(?P<hex>0[xX][0-9a-fA-F]{1,8})|(?P<first>[0-9]{1,9})(?:\s*-\s*(?P<last>[0-9]{1,9}))?")
+
+
+def find(environment: Mapping[str, str], devices: Sequence[Device]) -> list[Problem]:
+    """Return every conflict, masks first."""
+    found: list[Problem] = []
+    if any(device.backend == "rocm" for device in devices):
+        process = _Process(environment, devices)
+        found += [problem for rule in RULES for problem in rule(process)]
+        found += _overrides(process)
+    if any(device.backend == "cuda" for device in devices):
+        found += _cuda(environment, devices)
+    return found
+
+
+class _Process:
+    """The masks of one process, and the GPUs they are about."""
+
+    def __init__(self, environment: Mapping[str, str], devices: Sequence[Device]) -> None:
+        self.environment, self.devices = environment, devices
+        self.gpus = counted(devices, "rocm")
+        self.rocr = environment.get(ROCR)
+        self.name = hip_variable(environment)  # the mask that HIP reads
+        self.value = environment.get(self.name)
+        self.left = visible(environment, devices, "rocr").gpus  # HIP counts within these
+        self.words = self.value.split(",") if self.value and self.value != "-1" else []
+        self.rocr_words = self.rocr.split(",") if self.rocr and self.rocr != "-1" else []
+
+    def readings(self) -> str:
+        """Say what each reader sees."""
+        hip = self.reading("hip")
+        seen = ", ".join(str(gpu.index) for gpu in hip.gpus)
+        said = [hip.error or ("HIP and TensorFlow see " + (f"GPU {seen}" if seen else "no GPU"))]
+        for reader, name in (("torch", "PyTorch"), ("ray", "Ray")):
+            mask = self.reading(reader)
+            said.append(mask.error or f"{name} counts {mask.count}")
+        return ", ".join(said)
+
+    def reading(self, reader: str) -> Mask:
+        return visible(self.environment, self.devices, reader)
+
+    def fix(self) -> str:
+        """Return the lines that say once, and to all readers alike, what these masks seem to mean."""
+        unset = f"unset {ROCR}; " if self.rocr is not None else ""
+        meant = self._meant()
+        if meant is None:
+            names = " ".join(name for name in (HIP, CUDA, ROCR) if name in self.environment)
+            return f"unset {names}  # all GPUs; for none: {unset}export {HIP}=-1 {CUDA}=-1"
+        numbers = ",".join(str(gpu.index) for gpu in meant) or "-1"
+        return f"{unset}export {HIP}={numbers} {CUDA}={numbers}"
+
+    def _meant(self) -> list[Device] | None:
+        """Return the GPUs a person meant; None if that cannot be told."""
+        if hides_all(self.environment, "rocm"):
+            return []
+        left = self.gpus if self.rocr is None else meant(self.rocr, self.gpus)
+        if not self.value:
+            return left if self.rocr is not None and left else None
+        return meant(self.value, left) or meant(self.value, self.gpus) or None
+
+
+def meant(value: str, gpus: Sequence[Device]) -> list[Device]:
+    """Return the GPUs that a person means by a mask: spaces, ranges, hexadecimal and capital letters are understood."""
+    found: dict[int, None] = {}
+    for word in (part.strip() for part in value.split(",")):
+        number = LENIENT.fullmatch(word)
+        if number and number["hex"]:
+            found[int(word, 16)] = None
+        elif number:
+            last = min(int(number["last"] or number["first"]), len(gpus) - 1)
+            found.update(dict.fromkeys(range(int(number["first"]), last + 1)))
+        elif word.lower() == "all":
+            found.update(dict.fromkeys(range(len(gpus))))
+        else:
+            named = [index for index, gpu in enumerate(gpus) if gpu.unique_id and _starts(uuid(gpu), word)]
+            found.update(dict.fromkeys(named[:1]))
+    return [gpus[position] for position in found if position < len(gpus)]
+
+
+def _starts(identity: str, word: str) -> bool:
+    return len(word) > len("gpu-") and identity.lower().startswith(word.lower())
+
+
+def _both(process: _Process) -> Iterator[Problem]:
+    if process.rocr is not None and process.value:
+        yield Problem(
+            f"{shown(ROCR, process.rocr)} and {shown(process.name, process.value)} are both set",
+            f"ROCr filters first, and HIP counts within the {len(process.left)} GPUs it leaves: {process.readings()}",
+            process.fix(),
+        )
+
+
+def _rocr_alone(process: _Process) -> Iterator[Problem]:
+    if process.rocr is not None and not process.value:
+        yield Problem(
+            f"{shown(ROCR, process.rocr)} is set without {HIP}",
+            f"Ray refuses to start so, and PyTorch counts its entries without a look at the GPUs: {process.readings()}",
+            process.fix(),
+        )
+
+
+def _empty(process: _Process) -> Iterator[Problem]:
+    name = HIP if HIP in process.environment else CUDA
+    if process.environment.get(name) == "":
+        other = f"as {shown(CUDA, process.value)} says" if process.value else "as all GPUs"
+        others = "PyTorch and Ray take it" if name == HIP else "PyTorch takes it"
+        yield Problem(
+            f"{name} is set and empty",
+            f"HIP and TensorFlow take that {other}, {others} as none: {process.readings()}",
+            process.fix(),
+        )
+
+
+def _differ(process: _Process) -> Iterator[Problem]:
+    hip, cuda = process.environment.get(HIP), process.environment.get(CUDA)
+    if hip and cuda and hip != cuda:
+        yield Problem(
+            f"{shown(HIP, hip)} and {shown(CUDA, cuda)} differ",
+            f"on AMD GPUs the first one counts and Ray stops at the difference: {process.readings()}",
+            process.fix(),
+        )
+
+
+def _spaces(process: _Process) -> Iterator[Problem]:
+    if any(word != word.strip() for word in process.words):
+        yield _word(process, "contains a space", "HIP takes a word with a space for no index and ends the list there")
+
+
+def _twice(process: _Process) -> Iterator[Problem]:
+    for name, words in ((process.name, process.words), (ROCR, process.rocr_words)):
+        plain = [word.strip().lower() for word in words if word.strip()]
+        if len(set(plain)) < len(plain):
+            why = "HIP counts it once, PyTorch then counts no GPU at all, and ROCr ends its list there"
+            yield _word(process, "names a GPU twice", why, name)
+
+
+def _beyond(process: _Process) -> Iterator[Problem]:
+    for name, words, gpus in ((process.name, process.words, process.left), (ROCR, process.rocr_words, process.gpus)):
+        wrong = [word.strip() for word in words if _is_beyond(word.strip(), len(gpus))]
+        if wrong and gpus:
+            there = f"there are {len(gpus)}" if name == ROCR or process.rocr is None else f"ROCr leaves {len(gpus)}"
+            why = f"{there}, counted from 0; the list ends at the first that is not there"
+            yield _word(process, f"names GPU {', '.join(wrong)}, which is not there", why, name)
+
+
+def _is_beyond(word: str, count: int) -> bool:
+    return word.isascii() and word.isdecimal() and int(word[:12]) >= count
+
+
+def _hexadecimal(process: _Process) -> Iterator[Problem]:
+    if any(HEXADECIMAL.fullmatch(word.strip()) for word in process.words):
+        yield _word(process, "has a hexadecimal index", "HIP does not know it and ends the list there, PyTorch reads 0")
+
+
+def _unreadable(process: _Process) -> Iterator[Problem]:
+    for name, words in ((process.name, process.words), (ROCR, process.rocr_words)):
+        plain = [word.strip() for word in words]
+        indices = {word for word in plain if NUMBER.fullmatch(word) or HEXADECIMAL.fullmatch(word)}
+        wrong = [word for word in plain if word not in indices and not word.startswith("GPU-")]
+        if name == ROCR:
+            wrong = [word for word in wrong if not re.match(r"gpu-", word.lower())]
+        if wrong:
+            why = f"{', '.join(map(repr, wrong[:4]))} is neither an index nor a UUID, and the list ends there"
+            yield _word(process, "is not a list of indices", why, name)
+
+
+def _uuids(process: _Process) -> Iterator[Problem]:
+    named = [word.strip() for word in process.words if word.strip().startswith("GPU-")]
+    exact = [uuid(gpu) for gpu in process.left if gpu.unique_id]
+    unknown = [word for word in named if not any(known.startswith(word) for known in exact)]
+    for word in unknown:
+        right = next((known for known in exact if known.lower().startswith(word.lower())), None)
+        if right:
+            yield _word(process, f"has the UUID {word} in capitals", f"HIP reads small letters only: {right}")
+        else:
+            yield _word(process, f"has the UUID {word}, which names no GPU", _without_id(process.left))
+    if named and not unknown:
+        why = (
+            "HIP knows UUIDs since ROCm 6.2, PyTorch finds them only through amd-smi and only if every entry is one, "
+            "and Ray hands them on unread"
+        )
+        yield _word(process, "names GPUs by UUID", why)
+
+
+def _rocr_uuids(process: _Process) -> Iterator[Problem]:
+    for word in (word.strip() for word in process.rocr_words):
+        if word.upper().startswith("G") and not parse(word, "rocr", process.gpus).gpus:
+            named = [gpu for gpu in process.gpus if gpu.unique_id and _starts(uuid(gpu), word)]
+            why = "it fits several GPUs" if len(named) > 1 else _without_id(process.gpus)
+            yield _word(process, f"has the UUID {word}, which names no GPU", why, ROCR)
+
+
+def _without_id(gpus: Sequence[Device]) -> str:
+    without = [f"GPU {gpu.index} ({gpu.name})" for gpu in gpus if not gpu.unique_id]
+    known = ", ".join(uuid(gpu) for gpu in gpus if gpu.unique_id) or "none"
+    said = f"; {', '.join(without)} has none, so no UUID can name it" if without else ""
+    return f"the UUIDs here: {known}{said}"
+
+
+def _ordinal(process: _Process) -> Iterator[Problem]:
+    ordinal = process.environment.get(ORDINAL)
+    if ordinal and ordinal != process.value:
+        yield Problem(
+            f"{shown(ORDINAL, ordinal)} says something else than {HIP}",
+            f"only OpenCL reads it, whatever the documentation says: {process.readings()}",
+            f"unset {ORDINAL}",
+        )
+
+
+def _word(process: _Process, what: str, why: str, name: str | None = None) -> Problem:
+    name = name or process.name
+    return Problem(
+        f"{shown(name, process.environment.get(name))} {what}", f"{why}: {process.readings()}", process.fix()
+    )
+
+
+RULES: tuple[Callable[[_Process], Iterable[Problem]], ...] = (
+    _both,
+    _rocr_alone,
+    _empty,
+    _differ,
+    _spaces,
+    _twice,
+    _beyond,
+    _hexadecimal,
+    _unreadable,
+    _uuids,
+    _rocr_uuids,
+    _ordinal,
+)
+
+
+def _overrides(process: _Process) -> Iterator[Problem]:
+    """Yield what is wrong with HSA_OVERRIDE_GFX_VERSION, for all GPUs or for one node.
+
+    The node is ROCm's own number: CPUs count, and GPUs that this process may not open do not.
+    """
+    numbers = node_numbers(process.devices)
+    for name, value in sorted(process.environment.items()):
+        if name != OVERRIDE and not name.startswith(OVERRIDE + "_"):
+            continue
+        if not is_version(value):
+            yield Problem(
+                f"{shown(name, value)} is not three numbers",
+                "it must be major.minor.step, such as 10.3.0; anything else, nothing too, stops ROCm for every GPU",
+                f"unset {name}",
+            )
+        node = name.removeprefix(OVERRIDE + "_")
+        if name != OVERRIDE and process.gpus and node not in {str(number) for number in numbers.values()}:
+            listed = ", ".join(f"GPU {gpu} is node {number}" for gpu, number in numbers.items())
+            yield Problem(f"{shown(name, value)} names no GPU", listed or "no GPU has a node here", f"unset {name}")
+    yield from _override_of_many(process, numbers)
+
+
+def _override_of_many(process: _Process, numbers: Mapping[int, int]) -> Iterator[Problem]:
+    value = process.environment.get(OVERRIDE)
+    if not value or not is_version(value):
+        return
+    seen = process.reading("hip").gpus
+    gpus = [gpu for gpu in seen if f"{OVERRIDE}_{numbers.get(gpu.index or 0)}" not in process.environment]
+    usual = {gpu.gfx: products.target(gpu.gfx).override for gpu in gpus}
+    if len(usual) > 1 and any(value not in (usual[gpu.gfx], _version(gpu.gfx)) for gpu in gpus):
+        wanting = {gpu.index for gpu in gpus if usual[gpu.gfx] == value}
+        needy = [number for index, number in numbers.items() if index in wanting]
+        listed = ", ".join(f"GPU {gpu.index} ({gpu.name}) is {gpu.gfx}" for gpu in gpus)
+        yield Problem(
+            f"{shown(OVERRIDE, value)} changes GPUs of different kinds",
+            f"it makes all of them {value}, and a program for one kind crashes on the other: {listed}",
+            f"unset {OVERRIDE}" + "".join(f"; export {OVERRIDE}_{node}={value}" for node in needy),
+        )
+
+
+def _version(gfx: str | None) -> str | None:
+    """Return the version that an ISA target has without an override: gfx90a is 9.0.10."""
+    read = re.fullmatch(r"gfx([0-9]+)([0-9a-f])([0-9a-f])", gfx or "")
+    return f"{int(read[1])}.{int(read[2], 16)}.{int(read[3], 16)}" if read else None
+
+
+def is_version(value: str) -> bool:
+    """Tell whether ROCm accepts this as a gfx version; where it does not, it does not start."""
+    found = VERSION.fullmatch(value)
+    return found is not None and all(int(n) <= most for n, most in zip(found.groups(), VERSION_LIMITS, strict=True))
+
+
+def node_numbers(devices: Sequence[Device]) -> dict[int, int]:
+    """Return ROCm's own node number of every GPU by index: the KFD node, less the GPUs before it that are closed."""
+    nodes = [(gpu.kfd_node, gpu.index) for gpu in devices if gpu.backend == "rocm" and gpu.kfd_node is not None]
+    closed = [node for node, index in nodes if index is None]
+    return {index: node - sum(other < node for other in closed) for node, index in nodes if index is not None}
+
+
+def _cuda(environment: Mapping[str, str], devices: Sequence[Device]) -> Iterator[Problem]:
+    """Yield what is wrong with CUDA_VISIBLE_DEVICES on NVIDIA GPUs."""
+    value = environment.get(CUDA)
+    gpus = counted(devices, "cuda")
+    mask = visible(environment, devices, "cuda")
+    if not value or hides_all(environment, "cuda"):
+        return
+    numbers = ",".join(str(gpu.index) for gpu in meant(value, gpus)) or "-1"
+    fix = f"export {CUDA}={numbers}"
+    if mask.odd and gpus:
+        seen = ", ".join(str(gpu.index) for gpu in mask.gpus)
+        why = f"{'; '.join(mask.odd)}; CUDA sees " + (f"GPU {seen}" if seen else "no GPU")
+        yield Problem(f"{shown(CUDA, value)} is not what it seems", why, fix)
+    by_number = not value.startswith(("GPU-", "MIG-"))
+    if by_number and environment.get(ORDER) != "PCI_BUS_ID" and len({gpu.name for gpu in gpus}) > 1:
+        names = ", ".join(f"{gpu.index}={gpu.name}" for gpu in gpus)
+        yield Problem(
+            f"{shown(CUDA, value)} may mean other GPUs than nvidia-smi numbers so",
+            f"without {ORDER}=PCI_BUS_ID CUDA puts the fastest GPU first; nvidia-smi says {names}",
+            f"export {ORDER}=PCI_BUS_ID",
+        )

@@ -1,0 +1,207 @@
+"""TensorFlow and PyTorch inside the lab: still AMD's builds, and do they compute right."""
+
+from __future__ import annotations
+
+import re
+
+from rocmlab.devices import Device
+from rocmlab.doctor import operation
+from rocmlab.doctor.checks.masks import read_kernelspecs, variables
+from rocmlab.doctor.model import BLOCKS, CONTAINER, Check, Probe, Verdict, blocks, check, ok, skip, unknown, warns
+from rocmlab.doctor.operation import Interpreter, Outcome
+from rocmlab.doctor.situation import Situation
+
+TITLES = {"tensorflow": "TensorFlow", "torch": "PyTorch"}
+TYPO_WHEEL = "2.14.0.600"
+LIMIT = "limit"
+
+
+def find(s: Situation, framework: str) -> Interpreter | None:
+    """Return the interpreter of the kernel with this name, and the variables that its kernelspec sets."""
+    for path, spec in read_kernelspecs(s):
+        argv = spec.get("argv")
+        if f"/{framework}/kernel.json" in path and isinstance(argv, list) and argv and isinstance(argv[0], str):
+            given = variables(spec)
+            path_variable = given.get("PATH", "").replace("${PATH}", s.environment.get("PATH", ""))
+            return Interpreter(argv[0], {**given, **({"PATH": path_variable} if path_variable else {})})
+    return None
+
+
+# -- is it still AMD's build ------------------------------------------------------------------------------------------
+
+
+@check(
+    "tf.clobbered",
+    "TensorFlow is the build for this backend",
+    sides=(CONTAINER,),
+    looks_at="the installed distributions named tensorflow…, and the build information inside the package; nothing is "
+    "imported",
+    why="`pip install` of anything that requires `tensorflow` puts the CPU or CUDA build over AMD's; 2.14.0.600, the "
+    "newest tensorflow-rocm of PyPI, ignores every Radeon by a typing error.",
+    fix="`make build` and `make up` (a container's own changes go with it); `make clean && make up` (native)",
+    severity=BLOCKS,
+)
+def tensorflow_clobbered(s: Situation) -> Verdict:
+    """Look at what pip installed."""
+    interpreter = find(s, "tensorflow")
+    if interpreter is None:
+        return skip("there is no kernel `tensorflow`")
+    found = operation.inspect(interpreter, s.environment, s.limit_seconds * 5)
+    if found is None:
+        return unknown(f"{interpreter.python} does not say what is installed")
+    seen = [f"{interpreter.python}", *(f"{name} {version}" for name, version in found.distributions)]
+    seen.append(f"is_rocm_build: {found.tensorflow_rocm}")
+    if s.backend != "rocm":
+        return ok(*seen)
+    versions = dict(found.distributions)
+    if versions.get("tensorflow-rocm") == TYPO_WHEEL:
+        return blocks(
+            f"tensorflow-rocm {TYPO_WHEEL} ignores every Radeon",
+            "its list of targets has the typing error `gfx1030gfx1100` (tensorflow-upstream#2410, #2488, #2524)",
+            "pip uninstall tensorflow-rocm, then take AMD's wheel for your ROCm: make clean && make up",
+            *seen,
+        )
+    others = [name for name in versions if name in ("tensorflow", "tensorflow-cpu", "tf-nightly")]
+    if found.tensorflow_rocm is False or (others and found.tensorflow_rocm is None):
+        name = others[0] if others else "tensorflow"
+        return blocks(
+            f"{name} {versions.get(name, '')} has taken the place of AMD's TensorFlow".replace("  ", " "),
+            "pip installed it as a requirement of something else, over the files of tensorflow-rocm",
+            _renew(s),
+            *seen,
+        )
+    if others:
+        return warns(
+            f"{others[0]} {versions[others[0]]} is installed beside tensorflow-rocm",
+            "both own the same files; the next upgrade of either breaks the other",
+            f"{interpreter.python} -m pip uninstall {others[0]}, then: {_renew(s)}",
+            *seen,
+        )
+    return ok(*seen)
+
+
+@check(
+    "torch.clobbered",
+    "PyTorch is the build for this backend",
+    sides=(CONTAINER,),
+    looks_at="`torch/version.py`, which is read and not imported",
+    why="PyPI's own torch is for CUDA; any package that requires another version brings it, and ROCm is gone.",
+    fix="`make build` and `make up`; install with the lab's pip, which keeps its constraints",
+    severity=BLOCKS,
+)
+def torch_clobbered(s: Situation) -> Verdict:
+    """Read PyTorch's version file."""
+    interpreter = find(s, "torch")
+    if interpreter is None:
+        return skip("there is no kernel `torch`")
+    found = operation.inspect(interpreter, s.environment, s.limit_seconds * 5)
+    if found is None:
+        return unknown(f"{interpreter.python} does not say what is installed")
+    seen = [interpreter.python, *(f"{name} {version}" for name, version in found.distributions)]
+    seen.append(f"torch.version.hip: {found.torch_hip}, torch.version.cuda: {found.torch_cuda}")
+    if s.backend != "rocm" or found.torch_hip:
+        return ok(*seen)
+    if "torch" not in dict(found.distributions):
+        return blocks("PyTorch is missing", "it was uninstalled, or its installation broke off", _renew(s), *seen)
+    kind = "CUDA" if found.torch_cuda else "CPU"
+    return blocks(
+        f"PyTorch {dict(found.distributions)['torch']} is a {kind} build",
+        "pip took it from PyPI as a requirement of something else",
+        _renew(s),
+        *seen,
+    )
+
+
+def _renew(s: Situation) -> str:
+    if s.in_container:
+        return "make down && make up      # on the host: a new container has the image's own packages"
+    return "make clean && make up"
+
+
+# -- does it compute -------------------------------------------------------------------------------------------------
+
+
+def _computes(framework: str) -> Probe:
+    def probe(s: Situation) -> Verdict | list[Verdict]:
+        if not s.with_frameworks:
+            return skip("--no-frameworks")
+        interpreter = find(s, framework)
+        if interpreter is None:
+            return skip(f"there is no kernel `{framework}`")
+        if _is_wsl(s):
+            outcome = operation.run(
+                framework, interpreter, None, s.environment, s.operation_limit_seconds, is_masked=False
+            )
+            return _judge(s, framework, None, outcome)
+        devices: list[Device | None] = [*s.chosen] if s.backend == "rocm" else []
+        if s.backend == "rocm" and not devices:
+            return skip("the lab has no GPU that it can use, which other checks explain")
+        if s.backend == "cuda":
+            devices = [gpu for gpu in s.devices if gpu.backend == "cuda" and gpu.is_usable]
+        limit = s.operation_limit_seconds
+        return [
+            _judge(s, framework, device, operation.run(framework, interpreter, device, s.environment, limit))
+            for device in devices or [None]
+        ]
+
+    return probe
+
+
+def _is_wsl(s: Situation) -> bool:
+    """Tell whether the GPU is behind /dev/dxg, where nothing lists it and only computing shows it."""
+    return s.backend == "rocm" and s.exists("dev/dxg") and not s.exists("dev/kfd")
+
+
+def _judge(s: Situation, framework: str, device: Device | None, outcome: Outcome) -> Verdict:
+    title = TITLES[framework]
+    where = "the GPU behind /dev/dxg" if _is_wsl(s) else "the CPU"
+    where = f"HIP {device.index} ({device.pci_address})" if device else where
+    seen = [f"{where}: {outcome.said}"] + ([f"computed on {outcome.device}"] if outcome.device else [])
+    if device is None and s.simulated:
+        seen.append("the GPUs are SIMULATED, so this ran on the CPU")
+    if outcome.is_right and (outcome.on_gpu or (device is None and not _is_wsl(s))):
+        return ok(*seen)
+    if outcome.is_right:
+        what, why = f"{title} computed on the CPU and not on {where}", "it does not see the GPU that it was given"
+        fix = "see tf.clobbered, torch.clobbered, gfx.support and env.conflict above"
+    elif outcome.kind == "missing":
+        return warns(f"{title} cannot be imported", outcome.said, _renew(s), *seen)
+    elif outcome.kind == LIMIT:
+        what = f"{title} did not finish one multiplication on {where} in {s.operation_limit_seconds:g} s"
+        why = "the GPU hangs, or its kernels are compiled at first use; " + outcome.said
+        fix = "rocmlab doctor --only compute." + framework + " --time-limit 600\nsudo dmesg | grep -i amdgpu"
+    elif outcome.kind == "crash":
+        what, why, fix = _crash(title, where, device, outcome)
+    else:
+        what, why = f"{title} computed wrong numbers on {where}", outcome.said
+        fix = "do not trust this GPU's results: see pcie.atomics, gfx.support, env.override and userspace.driver above"
+    return blocks(what, why, fix, *seen)
+
+
+def _crash(title: str, where: str, device: Device | None, outcome: Outcome) -> tuple[str, str, str]:
+    what = f"{title} crashed in one multiplication on {where}"
+    if re.search(r"Incompatible kernel and userspace", outcome.output):
+        return what, "HSA: the kernel's driver is too old for this ROCm", "see userspace.driver: install a newer driver"
+    if re.search(r"hipErrorNoBinaryForGpu|invalid device function|no kernel image", outcome.output, re.IGNORECASE):
+        gfx = device.gfx if device else "this target"
+        return what, f"it has no kernels for {gfx}", "see gfx.support: HSA_OVERRIDE_GFX_VERSION in .env, then: make up"
+    return what, outcome.said, "sudo dmesg | grep -i amdgpu | tail -n 30      # on the host"
+
+
+def _made(framework: str) -> Check:
+    title = TITLES[framework]
+    return check(
+        f"compute.{framework}",
+        f"{title} computes right on every device",
+        sides=(CONTAINER,),
+        looks_at="one multiplication of matrices whose exact result is known, in a child process for each device; on "
+        "the cpu backend on the CPU",
+        why="Everything can look right and still crash, hang or compute wrong numbers at the first kernel.",
+        fix="by how it failed: the override, the driver, the slot, or a rebuilt lab",
+        severity=BLOCKS,
+        is_framework=True,
+    )(_computes(framework))
+
+
+tensorflow_computes = _made("tensorflow")
+torch_computes = _made("torch")

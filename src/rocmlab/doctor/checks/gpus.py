@@ -1,0 +1,225 @@
+"""The GPUs themselves: supported, of one kind, well connected, awake."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rocmlab.devices import Device, products
+from rocmlab.devices.visibility.conflicts import node_numbers
+from rocmlab.doctor.checks.masks import OVERRIDE
+from rocmlab.doctor.model import BLOCKS, CONTAINER, HOST, WARNS, Verdict, blocks, check, ok, skip, warns
+from rocmlab.doctor.situation import CONTAINER_RUNTIMES, Situation
+
+
+def _one_per_card(gpus: list[Device]) -> list[Device]:
+    """Return one device for each PCI address: partitions share their card."""
+    return list({gpu.pci_address or gpu.kfd_node: gpu for gpu in reversed(gpus)}.values())[::-1]
+
+
+@check(
+    "gpu.description",
+    "the kernel describes every GPU whole",
+    looks_at="the KFD topology and the DRM folders of each GPU, and whether they agree",
+    why="Where the kernel's own description is damaged, names and numbers of GPUs cannot be trusted.",
+    fix="what the kernel's log says, then a restart of the machine",
+)
+def description(s: Situation) -> Verdict | list[Verdict]:
+    """Pass on what joining the descriptions found."""
+    if s.no_amd:
+        return skip(s.no_amd)
+    found, problems = s.examined
+    seen = tuple(f"{gpu.pci_address}: {gpu.name}, {gpu.gfx or 'target unknown'}" for gpu in found)
+    if s.in_container:  # which may not read the nodes of GPUs that it was not given
+        problems = [problem for problem in problems if "cannot be read" not in problem.what]
+    return [Verdict(WARNS, seen, problem) for problem in problems] or ok(*seen)
+
+
+@check(
+    "gfx.support",
+    "the frameworks have kernels for every GPU",
+    looks_at="each GPU's ISA target in the table of support (devices/gfx.csv), the base image, and the overrides",
+    why="TensorFlow ignores targets that are not on its list, and computes on the CPU; other libraries crash or "
+    "find no kernels (tensorflow-upstream#3169).",
+    fix="`HSA_OVERRIDE_GFX_VERSION` of the GPU's generation in `.env`, per node where GPUs differ",
+    severity=BLOCKS,
+)
+def support(s: Situation) -> Verdict:
+    """Look each target up."""
+    if s.no_kfd_gpus:
+        return skip(s.no_kfd_gpus)
+    if not s.chosen:
+        return skip("no GPU is chosen, or none can be used")
+    seen: list[str] = []
+    lacking: list[Device] = []
+    hopeless: list[Device] = []
+    for gpu in s.chosen:
+        target = products.target(gpu.gfx)
+        in_tensorflow = {True: "yes", False: "no", None: "unknown"}[target.is_in_tensorflow]
+        support_word = " ".join(filter(None, [target.support, target.support_note])) or "unknown"
+        seen.append(f"{gpu.pci_address} {gpu.gfx}: ROCm {support_word}, TensorFlow {in_tensorflow}")
+        if target.is_in_tensorflow or not target.is_known or _is_overridden(s, gpu):
+            continue
+        (lacking if target.override else hopeless).append(gpu)
+    if hopeless:
+        fire = warns if len(hopeless) < len(s.chosen) else blocks
+        return fire(
+            f"{hopeless[0].name} ({hopeless[0].gfx}) has no kernels in this ROCm",
+            products.target(hopeless[0].gfx).notes or "its support has ended, or never began",
+            "choose other GPUs: make up GPUS=…; or the CPU: make up BACKEND=cpu",
+            *seen,
+        )
+    if lacking:
+        return warns(
+            f"TensorFlow ignores {lacking[0].name} ({lacking[0].gfx})",
+            "its list of targets does not have it, so it would compute on the CPU; the kernels of "
+            f"{products.target(lacking[0].gfx).override} run on it",
+            _override_lines(s, lacking),
+            *seen,
+        )
+    return ok(*seen)
+
+
+def _is_overridden(s: Situation, gpu: Device) -> bool:
+    number = _node_numbers(s).get(gpu.pci_address)
+    return any(s.lab_environment.get(name) for name in (OVERRIDE, f"{OVERRIDE}_{number}"))
+
+
+def _node_numbers(s: Situation) -> dict[str | None, int]:
+    """Return ROCm's own node number of each GPU of the lab by PCI address; GPUs that it is not given do not count."""
+    everything = s.passed if s.side == HOST and s.runtime in CONTAINER_RUNTIMES else s.gpus
+    given = [gpu if gpu in s.chosen or s.side == CONTAINER else replace(gpu, index=None) for gpu in everything]
+    numbers = node_numbers(given)
+    return {gpu.pci_address: numbers[gpu.index] for gpu in given if gpu.index is not None and gpu.index in numbers}
+
+
+def _override_lines(s: Situation, lacking: list[Device]) -> str:
+    """Return the lines for `.env`: one for all GPUs where they share it, else one for each node."""
+    values = {products.target(gpu.gfx).override for gpu in lacking}
+    if len(values) == 1 and len(lacking) == len(s.chosen):
+        return f"echo {OVERRIDE}={values.pop()} >>.env && make up"
+    numbers = _node_numbers(s)
+    lines = [
+        f"echo {OVERRIDE}_{numbers.get(gpu.pci_address)}={products.target(gpu.gfx).override} >>.env" for gpu in lacking
+    ]
+    return "\n".join([*lines, "make up"])
+
+
+@check(
+    "igpu",
+    "no integrated GPU among the cards",
+    looks_at="whether the GPUs of the lab include both an APU and a discrete GPU",
+    why="Frameworks take device 0, which may be the integrated one; training over both hangs (TheRock#5543, "
+    "pytorch#119637, ROCm#3040).",
+    fix="`make up GPUS=…` with the discrete GPUs",
+)
+def integrated(s: Situation) -> Verdict:
+    """Look for a mixture."""
+    if s.no_kfd_gpus:
+        return skip(s.no_kfd_gpus)
+    seen = [f"HIP {gpu.index} {gpu.pci_address} {gpu.gfx} {'APU' if gpu.is_apu else 'discrete'}" for gpu in s.chosen]
+    small = [gpu for gpu in s.chosen if gpu.is_apu]
+    large = [gpu for gpu in s.chosen if not gpu.is_apu]
+    if not small or not large:
+        return ok(*seen)
+    indices = ",".join(str(gpu.index) for gpu in large)
+    return warns(
+        f"the integrated GPU {small[0].name} is one of the lab's GPUs",
+        "frameworks take GPU 0, whichever that is, and a job over both kinds hangs or crashes",
+        f"make up GPUS={indices}      # on the host\nor turn the integrated GPU off in the firmware",
+        *seen,
+        about=HOST,
+    )
+
+
+@check(
+    "pcie.link",
+    "every card has all its PCIe lanes",
+    looks_at="`current_link_width` and `max_link_width` of each card; speeds are lowered at rest and only shown",
+    why="A card in the wrong slot, or badly seated, copies data at a fraction of its speed.",
+    fix="another slot, or seating the card again",
+)
+def link(s: Situation) -> Verdict:
+    """Compare widths."""
+    if s.no_kfd_gpus:
+        return skip(s.no_kfd_gpus)
+    cards = [gpu for gpu in _one_per_card(s.chosen) if gpu.link_width and gpu.link_width_max]
+    if not cards:
+        return skip("no GPU tells its PCIe width")
+    seen = [
+        f"{gpu.pci_address}: x{gpu.link_width} of x{gpu.link_width_max}, {gpu.link_speed_gts or '?'} of "
+        f"{gpu.link_speed_max_gts or '?'} GT/s"
+        for gpu in cards
+    ]
+    narrow = [gpu for gpu in cards if (gpu.link_width or 0) < (gpu.link_width_max or 0)]
+    if not narrow:
+        return ok(*seen)
+    worst = narrow[0]
+    return warns(
+        f"the GPU at {worst.pci_address} has {worst.link_width} of its {worst.link_width_max} PCIe lanes",
+        "the slot has fewer lanes, shares them with another, or the card does not sit well",
+        f"sudo lspci -vv -s {worst.pci_address} | grep -E 'LnkCap|LnkSta'      # what card and slot can, and do\n"
+        "then another slot, or seat the card again",
+        *seen,
+        about=HOST,
+    )
+
+
+@check(
+    "rebar",
+    "all memory of every card can be reached (large BAR)",
+    looks_at="`mem_info_vis_vram_total` against `mem_info_vram_total` of each discrete GPU",
+    why="Without a large BAR GPUs cannot write into each other's memory, and copies from the host go in pieces.",
+    fix="`Above 4G decoding` and `Resizable BAR` in the firmware's settings",
+)
+def large_bar(s: Situation) -> Verdict:
+    """Compare visible and total memory."""
+    if s.no_kfd_gpus:
+        return skip(s.no_kfd_gpus)
+    seen, small = [], []
+    for gpu in _one_per_card([gpu for gpu in s.chosen if not gpu.is_apu]):
+        folder = f"sys/class/drm/{(gpu.render_node or '').rpartition('/')[2]}/device"
+        visible, total = s.number(f"{folder}/mem_info_vis_vram_total"), s.number(f"{folder}/mem_info_vram_total")
+        if visible is None or total is None:
+            continue
+        seen.append(f"{gpu.pci_address}: {visible} of {total} bytes")
+        if visible < total:
+            small.append(gpu)
+    if not seen:
+        return skip("no discrete GPU tells how much of its memory can be reached")
+    if not small:
+        return ok(*seen)
+    return warns(
+        f"the CPU reaches only a part of the memory of the GPU at {small[0].pci_address}",
+        "the firmware gave it a small window (BAR), so transfers between GPUs are slower or impossible",
+        "in the firmware's settings turn on `Above 4G decoding` and `Resizable BAR`, and turn off `CSM`",
+        *seen,
+        about=HOST,
+    )
+
+
+@check(
+    "runtimepm",
+    "no GPU is switched off",
+    looks_at="`power_state` of each GPU on the PCI bus",
+    why="A GPU in D3cold is switched off while nobody uses it: the first use takes seconds, and some boards never wake "
+    "theirs again.",
+    fix="`echo on | sudo tee …/power/control`, or `amdgpu.runpm=0`",
+)
+def asleep(s: Situation) -> Verdict:
+    """Look at power states."""
+    if s.no_amd:
+        return skip(s.no_amd)
+    seen = [f"{gpu.address}: power_state {gpu.power_state}" for gpu in s.pci_gpus if gpu.power_state]
+    if not seen:
+        return skip("no GPU tells its power state")
+    cold = [gpu for gpu in s.pci_gpus if gpu.power_state == "D3cold"]
+    if not cold:
+        return ok(*seen)
+    return warns(
+        f"the GPU at {cold[0].address} is switched off (D3cold)",
+        "the kernel does that after seconds without use; waking takes a moment, and fails on some boards",
+        "\n".join(f"echo on | sudo tee /sys/bus/pci/devices/{gpu.address}/power/control" for gpu in cold)
+        + "\nfor good: amdgpu.runpm=0 among the kernel's parameters (/etc/default/grub)",
+        *seen,
+        about=HOST,
+    )

@@ -1,0 +1,138 @@
+"""The running lab, asked from the host and compared with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rocmlab.doctor.model import BLOCKS, HOST, WARNS, Verdict, blocks, check, ok, skip, warns
+from rocmlab.doctor.situation import Situation
+from rocmlab.errors import Problem
+
+NO_LAB = "no lab runs"
+
+
+@check(
+    "lab.answers",
+    "the running lab can be asked",
+    sides=(HOST,),
+    looks_at="`rocmlab doctor --json --side container` inside the running lab",
+    why="Half of what goes wrong shows only inside.",
+    fix="`make up`; an older lab: `make build && make up`",
+)
+def answers(s: Situation) -> Verdict:
+    """Say whether there was an answer."""
+    report = s.lab_report
+    if report is None:
+        return skip(NO_LAB + _how_to_start(s))
+    if problem := report.get("problem"):
+        return Verdict(WARNS, (), Problem(problem["what"], problem["why"], problem["fix"]))
+    return ok(f"{len(report['findings'])} findings from inside")
+
+
+def _how_to_start(s: Situation) -> str:
+    if s.project is None:
+        return ""
+    is_prepared = getattr(s.project.lab, "has_image", s.project.lab.is_prepared)()
+    more = "`make up` starts it, then doctor looks inside, too"
+    return f"; {more}" if is_prepared else f" and none is built; {more}"
+
+
+def _inside(s: Situation) -> Mapping[str, Any] | None:
+    """Return the lab's report where it has one about GPUs of this host."""
+    return None if s.lab_report is None or s.lab_report.get("problem") else s.lab_report
+
+
+@check(
+    "lab.devices",
+    "the lab has every GPU that it should have",
+    sides=(HOST,),
+    looks_at="the devices as the host sees them against those the lab sees, joined by PCI address",
+    why="A GPU that is missing inside is not an error to any framework: the job runs on fewer GPUs, or on the CPU.",
+    fix="what the finding says, mostly `make down && make up`",
+    severity=BLOCKS,
+)
+def devices(s: Situation) -> Verdict:
+    """Compare both lists."""
+    report = _inside(s)
+    if report is None:
+        return skip(NO_LAB)
+    if report.get("backend") != "rocm" and not s.simulated:
+        return skip(f"the running lab's backend is {report.get('backend')}")
+    if s.no_kfd_gpus:
+        return skip(s.no_kfd_gpus)
+    inside = {one["pci_address"]: one for one in report["devices"] if one["backend"] == "rocm"}
+    usable = {address for address, one in inside.items() if one["is_usable"]}
+    seen, missing = [], []
+    for gpu in s.chosen:
+        there = inside.get(gpu.pci_address)
+        said = "absent" if there is None else there["why_not"] or f"HIP {there['index']}"
+        seen.append(f"{gpu.pci_address}: host HIP {gpu.index}, lab {said}")
+        if gpu.pci_address not in usable:
+            missing.append((gpu, said))
+    if not missing:
+        return ok(*seen)
+    gpu, said = missing[0]
+    fire = warns if usable else blocks
+    return fire(
+        f"the lab does not have the GPU at {gpu.pci_address}",
+        f"inside: {said}" + _reason(s, gpu.render_node),
+        "see dev.perm, in the lab: a node that is here cannot be opened"
+        if "cannot be opened" in said
+        else "make down && make up      # a container keeps the devices it was created with",
+        *seen,
+    )
+
+
+def _reason(s: Situation, render_node: str | None) -> str:
+    names = {str(node["path"]) for node in (s.lab_report or {}).get("nodes", [])}
+    if render_node not in names:
+        return f"; {render_node} was not passed: GPUS had another value, or the GPU was added, when it was created"
+    return ""
+
+
+@check(
+    "lab.groups",
+    "the lab's user has the groups of the host's device nodes",
+    sides=(HOST,),
+    looks_at="the groups of the lab's process against those of the host's nodes",
+    why="Files say what was meant; only the process inside shows which groups it really has (docker/compose#10248).",
+    fix="`make up`",
+    severity=BLOCKS,
+)
+def groups(s: Situation) -> Verdict:
+    """Compare numbers."""
+    report = _inside(s)
+    if report is None:
+        return skip(NO_LAB)
+    if not s.for_container:
+        return skip("the lab has this user's groups")
+    if s.no_kfd_gpus or not report["nodes"]:
+        return skip(s.no_kfd_gpus or "the lab was given no device node")
+    here = {node.path: node.gid for node in s.compute_nodes}
+    inside = [node for node in report["nodes"] if node["mode"] & 0o006 != 0o006]  # CDI makes nodes for everybody
+    lacking = {int(node["gid"]) for node in inside} - set(report["groups"])
+    changed = [node for node in inside if here.get(node["path"]) not in (None, node["gid"])]
+    seen = (
+        *(f"{node['path']}: host group {here.get(node['path'])}, lab group {node['gid']}" for node in report["nodes"]),
+        f"lab's uid {report['uid']}: groups {_listed(set(report['groups']))}",
+    )
+    if lacking and report["uid"] != 0 and not s.simulated:
+        return blocks(
+            f"the lab's user is not in group {_listed(lacking)} of the GPU's device nodes",
+            "the container was started without these groups, or lost them when it changed the user",
+            "make down && make up",
+            *seen,
+        )
+    if changed:
+        return warns(
+            f"{changed[0]['path']} has another group on the host than in the lab",
+            "it was changed, by an update or a rule of udev, after the container was created, which keeps the old one",
+            "make down && make up",
+            *seen,
+        )
+    return ok(*seen)
+
+
+def _listed(numbers: set[int]) -> str:
+    return ",".join(map(str, sorted(numbers))) or "none"

@@ -1,0 +1,267 @@
+"""The device nodes: there, open to whoever computes, and the same ones inside the lab."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rocmlab.devices.nodes import open_node
+from rocmlab.doctor.model import (
+    BLOCKS,
+    CONTAINER,
+    HOST,
+    Verdict,
+    blocks,
+    check,
+    ok,
+    skip,
+    warns,
+)
+from rocmlab.doctor.situation import Node, Situation
+
+UDEV_RULE = (
+    "sudo tee /etc/udev/rules.d/70-amdgpu.rules <<'END'\n"
+    'KERNEL=="kfd", GROUP="render", MODE="0660"\n'
+    'SUBSYSTEM=="drm", KERNEL=="renderD*", GROUP="render", MODE="0660"\n'
+    "END\n"
+    "sudo groupadd --system --force render && sudo udevadm control --reload && sudo udevadm trigger"
+)
+ONE_STOPS_ALL = "one node that exists and cannot be opened stops ROCm for every GPU"
+
+
+@check(
+    "dev.kfd.exists",
+    "/dev/kfd is here",
+    looks_at="`/dev/kfd`, `/sys/class/kfd`",
+    why="All of ROCm opens this node first.",
+    fix="load the driver; inside a container: recreate it with `make up`",
+    severity=BLOCKS,
+    is_quick=True,
+)
+def kfd_exists(s: Situation) -> Verdict:
+    """Look for the compute node where KFD says that there should be one."""
+    if s.no_amd:
+        return skip(s.no_amd)
+    if s.compute_node:
+        return ok(f"{s.compute_node} device {s.compute_node.major}:{s.compute_node.minor}")
+    if s.exists("dev/dxg"):
+        return skip("WSL2 has /dev/dxg in its place")
+    topology = "/sys/class/kfd is here" if s.exists("sys/class/kfd") else "/sys/class/kfd is missing"
+    if s.in_container:
+        return blocks(
+            "the lab has no /dev/kfd",
+            "the container was created without it"
+            if s.passed
+            else "the host has no amdgpu driver with compute, or none when the container was created",
+            "make down && make up      # on the host",
+            topology,
+            about=HOST,
+        )
+    if not s.passed:
+        return skip("the amdgpu driver lists no GPU, which other checks explain", topology)
+    return blocks(
+        "/dev/kfd is missing, though the driver lists GPUs",
+        "udev did not make the node, or /dev is not the host's own",
+        "sudo udevadm trigger --subsystem-match=kfd && ls -l /dev/kfd",
+        topology,
+    )
+
+
+@check(
+    "dev.render",
+    "every GPU has its render node",
+    sides=(HOST,),
+    looks_at="`/dev/dri/renderD*` against the KFD topology",
+    why="ROCm skips a GPU without its render node, so the lab silently has one GPU less.",
+    fix="let udev make the nodes again",
+    severity=BLOCKS,
+)
+def render_exists(s: Situation) -> Verdict:
+    """Look for GPUs without a node."""
+    if s.no_kfd_gpus:
+        return skip(s.no_kfd_gpus)
+    here = {node.path for node in s.render_nodes}
+    missing = [gpu for gpu in s.passed if gpu.render_node not in here]
+    if not missing:
+        return ok(f"{len(s.passed)} GPUs, each with its node")
+    fire = warns if here else blocks
+    return fire(
+        f"the GPU at {missing[0].pci_address} has no {missing[0].render_node}",
+        "udev did not make the node, or someone removed it",
+        "sudo udevadm trigger --subsystem-match=drm && ls -l /dev/dri",
+        *(f"{gpu.pci_address}: {gpu.render_node} is missing" for gpu in missing),
+    )
+
+
+@check(
+    "dev.perm",
+    "the device nodes can be opened",
+    looks_at="group and mode of `/dev/kfd` and the render nodes; inside the lab each node is opened once, "
+    "because a refusal by the cgroup shows only then",
+    why="A node that exists and refuses (EACCES) stops ROCm for all GPUs; one the cgroup denies (EPERM) is skipped.",
+    fix="`sudo usermod -aG render,video $USER` and a new login (host); `make up` (container)",
+    severity=BLOCKS,
+    is_quick=True,
+)
+def permission(s: Situation) -> Verdict:
+    """Ask whether whoever computes may open the nodes."""
+    if s.no_amd:
+        return skip(s.no_amd)
+    if not s.compute_nodes:
+        return skip("there are no nodes to open")
+    if s.side == CONTAINER and not s.simulated and s.runtime != "native":
+        return _opened(s)
+    if s.for_container:
+        return _for_the_entry_point(s)
+    return _for_this_user(s)
+
+
+def _for_the_entry_point(s: Situation) -> Verdict:
+    """A container starts as root and joins the nodes' groups: these must be allowed to open them."""
+    closed = [node for node in s.compute_nodes if not node.group_may_open]
+    if not closed:
+        return ok(*map(str, s.compute_nodes))
+    paths = " ".join(node.path for node in closed)
+    return blocks(
+        f"{closed[0].path} cannot be opened by its group",
+        f"its mode is {closed[0].mode:04o}, and the lab's user reaches it as a member of group {closed[0].gid}; "
+        f"{ONE_STOPS_ALL}",
+        f"sudo chmod g+rw {paths}\n{UDEV_RULE}",
+        *map(str, s.compute_nodes),
+    )
+
+
+def _for_this_user(s: Situation) -> Verdict:
+    closed = [
+        node for node in s.compute_nodes if not node.is_accessible or (s.simulated and not node.group_may_open)
+    ]  # root may open whatever it likes, and a simulated fault must show all the same
+    if not closed:
+        return ok(*map(str, s.compute_nodes))
+    may_group = all(node.group_may_open for node in closed)
+    names = [s.group_name(node.gid) for node in closed]
+    groups = sorted({name for node, name in zip(closed, names, strict=True) if name and node.gid})
+    if s.in_container:
+        fix = "make up      # on the host" if may_group else f"on the host:\n{UDEV_RULE}\nmake up"
+    elif groups and may_group:
+        fix = f"sudo usermod -aG {','.join(groups)} $USER      # then log out and in again"
+    elif may_group and closed[0].gid:
+        fix = f"sudo groupadd -g {closed[0].gid} render && sudo usermod -aG render $USER      # then log in again"
+    else:
+        fix = UDEV_RULE + "\nsudo usermod -aG render $USER      # then log out and in again"
+    mine = ",".join(map(str, sorted(s.groups)))
+    return blocks(
+        f"{closed[0].path} cannot be opened by uid {s.uid}",
+        f"it belongs to group {closed[0].gid} ({names[0] or 'without a name'}, mode {closed[0].mode:04o}), and this "
+        f"process is in the groups {mine}; {ONE_STOPS_ALL}",
+        fix,
+        *map(str, s.compute_nodes),
+        about=HOST if s.in_container else None,
+    )
+
+
+def _opened(s: Situation) -> Verdict:
+    """Open each render node that exists, and /dev/kfd only by asking: opening it makes a compute process."""
+    opened = {node: open_node(node.path, s.root) for node in s.render_nodes}
+    seen = [f"{node}: {found.error or 'opened'}" for node, found in opened.items()]
+    refused = [(node, found.meaning) for node, found in opened.items() if found.verdict == "fatal"]
+    denied = [node for node, found in opened.items() if found.error == "EPERM"]
+    if s.compute_node and not s.compute_node.is_accessible:
+        refused.insert(0, (s.compute_node, "this user's groups do not allow it, which stops ROCm for all GPUs"))
+        seen.insert(0, f"{s.compute_node}: not accessible")
+    if refused:
+        node, meaning = refused[0]
+        return blocks(
+            f"{node.path} cannot be opened by uid {s.uid}",
+            f"{meaning}; it belongs to group {node.gid} with mode {node.mode:04o}, and this process is in the groups "
+            f"{','.join(map(str, sorted(s.groups)))}",
+            f"make up      # on the host; with docker run: --group-add {node.gid}",
+            *seen,
+        )
+    if denied:
+        fire = warns if len(denied) < len(s.render_nodes) else blocks
+        return fire(
+            f"{denied[0].path} is denied by the container's device cgroup",
+            "the node was not passed with --device, or the driver was loaded again after the container was created",
+            "make down && make up      # on the host",
+            *seen,
+            about=HOST,
+        )
+    return ok(*seen)
+
+
+@check(
+    "container.gid_mismatch",
+    "the lab's user is in the groups of the device nodes",
+    sides=(CONTAINER,),
+    looks_at="`os.getgroups()` against the groups of `/dev/kfd` and the render nodes",
+    why="Group names mean nothing between host and container: only numbers count, and each distribution has its own.",
+    fix="`make up`, which writes the numbers to `.env` (ROCm-docker#90, ROCm-docker#116, k8s-device-plugin#39)",
+    severity=BLOCKS,
+)
+def gid_mismatch(s: Situation) -> Verdict:
+    """Compare numbers with numbers."""
+    if s.no_amd:
+        return skip(s.no_amd)
+    if not s.compute_nodes:
+        return skip("there are no nodes")
+    if s.uid == 0:
+        return ok("uid 0 opens every node")
+    missing = _missing(s.compute_nodes, s.groups)
+    mine = f"groups of this process: {','.join(map(str, sorted(s.groups)))}"
+    if not missing:
+        return ok(*map(str, s.compute_nodes), mine)
+    fix = (
+        "make up      # on the host; docker run: " + " ".join(f"--group-add {gid}" for gid in missing)
+        if s.in_container
+        else f"sudo usermod -aG {','.join(s.group_name(gid) or str(gid) for gid in missing)} $USER      # log in again"
+    )
+    return blocks(
+        f"the lab's user is not in group {', '.join(map(str, missing))} of the GPU's device nodes",
+        "the container was started without these groups, or lost them when it changed the user",
+        fix,
+        *map(str, s.compute_nodes),
+        mine,
+    )
+
+
+def _missing(found: Sequence[Node], groups: frozenset[int]) -> list[int]:
+    found = [node for node in found if node.group_may_open]  # to others the group is of no help
+    wanted = {
+        node.gid for node in found if not (node.mode & 0o006 == 0o006 or (not node.is_device and node.is_accessible))
+    }
+    return sorted(wanted - groups)
+
+
+@check(
+    "cgroup",
+    "the lab's device nodes are those of the host",
+    looks_at="`/sys/fs/cgroup`, and the device numbers of the nodes on both sides",
+    why="An engine fixes its list of devices when it creates a container. A driver that is loaded again gets another "
+    "number, and the old container keeps the old one.",
+    fix="`make down && make up`",
+    severity=BLOCKS,
+)
+def cgroup(s: Situation) -> Verdict:
+    """Compare device numbers."""
+    version = "v2" if s.exists("sys/fs/cgroup/cgroup.controllers") else "v1"
+    if s.no_amd:
+        return skip(s.no_amd)
+    if s.side == CONTAINER or not s.lab_report:
+        return ok(f"cgroup {version}; compared from the host while a lab runs")
+    inside = {str(node["path"]): node for node in s.lab_report.get("nodes", [])}
+    seen, stale = [f"cgroup {version}"], []
+    for node in s.compute_nodes:
+        other = inside.get(node.path)
+        if other is None:
+            continue
+        here, there = f"{node.major}:{node.minor}", f"{other['major']}:{other['minor']}"
+        seen.append(f"{node.path}: host {here}, lab {there}")
+        if here != there:
+            stale.append(node.path)
+    if not stale:
+        return ok(*seen)
+    return blocks(
+        f"{stale[0]} inside the lab is not the host's",
+        "the driver was loaded again, or GPUs were added or removed, after the container was created",
+        "make down && make up",
+        *seen,
+    )

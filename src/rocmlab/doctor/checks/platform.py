@@ -1,0 +1,134 @@
+"""The machine around the GPUs: kernel and ROCm that fit each other, shared memory, the IOMMU."""
+
+from __future__ import annotations
+
+import platform as python_platform
+import re
+
+from rocmlab.doctor import releases
+from rocmlab.doctor.model import BLOCKS, CONTAINER, HOST, Verdict, blocks, check, ok, skip, unknown, warns
+from rocmlab.doctor.situation import Situation
+
+SMALL_SHM, TINY_SHM = 2**30, 64 * 2**20
+MONTHS_APART = 12
+SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
+
+
+@check(
+    "userspace.driver",
+    "the kernel's driver and the lab's ROCm fit each other",
+    looks_at="`/opt/rocm/.info/version` or the base image's tag, `uname -r`, `/sys/module/amdgpu/version`",
+    why="AMD tests a ROCm release with drivers up to a year older or newer; beyond, HIP may say `Incompatible kernel "
+    "and userspace`, crash or compute wrongly (dstack#4151, hiptensorflow#63).",
+    fix="a newer kernel or amdgpu-dkms, or an image of the driver's time (`make up BASE_IMAGE=…`)",
+)
+def userspace(s: Situation) -> Verdict:
+    """Compare dates of release."""
+    if s.no_kfd_gpus:
+        return skip(s.no_kfd_gpus)
+    if s.backend not in ("", "rocm"):
+        return skip(f"the lab's backend is {s.backend}, which uses no ROCm")
+    kernel = s.text("proc/sys/kernel/osrelease") or ("" if s.simulated else python_platform.release())
+    module = s.text("sys/module/amdgpu/version")
+    rocm = s.rocm_version
+    seen = [
+        f"kernel {kernel or 'unknown'}",
+        f"/sys/module/amdgpu/version: {module or 'none, so the driver is the one of the kernel itself'}",
+        f"ROCm {rocm or 'unknown'}",
+    ]
+    made, wanted, rocm = releases.driver(module, kernel), releases.rocm(rocm), releases.minor(rocm)
+    if made is None or wanted is None:
+        return unknown("the age of the driver or of ROCm is not known", *seen)
+    apart = releases.months_between(made, wanted)
+    seen.append(f"driver of {made[0]}-{made[1]:02d}, ROCm of {wanted[0]}-{wanted[1]:02d}")
+    if abs(apart) <= MONTHS_APART:
+        return ok(*seen)
+    if apart > 0:
+        return warns(
+            f"the kernel's driver is {apart} months older than the lab's ROCm {rocm}",
+            "AMD tests a release with drivers up to a year older",
+            "install a newer kernel (Ubuntu: sudo apt install linux-generic-hwe-24.04) or a newer amdgpu-dkms\n"
+            "or take an older image: make up BASE_IMAGE=…      # docs/images.md",
+            *seen,
+            about=HOST,
+        )
+    return warns(
+        f"the lab's ROCm {rocm} is {-apart} months older than the kernel's driver",
+        "AMD tests a release with drivers up to a year newer",
+        "take a newer image: make up BASE_IMAGE=…      # docs/images.md",
+        *seen,
+        about=HOST,
+    )
+
+
+@check(
+    "shm",
+    "/dev/shm is large enough",
+    looks_at="the size of `/dev/shm` inside the lab; on the host the setting SHM_SIZE",
+    why="Data loaders and RCCL share memory through it; 64 MB, Docker's default, ends in `No space left on device` or "
+    "a bus error (NVIDIA/nccl#342).",
+    fix="`make up SHM_SIZE=8gb`",
+    severity=BLOCKS,
+)
+def shm(s: Situation) -> Verdict:
+    """Compare the size with what data loaders and several GPUs need."""
+    if s.side == CONTAINER:
+        size, seen = s.shm_bytes, f"/dev/shm: {s.shm_bytes} bytes"
+    elif s.project and s.runtime != "native":
+        asked = s.env_values.get("SHM_SIZE") or s.project.settings.get("SHM_SIZE") or "8gb"
+        size, seen = _bytes(asked), f"SHM_SIZE={asked}"
+    else:
+        return skip("it is the lab's /dev/shm that counts")
+    if size is None:
+        return unknown("the size of /dev/shm is not known", seen)
+    if size >= SMALL_SHM:
+        return ok(seen)
+    gpus = len(s.chosen)
+    if size <= TINY_SHM and gpus > 1:
+        return blocks(
+            f"/dev/shm has {size / 2**20:.0f} MiB for {gpus} GPUs",
+            "RCCL exchanges data between GPUs through it, and fails without room",
+            "make up SHM_SIZE=8gb      # on the host; docker run: --shm-size 8g",
+            seen,
+            f"{gpus} GPUs",
+        )
+    return warns(
+        f"/dev/shm has {size / 2**20:.0f} MiB",
+        "data loaders with several workers need more",
+        "make up SHM_SIZE=8gb      # on the host; docker run: --shm-size 8g",
+        seen,
+        f"{gpus} GPUs",
+    )
+
+
+def _bytes(text: str) -> int | None:
+    found = SIZE.fullmatch(text.strip())
+    return int(float(found[1]) * 1024 ** " kmgt".index(found[2].lower() or " ")) if found else None
+
+
+@check(
+    "iommu.pt",
+    "the IOMMU does not stand between GPUs",
+    looks_at="`/sys/class/iommu` and `iommu=pt` in `/proc/cmdline`, where there are two GPUs or more",
+    why="With a translating IOMMU transfers between GPUs are slow, or RCCL hangs; RCCL itself warns of it "
+    "(rccl#1129, ROCm/vllm#390).",
+    fix="`iommu=pt` among the kernel's parameters",
+)
+def iommu(s: Situation) -> Verdict:
+    """Read the kernel's command line."""
+    if s.no_kfd_gpus:
+        return skip(s.no_kfd_gpus)
+    if len({gpu.pci_address for gpu in s.chosen}) < 2:
+        return skip("only several GPUs are concerned")
+    found = s.names("sys/class/iommu")
+    line = s.text("proc/cmdline") or ""
+    seen = (f"/sys/class/iommu: {', '.join(found) or 'empty'}", f"/proc/cmdline: {line or 'unreadable'}")
+    if not found or re.search(r"(^|\s)(iommu=pt|iommu\.passthrough=1|(amd_|intel_)?iommu=off)(\s|$)", line):
+        return ok(*seen)
+    return warns(
+        "several GPUs, and the kernel runs without iommu=pt",
+        "every transfer between GPUs is translated by the IOMMU, which is slow and makes RCCL hang on some boards",
+        "sudo sed -i 's/^GRUB_CMDLINE_LINUX_DEFAULT=\"/&iommu=pt /' /etc/default/grub\nsudo update-grub && sudo reboot",
+        *seen,
+        about=HOST,
+    )

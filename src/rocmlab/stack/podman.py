@@ -1,0 +1,200 @@
+"""The lab in a container of Podman's, rootful or rootless, by the `podman` command alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+from rocmlab.errors import RocmlabError
+from rocmlab.stack import envfile, podman_engine, process
+from rocmlab.stack.container import PASSED_INTO_THE_LAB, PROXIES, ContainerLab
+from rocmlab.stack.gpus import Passed
+from rocmlab.stack.lab import Say
+from rocmlab.stack.podman_engine import Podman
+from rocmlab.stack.progress import BuildProgress, PodmanProgress
+from rocmlab.stack.settings import Settings
+
+SECRETS = {"ca_bundle": "CA_BUNDLE", "pip_config": "PIP_CONFIG"}  # by name in the container: the variable with its path
+BUILD_ARGUMENTS = {  # by name in the Dockerfile: the variable
+    "BASE_IMAGE": "BASE_IMAGE",
+    "BACKEND": "ROCMLAB_BACKEND",
+    "TORCH_VERSION": "TORCH_VERSION",
+    "TORCH_INDEX": "TORCH_INDEX",
+    "VERSION": "ROCMLAB_VERSION",
+    "REVISION": "ROCMLAB_REVISION",
+    "CREATED": "ROCMLAB_CREATED",
+    "INPUTS": "INPUTS",
+}
+DEFAULTS = {"SHM_SIZE": "8gb", "NB_UID": "1000", "NB_GID": "100", "TORCH_VERSION": "2.13.0"}  # compose.yaml's
+SIMULATED_HOST = "/opt/simulated-host"
+WSL_LIBRARIES = "/usr/lib/wsl"
+
+
+class PodmanLab(ContainerLab):
+    """One container with the settings of compose.yaml, and the image of the same Dockerfile.
+
+    Rootless, the person who runs Podman is the lab's user inside (--userns keep-id), so that notebooks and share stay
+    theirs, and keeps their own groups, which open the GPU's nodes (--group-add keep-groups).
+    """
+
+    program = "podman"
+    product = "Podman"
+
+    def __init__(self, settings: Settings, values: dict[str, str], podman: Podman, passed: Passed) -> None:
+        super().__init__(settings, values, podman.root)
+        self.podman = podman
+        self.passed = passed
+        self.name = f"{values['COMPOSE_PROJECT_NAME']}-lab"
+
+    @cached_property
+    def environment(self) -> dict[str, str]:
+        """The environment of every `podman` call; the lab's own variables are given by name, see `variables`."""
+        kept = podman_engine.environment_for(super().environment)
+        return {name: value for name, value in kept.items() if name != "ROCMLAB_ROOT"}
+
+    @cached_property
+    def variables(self) -> dict[str, str]:
+        """What Compose would read: `.env`, and what `make up` derived on top."""
+        return {**DEFAULTS, **envfile.parse(envfile.read(self.settings.env_path)), **self.values}
+
+    # -- image ---------------------------------------------------------------------------------------------------
+
+    def _progress(self, dockerfile: str) -> BuildProgress:
+        return PodmanProgress(dockerfile)
+
+    def _build_command(self) -> list[str]:
+        project, given = self.settings.project, {**self.variables, **self.environment}
+        text = (project / "docker/Dockerfile").read_text(encoding="utf-8")
+        dockerfile = self.settings.state / "Containerfile"
+        # Podman 4 refuses the option; what it would save is a second before the first verdict.
+        envfile.write(dockerfile, re.sub(r" --start-interval=\S+", "", text), mode=0o644)
+        command = ["podman", "build", "--format", "docker", "--file", str(dockerfile), "--tag", self.image]
+        for argument, variable in BUILD_ARGUMENTS.items():
+            command += ["--build-arg", f"{argument}={given.get(variable, '')}"]
+        wheels = given.get("WHEELS") or str(project / "docker/wheels")
+        command += ["--build-context", f"wheels={(project / wheels).resolve()}"]
+        for secret, path in self._secrets():
+            command += ["--secret", f"id={secret},src={path}"]
+        return [*command, "--layers", *self._label_option(), str(project)]
+
+    def _label_option(self) -> list[str]:
+        """Return what lets the build read the project where SELinux labels containers."""
+        return ["--security-opt", "label=disable"] if self.podman.has_selinux else []
+
+    def _secrets(self) -> list[tuple[str, str]]:
+        paths = [(secret, self.variables.get(variable, "")) for secret, variable in SECRETS.items()]
+        return [(secret, str(self._on_host(path))) for secret, path in paths if path]
+
+    def _on_host(self, path: str) -> Path:
+        return (self.settings.project / Path(path).expanduser()).resolve()
+
+    # -- container -----------------------------------------------------------------------------------------------
+
+    def options(self) -> list[str]:
+        """Return what makes the container, but for its name, its port, its labels and its restart policy."""
+        variables = self.variables
+        share = variables["SHARE"]
+        source = str(self._on_host(share)) if "/" in share else self.volume
+        options = [f"--volume={source}:/home/jovyan/share"]
+        options.append(f"--volume={self._on_host(variables['NOTEBOOKS_DIR'])}:/home/jovyan/work")
+        options += [f"--volume={path}:/run/secrets/{secret}:ro" for secret, path in self._secrets()]
+        if root := variables.get("ROCMLAB_ROOT"):
+            options.append(f"--volume={root}:{SIMULATED_HOST}:ro")
+            if Path(root, "dev").is_dir():  # writable: on a read-only mount no plain file counts as an open node
+                options.append(f"--volume={root}/dev:{SIMULATED_HOST}/dev")
+        if "/dev/dxg" in self.passed.nodes:
+            options.append(f"--volume={WSL_LIBRARIES}:{WSL_LIBRARIES}:ro")
+        options += [f"--env={name}" for name in self.lab_environment()]
+        options += [f"--shm-size={variables['SHM_SIZE']}", "--stop-timeout=20", "--http-proxy=false"]
+        options += [f"--device={node}" for node in self.passed.nodes]
+        return options + self._identity() + self._label_option()
+
+    def _identity(self) -> list[str]:
+        """Return who the lab is inside, and in which groups."""
+        if self.podman.is_rootless:
+            groups = ["--group-add=keep-groups"] if self.passed.nodes else []
+            return ["--userns=keep-id:uid=1000,gid=100", "--user=1000:100", *groups]
+        groups = list(dict.fromkeys((self.variables["RENDER_GID"], self.variables["VIDEO_GID"])))
+        return [f"--group-add={group}" for group in groups] if self.backend == "rocm" else []
+
+    def lab_environment(self) -> dict[str, str]:
+        """Return the variables inside, the same as under Compose; secrets among them, so they are given by name."""
+        variables = self.variables
+        given = {name: variables[name] for name in ("JUPYTER_TOKEN", "NB_UID", "NB_GID")}
+        given |= {name: variables[name] for name in PASSED_INTO_THE_LAB if name in variables}
+        proxies = {**self.environment, **variables}
+        given |= {name: proxies[name] for name in PROXIES if name in proxies}
+        if variables.get("ROCMLAB_ROOT"):
+            given["ROCMLAB_ROOT"] = SIMULATED_HOST
+        return {**given, **dict(self.passed.environment)}
+
+    def _call_environment(self) -> dict[str, str]:
+        return {**self.environment, **self.lab_environment()}
+
+    def _digest(self) -> str:
+        """Return what tells one configuration from another: options, variables, port, and the image itself."""
+        facts = [self.options(), sorted(self.lab_environment().items()), self.port, self.image_id(self.image)]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+    def container(self, *, running_only: bool = True) -> str | None:
+        """Return the id of the lab's container, or None."""
+        flags = [] if running_only else ["--all"]
+        code, output = self.engine("ps", "--quiet", "--no-trunc", "--filter", f"name=^{re.escape(self.name)}$", *flags)
+        return output.split()[0] if code == 0 and output.split() else None
+
+    def _label(self, container: str, name: str) -> str:
+        code, output = self.engine("inspect", "--format", f'{{{{index .Config.Labels "{name}"}}}}', container)
+        return output.strip() if code == 0 else ""
+
+    def _is_current(self, container: str) -> bool:
+        return self._label(container, "rocmlab.configuration") == self._digest()
+
+    def _bring_up(self) -> tuple[int, str]:
+        running = self.container()
+        if running and self._is_current(running):
+            return 0, ""
+        code, output = self._remove()
+        if code:
+            return code, output
+        command = ["podman", "run", "--detach", f"--name={self.name}", "--restart=unless-stopped", "--pull=never"]
+        command += [f"--publish=127.0.0.1:{self.port}:8888"]
+        command += [f"--label=rocmlab.configuration={self._digest()}"]
+        command += [f"--label=rocmlab.project={self.settings.project.resolve()}"]
+        return process.capture(
+            [*command, *self.options(), self.image], env=self._call_environment(), timeout_seconds=900
+        )
+
+    def _check_owner(self) -> None:
+        container = self.container(running_only=False)
+        owner = self._label(container, "rocmlab.project") if container else ""
+        if owner and Path(owner) != self.settings.project.resolve() and (Path(owner) / "compose.yaml").exists():
+            name = self.values["COMPOSE_PROJECT_NAME"]
+            raise RocmlabError(
+                f"the lab {name} belongs to the clone {owner}",
+                "both have the same COMPOSE_PROJECT_NAME in .env, as after a copy of the whole folder",
+                f"make up COMPOSE_PROJECT_NAME={name}-2 PORT={self.port + 1}",
+            )
+
+    @property
+    def copy_out(self) -> str:
+        """The command that copies the runs from the share to the project folder."""
+        return f"podman cp {self.name}:/home/jovyan/share/runs ./runs"
+
+    def _remove(self) -> tuple[int, str]:
+        return self.engine("rm", "--force", "--ignore", "--time", "10", self.name, timeout_seconds=120)
+
+    def stop(self, say: Say) -> None:
+        """Remove the container; the volume stays."""
+        code, output = self._remove()
+        if code:
+            raise RocmlabError("the lab could not be stopped", output.strip()[-400:], f"podman rm --force {self.name}")
+
+    def _run_once(self, arguments: Sequence[str], *, has_terminal: bool) -> int:
+        terminal = ["--interactive", "--tty"] if has_terminal else []
+        command = ["podman", "run", "--rm", "--pull=never", *terminal, *self.options(), self.image]
+        environment = self._call_environment()
+        return process.attach([*command, "rocmlab", *arguments], env=environment, cwd=self.settings.project)

@@ -1,0 +1,214 @@
+"""`rocmlab doctor` as a command: exit codes, JSON, repairs, and nothing but the standard library."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hosts import Gpu, make_host
+
+from rocmlab.cli import main
+
+
+@pytest.fixture
+def clone(tmp_path: Path, repository: Path) -> Path:
+    """A project folder with the files that planning reads."""
+    folder = tmp_path / "clone"
+    shutil.copytree(repository / "docker", folder / "docker")
+    shutil.copy(repository / "compose.yaml", folder)
+    (folder / "notebooks").mkdir()
+    return folder
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A simulated host with two GPUs."""
+    return make_host(tmp_path / "host", Gpu(1, 0x0300, 128), Gpu(2, 0x0600, 129, unique_id=7))
+
+
+def run(repository: Path, folder: Path, root: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run the doctor on a bare interpreter, without any engine in reach."""
+    environment = {"PATH": "/nowhere", "HOME": str(folder), "PYTHONPATH": str(repository / "src")}
+    return subprocess.run(
+        [sys.executable, "-S", "-m", "rocmlab", "doctor", *words],
+        cwd=folder,
+        env={**environment, "ROCMLAB_ROOT": str(root), **more},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_healthy_simulated_host(repository: Path, clone: Path, root: Path) -> None:
+    """SIMULATED is said, and nothing stops the lab; no colours in a pipe."""
+    done = run(repository, clone, root, "--no-frameworks")
+
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    assert "SIMULATED" in done.stdout.splitlines()[0]
+    assert "What stops the lab" not in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+def test_a_fault_is_exit_code_2_and_json_has_everything(repository: Path, clone: Path, root: Path) -> None:
+    """Evidence, why and fix of every finding; the reason of every check that does not apply."""
+    (root / "dev/dri/renderD129").chmod(0)
+
+    done = run(repository, clone, root, "--json", "--no-frameworks")
+
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["exit_code"], found["simulated"], found["side"]) == (2, 2, True, "host")
+    closed = next(one for one in found["findings"] if one["check"] == "dev.perm")
+    assert closed["status"] == "blocks"
+    assert "renderD129" in closed["problem"]["what"]
+    assert closed["evidence"]
+    assert all(one["reason"] for one in found["findings"] if one["status"] in ("not applicable", "unknown"))
+    assert {node["path"] for node in found["nodes"]} == {"/dev/kfd", "/dev/dri/renderD128", "/dev/dri/renderD129"}
+
+
+def test_only_and_quick(repository: Path, clone: Path, root: Path) -> None:
+    """One check, several, the blocking ones, and a typing error."""
+    only = json.loads(run(repository, clone, root, "--json", "--only", "igpu,shm", "--only", "rebar").stdout)
+    quick = json.loads(run(repository, clone, root, "--json", "--quick").stdout)
+    wrong = run(repository, clone, root, "--only", "igup")
+
+    assert [one["check"] for one in only["findings"]] == ["shm", "igpu", "rebar"]
+    assert "dev.perm" in {one["check"] for one in quick["findings"]}
+    assert "gpu.answers" not in {one["check"] for one in quick["findings"]}
+    assert (wrong.returncode, "there is no check igup" in wrong.stderr) == (2, True)
+
+
+def test_the_list(repository: Path, clone: Path, root: Path) -> None:
+    """Every check in a line."""
+    done = run(repository, clone, root, "--list")
+
+    assert done.returncode == 0
+    assert any(line.startswith("dev.perm ") for line in done.stdout.splitlines())
+
+
+def test_the_inside_is_looked_at_from_inside(repository: Path, clone: Path, root: Path) -> None:
+    """Where ROCMLAB_RUNTIME is set, as in the image, only this side is looked at."""
+    inside = {"ROCMLAB_RUNTIME": "docker", "ROCMLAB_BACKEND": "cpu"}
+
+    done = run(repository, clone, root, "--json", "--no-frameworks", **inside)
+
+    found = json.loads(done.stdout)
+    assert found["side"] == "container"
+    assert {one["side"] for one in found["findings"]} == {"container"}
+    assert next(one for one in found["findings"] if one["check"] == "docker.snap")["reason"] == "looked at on the host"
+
+
+class TestFix:
+    """`--fix` asks, and without a terminal says what it would do."""
+
+    @pytest.fixture
+    def stale(self, clone: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """A `.env` of another machine, in a lab that uses Docker."""
+        (clone / ".env").write_text("RENDER_GID=61777\nVIDEO_GID=61778\nMY_OWN=1\n")
+        docker = clone / "docker-stand-in/docker"
+        docker.parent.mkdir()
+        info = '{"version": "28.5.2", "os": "Test", "root": "/nowhere", "security": [], "runtimes": {}}'
+        docker.write_text(f"#!/bin/sh\ncase $1 in compose) echo 2.40.3;; info) echo '{info}';; *) exit 1;; esac\n")
+        docker.chmod(0o755)
+        return clone
+
+    def words(self, stale: Path) -> dict[str, str]:
+        """The environment in which the stand-in is found."""
+        return {"PATH": f"{stale}/docker-stand-in:/usr/bin:/bin"}
+
+    def test_without_a_terminal_it_says_what_it_would_do(self, repository: Path, stale: Path, root: Path) -> None:
+        """And does nothing."""
+        before = (stale / ".env").read_text()
+
+        done = run(repository, stale, root, "--fix", "--only", "env.stale", **self.words(stale))
+
+        assert "would rewrite RENDER_GID and VIDEO_GID in .env" in done.stdout, done.stdout + done.stderr
+        assert (stale / ".env").read_text() == before
+        assert done.returncode == 1
+
+    def test_with_yes_it_mends_and_looks_again(self, repository: Path, stale: Path, root: Path) -> None:
+        """The exit code is that of the mended machine; a person's lines stay."""
+        done = run(repository, stale, root, "--fix", "--yes", "--only", "env.stale", **self.words(stale))
+
+        text = (stale / ".env").read_text()
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert f"RENDER_GID={os.stat(root / 'dev/kfd').st_gid}" in text
+        assert "MY_OWN=1" in text
+
+    def test_json_tells_what_was_repaired(self, repository: Path, stale: Path, root: Path) -> None:
+        """On standard output there is nothing but JSON."""
+        done = run(repository, stale, root, "--json", "--fix", "--yes", "--only", "env.stale", **self.words(stale))
+
+        assert json.loads(done.stdout)["repaired"] == ["rewrite RENDER_GID and VIDEO_GID in .env"]
+
+    def test_a_person_is_asked(
+        self, stale: Path, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """`n` leaves everything, `y` mends."""
+        monkeypatch.chdir(stale)
+        monkeypatch.setenv("ROCMLAB_ROOT", str(root))
+        monkeypatch.setenv("PATH", self.words(stale)["PATH"])
+        monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+        asked: list[str] = []
+
+        def answer(word: str) -> None:
+            monkeypatch.setattr("builtins.input", lambda question: asked.append(question) or word)
+
+        answer("n")
+        assert main(["doctor", "--fix", "--only", "env.stale"]) == 1
+        assert "RENDER_GID=61777" in (stale / ".env").read_text()
+        answer("y")
+        assert main(["doctor", "--fix", "--only", "env.stale"]) == 0
+        assert "rewrite RENDER_GID" in asked[0]
+
+
+def test_what_needs_root_is_printed_and_never_run(repository: Path, clone: Path, root: Path, tmp_path: Path) -> None:
+    """A `sudo` that would tell on us is not called, `--yes` or not."""
+    (root / "dev/dri/renderD129").chmod(0)
+    sudo = tmp_path / "bin/sudo"
+    sudo.parent.mkdir()
+    sudo.write_text(f"#!/bin/sh\ntouch {tmp_path}/called\n")
+    sudo.chmod(0o755)
+
+    done = run(repository, clone, root, "--fix", "--yes", "--only", "dev.perm", PATH=str(sudo.parent), RUNTIME="native")
+
+    assert "for you to paste, as it needs root: sudo usermod -aG render $USER" in done.stdout
+    assert not (tmp_path / "called").exists()
+    assert done.returncode == 2
+
+
+def test_outside_a_project_it_still_looks(repository: Path, tmp_path: Path, root: Path) -> None:
+    """From any folder: the source tree it runs from is its project."""
+    done = run(repository, tmp_path, root, "--json", "--no-frameworks")
+
+    assert json.loads(done.stdout)["findings"]
+
+
+def test_a_wrong_number_is_a_usage_error(repository: Path, clone: Path, root: Path) -> None:
+    """Not a traceback."""
+    for word in ("0", "-3", "x", "nan", "1e99"):
+        done = run(repository, clone, root, f"--time-limit={word}")
+        assert (done.returncode, "Traceback" in done.stderr) == (2, False), word
+
+
+def test_up_stops_with_the_problem_before_anything_is_written(repository: Path, clone: Path, root: Path) -> None:
+    """A closed node: what, why and fix as of any error, and no `.env`."""
+    (root / "dev/dri/renderD129").chmod(0)
+    environment = {"PATH": "/nowhere", "HOME": str(clone), "PYTHONPATH": str(repository / "src")}
+
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "rocmlab", "up"],
+        cwd=clone,
+        env={**environment, "ROCMLAB_ROOT": str(root), "RUNTIME": "native", "PORT": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 2
+    assert not (clone / ".env").exists()

@@ -1,0 +1,175 @@
+"""Podman as root and as an ordinary user of this machine, each with a clone of the project of its own."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import resource
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from clones import Clone, clone
+from containers import docker
+
+ROOTLESS_NEEDS = ("newuidmap", "crun", "slirp4netns")
+# The private view of one process tree: control groups as version 2 only, which crun wants, and mounts that spread.
+UNIFIED = """
+mount --make-rshared / && umount -R /sys/fs/cgroup && mount -t cgroup2 none /sys/fs/cgroup && exec "$@"
+"""
+SLIM = """\
+FROM {image} AS full
+FROM {jupyter}
+COPY --from=full /usr/local/bin /usr/local/bin
+COPY --from=full /opt/rocmlab /opt/rocmlab
+ENV {environment}
+WORKDIR /home/jovyan
+EXPOSE 8888
+ENTRYPOINT ["tini", "-g", "--", "start.sh"]
+CMD ["start-notebook.sh"]
+"""
+
+
+def has_hybrid_control_groups() -> bool:
+    """Tell a machine with both versions of control groups mounted, where crun refuses to work."""
+    return not Path("/sys/fs/cgroup/cgroup.controllers").exists()
+
+
+def slim_image(image: str, context: Path) -> str:
+    """Build the lab without frameworks from the same Dockerfile's layers: all that an engine runs, and small."""
+    jupyter, slim = f"rocmlab-test/jupyter:{os.getpid()}", f"rocmlab-test/slim:{os.getpid()}"
+    base = next(line for line in (context / ".env").read_text().splitlines() if line.startswith("BASE_IMAGE="))
+    options = ["--target=jupyter", f"--build-arg={base}", f"--file={context}/docker/Dockerfile"]
+    docker("build", f"--tag={jupyter}", *options, str(context), timeout_seconds=600)
+    listed = docker("inspect", "--format", "{{range .Config.Env}}{{println .}}{{end}}", image).split()
+    text = SLIM.format(image=image, jupyter=jupyter, environment=" ".join(listed))
+    docker("build", f"--tag={slim}", "-", text=text, timeout_seconds=600)
+    docker("image", "rm", jupyter)
+    return slim
+
+
+@dataclass
+class Host:
+    """One user of this machine who has Podman, and that user's clone."""
+
+    lab: Clone
+    prefix: list[str]  # what makes a command that user's
+    uid: int
+
+    def run(self, *command: str, text: str | None = None, succeeds: bool = True) -> str:
+        """Run a command as that user, in the clone, and return what it printed."""
+        done = subprocess.run(
+            [*self.prefix, *command],
+            cwd=self.lab.folder,
+            env=self.lab.environment,
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert not succeeds or done.returncode == 0, done.stdout + done.stderr
+        return done.stdout if succeeds else done.stdout + done.stderr
+
+    def make(self, *words: str, succeeds: bool = True, **settings: str) -> str:
+        """Run `make` as that user and return what it printed."""
+        flags = [f"{name}={value}" for name, value in {**self.lab.settings, **settings}.items()]
+        return self.run("sh", "-c", 'exec 2>&1; exec make "$@"', "sh", *words, *flags, succeeds=succeeds)
+
+    def python(self, program: str, **settings: str) -> str:
+        """Run Python with the clone's package as that user."""
+        flags = [f"{name}={value}" for name, value in {**self.lab.settings, **settings}.items()]
+        return self.run("env", "PYTHONPATH=src", *flags, "python3", "-", text=program)
+
+    def inside(self, *command: str) -> str:
+        """Run a command in the running lab as the lab does."""
+        return self.run("podman", "exec", f"{self.lab.settings['COMPOSE_PROJECT_NAME']}-lab", "start.sh", *command)
+
+    def load(self, slim: str, backend: str = "cpu") -> None:
+        """Give this user the image under the name, and with the label, that `make up` looks for: nothing to build."""
+        program = "from rocmlab.stack import project; print(project.plan(project.find()).lab.inputs)"
+        inputs = self.python(program, BACKEND=backend).strip()
+        name = f"{self.lab.settings['COMPOSE_PROJECT_NAME']}:{backend}"
+        dockerfile = (
+            f"FROM {slim}\nENV ROCMLAB_BACKEND={backend}\nLABEL rocmlab.inputs={inputs} rocmlab.backend={backend}\n"
+        )
+        docker("build", f"--tag={name}", "-", text=dockerfile)
+        with tempfile.NamedTemporaryFile(prefix="rocmlab-image") as file:
+            os.chmod(file.name, 0o644)
+            docker("save", "--output", file.name, name)
+            os.chmod(file.name, 0o644)
+            self.run("podman", "load", "--input", file.name)
+        docker("image", "rm", name)
+
+
+def configuration(folder: Path, oci_runtime: str) -> dict[str, str]:
+    """Write Podman's configuration for a machine that may give less than Podman asks for; return the environment."""
+    files, processes = (resource.getrlimit(kind)[1] for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC))
+    given = {name: min(most, 4096) if most > 0 else 4096 for name, most in (("nofile", files), ("nproc", processes))}
+    limits = [f"{name}={most}:{most}" for name, most in given.items()]
+    (folder / "containers.conf").write_text(
+        f"[containers]\ndefault_ulimits = {limits}\n".replace("'", '"')
+        + f'[engine]\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\nruntime = "{oci_runtime}"\n'
+    )
+    (folder / "storage.conf").write_text('[storage]\ndriver = "overlay"\n')
+    return {"CONTAINERS_CONF": f"{folder}/containers.conf"}
+
+
+def make_clone(folder: Path, environment: dict[str, str], name: str, base_image: str) -> Clone:
+    """Copy the project; it uses Podman and is told nothing else."""
+    found = clone(folder / "rocmlab", RUNTIME="podman", BACKEND="cpu", COMPOSE_PROJECT_NAME=name, BASE_IMAGE=base_image)
+    found.environment = {key: value for key, value in found.environment.items() if key != "DOCKER_CONFIG"} | environment
+    return found
+
+
+@contextmanager
+def rootful(base_image: str) -> Iterator[Host]:
+    """Podman as root; with runc where crun refuses the machine's control groups."""
+    with tempfile.TemporaryDirectory(prefix="rocmlab-podman") as name:
+        folder = Path(name)
+        oci_runtime = "runc" if has_hybrid_control_groups() and shutil.which("runc") else "crun"
+        project = f"rocmlab-test-root-{os.getpid()}"
+        lab = make_clone(folder, configuration(folder, oci_runtime), project, base_image)
+        host = Host(lab, [], 0)
+        try:
+            yield host
+        finally:
+            host.make("clean", succeeds=False)
+            host.run("podman", "volume", "rm", "--force", f"{project}_share", succeeds=False)
+
+
+@contextmanager
+def rootless(base_image: str, groups: Sequence[int] = ()) -> Iterator[Host]:
+    """Podman as a user made for the test, who is in these groups (by number) and is gone afterwards."""
+    lacking = [name for name in ROOTLESS_NEEDS if shutil.which(name) is None]
+    closed = [path for path in ("/dev/net/tun",) if not Path(path).exists() or os.stat(path).st_mode & 0o006 != 0o006]
+    if lacking or closed:
+        pytest.skip(f"rootless Podman needs {', '.join([*lacking, *closed])} (nodes: of mode 0666): run .ci/run")
+    user = f"rocmlab{os.getpid()}"
+    subprocess.run(["useradd", "--create-home", "--shell", "/bin/bash", user], check=True, capture_output=True)
+    known = pwd.getpwnam(user)
+    folder = Path(tempfile.mkdtemp(prefix="rocmlab-podman"))
+    folder.chmod(0o755)
+    (folder / "run").mkdir()
+    environment = configuration(folder, "crun") | {"CONTAINERS_STORAGE_CONF": f"{folder}/storage.conf"}
+    environment |= {"HOME": known.pw_dir, "USER": user, "LOGNAME": user, "XDG_RUNTIME_DIR": f"{folder}/run"}
+    lab = make_clone(folder, environment, f"rocmlab-test-{user}", base_image)
+    for path in (folder / "run", lab.folder, *lab.folder.rglob("*")):
+        os.chown(path, known.pw_uid, known.pw_gid, follow_symlinks=False)
+    listed = ",".join(map(str, (known.pw_gid, *groups)))
+    become = ["setpriv", f"--reuid={known.pw_uid}", f"--regid={known.pw_gid}", f"--groups={listed}", "--"]
+    private = ["unshare", "--mount", "bash", "-c", UNIFIED, "bash"] if has_hybrid_control_groups() else []
+    host = Host(lab, [*private, *become], known.pw_uid)
+    try:
+        yield host
+    finally:
+        host.make("clean", succeeds=False)
+        host.run("podman", "system", "reset", "--force", succeeds=False)
+        host.run("podman", "system", "migrate", succeeds=False)  # ends the process that holds the user namespace
+        subprocess.run(["userdel", "--remove", user], capture_output=True, check=False)
+        shutil.rmtree(folder, ignore_errors=True)

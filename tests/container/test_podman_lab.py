@@ -1,0 +1,170 @@
+"""The same lab under Debian's Podman, as root and as an ordinary user."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import podmans
+import pytest
+import standins
+from clones import printed_url
+from podmans import Host
+
+pytestmark = [pytest.mark.container, pytest.mark.podman]
+NODES = {"/dev/kfd": 61104, "/dev/dri/renderD128": 61992, "/dev/dri/renderD129": 61993}
+OPEN = "import os; [os.close(os.open(path, os.O_RDWR)) for path in {paths}]; print(os.getuid(), sorted(os.getgroups()))"
+START = """
+from rocmlab.stack import project
+found = project.plan(project.find())
+found = project.prepare(found, print)
+found.lab.start(print)
+print(found.choice.backend, found.choice.runtime, found.choice.why)
+"""
+
+
+@pytest.fixture(scope="module")
+def slim(image: str, make_project, base_image: str) -> Iterator[str]:
+    """The lab's image without frameworks."""
+    tag = podmans.slim_image(image, make_project("cpu", BASE_IMAGE=base_image).folder)
+    yield tag
+    podmans.docker("image", "rm", tag)
+
+
+@pytest.fixture(scope="module")
+def root(slim: str, base_image: str) -> Iterator[Host]:
+    """Rootful Podman with the image for the CPU."""
+    with podmans.rootful(base_image) as host:
+        host.load(slim)
+        yield host
+
+
+@pytest.fixture(scope="module")
+def person(slim: str, base_image: str) -> Iterator[Host]:
+    """Rootless Podman of a user who is in the groups of the nodes, with the image for the CPU."""
+    with podmans.rootless(base_image, tuple(NODES.values())) as host:
+        host.load(slim)
+        yield host
+
+
+@pytest.fixture(params=["root", "person"])
+def host(request: pytest.FixtureRequest) -> Host:
+    """Each of the two."""
+    return request.getfixturevalue(request.param)
+
+
+class TestEveryday:
+    """The same commands as with Docker."""
+
+    def test_make_up_ends_with_a_url_that_answers(self, host: Host) -> None:
+        """The line says which Podman; the token is needed; a second `make up` changes nothing; `make down` stops."""
+        first = host.make("up")
+        started = host.run("podman", "ps", "--no-trunc", "--format", "{{.ID}} {{.StartedAt}}")
+        answers = host.lab.answers()
+        second = host.make("up")
+        again = host.run("podman", "ps", "--no-trunc", "--format", "{{.ID}} {{.StartedAt}}")
+        status = host.make("status")
+        down = host.make("down")
+
+        assert "backend cpu, runtime podman" in first
+        assert "building" not in first
+        assert answers
+        assert printed_url(first) == printed_url(second)
+        assert started == again
+        assert "answers (backend cpu, runtime podman)" in status
+        assert "the share stays: Podman volume" in down
+        assert not host.lab.answers()
+
+    def test_the_lab_user_owns_what_it_saves(self, host: Host) -> None:
+        """It is uid 1000 without capabilities inside; outside, the notebooks folder's owner, or jovyan for root's."""
+        host.make("up")
+        status = host.inside("cat", "/proc/self/status")
+        host.inside("bash", "-c", "touch ~/work/mine ~/share/runs/mine ~/here && echo kept > ~/share/models/note")
+        owner = (host.lab.folder / "notebooks/mine").stat().st_uid
+        host.make("down")
+        host.make("up")
+        kept = host.inside("cat", "/home/jovyan/share/models/note")
+        host.make("down")
+
+        facts = dict(line.split(":\t", 1) for line in status.splitlines() if line)
+        assert set(facts["Uid"].split()) == {"1000"}
+        assert int(facts["CapEff"], 16) == 0
+        assert owner == (host.uid or 1000)
+        assert kept == "kept\n"
+
+    def test_a_run_while_the_lab_is_down_has_a_container_of_its_own(self, host: Host) -> None:
+        """Its exit code is the run's, and nothing is left of it."""
+        printed = host.make("run-notebooks", NOTEBOOKS="no_such_notebook", succeeds=False)
+
+        assert "no_such_notebook" in printed
+        assert not host.run("podman", "ps", "--all", "--quiet").strip()
+
+    def test_settings_reach_the_lab_and_no_other(self, host: Host) -> None:
+        """What compose.yaml passes of `.env` is passed, /dev/shm has its size, the port is the loopback's."""
+        host.make("up", SHM_SIZE="96mb")
+        with open(host.lab.folder / ".env", "a", encoding="utf-8") as file:
+            file.write("NCCL_DEBUG=INFO\nNOT_OURS=1\n")
+        again = host.make("up", SHM_SIZE="96mb")
+        seen = host.inside("bash", "-c", "echo $NCCL_DEBUG-$NOT_OURS-$(df --output=size -m /dev/shm | tail -1)")
+        port = host.run("podman", "port", f"{host.lab.settings['COMPOSE_PROJECT_NAME']}-lab")
+        host.make("down")
+
+        assert "restarted with the new settings" in again
+        assert "".join(seen.split()) == "INFO--96"
+        assert port.strip() == f"8888/tcp -> 127.0.0.1:{host.lab.port}"
+
+
+class TestGpus:
+    """Device nodes; character devices with odd groups stand in for GPUs."""
+
+    def test_the_lab_user_opens_every_node(self, host: Host, slim: str, request: pytest.FixtureRequest) -> None:
+        """As root by their numeric groups; rootless by the person's own groups, which show as nogroup inside."""
+        with standins.host_nodes(NODES):
+            host.load(slim, "rocm")
+            printed = host.python(START, BACKEND="rocm")
+            try:
+                seen = host.inside("python3", "-c", OPEN.format(paths=list(NODES)))
+                log = host.run("podman", "logs", f"{host.lab.settings['COMPOSE_PROJECT_NAME']}-lab", succeeds=False)
+            finally:
+                host.make("down", succeeds=False)
+                host.run("podman", "image", "rm", "--force", f"{host.lab.settings['COMPOSE_PROJECT_NAME']}:rocm")
+
+        assert "rocm podman" in printed
+        assert "error:" not in log
+        if host.uid:
+            assert seen.split(" ", 1) == ["1000", "[100, 65534, 65534, 65534]\n"]
+        else:
+            assert seen == "1000 [100, 61104, 61992, 61993]\n"
+
+    def test_without_the_group_the_person_is_told(self, person: Host) -> None:
+        """A person outside the groups may open no node: `make up` stops before anything is built."""
+        outside = [word.split(",")[0] if word.startswith("--groups=") else word for word in person.prefix]
+        with standins.host_nodes(NODES):
+            printed = replace(person, prefix=outside).make("up", BACKEND="rocm", succeeds=False)
+
+        assert "error: rootless Podman cannot open /dev/kfd, because you may not" in printed
+        assert "usermod -aG render,video" in printed
+
+
+def test_the_dockerfile_builds_with_podman(root: Host) -> None:
+    """The stage that makes the package: cache and bind mounts, secrets, the named context, one ARG a line."""
+    folder = root.lab.folder
+    program = (
+        "from rocmlab.stack import project\nfound = project.plan(project.find())\nproject.write(found)\n"
+        "print('\\n'.join([*found.lab._build_command()]))"
+    )
+    command = root.python(program, BACKEND="cpu").splitlines()
+    tag = "localhost/rocmlab-test/podman-package"
+    command[command.index("--tag") + 1] = tag
+    try:
+        root.run(*command[:-1], "--target=package", command[-1])
+        wheels = root.run("podman", "run", "--rm", "--entrypoint", "ls", tag, "/dist")
+    finally:
+        root.run("podman", "image", "rm", "--force", tag, succeeds=False)
+        root.run("podman", "image", "prune", "--force", succeeds=False)
+
+    assert wheels.startswith("rocmlab-")
+    assert not (Path(folder) / ".rocmlab/Containerfile").read_text().count("--start-interval")
+    assert os.geteuid() == 0

@@ -1,0 +1,91 @@
+"""The engine's kinds and troubles; the words are the engine's own, wrapped and not repeated."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from situations import ENGINE, Looker, fires, put, silent, skipped
+
+from rocmlab.doctor.model import BLOCKS, WARNS
+from rocmlab.errors import Problem
+from rocmlab.stack import engine as engines
+
+
+@pytest.mark.parametrize(
+    ("id", "facts", "fix"),
+    [
+        ("docker.desktop", {"operating_system": "Docker Desktop"}, "docker context use default"),
+        ("docker.snap", {"is_snap": True}, "snap remove docker"),
+        ("docker.remote", {"is_remote": True}, "docker context use default"),
+        ("docker.rootless", {"security": ("name=rootless",)}, "docker context use default"),
+    ],
+)
+def test_engines_that_cannot_pass_a_gpu(look: Looker, id: str, facts: dict[str, object], fix: str) -> None:
+    """Each kind fires its own check and no other; the usual engine none."""
+    silent(look(), id)
+    look.engine = dataclasses.replace(ENGINE, **facts)
+
+    assert fix in fires(look(), id, BLOCKS).problem.fix
+    for other in {"docker.desktop", "docker.snap", "docker.remote", "docker.rootless"} - {id}:
+        silent(look(), other)
+
+
+def test_an_engine_that_cannot_pass_a_gpu_is_fine_where_there_is_none(look: Looker) -> None:
+    """Docker Desktop runs a lab on the CPU."""
+    look.engine = dataclasses.replace(ENGINE, operating_system="Docker Desktop")
+    look.backend, look.chosen = "cpu", {"BACKEND": "cpu"}
+
+    assert "no GPU to pass" in skipped(look(), "docker.desktop")
+
+
+def test_rootless_podman_is_fine_and_says_what_it_cannot_do(look: Looker) -> None:
+    """It runs the lab; a choice of GPUs is only a mask there."""
+    look.runtime, look.rootless, look.chosen = "podman", True, {"GPUS": "0"}
+
+    assert "GPUS=0: others are hidden by a mask" in silent(look(), "docker.rootless").evidence
+    assert skipped(look(), "docker.desktop") == "the lab runs without Docker"
+
+
+def test_an_engine_that_is_down(look: Looker) -> None:
+    """The engine's own word is passed on."""
+    silent(look(), "engine.answers")
+    problem = Problem("the Docker engine is installed but does not answer", "said", "sudo systemctl start docker")
+    look.engine = engines.Engine(is_usable=False, problem=problem)
+
+    assert fires(look(), "engine.answers", BLOCKS).problem == problem
+    assert "does not answer" in skipped(look(), "compose.version")
+
+
+@pytest.mark.parametrize(("version", "is_new"), [("1.29.2", False), ("2.20.0", False), ("2.40.3", True)])
+def test_compose_must_be_new_enough(look: Looker, version: str, is_new: bool) -> None:
+    """The rule is the engine probe's; here it is reported as Compose's trouble and not as the engine's."""
+    problem = engines._compose_problem(0, version)
+    look.engine = dataclasses.replace(ENGINE, is_usable=problem is None, problem=problem)
+
+    if is_new:
+        silent(look(), "compose.version")
+    else:
+        assert version in fires(look(), "compose.version", BLOCKS).problem.what
+    silent(look(), "engine.answers")
+
+
+def test_without_an_engine_nothing_about_engines_applies(look: Looker) -> None:
+    """A native lab needs none."""
+    look.engine = engines.Engine(is_usable=False)
+
+    assert skipped(look(), "engine.answers") == "no container engine was found"
+
+
+def test_selinux_denies_until_the_boolean_is_set(look: Looker) -> None:
+    """Enforcing, with an engine that labels: `setsebool`, imitated, makes it silent."""
+    silent(look(), "selinux")
+    put(look.root, "sys/fs/selinux/enforce", "1")
+    boolean = put(look.root, "sys/fs/selinux/booleans/container_use_devices", "0 0")
+    silent(look(), "selinux")
+    look.engine = dataclasses.replace(ENGINE, security=("name=selinux",))
+
+    assert "setsebool -P container_use_devices=true" in fires(look(), "selinux", WARNS).problem.fix
+
+    boolean.write_text("1 1")
+    silent(look(), "selinux")

@@ -1,0 +1,135 @@
+"""The GPUs themselves: supported, of one kind, well connected, awake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hosts import Gpu
+from situations import TWO, Looker, fires, host, pci, put, silent, skipped
+
+from rocmlab.doctor.model import BLOCKS, WARNS
+
+NAVI23 = Gpu(2, 0x0600, 129, gfx_target_version=100302)
+POLARIS = Gpu(3, 0x0900, 130, gfx_target_version=80003)
+STRIX = Gpu(4, 0xC500, 131, gfx_target_version=110500, device_id=0x150E, unique_id=0)
+
+
+def at(tmp_path: Path, *gpus: Gpu, side: str = "host") -> Looker:
+    """Look at a host with these GPUs."""
+    return Looker(host(tmp_path / "host", *gpus), tmp_path / "project", side=side)
+
+
+class TestSupport:
+    """Does the framework have kernels for the target."""
+
+    def test_a_target_that_tensorflow_ignores(self, tmp_path: Path) -> None:
+        """The line for `.env` is exact; written there, it makes the check silent."""
+        look = at(tmp_path, NAVI23)
+
+        found = fires(look(), "gfx.support", WARNS)
+        assert "gfx1032" in found.problem.what
+        assert "echo HSA_OVERRIDE_GFX_VERSION=10.3.0 >>.env" in found.problem.fix
+
+        look.env_file(HSA_OVERRIDE_GFX_VERSION="10.3.0")
+        silent(look(), "gfx.support")
+
+    def test_beside_another_generation_the_override_is_for_one_node(self, tmp_path: Path) -> None:
+        """For all GPUs it would break the other one."""
+        look = at(tmp_path, TWO[0], NAVI23)
+
+        assert "HSA_OVERRIDE_GFX_VERSION_2=10.3.0" in fires(look(), "gfx.support", WARNS).problem.fix
+
+        look.env_file(HSA_OVERRIDE_GFX_VERSION_2="10.3.0")
+        silent(look(), "gfx.support")
+
+    def test_a_target_without_hope(self, tmp_path: Path) -> None:
+        """A Polaris alone stops the lab; beside a supported card it is a warning, and chosen away it is silent."""
+        fires(at(tmp_path / "alone", POLARIS)(), "gfx.support", BLOCKS)
+        look = at(tmp_path / "both", TWO[0], POLARIS)
+        fires(look(), "gfx.support", WARNS)
+
+        look.chosen = {"GPUS": "0"}
+        silent(look(), "gfx.support")
+
+    def test_an_unknown_target_is_not_called_unsupported(self, tmp_path: Path) -> None:
+        """What the table does not have may be newer than the table."""
+        found = silent(at(tmp_path, Gpu(1, 0x0300, 128, gfx_target_version=130000))(), "gfx.support")
+
+        assert "unknown" in found.evidence[0]
+
+
+def test_an_integrated_gpu_among_the_cards(tmp_path: Path) -> None:
+    """`make up GPUS=…` with the indices that are printed makes it silent."""
+    look = at(tmp_path, TWO[0], STRIX)
+
+    found = fires(look(), "igpu", WARNS)
+    assert "make up GPUS=0" in found.problem.fix
+
+    look.chosen = {"GPUS": "0"}
+    silent(look(), "igpu")
+
+
+def test_an_integrated_gpu_alone_is_what_the_lab_is_for(tmp_path: Path) -> None:
+    """Nothing to hide it behind."""
+    silent(at(tmp_path, STRIX)(), "igpu")
+
+
+def width(root: Path, now: int, most: int) -> None:
+    """Give the first card a link."""
+    pci(
+        root,
+        "0000:03:00.0",
+        "amdgpu",
+        current_link_width=str(now),
+        max_link_width=str(most),
+        current_link_speed="2.5 GT/s PCIe",
+        max_link_speed="16.0 GT/s PCIe",
+    )
+
+
+def test_a_card_in_the_wrong_slot(look: Looker) -> None:
+    """Four lanes of sixteen warn; a low speed alone does not, for cards rest at it."""
+    width(look.root, 4, 16)
+
+    found = fires(look(), "pcie.link", WARNS)
+    assert "4 of its 16 PCIe lanes" in found.problem.what
+    assert found.about == "host"
+
+    width(look.root, 16, 16)
+    assert "2.5 of 16.0 GT/s" in silent(look(), "pcie.link").evidence[0]
+
+
+def test_a_small_window_into_the_memory(look: Looker) -> None:
+    """256 MiB of 24 GiB warn, all of it does not."""
+    folder = "sys/class/drm/renderD128/device"
+    put(look.root, f"{folder}/mem_info_vis_vram_total", "268435456")
+
+    assert "Resizable BAR" in fires(look(), "rebar", WARNS).problem.fix
+
+    put(look.root, f"{folder}/mem_info_vis_vram_total", "25753026560")
+    silent(look(), "rebar")
+
+
+def test_a_gpu_that_is_switched_off(look: Looker) -> None:
+    """D3cold warns, D0 does not."""
+    pci(look.root, "0000:03:00.0", "amdgpu", power_state="D3cold")
+
+    assert "/sys/bus/pci/devices/0000:03:00.0/power/control" in fires(look(), "runtimepm", WARNS).problem.fix
+
+    pci(look.root, "0000:03:00.0", "amdgpu", power_state="D0")
+    silent(look(), "runtimepm")
+
+
+def test_a_damaged_description(tmp_path: Path) -> None:
+    """A KFD node without its target is named; whole, it is silent."""
+    broken = Gpu(1, 0x0300, 128, properties={"gfx_target_version": None, "location_id": None})
+
+    assert "KFD node 1" in fires(at(tmp_path / "a", broken)(), "gpu.description", WARNS).problem.what
+    silent(at(tmp_path / "b", TWO[0])(), "gpu.description")
+
+
+def test_what_no_gpu_tells_is_no_finding(look: Looker) -> None:
+    """Many cards have no power state, and APUs no width."""
+    (look.root / "sys/class/drm/renderD128/device/power_state").unlink(missing_ok=True)
+
+    assert "power state" in skipped(look(), "runtimepm")

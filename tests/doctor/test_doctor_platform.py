@@ -1,0 +1,123 @@
+"""The machine around the GPUs: kernel and ROCm, shared memory, the IOMMU."""
+
+from __future__ import annotations
+
+import pytest
+from hosts import Gpu
+from situations import Looker, fires, host, put, silent, skipped
+
+from rocmlab.doctor import checks, releases
+from rocmlab.doctor.model import BLOCKS, WARNS
+
+
+def test_a_driver_that_is_too_old_for_the_image(look: Looker) -> None:
+    """Ubuntu 22.04's kernel with ROCm 7.2; a newer kernel makes it silent."""
+    kernel = put(look.root, "proc/sys/kernel/osrelease", "5.15.0-130-generic")
+
+    found = fires(look(), "userspace.driver", WARNS)
+    assert "51 months older than the lab's ROCm 7.2" in found.problem.what
+    assert "kernel 5.15.0-130-generic" in found.evidence
+
+    kernel.write_text("6.14.0-27-generic\n")
+    silent(look(), "userspace.driver")
+
+
+def test_an_image_that_is_too_old_for_the_driver(look: Looker) -> None:
+    """ROCm 5.7 with a kernel of today; a newer image makes it silent."""
+    put(look.root, "proc/sys/kernel/osrelease", "6.17.1")
+    look.values = {"BASE_IMAGE": "rocm/tensorflow:rocm5.7-tf2.13-dev"}
+
+    assert "make up BASE_IMAGE=" in fires(look(), "userspace.driver", WARNS).problem.fix
+
+    look.values = {}
+    silent(look(), "userspace.driver")
+
+
+def test_dkms_counts_and_not_the_kernel(look: Looker) -> None:
+    """A driver that was installed apart follows a newer kernel than the one it runs in."""
+    put(look.root, "proc/sys/kernel/osrelease", "5.15.0")
+    put(look.root, "sys/module/amdgpu/version", "6.14.14")
+
+    silent(look(), "userspace.driver")
+
+
+def test_inside_the_labs_own_rocm_counts(inside: Looker) -> None:
+    """Its version file, not a tag."""
+    put(inside.root, "proc/sys/kernel/osrelease", "6.14.0")
+    version = put(inside.root, "opt/rocm/.info/version", "5.7.1-98")
+    assert "ROCm 5.7 is" in fires(inside(), "userspace.driver", WARNS).problem.what
+
+    version.write_text("7.2.0-43\n")
+    silent(inside(), "userspace.driver")
+
+
+@pytest.mark.parametrize("kernel", ["5.14.0-503.11.1.el9_5.x86_64", "99.1", "strange", ""])
+def test_what_the_tables_do_not_know_is_unknown(look: Looker, kernel: str) -> None:
+    """Red Hat's kernels carry newer drivers than their number tells; no guess is made."""
+    put(look.root, "proc/sys/kernel/osrelease", kernel)
+
+    assert [one.status for one in checks.BY_ID["userspace.driver"].run(look())] == ["unknown"]
+
+
+def test_releases_are_in_order() -> None:
+    """A typing error in a table would accuse the wrong machine."""
+    for table in (releases.ROCM, releases.KERNEL):
+        assert list(table.values()) == sorted(table.values())
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(("size", "status"), [(64 * 2**20, BLOCKS), (GIB // 2, WARNS)])
+def test_little_shared_memory(inside: Looker, monkeypatch: pytest.MonkeyPatch, size: int, status: str) -> None:
+    """64 MB stop two GPUs, half a GiB warns; SHM_SIZE=8gb makes it silent."""
+
+    def give(count: int) -> None:
+        stat = type("Stat", (), {"f_frsize": 4096, "f_blocks": count // 4096})
+        monkeypatch.setattr("rocmlab.doctor.situation.os.statvfs", lambda _: stat)
+
+    give(size)
+    found = fires(inside(), "shm", status)
+    assert f"/dev/shm: {size} bytes" in found.evidence
+    assert "make up SHM_SIZE=8gb" in found.problem.fix
+
+    give(8 * GIB)
+    silent(inside(), "shm")
+
+
+def test_one_gpu_needs_less(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 MB is a warning only: nothing is exchanged between GPUs."""
+    look = Looker(host(tmp_path / "host", Gpu(1, 0x0300, 128)), tmp_path / "project", side="container")
+    stat = type("Stat", (), {"f_frsize": 4096, "f_blocks": 16384})
+    monkeypatch.setattr("rocmlab.doctor.situation.os.statvfs", lambda _: stat)
+
+    fires(look(), "shm", WARNS)
+
+
+@pytest.mark.parametrize(("asked", "fine"), [("64m", False), ("512MB", False), ("8gb", True), ("2g", True), ("", True)])
+def test_the_setting_on_the_host(look: Looker, asked: str, fine: bool) -> None:
+    """What the next lab will get."""
+    look.env_file(**({"SHM_SIZE": asked} if asked else {}))
+
+    (silent if fine else fires)(look(), "shm")
+
+
+def test_several_gpus_behind_an_iommu(look: Looker) -> None:
+    """`iommu=pt` on the kernel's command line makes it silent."""
+    (look.root / "sys/class/iommu/ivhd0").mkdir(parents=True)
+    line = put(look.root, "proc/cmdline", "root=/dev/sda1 quiet amd_iommu=on")
+
+    found = fires(look(), "iommu.pt", WARNS)
+    assert "/proc/cmdline: root=/dev/sda1 quiet amd_iommu=on" in found.evidence
+    assert "iommu=pt" in found.problem.fix
+
+    line.write_text("root=/dev/sda1 quiet iommu=pt\n")
+    silent(look(), "iommu.pt")
+
+
+def test_one_gpu_does_not_mind_the_iommu(tmp_path) -> None:
+    """There is nobody to exchange data with."""
+    root = host(tmp_path / "host", Gpu(1, 0x0300, 128))
+    (root / "sys/class/iommu/ivhd0").mkdir(parents=True)
+
+    assert "several GPUs" in skipped(Looker(root, tmp_path / "project")(), "iommu.pt")

@@ -1,0 +1,334 @@
+"""Podman's lab without Podman: what is found out about it, and what it would be told."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from hosts import Gpu, make_host
+
+from rocmlab.devices import discover
+from rocmlab.errors import RocmlabError
+from rocmlab.stack import gpus, podman_engine, resolve, settings
+from rocmlab.stack.choice import Choice
+from rocmlab.stack.container import PASSED_INTO_THE_LAB, PROXIES
+from rocmlab.stack.engine import Engine
+from rocmlab.stack.gpus import Passed
+from rocmlab.stack.podman import BUILD_ARGUMENTS, DEFAULTS, SECRETS, PodmanLab
+from rocmlab.stack.podman_engine import Podman
+from rocmlab.stack.progress import PodmanProgress
+
+ROOTFUL = Podman(is_usable=True, version="5.4.2", oci_runtime="crun")
+PERSONAL = Podman(is_usable=True, version="4.3.1", oci_runtime="crun", is_rootless=True)
+IDS = [{"container_id": 0, "host_id": 1000, "size": 1}, {"container_id": 1, "host_id": 100000, "size": 65536}]
+TWO = (Gpu(1, 0x0300, 129), Gpu(2, 0x0600, 128, unique_id=7))
+
+
+def podman(folder: Path, *, rootless: bool = True, code: int = 0, error: str = "", **changes: object) -> dict[str, str]:
+    """Put a `podman` into a folder that answers with recorded words; return the environment that finds only it."""
+    facts = {
+        "host": {
+            "ociRuntime": {"name": "crun"},
+            "security": {"rootless": rootless, "selinuxEnabled": True},
+            "idMappings": {"uidmap": changes.get("uidmap", IDS)},
+            "slirp4netns": {"executable": changes.get("slirp4netns", "/usr/bin/slirp4netns")},
+            "pasta": {"executable": changes.get("pasta", "")},
+        },
+        "store": {"graphRoot": "/home/me/.local/share/containers/storage"},
+        "version": {"Version": changes.get("version", "4.3.1")},
+    }
+    program = folder / "podman"
+    program.write_text(f"#!/bin/sh\ncat <<'E'\n{json.dumps(facts)}\nE\necho '{error}' >&2\nexit {code}\n")
+    program.chmod(0o755)
+    return {"PATH": f"{folder}:/bin:/usr/bin"}
+
+
+class TestProbe:
+    """Usable, absent, or lacking something: and what."""
+
+    def test_no_command_is_no_podman(self, tmp_path: Path) -> None:
+        """Without a problem: nobody asked for it."""
+        found = podman_engine.probe({"PATH": str(tmp_path)})
+
+        assert (found.is_usable, found.problem) == (False, None)
+
+    def test_what_it_says_is_known(self, tmp_path: Path) -> None:
+        """Whose it is decides how the lab is made."""
+        found = podman_engine.probe(podman(tmp_path))
+
+        assert (found.is_usable, found.is_rootless, found.oci_runtime, found.version) == (True, True, "crun", "4.3.1")
+        assert found.has_selinux
+        assert found.root.endswith("containers/storage")
+
+    @pytest.mark.parametrize(
+        ("changes", "what", "fix"),
+        [
+            ({"version": "3.4.4"}, "Podman 3.4.4 is too old", "RUNTIME=native"),
+            ({"version": ""}, "too old", "RUNTIME=native"),
+            ({"uidmap": IDS[:1]}, "user ids of its own", "--add-subuids"),
+            ({"uidmap": None}, "user ids of its own", "--add-subuids"),
+            ({"slirp4netns": ""}, "no network", "slirp4netns"),
+            ({"code": 125, "error": 'exec: "newuidmap": executable file not found'}, "newuidmap", "apt install uidmap"),
+            ({"code": 125, "error": "no subuid ranges found for user me"}, "user ids of its own", "--add-subuids"),
+            ({"code": 125, "error": "database is locked"}, "does not answer", "podman info"),
+        ],
+    )
+    def test_what_it_lacks_is_a_problem(self, tmp_path: Path, changes: dict, what: str, fix: str) -> None:
+        """Each with the command that mends it."""
+        found = podman_engine.probe(podman(tmp_path, **changes))
+
+        assert not found.is_usable
+        assert found.problem is not None
+        assert what in found.problem.what
+        assert fix in found.problem.fix
+        assert found.problem.why
+
+    def test_root_needs_no_user_namespace(self, tmp_path: Path) -> None:
+        """Rootful Podman maps nothing."""
+        assert podman_engine.probe(podman(tmp_path, rootless=False, uidmap=None, slirp4netns="")).is_usable
+
+    def test_pasta_is_a_network_too(self, tmp_path: Path) -> None:
+        """Podman 5 uses it by default."""
+        assert podman_engine.probe(podman(tmp_path, slirp4netns="", pasta="/usr/bin/pasta", version="5.4.2")).is_usable
+
+    def test_dockers_configuration_without_a_file_is_kept_from_it(self, tmp_path: Path) -> None:
+        """Podman 4 takes DOCKER_CONFIG as its own and fails where the folder has no config.json."""
+        assert podman_engine.environment_for({"DOCKER_CONFIG": str(tmp_path), "A": "1"}) == {"A": "1"}
+
+        (tmp_path / "config.json").write_text("{}")
+        assert "DOCKER_CONFIG" in podman_engine.environment_for({"DOCKER_CONFIG": str(tmp_path)})
+
+
+def lab(
+    folder: Path, podman: Podman = ROOTFUL, passed: Passed | None = None, env: str = "", **values: str
+) -> PodmanLab:
+    """A lab of Podman's with a `.env`."""
+    (folder / "docker").mkdir(exist_ok=True)
+    (folder / "docker/Dockerfile").write_text("HEALTHCHECK --interval=30s --start-interval=1s \\\n  CMD true\n")
+    (folder / ".env").write_text(env)
+    base = {
+        "ROCMLAB_BACKEND": "rocm",
+        "ROCMLAB_IMAGE": "rocmlab-1:rocm",
+        "PORT": "8888",
+        "JUPYTER_TOKEN": "secret",
+        "SHARE": "share",
+        "NOTEBOOKS_DIR": "./notebooks",
+        "COMPOSE_PROJECT_NAME": "rocmlab-1",
+        "RENDER_GID": "992",
+        "VIDEO_GID": "44",
+        "NB_UID": "1000",
+        "NB_GID": "100",
+    }
+    given = passed or Passed(("/dev/kfd", "/dev/dri/renderD128"))
+    return PodmanLab(settings.load(folder, {}), {**base, **values}, podman, given)
+
+
+@pytest.fixture
+def compose(repository: Path) -> dict:
+    """compose.yaml as it is written."""
+    return yaml.safe_load((repository / "compose.yaml").read_text(encoding="utf-8"))
+
+
+class TestSameAsCompose:
+    """compose.yaml and Podman's options cannot drift apart."""
+
+    def test_the_variables_are_the_same(self, compose: dict, tmp_path: Path) -> None:
+        """Every name under `environment`, and no other, is passed where it is set."""
+        names = compose["services"]["lab"]["environment"]
+        env = "".join(f"{name}=x\n" for name in names)
+
+        passed = lab(tmp_path, env=env).lab_environment()
+
+        assert set(names) == set(passed)
+        assert set(names) == {"JUPYTER_TOKEN", "NB_UID", "NB_GID", *PASSED_INTO_THE_LAB, *PROXIES}
+
+    def test_the_build_arguments_are_the_same(self, compose: dict) -> None:
+        """Every argument but the proxies, which Podman lends to builds by itself; the defaults too."""
+        service = compose["services"]["lab"]
+        arguments = service["build"]["args"]
+        defaults = {name: re.fullmatch(r"\$\{\w+:?-(.+)\}", str(arguments[name])) for name in ("TORCH_VERSION",)}
+
+        assert set(arguments) - set(PROXIES) == set(BUILD_ARGUMENTS)
+        assert defaults["TORCH_VERSION"][1] == DEFAULTS["TORCH_VERSION"]
+        assert service["shm_size"] == f"${{SHM_SIZE:-{DEFAULTS['SHM_SIZE']}}}"
+        assert service["environment"]["NB_UID"] == f"${{NB_UID:-{DEFAULTS['NB_UID']}}}"
+
+    def test_the_mounts_are_the_same(self, compose: dict, tmp_path: Path) -> None:
+        """Share, notebooks and secrets at the same places."""
+        service = compose["services"]["lab"]
+        targets = {volume.rsplit(":", 1)[1] for volume in service["volumes"]}
+        targets |= {f"/run/secrets/{name}" for name in service["secrets"]}
+
+        options = lab(tmp_path, CA_BUNDLE="ca.pem", PIP_CONFIG="pip.conf").options()
+        mounted = [option.split(":") for option in options if option.startswith("--volume=")]
+
+        assert {mount[1] for mount in mounted} == targets
+        assert all(mount[2:] == ["ro"] for mount in mounted if mount[1].startswith("/run/secrets/"))
+        assert set(SECRETS) == set(service["secrets"])
+        assert "--volume=rocmlab-1_share:/home/jovyan/share" in options
+
+    def test_what_else_compose_says_is_known(self, compose: dict) -> None:
+        """A new key in compose.yaml must be thought of here, too."""
+        known = {"image", "build", "devices", "group_add", "ports", "environment", "secrets", "volumes", "shm_size"}
+
+        assert set(compose["services"]["lab"]) == known | {"stop_grace_period", "restart"}
+
+
+class TestOptions:
+    """What the container is given."""
+
+    def test_rootful_joins_numeric_groups(self, tmp_path: Path) -> None:
+        """As Docker's does."""
+        options = lab(tmp_path).options()
+
+        assert {"--group-add=992", "--group-add=44", "--device=/dev/kfd", "--device=/dev/dri/renderD128"} <= set(
+            options
+        )
+        assert not any("userns" in option or "keep-groups" in option for option in options)
+
+    def test_rootless_keeps_the_persons_groups(self, tmp_path: Path) -> None:
+        """keep-groups stands alone, the person is the lab's user, and SELinux does not stand in the way."""
+        options = lab(tmp_path, Podman(True, is_rootless=True, oci_runtime="crun", has_selinux=True)).options()
+
+        assert [option for option in options if "group-add" in option] == ["--group-add=keep-groups"]
+        assert "--userns=keep-id:uid=1000,gid=100" in options
+        assert options[options.index("--security-opt") + 1] == "label=disable"
+
+    def test_the_token_is_no_argument(self, tmp_path: Path) -> None:
+        """Arguments can be listed by every user of the machine."""
+        options = lab(tmp_path, env="HF_TOKEN=hidden\n").options()
+
+        assert {"--env=JUPYTER_TOKEN", "--env=HF_TOKEN"} <= set(options)
+        assert not any("secret" in option.replace("secrets", "") or "hidden" in option for option in options)
+
+    def test_podman_4_can_read_the_dockerfile(self, tmp_path: Path) -> None:
+        """Its build knows no --start-interval; secrets are given, the named context is the folder of wheels."""
+        found = lab(tmp_path, WHEELS="/wheels", CA_BUNDLE="/ca.pem")
+
+        command = found._build_command()
+
+        assert "start-interval" not in (tmp_path / ".rocmlab/Containerfile").read_text()
+        assert command[command.index("--build-context") + 1] == "wheels=/wheels"
+        assert command[command.index("--secret") + 1] == "id=ca_bundle,src=/ca.pem"
+        assert "--format" in command
+
+    def test_a_simulated_host_is_mounted_read_only(self, tmp_path: Path) -> None:
+        """But for its /dev, whose plain files count as closed on a read-only mount."""
+        root = make_host(tmp_path / "host", *TWO)
+        found = lab(tmp_path, passed=Passed(), ROCMLAB_ROOT=str(root))
+
+        assert f"--volume={root}:/opt/simulated-host:ro" in found.options()
+        assert f"--volume={root}/dev:/opt/simulated-host/dev" in found.options()
+        assert found.lab_environment()["ROCMLAB_ROOT"] == "/opt/simulated-host"
+        assert "ROCMLAB_ROOT" not in found.environment
+
+    def test_wsl_gets_its_node_and_libraries(self, tmp_path: Path) -> None:
+        """As docker/compose.wsl.yaml says."""
+        found = lab(tmp_path, passed=Passed(("/dev/dxg",), (("HSA_ENABLE_DXG_DETECTION", "1"),)))
+
+        assert {"--device=/dev/dxg", "--volume=/usr/lib/wsl:/usr/lib/wsl:ro"} <= set(found.options())
+        assert found.lab_environment()["HSA_ENABLE_DXG_DETECTION"] == "1"
+
+
+class TestFewerGpus:
+    """GPUS=… without Compose."""
+
+    def passed(self, folder: Path, choice: str, *, is_rootless: bool) -> Passed:
+        """Return what a lab for two GPUs is given, whose HIP order is not that of their nodes."""
+        root = make_host(folder / "host", *TWO)
+        chosen = Choice("rocm", "podman", "test", is_rootless=is_rootless)
+        return gpus.passed(settings.load(folder, {"GPUS": choice}), chosen, discover(root, {}), root)
+
+    @pytest.mark.parametrize(
+        ("choice", "nodes"),
+        [
+            ("all", ("/dev/kfd", "/dev/dri/renderD129", "/dev/dri/renderD128")),
+            ("0", ("/dev/kfd", "/dev/dri/renderD129")),
+            ("06:00.0", ("/dev/kfd", "/dev/dri/renderD128")),
+        ],
+    )
+    def test_rootful_passes_exactly_the_chosen_nodes(self, tmp_path: Path, choice: str, nodes: tuple[str, ...]) -> None:
+        """No mask is needed: a GPU whose node is absent does not exist for ROCm."""
+        assert self.passed(tmp_path, choice, is_rootless=False) == Passed(nodes)
+
+    def test_rootless_passes_all_and_masks(self, tmp_path: Path) -> None:
+        """A subset of nodes stops ROCm there, so the mask chooses, and the lab is told to say so."""
+        found = self.passed(tmp_path, "1", is_rootless=True)
+
+        assert found.nodes == ("/dev/kfd", "/dev/dri/renderD128", "/dev/dri/renderD129")
+        assert dict(found.environment)["HIP_VISIBLE_DEVICES"] == "1"
+        assert found.is_masked
+        assert not self.passed(tmp_path / "all", "all", is_rootless=True).environment
+
+    @pytest.mark.parametrize("is_rootless", [True, False])
+    def test_none_hides_every_gpu(self, tmp_path: Path, is_rootless: bool) -> None:
+        """The nodes stay: without /dev/kfd a lab for AMD GPUs refuses to start."""
+        found = self.passed(tmp_path, "none", is_rootless=is_rootless)
+
+        assert found.nodes[0] == "/dev/kfd"
+        assert dict(found.environment)["HIP_VISIBLE_DEVICES"] == "-1"
+
+    def test_rootless_needs_nodes_that_the_person_may_open(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nobody else opens them there; the error names the group and the command."""
+        root = make_host(tmp_path / "host", *TWO)
+        choice = Choice("rocm", "podman", "test", is_rootless=True)
+        engine = Engine(is_usable=False)
+        gpus.check(settings.load(tmp_path, {}), choice, engine, [], root)
+        monkeypatch.setattr("rocmlab.devices.nodes.os.access", lambda *_, **__: False)
+
+        with pytest.raises(RocmlabError, match="rootless Podman cannot open /dev/kfd") as caught:
+            gpus.check(settings.load(tmp_path, {}), choice, engine, [], root)
+
+        assert "usermod -aG render,video" in caught.value.problem.fix
+
+    def test_wsl_has_no_single_gpus(self, tmp_path: Path) -> None:
+        """GPUS=0 is refused with the reason, before anything is built."""
+        wsl = Choice("rocm", "docker", "test", is_wsl=True)
+        with pytest.raises(RocmlabError, match="this is WSL2") as caught:
+            gpus.check(settings.load(tmp_path, {"GPUS": "0"}), wsl, Engine(is_usable=True), [], tmp_path)
+
+        assert "GPUS=all" in caught.value.problem.fix
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("ubuntu:24.04", "docker.io/library/ubuntu:24.04"),
+        ("rocm/tensorflow:latest", "docker.io/rocm/tensorflow:latest"),
+        ("quay.example/a/b:1", "quay.example/a/b:1"),
+        ("localhost/mine:1", "localhost/mine:1"),
+        ("box:5000/mine:1", "box:5000/mine:1"),
+    ],
+)
+def test_podman_is_given_names_with_their_registry(name: str, expected: str) -> None:
+    """It guesses none, where Docker takes its own."""
+    assert resolve.qualified(name) == expected
+
+
+def test_a_build_of_podmans_is_shown_step_by_step() -> None:
+    """Steps found in the cache are not listed; a failure's reason is what the step said."""
+    lines = [
+        "[2/5] STEP 1/6: FROM base AS base",
+        "[2/5] STEP 5/6: RUN --mount=type=cache,target=/var/cache/apt     apt-get -qq update",
+        "Get:1 something",
+        "Get:2 something",
+        "--> 1234",
+        "[2/5] STEP 6/6: RUN /build/user",
+        "--> Using cache 5678",
+        "[3/5] STEP 2/5: RUN /build/environment /opt/build",
+        "error: no Python",
+        "Error: building at STEP: while running runtime: exit status 1",
+    ]
+    progress = PodmanProgress(
+        "# What the base lacks.\nRUN --mount=type=cache,target=/var/cache/apt \\\n    apt-get -qq update\n"
+    )
+
+    shown = [line for text in lines if (line := progress(text))]
+
+    assert shown == ["  What the base lacks", "  RUN /build/environment /opt/build"]
+    assert progress.error(lines[-2:]) == "error: no Python"
