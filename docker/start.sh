@@ -112,12 +112,13 @@ prove_access() { # one render node that answers "permission denied" hides every 
   if [[ $ROCMLAB_BACKEND != rocm ]]; then return; fi
   if [[ -z $root && ! -e /dev/kfd && ! -e /dev/dxg ]]; then
     fail "this container has no /dev/kfd" "the rocm backend computes on AMD GPUs, and none was passed" \
-      "start it with \`make up\`, or give docker run --device /dev/kfd --device /dev/dri; without a GPU: make up BACKEND=cpu"
+      "start it with \`make up\`, or give docker run --device /dev/kfd --device /dev/dri; on the host, \`make doctor\` says why it \
+is missing; without a GPU: make up BACKEND=cpu"
   fi
   while read -r node; do
     if ! error=$({ : <>"$node"; } 2>&1); then
       fix="run \`make up\` again, which writes the groups of the device nodes to .env (docker run: --group-add $(stat -c %g "$node")); \
-if its mode lacks rw for the group, on the host: sudo chmod g+rw ${node#"$root"}"
+if its mode lacks rw for the group, on the host: sudo chmod g+rw ${node#"$root"}; \`make doctor\` there says which it is"
       if is_rootless; then
         fix="on the host: sudo usermod -aG render,video \$USER, log in again, then: podman system migrate && make up"
       fi

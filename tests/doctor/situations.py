@@ -39,7 +39,7 @@ class QuietLab:
         """As the test says."""
         return self.prepared
 
-    def _check_disk(self) -> None:
+    def check_disk(self) -> None:
         if self.full:
             raise self.full
 

@@ -121,4 +121,5 @@ def verb_parser(verb: str, **options: str) -> argparse.ArgumentParser:
     """Return an empty parser for one verb."""
     import argparse
 
-    return argparse.ArgumentParser(prog=f"rocmlab {verb}", description=VERBS[verb][1].capitalize() + ".", **options)  # type: ignore[arg-type]
+    text = VERBS[verb][1]
+    return argparse.ArgumentParser(prog=f"rocmlab {verb}", description=text[0].upper() + text[1:] + ".", **options)  # type: ignore[arg-type]

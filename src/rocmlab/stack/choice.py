@@ -134,7 +134,7 @@ def _check_present(host: Host, backend: str) -> None:
             f"the GPU at {host.amd_without_driver} has no driver: /dev/kfd is missing"
             if host.amd_without_driver
             else "/dev/kfd is missing, which the amdgpu driver makes",
-            f"sudo modprobe amdgpu && ls -l /dev/kfd /dev/dri; or {without}",
+            f"make doctor, which says why (mostly: sudo modprobe amdgpu); or {without}",
         )
     if backend == "cuda" and not host.has_nvidia:
         raise RocmlabError(

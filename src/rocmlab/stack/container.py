@@ -103,7 +103,7 @@ class ContainerLab(ABC):
         """
         if self.is_prepared() and not always:
             return
-        self._check_disk()
+        self.check_disk()
         self._pull_base(say)
         say(f"building image {self.image} on {self.values['BASE_IMAGE']}")
         log = self.settings.state / "build.log"
@@ -138,7 +138,7 @@ class ContainerLab(ABC):
         """Remove images of ours that have lost their name to a newer one and are used by no container."""
         self.engine("image", "prune", "--force", "--filter", f"label=rocmlab.backend={self.backend}")
 
-    def _check_disk(self) -> None:
+    def check_disk(self) -> None:
         if self.has_image() or not Path(self.engine_root).exists():
             return  # only our layers change, or the engine's disk cannot be seen from here
         needed, free = NEEDED_BYTES[self.backend], shutil.disk_usage(self.engine_root).free
@@ -251,7 +251,7 @@ class ContainerLab(ABC):
             return RocmlabError(
                 "the engine cannot pass a GPU's device node",
                 said,
-                "see that ls -l /dev/kfd /dev/dri shows it, then run `make up` again",
+                "make doctor says which node is missing and why; then `make up` again",
             )
         if "CDI device" in said:
             return RocmlabError(

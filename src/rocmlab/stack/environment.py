@@ -87,7 +87,7 @@ class Environment:
         if is_new and self.folder.exists():
             say("removing .venv: it is for another backend, Python or folder, or half made")
             shutil.rmtree(self.folder)
-        self._check_disk()
+        self.check_disk()
         self.marker.unlink(missing_ok=True)
         try:
             if is_new:
@@ -128,7 +128,7 @@ class Environment:
                     "make up RUNTIME=docker" if self.backend == "rocm" else "make up BACKEND=cpu",
                 )
 
-    def _check_disk(self) -> None:
+    def check_disk(self) -> None:
         needed, free = NEEDED_BYTES[self.backend], shutil.disk_usage(self.project).free
         if not self.interpreter.exists() and free < needed:
             raise RocmlabError(

@@ -238,7 +238,7 @@ def check_gpus_inside(project: Project, devices: Sequence[Mapping[str, Any]]) ->
     raise RocmlabError(
         f"the lab has no usable GPU for the backend {backend}, so it was stopped",
         reasons or "the driver lists none inside the lab",
-        "ls -l /dev/kfd /dev/dri && sudo dmesg | grep -i amdgpu; to work on the CPU instead: make up BACKEND=cpu"
+        "make doctor, which says why; to work on the CPU instead: make up BACKEND=cpu"
         if backend == "rocm"
         else "see that nvidia-smi works on the host; to work on the CPU instead: make up BACKEND=cpu",
     )

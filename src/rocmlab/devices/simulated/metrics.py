@@ -113,13 +113,14 @@ def _v1_5(gpu: Gpu, state: State) -> tuple[str, list[int]]:
 
 
 def _v2_1(gpu: Gpu, state: State) -> tuple[str, list[int]]:
-    """Older APUs: temperatures in centidegrees, power in watts, activity in percent."""
+    """Older APUs: temperatures in centidegrees, power in mW (16 bits), activity in hundredths of a percent."""
     warmth = edge(gpu, state) * 100
+    power = min(round(state.power * 1000), NONE16 - 1)
     clocks = [state.core_clock, 800, state.memory_clock, 1000, NONE16, NONE16]
     return V2_1, [
         *(warmth, warmth - 200, *([warmth - 100] * 8), *([warmth - 300] * 2)),
-        *(int(state.busy), NONE16, _nanoseconds(state)),
-        *(round(state.power), 3, 2, max(1, round(state.power) - 5), *([NONE16] * 8)),
+        *(int(state.busy * 100), NONE16, _nanoseconds(state)),
+        *(power, 3000, 2000, max(1000, power - 5000), *([NONE16] * 8)),
         *clocks,
         *clocks,
         *(*([3000] * 8), *([2000] * 2)),

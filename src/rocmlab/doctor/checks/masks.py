@@ -16,13 +16,6 @@ from rocmlab.doctor.situation import CONTAINER_RUNTIMES, Situation
 from rocmlab.errors import Problem
 from rocmlab.stack.container import PASSED_INTO_THE_LAB
 
-MASKS = (
-    "HIP_VISIBLE_DEVICES",
-    "ROCR_VISIBLE_DEVICES",
-    "CUDA_VISIBLE_DEVICES",
-    "GPU_DEVICE_ORDINAL",
-    "AMD_VISIBLE_DEVICES",
-)
 OVERRIDE = "HSA_OVERRIDE_GFX_VERSION"
 WHERE = {True: ".env", False: "environment"}
 
@@ -42,7 +35,7 @@ def conflict(s: Situation) -> Verdict | list[Verdict]:
     """Pass on what the masks' own module says."""
     if s.no_kfd_gpus:
         return skip(s.no_kfd_gpus)
-    masks = {name: s.lab_environment[name] for name in MASKS if name in s.lab_environment}
+    masks = {name: s.lab_environment[name] for name in visibility.VARIABLES if name in s.lab_environment}
     where = WHERE[s.lab_environment is s.env_values]
     seen = tuple(f"{where}: {name}={value}" for name, value in masks.items()) or (f"{where}: no mask",)
     problems = visibility.problems(masks, _candidates(s))
@@ -50,7 +43,7 @@ def conflict(s: Situation) -> Verdict | list[Verdict]:
         return ok(*seen)
     left = visibility.mark_hidden([gpu for gpu in s.passed if gpu.is_usable], masks)
     status = WARNS if any(gpu.is_usable for gpu in left) else BLOCKS
-    if masks.get("HIP_VISIBLE_DEVICES") == "-1" or masks.get("CUDA_VISIBLE_DEVICES") == "-1":
+    if visibility.hides_all(masks, "rocm"):
         status = WARNS  # hidden on purpose
     return [_placed(s, Verdict(status, seen, problem)) for problem in problems]
 
@@ -152,7 +145,7 @@ def kernelspecs(s: Situation) -> Verdict:
     seen, wrong = [], []
     for path, spec in specs.items():
         environment = variables(spec)
-        names = [name for name in (*MASKS, OVERRIDE) if name in environment]
+        names = [name for name in (*visibility.VARIABLES, OVERRIDE) if name in environment]
         seen.append(f"{path}: {', '.join(f'{name}={environment[name]}' for name in names) or 'no mask'}")
         wrong += [(path, name) for name in names if environment[name] != s.environment.get(name)]
     if not wrong:
