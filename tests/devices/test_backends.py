@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hosts import Gpu, make_host, write
 
-from rocmlab.devices import Backend, Device, Sample, cuda, discover, metal, nvml, sample, survey
+from rocmlab.devices import Backend, Device, Sample, cuda, discover, discovery, metal, nvml, sample, survey, visibility
 from rocmlab.devices.cpu import Cpu
 from rocmlab.devices.discovery import ALL
 
@@ -240,3 +240,8 @@ def test_every_field_of_a_device_is_written() -> None:
 
     assert [field.name for field in fields(Device)] == list(device.as_dict())
     assert [field.name for field in fields(Sample)] == list(Sample(time_seconds=0).as_dict())
+
+
+def test_discovery_knows_every_mask_by_name() -> None:
+    """The names that make discovery look at the masks at all are those that `visibility` reads."""
+    assert set(visibility.VARIABLES) | {"HSA_OVERRIDE_GFX_VERSION"} == set(discovery.MASKS)
