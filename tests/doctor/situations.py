@@ -40,6 +40,7 @@ class QuietLab:
         return self.prepared
 
     def check_disk(self) -> None:
+        """Raise what the test put there."""
         if self.full:
             raise self.full
 

@@ -139,6 +139,11 @@ class ContainerLab(ABC):
         self.engine("image", "prune", "--force", "--filter", f"label=rocmlab.backend={self.backend}")
 
     def check_disk(self) -> None:
+        """Make sure that what has still to be pulled and built fits on the engine's disk.
+
+        Raises:
+            RocmlabError: it does not.
+        """
         if self.has_image() or not Path(self.engine_root).exists():
             return  # only our layers change, or the engine's disk cannot be seen from here
         needed, free = NEEDED_BYTES[self.backend], shutil.disk_usage(self.engine_root).free

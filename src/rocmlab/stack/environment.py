@@ -129,6 +129,11 @@ class Environment:
                 )
 
     def check_disk(self) -> None:
+        """Make sure that what has still to be installed fits on the project's disk.
+
+        Raises:
+            RocmlabError: it does not.
+        """
         needed, free = NEEDED_BYTES[self.backend], shutil.disk_usage(self.project).free
         if not self.interpreter.exists() and free < needed:
             raise RocmlabError(

@@ -17,6 +17,9 @@ class Lab(Protocol):
     def prepare(self, say: Say, *, always: bool = False) -> None:
         """Build or install whatever is missing, or `always`; visible progress, nothing half-made left behind."""
 
+    def check_disk(self) -> None:
+        """Raise RocmlabError if the disk has no room for what `prepare` would still make."""
+
     def is_running(self) -> bool:
         """Tell whether the lab's server process exists."""
 

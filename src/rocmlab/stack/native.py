@@ -51,6 +51,10 @@ class NativeLab:
         """Tell whether `.venv` is current."""
         return self.venv.is_current()
 
+    def check_disk(self) -> None:
+        """Make sure that what has still to be installed fits; see `Environment.check_disk`."""
+        self.venv.check_disk()
+
     def prepare(self, say: Say, *, always: bool = False) -> None:
         """Make or update `.venv`, and the folders that JupyterLab shows.
 

@@ -120,9 +120,7 @@ def disk(s: Situation) -> Verdict:
     if s.project is None:
         return skip(NO_PLAN)
     lab = s.project.lab
-    check_disk = getattr(lab, "check_disk", None) or getattr(getattr(lab, "venv", None), "check_disk", None)
-    if check_disk:
-        check_disk()
+    lab.check_disk()
     folder = getattr(lab, "engine_root", "") or str(s.project.settings.project)
     if not os.path.isdir(folder):
         return skip(f"{folder} cannot be seen from here")
