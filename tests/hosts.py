@@ -43,15 +43,22 @@ def make_host(root: Path, *gpus: Gpu, absent: tuple[int, ...] = (), kfd: bool = 
     )
     (root / "dev/dri").mkdir(parents=True)
     if kfd:
-        (root / "dev/kfd").touch()
+        make_node(root / "dev/kfd")
     for gpu in gpus:
         _write_device(root, gpu)
         if gpu.node is not None:
             write_node(root, gpu.node, gpu)
         if gpu.minor not in absent and gpu.driver == "amdgpu":
-            (root / f"dev/dri/renderD{gpu.minor}").touch()
-            (root / f"dev/dri/card{_card(gpu)}").touch()
+            make_node(root / f"dev/dri/renderD{gpu.minor}")
+            make_node(root / f"dev/dri/card{_card(gpu)}")
     return root
+
+
+def make_node(path: Path, mode: int = 0o666) -> None:
+    """Make the stand-in of a device node, which its mode closes or opens."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    path.chmod(mode)
 
 
 def write_node(root: Path, number: int, gpu: Gpu, **more: int) -> None:
@@ -81,7 +88,7 @@ def write_partition(root: Path, number: int, card: int, minor: int) -> None:
     """Write the platform device of a further partition, with the card and render node that DRM gives it."""
     device = root / f"sys/devices/platform/amdgpu_xcp_{number}"
     _write_drm(root, device, card, minor)
-    (root / f"dev/dri/renderD{minor}").touch()
+    make_node(root / f"dev/dri/renderD{minor}")
 
 
 def device(index: int | None, address: str = "", **more: object) -> Device:

@@ -14,7 +14,8 @@ from hosts import Gpu, make_host
 
 from rocmlab.cli import guard
 from rocmlab.cli import main as cli
-from rocmlab.cli.table import device_lines, table_lines
+from rocmlab.cli.table import device_lines, problem_lines, table_lines
+from rocmlab.devices.simulated import write_host
 from rocmlab.errors import RocmlabError
 
 LINK = {
@@ -42,6 +43,63 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return host
 
 
+@pytest.fixture
+def project(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project folder, which is the current one, with a lab on that host."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "compose.yaml").touch()
+    (folder / ".env").write_text(f"PORT=1\nROCMLAB_ROOT={root}\n")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+class TestRememberedHost:
+    """`make up ROCMLAB_ROOT=…` is remembered in `.env`, and `rocmlab devices` shows the host that the lab shows."""
+
+    @pytest.mark.parametrize("verb", ["devices", "cdi"])
+    def test_the_simulated_host_of_the_project_is_shown(
+        self, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verb: str
+    ) -> None:
+        """It says SIMULATED, as with the variable."""
+        monkeypatch.delenv("ROCMLAB_ROOT")
+
+        assert cli([verb]) == 0
+
+        printed = capsys.readouterr()
+        assert "SIMULATED" in printed.out + printed.err
+        assert "0000:83:00.0" in printed.out
+
+    @pytest.mark.parametrize("missing", ["compose.yaml", ".env"])
+    def test_elsewhere_this_machine_is_shown(
+        self, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], missing: str
+    ) -> None:
+        """A `.env` of something else says nothing about rocmlab; and where the variable is set, it is what counts."""
+        monkeypatch.setenv("ROCMLAB_ROOT", "")
+        assert cli(["devices"]) == 0
+        (project / missing).unlink()
+        monkeypatch.delenv("ROCMLAB_ROOT")
+        assert cli(["devices"]) == 0
+
+        assert "SIMULATED" not in capsys.readouterr().out
+
+    @pytest.mark.parametrize(("line", "loads"), [("PORT=1", False), ("ROCMLAB_ROOT=/", True)])
+    def test_settings_are_loaded_only_where_they_matter(
+        self, repository: Path, project: Path, line: str, loads: bool
+    ) -> None:
+        """They cost as much as the whole answer."""
+        (project / ".env").write_text(f"{line}\n")
+        program = "import sys; from rocmlab.cli import main; main(['devices']); print('rocmlab.stack' in sys.modules)"
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("ROCMLAB_")}
+        environment |= {"PYTHONPATH": str(repository / "src")}
+
+        done = subprocess.run(
+            [sys.executable, "-c", program], cwd=project, env=environment, capture_output=True, text=True, check=True
+        )
+
+        assert done.stdout.splitlines()[-1] == str(loads)
+
+
 def _table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int) -> list[str]:
     monkeypatch.setenv("COLUMNS", str(columns))
     assert cli(["devices"]) == 0
@@ -54,7 +112,7 @@ class TestTable:
     def test_a_wide_table_has_one_line_a_device(
         self, root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Everything stands in a column, a title above it, and why a GPU is not usable on a line of its own."""
+        """Everything stands in a column, a title above it; a short reason too."""
         lines = _table(capsys, monkeypatch, 180)
 
         assert lines[0].startswith("SIMULATED: read from")
@@ -107,8 +165,8 @@ class TestTable:
         )
         assert "62.0 GiB GTT" in lines[3]
         assert lines[4].startswith("HIP -  0    0000:03:00.0")
-        assert lines[5].strip() == "not usable: /dev/dri/renderD130 is not here"
-        assert lines[6].startswith("CPU")
+        assert lines[4].endswith("  no: /dev/dri/renderD130 is not here")
+        assert lines[5].startswith("CPU")
         assert lines[-1].startswith("! fewer PCIe lanes")
 
     @pytest.mark.parametrize("columns", [80, 100, 120, 160, 200])
@@ -131,6 +189,51 @@ class TestTable:
 
         assert text.count("amdgpu 6.12.0-test") == 1
         assert "every GPU: CUs 96; driver amdgpu 6.12.0-test" in text
+
+    def test_a_reason_that_all_share_is_said_once(
+        self, root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Not below each GPU; one that only some have stands with these."""
+        assert "\n".join(_table(capsys, monkeypatch, 80)).count("not usable: ") == 1
+        (root / "dev/kfd").unlink()
+
+        lines = _table(capsys, monkeypatch, 80)
+
+        assert lines[-2] == "every GPU: not usable: /dev/kfd is not here"
+        assert "\n".join(lines).count("/dev/kfd") == 1
+
+    @pytest.mark.parametrize("columns", [40, 50, 59])
+    def test_a_narrow_screen_leaves_names_whole(
+        self, root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+    ) -> None:
+        """They stand below the devices, the CPU's too."""
+        text = "\n".join(_table(capsys, monkeypatch, columns))
+
+        assert "AMD Radeon RX 7900 XTX" in text
+        assert ".." not in text
+        assert "CPU;" in text or "       CPU" in text
+
+    def test_problems_fit_the_screen_and_fixes_can_be_pasted(self) -> None:
+        """Words wrap; commands and paths stay on their lines."""
+        fix = "sudo something --with " + "a" * 90 + "\nand a second line"
+        lines = problem_lines({"what": "/" + "p" * 99, "why": "because " * 30, "fix": fix}, 80)
+
+        assert "/" + "p" * 99 in " ".join(lines)
+        assert [line for line in lines if len(line) > 80 and "ppp" not in line] == ["  fix: " + fix.split("\n")[0]]
+        assert lines[-1] == "       and a second line"
+
+    def test_the_screens_width_reaches_problems(
+        self, root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As those of a damaged topology."""
+        properties = root / "sys/class/kfd/kfd/topology/nodes/1/properties"
+        kept = [line for line in properties.read_text().splitlines() if not line.startswith(("simd_per", "device_id"))]
+        properties.write_text("\n".join(kept))
+
+        lines = _table(capsys, monkeypatch, 60)
+
+        assert any(line.startswith("problem: ") for line in lines)
+        assert max(len(line) for line in lines[1:] if "fix: " not in line) <= 60
 
     def test_a_slower_link_alone_is_no_fault(self) -> None:
         """Idle cards lower the speed; lanes do not come and go."""
@@ -252,6 +355,46 @@ class TestHang:
         assert "0000:83:00.0" in done.stderr
         assert "mem_info_vram_total took longer than 5 seconds" in done.stderr
         assert "why: the GPU or its driver hangs" in done.stderr
+
+    @pytest.mark.parametrize("as_json", [True, False])
+    def test_one_hung_gpu_leaves_the_others_rows(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], as_json: bool
+    ) -> None:
+        """Its own sample is unknown, the Problem names it, and the exit code says that something is wrong."""
+        monkeypatch.setenv("ROCMLAB_ROOT", str(write_host(tmp_path, gpus=3, busy="50", faults=["hang:1"])))
+        monkeypatch.setattr("rocmlab.cli.devices.LIMIT_SECONDS", 3.0)
+
+        assert cli(["devices", "--sample", *(["--json"] if as_json else [])]) == 2
+        out = capsys.readouterr().out
+
+        if as_json:
+            found = json.loads(out)
+            samples = [device["sample"] for device in found["devices"]]
+            assert [sample and sample["busy_percent"] for sample in samples] == [50, None, 50, None]
+            assert samples[1] is None
+            assert ["0000:06:00.0" in problem["what"] for problem in found["problems"]] == [True]
+        else:
+            assert out.count("busy 50 %") == 2
+            assert "HIP 1" in out
+            assert "problem: reading" in out
+            assert "took longer" in out
+
+    def test_pieces_of_work_are_done_at_once(self) -> None:
+        """What one makes, raises or never ends does not touch the others."""
+        began = time.monotonic()
+
+        def fail() -> str:
+            raise RocmlabError("what", "why", "fix")
+
+        slow, quick, failed, died = guard.each_within(
+            1.0, [lambda: time.sleep(600) or "", lambda: "text", fail, lambda: os._exit(3)]
+        )
+
+        assert quick == "text"
+        assert "took longer than 1 seconds" in str(slow)
+        assert str(failed).startswith("what")
+        assert "could not be read" in str(died)
+        assert time.monotonic() - began < 20
 
     def test_work_that_ends_gives_its_text(self) -> None:
         """However long it is."""

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hosts import Gpu, make_host
 
+from rocmlab import doctor
+from rocmlab.cli import doctor as verb
 from rocmlab.cli import main
+from rocmlab.doctor import checks
+from rocmlab.doctor.model import skip
+from rocmlab.errors import RocmlabError
 
 
 @pytest.fixture
@@ -112,7 +119,7 @@ class TestFix:
         (clone / ".env").write_text("RENDER_GID=61777\nVIDEO_GID=61778\nMY_OWN=1\n")
         docker = clone / "docker-stand-in/docker"
         docker.parent.mkdir()
-        info = '{"version": "28.5.2", "os": "Test", "root": "/nowhere", "security": [], "runtimes": {}}'
+        info = '{"ServerVersion": "28.5.2", "OperatingSystem": "Test", "DockerRootDir": "/nowhere", "Runtimes": {}}'
         docker.write_text(f"#!/bin/sh\ncase $1 in compose) echo 2.40.3;; info) echo '{info}';; *) exit 1;; esac\n")
         docker.chmod(0o755)
         return clone
@@ -194,6 +201,69 @@ def test_a_wrong_number_is_a_usage_error(repository: Path, clone: Path, root: Pa
     for word in ("0", "-3", "x", "nan", "1e99"):
         done = run(repository, clone, root, f"--time-limit={word}")
         assert (done.returncode, "Traceback" in done.stderr) == (2, False), word
+        assert f"{word!r} is not a number of seconds" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--only", ""], "--only '' names no check"),
+        (["--only", ","], "--only ',' names no check"),
+        (["--only", "igpu", "--only", " , "], "--only ' , ' names no check"),
+        (["--markdown"], "--markdown stands without --list"),
+        (["--yes"], "--yes stands without --fix"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(words: list[str], said: str) -> None:
+    """In a sentence, before anything is looked at."""
+    with pytest.raises(RocmlabError, match=re.escape(said)) as caught:
+        verb.main("doctor", words)
+
+    assert caught.value.exit_code == 2
+
+
+def test_looking_again_is_done_with_the_same_eyes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time limits, user and groups are those of the first look; what was gathered is not."""
+    seen = []
+    check = replace(checks.BY_ID["igpu"], probe=lambda situation: seen.append(situation) or skip("looked"))
+    monkeypatch.setitem(checks.BY_ID, "igpu", check)
+    before = doctor.Situation(root, operation_limit_seconds=7.0, limit_seconds=3.0, uid=4711, groups=frozenset({5}))
+    gathered = before.passed
+    found = doctor.Report(before, tuple(check.run(before)))
+
+    verb._again(found, found.findings[0])
+
+    first, second = seen
+    assert second is not first
+    assert second == first
+    assert (second.operation_limit_seconds, second.uid, second.groups) == (7.0, 4711, frozenset({5}))
+    assert second.passed is not gathered
+
+
+def test_a_plan_that_fails_is_the_first_thing_said(repository: Path, clone: Path, tmp_path: Path) -> None:
+    """`--quick` too: what `make up` would refuse; an engine that nobody asked for stops nothing meanwhile."""
+    docker = tmp_path / "bin/docker"
+    docker.parent.mkdir()
+    info = '{"ServerVersion": "28.5.2", "OperatingSystem": "Test", "version": "28.5.2"}'
+    docker.write_text(f"#!/bin/sh\ncase $1 in info) echo '{info}';; *) exit 1;; esac\n")  # no Compose
+    docker.chmod(0o755)
+    path = f"{docker.parent}:/usr/bin:/bin"
+    nowhere = tmp_path / "nonexistent"
+
+    quick = run(repository, clone, nowhere, "--quick", "--json", PATH=path)
+    native = run(repository, clone, nowhere, "--no-frameworks", "--json", PATH=path, RUNTIME="native")
+    either = run(repository, clone, nowhere, "--no-frameworks", "--json", PATH=path)
+    engine = run(repository, clone, nowhere, "--no-frameworks", "--json", PATH=path, RUNTIME="docker")
+
+    assert quick.returncode == 2, quick.stderr
+    blocking = [one for one in json.loads(quick.stdout)["findings"] if one["status"] == "blocks"]
+    assert [one["check"] for one in blocking] == ["lab.plan"]
+    assert f"ROCMLAB_ROOT={nowhere}" in blocking[0]["problem"]["what"]
+    statuses = []
+    for done in (native, either, engine):
+        findings = {one["check"]: one for one in json.loads(done.stdout)["findings"]}
+        statuses.append(findings["compose.version"]["status"])
+    assert statuses == ["not applicable", "warns", "blocks"]
 
 
 def test_up_stops_with_the_problem_before_anything_is_written(repository: Path, clone: Path, root: Path) -> None:

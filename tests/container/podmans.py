@@ -99,12 +99,28 @@ class Host:
             f"FROM {slim}\nENV ROCMLAB_BACKEND={backend}\nLABEL rocmlab.inputs={inputs} rocmlab.backend={backend}\n"
         )
         docker("build", f"--tag={name}", "-", text=dockerfile)
+        self.copy(name)
+        docker("image", "rm", name)
+
+    def copy(self, name: str) -> None:
+        """Give this user an image that Docker has."""
         with tempfile.NamedTemporaryFile(prefix="rocmlab-image") as file:
             os.chmod(file.name, 0o644)
             docker("save", "--output", file.name, name)
             os.chmod(file.name, 0o644)
             self.run("podman", "load", "--input", file.name)
-        docker("image", "rm", name)
+
+    @contextmanager
+    def lent(self, name: str) -> Iterator[None]:
+        """Give this user an image that Docker has, unless it is there, and take it away again."""
+        has_it = self.run("podman", "images", "--quiet", name).strip()
+        if not has_it:
+            self.copy(name)
+        try:
+            yield
+        finally:
+            if not has_it:
+                self.run("podman", "image", "rm", "--force", name, succeeds=False)
 
 
 def configuration(folder: Path, oci_runtime: str) -> dict[str, str]:

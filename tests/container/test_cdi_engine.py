@@ -147,7 +147,7 @@ def test_make_ups_overlay_passes_the_chosen_gpu_alone(
     project = make_project("rocm")
     chosen = settings.load(project.folder, {"GPUS": choice, "GPU_PASSTHROUGH": "cdi"})
     (project.folder / ".rocmlab").mkdir()
-    (project.folder / gpus.OVERLAY).write_text(gpus.overlay(chosen, ROCM, [], cdi_engine.root))
+    (project.folder / gpus.OVERLAY).write_text(gpus.overlay(gpus.passed(chosen, ROCM, [], cdi_engine.root)))
 
     seen = run(cdi_engine, project, tmp_path / "look.py", base_image, gpus.overlays(chosen, ROCM))
 

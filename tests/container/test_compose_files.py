@@ -10,7 +10,7 @@ from containers import docker
 from hosts import device
 
 from rocmlab.devices import Device
-from rocmlab.stack.gpus import gpu_overlay
+from rocmlab.stack import gpus
 
 pytestmark = pytest.mark.container
 BACKENDS = ("rocm", "cuda", "cpu")
@@ -131,7 +131,7 @@ class TestFewerGpus:
         """Return the service with the overlay on top."""
         project = make_project(backend)
         (project.folder / ".rocmlab").mkdir()
-        (project.folder / ".rocmlab/compose.gpus.yaml").write_text(gpu_overlay(backend, devices))
+        (project.folder / ".rocmlab/compose.gpus.yaml").write_text(gpus.overlay(gpus.exactly(backend, devices)))
         project.settings["COMPOSE_FILE"] += ":.rocmlab/compose.gpus.yaml"
         project.write()
         return service(project)

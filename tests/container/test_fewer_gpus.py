@@ -72,7 +72,7 @@ def test_exactly_the_chosen_gpus_are_seen(make_project, image: str, host: Path, 
     project = make_project("rocm", ROCMLAB_IMAGE=image)
     chosen = settings.load(project.folder, {"GPUS": choice})
     (project.folder / ".rocmlab").mkdir()
-    (project.folder / gpus.OVERLAY).write_text(gpus.overlay(chosen, ROCM, [], host))
+    (project.folder / gpus.OVERLAY).write_text(gpus.overlay(gpus.passed(chosen, ROCM, [], host)))
     (project.folder / "mount.yaml").write_text(MOUNT.format(root=host))
     project.settings["COMPOSE_FILE"] = ":".join([*gpus.overlays(chosen, ROCM), "mount.yaml"])
     project.write()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +11,7 @@ import podmans
 import pytest
 import standins
 from clones import printed_url
+from hosts import Gpu, make_host
 from podmans import Host
 
 pytestmark = [pytest.mark.container, pytest.mark.podman]
@@ -22,6 +23,19 @@ found = project.plan(project.find())
 found = project.prepare(found, print)
 found.lab.start(print)
 print(found.choice.backend, found.choice.runtime, found.choice.why)
+"""
+# The GPUs are those of a folder, whose /dev is this machine's.
+SUBSET = """
+from pathlib import Path
+from rocmlab.stack import podman_engine, project, settings
+from rocmlab.stack.choice import Choice
+from rocmlab.stack.engine import Engine
+podman = podman_engine.probe()
+choice = Choice("rocm", "podman", "test", is_rootless=podman.is_rootless)
+found = project._assemble(settings.load(project.find()), choice, Engine(is_usable=False), podman, Path("{root}"))
+print("\\n".join(project.remarks(found)))
+project.write(found)
+found.lab.start(print)
 """
 
 
@@ -81,6 +95,7 @@ class TestEveryday:
         """It is uid 1000 without capabilities inside; outside, the notebooks folder's owner, or jovyan for root's."""
         host.make("up")
         status = host.inside("cat", "/proc/self/status")
+        runtime = host.inside("printenv", "ROCMLAB_RUNTIME")
         host.inside("bash", "-c", "touch ~/work/mine ~/share/runs/mine ~/here && echo kept > ~/share/models/note")
         owner = (host.lab.folder / "notebooks/mine").stat().st_uid
         host.make("down")
@@ -90,7 +105,9 @@ class TestEveryday:
 
         facts = dict(line.split(":\t", 1) for line in status.splitlines() if line)
         assert set(facts["Uid"].split()) == {"1000"}
-        assert int(facts["CapEff"], 16) == 0
+        assert [int(facts[name], 16) for name in ("CapEff", "CapPrm", "CapBnd", "CapAmb")] == [0, 0, 0, 0]
+        assert facts["NoNewPrivs"] == "1"
+        assert runtime == "podman\n"
         assert owner == (host.uid or 1000)
         assert kept == "kept\n"
 
@@ -138,6 +155,28 @@ class TestGpus:
         else:
             assert seen == "1000 [100, 61104, 61992, 61993]\n"
 
+    def test_gpus_passes_a_subset_or_masks_and_says_so(self, host: Host, slim: str) -> None:
+        """As root exactly the chosen node is there; rootless all are, a mask hides the others, and a line says it."""
+        folder = host.lab.folder.parent / "topology"  # which that user may read, as not pytest's own folders
+        topology = make_host(folder, Gpu(1, 0x8300, 129), Gpu(2, 0x0300, 128, unique_id=7))
+        shutil.rmtree(topology / "dev")
+        (topology / "dev").symlink_to("/dev")
+        with standins.host_nodes(NODES):
+            host.load(slim, "rocm")
+            try:
+                printed = host.python(SUBSET.format(root=topology), GPUS="0", BACKEND="rocm")
+                nodes = host.inside("ls", "/dev/dri").split()
+                masks = host.inside("bash", "-c", "echo ${HIP_VISIBLE_DEVICES-none} ${ROCR_VISIBLE_DEVICES-none}")
+            finally:
+                host.make("down", succeeds=False)
+                for name in (".env", ".rocmlab/written.json"):  # GPUS would stay chosen
+                    (host.lab.folder / name).unlink(missing_ok=True)
+                host.run("podman", "image", "rm", "--force", f"{host.lab.settings['COMPOSE_PROJECT_NAME']}:rocm")
+
+        assert nodes == (["renderD128", "renderD129"] if host.uid else ["renderD129"])
+        assert masks == ("0 none\n" if host.uid else "none none\n")
+        assert ("rootless Podman passes every GPU you may open" in printed) is bool(host.uid)
+
     def test_without_the_group_the_person_is_told(self, person: Host) -> None:
         """A person outside the groups may open no node: `make up` stops before anything is built."""
         outside = [word.split(",")[0] if word.startswith("--groups=") else word for word in person.prefix]
@@ -148,7 +187,7 @@ class TestGpus:
         assert "usermod -aG render,video" in printed
 
 
-def test_the_dockerfile_builds_with_podman(root: Host) -> None:
+def test_the_dockerfile_builds_with_podman(root: Host, base_image: str) -> None:
     """The stage that makes the package: cache and bind mounts, secrets, the named context, one ARG a line."""
     folder = root.lab.folder
     program = (
@@ -159,7 +198,8 @@ def test_the_dockerfile_builds_with_podman(root: Host) -> None:
     tag = "localhost/rocmlab-test/podman-package"
     command[command.index("--tag") + 1] = tag
     try:
-        root.run(*command[:-1], "--target=package", command[-1])
+        with root.lent(base_image):
+            root.run(*command[:-1], "--target=package", command[-1])
         wheels = root.run("podman", "run", "--rm", "--entrypoint", "ls", tag, "/dist")
     finally:
         root.run("podman", "image", "rm", "--force", tag, succeeds=False)
@@ -167,4 +207,3 @@ def test_the_dockerfile_builds_with_podman(root: Host) -> None:
 
     assert wheels.startswith("rocmlab-")
     assert not (Path(folder) / ".rocmlab/Containerfile").read_text().count("--start-interval")
-    assert os.geteuid() == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -245,3 +246,24 @@ def test_every_field_of_a_device_is_written() -> None:
 def test_discovery_knows_every_mask_by_name() -> None:
     """The names that make discovery look at the masks at all are those that `visibility` reads."""
     assert set(visibility.VARIABLES) | {"HSA_OVERRIDE_GFX_VERSION"} == set(discovery.MASKS)
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda path: None, "there is no such folder"),
+        (lambda path: path.touch(), "it is no folder"),
+        (lambda path: path.mkdir(), "it has no folder sys"),
+    ],
+)
+def test_a_root_that_is_no_host_is_said(tmp_path: Path, make: Callable[[Path], None], why: str) -> None:
+    """A typing error in ROCMLAB_ROOT would look like a machine without GPUs, with this machine's CPU."""
+    make(tmp_path / "typo")
+
+    found, problems = survey(tmp_path / "typo", {})
+
+    assert [(device.name, device.simulated) for device in found] == [("CPU", True)]
+    assert [problem.why for problem in problems] == [why]
+    assert f"{tmp_path}/typo is no simulated host" in problems[0].what
+    assert survey(make_host(tmp_path / "host"), {})[1] == []
+    assert survey(Path("/"), {})[0][-1].name != "CPU"

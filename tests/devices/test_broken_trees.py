@@ -19,8 +19,9 @@ from hosts import Gpu, make_host, write, write_node, write_partition
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rocmlab.cli.devices import _report
+from rocmlab.cli.devices import _as_json, _as_text, _found
 from rocmlab.cli.table import device_lines, table_lines
+from rocmlab.devices import Device, sample, system_root
 from rocmlab.devices.metal import parse
 from rocmlab.devices.rocm import Rocm
 
@@ -179,7 +180,12 @@ def _replace(path: Path, kind: str, content: bytes, value: bytes, number: int) -
 
 def _check(*, with_sample: bool = True) -> None:
     """Read, sample and print the tree, and look at what comes out."""
-    found: dict[str, Any] = json.loads(_report(as_json=True, with_sample=with_sample), parse_constant=_no_constant)
+    root = system_root()
+    rows, problems = _found(root)
+    for row in rows if with_sample else ():
+        row["sample"] = sample(Device(**row), root).as_dict()
+    found: dict[str, Any] = json.loads(_as_json(root, rows, problems), parse_constant=_no_constant)
+    assert _as_text(root, rows, problems).count("problem: ") >= len(problems)
     devices = found["devices"]
     assert devices[-1]["backend"] == "cpu"
     usable = sorted(device["index"] for device in devices if device["is_usable"] and device["backend"] == "rocm")
@@ -187,7 +193,7 @@ def _check(*, with_sample: bool = True) -> None:
     for device in devices:
         assert device["is_usable"] == (device["index"] is not None) == (device["why_not"] is None)
         _check_values(device)
-    lines = [*table_lines(devices, 80), *table_lines(devices), *device_lines(devices)]
+    lines = [*table_lines(devices, 50), *table_lines(devices, 80), *table_lines(devices), *device_lines(devices)]
     assert all(line.isascii() and line.isprintable() for line in lines)
     assert all(problem["what"] and problem["why"] and problem["fix"] for problem in found["problems"])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hosts import write
+from hosts import make_node
 
 from rocmlab.devices import Device
 from rocmlab.devices.rocm import Rocm
@@ -165,7 +165,7 @@ def _kfd_host(nodes: Path, root: Path, *minors: int) -> Path:
     (root / "sys/class/kfd/kfd/topology").mkdir(parents=True)
     (root / "sys/class/kfd/kfd/topology/nodes").symlink_to(nodes)
     for name in ("kfd", *(f"dri/renderD{minor}" for minor in minors)):
-        write(root / "dev" / name, "")
+        make_node(root / "dev" / name)
     return root
 
 
@@ -255,7 +255,7 @@ def test_strix_point_with_its_topology(captures: Path, tmp_path: Path) -> None:
     (root / "sys/class/kfd").mkdir()
     (root / "sys/class/kfd/kfd").symlink_to(captures / "cards/strixpoint/kfd")
     for name in ("kfd", "dri/renderD128"):
-        write(root / "dev" / name, "")
+        make_node(root / "dev" / name)
 
     device = Rocm().discover(root)[0]
 

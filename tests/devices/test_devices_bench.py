@@ -92,3 +92,12 @@ def test_a_number_of_runs_that_is_none_is_refused() -> None:
         cli(["bench", "devices", "--runs", "0"])
 
     assert refused.value.code == 2
+
+
+@pytest.mark.parametrize(("theirs", "why"), [("a 'b", "No closing quotation"), ("", "it is empty")])
+def test_a_command_that_is_none_is_said(
+    two_gpus: Path, capsys: pytest.CaptureFixture[str], theirs: str, why: str
+) -> None:
+    """Before anything is measured."""
+    assert cli(["bench", "devices", "--theirs", theirs]) == 2
+    assert why in capsys.readouterr().err

@@ -50,6 +50,24 @@ class TestSimulate:
         assert found["simulated"] is True
         assert [device["simulated"] for device in found["devices"] if device["backend"] == "rocm"] == [True] * 3
 
+    def test_the_page_shows_what_is_printed(self, tmp_path: Path) -> None:
+        """The commands of its first example give the text below them."""
+        page = (Path(SOURCES).parent / "docs/simulate.md").read_text()
+        shown = page.partition("```console\n")[2].partition("```")[0].replace("/tmp/host", "HOST")
+        printed = ""
+        for line in (line for line in shown.splitlines() if line.startswith("$ ")):
+            root, _, words = line[2:].replace("HOST", str(tmp_path)).partition("scripts/rocmlab ")
+            done = subprocess.run(
+                command(*words.split()),
+                env={**environment(tmp_path if root else None), "COLUMNS": "100"},
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            printed += f"{line}\n{done.stdout}"
+
+        assert printed.replace(str(tmp_path), "HOST").strip() == shown.strip()
+
     def test_live_ends_after_its_seconds(self, tmp_path: Path) -> None:
         """Values have moved by then."""
         write = command("simulate", tmp_path, "--live", "--seconds", "0.6", "--interval", "0.1", "--gpus", "1")
@@ -95,6 +113,8 @@ class TestSimulate:
             (["--busy", "sometimes"], "--busy training"),
             (["--partition", "cpx"], "--profile instinct"),
             (["--product", "rx1"], "rx7900xtx"),
+            (["--gpus", "2", "--busy", "0:50,99:1"], "there is no GPU 99"),
+            (["--gpus", "2", "--busy", "0:50,0:1"], "named twice"),
         ],
     )
     def test_errors_say_what_would_be_possible(
@@ -104,15 +124,57 @@ class TestSimulate:
         assert main(["simulate", str(tmp_path / "host"), *arguments]) == 2
         assert words in capsys.readouterr().err
 
-    def test_a_file_is_no_folder(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """It is named and kept."""
+    @pytest.mark.parametrize("below", ["", "more/of/it"])
+    def test_a_file_is_no_folder(self, tmp_path: Path, capsys: pytest.CaptureFixture[str], below: str) -> None:
+        """It is named and kept, and what to do is said."""
         (tmp_path / "file").write_text("mine")
 
-        assert main(["simulate", str(tmp_path / "file")]) == 2
-        assert "file" in capsys.readouterr().err
+        assert main(["simulate", str(tmp_path / "file" / below)]) == 2
+        errors = capsys.readouterr().err
+        assert f"{tmp_path}/file is no folder" in errors
+        assert "fix: name a new folder" in errors
         assert (tmp_path / "file").read_text() == "mine"
 
-    @pytest.mark.parametrize("seconds", ["0", "-1", "soon", "nan"])
+    def test_a_link_that_leads_nowhere_is_no_folder(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """Nothing is made at its other end."""
+        (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+
+        assert main(["simulate", str(tmp_path / "link")]) == 2
+        assert "leads nowhere" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            (["host", "--seconds", "1"], "--seconds is for --live"),
+            (["host", "--interval", "1"], "--interval is for --live"),
+            ([""], "an empty name is no folder"),
+        ],
+    )
+    def test_what_would_do_nothing_is_refused(
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        arguments: list[str],
+        words: str,
+    ) -> None:
+        """An empty name would be the current folder."""
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(SystemExit) as ended:
+            main(["simulate", *arguments])
+
+        assert ended.value.code == 2
+        assert words in capsys.readouterr().err
+        assert list(tmp_path.iterdir()) == []
+
+    def test_live_ends_in_time_whatever_the_interval(self, tmp_path: Path) -> None:
+        """The last pause is as short as the time that is left."""
+        began = time.monotonic()
+
+        assert main(["simulate", str(tmp_path), "--live", "--seconds", "0.3", "--interval", "600"]) == 0
+        assert time.monotonic() - began < 30
+
+    @pytest.mark.parametrize("seconds", ["0", "-1", "soon", "nan", "1e300"])
     def test_times_are_above_zero(self, tmp_path: Path, capsys: pytest.CaptureFixture[str], seconds: str) -> None:
         """A usage error before anything is written."""
         with pytest.raises(SystemExit) as ended:

@@ -3,40 +3,37 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from rocmlab.devices import Device, discover, sample
+from rocmlab.devices import Device, discover, roots, sample
 from rocmlab.devices.simulated import KINDS, write_host
+from rocmlab.doctor import checks
+from rocmlab.doctor.model import BLOCKS, WARNS
+from rocmlab.doctor.situation import Situation
 
+READ_OF_A_SLEEPER = {  # what the kernel answers from memory
+    "uevent",
+    "revision",
+    "product_name",
+    "unique_id",
+    "serial_number",
+    "numa_node",
+    "mem_info_vram_total",
+    "mem_info_gtt_total",
+    "current_compute_partition",
+    "current_memory_partition",
+    "runtime_status",
+}
 SOURCES = str(Path(__file__).parents[2] / "src")
-
-
-@pytest.fixture
-def as_other_user() -> Iterator[Path]:
-    """A folder where the rest of the test runs as an ordinary user, whom permissions bind (root may open all)."""
-    folder = Path(tempfile.mkdtemp(prefix="rocmlab-test-"))
-    folder.chmod(0o755)
-    yield folder
-    os.seteuid(os.getuid())
-    shutil.rmtree(folder)
 
 
 def gpus(root: Path) -> list[Device]:
     """The AMD GPUs of a host, without masks."""
     return [device for device in discover(root, {}) if device.backend == "rocm"]
-
-
-def become_nobody() -> None:
-    """Give up root, where the tests have it."""
-    if os.geteuid() == 0:
-        os.seteuid(65534)
 
 
 class TestCards:
@@ -76,6 +73,21 @@ class TestCards:
         root = write_host(tmp_path, gpus=2, busy="50", faults=["asleep:0"])
 
         assert [sample(gpu, root).is_asleep for gpu in gpus(root)] == [True, False]
+        states = [(root / f"sys/bus/pci/devices/{gpu.pci_address}/power_state").read_text() for gpu in gpus(root)]
+        assert states == ["D3cold\n", "D0\n"]
+
+    def test_finding_a_sleeping_card_does_not_wake_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The kernel wakes a card for a look at its link: that is unknown then, and only its identity is read."""
+        root = write_host(tmp_path, gpus=2, faults=["asleep:0"])
+        read: list[str] = []
+        monkeypatch.setattr(roots, "on_read", lambda name: read.append(os.path.realpath(name)))
+        asleep, awake = gpus(root)
+
+        assert (asleep.link_width, asleep.link_speed_gts, asleep.link_width_max) == (None, None, None)
+        assert (awake.link_width, awake.link_width_max) == (16, 16)
+        names = {os.path.basename(name) for name in read if f"/{asleep.pci_address}/" in name}
+        assert names <= READ_OF_A_SLEEPER
+        assert "runtime_status" in names
 
     def test_consumer_cards_lack_files(self, tmp_path: Path) -> None:
         """What is missing is unknown, and the rest is there."""
@@ -94,11 +106,17 @@ class TestCards:
         assert ((read.ecc_corrected or {})["umc"], (read.ecc_uncorrected or {})["umc"]) == (117, 2)
 
     def test_a_slot_may_lack_atomics(self, tmp_path: Path) -> None:
-        """The link's flags say so to KFD."""
-        root = write_host(tmp_path, gpus=1, faults=["no-atomics"])
-        link = root / "sys/class/kfd/kfd/topology/nodes/1/io_links/0/properties"
+        """KFD leaves the card out, which is on the bus and has its driver; doctor names it."""
+        root = write_host(tmp_path, gpus=2, busy="50", faults=["no-atomics:0"])
+        found = gpus(root)
+        doctor = checks.BY_ID["pcie.atomics"].run(Situation(root, environment={}))[0]
 
-        assert "flags 13\n" in link.read_text()
+        assert [(gpu.pci_address, gpu.index) for gpu in found] == [("0000:06:00.0", 0), ("0000:03:00.0", None)]
+        assert "gives it no compute node" in str(found[1].why_not)
+        assert (found[1].driver, found[1].render_node) == (found[0].driver, "/dev/dri/renderD128")
+        assert doctor.status == WARNS
+        assert "0000:03:00.0" in doctor.problem.what
+        assert not (root / "sys/class/kfd/kfd/proc/41001").exists()
 
 
 class TestReads:
@@ -160,19 +178,25 @@ class TestAccess:
         assert not (root / "sys/module/amdgpu").exists()
         assert not (root / "dev/kfd").exists()
 
-    def test_an_unreadable_node_stops_rocm(self, as_other_user: Path) -> None:
+    @pytest.mark.parametrize("fault", ["unreadable-node:0", "no-render-group"])
+    def test_closed_nodes_show_to_root_too(self, tmp_path: Path, fault: str) -> None:
+        """Whoever asks, `devices` and doctor say the same, with the nodes read-only or not."""
+        root = write_host(tmp_path, gpus=2, faults=[fault])
+        asked = Situation(root, environment={})
+
+        assert [gpu.is_usable for gpu in gpus(root)] == [False, False]
+        assert checks.BY_ID["dev.perm"].run(asked)[0].status == BLOCKS
+
+    def test_an_unreadable_node_stops_rocm(self, tmp_path: Path) -> None:
         """One closed node makes ROCm fail for every GPU."""
-        root = write_host(as_other_user / "host", gpus=2, faults=["unreadable-node:0"])
-        become_nobody()
-        found = gpus(root)
+        found = gpus(write_host(tmp_path, gpus=2, faults=["unreadable-node:0"]))
 
         assert [gpu.is_usable for gpu in found] == [False, False]
         assert "renderD128" in str(found[0].why_not)
 
-    def test_without_the_group_nobody_gets_in(self, as_other_user: Path) -> None:
+    def test_without_the_group_nobody_gets_in(self, tmp_path: Path) -> None:
         """Nodes belong to root, and there is no group that one could join."""
-        root = write_host(as_other_user / "host", gpus=1, faults=["no-render-group"])
-        become_nobody()
+        root = write_host(tmp_path, gpus=1, faults=["no-render-group"])
 
         assert "render:" not in (root / "etc/group").read_text()
         assert "/dev/kfd cannot be opened" in str(gpus(root)[0].why_not)

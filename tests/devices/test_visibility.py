@@ -234,6 +234,46 @@ class TestNarrow:
         with pytest.raises(RocmlabError, match="cannot be picked"):
             visibility.narrow(environment, [0, 2])
 
+    @pytest.mark.parametrize(
+        ("mask", "positions"),
+        [
+            ("-1", [0]),  # hidden on purpose: the job would run on the CPU
+            ("abc", [0]),
+            ("none", [0]),
+            ("0, 1", [1]),  # HIP ends the list at the space
+            ("0,0", [1]),
+            ("0,,1", [1]),
+            ("1_0", [0]),
+            ("٣", [0]),
+            ("01", [0]),
+            ("+1", [0]),
+            ("0,1", [-1]),
+            ("0,1", [0, 0]),
+            ("GPU-ab,GPU-cd", [1, 0]),
+            ("GPU-ab,0", [0, 1]),
+        ],
+    )
+    @pytest.mark.parametrize("name", ["HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"])
+    def test_no_mask_is_guessed_at(self, name: str, mask: str, positions: list[int]) -> None:
+        """What programs read in different ways, or not at all, never becomes another GPU or the CPU in silence."""
+        with pytest.raises(RocmlabError, match="cannot be picked"):
+            visibility.narrow({name: mask}, positions)
+
+    @pytest.mark.parametrize("mask", ["0,1", "GPU-ab,GPU-cd"])
+    def test_all_of_a_mask_is_written_to_every_variable(self, mask: str) -> None:
+        """A contradicting mask of another reader does not stay, whether the whole list is taken or a part."""
+        left = {"HIP_VISIBLE_DEVICES": mask, "CUDA_VISIBLE_DEVICES": "7", "GPU_DEVICE_ORDINAL": "3"}
+
+        env = visibility.narrow(left, [0, 1])
+
+        assert env["HIP_VISIBLE_DEVICES"] == env["CUDA_VISIBLE_DEVICES"] == mask
+        assert "GPU_DEVICE_ORDINAL" not in env
+
+    @pytest.mark.parametrize("mask", ["-1", "abc", "0, 1", "GPU-ab"])
+    def test_the_cpu_can_be_had_under_any_mask(self, mask: str) -> None:
+        """No GPU is picked, so none has to be read."""
+        assert visibility.narrow({"HIP_VISIBLE_DEVICES": mask}, [])["HIP_VISIBLE_DEVICES"] == "-1"
+
 
 class TestSelect:
     """What a person may write behind GPUS=."""
@@ -348,11 +388,15 @@ class TestSelect:
         assert indices(visibility.select(parts, "2")) == [2]
 
     def test_digits_are_an_index_before_they_are_an_id(self) -> None:
-        """A unique id of digits alone can still be given, where no index is that large."""
-        known = [gpu(0), gpu(1, unique_id="1234567890123456")]
+        """A unique id of digits alone is given whole or behind `GPU-`; fewer digits are an index, here or not."""
+        known = [gpu(0), gpu(1, unique_id="1000067890123456")]
 
         assert indices(visibility.select(known, "1")) == [1]
-        assert indices(visibility.select(known, "12345")) == [1]
+        for choice in ("1000067890123456", "gpu-10000", "GPU-1000067890123456"):
+            assert indices(visibility.select(known, choice)) == [1]
+        for choice in ("10000", "100006789012345", "0,10000"):
+            with pytest.raises(RocmlabError, match="there is no GPU 10000"):
+                visibility.select(known, choice)
 
     def test_a_uuid_of_nvidia_has_dashes(self) -> None:
         """It is no range."""
@@ -377,7 +421,7 @@ class TestSelect:
                 address[5:],
                 identity,
                 f"GPU-{identity}",
-                identity[:5],
+                f"gpu-{identity[:5]}",
             ]
             return data.draw(st.sampled_from(forms))
 

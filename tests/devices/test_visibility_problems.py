@@ -11,12 +11,17 @@ from hypothesis import strategies as st
 
 from rocmlab.devices import Device, visibility
 from rocmlab.devices.visibility import conflicts
+from rocmlab.errors import RocmlabError
 
-FOUR = [gpu(number, unique_id=f"{number + 10:x}" * 16, gfx="gfx1100", kfd_node=number + 1) for number in range(4)]
+FOUR = [  # the toolkit counts by PCI address: 2,3,0,1
+    gpu(number, unique_id=f"{number + 10:x}" * 16, gfx="gfx1100", kfd_node=number + 1, smi_index=(number + 2) % 4)
+    for number in range(4)
+]
 APU = gpu(1, gfx="gfx1036", kfd_node=2, name="Radeon Graphics")
 MIXED = [FOUR[0], APU]
 FIRST = "GPU-" + "a" * 16
 HIP, ROCR, CUDA = "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"
+AMD = "AMD_VISIBLE_DEVICES"
 
 
 def mended(environment: dict[str, str], fix: str) -> dict[str, str]:
@@ -38,7 +43,9 @@ CASES = [
     # environment, GPUs, what is said, what it does, what remains once it is mended
     ({ROCR: "2,3", HIP: "1"}, FOUR, "are both set", "GPU 3", [3]),
     ({ROCR: "1", HIP: "1"}, FOUR, "are both set", "see no GPU", [1]),
-    ({ROCR: "1", HIP: "1"}, FOUR, "names GPU 1, which is not there", "ROCr leaves 1", [1]),
+    ({ROCR: "1", HIP: "1"}, FOUR, "are both set", "HIP_VISIBLE_DEVICES names GPU 1, which is not there", [1]),
+    ({ROCR: "1", HIP: "0"}, FOUR, "are both set", "HIP counts within the one GPU that it leaves: ", [1]),
+    ({ROCR: "7", HIP: "0"}, FOUR, "are both set", "HIP counts within no GPU that it leaves; ROCR_", [0]),
     ({ROCR: "0", HIP: "0,1"}, FOUR, "are both set", "more entries", [0]),
     ({ROCR: "2,0", CUDA: "1"}, FOUR, "are both set", "GPU 0", [0]),
     ({HIP: ""}, FOUR, "is set and empty", "as all GPUs", [0, 1, 2, 3]),
@@ -68,7 +75,13 @@ CASES = [
     ({HIP: "0X"}, FOUR, "is not a list of indices", "PyTorch counts 1", [0, 1, 2, 3]),
     ({HIP: "radeon"}, FOUR, "is not a list of indices", "see no GPU", [0, 1, 2, 3]),
     ({ROCR: "0,,1"}, FOUR, "is not a list of indices", "an empty entry stops ROCm", [0, 1]),
-    ({"GPU_DEVICE_ORDINAL": "1"}, FOUR, "says something else", "only OpenCL", [0, 1, 2, 3]),
+    ({"GPU_DEVICE_ORDINAL": "1"}, FOUR, "says something else", "and sees GPU 1: ", [0, 1, 2, 3]),
+    ({"GPU_DEVICE_ORDINAL": "x", HIP: "1"}, FOUR, "says something else", "and sees no GPU: ", [1]),
+    ({"GPU_DEVICE_ORDINAL": "1,0", HIP: "0,1"}, FOUR, "says something else", "and sees GPU 1, 0: ", [0, 1]),
+    ({AMD: "2-3"}, FOUR, "hides no GPU from this process", f"--env {AMD}=2,3); here it does nothing", [0, 1]),
+    ({AMD: "none"}, FOUR, "hides no GPU from this process", f"--env {AMD}=none)", []),
+    ({AMD: "0", HIP: "1"}, FOUR, "hides no GPU from this process", "when a container is created", [1]),
+    ({AMD: "0x1,9"}, FOUR, "hides no GPU from this process", "see GPU 0, 1, 2, 3", [0, 1, 2, 3]),
     ({"HSA_OVERRIDE_GFX_VERSION": "gfx1030"}, FOUR, "is not three numbers", "stops ROCm", [0, 1, 2, 3]),
     ({"HSA_OVERRIDE_GFX_VERSION": ""}, FOUR, "is not three numbers", "nothing too", [0, 1, 2, 3]),
     ({"HSA_OVERRIDE_GFX_VERSION": "10.3"}, FOUR, "is not three numbers", "major.minor.step", [0, 1, 2, 3]),
@@ -106,7 +119,10 @@ def test_a_conflict_is_explained_and_its_fix_mends_it(
         ({HIP: "-1", CUDA: "-1"}, FOUR),
         ({CUDA: "1"}, FOUR),
         ({"GPU_DEVICE_ORDINAL": "1", HIP: "1"}, FOUR),
-        ({"AMD_VISIBLE_DEVICES": "0x1,9"}, FOUR),
+        ({"GPU_DEVICE_ORDINAL": "0,1,2,3"}, FOUR),
+        ({AMD: "all"}, FOUR),
+        ({AMD: "0-3"}, FOUR),  # as in a container that was made with the four of them
+        ({AMD: "1", HIP: "3"}, FOUR),
         ({"HSA_OVERRIDE_GFX_VERSION": "11.0.0"}, FOUR),
         ({"HSA_OVERRIDE_GFX_VERSION": "10.3.0", HIP: "1"}, MIXED),  # the other GPU is hidden
         ({"HSA_OVERRIDE_GFX_VERSION_2": "10.3.0"}, MIXED),
@@ -120,6 +136,32 @@ def test_a_conflict_is_explained_and_its_fix_mends_it(
 def test_what_is_no_conflict_is_not_mentioned(environment: dict[str, str], gpus: list[Device]) -> None:
     """Plain masks, masks of absent hardware and overrides that fit are silent."""
     assert visibility.problems(environment, gpus) == []
+
+
+def test_one_cause_is_said_once() -> None:
+    """Both masks set, and one too large for what the other leaves, are one problem with one fix."""
+    assert len(visibility.problems({ROCR: "1", HIP: "1"}, FOUR)) == 1
+    assert len(visibility.problems({ROCR: "9", HIP: "9"}, FOUR)) == 1
+
+
+def test_several_gpus_without_an_id_have_none() -> None:
+    """One has none, two have none."""
+    (one,) = visibility.problems({HIP: "GPU-0000000000000000"}, MIXED)
+    (two,) = visibility.problems({HIP: "GPU-0000000000000000"}, [*MIXED, gpu(2, name="Oland")])
+
+    assert "GPU 1 (Radeon Graphics) has none, so no UUID can name it" in one.why
+    assert "GPU 1 (Radeon Graphics), GPU 2 (Oland) have none, so no UUID can name them" in two.why
+
+
+def test_a_problem_says_by_its_kind_what_it_is_about() -> None:
+    """Masks, overrides, and those overrides with which nothing starts; whatever the words are."""
+    environment = {HIP: "9", "HSA_OVERRIDE_GFX_VERSION": "x", "HSA_OVERRIDE_GFX_VERSION_9": "11.0.0", AMD: "1"}
+
+    kinds = [type(problem) for problem in visibility.problems(environment, FOUR)]
+
+    masks = [conflicts.MaskProblem] * 2
+    assert kinds == [*masks, conflicts.FatalOverride, conflicts.OverrideProblem]
+    assert issubclass(conflicts.FatalOverride, conflicts.OverrideProblem)
 
 
 def test_the_fix_for_two_kinds_names_the_node_that_needs_it() -> None:
@@ -189,6 +231,24 @@ class TestNvidia:
         assert visibility.problems({CUDA: value}, self.TWINS) == []
 
 
+@given(st.permutations(range(4)), st.integers(0, 4))
+def test_amds_toolkit_reads_back_what_is_written_for_it(order: list[int], length: int) -> None:
+    """The GPUs that were meant, in the toolkit's own order."""
+    wanted = [FOUR[number] for number in order[:length]]
+
+    read = visibility.visible({AMD: visibility.container_value(wanted)}, FOUR, "container")
+
+    assert set(read.gpus) == set(wanted)
+    assert read.odd == ()
+
+
+def test_what_the_toolkit_cannot_be_told_is_an_error() -> None:
+    """A GPU of another maker, or one without a place in amd-smi's list."""
+    for device in (gpu(0, backend="cuda", smi_index=0), gpu(0)):
+        with pytest.raises(RocmlabError, match="cannot be named to AMD's container toolkit"):
+            visibility.container_value([device])
+
+
 VALUES = st.one_of(
     st.text(alphabet="0123456789abcdefxXGPU-+, .", max_size=24),
     st.lists(
@@ -198,7 +258,7 @@ VALUES = st.one_of(
 NAMES = st.sampled_from([HIP, ROCR, CUDA, "GPU_DEVICE_ORDINAL"])
 
 
-@given(st.dictionaries(NAMES, VALUES))
+@given(st.dictionaries(st.one_of(NAMES, st.just(AMD)), VALUES))
 @example({ROCR: ""})
 @example({HIP: "-1,0"})
 @example({HIP: "GPU-XX"})

@@ -28,6 +28,7 @@ class QuietLab:
 
     running: bool = False
     prepared: bool = False
+    built: bool = False
     engine_root: str = ""
     full: Exception | None = None
 
@@ -38,6 +39,17 @@ class QuietLab:
     def is_prepared(self) -> bool:
         """As the test says."""
         return self.prepared
+
+    def is_built(self) -> bool:
+        """As the test says."""
+        return self.built
+
+    def disk(self) -> Path:
+        """Where the test says."""
+        return Path(self.engine_root or "/")
+
+    def inside(self) -> None:
+        """Nothing can be asked."""
 
     def check_disk(self) -> None:
         """Raise what the test put there."""

@@ -107,6 +107,10 @@ def test_secure_boot_with_a_module_built_here(tmp_path: Path) -> None:
     variable.write_bytes(b"\x06\x00\x00\x00\x00")
     silent(look(), "kernel.secureboot")
 
+    fault = {str(variable.relative_to(root)): "EIO"}
+    (root / "rocmlab-faults.json").write_text(json.dumps(fault))
+    assert [one.status for one in checks.BY_ID["kernel.secureboot"].run(look())] == ["unknown"]
+
 
 @pytest.mark.parametrize(("gpus", "status"), [(TWO[:1], BLOCKS), (TWO, WARNS)])
 def test_vfio(tmp_path: Path, gpus: tuple[Gpu, ...], status: str) -> None:

@@ -8,8 +8,10 @@ import pytest
 from situations import ENGINE, Looker, fires, put, silent, skipped
 
 from rocmlab.doctor.model import BLOCKS, WARNS
+from rocmlab.doctor.situation import Situation
 from rocmlab.errors import Problem
 from rocmlab.stack import engine as engines
+from rocmlab.stack import settings as configuration
 
 
 @pytest.mark.parametrize(
@@ -70,6 +72,37 @@ def test_compose_must_be_new_enough(look: Looker, version: str, is_new: bool) ->
     silent(look(), "engine.answers")
 
 
+@pytest.mark.parametrize("is_compose", [True, False])
+def test_whose_trouble_it_is_does_not_hang_on_its_words(look: Looker, is_compose: bool) -> None:
+    """The engine's probe says what its problem is about."""
+    kind = engines.ComposeProblem if is_compose else Problem
+    problem = kind("the composed words of nobody", "said", "fix")
+    look.engine = dataclasses.replace(ENGINE, is_usable=False, problem=problem)
+
+    if is_compose:
+        fires(look(), "compose.version", BLOCKS)
+        silent(look(), "engine.answers")
+    else:
+        fires(look(), "engine.answers", BLOCKS)
+        assert "does not answer" in skipped(look(), "compose.version")
+
+
+@pytest.mark.parametrize(
+    ("asked", "status"), [("auto", WARNS), ("docker", BLOCKS), ("native", None), ("podman", None), (None, WARNS)]
+)
+def test_without_a_plan_the_engine_that_was_asked_for_counts(look: Looker, asked: str | None, status: str) -> None:
+    """`auto` can go on without Docker, and the plan says if it cannot."""
+    problem = engines._compose_problem(1, "")
+    engine = dataclasses.replace(ENGINE, is_usable=False, problem=problem)
+    settings = configuration.load(look.folder, {"RUNTIME": asked}) if asked else None
+    situation = Situation(look.root, environment={}, given_engine=engine, asked=settings)
+
+    if status:
+        fires(situation, "compose.version", status)
+    else:
+        assert skipped(situation, "compose.version") == "the lab runs without Docker"
+
+
 def test_without_an_engine_nothing_about_engines_applies(look: Looker) -> None:
     """A native lab needs none."""
     look.engine = engines.Engine(is_usable=False)
@@ -85,7 +118,10 @@ def test_selinux_denies_until_the_boolean_is_set(look: Looker) -> None:
     silent(look(), "selinux")
     look.engine = dataclasses.replace(ENGINE, security=("name=selinux",))
 
-    assert "setsebool -P container_use_devices=true" in fires(look(), "selinux", WARNS).problem.fix
+    fix = fires(look(), "selinux", WARNS).problem.fix
+    assert "setsebool -P container_use_devices=true" in fix
+    assert "chcon -Rt container_file_t" in fix  # the notebooks folder has no label for containers
+    assert "security_opt: [label=disable]" in fix
 
     boolean.write_text("1 1")
     silent(look(), "selinux")

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 from hosts import Gpu
-from situations import Looker, host, report
+from situations import Looker, fires, host, report, silent
 
 from rocmlab import doctor
 from rocmlab.doctor import checks, examine
 from rocmlab.doctor.model import BLOCKS, NOT_APPLICABLE, OK, UNKNOWN, WARNS, Check, Finding, Verdict, from_dict
+from rocmlab.doctor.situation import Situation
 from rocmlab.errors import Problem, RocmlabError
 
 PROBLEM = Problem("what", "why", "fix")
@@ -66,6 +67,17 @@ def test_an_unknown_id_is_a_usage_error() -> None:
         doctor.Wanted(only=("dev.prem",)).checks()
 
     assert "--list" in caught.value.problem.fix
+
+
+def test_what_make_up_would_refuse_comes_before_the_engine(look: Looker) -> None:
+    """And is asked by `--quick`, too; without a plan it is all that can be said of the project."""
+    ids = [check.id for check in doctor.Wanted(quick=True).checks()]
+    order = [check.id for check in checks.ALL]
+    assert "lab.plan" in ids
+    assert order.index("lab.plan") < order.index("engine.answers")
+
+    fires(Situation(look.root, plan_problem=PROBLEM), "lab.plan", BLOCKS)
+    silent(look(), "lab.plan")
 
 
 def test_ids_are_unique_and_well_formed() -> None:
@@ -125,14 +137,14 @@ class TestBeforeUp:
         assert caught.value.exit_code == 2
 
     def test_several_are_counted(self, planned: Looker) -> None:
-        """The first one is shown, the rest (two masks, each pointing past what the other leaves) is doctor's."""
+        """The first one is shown, the rest (two masks, one pointing past what the other leaves) is doctor's."""
         (planned.root / "dev/dri/renderD129").chmod(0)
         planned.env_file(HIP_VISIBLE_DEVICES="1", ROCR_VISIBLE_DEVICES="1")
 
         with pytest.raises(RocmlabError) as caught:
             doctor.refuse(doctor.blocking(planned.project(), {}))
 
-        assert "make doctor (and 2 more)" in caught.value.problem.fix
+        assert "make doctor (and 1 more)" in caught.value.problem.fix
 
     def test_warnings_stop_nothing(self, planned: Looker) -> None:
         """They are doctor's to tell."""

@@ -271,12 +271,3 @@ def test_the_operation_itself(tmp_path: Path, error: int, kind: str, on_gpu: boo
 
     assert (found.kind, found.on_gpu) == (kind, on_gpu)
     assert ("1 of 9216 numbers are wrong: [5, 7]" in found.said) is bool(error)
-
-
-def test_the_operation_on_the_real_frameworks_of_this_machine() -> None:
-    """PyTorch's own multiplication, where this Python has it."""
-    pytest.importorskip("torch", reason="PyTorch is not installed here; the container tests run it in the image")
-
-    found = operation.run("torch", operation.Interpreter(sys.executable), None, {}, 120)
-
-    assert found.is_right, found

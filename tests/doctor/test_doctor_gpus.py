@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from hosts import Gpu
 from situations import TWO, Looker, fires, host, pci, put, silent, skipped
 
+from rocmlab.devices.rocm import Rocm, UnreadableNodes
+from rocmlab.devices.simulated import write_host
+from rocmlab.doctor.checks import gpus as gpus_checks
 from rocmlab.doctor.model import BLOCKS, WARNS
+from rocmlab.errors import Problem
 
 NAVI23 = Gpu(2, 0x0600, 129, gfx_target_version=100302)
 POLARIS = Gpu(3, 0x0900, 130, gfx_target_version=80003)
@@ -126,6 +131,62 @@ def test_a_damaged_description(tmp_path: Path) -> None:
 
     assert "KFD node 1" in fires(at(tmp_path / "a", broken)(), "gpu.description", WARNS).problem.what
     silent(at(tmp_path / "b", TWO[0])(), "gpu.description")
+
+
+@pytest.mark.parametrize("words", ["node 3 of the KFD topology cannot be read", "in other words"])
+def test_nodes_that_a_container_may_not_read_are_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    """They belong to GPUs that it was not given; on the host they are, and so is every other damage."""
+    problems = [UnreadableNodes(words, "why", "fix")]
+    found = Rocm().discover(host(tmp_path / "host"), as_root=True)
+    monkeypatch.setattr(Rocm, "examine", lambda *_, **__: (found, problems))
+    inside = Looker(tmp_path / "host", tmp_path / "project", side="container")
+    on_host = Looker(tmp_path / "host", tmp_path / "project")
+
+    silent(inside(), "gpu.description")
+    assert fires(on_host(), "gpu.description", WARNS).problem.what == words
+    problems.append(Problem("KFD node 4 cannot be read as a GPU", "why", "fix"))
+    fires(inside(), "gpu.description", WARNS)
+
+
+def test_nodes_without_properties_are_the_kind_that_is_passed_over(tmp_path: Path) -> None:
+    """What discovery says of a node that it cannot read is of that kind, whatever its words are."""
+    root = host(tmp_path / "host")
+    put(root, "sys/class/kfd/kfd/topology/nodes/7/properties", "")
+
+    assert [type(problem) for problem in Rocm().examine(root, as_root=True)[1]] == [UnreadableNodes]
+
+
+def test_an_override_for_one_partition_is_not_for_the_others(tmp_path: Path) -> None:
+    """Partitions share their PCI address; each has a node of its own."""
+    root = write_host(tmp_path / "cpx", gpus=1, profile="instinct", partition="cpx")
+    look = Looker(root, tmp_path / "project")
+    look.env_file(HSA_OVERRIDE_GFX_VERSION_3="9.4.2")
+
+    overridden = [gpus_checks._is_overridden(look(), gpu) for gpu in look().passed]
+
+    assert len(overridden) == 8
+    assert sum(overridden) == 1
+
+
+def test_cards_are_read_as_discovery_reads_them(look: Looker) -> None:
+    """Also one whose files are gone but for `uevent`; another vendor's card is none."""
+    card = look.root / "sys/bus/pci/devices/0000:03:00.0"
+    for name in ("vendor", "device", "class"):
+        (card / name).unlink()
+    pci(look.root, "0000:0a:00.0", "nvidia", vendor="0x10de")
+    pci(look.root, "0000:09:00.0", None, power_state="D3cold")
+
+    found = look().pci_gpus
+
+    assert [(gpu.address, gpu.driver) for gpu in found] == [
+        ("0000:03:00.0", "amdgpu"),
+        ("0000:06:00.0", "amdgpu"),
+        ("0000:09:00.0", None),
+    ]
+    assert str(found[0]) == "0000:03:00.0 1002:744c driver amdgpu"
+    assert found[2].power_state == "D3cold"
 
 
 def test_what_no_gpu_tells_is_no_finding(look: Looker) -> None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
-from situations import Looker, fires, report, silent, skipped
+import pytest
+from situations import Looker, QuietLab, fires, report, silent, skipped
 
 from rocmlab.devices.rocm import Rocm
+from rocmlab.devices.simulated import write_host
 from rocmlab.doctor import inside as asking
 from rocmlab.doctor.model import BLOCKS, WARNS
+from rocmlab.stack.docker import DockerLab
+from rocmlab.stack.environment import Environment
+from rocmlab.stack.native import NativeLab
 from rocmlab.stack.project import Project
 
 
@@ -34,6 +41,60 @@ def test_a_gpu_that_is_missing_inside(look: Looker) -> None:
 
     look.options = {"lab_report": report(devices=seen(look))}
     silent(look(), "lab.devices")
+
+
+@pytest.fixture
+def partitions(tmp_path: Path) -> Looker:
+    """Look at a host with one GPU in eight partitions, which share its PCI address."""
+    root = write_host(tmp_path / "cpx", gpus=1, profile="instinct", partition="cpx")
+    return Looker(root, tmp_path / "project")
+
+
+def test_each_partition_is_looked_for_by_itself(partitions: Looker) -> None:
+    """One of eight that is missing is named, whichever it is; with all of them it is silent."""
+    there = seen(partitions)
+    assert len(there) == 8
+    assert len({one["pci_address"] for one in there}) == 1
+
+    for lacking in (0, 3, 7):
+        devices = [
+            {**one, "is_usable": False, "why_not": "not here"} if n == lacking else one for n, one in enumerate(there)
+        ]
+        partitions.options = {"lab_report": report(devices=devices)}
+        found = fires(partitions(), "lab.devices", WARNS)
+        assert f"partition {there[lacking]['partition']} of the GPU at {there[0]['pci_address']}" in found.problem.what
+
+    partitions.options = {"lab_report": report(devices=there)}
+    silent(partitions(), "lab.devices")
+
+
+def test_a_lab_with_one_partition_of_eight_has_what_was_chosen(partitions: Looker) -> None:
+    """It cannot tell which partition it has, for it sees one alone; the node of the topology tells."""
+    chosen = seen(partitions)[5]
+    partitions.chosen = {"GPUS": str(chosen["index"])}
+    alone = {**chosen, "index": 0, "partition": 0}
+    partitions.options = {"lab_report": report(devices=[alone])}
+    silent(partitions(), "lab.devices")
+
+    other = {**alone, "kfd_node": chosen["kfd_node"] + 1}
+    partitions.options = {"lab_report": report(devices=[other])}
+    fires(partitions(), "lab.devices", WARNS)
+
+
+def test_the_mend_is_for_what_keeps_the_gpu_out(look: Looker) -> None:
+    """A node that was not passed needs a new container, one that is closed its rights, a mask none of both."""
+    nodes = [{"path": path} for path in ("/dev/kfd", "/dev/dri/renderD128", "/dev/dri/renderD129")]
+
+    def fix(index: int | None, nodes: list[dict[str, str]]) -> str:
+        devices = seen(look, bus6="in words that nobody reads")
+        devices[1]["index"] = index
+        look.options = {"lab_report": report(devices=devices, nodes=nodes)}
+        return fires(look(), "lab.devices", WARNS).problem.fix
+
+    assert "make down && make up" in fix(None, nodes[:2])
+    assert "see dev.perm" in fix(None, nodes)
+    assert "make down && make up" in fix(None, nodes[1:])
+    assert "take the mask out of .env" in fix(1, nodes)
 
 
 def test_a_gpu_that_was_not_chosen_is_not_missed(look: Looker) -> None:
@@ -81,14 +142,14 @@ def test_a_lab_that_cannot_be_asked(look: Looker) -> None:
     assert "`make up` starts it" in skipped(look(), "lab.answers")
 
 
-class FakeContainer:
-    """A lab whose engine is a program of the test."""
+class FakeContainer(DockerLab):
+    """Docker's lab, with a program of the test for an engine."""
 
     def __init__(self, program: str) -> None:
         self.program = program
         self.environment = {"PATH": "/usr/bin:/bin"}
 
-    def container(self) -> str:
+    def container(self, *, running_only: bool = True) -> str:
         """One runs."""
         return "c0ffee"
 
@@ -99,7 +160,7 @@ def asked(tmp_path, answer: str, code: int = 0) -> Any:
     (tmp_path / "answer").write_text(answer)
     program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/words\ncat {tmp_path}/answer\nexit {code}\n')
     program.chmod(0o755)
-    project = Project(None, None, {}, FakeContainer(str(program)))  # type: ignore[arg-type]
+    project = Project(None, None, {}, FakeContainer(str(program)))
     return asking.ask(project, ["--no-frameworks"], 10)
 
 
@@ -110,6 +171,39 @@ def test_the_lab_is_asked_as_its_own_user(tmp_path) -> None:
     assert found == {"findings": [], "uid": 1000}
     words = (tmp_path / "words").read_text().strip()
     assert words == "exec c0ffee start.sh rocmlab doctor --json --side container --no-frameworks"
+
+
+def test_a_native_lab_is_asked_by_its_own_python(look: Looker) -> None:
+    """With the server's environment; before `.venv` is there, nothing can be asked."""
+    settings = look.project().settings
+    values = {"PORT": "0", "JUPYTER_TOKEN": "t", "SHARE": "./share", "ROCMLAB_BACKEND": "cpu"}
+    environment = Environment(
+        settings.project, backend="cpu", python=sys.executable, torch_index="", tensorflow_index=""
+    )
+    lab = NativeLab(settings, values, environment)
+    project = Project(settings, look.project().choice, values, lab)
+    assert (lab.is_built(), lab.inside(), asking.ask(project, [], 10)) == (False, None, None)
+
+    interpreter = lab.venv.interpreter
+    interpreter.parent.mkdir(parents=True)
+    interpreter.write_text('#!/bin/sh\necho "{\\"findings\\": [], \\"said\\": \\"$ROCMLAB_RUNTIME $*\\"}"\n')
+    interpreter.chmod(0o755)
+
+    assert lab.is_built()
+    assert asking.ask(project, ["--quick"], 10) == {
+        "findings": [],
+        "said": "native -m rocmlab doctor --json --side container --quick",
+    }
+    assert lab.disk() == settings.project
+
+
+def test_what_starts_is_said_by_what_is_built(look: Looker) -> None:
+    """A lab that nobody has built takes longer."""
+    assert skipped(look(), "lab.devices") == "no lab runs"
+    look.lab = QuietLab(built=True)
+    assert "none is built" not in skipped(look(), "lab.answers")
+    look.lab = QuietLab(prepared=True)
+    assert "none is built" in skipped(look(), "lab.answers")
 
 
 def test_a_lab_from_before_doctor(tmp_path) -> None:

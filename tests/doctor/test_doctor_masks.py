@@ -88,6 +88,56 @@ def test_an_override_for_another_generation(tmp_path: Path) -> None:
     silent(look(), "env.override")
 
 
+def test_masks_and_overrides_are_read_together(tmp_path: Path) -> None:
+    """An override for the one GPU that is not hidden breaks no other; without the mask it does."""
+    gpus = (Gpu(1, 0x0300, 128, gfx_target_version=110002), Gpu(2, 0x0600, 129, gfx_target_version=100302))
+    look = Looker(host(tmp_path / "host", *gpus), tmp_path / "project", side="container")
+    look.environment = {"HSA_OVERRIDE_GFX_VERSION": "11.0.0", "HIP_VISIBLE_DEVICES": "0"}
+    silent(look(), "env.override")
+    silent(look(), "env.conflict")
+
+    del look.environment["HIP_VISIBLE_DEVICES"]
+    assert "different kinds" in fires(look(), "env.override", WARNS).problem.what
+    silent(look(), "env.conflict")
+
+    look.side = "host"  # where `.env` has both
+    look.env_file(HSA_OVERRIDE_GFX_VERSION="11.0.0", HIP_VISIBLE_DEVICES="0")
+    silent(look(), "env.override")
+    look.env_file(HSA_OVERRIDE_GFX_VERSION="11.0.0", HIP_VISIBLE_DEVICES="1")
+    assert "another generation than gfx1032" in fires(look(), "env.override", BLOCKS).problem.what
+
+
+@pytest.mark.parametrize("node", ["x", "-1", "7", "1.0"])
+def test_an_override_for_a_node_that_is_none(inside: Looker, node: str) -> None:
+    """Whatever stands behind the underscore."""
+    inside.environment = {f"HSA_OVERRIDE_GFX_VERSION_{node}": "11.0.0"}
+
+    assert "names no GPU" in fires(inside(), "env.override", WARNS).problem.what
+
+
+def test_each_check_says_its_own_problems(inside: Looker) -> None:
+    """A bad mask is no bad override, and the other way round."""
+    inside.environment = {"HIP_VISIBLE_DEVICES": "0, 1"}
+    silent(inside(), "env.override")
+    fires(inside(), "env.conflict", WARNS)
+
+    inside.environment = {"HSA_OVERRIDE_GFX_VERSION": "x"}
+    silent(inside(), "env.conflict")
+    fires(inside(), "env.override", BLOCKS)
+
+
+def test_the_container_toolkits_variable_hides_nothing_here(inside: Looker) -> None:
+    """It is a warning, and taking it out is the mend."""
+    inside.environment = {"AMD_VISIBLE_DEVICES": "0"}
+
+    found = fires(inside(), "env.conflict", WARNS)
+    assert "only AMD's container toolkit reads it" in found.problem.why
+    assert "/^(AMD_VISIBLE_DEVICES|HIP_VISIBLE_DEVICES)=/d" in found.problem.fix
+
+    inside.environment = {}
+    silent(inside(), "env.conflict")
+
+
 def test_an_override_for_no_gpu_of_the_lab(inside: Looker) -> None:
     """10.3.0 on an RX 7900 stops it; without the line it is silent."""
     inside.environment = {"HSA_OVERRIDE_GFX_VERSION": "10.3.0"}

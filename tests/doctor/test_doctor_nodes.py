@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from situations import TWO, Looker, fires, host, report, silent, skipped
 
-from rocmlab.devices.nodes import Opening
 from rocmlab.doctor import checks
 from rocmlab.doctor.model import BLOCKS, WARNS
 from rocmlab.doctor.situation import Node, Situation
@@ -70,9 +69,9 @@ def given(situation: Situation, *nodes: Node) -> Situation:
     return situation
 
 
-def node(path: str, gid: int, mode: int = 0o660, *, accessible: bool = True) -> Node:
-    """A real device node, as `stat` shows it."""
-    return Node(path, gid, mode, 226, int(path[-3:]) if path[-1].isdigit() else 0, accessible, True)
+def node(path: str, gid: int, mode: int = 0o660, *, error: str | None = None) -> Node:
+    """A real device node, as `stat` shows it, and with which error opening it would fail."""
+    return Node(path, gid, mode, 226, int(path[-3:]) if path[-1].isdigit() else 0, error)
 
 
 def test_this_user_is_told_which_group_to_join(look: Looker) -> None:
@@ -82,7 +81,7 @@ def test_this_user_is_told_which_group_to_join(look: Looker) -> None:
     (look.root / "etc/group").write_text("root:x:0:\nrender:x:992:\n")
 
     def closed(gid: int) -> Situation:
-        return given(look(), node("/dev/kfd", gid, accessible=False), node("/dev/dri/renderD128", gid))
+        return given(look(), node("/dev/kfd", gid, error="EACCES"), node("/dev/dri/renderD128", gid))
 
     assert "sudo usermod -aG render $USER" in fires(closed(992), "dev.perm", BLOCKS).problem.fix
     assert "sudo groupadd -g 107 render" in fires(closed(107), "dev.perm", BLOCKS).problem.fix
@@ -91,7 +90,7 @@ def test_this_user_is_told_which_group_to_join(look: Looker) -> None:
 
 def test_the_container_needs_modes_and_not_this_users_groups(look: Looker) -> None:
     """The entry point joins the nodes' groups; it cannot help a mode that shuts the group out."""
-    silent(given(look(), node("/dev/kfd", 992, accessible=False)), "dev.perm")
+    silent(given(look(), node("/dev/kfd", 992, error="EACCES")), "dev.perm")
 
     found = fires(given(look(), node("/dev/kfd", 992, 0o600), node("/dev/dri/renderD128", 992)), "dev.perm", BLOCKS)
 
@@ -102,44 +101,46 @@ def test_a_rootless_engine_needs_this_users_groups(look: Looker) -> None:
     """`keep-groups` passes on what the user has, and no more."""
     look.runtime, look.rootless = "podman", True
 
-    fires(given(look(), node("/dev/kfd", 992, accessible=False)), "dev.perm", BLOCKS)
+    fires(given(look(), node("/dev/kfd", 992, error="EACCES")), "dev.perm", BLOCKS)
     silent(given(look(), node("/dev/kfd", 992)), "dev.perm")
 
 
 @pytest.mark.parametrize(
-    ("error", "verdict", "status", "what"),
-    [
-        ("EPERM", "skipped", BLOCKS, "denied by the container's device cgroup"),
-        ("EACCES", "fatal", BLOCKS, "cannot be opened by uid 1000"),
-        ("EIO", "fatal", BLOCKS, "cannot be opened by uid 1000"),
-    ],
+    ("error", "what"),
+    [("EPERM", "denied by the container's device cgroup"), ("EACCES", "cannot be opened by uid 1000")],
 )
-def test_a_refusal_that_shows_only_at_opening(
-    inside: Looker, monkeypatch: pytest.MonkeyPatch, error: str, verdict: str, status: str, what: str
-) -> None:
-    """Inside a container each render node is opened once; where it opens, all is well."""
-    monkeypatch.setattr("rocmlab.doctor.situation.is_simulated", lambda _: False)
-    nodes = node("/dev/kfd", 992), node("/dev/dri/renderD128", 992)
-    answer = Opening("/dev/dri/renderD128", verdict, error, "as a test says")
-    monkeypatch.setattr("rocmlab.doctor.checks.nodes.open_node", lambda path, root: answer)
+def test_a_refused_node_stops_the_only_gpu(inside: Looker, error: str, what: str) -> None:
+    """The cgroup's refusal and the mode's have different causes."""
+    kfd = node("/dev/kfd", 992)
 
-    assert what in fires(given(inside(uid=1000), *nodes), "dev.perm", status).problem.what
+    found = fires(given(inside(uid=1000), kfd, node("/dev/dri/renderD128", 992, error=error)), "dev.perm", BLOCKS)
+    assert what in found.problem.what
+    assert f"/dev/dri/renderD128 group 992 mode 0660: {error}" in found.evidence
 
-    answer = Opening("/dev/dri/renderD128", "usable", None, "it opens")
-    silent(given(inside(uid=1000), *nodes), "dev.perm")
+    silent(given(inside(uid=1000), kfd, node("/dev/dri/renderD128", 992)), "dev.perm")
 
 
-def test_one_denied_node_of_two_is_a_warning(inside: Looker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other GPU computes."""
-    monkeypatch.setattr("rocmlab.doctor.situation.is_simulated", lambda _: False)
-    error = {"/dev/dri/renderD128": None, "/dev/dri/renderD129": "EPERM"}
+def test_one_denied_node_of_two_is_a_warning(inside: Looker) -> None:
+    """The other GPU computes; without /dev/kfd none does."""
+    first, second = node("/dev/dri/renderD128", 992), node("/dev/dri/renderD129", 992, error="EPERM")
+
+    found = fires(given(inside(), node("/dev/kfd", 992), first, second), "dev.perm", WARNS)
+    assert "renderD129 is denied" in found.problem.what
+    fires(given(inside(), node("/dev/kfd", 992, error="EPERM"), first, second), "dev.perm", BLOCKS)
+
+
+def test_no_node_is_opened_that_may_be_opened(inside: Looker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening would wake a sleeping GPU; that it may be opened is known by asking."""
+    opened: list[str] = []
+    really = os.open
+    monkeypatch.setattr("rocmlab.devices.roots.is_simulated", lambda _: False)
     monkeypatch.setattr(
-        "rocmlab.doctor.checks.nodes.open_node",
-        lambda path, root: Opening(path, "skipped" if error[path] else "usable", error[path], ""),
+        os, "open", lambda path, *more, **named: opened.append(str(path)) or really(path, *more, **named)
     )
-    nodes = node("/dev/kfd", 992), node("/dev/dri/renderD128", 992), node("/dev/dri/renderD129", 992)
 
-    assert "renderD129 is denied" in fires(given(inside(), *nodes), "dev.perm", WARNS).problem.what
+    silent(inside(uid=1000), "dev.perm")
+
+    assert [path for path in opened if "/dev/" in path] == []
 
 
 def test_groups_are_compared_by_number(inside: Looker) -> None:

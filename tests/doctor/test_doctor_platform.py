@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from hosts import Gpu
 from situations import Looker, fires, host, put, silent, skipped
@@ -51,7 +54,31 @@ def test_inside_the_labs_own_rocm_counts(inside: Looker) -> None:
     silent(inside(), "userspace.driver")
 
 
-@pytest.mark.parametrize("kernel", ["5.14.0-503.11.1.el9_5.x86_64", "99.1", "strange", ""])
+@pytest.mark.parametrize("kernel", ["6.19.3-arch1-1", "7.0.0-14-generic", "7.1.2", "7.2.6", "7.3.0-rc2", "99.1.0"])
+def test_kernels_of_today_are_known(look: Looker, kernel: str) -> None:
+    """One above the end of the table is at least as new as the last one in it."""
+    put(look.root, "proc/sys/kernel/osrelease", kernel)
+
+    found = silent(look(), "userspace.driver")
+    assert found.evidence[-1].startswith("driver of 2026-")
+    assert ("2026-08 or later" in found.evidence[-1]) is (kernel in ("7.3.0-rc2", "99.1.0"))
+
+    look.values = {"BASE_IMAGE": "rocm/tensorflow:rocm6.0-tf2.14-dev"}
+    found = fires(look(), "userspace.driver", WARNS)
+    assert ("is at least 32 months older" in found.problem.what) is (kernel in ("7.3.0-rc2", "99.1.0"))
+
+
+def test_rocm_above_the_end_of_the_table(look: Looker) -> None:
+    """It is not accused of being old, and an old driver is all the same."""
+    look.values = {"BASE_IMAGE": "rocm/tensorflow:rocm12.0-tf2.30-dev"}
+    put(look.root, "proc/sys/kernel/osrelease", "7.2.0")
+    silent(look(), "userspace.driver")
+
+    put(look.root, "proc/sys/kernel/osrelease", "6.8.0-60-generic")
+    assert "is at least 31 months older than the lab's ROCm 12.0" in fires(look(), "userspace.driver").problem.what
+
+
+@pytest.mark.parametrize("kernel", ["5.14.0-503.11.1.el9_5.x86_64", "5.13.0", "strange", ""])
 def test_what_the_tables_do_not_know_is_unknown(look: Looker, kernel: str) -> None:
     """Red Hat's kernels carry newer drivers than their number tells; no guess is made."""
     put(look.root, "proc/sys/kernel/osrelease", kernel)
@@ -61,8 +88,20 @@ def test_what_the_tables_do_not_know_is_unknown(look: Looker, kernel: str) -> No
 
 def test_releases_are_in_order() -> None:
     """A typing error in a table would accuse the wrong machine."""
-    for table in (releases.ROCM, releases.KERNEL):
+    for kind in ("rocm", "kernel"):
+        table = releases.table(kind)
+        assert len(table) > 15
         assert list(table.values()) == sorted(table.values())
+        assert all(2019 <= month.year <= 2030 and 1 <= month.month <= 12 for month in table.values())
+
+
+def test_the_table_says_where_it_is_from() -> None:
+    """Source and date of the last check, as every data file."""
+    text = Path(releases.__file__).with_suffix(".csv").read_text(encoding="utf-8")
+
+    assert "# source: rocm: " in text
+    assert "# source: kernel: " in text
+    assert re.search(r"^# checked: 20\d\d-\d\d-\d\d", text, re.MULTILINE)
 
 
 GIB = 2**30

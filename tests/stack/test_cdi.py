@@ -14,6 +14,8 @@ from hosts import Gpu, give, make_host
 from rocmlab.cli.main import main
 from rocmlab.devices import cdi
 from rocmlab.devices.rocm import Rocm
+from rocmlab.devices.simulated import write_host
+from rocmlab.errors import Problem
 
 GPUS = (Gpu(1, 0x8300, 129), Gpu(2, 0x0300, 128, unique_id=7), Gpu(3, 0x0600, 130, unique_id=8, domain=1))
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="giving a file to another group needs root (.ci/run has it)")
@@ -86,6 +88,27 @@ class TestSpecification:
         assert cdi.oldest_version(without) == "0.5.0"
         without["devices"] = [entry for entry in without["devices"] if entry["name"] == "all"]
         assert cdi.oldest_version(without) == "0.3.0"
+
+    def test_a_card_in_partitions_is_named_as_one(self, tmp_path: Path) -> None:
+        """Its address means the whole card; each partition has its number behind, the first one too."""
+        root = write_host(tmp_path / "host", gpus=2, profile="instinct", partition="cpx")
+        devices = Rocm().discover(root, as_root=True)
+        address = min(str(device.pci_address) for device in devices)
+
+        found = cdi.specification(devices, root)
+
+        edits = {entry["name"]: entry["containerEdits"] for entry in found["devices"]}
+        parts = [f"{address}-{number}" for number in range(8)]
+        renders = {
+            name: {node["path"] for node in edits[name]["deviceNodes"] if "render" in node["path"]}
+            for name in (address, *parts)
+        }
+        assert [len(renders[part]) for part in parts] == [1] * 8
+        assert renders[address] == set().union(*(renders[part] for part in parts))
+        assert len(renders[address]) == 8
+        assert cdi.problems(found) == []
+        first = next(device for device in devices if device.pci_address == address and device.partition == 0)
+        assert cdi.name_of(first, devices) == f"{address}-0"
 
     def test_it_is_valid(self, specification: dict[str, Any]) -> None:
         """By our own rules, which are the public schema's."""
@@ -166,6 +189,29 @@ class TestCommand:
         assert main(["cdi", "--check", str(path)]) == 1
 
         assert "0001:06:00.0 is no GPU of this host" in capsys.readouterr().err
+
+    def test_a_folder_of_roots_needs_sudo(
+        self, host: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """The fix is the very command again, and not about space on the disk."""
+        monkeypatch.setenv("ROCMLAB_ROOT", str(host))
+        path = tmp_path / "amd.json"
+
+        def refuse(**_: object) -> None:
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr("rocmlab.stack.envfile.tempfile.mkstemp", refuse)
+
+        assert main(["cdi", "--output", str(path), "--no-group-ids"]) == 2
+        assert f"fix: sudo scripts/rocmlab cdi --output {path} --no-group-ids" in capsys.readouterr().err
+
+    def test_a_huge_file_is_not_read_whole(self, tmp_path: Path) -> None:
+        """A terabyte, of which no block is on the disk."""
+        path = tmp_path / "amd.json"
+        with open(path, "wb") as file:
+            file.truncate(1 << 40)
+
+        assert isinstance(cdi.read(path), Problem)
 
     @pytest.mark.parametrize("text", [b"", b"{", b"\xff\xfe", b"[" * 100000, b'{"cdiVersion": "0.6.0"}'])
     def test_a_broken_file_is_a_sentence(

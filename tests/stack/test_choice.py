@@ -48,6 +48,11 @@ class TestAuto:
             (Host(RUNNING, podman=ROOTFUL), ("cpu", "docker")),
             (Host(ABSENT, podman=ROOTFUL), ("cpu", "podman")),
             (Host(DOWN, has_amd=True, podman=PERSONAL), ("rocm", "podman")),
+            (Host(ROOTLESS, podman=PERSONAL), ("cpu", "podman")),
+            (Host(Engine(True, is_remote=True), has_amd=True, podman=PERSONAL), ("rocm", "podman")),
+            (Host(DESKTOP, has_amd=True, podman=PERSONAL), ("rocm", "podman")),
+            (Host(SNAP, has_amd=True, podman=ROOTFUL), ("rocm", "podman")),
+            (Host(SNAP, podman=ROOTFUL), ("cpu", "docker")),
             (Host(RUNNING, has_wsl_gpu=True), ("rocm", "docker")),
             (Host(RUNNING, has_amd=True, simulated="/sim"), ("cpu", "docker")),
         ],
@@ -57,6 +62,26 @@ class TestAuto:
         choice = choose(host)
 
         assert expected == (choice.backend, choice.runtime)
+
+    def test_why_it_is_not_docker_is_said(self) -> None:
+        """In the one line that `make up` prints first."""
+        assert "because the snap package of Docker" in choose(Host(SNAP, has_amd=True, podman=ROOTFUL)).why
+        assert "because" not in choose(Host(ABSENT, has_amd=True, podman=ROOTFUL)).why
+
+    @pytest.mark.parametrize(
+        ("host", "what"),
+        [
+            (Host(DOWN, podman=PERSONAL), "does not answer"),
+            (Host(SNAP, has_amd=True, podman=PERSONAL), "snap package"),
+        ],
+    )
+    def test_a_lab_of_dockers_does_not_move_by_itself(self, host: Host, what: str) -> None:
+        """Docker is only down: the share is in its volume, and the lab would seem empty under Podman."""
+        with pytest.raises(RocmlabError, match=what):
+            choose(host, before="docker")
+
+        assert choose(host).runtime == choose(host, before="podman").runtime == "podman"
+        assert choose(host, runtime="podman", before="docker").runtime == "podman"
 
     def test_what_is_special_is_remembered(self) -> None:
         """WSL2, a simulated host and a rootless engine each change what the lab is given, and the line says so."""
@@ -93,6 +118,7 @@ class TestNeverSilent:
             (Host(DOWN), "auto", "docker", "does not answer"),
             (Host(DESKTOP, has_amd=True), "auto", "auto", "Docker Desktop cannot pass"),
             (Host(SNAP, has_amd=True), "auto", "auto", "snap package"),
+            (Host(SNAP, has_amd=True, podman=WITHOUT_CRUN), "auto", "auto", "snap package"),
             (Host(ROOTLESS), "auto", "auto", "rootless Docker engine"),
             (Host(Engine(True, is_remote=True), has_amd=True), "auto", "auto", "another machine"),
             (Host(RUNNING, has_nvidia=True), "auto", "auto", "cannot be passed"),

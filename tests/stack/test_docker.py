@@ -115,8 +115,8 @@ class TestGpuOverlay:
         """The list replaces the base file's and holds /dev/kfd once."""
         from hosts import device as gpu
 
-        text = gpus.gpu_overlay(
-            "rocm", [gpu(0, render_node="/dev/dri/renderD128"), gpu(2, render_node="/dev/dri/renderD130")]
+        text = gpus.overlay(
+            gpus.exactly("rocm", [gpu(0, render_node="/dev/dri/renderD128"), gpu(2, render_node="/dev/dri/renderD130")])
         )
 
         assert text.count("/dev/kfd") == 1
@@ -128,7 +128,7 @@ class TestGpuOverlay:
 
     def test_no_gpu_keeps_the_nodes_and_hides_the_devices(self) -> None:
         """A lab for AMD GPUs refuses to start without /dev/kfd, so GPUS=none is a matter of masks."""
-        text = gpus.gpu_overlay("rocm", [])
+        text = gpus.overlay(gpus.exactly("rocm", []))
 
         assert "devices" not in text
         assert 'HIP_VISIBLE_DEVICES: "-1"' in text

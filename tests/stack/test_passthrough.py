@@ -68,16 +68,29 @@ class TestCdi:
         root = make_host(tmp_path / "host", *TWO)
         chosen = settings.load(tmp_path, {"GPUS": "0", "GPU_PASSTHROUGH": "cdi"})
 
-        text = gpus.overlay(chosen, ROCM, [], root)
+        text = gpus.overlay(gpus.passed(chosen, ROCM, [], root))
 
         assert 'device_ids: ["amd.com/gpu=0000:83:00.0"]' in text
         assert "devices: !reset []" in text
+
+    def test_yaml_is_left_to_the_engine(self, tmp_path: Path) -> None:
+        """AMD's toolkit may have written amd.yaml, which we cannot read: no name is refused then."""
+        root = make_host(tmp_path / "host", *TWO)
+        engine = Engine(is_usable=True, version="28.3", cdi_folders=(str(tmp_path / "cdi"),))
+        chosen = settings.load(tmp_path, {"GPU_PASSTHROUGH": "cdi"})
+        (tmp_path / "cdi").mkdir()
+        with pytest.raises(RocmlabError, match="does not know"):
+            gpus.check(chosen, ROCM, engine, [], root)
+
+        (tmp_path / "cdi/amd.yaml").write_text("kind: amd.com/gpu\n")
+
+        gpus.check(chosen, ROCM, engine, [], root)
 
     def test_none_hides_them_by_a_mask(self, tmp_path: Path) -> None:
         """The nodes stay, for a lab for AMD GPUs refuses to start without."""
         chosen = settings.load(tmp_path, {"GPUS": "none", "GPU_PASSTHROUGH": "cdi"})
 
-        text = gpus.overlay(chosen, ROCM, [], make_host(tmp_path / "host", *TWO))
+        text = gpus.overlay(gpus.passed(chosen, ROCM, [], make_host(tmp_path / "host", *TWO)))
 
         assert 'device_ids: ["amd.com/gpu=all"]' in text
         assert 'HIP_VISIBLE_DEVICES: "-1"' in text
@@ -90,7 +103,8 @@ class TestSimulated:
         """By HIP index, whatever way the person named them."""
         root = make_host(tmp_path / "host", *TWO)
 
-        text = gpus.overlay(settings.load(tmp_path, {"GPUS": "03:00.0"}), SIMULATED, discover(root, {}), root)
+        chosen = settings.load(tmp_path, {"GPUS": "03:00.0"})
+        text = gpus.overlay(gpus.passed(chosen, SIMULATED, discover(root, {}), root))
 
         assert 'HIP_VISIBLE_DEVICES: "1"' in text
         assert "devices:" not in text

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -36,6 +39,7 @@ def podman(folder: Path, *, rootless: bool = True, code: int = 0, error: str = "
             "idMappings": {"uidmap": changes.get("uidmap", IDS)},
             "slirp4netns": {"executable": changes.get("slirp4netns", "/usr/bin/slirp4netns")},
             "pasta": {"executable": changes.get("pasta", "")},
+            "serviceIsRemote": changes.get("remote", False),
         },
         "store": {"graphRoot": "/home/me/.local/share/containers/storage"},
         "version": {"Version": changes.get("version", "4.3.1")},
@@ -68,6 +72,7 @@ class TestProbe:
         [
             ({"version": "3.4.4"}, "Podman 3.4.4 is too old", "RUNTIME=native"),
             ({"version": ""}, "too old", "RUNTIME=native"),
+            ({"remote": True}, "on another machine", "unset CONTAINER_HOST"),
             ({"uidmap": IDS[:1]}, "user ids of its own", "--add-subuids"),
             ({"uidmap": None}, "user ids of its own", "--add-subuids"),
             ({"slirp4netns": ""}, "no network", "slirp4netns"),
@@ -142,7 +147,8 @@ class TestSameAsCompose:
 
         passed = lab(tmp_path, env=env).lab_environment()
 
-        assert set(names) == set(passed)
+        assert {*names, "ROCMLAB_RUNTIME"} == set(passed)
+        assert passed["ROCMLAB_RUNTIME"] == "podman"  # the image itself says docker
         assert set(names) == {"JUPYTER_TOKEN", "NB_UID", "NB_GID", *PASSED_INTO_THE_LAB, *PROXIES}
 
     def test_the_build_arguments_are_the_same(self, compose: dict) -> None:
@@ -197,6 +203,35 @@ class TestOptions:
         assert "--userns=keep-id:uid=1000,gid=100" in options
         assert options[options.index("--security-opt") + 1] == "label=disable"
 
+    @pytest.mark.parametrize(("podman", "is_bound"), [(PERSONAL, True), (ROOTFUL, False)])
+    def test_rootless_never_gains_rights(self, tmp_path: Path, podman: Podman, is_bound: bool) -> None:
+        """Its first process is the lab's user already, so nobody drops anything; rootful, the entry point does."""
+        options = lab(tmp_path, podman).options()
+
+        assert ({"--cap-drop=all", "--security-opt=no-new-privileges"} <= set(options)) is is_bound
+
+    def test_a_mask_in_env_does_not_join_the_labs_own(self, tmp_path: Path) -> None:
+        """ROCR_VISIBLE_DEVICES counts first, and what is left would be counted anew by HIP_VISIBLE_DEVICES."""
+        root = make_host(tmp_path / "host", *TWO)
+        choice = Choice("rocm", "podman", "test", is_rootless=True)
+        given = gpus.passed(settings.load(tmp_path, {"GPUS": "1"}), choice, discover(root, {}), root)
+
+        inside = lab(tmp_path, PERSONAL, given, env="ROCR_VISIBLE_DEVICES=1\nHIP_VISIBLE_DEVICES=0\n").lab_environment()
+
+        assert inside["HIP_VISIBLE_DEVICES"] == "1"
+        assert "ROCR_VISIBLE_DEVICES" not in inside
+
+    def test_what_a_run_asks_for_beats_env(self, tmp_path: Path) -> None:
+        """As under Compose: `.env` speaks for the standing lab, and other lines of it are passed."""
+        root = make_host(tmp_path / "host", *TWO)
+        found = lab(tmp_path, passed=Passed(), env=f"SHM_SIZE=2gb\nROCMLAB_ROOT={root}\nNCCL_DEBUG=INFO\n")
+        found.settings = settings.load(tmp_path, {"SHM_SIZE": "96mb", "ROCMLAB_ROOT": ""})
+
+        assert "--shm-size=96mb" in found.options()
+        assert not any("simulated-host" in option for option in found.options())
+        assert found.lab_environment()["NCCL_DEBUG"] == "INFO"
+        assert "ROCMLAB_ROOT" not in found.lab_environment()
+
     def test_the_token_is_no_argument(self, tmp_path: Path) -> None:
         """Arguments can be listed by every user of the machine."""
         options = lab(tmp_path, env="HF_TOKEN=hidden\n").options()
@@ -227,7 +262,7 @@ class TestOptions:
 
     def test_wsl_gets_its_node_and_libraries(self, tmp_path: Path) -> None:
         """As docker/compose.wsl.yaml says."""
-        found = lab(tmp_path, passed=Passed(("/dev/dxg",), (("HSA_ENABLE_DXG_DETECTION", "1"),)))
+        found = lab(tmp_path, passed=Passed(("/dev/dxg",), environment=(("HSA_ENABLE_DXG_DETECTION", "1"),)))
 
         assert {"--device=/dev/dxg", "--volume=/usr/lib/wsl:/usr/lib/wsl:ro"} <= set(found.options())
         assert found.lab_environment()["HSA_ENABLE_DXG_DETECTION"] == "1"
@@ -260,8 +295,20 @@ class TestFewerGpus:
 
         assert found.nodes == ("/dev/kfd", "/dev/dri/renderD128", "/dev/dri/renderD129")
         assert dict(found.environment)["HIP_VISIBLE_DEVICES"] == "1"
-        assert found.is_masked
         assert not self.passed(tmp_path / "all", "all", is_rootless=True).environment
+
+    @pytest.mark.parametrize(("choice", "mask"), [("all", None), ("none", "-1")])
+    def test_nodes_that_kfd_does_not_list_are_hidden_only_on_demand(
+        self, tmp_path: Path, choice: str, mask: str | None
+    ) -> None:
+        """GPUS=all passes what is there; whether ROCm can use it is the doctor's matter."""
+        root = make_host(tmp_path / "host", *TWO)
+        shutil.rmtree(root / "sys/class/kfd")
+
+        found = gpus.passed(settings.load(tmp_path, {"GPUS": choice}), Choice("rocm", "podman", "test"), [], root)
+
+        assert found.nodes == ("/dev/kfd", "/dev/dri/renderD128", "/dev/dri/renderD129")
+        assert dict(found.environment).get("HIP_VISIBLE_DEVICES") == mask
 
     @pytest.mark.parametrize("is_rootless", [True, False])
     def test_none_hides_every_gpu(self, tmp_path: Path, is_rootless: bool) -> None:
@@ -271,15 +318,14 @@ class TestFewerGpus:
         assert found.nodes[0] == "/dev/kfd"
         assert dict(found.environment)["HIP_VISIBLE_DEVICES"] == "-1"
 
-    def test_rootless_needs_nodes_that_the_person_may_open(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_rootless_needs_nodes_that_the_person_may_open(self, tmp_path: Path) -> None:
         """Nobody else opens them there; the error names the group and the command."""
         root = make_host(tmp_path / "host", *TWO)
         choice = Choice("rocm", "podman", "test", is_rootless=True)
         engine = Engine(is_usable=False)
         gpus.check(settings.load(tmp_path, {}), choice, engine, [], root)
-        monkeypatch.setattr("rocmlab.devices.nodes.os.access", lambda *_, **__: False)
+        for path in (root / "dev/kfd", *(root / "dev/dri").iterdir()):
+            path.chmod(0o600)
 
         with pytest.raises(RocmlabError, match="rootless Podman cannot open /dev/kfd") as caught:
             gpus.check(settings.load(tmp_path, {}), choice, engine, [], root)
@@ -293,6 +339,24 @@ class TestFewerGpus:
             gpus.check(settings.load(tmp_path, {"GPUS": "0"}), wsl, Engine(is_usable=True), [], tmp_path)
 
         assert "GPUS=all" in caught.value.problem.fix
+
+
+@pytest.mark.parametrize(("runtime", "address"), [("docker", "0.0.0.0"), ("podman", "0.0.0.0"), ("native", None)])
+def test_jupyterlab_listens_for_the_engine_in_either(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, runtime: str, address: str | None
+) -> None:
+    """The engine publishes its port on the host's loopback; natively the command line gives the address."""
+
+    class Section(SimpleNamespace):
+        """A section of Jupyter's configuration."""
+
+    found: dict[str, Section] = {}
+    config = type("Config", (), {"__getattr__": lambda _, name: found.setdefault(name, Section())})()
+    monkeypatch.setenv("ROCMLAB_RUNTIME", runtime)
+
+    runpy.run_path(str(repository / "src/rocmlab/lab/jupyter_config.py"), {"get_config": lambda: config})
+
+    assert getattr(found["ServerApp"], "ip", None) == address
 
 
 @pytest.mark.parametrize(

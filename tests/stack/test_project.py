@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import os
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+import test_engine
+import test_podman
 from hosts import Gpu, device, make_host
 
 from rocmlab.errors import RocmlabError
 from rocmlab.stack import gpus, settings
 from rocmlab.stack import project as projects
 from rocmlab.stack.choice import Choice
+from rocmlab.stack.docker import DockerLab
+from rocmlab.stack.engine import Engine
+from rocmlab.stack.gpus import Passed
+from rocmlab.stack.podman import PodmanLab
 from rocmlab.stack.project import Project
 
 
@@ -84,6 +92,46 @@ class TestSettings:
 
         assert (tmp_path / ".env").read_text() == before
 
+    def test_a_failure_puts_the_overlay_back(self, tmp_path: Path) -> None:
+        """It describes the lab that is there, which another `docker compose up` would change by it."""
+        found = project(tmp_path, "rocm", GPUS="0")
+        found.values["COMPOSE_FILE"] = f"compose.yaml:{gpus.OVERLAY}"
+        found.passed = Passed(("/dev/kfd", "/dev/dri/renderD128"))
+        projects.write(found)
+        before = (tmp_path / gpus.OVERLAY).read_text()
+        found.passed = Passed(("/dev/kfd", "/dev/dri/renderD129"))
+
+        def fail() -> None:
+            with projects.settings_kept_on_failure(found):
+                projects.write(found)
+                raise RuntimeError("the port is taken")
+
+        with pytest.raises(RuntimeError):
+            fail()
+
+        assert (tmp_path / gpus.OVERLAY).read_text() == before
+        assert (tmp_path / gpus.OVERLAY).stat().st_mode & 0o777 == 0o644
+
+    def test_a_run_has_an_overlay_of_its_own(self, tmp_path: Path) -> None:
+        """`make run-notebooks GPUS=1` leaves the standing lab's alone; its own Compose calls read the new one."""
+        found = project(tmp_path, "rocm", GPUS="1")
+        files = f"compose.yaml:{gpus.OVERLAY}:mine.yaml"
+        values = {"ROCMLAB_BACKEND": "rocm", "ROCMLAB_IMAGE": "x", "PORT": "1", "JUPYTER_TOKEN": "t"}
+        found.values = {**values, "COMPOSE_FILE": files}
+        found.lab = DockerLab(found.settings, found.values, Engine(is_usable=True))
+        assert found.lab.environment["COMPOSE_FILE"] == files
+        found.passed = Passed(("/dev/kfd", "/dev/dri/renderD129"))
+
+        projects.write(found, persist=False)
+
+        base, name, mine = found.lab.environment["COMPOSE_FILE"].split(":")
+        assert (base, mine) == ("compose.yaml", "mine.yaml")
+        assert "renderD129" in (tmp_path / name).read_text()
+        assert not (tmp_path / gpus.OVERLAY).exists()
+        assert not (tmp_path / ".env").exists()
+        projects.write(found)  # the next `make up`
+        assert not (tmp_path / name).exists()
+
     def test_two_commands_take_turns(self, tmp_path: Path) -> None:
         """The second one says that it waits, and goes on when the first is done."""
         found, said = project(tmp_path, "cpu"), []
@@ -122,6 +170,70 @@ class TestOtherRuntime:
         assert bool(said) is stops
         assert (calls.exists() and "rm --force --ignore --time 10 x-lab" in calls.read_text()) is stops
 
+    def test_to_podman_and_back(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Each change of the runtime stops the lab before it, by the engine that it runs in."""
+        calls = tmp_path / "calls"
+        for name in ("docker", "podman"):
+            program = tmp_path / name
+            program.write_text(f'#!/bin/sh\necho "{name} $*" >>{calls}\n[ "$1" = ps ] && echo 123abc\nexit 0\n')
+            program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+        names = ("ROCMLAB_BACKEND", "JUPYTER_TOKEN", "SHARE", "ROCMLAB_IMAGE", "COMPOSE_PROJECT_NAME", "COMPOSE_FILE")
+        env = {**dict.fromkeys(names, "x"), "PORT": "1"}
+        said: list[str] = []
+
+        for before, after in (("docker", "podman"), ("podman", "docker")):
+            found = Project(settings.load(tmp_path, {}), Choice("cpu", after, "test"), {}, Recorder())  # type: ignore[arg-type]
+            found.previous = {**env, "ROCMLAB_RUNTIME": before}
+            projects.stop_other(found, said.append)
+
+        done = [line for line in calls.read_text().splitlines() if " down " in line or " rm " in line]
+        assert [line.split()[0] for line in done] == ["docker", "podman"]
+        assert said == [f"stopping the {name} lab of an earlier `make up`" for name in ("docker", "podman")]
+
+    @pytest.mark.parametrize("name", ["docker", "podman"])
+    def test_a_lab_of_another_clone_is_left_alone(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    ) -> None:
+        """A copied `.env` has the other clone's name in it; either engine tells whose the container is."""
+        other, program = tmp_path / "other", tmp_path / name
+        other.mkdir()
+        (other / "compose.yaml").touch()
+        program.write_text(f'#!/bin/sh\ncase "$1" in ps) echo 123abc;; inspect) echo {other};; esac\n')
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+        names = ("JUPYTER_TOKEN", "SHARE", "ROCMLAB_IMAGE", "COMPOSE_PROJECT_NAME", "COMPOSE_FILE", "ROCMLAB_BACKEND")
+        env = {**dict.fromkeys(names, "x"), "PORT": "1", "ROCMLAB_RUNTIME": name}
+        found = projects._described(settings.load(tmp_path, {}), env)
+
+        with pytest.raises(RocmlabError, match=f"belongs to the clone {other}"):
+            found.lab.start(print)
+
+
+class TestRemarks:
+    """What is said of a lab besides the choice."""
+
+    @pytest.mark.parametrize(
+        ("choice", "flags", "is_said"),
+        [
+            (Choice("rocm", "podman", "test", is_rootless=True), {"GPUS": "1"}, True),
+            (Choice("rocm", "podman", "test", is_rootless=True), {"GPUS": "none"}, True),
+            (Choice("rocm", "podman", "test", is_rootless=True), {}, False),
+            (Choice("rocm", "podman", "test"), {"GPUS": "1"}, False),
+            (Choice("rocm", "podman", "test", is_rootless=True, is_wsl=True), {"GPUS": "none"}, False),
+            (Choice("cpu", "podman", "test", is_rootless=True, is_simulated=True), {"GPUS": "1"}, False),
+        ],
+    )
+    def test_that_a_mask_chooses_is_said_where_it_does(
+        self, tmp_path: Path, choice: Choice, flags: dict[str, str], is_said: bool
+    ) -> None:
+        """Of a simulated host no GPU is passed, and on WSL2 no single one is chosen."""
+        found = Project(settings.load(tmp_path, flags), choice, {}, Recorder())  # type: ignore[arg-type]
+
+        said = [line for line in projects.remarks(found) if "rootless Podman passes every GPU" in line]
+
+        assert bool(said) is is_said
+
 
 class TestPlan:
     """From the host to a decision, on a simulated host."""
@@ -143,13 +255,78 @@ class TestPlan:
         assert "0=0000:03:00.0" in caught.value.problem.why
         assert not (tmp_path / ".env").exists()
 
+    def test_a_terminals_masks_do_not_reach_a_container(
+        self, tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """HIP_VISIBLE_DEVICES=0 in the shell hides GPU 1 from its programs, and the engine's are not among them."""
+        root = make_host(tmp_path / "host", Gpu(1, 0x0300, 128), Gpu(2, 0x0600, 129, unique_id=7))
+        (tmp_path / "bin").mkdir()
+        words = test_engine.docker(tmp_path / "bin", info=json.dumps(test_engine.INFO))
+        given = {**words, "ROCMLAB_ROOT": str(root), "RUNTIME": "docker", "GPUS": "1", "HIP_VISIBLE_DEVICES": "0"}
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
+
+        found = projects.plan(tmp_path)
+
+        assert dict(found.passed.environment)["HIP_VISIBLE_DEVICES"] == "1"
+
+    @pytest.mark.parametrize("value", ["", "/"])
+    def test_this_machine_is_looked_at_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+        """Planning with the simulated host that `.env` remembers shows it to every part; taking it back shows none."""
+        root = make_host(tmp_path / "host", Gpu(1, 0x0300, 128))
+        (tmp_path / ".env").write_text("ROCMLAB_ROOT=host\n")
+        monkeypatch.setenv("ROCMLAB_ROOT", "x")
+        monkeypatch.delenv("ROCMLAB_ROOT")
+        monkeypatch.setenv("RUNTIME", "native")
+        monkeypatch.setenv("BACKEND", "cpu")
+
+        simulated = projects.plan(tmp_path)
+        seen = os.environ.get("ROCMLAB_ROOT")
+        monkeypatch.setenv("ROCMLAB_ROOT", value)
+        real = projects.plan(tmp_path)
+
+        assert (simulated.root, simulated.choice.is_simulated, seen) == (root, True, str(root))
+        assert (real.root, real.choice.is_simulated) == (Path("/"), False)
+        assert "ROCMLAB_ROOT" not in os.environ
+        assert "ROCMLAB_ROOT" not in real.values
+
+    def test_docker_being_down_does_not_move_a_lab(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A lab that `.env` says is Docker's waits for Docker; without one, Podman that works is taken."""
+        (tmp_path / "bin").mkdir()
+        test_engine.docker(tmp_path / "bin", info="", code=1, error="permission denied")
+        for name, value in test_podman.podman(tmp_path / "bin").items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("BACKEND", "cpu")
+        (tmp_path / "notebooks").mkdir()
+        monkeypatch.setattr(PodmanLab, "has_base", lambda _: True)
+
+        assert projects.plan(tmp_path).choice.runtime == "podman"
+        (tmp_path / ".env").write_text("ROCMLAB_RUNTIME=docker\n")
+        with pytest.raises(RocmlabError, match="may not be used by this user"):
+            projects.plan(tmp_path)
+
+    def test_podman_is_asked_where_docker_is_unfit(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A rootless Docker answers and cannot run the lab; the line says why it was passed over."""
+        (tmp_path / "bin").mkdir()
+        facts = json.dumps({**test_engine.INFO, "SecurityOptions": ["name=rootless"]})
+        test_engine.docker(tmp_path / "bin", info=facts)
+        for name, value in test_podman.podman(tmp_path / "bin").items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("BACKEND", "cpu")
+
+        choice = projects.plan(tmp_path).choice
+
+        assert choice.runtime == "podman"
+        assert "because a rootless Docker engine cannot run the lab" in choice.why
+
     def test_a_container_is_given_nodes_that_this_user_may_not_open(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """GPUS=0 works for a user outside `render`: the entry point joins the nodes' groups inside."""
         root = make_host(tmp_path / "host", Gpu(1, 0x0300, 128))
         monkeypatch.setenv("ROCMLAB_ROOT", str(root))
-        monkeypatch.setattr("rocmlab.devices.nodes.os.access", lambda *_, **__: False)
+        for path in (root / "dev/kfd", *(root / "dev/dri").iterdir()):
+            path.chmod(0o600)
         choice = Choice("rocm", "docker", "test")
 
         chosen = gpus.given_from(choice, [], root)

@@ -123,6 +123,40 @@ class TestMemory:
         assert env(tmp_path)["ROCMLAB_BACKEND"] == "rocm"
         assert env(tmp_path)["COMPOSE_FILE"] == "compose.yaml"
 
+    def test_a_copied_env_keeps_choices_and_no_defaults(self, tmp_path: Path) -> None:
+        """Our own images and indexes, files that are not here and the owner's id were the other machine's."""
+        (tmp_path / "mine.conf").write_text("")
+        theirs = {
+            "BASE_IMAGE": "docker.io/rocm/tensorflow:rocm7.2-py3.12-tf2.20-dev",
+            "TORCH_INDEX": "https://download.pytorch.org/whl/rocm7.2",
+            "WHEELS": "/nowhere/wheels",
+            "CA_BUNDLE": "/nowhere/ca.pem",
+            "NB_UID": "1234",
+        }
+        mine = {"PIP_CONFIG": "mine.conf", "SHM_SIZE": "2gb", "NB_GID": "4"}
+        lines = [f"{name}={value}" for name, value in {"ROCMLAB_BACKEND": "rocm", **theirs, **mine}.items()]
+        (tmp_path / ".env").write_text("\n".join(lines))
+
+        assert settings.load(tmp_path, {}).chosen == mine
+
+        (tmp_path / ".env").write_text("\n".join(lines[1:]))  # which `make up` never wrote
+        assert settings.load(tmp_path, {}).chosen == {**theirs, **mine}
+
+        (tmp_path / ".env").write_text("ROCMLAB_BACKEND=rocm\nTORCH_INDEX=\n")  # pip's own index: only Metal's default
+        assert settings.load(tmp_path, {}).chosen == {"TORCH_INDEX": ""}
+
+    @pytest.mark.parametrize("value", ["", "/", "/proc/.."])
+    def test_this_machine_takes_a_simulated_host_back(self, tmp_path: Path, value: str) -> None:
+        """`make up ROCMLAB_ROOT=/` means the same as the empty value, and is not remembered as a choice."""
+        settings.save(settings.load(tmp_path, {"ROCMLAB_ROOT": "sim"}), {"ROCMLAB_ROOT": str(tmp_path / "sim")})
+        assert settings.load(tmp_path, {}).get("ROCMLAB_ROOT") == str(tmp_path / "sim")
+
+        found = settings.load(tmp_path, {"ROCMLAB_ROOT": value})
+        settings.save(found, {})
+
+        assert found.get("ROCMLAB_ROOT") == ""
+        assert "ROCMLAB_ROOT" not in env(tmp_path)
+
     def test_an_empty_value_takes_a_choice_back(self, tmp_path: Path) -> None:
         """`make up BASE_IMAGE=` returns to the default, and the line follows the machine again."""
         settings.save(settings.load(tmp_path, {"BASE_IMAGE": "mine:1"}), {"BASE_IMAGE": "mine:1"})

@@ -116,13 +116,17 @@ def test_gpus_are_counted_within_the_mask_of_this_process(script, capfd, monkeyp
 
 
 @pytest.mark.usefixtures("torch")
-@pytest.mark.parametrize("mask", ["0,1", "GPU-ab,GPU-cd,GPU-ef"], ids=["too few", "no numbers"])
-def test_gpus_that_the_mask_does_not_have_are_an_error(script, monkeypatch, mask):
-    """Picking beyond the mask, or a part of a mask without numbers, is refused."""
+@pytest.mark.parametrize(
+    ("mask", "gpus"),
+    [("0,1", [0, 2]), ("GPU-ab,GPU-cd,GPU-ef", [0, 2]), ("-1", [0]), ("0, 1", [0, 1])],
+    ids=["too few", "no numbers", "all hidden", "a space"],
+)
+def test_gpus_that_the_mask_does_not_have_are_an_error(script, monkeypatch, mask, gpus):
+    """Picking beyond the mask, or from one that is no plain list, is refused: the job would run on the CPU."""
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", mask)
 
     with pytest.raises(RocmlabError, match="cannot be picked"):
-        launch.run(script(""), gpus=[0, 2])
+        launch.run(script(""), gpus=gpus)
 
 
 @pytest.mark.usefixtures("torch")

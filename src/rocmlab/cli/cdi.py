@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rocmlab.cli.devices import use_remembered_root
 from rocmlab.cli.main import verb_parser
 from rocmlab.devices import cdi, is_simulated, system_root
 from rocmlab.devices.rocm import Rocm
@@ -26,6 +27,7 @@ def main(verb: str, arguments: Sequence[str]) -> int:
         help="leave the nodes' groups out, for engines with a CDI older than 0.7 (Podman 4)",
     )
     chosen = parser.parse_args(arguments)
+    use_remembered_root()
     if chosen.check:
         return check(Path(chosen.check))
     text = cdi.to_json(_specification(group_ids=not chosen.no_group_ids))
@@ -34,9 +36,19 @@ def main(verb: str, arguments: Sequence[str]) -> int:
     if not chosen.output:
         print(text, end="")
         return 0
-    envfile.write(Path(chosen.output), text, mode=0o644)
+    _write(Path(chosen.output), text, group_ids=not chosen.no_group_ids)
     print(f"{chosen.output}: the GPUs of this host by index, by PCI address, and {cdi.KIND}={cdi.ALL}")
     return 0
+
+
+def _write(path: Path, text: str, *, group_ids: bool) -> None:
+    try:
+        envfile.write(path, text, mode=0o644)
+    except RocmlabError as err:
+        if not isinstance(err.__cause__, PermissionError):
+            raise
+        again = f"sudo scripts/rocmlab cdi --output {path}" + ("" if group_ids else " --no-group-ids")
+        raise RocmlabError(err.problem.what, err.problem.why, again) from err
 
 
 def _specification(*, group_ids: bool) -> dict[str, Any]:
@@ -46,7 +58,7 @@ def _specification(*, group_ids: bool) -> dict[str, Any]:
         raise RocmlabError(
             "there is no AMD GPU to specify",
             "the KFD topology lists none whose render node is here",
-            "rocmlab doctor says what is missing; without a driver: sudo modprobe amdgpu",
+            "make doctor says what is missing; without a driver: sudo modprobe amdgpu",
         )
     return cdi.specification(gpus, root, group_ids=group_ids)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import shutil
@@ -24,11 +25,12 @@ EPILOG = "Exit code: 0 nothing is wrong, 1 warnings, 2 something stops the lab. 
 def main(verb: str, arguments: Sequence[str]) -> int:
     """Look, say what was found, and mend what may be mended."""
     chosen = _parser(verb).parse_args(arguments)
+    _check(chosen)
     if chosen.list:
         print(report.page(checks.ALL) if chosen.markdown else "\n".join(report.catalogue(checks.ALL)))
         return 0
     wanted = doctor.Wanted(
-        only=tuple(id for given in chosen.only for id in given.split(",") if id),
+        only=tuple(id for given in chosen.only for id in map(str.strip, given.split(",")) if id),
         quick=chosen.quick,
         frameworks=not chosen.no_frameworks,
         operation_limit_seconds=chosen.time_limit,
@@ -67,10 +69,31 @@ def _parser(verb: str) -> argparse.ArgumentParser:
     return parser
 
 
+def _check(chosen: argparse.Namespace) -> None:
+    """Refuse options that would be passed over in silence.
+
+    Raises:
+        RocmlabError: there is one.
+    """
+    for given in chosen.only:
+        if not given.strip(", "):
+            raise RocmlabError(f"--only {given!r} names no check", "the list is empty", "rocmlab doctor --list")
+    for option, needed in (("markdown", "list"), ("yes", "fix")):
+        if getattr(chosen, option) and not getattr(chosen, needed):
+            raise RocmlabError(
+                f"--{option} stands without --{needed}",
+                "it says how, and not what",
+                f"rocmlab doctor --{needed} --{option}",
+            )
+
+
 def _seconds(text: str) -> float:
-    seconds = float(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
     if not 0 < seconds < 86400:
-        raise argparse.ArgumentTypeError("more than 0 seconds and less than a day")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0 and below a day (86400)")
     return seconds
 
 
@@ -164,17 +187,6 @@ def _agreed(repair: Repair, *, always: bool, say: Callable[[str], None]) -> bool
 def _again(found: doctor.Report, finding: Finding) -> doctor.Report:
     """Look once more at one check, with fresh eyes."""
     before = found.situation
-    fresh = doctor.Situation(
-        root=before.root,
-        side=before.side,
-        environment=before.environment,
-        project=before.project,
-        plan_problem=before.plan_problem,
-        running=before.running,
-        given_engine=before.given_engine,
-        with_frameworks=before.with_frameworks,
-        lab_report=before.lab_report,
-    )
-    new = checks.BY_ID[finding.check].run(fresh)
+    new = checks.BY_ID[finding.check].run(dataclasses.replace(before))  # a copy has gathered nothing yet
     kept = [one for one in found.findings if (one.check, one.side) != (finding.check, finding.side)]
     return doctor.Report(before, (*kept, *new), found.lab)

@@ -13,59 +13,92 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from mmap import mmap
 
 from rocmlab.devices import roots
 from rocmlab.errors import RocmlabError
 
+TYPE_CHECKING = False  # `typing` itself would cost milliseconds
+if TYPE_CHECKING:
+    from typing import Any, TypeVar
+
+    T = TypeVar("T")
+
 NOTE_BYTES = 4096
 
 
-def within(seconds: float, work: Callable[[], str]) -> str:
-    """Return the text that `work` makes in a child process.
+@dataclass
+class _Child:
+    """A process that does one piece of work."""
+
+    pid: int
+    receiving: int  # its answer comes here
+    note: mmap  # shared: it writes what it reads next
+    answer: bytes = b""
+    has_ended: bool = False
+
+
+def within(seconds: float, work: Callable[[], T]) -> T:
+    """Return what `work` makes in a child process; it must consist of texts, numbers, None, lists and dictionaries.
 
     Raises:
         RocmlabError: what `work` raised, or the file whose reading took longer than `seconds`.
         OSError: what `work` raised.
     """
+    answer = each_within(seconds, [work])[0]
+    if isinstance(answer, RocmlabError | OSError):
+        raise answer
+    return answer
+
+
+def each_within(seconds: float, works: Sequence[Callable[[], T]]) -> list[T | RocmlabError | OSError]:
+    """Do several pieces of work at the same time, and return what each made, or in its place what `within` would raise.
+
+    So one GPU that hangs does not take the others' answers away.
+    """
     if not hasattr(os, "fork"):
-        return work()
-    note = mmap(-1, NOTE_BYTES)  # shared: the child writes what it reads next
-    receiving, sending = os.pipe()
+        return [work() for work in works]
     sys.stdout.flush()
     sys.stderr.flush()
-    child = os.fork()
-    if child == 0:
-        os.close(receiving)
+    children: list[_Child] = []
+    try:
+        for work in works:
+            children.append(_start(work))  # one by one: what has been started is ended if the next cannot be
+        _receive(children, seconds)
+        return [_unpack(child.answer) if child.has_ended else _hung(child.note, seconds) for child in children]
+    finally:
+        for child in children:
+            os.close(child.receiving)
+            if child.has_ended:
+                os.waitpid(child.pid, 0)
+            else:
+                os.kill(child.pid, signal.SIGKILL)  # in vain if the driver holds it; it ends when the driver lets go
+
+
+def _start(work: Callable[[], Any]) -> _Child:
+    note = mmap(-1, NOTE_BYTES)
+    receiving, sending = os.pipe()
+    pid = os.fork()
+    if pid == 0:
         _work_in_child(work, sending, note)
     os.close(sending)
-    try:
-        answer = _receive(receiving, seconds)
-    except BaseException:
-        os.kill(child, signal.SIGKILL)
-        raise
-    finally:
-        os.close(receiving)
-    if answer is None:
-        os.kill(child, signal.SIGKILL)  # in vain if the driver holds it; then it ends when the driver lets go
-        raise _hung(bytes(note).split(b"\0", 1)[0].decode("utf-8", "replace"), seconds)
-    os.waitpid(child, 0)
-    return _unpack(answer)
+    return _Child(pid, receiving, note)
 
 
 def _write_note(note: mmap, name: str) -> None:
     note[:NOTE_BYTES] = name.encode("utf-8", "replace")[: NOTE_BYTES - 1].ljust(NOTE_BYTES, b"\0")
 
 
-def _work_in_child(work: Callable[[], str], sending: int, note: mmap) -> None:
+def _work_in_child(work: Callable[[], Any], sending: int, note: mmap) -> None:
     """Do the work, send its result, and leave without running what belongs to the parent."""
     status = 1
     gc.disable()  # it ends before that would be worth its time
     try:
         roots.on_read = lambda name: _write_note(note, name)
         try:
-            answer: tuple[str, ...] = (work(),)
+            answer: tuple[Any, ...] = (work(),)
         except RocmlabError as err:
             answer = (err.problem.what, err.problem.why, err.problem.fix, str(err.exit_code))
         except OSError as err:
@@ -83,33 +116,35 @@ def _work_in_child(work: Callable[[], str], sending: int, note: mmap) -> None:
         os._exit(status)
 
 
-def _receive(receiving: int, seconds: float) -> bytes | None:
-    """Return everything up to the end, or None if that takes too long."""
+def _receive(children: Sequence[_Child], seconds: float) -> None:
+    """Take what the children send until all have ended, or the time is over."""
     end = time.monotonic() + seconds
-    parts: list[bytes] = []
-    while True:
-        ready = select.select([receiving], [], [], max(0.0, end - time.monotonic()))[0]
+    waiting = {child.receiving: child for child in children}
+    while waiting:
+        ready = select.select(list(waiting), [], [], max(0.0, end - time.monotonic()))[0]
         if not ready:
-            return None
-        part = os.read(receiving, 1 << 16)
-        if not part:
-            return b"".join(parts)
-        parts.append(part)
+            return
+        for receiving in ready:
+            part = os.read(receiving, 1 << 16)
+            waiting[receiving].answer += part
+            if not part:
+                waiting.pop(receiving).has_ended = True
 
 
-def _unpack(answer: bytes) -> str:
+def _unpack(answer: bytes) -> Any:  # noqa: ANN401
     if not answer:
-        raise RocmlabError("the devices could not be read", "the process that read them ended", "see the lines above")
+        return RocmlabError("the devices could not be read", "the process that read them ended", "see the lines above")
     values = marshal.loads(answer)
     if len(values) == 1:
-        return str(values[0])
+        return values[0]
     if len(values) == 3:
-        raise OSError(int(values[0]), values[1], values[2] or None)
+        return OSError(int(values[0]), values[1], values[2] or None)
     what, why, fix, code = values
-    raise RocmlabError(what, why, fix, exit_code=int(code))
+    return RocmlabError(what, why, fix, exit_code=int(code))
 
 
-def _hung(name: str, seconds: float) -> RocmlabError:
+def _hung(note: mmap, seconds: float) -> RocmlabError:
+    name = bytes(note).split(b"\0", 1)[0].decode("utf-8", "replace")
     if name.startswith("/"):
         name = os.path.realpath(name)  # which has the PCI address in it
     return RocmlabError(

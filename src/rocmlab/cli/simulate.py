@@ -12,11 +12,18 @@ from rocmlab.cli.main import VERBS, verb_parser
 from rocmlab.devices.simulated import KINDS, PARTITIONS, PATTERNS, PRODUCTS, PROFILES, Live
 from rocmlab.errors import RocmlabError
 
+INTERVAL_SECONDS = 0.5
+MOST_SECONDS = 366 * 86400.0
+
 
 def main(verb: str, arguments: Sequence[str]) -> int:
     """Write a simulated host, and with --live move its values until Ctrl-C or for --seconds."""
-    chosen = _parser(verb).parse_args(arguments)
-    folder: Path = chosen.folder
+    parser = _parser(verb)
+    chosen = parser.parse_args(arguments)
+    for option in ("seconds", "interval"):
+        if getattr(chosen, option) is not None and not chosen.live:
+            parser.error(f"--{option} is for --live: without it the values do not move")
+    folder = Path(chosen.folder)
     live = Live(
         folder,
         gpus=chosen.gpus,
@@ -31,9 +38,9 @@ def main(verb: str, arguments: Sequence[str]) -> int:
     )
     count = len(live.host.gpus)
     print(f"{folder}: a SIMULATED host with {count} GPU{'s' * (count > 1)}")
-    print(f"try: ROCMLAB_ROOT={folder} rocmlab devices", flush=True)
+    print(f"try: ROCMLAB_ROOT={folder} scripts/rocmlab devices", flush=True)
     if chosen.live:
-        _move(live, chosen.interval, chosen.seconds)
+        _move(live, chosen.interval or INTERVAL_SECONDS, chosen.seconds)
     return 0
 
 
@@ -41,9 +48,11 @@ def _move(live: Live, interval: float, seconds: float | None) -> None:
     began = time.monotonic()
     print("moving its values; Ctrl-C ends it", file=sys.stderr, flush=True)
     try:
-        while (passed := time.monotonic() - began) < (seconds if seconds is not None else float("inf")):
+        passed = 0.0
+        while seconds is None or passed < seconds:
             live.step(passed)
-            time.sleep(interval)
+            time.sleep(interval if seconds is None else max(0.0, min(interval, began + seconds - time.monotonic())))
+            passed = time.monotonic() - began
     except KeyboardInterrupt:
         print("ended", file=sys.stderr)
     except FileNotFoundError as err:
@@ -58,7 +67,9 @@ def _parser(verb: str) -> argparse.ArgumentParser:
     parser = verb_parser(verb, epilog=f"faults:\n{faults}\n\ndocs/simulate.md explains more.")
     parser.description = f"{VERBS[verb][1][0].upper()}{VERBS[verb][1][1:]}, which AMD's own tools take for real."
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("folder", type=Path, metavar="DIR", help="new, empty, or a simulated host, which is replaced")
+    parser.add_argument(
+        "folder", type=_folder, metavar="DIR", help="new, empty, or a simulated host, which is replaced"
+    )
     parser.add_argument("--gpus", type=int, metavar="N", help="1 to 64 (default: as many as the profile has)")
     parser.add_argument("--profile", default="radeon", choices=PROFILES, help="kind of host (default: radeon)")
     parser.add_argument("--partition", default="spx", choices=PARTITIONS, help="divide each MI300X (default: spx)")
@@ -70,7 +81,7 @@ def _parser(verb: str) -> argparse.ArgumentParser:
         help=f"{', '.join(PATTERNS)}, a percentage, or HIP:percent,… (default: idle; training with --live)",
     )
     parser.add_argument("--live", action="store_true", help="keep running and move the values")
-    parser.add_argument("--interval", type=_positive, default=0.5, metavar="S", help="between moves (default: 0.5)")
+    parser.add_argument("--interval", type=_positive, metavar="S", help=f"between moves (default: {INTERVAL_SECONDS})")
     parser.add_argument("--seconds", type=_positive, metavar="S", help="end --live after so long")
     parser.add_argument(
         "--fault", action="append", default=[], metavar="KIND[:GPU[:DETAIL]]", help="break something; may be repeated"
@@ -80,8 +91,14 @@ def _parser(verb: str) -> argparse.ArgumentParser:
     return parser
 
 
+def _folder(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("an empty name is no folder")
+    return text
+
+
 def _positive(text: str) -> float:
     value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a time in seconds above 0")
+    if not 0 < value <= MOST_SECONDS:
+        raise argparse.ArgumentTypeError(f"{text} is not a time in seconds above 0, up to {MOST_SECONDS:.0f}")
     return value

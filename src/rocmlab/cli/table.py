@@ -9,8 +9,9 @@ Row = Mapping[str, Any]
 LABELS = {"rocm": "HIP", "cuda": "CUDA", "metal": "Metal", "cpu": "CPU"}
 GAP = "  "
 INDENT = " " * 7
+EVERY = "every GPU: "
 DEFAULT_WIDTH = 200
-LEAST_NAME = 12  # a product name is cut no shorter
+LEAST_NAME = 18  # a product name is cut no shorter; where even that has no room it stands below
 # column: title in the table, label where it has no room there (none: it always stays)
 COLUMNS = {
     "number": ("GPU", ""),
@@ -63,30 +64,42 @@ def _short(device: Row) -> tuple[str, ...]:
 def table_lines(devices: Sequence[Row], width: int = DEFAULT_WIDTH) -> list[str]:
     """Return the full table: a title, a line a device, and below it what does not fit into `width` columns.
 
-    What no column has room for stands below the device, or once below the table if it is the same for every GPU. Why a
-    device cannot be used has a line of its own.
+    What no column has room for stands below the device, or once below the table if it is the same for every GPU. So
+    does the reason why a device cannot be used.
     """
+    if not devices:
+        return []
     cells = [_cells(device) for device in devices]
     used = [name for name in COLUMNS if any(row[name] for row in cells)]
     shown = _fitting(cells, used, _common(devices, cells, list(FIRST_TO_LEAVE)), width)
     name_width = _name_width(cells, shown, width)
     for row in cells:
-        row["name"] = _cut(row["name"], name_width)
-    widths = {name: max(len(COLUMNS[name][0]), *(len(row[name]) for row in cells)) for name in shown} if cells else {}
+        row["name"] = _cut(row["name"], name_width) if "name" in shown else row["name"]
+    widths = {name: max(len(COLUMNS[name][0]), *(len(row[name]) for row in cells)) for name in shown}
     left_out = [name for name in used if name not in shown]
-    common = _common(devices, cells, left_out)
-    lines = [_line({name: COLUMNS[name][0] for name in shown}, widths)] if cells else []
+    common = _common(devices, cells, [*left_out, "why_not"])
+    room = width - sum(widths.values()) - len(GAP) * (len(widths) - 1) + widths["usable"]
+    lines = [_line({name: COLUMNS[name][0] for name in shown}, widths)]
     for device, row in zip(devices, cells, strict=True):
+        reason = "" if "why_not" in common else row["why_not"]
+        if reason and len(f"no: {reason}") <= room:
+            row["usable"], reason = f"no: {reason}", ""
         lines.append(_line(row, widths))
-        below = [f"{COLUMNS[name][1]} {row[name]}" for name in left_out if row[name] and name not in common]
+        said = common if device["backend"] != "cpu" else {}
+        below = [_labelled(name, row[name]) for name in left_out if row[name] and name not in said]
         lines += _wrapped(below, width)
         lines += _wrapped(_reading(device.get("sample") or {}), width)
-        if not device["is_usable"]:
-            lines += _wrapped_text(f"not usable: {device['why_not']}", width)
-    lines += _wrapped([f"{COLUMNS[name][1]} {value}" for name, value in common.items()], width, "every GPU: ")
+        lines += _wrapped_text(f"not usable: {reason}", width) if reason else []
+    reason = common.pop("why_not", "")
+    lines += _wrapped([_labelled(name, value) for name, value in common.items()], width, EVERY)
+    lines += _wrapped_text(f"not usable: {reason}", width, EVERY) if reason else []
     if any("!" in row["link"] for row in cells):
         lines += _wrapped_text(FEWER_LANES, width, "")
     return lines
+
+
+def _labelled(column: str, value: str) -> str:
+    return f"{COLUMNS[column][1]} {value}".strip()
 
 
 def _cells(device: Row) -> dict[str, str]:
@@ -105,6 +118,7 @@ def _cells(device: Row) -> dict[str, str]:
         "driver": device.get("driver") or "",
         "partition": _partition(device),
         "usable": "yes" if device["is_usable"] else "no",
+        "why_not": "" if device["is_usable"] else str(device["why_not"]),
     }
 
 
@@ -149,6 +163,8 @@ def _fitting(cells: Sequence[Mapping[str, str]], used: list[str], common: Mappin
         if _width(cells, shown) <= width:
             break
         shown = [column for column in shown if column != name]
+    if _room_for_names(cells, shown, width) < LEAST_NAME < _longest_name(cells):
+        shown.remove("name")
     return shown
 
 
@@ -158,8 +174,15 @@ def _width(cells: Sequence[Mapping[str, str]], shown: list[str]) -> int:
 
 
 def _name_width(cells: Sequence[Mapping[str, str]], shown: list[str], width: int) -> int:
-    longest = max((len(row["name"]) for row in cells), default=0)
-    return max(LEAST_NAME, longest - max(0, _width(cells, shown) - width))
+    return max(LEAST_NAME, _room_for_names(cells, shown, width))
+
+
+def _room_for_names(cells: Sequence[Mapping[str, str]], shown: list[str], width: int) -> int:
+    return _longest_name(cells) - max(0, _width(cells, shown) - width)
+
+
+def _longest_name(cells: Sequence[Mapping[str, str]]) -> int:
+    return max(len(row["name"]) for row in cells)
 
 
 def _cut(name: str, width: int) -> str:
@@ -195,7 +218,24 @@ def _wrapped(items: Sequence[str], width: int, start: str = INDENT) -> list[str]
 def _wrapped_text(text: str, width: int, start: str = INDENT) -> list[str]:
     import textwrap
 
-    return textwrap.wrap(text, max(width, 40), initial_indent=start, subsequent_indent=start + "  ")
+    after = " " * len(start) if start == EVERY else start + "  "
+    return textwrap.wrap(
+        text,
+        max(width, 40),
+        initial_indent=start,
+        subsequent_indent=after,
+        break_on_hyphens=False,
+        break_long_words=False,  # a path can be pasted
+    )
+
+
+def problem_lines(problem: Row, width: int = DEFAULT_WIDTH) -> list[str]:
+    """Return a problem as text of at most `width` columns; the fix is not wrapped, so that it can be pasted."""
+    lines = _wrapped_text(f"problem: {problem['what']}", width, "")
+    if problem["why"]:
+        lines += _wrapped_text(f"why: {problem['why']}", width, "  ")
+    first, *more = problem["fix"].split("\n")
+    return [*lines, *([f"  fix: {first}"] if first else []), *(f"       {line}" for line in more)]
 
 
 def _reading(sample: Row) -> list[str]:

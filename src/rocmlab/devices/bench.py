@@ -81,10 +81,24 @@ def measure(runs: int, theirs: str | None = None, project: Path | None = None) -
 
 
 def their_command(chosen: str | None, *, simulated: bool) -> list[str]:
-    """Return the command to compare with; rocm-smi cannot see a simulated host, so there it must be given."""
+    """Return the command to compare with; rocm-smi cannot see a simulated host, so there it must be given.
+
+    Raises:
+        RocmlabError: what was given is no command.
+    """
     if chosen is not None:
-        return shlex.split(chosen)
+        try:
+            words = shlex.split(chosen)
+        except ValueError as err:
+            raise _no_command(chosen, str(err)) from None
+        if not words:
+            raise _no_command(chosen, "it is empty")
+        return words
     return shlex.split(THEIRS) if shutil.which("rocm-smi") and not simulated else []
+
+
+def _no_command(text: str, why: str) -> RocmlabError:
+    return RocmlabError(f"--theirs {text!r} is no command", why, f"quote it as a shell wants it: --theirs '{THEIRS}'")
 
 
 def milliseconds(

@@ -142,8 +142,19 @@ def link_folder(card: Card) -> str:
     return folder
 
 
-def link(folder: str) -> dict[str, int | float | None]:
-    """Return width (lanes) and speed (GT/s) of a PCIe link, now and at most; a sleeping device reports none."""
+def is_asleep(card: Card) -> bool:
+    """Tell whether the kernel has suspended a card; source: `power/runtime_status` (sysfs-devices-power)."""
+    return roots.read_text(f"{card.folder}/power/runtime_status") in ("suspended", "suspending")
+
+
+def link(card: Card) -> dict[str, int | float | None]:
+    """Return width (lanes) and speed (GT/s) of a card's PCIe link, now and at most; nothing while it is suspended.
+
+    The kernel resumes a card to read its link.
+    """
+    if is_asleep(card):
+        return {}
+    folder = link_folder(card)
     return {
         "link_width": _lanes(f"{folder}/current_link_width"),
         "link_width_max": _lanes(f"{folder}/max_link_width"),

@@ -1,8 +1,9 @@
 """The CDI specification of a host's AMD GPUs: the device nodes of each, by names that container engines understand.
 
 Source: the Container Device Interface specification (cncf-tags/container-device-interface, SPEC.md and schema/). Names
-are those of AMD's container toolkit (`0`, `1`, … by PCI address, and `all`), and each GPU's PCI address. Owner and mode
-of each node are written out: an engine that is told neither makes the node root's with mode 0666.
+are those of AMD's container toolkit (`0`, `1`, … by PCI address, and `all`), and each GPU's PCI address; of a card in
+partitions it names them all, and each is `<address>-<number>`. Owner and mode of each node are written out: an engine
+that is told neither makes the node root's with mode 0666.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from rocmlab.errors import Problem
 KIND = "amd.com/gpu"
 KFD = "/dev/kfd"
 ALL = "all"
+LIMIT_BYTES = 4 << 20
 VERSIONS = ("0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 KIND_FORM = re.compile(r"[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?/[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
@@ -30,10 +32,18 @@ NODE_NUMBERS = ("major", "minor", "fileMode", "uid", "gid")
 NODE_KEYS = {"path", "hostPath", "type", "permissions", *NODE_NUMBERS}
 
 
-def name_of(device: Device) -> str:
-    """Return the name that means this device and no other, whoever counts; a partition's has its number behind it."""
+def name_of(device: Device, devices: Sequence[Device]) -> str:
+    """Return the name that means this one of all `devices` and no other, whoever counts.
+
+    It is the PCI address; of a card that is several devices this names all, and each has its partition's number behind.
+    """
     address = device.pci_address or f"index-{device.index}"
-    return f"{address}-{device.partition}" if device.partition else address
+    return f"{address}-{device.partition or 0}" if len(_of_card(device, devices)) > 1 else address
+
+
+def _of_card(device: Device, devices: Sequence[Device]) -> list[Device]:
+    """Return the partitions of the card that this device is on, itself included."""
+    return [other for other in devices if device.pci_address and other.pci_address == device.pci_address] or [device]
 
 
 def specification(devices: Sequence[Device], root: Path, *, group_ids: bool = True) -> dict[str, Any]:
@@ -48,8 +58,12 @@ def specification(devices: Sequence[Device], root: Path, *, group_ids: bool = Tr
     ordered = sorted(gpus, key=lambda device: (_address(device), device.partition or 0))
     named: list[dict[str, Any]] = []
     for position, device in enumerate(ordered):
-        edits = _edits([device], root, group_ids=group_ids)
-        named += [{"name": name, "containerEdits": edits} for name in (str(position), name_of(device))]
+        card = _of_card(device, ordered)
+        given = {str(position): [device], name_of(device, ordered): [device]}
+        if device == card[-1] and len(card) > 1:
+            given[str(device.pci_address)] = card
+        edits = {name: _edits(which, root, group_ids=group_ids) for name, which in given.items()}
+        named += [{"name": name, "containerEdits": edit} for name, edit in edits.items()]
     named.append({"name": ALL, "containerEdits": _edits(ordered, root, group_ids=group_ids)})
     found: dict[str, Any] = {"cdiVersion": "", "kind": KIND, "devices": named}
     if any(device.simulated for device in ordered):
@@ -117,10 +131,19 @@ def names_in(folder: Path) -> list[str]:
     return names
 
 
-def read(path: Path) -> object:
-    """Return what a JSON file holds, or the reason as a Problem."""
+def has_yaml(folder: Path) -> bool:
+    """Tell whether a specification lies there that only an engine can read: nothing here understands YAML."""
     try:
-        found: object = json.loads(path.read_bytes()[: 4 << 20])
+        return any(path.suffix in (".yaml", ".yml") for path in folder.iterdir())
+    except OSError:
+        return False
+
+
+def read(path: Path) -> object:
+    """Return what a JSON file holds, or the reason as a Problem; of a file beyond 4 MiB only the beginning is read."""
+    try:
+        with open(path, "rb") as file:
+            found: object = json.loads(file.read(LIMIT_BYTES))
         return found
     except (OSError, ValueError, RecursionError) as err:
         return Problem(f"{path} cannot be read as JSON", str(err), f"sudo scripts/rocmlab cdi --output {path}")

@@ -50,6 +50,8 @@ def _name(root: Path) -> str:
     found = re.search(r"^model name\s*:[ \t]*([\x20-\x7e]{1,100})", text, re.MULTILINE)
     if found and found[1].strip():
         return found[1].strip()
+    if is_simulated(root):
+        return "CPU"
     import platform
 
     return platform.processor() or platform.machine() or "CPU"

@@ -11,7 +11,7 @@ from rocmlab.devices.cuda import Cuda
 from rocmlab.devices.metal import Metal
 from rocmlab.devices.model import Backend, Device, Sample
 from rocmlab.devices.rocm import Rocm
-from rocmlab.devices.roots import system_root
+from rocmlab.devices.roots import is_simulated, system_root
 from rocmlab.errors import Problem
 
 MASKS = (  # names, or how they begin, of what `visibility` has a say in; it is imported only for them
@@ -43,6 +43,7 @@ def survey(
     where = root or system_root()
     masks = os.environ if environment is None else environment
     found, problems = ROCM.examine(where)
+    problems += _no_host(where)
     found += [device for backend in ALL if backend is not ROCM for device in backend.discover(where)]
     if any(name.startswith(MASKS) for name in masks):
         from rocmlab.devices import visibility
@@ -50,6 +51,23 @@ def survey(
         problems += visibility.problems(masks, found)
         found = visibility.mark_hidden(found, masks)
     return sorted(found, key=lambda device: (device.backend == "cpu", not device.is_usable)), problems
+
+
+def _no_host(root: Path) -> list[Problem]:
+    """Tell of a simulated host that is none, which would look like a machine without GPUs."""
+    if not is_simulated(root) or os.path.isdir(f"{root}/sys"):
+        return []
+    if not os.path.exists(root):
+        why = "there is no such folder"
+    else:
+        why = "it has no folder sys" if os.path.isdir(root) else "it is no folder"
+    return [
+        Problem(
+            f"{os.fsencode(root).decode('utf-8', 'replace')} is no simulated host",
+            why,
+            "rocmlab simulate FOLDER writes one for ROCMLAB_ROOT=FOLDER; without ROCMLAB_ROOT this machine is read",
+        )
+    ]
 
 
 def sample(device: Device, root: Path | None = None) -> Sample:

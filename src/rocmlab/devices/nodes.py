@@ -14,12 +14,7 @@ from rocmlab.devices import roots
 RENDER_NAME = re.compile(r"renderD[0-9]{1,6}")
 CARD_NAME = re.compile(r"card[0-9]{1,6}")
 
-OPENING = {  # what opening a GPU's node tells: (how ROCm takes it, what it means)
-    0: ("usable", "it opens"),
-    errno.ENOENT: ("skipped", "it is not here: the GPU was not passed to this container"),
-    errno.EPERM: ("skipped", "the container's device rules (cgroup) deny it"),
-    errno.EACCES: ("fatal", "this user's groups do not allow it, which stops ROCm for all GPUs"),
-}
+SKIPPED = ("ENOENT", "EPERM")  # with these ROCm leaves one GPU out; any other error stops it for all
 
 
 @dataclass(frozen=True)
@@ -29,17 +24,22 @@ class Node:
     path: str  # as the process sees it, without the simulated root: /dev/dri/renderD128
     gid: int  # numeric, because names differ between host and container
     mode: int  # permission bits
-    is_accessible: bool  # readable and writable by this process
+    error: str | None  # why this process cannot open it for reading and writing: EACCES, EPERM, …; None if it can
 
+    @property
+    def is_accessible(self) -> bool:
+        """Whether this process may read and write it."""
+        return self.error is None
 
-@dataclass(frozen=True)
-class Opening:
-    """What really opening a node showed."""
+    @property
+    def is_denied(self) -> bool:
+        """Whether a container's device rules (cgroup) deny it, which only costs this one GPU."""
+        return self.error == "EPERM"
 
-    path: str
-    verdict: str  # usable, skipped (ROCm leaves this GPU out) or fatal (ROCm fails for all GPUs)
-    error: str | None  # ENOENT, EPERM, EACCES, …; None if it opened
-    meaning: str
+    @property
+    def is_forbidden(self) -> bool:
+        """Whether it refuses in a way that stops ROCm for every GPU."""
+        return self.error is not None and self.error not in SKIPPED
 
 
 def inspect(path: Path, root: Path) -> Node | None:
@@ -52,7 +52,7 @@ def inspect(path: Path, root: Path) -> Node | None:
         path="/" + str(path.relative_to(root)),
         gid=found.st_gid,
         mode=stat.S_IMODE(found.st_mode),
-        is_accessible=_is_accessible(path),
+        error=_error(path, found, root),
     )
 
 
@@ -71,42 +71,28 @@ def card_nodes(root: Path) -> list[Node]:
     return _listed(root, CARD_NAME)
 
 
-def open_node(path: str, root: Path) -> Opening:
-    """Open a node read-write as ROCm does, close it again, and say what that showed.
+def _error(path: Path, found: os.stat_result, root: Path) -> str | None:
+    """Return the name of the error with which this process would fail to open a node; None if it may open it.
 
-    A container's device rules show only here: `stat` and `access` know nothing of them. But opening wakes a sleeping
-    GPU and makes this process a user of it, so only a person's question (`rocmlab doctor`) justifies it. On a simulated
-    host nothing is opened, because a stand-in node may have the number of a real one.
+    A node that may be opened is not opened, because that wakes a sleeping GPU. One that may not is, to learn whether
+    its mode refuses (EACCES) or a container's device rules do (EPERM): that fails before the driver hears of it.
 
-    Args:
-        path: the node as a process sees it, such as `/dev/dri/renderD128`.
-        root: the host.
+    On a simulated host nothing is opened, because a stand-in may have the number of a real node. There mode and group
+    decide, and neither root's rights nor the owner's do, so that a fault shows to whoever looks.
     """
-    where = root / path.lstrip("/")
-    number = _open_error_simulated(where) if roots.is_simulated(root) else _open_error(where)
-    verdict, meaning = OPENING.get(number, ("fatal", f"{os.strerror(number)}, which stops ROCm for all GPUs"))
-    return Opening(path, verdict, errno.errorcode.get(number) if number else None, meaning)
-
-
-def _open_error(path: Path) -> int:
+    if roots.is_simulated(root):
+        is_member = os.geteuid() == 0 or found.st_gid in {os.getegid(), *os.getgroups()}
+        may_open = found.st_mode & 0o006 == 0o006 or (is_member and found.st_mode & 0o060 == 0o060)
+        return None if may_open else "EACCES"
+    is_other_user = os.geteuid() != os.getuid() and os.access in os.supports_effective_ids
+    if os.access(path, os.R_OK | os.W_OK, effective_ids=is_other_user):
+        return None
     roots.announce_only(str(path))
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY))
     except OSError as err:
-        return err.errno or errno.EIO
-    return 0
-
-
-def _open_error_simulated(path: Path) -> int:
-    try:
-        path.stat()
-    except OSError as err:
-        return err.errno or errno.EIO
-    return 0 if _is_accessible(path) else errno.EACCES
-
-
-def _is_accessible(path: Path) -> bool:
-    return os.access(path, os.R_OK | os.W_OK, effective_ids=os.access in os.supports_effective_ids)
+        return errno.errorcode.get(err.errno or errno.EIO, "EIO")
+    return None
 
 
 def _listed(root: Path, name: re.Pattern[str]) -> list[Node]:

@@ -1,8 +1,9 @@
 """AMD GPUs: the KFD topology joined to DRM and PCI by PCI address, and by render node where that fails.
 
 Source: `topology` (kernel amdkfd) and `cards` (kernel amdgpu docs). The order of KFD nodes is the order of HIP indices;
-nodes whose render node this process lacks are skipped by ROCm, so they take no index. One render node that exists but
-may not be opened makes ROCm fail for every GPU. rocm-smi counts the same GPUs by PCI address, then by partition.
+nodes whose render node this process lacks, or a container's device rules deny, are skipped by ROCm, so they take no
+index. One render node that exists and refuses otherwise makes ROCm fail for every GPU. rocm-smi counts the same GPUs by
+PCI address, then by partition.
 """
 
 from __future__ import annotations
@@ -159,9 +160,13 @@ def _same_place(node: KfdNode, address: str | None) -> Problem:
     )
 
 
+class UnreadableNodes(Problem):
+    """Nodes that nothing is known of, as in a container that was not given their GPUs."""
+
+
 def _unreadable(numbers: tuple[int, ...]) -> Problem:
     listed = ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
-    return Problem(
+    return UnreadableNodes(
         f"node {listed} of the KFD topology cannot be read",
         "a container may not read the nodes of GPUs it was not given; else the kernel's description is damaged",
         "start the container with those GPUs, or see `sudo dmesg | grep -i kfd`",
@@ -179,9 +184,9 @@ class _Host:
         here = (nodes.inspect(root / path[1:], root) for path in needed)
         self.renders = {node.path: node for node in here if node}
         if as_root:
-            self.compute = replace(self.compute, is_accessible=True) if self.compute else None
-            self.renders = {path: replace(node, is_accessible=True) for path, node in self.renders.items()}
-        self.forbidden = [path for path, node in self.renders.items() if not node.is_accessible]
+            self.compute = replace(self.compute, error=None) if self.compute else None
+            self.renders = {path: replace(node, error=None) for path, node in self.renders.items()}
+        self.forbidden = [path for path, node in self.renders.items() if node.is_forbidden]
         ranked = sorted((gpu for gpu in joined if gpu.address), key=lambda gpu: gpu.order)
         self.smi = {gpu.node.number: rank for rank, gpu in enumerate(ranked)}
         self.driver = _driver_version(root)
@@ -260,13 +265,13 @@ class _Host:
         if self.compute is None:
             return "/dev/kfd is not here"
         if not self.compute.is_accessible:
-            return f"/dev/kfd cannot be opened (it belongs to group {self.compute.gid})"
+            return _why_closed(self.compute)
         if path is None:
             return "the kernel names no render node for it"
         if render is None:
             return f"{path} is not here"
         if not render.is_accessible:
-            return f"{path} cannot be opened (it belongs to group {render.gid})"
+            return _why_closed(render)
         if self.forbidden:
             return f"{self.forbidden[0]} exists and cannot be opened, which stops ROCm for all GPUs"
         return None
@@ -289,6 +294,12 @@ class _Host:
         return f"amdgpu {self.driver}".strip() if name == "amdgpu" else name
 
 
+def _why_closed(node: nodes.Node) -> str:
+    if node.is_denied:
+        return f"{node.path} is denied by the container's device rules"
+    return f"{node.path} cannot be opened (it belongs to group {node.gid})"
+
+
 def _card_node(number: int | None) -> str | None:
     return None if number is None else f"/dev/dri/card{number}"
 
@@ -296,7 +307,7 @@ def _card_node(number: int | None) -> str | None:
 def _of_card(card: Card) -> dict[str, Any]:
     """Return what the PCI device of a GPU tells, which its partitions share."""
     return {
-        **cards.link(cards.link_folder(card)),
+        **cards.link(card),
         "compute_partition": card.text("current_compute_partition", COMPUTE_MODES),
         "memory_partition": card.text("current_memory_partition", r"NPS[0-9]{1,2}"),
         "numa_node": card.number("numa_node", 0, 4096),

@@ -15,6 +15,7 @@ from rocmlab.doctor.model import BLOCKS, CONTAINER, NOT_APPLICABLE, Check, Findi
 from rocmlab.doctor.situation import Situation
 from rocmlab.errors import RocmlabError
 from rocmlab.stack import project as projects
+from rocmlab.stack import settings as configuration
 from rocmlab.stack.project import Project
 
 COMPARING = ("lab.answers", "lab.devices", "lab.groups", "cgroup")  # which need the lab's answer
@@ -127,13 +128,14 @@ def _framework_limit(situation: Situation, wanted: Wanted) -> float:
 
 def _planned(folder: Path | None, wanted: Wanted) -> Situation:
     """Plan as `make up` does, and find the lab that the last one left; a plan that fails is a finding."""
-    project, problem = None, None
+    project, problem, asked = None, None, None
     try:
+        asked = configuration.load(folder) if folder else None
         project = projects.plan(folder) if folder else None
     except RocmlabError as err:
         problem = err.problem
     root = system_root()  # which the plan has set to the simulated host that was chosen
-    situation = Situation(root, project=project, plan_problem=problem, with_frameworks=wanted.frameworks)
+    situation = Situation(root, project=project, plan_problem=problem, asked=asked, with_frameworks=wanted.frameworks)
     if folder is None:
         return situation
     try:

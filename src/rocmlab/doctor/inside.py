@@ -3,44 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rocmlab.doctor.model import CONTAINER
 from rocmlab.errors import RocmlabError
 from rocmlab.stack import process
-from rocmlab.stack.native import NativeLab
 from rocmlab.stack.project import Project
 
 QUICK_SECONDS = 20.0
 
 
-def command(project: Project) -> list[str] | None:
-    """Return the words before `doctor` that run rocmlab inside this lab, or None where none runs."""
-    lab = project.lab
-    if isinstance(lab, NativeLab):
-        if not lab.venv.interpreter.exists():
-            return None
-        return [str(lab.venv.interpreter), "-m", "rocmlab"]
-    container, program = getattr(lab, "container", lambda: None)(), getattr(lab, "program", "docker")
-    return [program, "exec", container, "start.sh", "rocmlab"] if container else None
-
-
-def environment(project: Project) -> Mapping[str, str]:
-    """Return the environment to call it with."""
-    lab = project.lab
-    found: Mapping[str, str] = lab.server_environment() if isinstance(lab, NativeLab) else lab.environment  # type: ignore[attr-defined]
-    return found
-
-
 def ask(project: Project, options: Sequence[str], limit_seconds: float) -> dict[str, Any] | None:
     """Return what the lab's own doctor reports, with `problem` where it gave no report; None where no lab runs."""
     try:
-        words, env = command(project), environment(project)
+        found = project.lab.inside()
     except RocmlabError as err:
         return silent(err.problem.what, err.problem.why, err.problem.fix)
-    if words is None:
+    if found is None:
         return None
+    words, env = found
     arguments = [*words, "doctor", "--json", "--side", CONTAINER, *options]
     _, output = process.capture(arguments, env=env, timeout_seconds=limit_seconds)
     try:

@@ -153,13 +153,14 @@ class Check:
         return [self._finding(situation, verdict) for verdict in verdicts]
 
     def _finding(self, situation: Situation, verdict: Verdict) -> Finding:
+        problem = verdict.problem
         return Finding(
             self.id,
             self.title,
             situation.side,
             verdict.status,
             verdict.evidence,
-            verdict.problem,
+            Problem(problem.what, problem.why, problem.fix) if problem else None,  # its kind was for the check
             verdict.reason,
             verdict.about,
             verdict.repair,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import grp
 import os
 import re
-import stat
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from rocmlab.devices import Device, discover, is_simulated, nodes, visibility
+from rocmlab.devices.cards import Cards
 from rocmlab.devices.rocm import Rocm
-from rocmlab.devices.roots import link_name, list_names, read_integer, read_text
+from rocmlab.devices.roots import list_names, read_integer, read_text
 from rocmlab.doctor.model import CONTAINER, HOST, UnansweredError
 from rocmlab.errors import Problem, RocmlabError
 from rocmlab.stack import envfile
@@ -26,9 +26,9 @@ from rocmlab.stack.engine import Engine
 
 if TYPE_CHECKING:
     from rocmlab.stack.project import Project
+    from rocmlab.stack.settings import Settings
 
 T = TypeVar("T")
-AMD = 0x1002
 LIMIT_SECONDS = 2.0  # for one fact
 ENGINE_LIMIT_SECONDS = 25.0  # the engine's own limit is 20 s a command
 CONTAINER_RUNTIMES = ("docker", "podman")
@@ -67,14 +67,12 @@ class Node:
     mode: int  # permission bits
     major: int
     minor: int
-    is_accessible: bool
-    is_device: bool  # False for the plain files of a simulated host
+    error: str | None  # why this process cannot open it: EACCES, EPERM, …; None if it can
 
     @property
     def group_may_open(self) -> bool:
         """Tell whether whoever is in the node's group, or anyone, may read and write it."""
-        by_owner = not self.is_device and self.mode & 0o600 == 0o600  # a stand-in belongs to whoever simulates
-        return by_owner or self.mode & 0o060 == 0o060 or self.mode & 0o006 == 0o006
+        return self.mode & 0o060 == 0o060 or self.mode & 0o006 == 0o006
 
     def __str__(self) -> str:
         return f"{self.path} group {self.gid} mode {self.mode:04o}"
@@ -102,6 +100,7 @@ class Situation:
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     project: Project | None = None  # host: what `make up` would start
     plan_problem: Problem | None = None  # host: why nothing can be planned
+    asked: Settings | None = None  # host: what was chosen, where nothing can be planned
     running: Project | None = None  # host: the lab that the last `make up` left
     given_engine: Engine | None = None
     uid: int = field(default_factory=os.geteuid)
@@ -110,7 +109,7 @@ class Situation:
     operation_limit_seconds: float = 180.0  # for one framework on one device, its import included
     with_frameworks: bool = True
     lab_report: Mapping[str, Any] | None = None  # host: what the lab's own doctor said
-    _kept: dict[int, Any] = field(default_factory=dict)
+    _kept: dict[int, Any] = field(default_factory=dict, init=False, compare=False)  # a copy looks anew
 
     def once(self, asked: fact[T]) -> T:
         """Return a fact, gathered on a thread that is left behind if the system does not answer.
@@ -199,9 +198,16 @@ class Situation:
     @property
     def asked_backend(self) -> str:
         """What the person asked for in BACKEND: auto, or a backend."""
-        if self.side == CONTAINER or not self.project:
-            return "auto"
-        return self.project.settings.get("BACKEND")
+        return self._asked("BACKEND")
+
+    @property
+    def asked_runtime(self) -> str:
+        """What the person asked for in RUNTIME: auto, or a runtime."""
+        return self._asked("RUNTIME")
+
+    def _asked(self, name: str) -> str:
+        settings = self.project.settings if self.project else self.asked
+        return "auto" if self.side == CONTAINER or settings is None else settings.get(name)
 
     @property
     def no_amd(self) -> str:
@@ -282,25 +288,14 @@ class Situation:
             node.mode,
             os.major(found.st_rdev),
             os.minor(found.st_rdev),
-            node.is_accessible,
-            stat.S_ISCHR(found.st_mode),
+            node.error,
         )
 
     @fact
     def pci_gpus(self) -> list[PciGpu]:
         """The AMD display and compute devices of the PCI bus (classes 0x03 and 0x12)."""
-        found = []
-        for address in self.names("sys/bus/pci/devices"):
-            folder = f"sys/bus/pci/devices/{address}"
-            if self.text(f"{folder}/vendor") != f"{AMD:#06x}":
-                continue
-            if not (self.text(f"{folder}/class") or "").startswith(("0x03", "0x12")):
-                continue
-            device = self.text(f"{folder}/device") or ""
-            number = int(device, 16) if re.fullmatch(r"0x[0-9a-fA-F]{1,4}", device) else 0
-            driver = link_name(self.root / folder / "driver")
-            found.append(PciGpu(address, number, driver, self.text(f"{folder}/power_state")))
-        return found
+        found = sorted(Cards(self.root).by_address.items())
+        return [PciGpu(address, card.device or 0, card.driver, card.text("power_state")) for address, card in found]
 
     @fact
     def driver_is_live(self) -> bool:

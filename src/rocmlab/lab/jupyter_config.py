@@ -1,4 +1,4 @@
-"""JupyterLab in either runtime: `rocmlab.lab.install` puts this file into its environment, for Jupyter to execute.
+"""JupyterLab in every runtime: `rocmlab.lab.install` puts this file into its environment, for Jupyter to execute.
 
 The token comes from JUPYTER_TOKEN; the native lab gives address, port and folder on the command line.
 """
@@ -7,8 +7,8 @@ import os
 
 c = get_config()  # noqa: F821  # traitlets defines it
 
-if os.environ.get("ROCMLAB_RUNTIME") == "docker":
-    # All addresses of the container; Compose publishes the port on the host's loopback only.
+if os.environ.get("ROCMLAB_RUNTIME") in ("docker", "podman"):
+    # All addresses of the container; the engine publishes the port on the host's loopback only.
     c.ServerApp.ip = "0.0.0.0"
     # Shows work/ and share/.
     c.ServerApp.root_dir = "/home/jovyan"

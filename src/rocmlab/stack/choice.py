@@ -18,7 +18,7 @@ RUNTIMES = ("docker", "podman", "native")
 CONTAINERS = ("docker", "podman")
 NO_PODMAN = Podman(is_usable=False)
 INSTALL_DOCKER = "sudo apt install docker.io docker-buildx docker-compose-v2, on Debian 13 docker-compose"
-INSTALL_PODMAN = "sudo apt install podman crun uidmap"
+INSTALL_PODMAN = "sudo apt install podman crun uidmap slirp4netns"
 
 
 @dataclass(frozen=True)
@@ -82,18 +82,24 @@ def _amd_display(root: Path) -> str | None:
     return None
 
 
-def choose(host: Host, backend: str = "auto", runtime: str = "auto") -> Choice:
+def choose(host: Host, backend: str = "auto", runtime: str = "auto", before: str = "") -> Choice:
     """Choose backend and runtime.
+
+    Args:
+        host: what was found.
+        backend: what was asked for.
+        runtime: what was asked for.
+        before: the runtime of the lab that is there; `auto` does not leave Docker because it happens to be down.
 
     Raises:
         RocmlabError: a word is unknown, or a GPU or an engine that was asked for cannot be used.
     """
-    _check_word("BACKEND", backend, ("auto", *BACKENDS))
-    _check_word("RUNTIME", runtime, ("auto", *RUNTIMES))
+    check_word("BACKEND", backend, ("auto", *BACKENDS))
+    check_word("RUNTIME", runtime, ("auto", *RUNTIMES))
     chosen = _choose_backend(host, runtime) if backend == "auto" else backend
     if backend != "auto":
         _check_present(host, chosen)
-    where = _choose_runtime(host, chosen, runtime)
+    where = _choose_runtime(host, chosen, runtime, before)
     _check_usable(host, chosen, where)
     return Choice(
         backend=chosen,
@@ -105,7 +111,12 @@ def choose(host: Host, backend: str = "auto", runtime: str = "auto") -> Choice:
     )
 
 
-def _check_word(name: str, word: str, known: tuple[str, ...]) -> None:
+def check_word(name: str, word: str, known: tuple[str, ...]) -> None:
+    """Make sure that a setting is one of the words there are.
+
+    Raises:
+        RocmlabError: it is not.
+    """
     if word not in known:
         raise RocmlabError(f"{name}={word} is unknown", "a typing error, perhaps", f"use one of: {', '.join(known)}")
 
@@ -146,7 +157,7 @@ def _check_present(host: Host, backend: str) -> None:
         raise RocmlabError("BACKEND=metal was asked for, and this is no Mac", "Metal is macOS's own", without)
 
 
-def _choose_runtime(host: Host, backend: str, runtime: str) -> str:
+def _choose_runtime(host: Host, backend: str, runtime: str, before: str) -> str:
     engines: dict[str, Engine | Podman] = {"docker": host.engine, "podman": host.podman}
     if runtime in CONTAINERS and not engines[runtime].is_usable:
         problem = engines[runtime].problem
@@ -155,9 +166,14 @@ def _choose_runtime(host: Host, backend: str, runtime: str) -> str:
         return runtime
     if backend == "metal":
         return "native"
-    for name, engine in engines.items():
-        if engine.is_usable and not (name == "podman" and backend == "cuda"):
-            return name
+    if before == "docker" and host.engine.problem:
+        raise _error(host.engine.problem)
+    podman_can = host.podman.is_usable and host.podman.gpu_problem(backend) is None
+    if host.engine.is_usable:
+        fits = before == "docker" or _engine_problem(host, backend, "docker") is None
+        return "docker" if fits or not podman_can else "podman"
+    if host.podman.is_usable and backend != "cuda":
+        return "podman"
     for engine in engines.values():
         if engine.problem:
             raise _error(engine.problem)
@@ -224,7 +240,9 @@ def _reason(host: Host, backend: str, runtime: str, asked_backend: str, asked_ru
     if runtime == "docker":
         return f"{device}, Docker engine {host.engine.version}"
     if runtime == "podman":
-        return f"{device}, {'rootless ' if host.podman.is_rootless else ''}Podman {host.podman.version}"
+        kind = f"{'rootless ' if host.podman.is_rootless else ''}Podman {host.podman.version}"
+        unfit = host.engine.problem or (_engine_problem(host, backend, "docker") if host.engine.is_usable else None)
+        return f"{device}, {kind}" + (f", because {unfit.what}" if unfit else "")
     return f"{device}, {'macOS' if host.is_mac else 'no Docker engine'}"
 
 

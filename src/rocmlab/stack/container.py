@@ -9,7 +9,7 @@ import secrets
 import shutil
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
@@ -85,6 +85,14 @@ class ContainerLab(ABC):
     def has_image(self) -> bool:
         """Tell whether any version of the image is here."""
         return self.image_id(self.image) != ""
+
+    def is_built(self) -> bool:
+        """Tell whether any version of the image is here."""
+        return self.has_image()
+
+    def disk(self) -> Path:
+        """Return the folder where the engine keeps images."""
+        return Path(self.engine_root) if self.engine_root else self.settings.project
 
     def has_base(self) -> bool:
         """Tell whether the base image is here."""
@@ -191,8 +199,23 @@ class ContainerLab(ABC):
         """Bring the container to the configured state; return the engine's exit code and what it printed."""
 
     @abstractmethod
+    def _owner(self) -> str:
+        """Return the project folder of the container of our name, empty where there is none."""
+
     def _check_owner(self) -> None:
         """Make sure that the container of our name is ours, and not that of a clone that was copied with its `.env`."""
+        owner = self._owner()
+        if owner and Path(owner).resolve() != self.settings.project.resolve() and Path(owner, "compose.yaml").exists():
+            name = self.values["COMPOSE_PROJECT_NAME"]
+            raise RocmlabError(
+                f"the lab {name} belongs to the clone {owner}",
+                "both have the same COMPOSE_PROJECT_NAME in .env, as after a copy of the whole folder",
+                f"make up COMPOSE_PROJECT_NAME={name}-2 PORT={self.port + 1}",
+            )
+
+    def _label(self, container: str, name: str) -> str:
+        code, output = self.engine("inspect", "--format", f'{{{{index .Config.Labels "{name}"}}}}', container)
+        return output.strip() if code == 0 else ""
 
     @abstractmethod
     def _is_current(self, container: str) -> bool:
@@ -277,6 +300,13 @@ class ContainerLab(ABC):
             say(f"kept the volume {self.volume} (remove it and all results with: {remove})")
 
     # -- inside --------------------------------------------------------------------------------------------------
+
+    def inside(self) -> tuple[list[str], Mapping[str, str]] | None:
+        """Return what runs rocmlab in the running container as the lab's own user, or None where none runs."""
+        container = self.container()
+        if container is None:
+            return None
+        return [self.program, "exec", container, "start.sh", "rocmlab"], self.environment
 
     def devices(self) -> list[dict[str, Any]]:
         """Ask the running lab, as its own user, which devices it sees."""

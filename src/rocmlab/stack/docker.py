@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from rocmlab.errors import RocmlabError
 from rocmlab.stack import process
@@ -51,17 +50,9 @@ class DockerLab(ContainerLab):
             timeout_seconds=300,
         )
 
-    def _check_owner(self) -> None:
+    def _owner(self) -> str:
         container = self.container(running_only=False)
-        label = '{{index .Config.Labels "com.docker.compose.project.working_dir"}}'
-        owner = Path(self.engine("inspect", "--format", label, container)[1].strip()) if container else None
-        if owner and owner.resolve() != self.settings.project.resolve() and (owner / "compose.yaml").exists():
-            name = self.values["COMPOSE_PROJECT_NAME"]
-            raise RocmlabError(
-                f"the lab {name} belongs to the clone {owner}",
-                "both have the same COMPOSE_PROJECT_NAME in .env, as after a copy of the whole folder",
-                f"make up COMPOSE_PROJECT_NAME={name}-2 PORT={self.port + 1}",
-            )
+        return self._label(container, "com.docker.compose.project.working_dir") if container else ""
 
     def stop(self, say: Say) -> None:
         """Remove the container and the network; the volume stays."""

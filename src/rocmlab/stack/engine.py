@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rocmlab.errors import Problem
 
@@ -20,11 +21,10 @@ UNITS = (
 )
 COMPOSE_OLDEST = (2, 24, 4)  # first with !override
 ENGINE_OLDEST = (25, 0)  # first whose build knows named contexts and HEALTHCHECK --start-interval
-INFO = (
-    '{"version":{{json .ServerVersion}},"os":{{json .OperatingSystem}},"root":{{json .DockerRootDir}},'
-    '"security":{{json .SecurityOptions}},"runtimes":{{json .Runtimes}},"context":{{json .ClientInfo.Context}},'
-    '"cdi":{{json .CDISpecDirs}}}'
-)
+
+
+class ComposeProblem(Problem):
+    """What is wrong with the Compose of an engine that answers."""
 
 
 @dataclass(frozen=True)
@@ -110,9 +110,9 @@ def probe(environment: Mapping[str, str] | None = None) -> Engine:
     client = shutil.which("docker", path=environment.get("PATH"))
     if client is None:
         return Engine(is_usable=False)
-    code, output, error = _capture([client, "info", "--format", INFO], environment)
+    code, output, error = _capture([client, "info", "--format", "{{json .}}"], environment)
     start = output.find("{")
-    if code == 0 and start >= 0 and (facts := _facts(output[start:])).get("version"):
+    if code == 0 and start >= 0 and (facts := json_object(output[start:])).get("ServerVersion"):
         return _with_tools(client, facts, environment)
     if _is_podman(client, output + error) or not _is_installed(environment, error):
         return Engine(is_usable=False)
@@ -124,7 +124,8 @@ def _is_podman(client: str, said: str) -> bool:
     return Path(os.path.realpath(client)).name == "podman" or "emulate docker cli using podman" in said.lower()
 
 
-def _facts(text: str) -> dict[str, object]:
+def json_object(text: str) -> dict[str, Any]:
+    """Return the JSON object that an engine printed, empty where it is none."""
     try:
         facts = json.loads(text)
     except ValueError:
@@ -132,20 +133,22 @@ def _facts(text: str) -> dict[str, object]:
     return facts if isinstance(facts, dict) else {}
 
 
-def _with_tools(client: str, facts: dict[str, object], environment: Mapping[str, str]) -> Engine:
+def _with_tools(client: str, facts: dict[str, Any], environment: Mapping[str, str]) -> Engine:
     code, output, _ = _capture([client, "compose", "version", "--short"], environment)
-    security, runtimes, folders = facts.get("security"), facts.get("runtimes"), facts.get("cdi")
-    context = str(facts.get("context") or "")
+    version, root = str(facts["ServerVersion"]), str(facts.get("DockerRootDir") or "")
+    security, runtimes, folders = (facts.get(name) for name in ("SecurityOptions", "Runtimes", "CDISpecDirs"))
+    about_client = facts.get("ClientInfo")
+    context = str(about_client.get("Context") or "") if isinstance(about_client, dict) else ""
     endpoint = _endpoint(client, context, environment)
     return Engine(
-        is_usable=(problem := _version_problem(str(facts["version"])) or _compose_problem(code, output)) is None,
+        is_usable=(problem := _version_problem(version) or _compose_problem(code, output)) is None,
         problem=problem,
-        version=str(facts["version"]),
-        operating_system=str(facts.get("os", "")),
-        root=str(facts.get("root", "")),
+        version=version,
+        operating_system=str(facts.get("OperatingSystem") or ""),
+        root=root,
         security=tuple(map(str, security)) if isinstance(security, list) else (),
         runtimes=tuple(runtimes) if isinstance(runtimes, dict) else (),
-        is_snap=_is_snap(client, str(facts.get("root", ""))),
+        is_snap=_is_snap(client, root),
         is_remote=endpoint.startswith(("tcp:", "ssh:", "http:", "https:")) and not _is_loopback(endpoint),
         context=context,
         endpoint=endpoint,
@@ -196,13 +199,15 @@ def _compose_problem(code: int, output: str) -> Problem | None:
         "or docker-compose (Debian 13); or, without Docker: make up RUNTIME=native"
     )
     if code:
-        return Problem(
+        return ComposeProblem(
             "`docker compose` is missing", "the engine answers, but the Compose plugin is not installed", fix
         )
     found = tuple(map(int, re.findall(r"\d+", output)[:3]))
     if found < COMPOSE_OLDEST:
         oldest = ".".join(map(str, COMPOSE_OLDEST))
-        return Problem(f"Docker Compose {output.strip()} is too old", f"the Compose files need {oldest} or newer", fix)
+        return ComposeProblem(
+            f"Docker Compose {output.strip()} is too old", f"the Compose files need {oldest} or newer", fix
+        )
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,11 +11,11 @@ from pathlib import Path
 from rocmlab.devices import Device, cdi, nodes, visibility
 from rocmlab.devices.rocm import Rocm
 from rocmlab.errors import RocmlabError
-from rocmlab.stack.choice import Choice
+from rocmlab.stack.choice import Choice, check_word
 from rocmlab.stack.engine import Engine
 from rocmlab.stack.settings import Settings
 
-OVERLAY = ".rocmlab/compose.gpus.yaml"
+OVERLAY = ".rocmlab/compose.gpus.yaml"  # of the lab; a single run has one of its own
 WAYS = ("nodes", "cdi")
 HEAD = "# Written by `make up`: exactly the GPUs that GPUS names.\nservices:\n  lab:\n"
 
@@ -62,12 +63,10 @@ def _check_openable(root: Path) -> None:
 
 
 def _check_way(settings: Settings, choice: Choice, engine: Engine, root: Path) -> None:
-    way = settings.get("GPU_PASSTHROUGH")
-    if way not in WAYS:
-        raise RocmlabError(f"GPU_PASSTHROUGH={way} is unknown", "a typing error, perhaps", "use one of: nodes, cdi")
-    if way == "nodes" or choice.backend != "rocm" or choice.runtime == "native":
+    check_word("GPU_PASSTHROUGH", settings.get("GPU_PASSTHROUGH"), WAYS)
+    if not _asks_for_cdi(settings, choice):
         return
-    if choice.runtime != "docker" or choice.is_wsl:
+    if not _uses_cdi(settings, choice):
         raise RocmlabError(
             "GPU_PASSTHROUGH=cdi was asked for, and only Docker's lab on Linux uses CDI names",
             "Podman and WSL2 are given the device nodes themselves",
@@ -76,7 +75,10 @@ def _check_way(settings: Settings, choice: Choice, engine: Engine, root: Path) -
     problem = engine.cdi_problem()
     if problem:
         raise RocmlabError(problem.what, problem.why, problem.fix)
-    known = {name for folder in engine.cdi_folders for name in cdi.names_in(Path(folder))}
+    folders = [Path(folder) for folder in engine.cdi_folders]
+    if any(cdi.has_yaml(folder) for folder in folders):
+        return  # which only the engine can read; it says what it does not know
+    known = {name for folder in folders for name in cdi.names_in(folder)}
     missing = [name for name in _cdi_names(settings, choice, root) if name not in known]
     if missing:
         raise RocmlabError(
@@ -109,39 +111,66 @@ def overlays(settings: Settings, choice: Choice) -> list[str]:
     return files
 
 
+def _asks_for_cdi(settings: Settings, choice: Choice) -> bool:
+    return settings.get("GPU_PASSTHROUGH") == "cdi" and choice.backend == "rocm" and choice.runtime != "native"
+
+
 def _uses_cdi(settings: Settings, choice: Choice) -> bool:
-    return settings.get("GPU_PASSTHROUGH") == "cdi" and choice.backend == "rocm" and choice.runtime == "docker"
+    return _asks_for_cdi(settings, choice) and choice.runtime == "docker" and not choice.is_wsl
 
 
 def _cdi_names(settings: Settings, choice: Choice, root: Path) -> list[str]:
     """Return the CDI names of the chosen GPUs; by PCI address, which no other tool counts differently."""
     if settings.get("GPUS") in ("all", "none"):
-        return [f"{cdi.KIND}=all"]
-    chosen = visibility.select(given_from(choice, [], root), settings.get("GPUS"))
-    return [f"{cdi.KIND}={cdi.name_of(device)}" for device in chosen]
+        return [f"{cdi.KIND}={cdi.ALL}"]
+    devices = given_from(choice, [], root)
+    chosen = visibility.select(devices, settings.get("GPUS"))
+    return [f"{cdi.KIND}={cdi.name_of(device, devices)}" for device in chosen]
 
 
-def overlay(settings: Settings, choice: Choice, devices: Sequence[Device], root: Path) -> str:
-    """Return the Compose overlay that gives the lab exactly the chosen GPUs."""
+@dataclass(frozen=True)
+class Passed:
+    """What a container is given of the GPUs; where nothing is named, what its base file says stays."""
+
+    nodes: tuple[str, ...] = ()  # device files
+    names: tuple[str, ...] = ()  # CDI names
+    ids: tuple[str, ...] = ()  # of NVIDIA's GPUs
+    environment: tuple[tuple[str, str | None], ...] = ()  # None: to be removed, wherever else it comes from
+
+
+def passed(settings: Settings, choice: Choice, devices: Sequence[Device], root: Path) -> Passed:
+    """Return what gives a container exactly the chosen GPUs, under either engine."""
     asked = settings.get("GPUS")
-    if _uses_cdi(settings, choice):
-        mask = _environment(visibility.child_environment([])) if asked == "none" else ""
-        return HEAD + mask + _cdi_devices(_cdi_names(settings, choice, root))
+    if choice.is_wsl:
+        hidden = _masks([]) if asked == "none" else ()
+        return Passed(("/dev/dxg",), environment=(("HSA_ENABLE_DXG_DETECTION", "1"), *hidden))
+    if choice.backend not in ("rocm", "cuda") and not choice.is_simulated:
+        return Passed()
     chosen = visibility.select(given_from(choice, devices, root), asked)
     if choice.is_simulated:
-        return HEAD + _environment(visibility.child_environment(chosen))
-    return gpu_overlay(choice.backend, chosen)
+        return Passed(environment=_masks(chosen) if asked != "all" else ())
+    if _uses_cdi(settings, choice):
+        names = tuple(_cdi_names(settings, choice, root))
+        return Passed(names=names, environment=_masks([]) if asked == "none" else ())
+    if choice.is_rootless:  # a subset of nodes stops ROCm there (ROCm#3144): the mask alone chooses
+        return Passed(_all_nodes(root, openable=True), environment=_masks(chosen) if asked != "all" else ())
+    if chosen or choice.runtime == "docker":
+        return exactly(choice.backend, chosen)
+    # The nodes stay: without /dev/kfd a lab for AMD GPUs refuses to start.
+    return Passed(_all_nodes(root), environment=_masks([]) if asked == "none" else ())
 
 
-def gpu_overlay(backend: str, devices: Sequence[Device]) -> str:
-    """Return a Compose overlay that passes exactly these GPUs by their device nodes, or NVIDIA's by their ids."""
-    if not devices:  # the nodes stay: without /dev/kfd a lab for AMD GPUs refuses to start
-        return HEAD + _environment(visibility.child_environment([]))
+def exactly(backend: str, devices: Sequence[Device]) -> Passed:
+    """Return these GPUs by their device nodes, or NVIDIA's by their ids; where there are none, a mask hides all."""
+    if not devices:
+        return Passed(environment=_masks([]))
     if backend == "rocm":
-        listed = "".join(f"      - {path}\n" for path in node_paths(devices))
-        return f"{HEAD}    devices: !override\n{listed}"
-    ids = [device.unique_id or str(device.index) for device in devices]
-    return HEAD + _reservation("nvidia", ids, "!override")
+        return Passed(tuple(node_paths(devices)))
+    return Passed(ids=tuple(device.unique_id or str(device.index) for device in devices))
+
+
+def _masks(devices: Sequence[Device]) -> tuple[tuple[str, str | None], ...]:
+    return tuple(visibility.child_environment(devices).items())
 
 
 def node_paths(devices: Sequence[Device]) -> list[str]:
@@ -149,16 +178,39 @@ def node_paths(devices: Sequence[Device]) -> list[str]:
     return ["/dev/kfd", *dict.fromkeys(device.render_node for device in devices if device.render_node)]
 
 
-def _environment(variables: dict[str, str | None]) -> str:
+def _all_nodes(root: Path, *, openable: bool = False) -> tuple[str, ...]:
+    compute = nodes.kfd(root)
+    found = ([compute] if compute else []) + nodes.render_nodes(root)
+    return tuple(node.path for node in found if node.is_accessible or not openable)
+
+
+# -- Compose -------------------------------------------------------------------------------------------------------
+
+
+def overlay(given: Passed) -> str:
+    """Return what a container is given as a Compose overlay."""
+    text = HEAD
+    if given.environment:
+        text += _environment(given.environment)
+    if given.nodes:
+        text += "    devices: !override\n" + "".join(f"      - {path}\n" for path in given.nodes)
+    if given.names:
+        text += "    devices: !reset []\n" + _reservation("cdi", given.names, "")
+    if given.ids:
+        text += _reservation("nvidia", given.ids, "!override")
+    return text
+
+
+def overlay_of_a_run(text: str) -> str:
+    """Return the file for the overlay of a single run, by its content: the standing lab's is not touched."""
+    return OVERLAY.replace(".yaml", f".{hashlib.sha256(text.encode()).hexdigest()[:12]}.yaml")
+
+
+def _environment(variables: Sequence[tuple[str, str | None]]) -> str:
     """Return these variables for Compose; one to be removed is set to nothing where the base file passes it."""
-    lines = [f"      {name}: {json.dumps(value)}\n" for name, value in variables.items() if value is not None]
-    removed = [name for name, value in variables.items() if value is None]
-    lines += [f"      {name}: !reset null\n" for name in removed]
+    lines = [f"      {name}: {json.dumps(value)}\n" for name, value in variables if value is not None]
+    lines += [f"      {name}: !reset null\n" for name, value in variables if value is None]
     return "    environment:\n" + "".join(lines)
-
-
-def _cdi_devices(names: Sequence[str]) -> str:
-    return "    devices: !reset []\n" + _reservation("cdi", names, "")
 
 
 def _reservation(driver: str, ids: Sequence[str], tag: str) -> str:
@@ -167,43 +219,3 @@ def _reservation(driver: str, ids: Sequence[str], tag: str) -> str:
         f"            - driver: {driver}\n              device_ids: {json.dumps(list(ids))}\n"
         "              capabilities: [gpu]\n"
     )
-
-
-@dataclass(frozen=True)
-class Passed:
-    """What a container is given of the GPUs where no Compose file says it: for Podman."""
-
-    nodes: tuple[str, ...] = ()
-    environment: tuple[tuple[str, str], ...] = ()
-    is_masked: bool = False  # all GPUs are passed, and the mask alone chooses
-
-
-def passed(settings: Settings, choice: Choice, devices: Sequence[Device], root: Path) -> Passed:
-    """Return the nodes and variables that give a container of Podman's exactly the chosen GPUs."""
-    asked = settings.get("GPUS")
-    if choice.is_wsl:
-        hidden = asked == "none"
-        mask = _kept(visibility.child_environment([])) if hidden else ()
-        return Passed(("/dev/dxg",), (("HSA_ENABLE_DXG_DETECTION", "1"), *mask), hidden)
-    if choice.is_simulated and asked != "all":
-        chosen = visibility.select(given_from(choice, devices, root), asked)
-        return Passed((), _kept(visibility.child_environment(chosen)), is_masked=True)
-    if choice.backend != "rocm":
-        return Passed()
-    chosen = visibility.select(given_from(choice, devices, root), asked)
-    if not choice.is_rootless:
-        if chosen:
-            return Passed(tuple(node_paths(chosen)))
-        return Passed(_all_nodes(root), _kept(visibility.child_environment([])), is_masked=True)
-    mask = () if asked == "all" else _kept(visibility.child_environment(chosen))
-    return Passed(_all_nodes(root, openable=True), mask, is_masked=bool(mask))
-
-
-def _kept(variables: dict[str, str | None]) -> tuple[tuple[str, str], ...]:
-    return tuple((name, value) for name, value in variables.items() if value is not None)
-
-
-def _all_nodes(root: Path, *, openable: bool = False) -> tuple[str, ...]:
-    compute = nodes.kfd(root)
-    found = ([compute] if compute else []) + nodes.render_nodes(root)
-    return tuple(node.path for node in found if node.is_accessible or not openable)

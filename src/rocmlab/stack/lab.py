@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 Say = Callable[[str], None]  # prints one line of progress
@@ -20,6 +21,12 @@ class Lab(Protocol):
     def check_disk(self) -> None:
         """Raise RocmlabError if the disk has no room for what `prepare` would still make."""
 
+    def is_built(self) -> bool:
+        """Tell whether any version of the image or environment is there, current or not."""
+
+    def disk(self) -> Path:
+        """Return the folder on whose disk the image or environment lies, as far as it is known."""
+
     def is_running(self) -> bool:
         """Tell whether the lab's server process exists."""
 
@@ -34,6 +41,9 @@ class Lab(Protocol):
 
     def devices(self) -> list[dict[str, Any]]:
         """Return the devices that the lab itself sees."""
+
+    def inside(self) -> tuple[list[str], Mapping[str, str]] | None:
+        """Return what runs rocmlab inside the lab: words to put a verb behind, and their environment; None: nothing."""
 
     def run(self, arguments: Sequence[str]) -> int:
         """Run `rocmlab <arguments>` inside the lab and return its exit code."""

@@ -11,7 +11,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,20 @@ class NativeLab:
     def is_prepared(self) -> bool:
         """Tell whether `.venv` is current."""
         return self.venv.is_current()
+
+    def is_built(self) -> bool:
+        """Tell whether there is a `.venv`, current or not."""
+        return self.venv.interpreter.exists()
+
+    def disk(self) -> Path:
+        """Return the project folder, where `.venv` lies."""
+        return self.settings.project
+
+    def inside(self) -> tuple[list[str], Mapping[str, str]] | None:
+        """Return what runs rocmlab in `.venv`, or None where there is none."""
+        if not self.is_built():
+            return None
+        return [str(self.venv.interpreter), "-m", "rocmlab"], self.server_environment()
 
     def check_disk(self) -> None:
         """Make sure that what has still to be installed fits; see `Environment.check_disk`."""

@@ -16,7 +16,7 @@ from rocmlab.stack.gpus import Passed
 from rocmlab.stack.lab import Say
 from rocmlab.stack.podman_engine import Podman
 from rocmlab.stack.progress import BuildProgress, PodmanProgress
-from rocmlab.stack.settings import Settings
+from rocmlab.stack.settings import NAMES, Settings
 
 SECRETS = {"ca_bundle": "CA_BUNDLE", "pip_config": "PIP_CONFIG"}  # by name in the container: the variable with its path
 BUILD_ARGUMENTS = {  # by name in the Dockerfile: the variable
@@ -58,8 +58,11 @@ class PodmanLab(ContainerLab):
 
     @cached_property
     def variables(self) -> dict[str, str]:
-        """What Compose would read: `.env`, and what `make up` derived on top."""
-        return {**DEFAULTS, **envfile.parse(envfile.read(self.settings.env_path)), **self.values}
+        """What Compose would read: `.env` but for the settings in it, those in force, and what was derived of them."""
+        lines = envfile.parse(envfile.read(self.settings.env_path))
+        others = {name: value for name, value in lines.items() if name not in NAMES}
+        chosen = {name: value for name, value in self.settings.chosen.items() if name in NAMES}
+        return {**DEFAULTS, **others, **chosen, **self.values}
 
     # -- image ---------------------------------------------------------------------------------------------------
 
@@ -117,7 +120,8 @@ class PodmanLab(ContainerLab):
         """Return who the lab is inside, and in which groups."""
         if self.podman.is_rootless:
             groups = ["--group-add=keep-groups"] if self.passed.nodes else []
-            return ["--userns=keep-id:uid=1000,gid=100", "--user=1000:100", *groups]
+            bounds = ["--cap-drop=all", "--security-opt=no-new-privileges"]  # rootful, the entry point does it
+            return ["--userns=keep-id:uid=1000,gid=100", "--user=1000:100", *bounds, *groups]
         groups = list(dict.fromkeys((self.variables["RENDER_GID"], self.variables["VIDEO_GID"])))
         return [f"--group-add={group}" for group in groups] if self.backend == "rocm" else []
 
@@ -125,12 +129,14 @@ class PodmanLab(ContainerLab):
         """Return the variables inside, the same as under Compose; secrets among them, so they are given by name."""
         variables = self.variables
         given = {name: variables[name] for name in ("JUPYTER_TOKEN", "NB_UID", "NB_GID")}
+        given["ROCMLAB_RUNTIME"] = "podman"  # the image says docker
         given |= {name: variables[name] for name in PASSED_INTO_THE_LAB if name in variables}
         proxies = {**self.environment, **variables}
         given |= {name: proxies[name] for name in PROXIES if name in proxies}
         if variables.get("ROCMLAB_ROOT"):
             given["ROCMLAB_ROOT"] = SIMULATED_HOST
-        return {**given, **dict(self.passed.environment)}
+        masked = {**given, **dict(self.passed.environment)}
+        return {name: value for name, value in masked.items() if value is not None}
 
     def _call_environment(self) -> dict[str, str]:
         return {**self.environment, **self.lab_environment()}
@@ -145,10 +151,6 @@ class PodmanLab(ContainerLab):
         flags = [] if running_only else ["--all"]
         code, output = self.engine("ps", "--quiet", "--no-trunc", "--filter", f"name=^{re.escape(self.name)}$", *flags)
         return output.split()[0] if code == 0 and output.split() else None
-
-    def _label(self, container: str, name: str) -> str:
-        code, output = self.engine("inspect", "--format", f'{{{{index .Config.Labels "{name}"}}}}', container)
-        return output.strip() if code == 0 else ""
 
     def _is_current(self, container: str) -> bool:
         return self._label(container, "rocmlab.configuration") == self._digest()
@@ -168,16 +170,9 @@ class PodmanLab(ContainerLab):
             [*command, *self.options(), self.image], env=self._call_environment(), timeout_seconds=900
         )
 
-    def _check_owner(self) -> None:
+    def _owner(self) -> str:
         container = self.container(running_only=False)
-        owner = self._label(container, "rocmlab.project") if container else ""
-        if owner and Path(owner) != self.settings.project.resolve() and (Path(owner) / "compose.yaml").exists():
-            name = self.values["COMPOSE_PROJECT_NAME"]
-            raise RocmlabError(
-                f"the lab {name} belongs to the clone {owner}",
-                "both have the same COMPOSE_PROJECT_NAME in .env, as after a copy of the whole folder",
-                f"make up COMPOSE_PROJECT_NAME={name}-2 PORT={self.port + 1}",
-            )
+        return self._label(container, "rocmlab.project") if container else ""
 
     @property
     def copy_out(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rocmlab.errors import Problem
+from rocmlab.stack.engine import json_object
 
 OLDEST = (4, 3)  # first with --userns=keep-id:uid=…
 WITHOUT_PODMAN = "or, without Podman: make up RUNTIME=native"
@@ -77,18 +77,10 @@ def probe(environment: Mapping[str, str] | None = None) -> Podman:
         code, output, error = 1, "", "it did not answer within 20 s"
     except OSError as err:
         code, output, error = 1, "", str(err)
-    facts = _facts(output) if code == 0 else {}
+    facts = json_object(output) if code == 0 else {}
     if not facts:
         return Podman(is_usable=False, problem=_why_broken(error))
     return _describe(facts, error)
-
-
-def _facts(text: str) -> dict[str, Any]:
-    try:
-        facts = json.loads(text)
-    except ValueError:
-        return {}
-    return facts if isinstance(facts, dict) else {}
 
 
 def _at(facts: Mapping[str, object], *names: str) -> object:
@@ -102,7 +94,8 @@ def _at(facts: Mapping[str, object], *names: str) -> object:
 def _describe(facts: Mapping[str, Any], said: str) -> Podman:
     version = str(_at(facts, "version", "Version") or "")
     is_rootless = bool(_at(facts, "host", "security", "rootless"))
-    problem = _version_problem(version) or (_rootless_problem(facts, said) if is_rootless else None)
+    problem = _remote_problem(facts) or _version_problem(version)
+    problem = problem or (_rootless_problem(facts, said) if is_rootless else None)
     return Podman(
         is_usable=problem is None,
         problem=problem,
@@ -111,6 +104,17 @@ def _describe(facts: Mapping[str, Any], said: str) -> Podman:
         oci_runtime=str(_at(facts, "host", "ociRuntime", "name") or ""),
         root=str(_at(facts, "store", "graphRoot") or ""),
         has_selinux=bool(_at(facts, "host", "security", "selinuxEnabled")),
+    )
+
+
+def _remote_problem(facts: Mapping[str, Any]) -> Problem | None:
+    if not _at(facts, "host", "serviceIsRemote"):
+        return None
+    return Problem(
+        "Podman is on another machine, or in a virtual one (CONTAINER_HOST, `podman system connection`)",
+        "the notebooks folder, the port on 127.0.0.1 and the GPU looked for are this machine's",
+        "unset CONTAINER_HOST CONTAINER_CONNECTION, or clone rocmlab on that machine and run `make up` there\n"
+        f"{WITHOUT_PODMAN}",
     )
 
 

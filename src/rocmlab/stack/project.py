@@ -54,6 +54,8 @@ class Project:
     values: dict[str, str]  # what Compose and the native lab read
     lab: Lab
     previous: dict[str, str] = field(default_factory=dict)  # what `.env` said before this command
+    root: Path = Path("/")  # of the host, or of a simulated one
+    passed: gpus.Passed = field(default_factory=gpus.Passed)  # what a container is given of the GPUs
 
     @property
     def url(self) -> str:
@@ -69,7 +71,8 @@ def remarks(project: Project) -> list[str]:
             "WSL2: GPUs work through /dev/dxg, but nothing lists them here: no metrics, no groups, no choice of single "
             "GPUs; make run-notebooks NOTEBOOKS=00_hello_gpu shows whether they compute"
         )
-    if isinstance(project.lab, PodmanLab) and choice.is_rootless and project.lab.passed.is_masked:
+    is_masked = project.settings.get("GPUS") != "all" and choice.backend == "rocm" and not choice.is_wsl
+    if choice.is_rootless and is_masked:
         said.append(
             "rootless Podman passes every GPU you may open; HIP_VISIBLE_DEVICES hides those that GPUS does not name"
         )
@@ -85,11 +88,14 @@ def plan(folder: Path) -> Project:
     settings = configuration.load(folder)
     configuration.port_of(settings)
     root = _root(settings)
+    _look_only_at(root)
     runtime = settings.get("RUNTIME")
     engine = engines.probe() if runtime in ("auto", "docker") else Engine(is_usable=False)
-    needs_podman = runtime == "podman" or (runtime == "auto" and not engine.is_usable)
+    is_fit = engine.is_usable and not engine.lab_problem() and not engine.device_problem()
+    needs_podman = runtime == "podman" or (runtime == "auto" and not is_fit)
     podman = podman_engine.probe() if needs_podman else Podman(is_usable=False)
-    choice = choosing.choose(choosing.inspect(engine, root, podman), settings.get("BACKEND"), runtime)
+    before = envfile.parse(envfile.read(settings.env_path)).get("ROCMLAB_RUNTIME", "")
+    choice = choosing.choose(choosing.inspect(engine, root, podman), settings.get("BACKEND"), runtime, before)
     project = _assemble(settings, choice, engine, podman, root)
     lab = project.lab
     if isinstance(lab, ContainerLab) and choice.backend == "cpu" and runtime == "auto":
@@ -101,25 +107,27 @@ def plan(folder: Path) -> Project:
 
 
 def _root(settings: Settings) -> Path:
-    """Return `/`, or the simulated host that was chosen; every command below then looks at the same one.
+    """Return `/`, or the simulated host that was chosen.
 
     Raises:
         RocmlabError: there is no such host.
     """
     chosen = settings.get("ROCMLAB_ROOT")
-    root = (settings.project / os.path.expanduser(chosen)).resolve() if chosen else Path("/")
+    root = Path(chosen or "/")
     if not (root / "sys").is_dir():
         raise RocmlabError(
             f"ROCMLAB_ROOT={chosen} is no simulated host",
             f"{root}/sys is not there",
             f"scripts/rocmlab simulate {root} --gpus 4; or, for this machine: make up ROCMLAB_ROOT=",
         )
-    if root == Path("/"):
-        settings.chosen.pop("ROCMLAB_ROOT", None)
-        os.environ.pop("ROCMLAB_ROOT", None)
-    else:
-        settings.chosen["ROCMLAB_ROOT"] = os.environ["ROCMLAB_ROOT"] = str(root)
     return root
+
+
+def _look_only_at(root: Path) -> None:
+    """Make this host the one of every command below, in this process and those that it starts."""
+    os.environ.pop("ROCMLAB_ROOT", None)
+    if root != Path("/"):
+        os.environ["ROCMLAB_ROOT"] = str(root)
 
 
 def _unreachable(settings: Settings) -> Path:
@@ -128,15 +136,16 @@ def _unreachable(settings: Settings) -> Path:
 
 
 def _assemble(settings: Settings, choice: Choice, engine: Engine, podman: Podman, root: Path) -> Project:
-    devices = discover(root)
+    # A container does not inherit the masks of this terminal.
+    devices = discover(root, {} if choice.runtime in CONTAINERS else None)
     gpus.check(settings, choice, engine, devices, root)
     values = resolve.resolve(settings, choice, devices, root)
     previous = envfile.parse(envfile.read(settings.env_path))
-    if choice.runtime == "docker":
-        return Project(settings, choice, values, DockerLab(settings, values, engine), previous)
-    if choice.runtime == "podman":
+    if choice.runtime in CONTAINERS:
         passed = gpus.passed(settings, choice, devices, root)
-        return Project(settings, choice, values, PodmanLab(settings, values, podman, passed), previous)
+        in_podman = choice.runtime == "podman"
+        lab = PodmanLab(settings, values, podman, passed) if in_podman else DockerLab(settings, values, engine)
+        return Project(settings, choice, values, lab, previous, root, passed)
     tensorflow = ""
     if choice.backend == "rocm":
         tensorflow = values["TENSORFLOW_INDEX"] = settings.get("TENSORFLOW_INDEX") or amd_wheels(root)
@@ -148,7 +157,7 @@ def _assemble(settings: Settings, choice: Choice, engine: Engine, podman: Podman
         tensorflow_index=tensorflow,
         wheels=settings.get("WHEELS"),
     )
-    return Project(settings, choice, values, NativeLab(settings, values, environment), previous)
+    return Project(settings, choice, values, NativeLab(settings, values, environment), previous, root)
 
 
 def prepare(project: Project, say: Say, *, persist: bool = True, always: bool = False) -> Project:
@@ -181,7 +190,7 @@ def prepare(project: Project, say: Say, *, persist: bool = True, always: bool = 
         choice = replace(project.choice, runtime="native", why=why)
         absent = Engine(is_usable=False), Podman(is_usable=False)
         previous = project.previous
-        project = _assemble(project.settings, choice, *absent, _root(project.settings))
+        project = _assemble(project.settings, choice, *absent, project.root)
         project.previous = previous
         write(project, persist=persist)
         project.lab.prepare(say, always=always)
@@ -190,9 +199,11 @@ def prepare(project: Project, say: Say, *, persist: bool = True, always: bool = 
 
 @contextmanager
 def settings_kept_on_failure(project: Project) -> Iterator[None]:
-    """Put `.env` back as it was if the block fails, so that it goes on describing the lab that is there."""
-    paths = (project.settings.env_path, project.settings.state / "written.json")
-    before = {path: envfile.read(path) if path.exists() else None for path in paths}
+    """Put `.env` and the overlay back as they were if the block fails: they go on describing the lab that is there."""
+    folder = project.settings.project
+    modes = {project.settings.env_path: 0o600, project.settings.state / "written.json": 0o600}
+    modes[folder / gpus.OVERLAY] = 0o644
+    before = {path: envfile.read(path) if path.exists() else None for path in modes}
     try:
         yield
     except BaseException:
@@ -200,7 +211,7 @@ def settings_kept_on_failure(project: Project) -> Iterator[None]:
             if text is None:
                 path.unlink(missing_ok=True)
             elif envfile.read(path) != text:
-                envfile.write(path, text)
+                envfile.write(path, text, modes[path])
         raise
 
 
@@ -246,11 +257,17 @@ def check_gpus_inside(project: Project, devices: Sequence[Mapping[str, Any]]) ->
 
 def write(project: Project, *, persist: bool = True) -> None:
     """Write the overlay that lists the chosen GPUs, and `.env` where the settings stay chosen."""
-    if gpus.OVERLAY in project.values.get("COMPOSE_FILE", ""):
-        root = _root(project.settings)
-        text = gpus.overlay(project.settings, project.choice, discover(root), root)
-        envfile.write(project.settings.project / gpus.OVERLAY, text, mode=0o644)
+    files = project.values.get("COMPOSE_FILE", "")
+    if gpus.OVERLAY in files.split(":"):
+        text = gpus.overlay(project.passed)
+        name = gpus.OVERLAY if persist else gpus.overlay_of_a_run(text)
+        envfile.write(project.settings.project / name, text, mode=0o644)
+        project.values["COMPOSE_FILE"] = files.replace(gpus.OVERLAY, name)
+        if isinstance(project.lab, ContainerLab):
+            project.lab.environment["COMPOSE_FILE"] = project.values["COMPOSE_FILE"]
     if persist:
+        for path in project.settings.state.glob("compose.gpus.*.yaml"):  # of runs, which read it at their start
+            path.unlink(missing_ok=True)
         configuration.save(project.settings, project.values)
 
 

@@ -14,21 +14,9 @@ from rocmlab.devices import Device, nodes
 from rocmlab.errors import RocmlabError
 from rocmlab.stack import gpus
 from rocmlab.stack.choice import CONTAINERS, Choice
-from rocmlab.stack.settings import Settings
+from rocmlab.stack.settings import BASE_IMAGES, TORCH_INDEXES, Settings, qualified
 
-BASE_IMAGES = {  # source and date of each tag: docs/images.md
-    "radeon": "rocm/tensorflow:rocm7.2-py3.12-tf2.20-dev",
-    "instinct": "rocm/tensorflow:rocm10.0-ubuntu24.04-py3.12-tf2.21",
-    "cuda": "tensorflow/tensorflow:2.17.0-gpu",
-    "cpu": "ubuntu:24.04",
-}
 INSTINCT = re.compile(r"gfx9(06|08|0a|42|50)")
-TORCH_INDEXES = {
-    "rocm": "https://download.pytorch.org/whl/rocm7.2",
-    "cuda": "https://download.pytorch.org/whl/cu126",
-    "cpu": "https://download.pytorch.org/whl/cpu",
-    "metal": "",  # the wheel of pip's own index has MPS
-}
 LAB_UID = 1000  # jovyan, as in docker-stacks
 VIDEO_GIDS = ("44", "39")  # what Debian and Fedora call video; only used to fill a place in group_add
 
@@ -82,14 +70,6 @@ def _for_container(settings: Settings, choice: Choice, devices: list[Device], ro
         "NB_GID": settings.get("NB_GID") or "100",
         "NOTEBOOKS_DIR": os.path.expanduser(settings.get("NOTEBOOKS_DIR")),
     }
-
-
-def qualified(name: str) -> str:
-    """Return an image's name with its registry, which Podman does not guess: docker.io/library/ubuntu:24.04."""
-    first, _, rest = name.partition("/")
-    if rest and ("." in first or ":" in first or first == "localhost"):
-        return name
-    return f"docker.io/{name}" if rest else f"docker.io/library/{name}"
 
 
 def _kind(backend: str, devices: list[Device]) -> str:

@@ -31,9 +31,11 @@ SETTINGS = (
     Setting("RUNTIME", "auto", "where the lab runs: docker, podman, native (a virtual environment), or auto"),
     Setting("GPUS", "all", "the GPUs the lab gets: all, none, indices (0,2 or 0-3), PCI addresses, or unique ids"),
     Setting("GPU_PASSTHROUGH", "nodes", "how Docker is told of AMD GPUs: nodes (device files) or cdi (CDI names)"),
-    Setting("ROCMLAB_ROOT", "this machine", "the folder of a simulated host; empty: this machine again"),
+    Setting("ROCMLAB_ROOT", "this machine", "the folder of a simulated host; empty or /: this machine again"),
     Setting("PORT", "8888", "the port of JupyterLab on 127.0.0.1"),
-    Setting("SHARE", "the volume `share` (docker), ./share (native)", "the folder or volume that outlives the lab"),
+    Setting(
+        "SHARE", "the volume `share` (docker, podman), ./share (native)", "the folder or volume that outlives the lab"
+    ),
     Setting("NOTEBOOKS_DIR", "./notebooks", "the folder shown as work/ in JupyterLab"),
     Setting("JUPYTER_TOKEN", "256 random bits, made once", "the token that JupyterLab asks for"),
     Setting("BASE_IMAGE", "by backend and GPU", "the image to build on, by tag or digest"),
@@ -72,9 +74,22 @@ DEFAULTS = {
     "PORT": "8888",
     "NOTEBOOKS_DIR": "./notebooks",
 }
+BASE_IMAGES = {  # source and date of each tag: docs/images.md
+    "radeon": "rocm/tensorflow:rocm7.2-py3.12-tf2.20-dev",
+    "instinct": "rocm/tensorflow:rocm10.0-ubuntu24.04-py3.12-tf2.21",
+    "cuda": "tensorflow/tensorflow:2.17.0-gpu",
+    "cpu": "ubuntu:24.04",
+}
+TORCH_INDEXES = {
+    "rocm": "https://download.pytorch.org/whl/rocm7.2",
+    "cuda": "https://download.pytorch.org/whl/cu126",
+    "cpu": "https://download.pytorch.org/whl/cpu",
+    "metal": "",  # the wheel of pip's own index has MPS
+}
 # What `make up` derives for Compose. These are never a choice, or a copied `.env` would speak for another machine.
 INTERNAL = ("ROCMLAB_BACKEND", "ROCMLAB_RUNTIME", "ROCMLAB_IMAGE", "COMPOSE_PATH_SEPARATOR")
 DERIVED = (*INTERNAL, "COMPOSE_FILE", "RENDER_GID", "VIDEO_GID")
+PATHS = ("WHEELS", "CA_BUNDLE", "PIP_CONFIG")  # found on this machine where nobody chose them
 MAY_BE_EMPTY = {"TORCH_INDEX"}  # empty has a meaning: pip's own index
 NAMES = tuple(setting.name for setting in SETTINGS)
 COMMENTS = {
@@ -129,13 +144,39 @@ def load(project: Path, environment: Mapping[str, str] | None = None) -> Setting
     ours = {name: value for name, value in written.items() if values.get(name) == value}
     derived = INTERNAL if written else DERIVED  # without a memory nobody can say who wrote the others
     ours |= {name: values[name] for name in derived if name in values}
+    ours |= {} if written else _of_another_machine(project, values)
     chosen = {name: value for name, value in values.items() if name not in ours}
     given = {name for name in NAMES if environment.get(name)} | (MAY_BE_EMPTY & set(environment))
     flags = {name: environment[name] for name in NAMES if name in given}
+    root = flags.get("ROCMLAB_ROOT") or chosen.get("ROCMLAB_ROOT")
+    if root:
+        flags["ROCMLAB_ROOT"] = str((project / os.path.expanduser(root)).resolve())
     emptied = {name for name in NAMES if environment.get(name) == "" and name not in MAY_BE_EMPTY}
+    emptied |= {"ROCMLAB_ROOT"} if flags.get("ROCMLAB_ROOT") == "/" else set()
     reset = frozenset(emptied | {name for name, value in flags.items() if DEFAULTS.get(name) == value})
     chosen = {name: value for name, value in {**chosen, **flags}.items() if name not in reset}
     return Settings(project, chosen, ours, reset)
+
+
+def _of_another_machine(project: Path, values: Mapping[str, str]) -> dict[str, str]:
+    """Return what a `.env` without our memory of it, so a copied one, says of the machine that it comes from."""
+    if "ROCMLAB_BACKEND" not in values:
+        return {}  # `make up` never wrote it: every line is a person's
+    images = {*BASE_IMAGES.values(), *(qualified(name) for name in BASE_IMAGES.values())}
+    index = TORCH_INDEXES.get(values["ROCMLAB_BACKEND"])
+    found = {"NB_UID": values["NB_UID"]} if "NB_UID" in values else {}
+    found |= {"BASE_IMAGE": values["BASE_IMAGE"]} if values.get("BASE_IMAGE") in images else {}
+    found |= {"TORCH_INDEX": index} if index is not None and values.get("TORCH_INDEX") == index else {}
+    paths = {name: values[name] for name in PATHS if name in values}
+    return found | {name: path for name, path in paths.items() if not (project / os.path.expanduser(path)).exists()}
+
+
+def qualified(name: str) -> str:
+    """Return an image's name with its registry, which Podman does not guess: docker.io/library/ubuntu:24.04."""
+    first, _, rest = name.partition("/")
+    if rest and ("." in first or ":" in first or first == "localhost"):
+        return name
+    return f"docker.io/{name}" if rest else f"docker.io/library/{name}"
 
 
 def _read_written(path: Path) -> dict[str, str]:

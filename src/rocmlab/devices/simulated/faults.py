@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -91,8 +90,7 @@ Apply = Callable[[Tree, Host, Sequence[Gpu], Fault, dict[str, str]], None]
 def _vanish(tree: Tree, host: Host, gpus: Sequence[Gpu], fault: Fault, reads: dict[str, str]) -> None:
     _lost(tree, host, gpus, fault, reads)
     for gpu in gpus:
-        for partition in gpu.partitions:
-            tree.remove(topology.node_folder(partition.node))
+        _without_compute(tree, gpu)
     tree.put(f"{topology.KFD}/topology", generation_id=3)
 
 
@@ -144,8 +142,7 @@ def _unreadable_node(tree: Tree, host: Host, gpus: Sequence[Gpu], fault: Fault, 
 def _no_render_group(tree: Tree, host: Host, gpus: Sequence[Gpu], fault: Fault, reads: dict[str, str]) -> None:
     lines = [line for line in tree.files["etc/group"].decode().splitlines() if not line.startswith("render:")]
     tree.put_lines("etc/group", lines)
-    mode = 0o600 if os.geteuid() == 0 else 0  # without root the nodes belong to whoever writes, and must shut him out
-    tree.nodes = {path: replace(node, mode=mode, gid=0) for path, node in tree.nodes.items()}
+    tree.nodes = {path: replace(node, mode=0o600, gid=0) for path, node in tree.nodes.items()}
 
 
 def _no_kfd(tree: Tree, host: Host, gpus: Sequence[Gpu], fault: Fault, reads: dict[str, str]) -> None:
@@ -180,14 +177,22 @@ def _consumer(tree: Tree, host: Host, gpus: Sequence[Gpu], fault: Fault, reads: 
 
 def _asleep(tree: Tree, host: Host, gpus: Sequence[Gpu], fault: Fault, reads: dict[str, str]) -> None:
     for gpu in gpus:
+        tree.put(gpu.folder, power_state="D3hot" if gpu.product.is_apu else "D3cold")  # the board cuts a card's power
         tree.put(f"{gpu.folder}/power", runtime_status="suspended", control="auto")
 
 
 def _no_atomics(tree: Tree, host: Host, gpus: Sequence[Gpu], fault: Fault, reads: dict[str, str]) -> None:
     for gpu in gpus:
-        for partition in gpu.partitions:
-            path = f"{topology.node_folder(partition.node)}/io_links/0/properties"
-            tree.files[path] = tree.files[path].replace(b"\nflags 1\n", b"\nflags 13\n")
+        _without_compute(tree, gpu)
+
+
+def _without_compute(tree: Tree, gpu: Gpu) -> None:
+    """Take a GPU out of KFD, with the processes that compute on it."""
+    for partition in gpu.partitions:
+        tree.remove(topology.node_folder(partition.node))
+    pid = topology.FIRST_PID + gpu.number
+    tree.remove(f"{topology.KFD}/proc/{pid}")
+    tree.remove(f"proc/{pid}")
 
 
 def _ecc(tree: Tree, host: Host, gpus: Sequence[Gpu], fault: Fault, reads: dict[str, str]) -> None:
@@ -208,7 +213,7 @@ KINDS: dict[str, tuple[Apply, str]] = {
     "eio": (_failing_read("EIO", ("gpu_busy_percent",)), "reading a file fails with EIO (third part: the file)"),
     "ebusy": (_failing_read("EBUSY", ("gpu_busy_percent",)), "reading a file fails with EBUSY (third part: the file)"),
     "hang": (_failing_read("hang", HANG_FILES), "the power firmware hangs: reads of its values never return"),
-    "unreadable-node": (_unreadable_node, "nobody but root may open the render node (mode 0000)"),
+    "unreadable-node": (_unreadable_node, "nobody may open the render node (mode 0000)"),
     "no-render-group": (_no_render_group, "no group render; the nodes belong to root alone"),
     "no-kfd": (_no_kfd, "/dev/kfd is missing"),
     "no-driver": (_no_driver, "the driver amdgpu is not loaded; the cards are on the bus"),
@@ -216,7 +221,7 @@ KINDS: dict[str, tuple[Apply, str]] = {
     "igpu": (_nothing, "the processor has a small GPU of its own besides (gfx1036)"),
     "consumer": (_consumer, "files are missing as on consumer cards: no name, id, memory load, gpu_metrics"),
     "asleep": (_asleep, "the card is suspended"),
-    "no-atomics": (_no_atomics, "the slot does not pass PCIe atomics on"),
+    "no-atomics": (_no_atomics, "the slot does not pass PCIe atomics on, so KFD leaves the card out"),
     "ecc": (_ecc, "the memory counts 2 uncorrected and 117 corrected errors (instinct)"),
 }
 

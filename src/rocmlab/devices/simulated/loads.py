@@ -32,14 +32,15 @@ class State:
     seconds: float = 0.0  # since then
 
 
-def parse_busy(text: str) -> Pattern:
+def parse_busy(text: str, gpus: int) -> Pattern:
     """Turn `--busy` into a function.
 
     Args:
         text: idle, steady, waves, training, a percentage for all GPUs, or percentages by HIP index: `0:95,1:10`.
+        gpus: how many GPUs there are.
 
     Raises:
-        RocmlabError: it is none of these.
+        RocmlabError: it is none of these, or names a GPU that is not there or is there twice.
     """
     if text in PATTERNS:
         return PATTERNS[text]
@@ -47,8 +48,15 @@ def parse_busy(text: str) -> Pattern:
         if ":" not in text:
             percent = _percent(int(text), text)
             return lambda gpu, seconds: percent
-        pairs = (pair.split(":") for pair in text.split(","))
+        pairs = [pair.split(":") for pair in text.split(",")]
         chosen: Mapping[int, float] = {int(gpu): _percent(int(percent), text) for gpu, percent in pairs}
+        wrong = sorted(gpu for gpu in chosen if gpu >= gpus)
+        if wrong or len(chosen) < len(pairs):
+            raise RocmlabError(
+                f"--busy {text}: there is no GPU {wrong[0]}" if wrong else f"--busy {text}: a GPU is named twice",
+                f"this host has {gpus}, from HIP index 0",
+                "--busy 0:95" + (",1:10" if gpus > 1 else ""),
+            )
         return lambda gpu, seconds: chosen.get(gpu, 0.0)
     raise _unknown(text)
 

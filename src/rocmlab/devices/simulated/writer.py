@@ -45,7 +45,7 @@ class Live:
         extra = ("raphael",) if any(fault.kind == "igpu" for fault in self._faults) else ()
         planned = plan(profile, gpus, partition=partition, products=products, extra=extra, seed=seed)
         self.host: Host = adjust_host(replace(planned, partitions_are_functions=partitions_are_functions), self._faults)
-        self._pattern = parse_busy(busy)
+        self._pattern = parse_busy(busy, len(self.host.gpus))
         mode = node_mode if node_mode is not None else 0o660 if character_nodes else OPEN_TO_ALL
         self._fixed = _fixed(self.host, mode=mode, gid=system.RENDER_GID if character_nodes else None)
         mark = {"profile": profile, "gpus": len(self.host.gpus), "partition": partition, "busy": busy, "seed": seed}
@@ -144,7 +144,12 @@ def _fixed(host: Host, *, mode: int, gid: int | None) -> Tree:
 
 def _claim(folder: Path) -> None:
     """Make the folder, or empty it of an earlier simulated host."""
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        taken = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+        why = "a link that leads nowhere is there" if taken.is_symlink() else "a file is there"
+        raise RocmlabError(f"{taken} is no folder", why, "name a new folder") from None
     present = os.listdir(folder)
     if not present:
         return

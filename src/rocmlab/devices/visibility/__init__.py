@@ -8,6 +8,7 @@ process, so a child of a masked process gets the right GPUs too.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from rocmlab.devices.visibility.masks import (
     CUDA,
     HIP,
     NONE_WORDS,
+    NUMBER,
     ORDER,
     ORDINAL,
     ROCR,
@@ -29,11 +31,14 @@ from rocmlab.devices.visibility.masks import (
 )
 from rocmlab.errors import Problem, RocmlabError
 
+UUIDS = re.compile(r"(GPU|MIG)-[0-9a-zA-Z-]+(,(GPU|MIG)-[0-9a-zA-Z-]+)*")
+
 __all__ = [
     "VARIABLES",
     "Mask",
     "apply",
     "child_environment",
+    "container_value",
     "hides_all",
     "mark_hidden",
     "narrow",
@@ -81,6 +86,25 @@ def apply(env: Mapping[str, str], devices: Sequence[Device]) -> dict[str, str]:
     """
     changed = {**env, **child_environment(devices)}
     return {name: value for name, value in changed.items() if value is not None}
+
+
+def container_value(devices: Sequence[Device]) -> str:
+    """Return the value of AMD_VISIBLE_DEVICES with which AMD's container toolkit gives a new container these GPUs.
+
+    The toolkit counts as amd-smi does, by PCI address, and takes them in that order whatever the list says. It is for
+    `docker run --runtime=amd`; a process that runs already needs `child_environment`.
+
+    Raises:
+        RocmlabError: one of them has no such number.
+    """
+    for device in devices:
+        if device.backend != "rocm" or device.smi_index is None:
+            raise RocmlabError(
+                f"{device.name} ({device.pci_address}) cannot be named to AMD's container toolkit",
+                "amd-smi does not list it",
+                "rocmlab devices",
+            )
+    return ",".join(str(number) for number in sorted(device.smi_index or 0 for device in devices)) or "none"
 
 
 def remaining(devices: Sequence[Device], environment: Mapping[str, str]) -> list[Device]:
@@ -144,34 +168,47 @@ def narrow(environment: Mapping[str, str], positions: Sequence[int]) -> dict[str
         positions: the GPUs, numbered as a framework numbers them under these masks; none: the CPU.
 
     Raises:
-        RocmlabError: the masks leave fewer GPUs, or name them by something other than numbers.
+        RocmlabError: the masks leave fewer GPUs, are not read alike by all programs (spaces, repeated words), or name
+            GPUs by something other than numbers; only a list of UUIDs may be handed on, whole and in its order.
     """
-    mask, rocr = environment.get(hip_variable(environment)), environment.get(ROCR)
-    if mask and rocr is None and list(positions) == list(range(mask.count(",") + 1)):
-        return dict(environment)  # all that the mask leaves, in its order
-    chosen = list(positions)
-    try:
-        for value in (mask or None, rocr):  # HIP counts within what ROCr left
-            if value is not None:
-                chosen = [_entry(value, position) for position in chosen]
-    except (IndexError, ValueError) as err:
+    name, chosen = hip_variable(environment), list(positions)
+    if len(set(chosen)) < len(chosen) or min(chosen, default=0) < 0:
         raise RocmlabError(
-            f"GPUs {list(positions)} cannot be picked from the mask {mask if rocr is None else rocr}",
-            "the mask of this process has fewer GPUs, or names them by something other than numbers",
-            "set HIP_VISIBLE_DEVICES to numbers, such as 0,1",
-        ) from err
+            f"GPUs {chosen} cannot be picked", "each is a number from 0 on, and is named once", "name each GPU once"
+        )
+    mask, rocr = environment.get(name), environment.get(ROCR)
+    if chosen and mask and rocr is None and UUIDS.fullmatch(mask) and chosen == list(range(mask.count(",") + 1)):
+        changed: dict[str, str | None] = {**environment, HIP: mask, CUDA: mask, ORDINAL: None}
+        return {variable: value for variable, value in changed.items() if value is not None}
+    for variable, value in ((name, mask or None), (ROCR, rocr)):  # HIP counts within what ROCr left
+        if value is not None and chosen:
+            chosen = _picked(variable, value, chosen)
     return apply(environment, [Device("rocm", number, "", is_usable=True) for number in chosen])
 
 
-def _entry(mask: str, position: int) -> int:
-    number = int(mask.split(",")[position])
-    if number < 0:
-        raise ValueError(mask)
-    return number
+def _picked(name: str, mask: str, positions: Sequence[int]) -> list[int]:
+    """Return the numbers at these places of a mask that every program reads alike.
+
+    Raises:
+        RocmlabError: it is no plain list of numbers, or is shorter.
+    """
+    words = mask.split(",")
+    plain = len(set(words)) == len(words) and all(NUMBER.fullmatch(word) for word in words)
+    if not plain or max(positions) >= len(words):
+        raise RocmlabError(
+            f"GPUs {list(positions)} cannot be picked from {shown(name, mask)}",
+            f"it leaves {len(words)} GPU{'s' * (len(words) > 1)}, counted from 0"
+            if plain
+            else "it is no plain list of numbers: digits and commas, each number once",
+            "name GPUs that it leaves, or set HIP_VISIBLE_DEVICES to those that are meant, such as 0,1",
+        )
+    return [int(words[position]) for position in positions]
 
 
 def problems(environment: Mapping[str, str], devices: Sequence[Device]) -> list[Problem]:
     """Return every conflict between the masks (and the gfx overrides) of a process, each with what it does and a fix.
+
+    Each is a `conflicts.MaskProblem` or a `conflicts.OverrideProblem`.
 
     Args:
         environment: of the process.

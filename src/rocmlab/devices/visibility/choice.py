@@ -11,6 +11,7 @@ from rocmlab.errors import RocmlabError
 ADDRESS = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])")
 SPAN = re.compile(r"([0-9]+)\s*-\s*([0-9]+)")
 SHORTEST_ID = 5  # characters of a unique id; fewer would soon fit two GPUs
+WHOLE_ID = 16  # digits of an AMD GPU's unique id, which may happen to be decimal ones
 FORMS = "use `all`, `none`, or a list of indices (`0,2` or `0-3`), PCI addresses or unique ids"
 LONGEST_SHOWN = 60
 
@@ -21,8 +22,8 @@ def select(devices: Sequence[Device], choice: str) -> list[Device]:
     Args:
         devices: what there is; the CPU is passed over.
         choice: `all` (or nothing), `none`, or a list of indices as before any mask (`0,2`), ranges (`0-3`), PCI
-            addresses (the domain may be left out) and unique ids (or their first 5 characters or more). An address or
-            id of a GPU in partitions means all its partitions.
+            addresses (the domain may be left out) and unique ids (or their first 5 characters or more, behind `GPU-`
+            where these are all decimal digits). An address or id of a GPU in partitions means all its partitions.
 
     Raises:
         RocmlabError: the choice names a GPU that is not here, cannot be used, is named twice, or is not clear.
@@ -85,7 +86,8 @@ class _Choice:
 
     def _by_id(self, word: str) -> list[Device]:
         text = word.removeprefix("gpu-")
-        if len(text) < SHORTEST_ID:
+        is_index = text == word and text.isdecimal() and len(text) != WHOLE_ID
+        if len(text) < SHORTEST_ID or is_index:
             return []
         known = [(device, (device.unique_id or "").lower().removeprefix("gpu-")) for device in self.gpus]
         found = [device for device, identity in known if identity.startswith(text)]

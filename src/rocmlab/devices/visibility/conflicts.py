@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from rocmlab.devices import products
 from rocmlab.devices.model import Device
-from rocmlab.devices.visibility import hides_all, shown
+from rocmlab.devices.visibility import container_value, hides_all, shown
 from rocmlab.devices.visibility.masks import (
+    CONTAINER,
     CUDA,
     HIP,
     NUMBER,
@@ -29,6 +30,18 @@ VERSION = re.compile(r"\s*\+?([0-9]{1,9})\.\s*\+?([0-9]{1,9})\.\s*\+?([0-9]{1,9}
 VERSION_LIMITS = (63, 255, 255)
 HEXADECIMAL = re.compile(r"0[xX][0-9a-fA-F]+")
 LENIENT = re.compile(r"(?P<hex>0[xX][0-9a-fA-F]{1,8})|(?P<first>[0-9]{1,9})(?:\s*-\s*(?P<last>[0-9]{1,9}))?")
+
+
+class MaskProblem(Problem):
+    """A conflict about which GPUs a process sees."""
+
+
+class OverrideProblem(Problem):
+    """A conflict about what a GPU passes for."""
+
+
+class FatalOverride(OverrideProblem):
+    """One with which no program of ROCm starts."""
 
 
 def find(environment: Mapping[str, str], devices: Sequence[Device]) -> list[Problem]:
@@ -111,52 +124,57 @@ def _starts(identity: str, word: str) -> bool:
     return len(word) > len("gpu-") and identity.lower().startswith(word.lower())
 
 
-def _both(process: _Process) -> Iterator[Problem]:
+def _both(process: _Process) -> Iterator[MaskProblem]:
     if process.rocr is not None and process.value:
-        yield Problem(
+        yield MaskProblem(
             f"{shown(ROCR, process.rocr)} and {shown(process.name, process.value)} are both set",
-            f"ROCr filters first, and HIP counts within the {len(process.left)} GPUs it leaves: {process.readings()}",
+            f"ROCr filters first, and HIP counts within {_gpus(len(process.left))} that it leaves"
+            f"{''.join(f'; {name} {absent}' for name, absent, _ in _absent(process))}: {process.readings()}",
             process.fix(),
         )
 
 
-def _rocr_alone(process: _Process) -> Iterator[Problem]:
+def _gpus(count: int) -> str:
+    return f"the {count} GPUs" if count > 1 else "the one GPU" if count else "no GPU"
+
+
+def _rocr_alone(process: _Process) -> Iterator[MaskProblem]:
     if process.rocr is not None and not process.value:
-        yield Problem(
+        yield MaskProblem(
             f"{shown(ROCR, process.rocr)} is set without {HIP}",
             f"Ray refuses to start so, and PyTorch counts its entries without a look at the GPUs: {process.readings()}",
             process.fix(),
         )
 
 
-def _empty(process: _Process) -> Iterator[Problem]:
+def _empty(process: _Process) -> Iterator[MaskProblem]:
     name = HIP if HIP in process.environment else CUDA
     if process.environment.get(name) == "":
         other = f"as {shown(CUDA, process.value)} says" if process.value else "as all GPUs"
         others = "PyTorch and Ray take it" if name == HIP else "PyTorch takes it"
-        yield Problem(
+        yield MaskProblem(
             f"{name} is set and empty",
             f"HIP and TensorFlow take that {other}, {others} as none: {process.readings()}",
             process.fix(),
         )
 
 
-def _differ(process: _Process) -> Iterator[Problem]:
+def _differ(process: _Process) -> Iterator[MaskProblem]:
     hip, cuda = process.environment.get(HIP), process.environment.get(CUDA)
     if hip and cuda and hip != cuda:
-        yield Problem(
+        yield MaskProblem(
             f"{shown(HIP, hip)} and {shown(CUDA, cuda)} differ",
             f"on AMD GPUs the first one counts and Ray stops at the difference: {process.readings()}",
             process.fix(),
         )
 
 
-def _spaces(process: _Process) -> Iterator[Problem]:
+def _spaces(process: _Process) -> Iterator[MaskProblem]:
     if any(word != word.strip() for word in process.words):
         yield _word(process, "contains a space", "HIP takes a word with a space for no index and ends the list there")
 
 
-def _twice(process: _Process) -> Iterator[Problem]:
+def _twice(process: _Process) -> Iterator[MaskProblem]:
     for name, words in ((process.name, process.words), (ROCR, process.rocr_words)):
         plain = [word.strip().lower() for word in words if word.strip()]
         if len(set(plain)) < len(plain):
@@ -164,25 +182,33 @@ def _twice(process: _Process) -> Iterator[Problem]:
             yield _word(process, "names a GPU twice", why, name)
 
 
-def _beyond(process: _Process) -> Iterator[Problem]:
+def _beyond(process: _Process) -> Iterator[MaskProblem]:
+    if process.rocr is not None and process.value:
+        return  # `_both` says it
+    for name, absent, there in _absent(process):
+        why = f"{there}, counted from 0; the list ends at the first that is not there"
+        yield _word(process, absent, why, name)
+
+
+def _absent(process: _Process) -> Iterator[tuple[str, str, str]]:
+    """Yield each mask that names GPUs by too high a number, with what it does and how many there are."""
     for name, words, gpus in ((process.name, process.words, process.left), (ROCR, process.rocr_words, process.gpus)):
         wrong = [word.strip() for word in words if _is_beyond(word.strip(), len(gpus))]
         if wrong and gpus:
-            there = f"there are {len(gpus)}" if name == ROCR or process.rocr is None else f"ROCr leaves {len(gpus)}"
-            why = f"{there}, counted from 0; the list ends at the first that is not there"
-            yield _word(process, f"names GPU {', '.join(wrong)}, which is not there", why, name)
+            there = "ROCr leaves" if name != ROCR and process.rocr is not None else "there are"
+            yield name, f"names GPU {', '.join(wrong)}, which is not there", f"{there} {len(gpus)}"
 
 
 def _is_beyond(word: str, count: int) -> bool:
     return word.isascii() and word.isdecimal() and int(word[:12]) >= count
 
 
-def _hexadecimal(process: _Process) -> Iterator[Problem]:
+def _hexadecimal(process: _Process) -> Iterator[MaskProblem]:
     if any(HEXADECIMAL.fullmatch(word.strip()) for word in process.words):
         yield _word(process, "has a hexadecimal index", "HIP does not know it and ends the list there, PyTorch reads 0")
 
 
-def _unreadable(process: _Process) -> Iterator[Problem]:
+def _unreadable(process: _Process) -> Iterator[MaskProblem]:
     for name, words in ((process.name, process.words), (ROCR, process.rocr_words)):
         plain = [word.strip() for word in words]
         indices = {word for word in plain if NUMBER.fullmatch(word) or HEXADECIMAL.fullmatch(word)}
@@ -194,7 +220,7 @@ def _unreadable(process: _Process) -> Iterator[Problem]:
             yield _word(process, "is not a list of indices", why, name)
 
 
-def _uuids(process: _Process) -> Iterator[Problem]:
+def _uuids(process: _Process) -> Iterator[MaskProblem]:
     named = [word.strip() for word in process.words if word.strip().startswith("GPU-")]
     exact = [uuid(gpu) for gpu in process.left if gpu.unique_id]
     unknown = [word for word in named if not any(known.startswith(word) for known in exact)]
@@ -212,7 +238,7 @@ def _uuids(process: _Process) -> Iterator[Problem]:
         yield _word(process, "names GPUs by UUID", why)
 
 
-def _rocr_uuids(process: _Process) -> Iterator[Problem]:
+def _rocr_uuids(process: _Process) -> Iterator[MaskProblem]:
     for word in (word.strip() for word in process.rocr_words):
         if word.upper().startswith("G") and not parse(word, "rocr", process.gpus).gpus:
             named = [gpu for gpu in process.gpus if gpu.unique_id and _starts(uuid(gpu), word)]
@@ -223,28 +249,50 @@ def _rocr_uuids(process: _Process) -> Iterator[Problem]:
 def _without_id(gpus: Sequence[Device]) -> str:
     without = [f"GPU {gpu.index} ({gpu.name})" for gpu in gpus if not gpu.unique_id]
     known = ", ".join(uuid(gpu) for gpu in gpus if gpu.unique_id) or "none"
-    said = f"; {', '.join(without)} has none, so no UUID can name it" if without else ""
+    have, them = ("has", "it") if len(without) == 1 else ("have", "them")
+    said = f"; {', '.join(without)} {have} none, so no UUID can name {them}" if without else ""
     return f"the UUIDs here: {known}{said}"
 
 
-def _ordinal(process: _Process) -> Iterator[Problem]:
+def _ordinal(process: _Process) -> Iterator[MaskProblem]:
     ordinal = process.environment.get(ORDINAL)
-    if ordinal and ordinal != process.value:
-        yield Problem(
+    opencl = process.reading("opencl").gpus
+    if ordinal and opencl != process.reading("hip").gpus:
+        seen = ", ".join(str(gpu.index) for gpu in opencl)
+        yield MaskProblem(
             f"{shown(ORDINAL, ordinal)} says something else than {HIP}",
-            f"only OpenCL reads it, whatever the documentation says: {process.readings()}",
+            f"only OpenCL reads it, whatever the documentation says, and sees {f'GPU {seen}' if seen else 'no GPU'}: "
+            f"{process.readings()}",
             f"unset {ORDINAL}",
         )
 
 
-def _word(process: _Process, what: str, why: str, name: str | None = None) -> Problem:
+def _toolkit(process: _Process) -> Iterator[MaskProblem]:
+    """Yield that AMD_VISIBLE_DEVICES hides nothing here, where it means other GPUs than those that are seen."""
+    asked = process.reading("container")
+    if asked.value is None or set(asked.gpus) == set(process.reading("hip").gpus):
+        return
+    is_told = any(process.environment.get(name) is not None for name in (HIP, CUDA, ROCR))
+    wanted = ",".join(str(gpu.index) for gpu in asked.gpus) or "-1"
+    command = ""
+    if all(gpu.smi_index is not None for gpu in asked.gpus):
+        command = f" (docker run --runtime=amd --env {CONTAINER}={container_value(asked.gpus)})"
+    yield MaskProblem(
+        f"{shown(CONTAINER, asked.value)} hides no GPU from this process",
+        f"only AMD's container toolkit reads it, when a container is created{command}; here it does nothing: "
+        f"{process.readings()}",
+        f"unset {CONTAINER}" + ("" if is_told or asked.odd else f"; export {HIP}={wanted} {CUDA}={wanted}"),
+    )
+
+
+def _word(process: _Process, what: str, why: str, name: str | None = None) -> MaskProblem:
     name = name or process.name
-    return Problem(
+    return MaskProblem(
         f"{shown(name, process.environment.get(name))} {what}", f"{why}: {process.readings()}", process.fix()
     )
 
 
-RULES: tuple[Callable[[_Process], Iterable[Problem]], ...] = (
+RULES: tuple[Callable[[_Process], Iterable[MaskProblem]], ...] = (
     _both,
     _rocr_alone,
     _empty,
@@ -257,10 +305,11 @@ RULES: tuple[Callable[[_Process], Iterable[Problem]], ...] = (
     _uuids,
     _rocr_uuids,
     _ordinal,
+    _toolkit,
 )
 
 
-def _overrides(process: _Process) -> Iterator[Problem]:
+def _overrides(process: _Process) -> Iterator[OverrideProblem]:
     """Yield what is wrong with HSA_OVERRIDE_GFX_VERSION, for all GPUs or for one node.
 
     The node is ROCm's own number: CPUs count, and GPUs that this process may not open do not.
@@ -270,7 +319,7 @@ def _overrides(process: _Process) -> Iterator[Problem]:
         if name != OVERRIDE and not name.startswith(OVERRIDE + "_"):
             continue
         if not is_version(value):
-            yield Problem(
+            yield FatalOverride(
                 f"{shown(name, value)} is not three numbers",
                 "it must be major.minor.step, such as 10.3.0; anything else, nothing too, stops ROCm for every GPU",
                 f"unset {name}",
@@ -278,11 +327,13 @@ def _overrides(process: _Process) -> Iterator[Problem]:
         node = name.removeprefix(OVERRIDE + "_")
         if name != OVERRIDE and process.gpus and node not in {str(number) for number in numbers.values()}:
             listed = ", ".join(f"GPU {gpu} is node {number}" for gpu, number in numbers.items())
-            yield Problem(f"{shown(name, value)} names no GPU", listed or "no GPU has a node here", f"unset {name}")
+            yield OverrideProblem(
+                f"{shown(name, value)} names no GPU", listed or "no GPU has a node here", f"unset {name}"
+            )
     yield from _override_of_many(process, numbers)
 
 
-def _override_of_many(process: _Process, numbers: Mapping[int, int]) -> Iterator[Problem]:
+def _override_of_many(process: _Process, numbers: Mapping[int, int]) -> Iterator[OverrideProblem]:
     value = process.environment.get(OVERRIDE)
     if not value or not is_version(value):
         return
@@ -293,7 +344,7 @@ def _override_of_many(process: _Process, numbers: Mapping[int, int]) -> Iterator
         wanting = {gpu.index for gpu in gpus if usual[gpu.gfx] == value}
         needy = [number for index, number in numbers.items() if index in wanting]
         listed = ", ".join(f"GPU {gpu.index} ({gpu.name}) is {gpu.gfx}" for gpu in gpus)
-        yield Problem(
+        yield OverrideProblem(
             f"{shown(OVERRIDE, value)} changes GPUs of different kinds",
             f"it makes all of them {value}, and a program for one kind crashes on the other: {listed}",
             f"unset {OVERRIDE}" + "".join(f"; export {OVERRIDE}_{node}={value}" for node in needy),
@@ -319,7 +370,7 @@ def node_numbers(devices: Sequence[Device]) -> dict[int, int]:
     return {index: node - sum(other < node for other in closed) for node, index in nodes if index is not None}
 
 
-def _cuda(environment: Mapping[str, str], devices: Sequence[Device]) -> Iterator[Problem]:
+def _cuda(environment: Mapping[str, str], devices: Sequence[Device]) -> Iterator[MaskProblem]:
     """Yield what is wrong with CUDA_VISIBLE_DEVICES on NVIDIA GPUs."""
     value = environment.get(CUDA)
     gpus = counted(devices, "cuda")
@@ -331,11 +382,11 @@ def _cuda(environment: Mapping[str, str], devices: Sequence[Device]) -> Iterator
     if mask.odd and gpus:
         seen = ", ".join(str(gpu.index) for gpu in mask.gpus)
         why = f"{'; '.join(mask.odd)}; CUDA sees " + (f"GPU {seen}" if seen else "no GPU")
-        yield Problem(f"{shown(CUDA, value)} is not what it seems", why, fix)
+        yield MaskProblem(f"{shown(CUDA, value)} is not what it seems", why, fix)
     by_number = not value.startswith(("GPU-", "MIG-"))
     if by_number and environment.get(ORDER) != "PCI_BUS_ID" and len({gpu.name for gpu in gpus}) > 1:
         names = ", ".join(f"{gpu.index}={gpu.name}" for gpu in gpus)
-        yield Problem(
+        yield MaskProblem(
             f"{shown(CUDA, value)} may mean other GPUs than nvidia-smi numbers so",
             f"without {ORDER}=PCI_BUS_ID CUDA puts the fastest GPU first; nvidia-smi says {names}",
             f"export {ORDER}=PCI_BUS_ID",

@@ -316,5 +316,5 @@ def _integer(text: str) -> int:
 
 def _no_gpu(word: str, count: int) -> str:
     if NUMBER.fullmatch(word.strip(SPACE)) and word == word.strip(SPACE):
-        return f"is beyond the {count} GPUs that are counted here"
+        return f"is beyond the {count} GPU{'s' * (count != 1)} counted here"
     return "names no GPU"

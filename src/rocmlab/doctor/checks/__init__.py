@@ -1,4 +1,4 @@
-"""Every check, in the order of what blocks most: driver, device nodes, engine, project, GPUs, lab, frameworks."""
+"""Every check, in the order of what blocks most: driver, device nodes, plan, engine, project, GPUs, lab, frameworks."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ ALL: tuple[Check, ...] = (
     nodes.gid_mismatch,
     nodes.render_exists,
     nodes.cgroup,
+    project.plan,
     engine.answers,
     engine.compose,
     engine.desktop,
     engine.snap,
     engine.remote,
     engine.rootless,
-    project.plan,
     project.groupname,
     project.port,
     project.disk,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rocmlab.devices import roots
 from rocmlab.doctor import sampling
 from rocmlab.doctor.model import BLOCKS, HOST, OK, Verdict, blocks, check, ok, skip, unknown, warns
 from rocmlab.doctor.situation import PciGpu, Situation
@@ -105,12 +106,12 @@ def secureboot(s: Situation) -> Verdict:
     variable = next((name for name in s.names(folder) if name.startswith("SecureBoot-")), None)
     if variable is None:
         return skip("this machine has no Secure Boot")
-    try:
-        value = (s.root / folder / variable).read_bytes()[-1:]
-    except OSError as err:
-        return unknown(f"{variable} cannot be read: {err.strerror}")
+    content = roots.read_bytes(s.root / folder / variable, 8)
+    if content is None:
+        return unknown(f"{variable} cannot be read")
+    value = content[4:5]  # behind four bytes of attributes
     modules = [name for name in s.names("var/lib/dkms") if name.startswith("amdgpu")]
-    read = f"{variable}: last byte {value.hex() or 'missing'}"
+    read = f"{variable}: {value.hex() or 'empty'}"
     if value != b"\x01" or not modules:
         return ok(read, f"/var/lib/dkms: {', '.join(modules) or 'no amdgpu'}")
     ubuntu, other = "var/lib/shim-signed/mok/MOK.der", "var/lib/dkms/mok.pub"

@@ -5,15 +5,21 @@ from __future__ import annotations
 from rocmlab.doctor.model import BLOCKS, HOST, WARNS, Verdict, check, ok, skip, warns
 from rocmlab.doctor.situation import Situation
 from rocmlab.errors import Problem
+from rocmlab.stack.engine import ComposeProblem
 
 
 def _no_engine(s: Situation) -> str:
     """Say why nothing about an engine applies; empty where it does."""
-    if s.runtime in ("native", "podman"):
+    if _runtime(s) in ("native", "podman"):
         return "the lab runs without Docker"
     if not s.engine.is_usable and s.engine.problem is None:
         return "no container engine was found"
     return ""
+
+
+def _runtime(s: Situation) -> str:
+    """Return the runtime in force, or the one that was asked for where nothing could be planned."""
+    return s.runtime or s.asked_runtime
 
 
 def _reads(s: Situation) -> str:
@@ -52,13 +58,9 @@ def answers(s: Situation) -> Verdict:
     if reason := _no_engine(s):
         return skip(reason)
     problem = s.engine.problem
-    if problem is None or _is_about_compose(problem):
+    if problem is None or isinstance(problem, ComposeProblem):
         return ok(_reads(s))
-    return _of(problem, is_fatal=True)
-
-
-def _is_about_compose(problem: Problem) -> bool:
-    return "ompose" in problem.what
+    return _of(problem, is_fatal=_runtime(s) == "docker")
 
 
 @check(
@@ -77,7 +79,9 @@ def compose(s: Situation) -> Verdict:
     problem = s.engine.problem
     if problem is None:
         return ok("docker compose is new enough")
-    return _of(problem, is_fatal=True) if _is_about_compose(problem) else skip("the engine does not answer")
+    if not isinstance(problem, ComposeProblem):
+        return skip("the engine does not answer")
+    return _of(problem, is_fatal=_runtime(s) == "docker")
 
 
 @check(
@@ -162,7 +166,7 @@ def selinux(s: Situation) -> Verdict:
     enforce = s.text("sys/fs/selinux/enforce")
     if enforce != "1":
         return ok(f"/sys/fs/selinux/enforce: {enforce or 'missing'}")
-    labels = any("selinux" in option for option in s.engine.security) or s.runtime == "podman"
+    labels = any("selinux" in option for option in s.engine.security)
     boolean = s.text("sys/fs/selinux/booleans/container_use_devices")
     seen = ("/sys/fs/selinux/enforce: 1", f"container_use_devices: {boolean or 'unknown'}")
     if not labels or (boolean or "").startswith("1"):
@@ -170,6 +174,9 @@ def selinux(s: Situation) -> Verdict:
     return warns(
         "SELinux may deny the lab the GPU's device nodes",
         "it is enforcing, the engine labels containers, and containers may not use devices",
-        "sudo setsebool -P container_use_devices=true",
+        "sudo setsebool -P container_use_devices=true\n"
+        "and for the notebooks, and a SHARE that is a folder: sudo chcon -Rt container_file_t FOLDER\n"
+        "or, for both: `security_opt: [label=disable]` for the service lab, in a Compose file of yours that you add to "
+        "COMPOSE_FILE in .env",
         *seen,
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rocmlab.devices import Device, products
-from rocmlab.devices.visibility.conflicts import node_numbers
-from rocmlab.doctor.checks.masks import OVERRIDE
+from rocmlab.devices.rocm import UnreadableNodes
+from rocmlab.devices.visibility.conflicts import OVERRIDE, node_numbers
 from rocmlab.doctor.model import BLOCKS, CONTAINER, HOST, WARNS, Verdict, blocks, check, ok, skip, warns
 from rocmlab.doctor.situation import CONTAINER_RUNTIMES, Situation
 
@@ -30,7 +30,7 @@ def description(s: Situation) -> Verdict | list[Verdict]:
     found, problems = s.examined
     seen = tuple(f"{gpu.pci_address}: {gpu.name}, {gpu.gfx or 'target unknown'}" for gpu in found)
     if s.in_container:  # which may not read the nodes of GPUs that it was not given
-        problems = [problem for problem in problems if "cannot be read" not in problem.what]
+        problems = [problem for problem in problems if not isinstance(problem, UnreadableNodes)]
     return [Verdict(WARNS, seen, problem) for problem in problems] or ok(*seen)
 
 
@@ -80,16 +80,16 @@ def support(s: Situation) -> Verdict:
 
 
 def _is_overridden(s: Situation, gpu: Device) -> bool:
-    number = _node_numbers(s).get(gpu.pci_address)
+    number = _node_numbers(s).get(gpu.kfd_node)
     return any(s.lab_environment.get(name) for name in (OVERRIDE, f"{OVERRIDE}_{number}"))
 
 
-def _node_numbers(s: Situation) -> dict[str | None, int]:
-    """Return ROCm's own node number of each GPU of the lab by PCI address; GPUs that it is not given do not count."""
+def _node_numbers(s: Situation) -> dict[int | None, int]:
+    """Return ROCm's own node number of each GPU of the lab by KFD node; GPUs that it is not given do not count."""
     everything = s.passed if s.side == HOST and s.runtime in CONTAINER_RUNTIMES else s.gpus
     given = [gpu if gpu in s.chosen or s.side == CONTAINER else replace(gpu, index=None) for gpu in everything]
     numbers = node_numbers(given)
-    return {gpu.pci_address: numbers[gpu.index] for gpu in given if gpu.index is not None and gpu.index in numbers}
+    return {gpu.kfd_node: numbers[gpu.index] for gpu in given if gpu.index is not None and gpu.index in numbers}
 
 
 def _override_lines(s: Situation, lacking: list[Device]) -> str:
@@ -99,7 +99,7 @@ def _override_lines(s: Situation, lacking: list[Device]) -> str:
         return f"echo {OVERRIDE}={values.pop()} >>.env && make up"
     numbers = _node_numbers(s)
     lines = [
-        f"echo {OVERRIDE}_{numbers.get(gpu.pci_address)}={products.target(gpu.gfx).override} >>.env" for gpu in lacking
+        f"echo {OVERRIDE}_{numbers.get(gpu.kfd_node)}={products.target(gpu.gfx).override} >>.env" for gpu in lacking
     ]
     return "\n".join([*lines, "make up"])
 

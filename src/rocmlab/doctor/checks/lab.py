@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rocmlab.devices import Device
 from rocmlab.doctor.model import BLOCKS, HOST, WARNS, Verdict, blocks, check, ok, skip, warns
 from rocmlab.doctor.situation import Situation
 from rocmlab.errors import Problem
@@ -33,9 +34,8 @@ def answers(s: Situation) -> Verdict:
 def _how_to_start(s: Situation) -> str:
     if s.project is None:
         return ""
-    is_prepared = getattr(s.project.lab, "has_image", s.project.lab.is_prepared)()
     more = "`make up` starts it, then doctor looks inside, too"
-    return f"; {more}" if is_prepared else f" and none is built; {more}"
+    return f"; {more}" if s.project.lab.is_built() else f" and none is built; {more}"
 
 
 def _inside(s: Situation) -> Mapping[str, Any] | None:
@@ -47,7 +47,7 @@ def _inside(s: Situation) -> Mapping[str, Any] | None:
     "lab.devices",
     "the lab has every GPU that it should have",
     sides=(HOST,),
-    looks_at="the devices as the host sees them against those the lab sees, joined by PCI address",
+    looks_at="the devices as the host sees them against those the lab sees, joined by PCI address and KFD node",
     why="A GPU that is missing inside is not an error to any framework: the job runs on fewer GPUs, or on the CPU.",
     fix="what the finding says, mostly `make down && make up`",
     severity=BLOCKS,
@@ -61,34 +61,35 @@ def devices(s: Situation) -> Verdict:
         return skip(f"the running lab's backend is {report.get('backend')}")
     if s.no_kfd_gpus:
         return skip(s.no_kfd_gpus)
-    inside = {one["pci_address"]: one for one in report["devices"] if one["backend"] == "rocm"}
-    usable = {address for address, one in inside.items() if one["is_usable"]}
+    there = [one for one in report["devices"] if one["backend"] == "rocm"]
+    inside = {(one["pci_address"], one["kfd_node"]): one for one in there}  # partitions share their address
     seen, missing = [], []
     for gpu in s.chosen:
-        there = inside.get(gpu.pci_address)
-        said = "absent" if there is None else there["why_not"] or f"HIP {there['index']}"
-        seen.append(f"{gpu.pci_address}: host HIP {gpu.index}, lab {said}")
-        if gpu.pci_address not in usable:
-            missing.append((gpu, said))
+        one = inside.get((gpu.pci_address, gpu.kfd_node))
+        said = "absent" if one is None else one["why_not"] or f"HIP {one['index']}"
+        seen.append(f"{gpu.pci_address}, KFD node {gpu.kfd_node}: host HIP {gpu.index}, lab {said}")
+        if one is None or not one["is_usable"]:
+            missing.append((gpu, one))
     if not missing:
         return ok(*seen)
-    gpu, said = missing[0]
-    fire = warns if usable else blocks
-    return fire(
-        f"the lab does not have the GPU at {gpu.pci_address}",
-        f"inside: {said}" + _reason(s, gpu.render_node),
-        "see dev.perm, in the lab: a node that is here cannot be opened"
-        if "cannot be opened" in said
-        else "make down && make up      # a container keeps the devices it was created with",
-        *seen,
-    )
+    fire = warns if any(one["is_usable"] for one in there) else blocks
+    return fire(*_missing(s, *missing[0]), *seen)
 
 
-def _reason(s: Situation, render_node: str | None) -> str:
-    names = {str(node["path"]) for node in (s.lab_report or {}).get("nodes", [])}
-    if render_node not in names:
-        return f"; {render_node} was not passed: GPUS had another value, or the GPU was added, when it was created"
-    return ""
+def _missing(s: Situation, gpu: Device, inside: Mapping[str, Any] | None) -> tuple[str, str, str]:
+    """Return what, why and fix of a GPU that the lab cannot use, by what the lab has of it."""
+    is_shared = sum(other.pci_address == gpu.pci_address for other in s.passed) > 1
+    part = f"partition {gpu.partition} of " if is_shared and gpu.partition is not None else ""
+    what = f"the lab does not have {part}the GPU at {gpu.pci_address}"
+    why = f"inside: {inside['why_not'] if inside else 'absent'}"
+    nodes = {str(node["path"]) for node in (s.lab_report or {}).get("nodes", [])}
+    if gpu.render_node not in nodes:
+        why += f"; {gpu.render_node} was not passed: GPUS had another value, or the GPU was added, when it was created"
+    elif inside and inside["index"] is not None:  # the runtime counts it, so only a mask hides it
+        return what, why, "take the mask out of .env, then: make up      # to choose GPUs: make up GPUS=…"
+    elif "/dev/kfd" in nodes:
+        return what, why, "see dev.perm, in the lab: a node that is here cannot be opened"
+    return what, why, "make down && make up      # a container keeps the devices it was created with"
 
 
 @check(

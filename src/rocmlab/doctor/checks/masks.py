@@ -11,20 +11,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from rocmlab.devices import Device, products, visibility
+from rocmlab.devices.visibility.conflicts import OVERRIDE, FatalOverride, MaskProblem, OverrideProblem
 from rocmlab.doctor.model import BLOCKS, CONTAINER, HOST, WARNS, Verdict, blocks, check, ok, skip, warns
 from rocmlab.doctor.situation import CONTAINER_RUNTIMES, Situation
 from rocmlab.errors import Problem
 from rocmlab.stack.container import PASSED_INTO_THE_LAB
 
-OVERRIDE = "HSA_OVERRIDE_GFX_VERSION"
 WHERE = {True: ".env", False: "environment"}
 
 
 @check(
     "env.conflict",
     "the visibility masks agree",
-    looks_at="HIP_, ROCR_ and CUDA_VISIBLE_DEVICES, GPU_DEVICE_ORDINAL: of this process, or on the host of `.env`, "
-    "which is all that reaches the container",
+    looks_at="HIP_, ROCR_, CUDA_ and AMD_VISIBLE_DEVICES, GPU_DEVICE_ORDINAL: of this process, or on the host of "
+    "`.env`, which is all that reaches the container",
     why="ROCR_ filters first and HIP_ counts what is left; an empty value means all to HIP and none to PyTorch; a "
     "space ends the list. The usual result is a lab without GPUs (SwarmUI#565).",
     fix="HIP_VISIBLE_DEVICES alone, digits and commas",
@@ -38,7 +38,7 @@ def conflict(s: Situation) -> Verdict | list[Verdict]:
     masks = {name: s.lab_environment[name] for name in visibility.VARIABLES if name in s.lab_environment}
     where = WHERE[s.lab_environment is s.env_values]
     seen = tuple(f"{where}: {name}={value}" for name, value in masks.items()) or (f"{where}: no mask",)
-    problems = visibility.problems(masks, _candidates(s))
+    problems = [problem for problem in _conflicts(s) if isinstance(problem, MaskProblem)]
     if not problems:
         return ok(*seen)
     left = visibility.mark_hidden([gpu for gpu in s.passed if gpu.is_usable], masks)
@@ -46,6 +46,11 @@ def conflict(s: Situation) -> Verdict | list[Verdict]:
     if visibility.hides_all(masks, "rocm"):
         status = WARNS  # hidden on purpose
     return [_placed(s, Verdict(status, seen, problem)) for problem in problems]
+
+
+def _conflicts(s: Situation) -> list[Problem]:
+    """Return what is wrong with masks and overrides, read together: a mask may hide the GPU that an override breaks."""
+    return visibility.problems(s.lab_environment, _candidates(s))
 
 
 def _candidates(s: Situation) -> list[Device]:
@@ -91,14 +96,17 @@ def override(s: Situation) -> Verdict | list[Verdict]:
     if s.no_kfd_gpus:
         return skip(s.no_kfd_gpus)
     environment = s.lab_environment
-    given = {name: value for name, value in environment.items() if re.fullmatch(rf"{OVERRIDE}(_\d+)?", name)}
+    given = {name: value for name, value in environment.items() if name.startswith(OVERRIDE)}
     seen = tuple(f"{name}={value}" for name, value in given.items()) or (f"{OVERRIDE} is not set",)
-    problems = visibility.problems(given, _candidates(s))
+    problems = [problem for problem in _conflicts(s) if isinstance(problem, OverrideProblem)]
     if problems:
-        stops = any("three numbers" in problem.what for problem in problems)
+        stops = any(isinstance(problem, FatalOverride) for problem in problems)
         return [_placed(s, Verdict(BLOCKS if stops else WARNS, seen, problem)) for problem in problems]
     value = given.get(OVERRIDE)
-    chosen = {gpu.gfx: gpu for gpu in s.chosen if gpu.gfx}
+    left = (
+        visibility.mark_hidden(s.chosen, environment) if s.for_container else s.chosen
+    )  # else they are masked already
+    chosen = {gpu.gfx: gpu for gpu in left if gpu.gfx and gpu.is_usable}
     if not value or not chosen:
         return ok(*seen)
     if all(_generation(gfx) != value.split(".")[0] for gfx in chosen):

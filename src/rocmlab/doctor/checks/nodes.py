@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rocmlab.devices.nodes import open_node
+from rocmlab.devices.nodes import SKIPPED
 from rocmlab.doctor.model import (
     BLOCKS,
     CONTAINER,
@@ -25,6 +25,7 @@ UDEV_RULE = (
     "END\n"
     "sudo groupadd --system --force render && sudo udevadm control --reload && sudo udevadm trigger"
 )
+KFD = "/dev/kfd"
 ONE_STOPS_ALL = "one node that exists and cannot be opened stops ROCm for every GPU"
 
 
@@ -95,8 +96,8 @@ def render_exists(s: Situation) -> Verdict:
 @check(
     "dev.perm",
     "the device nodes can be opened",
-    looks_at="group and mode of `/dev/kfd` and the render nodes; inside the lab each node is opened once, "
-    "because a refusal by the cgroup shows only then",
+    looks_at="group and mode of `/dev/kfd` and the render nodes, and whether this process may open them. Only a node "
+    "that it may not open is tried, to tell the cgroup's refusal from the mode's",
     why="A node that exists and refuses (EACCES) stops ROCm for all GPUs; one the cgroup denies (EPERM) is skipped.",
     fix="`sudo usermod -aG render,video $USER` and a new login (host); `make up` (container)",
     severity=BLOCKS,
@@ -108,8 +109,6 @@ def permission(s: Situation) -> Verdict:
         return skip(s.no_amd)
     if not s.compute_nodes:
         return skip("there are no nodes to open")
-    if s.side == CONTAINER and not s.simulated and s.runtime != "native":
-        return _opened(s)
     if s.for_container:
         return _for_the_entry_point(s)
     return _for_this_user(s)
@@ -131,53 +130,14 @@ def _for_the_entry_point(s: Situation) -> Verdict:
 
 
 def _for_this_user(s: Situation) -> Verdict:
-    closed = [
-        node for node in s.compute_nodes if not node.is_accessible or (s.simulated and not node.group_may_open)
-    ]  # root may open whatever it likes, and a simulated fault must show all the same
-    if not closed:
-        return ok(*map(str, s.compute_nodes))
-    may_group = all(node.group_may_open for node in closed)
-    names = [s.group_name(node.gid) for node in closed]
-    groups = sorted({name for node, name in zip(closed, names, strict=True) if name and node.gid})
-    if s.in_container:
-        fix = "make up      # on the host" if may_group else f"on the host:\n{UDEV_RULE}\nmake up"
-    elif groups and may_group:
-        fix = f"sudo usermod -aG {','.join(groups)} $USER      # then log out and in again"
-    elif may_group and closed[0].gid:
-        fix = f"sudo groupadd -g {closed[0].gid} render && sudo usermod -aG render $USER      # then log in again"
-    else:
-        fix = UDEV_RULE + "\nsudo usermod -aG render $USER      # then log out and in again"
-    mine = ",".join(map(str, sorted(s.groups)))
-    return blocks(
-        f"{closed[0].path} cannot be opened by uid {s.uid}",
-        f"it belongs to group {closed[0].gid} ({names[0] or 'without a name'}, mode {closed[0].mode:04o}), and this "
-        f"process is in the groups {mine}; {ONE_STOPS_ALL}",
-        fix,
-        *map(str, s.compute_nodes),
-        about=HOST if s.in_container else None,
-    )
-
-
-def _opened(s: Situation) -> Verdict:
-    """Open each render node that exists, and /dev/kfd only by asking: opening it makes a compute process."""
-    opened = {node: open_node(node.path, s.root) for node in s.render_nodes}
-    seen = [f"{node}: {found.error or 'opened'}" for node, found in opened.items()]
-    refused = [(node, found.meaning) for node, found in opened.items() if found.verdict == "fatal"]
-    denied = [node for node, found in opened.items() if found.error == "EPERM"]
-    if s.compute_node and not s.compute_node.is_accessible:
-        refused.insert(0, (s.compute_node, "this user's groups do not allow it, which stops ROCm for all GPUs"))
-        seen.insert(0, f"{s.compute_node}: not accessible")
+    """What this process may not open shows by the error that it would meet."""
+    seen = [f"{node}: {node.error or 'may be opened'}" for node in s.compute_nodes]
+    refused = [node for node in s.compute_nodes if node.error and node.error not in SKIPPED]
     if refused:
-        node, meaning = refused[0]
-        return blocks(
-            f"{node.path} cannot be opened by uid {s.uid}",
-            f"{meaning}; it belongs to group {node.gid} with mode {node.mode:04o}, and this process is in the groups "
-            f"{','.join(map(str, sorted(s.groups)))}",
-            f"make up      # on the host; with docker run: --group-add {node.gid}",
-            *seen,
-        )
+        return _refused(s, refused, seen)
+    denied = [node for node in s.compute_nodes if node.error]
     if denied:
-        fire = warns if len(denied) < len(s.render_nodes) else blocks
+        fire = warns if any(node.error is None for node in s.render_nodes) and denied[0].path != KFD else blocks
         return fire(
             f"{denied[0].path} is denied by the container's device cgroup",
             "the node was not passed with --device, or the driver was loaded again after the container was created",
@@ -186,6 +146,30 @@ def _opened(s: Situation) -> Verdict:
             about=HOST,
         )
     return ok(*seen)
+
+
+def _refused(s: Situation, closed: Sequence[Node], seen: Sequence[str]) -> Verdict:
+    """The nodes whose mode and group shut this user out, and what lets him in."""
+    node, may_group = closed[0], all(node.group_may_open for node in closed)
+    names = [s.group_name(node.gid) for node in closed]
+    groups = sorted({name for node, name in zip(closed, names, strict=True) if name and node.gid})
+    if s.in_container:
+        again = f"make up      # on the host; with docker run: --group-add {node.gid}"
+        fix = again if may_group else f"on the host:\n{UDEV_RULE}\nmake up"
+    elif groups and may_group:
+        fix = f"sudo usermod -aG {','.join(groups)} $USER      # then log out and in again"
+    elif may_group and node.gid:
+        fix = f"sudo groupadd -g {node.gid} render && sudo usermod -aG render $USER      # then log in again"
+    else:
+        fix = UDEV_RULE + "\nsudo usermod -aG render $USER      # then log out and in again"
+    return blocks(
+        f"{node.path} cannot be opened by uid {s.uid} ({node.error})",
+        f"it belongs to group {node.gid} ({names[0] or 'without a name'}, mode {node.mode:04o}), and this process is "
+        f"in the groups {','.join(map(str, sorted(s.groups)))}; {ONE_STOPS_ALL}",
+        fix,
+        *seen,
+        about=HOST if s.in_container else None,
+    )
 
 
 @check(
@@ -225,9 +209,7 @@ def gid_mismatch(s: Situation) -> Verdict:
 
 def _missing(found: Sequence[Node], groups: frozenset[int]) -> list[int]:
     found = [node for node in found if node.group_may_open]  # to others the group is of no help
-    wanted = {
-        node.gid for node in found if not (node.mode & 0o006 == 0o006 or (not node.is_device and node.is_accessible))
-    }
+    wanted = {node.gid for node in found if node.mode & 0o006 != 0o006}
     return sorted(wanted - groups)
 
 

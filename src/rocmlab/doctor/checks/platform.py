@@ -17,7 +17,8 @@ SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
 @check(
     "userspace.driver",
     "the kernel's driver and the lab's ROCm fit each other",
-    looks_at="`/opt/rocm/.info/version` or the base image's tag, `uname -r`, `/sys/module/amdgpu/version`",
+    looks_at="`/opt/rocm/.info/version` or the base image's tag, `uname -r`, `/sys/module/amdgpu/version`, and the "
+    "table of releases (doctor/releases.csv)",
     why="AMD tests a ROCm release with drivers up to a year older or newer; beyond, HIP may say `Incompatible kernel "
     "and userspace`, crash or compute wrongly (dstack#4151, hiptensorflow#63).",
     fix="a newer kernel or amdgpu-dkms, or an image of the driver's time (`make up BASE_IMAGE=…`)",
@@ -40,12 +41,13 @@ def userspace(s: Situation) -> Verdict:
     if made is None or wanted is None:
         return unknown("the age of the driver or of ROCm is not known", *seen)
     apart = releases.months_between(made, wanted)
-    seen.append(f"driver of {made[0]}-{made[1]:02d}, ROCm of {wanted[0]}-{wanted[1]:02d}")
-    if abs(apart) <= MONTHS_APART:
+    seen.append(f"driver of {made}, ROCm of {wanted}")
+    older, least = (made, "at least " * wanted.is_least) if apart > 0 else (wanted, "at least " * made.is_least)
+    if abs(apart) <= MONTHS_APART or older.is_least:  # which then may be as new as the other
         return ok(*seen)
     if apart > 0:
         return warns(
-            f"the kernel's driver is {apart} months older than the lab's ROCm {rocm}",
+            f"the kernel's driver is {least}{apart} months older than the lab's ROCm {rocm}",
             "AMD tests a release with drivers up to a year older",
             "install a newer kernel (Ubuntu: sudo apt install linux-generic-hwe-24.04) or a newer amdgpu-dkms\n"
             "or take an older image: make up BASE_IMAGE=…      # docs/images.md",
@@ -53,7 +55,7 @@ def userspace(s: Situation) -> Verdict:
             about=HOST,
         )
     return warns(
-        f"the lab's ROCm {rocm} is {-apart} months older than the kernel's driver",
+        f"the lab's ROCm {rocm} is {least}{-apart} months older than the kernel's driver",
         "AMD tests a release with drivers up to a year newer",
         "take a newer image: make up BASE_IMAGE=…      # docs/images.md",
         *seen,
@@ -84,20 +86,21 @@ def shm(s: Situation) -> Verdict:
     if size >= SMALL_SHM:
         return ok(seen)
     gpus = len(s.chosen)
+    counted = f"{gpus} GPU{'s' * (gpus != 1)}"
     if size <= TINY_SHM and gpus > 1:
         return blocks(
             f"/dev/shm has {size / 2**20:.0f} MiB for {gpus} GPUs",
             "RCCL exchanges data between GPUs through it, and fails without room",
             "make up SHM_SIZE=8gb      # on the host; docker run: --shm-size 8g",
             seen,
-            f"{gpus} GPUs",
+            counted,
         )
     return warns(
         f"/dev/shm has {size / 2**20:.0f} MiB",
         "data loaders with several workers need more",
         "make up SHM_SIZE=8gb      # on the host; docker run: --shm-size 8g",
         seen,
-        f"{gpus} GPUs",
+        counted,
     )
 
 

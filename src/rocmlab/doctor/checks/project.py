@@ -26,6 +26,7 @@ SPARE_BYTES = 5e9
     why="What `make up` would refuse is said here, too.",
     fix="what the finding says",
     severity=BLOCKS,
+    is_quick=True,
 )
 def plan(s: Situation) -> Verdict:
     """Pass on what planning said."""
@@ -121,7 +122,7 @@ def disk(s: Situation) -> Verdict:
         return skip(NO_PLAN)
     lab = s.project.lab
     lab.check_disk()
-    folder = getattr(lab, "engine_root", "") or str(s.project.settings.project)
+    folder = str(lab.disk())
     if not os.path.isdir(folder):
         return skip(f"{folder} cannot be seen from here")
     free = shutil.disk_usage(folder).free

@@ -1,0 +1,48 @@
+"""When scripts/make-oracles has work to do; what it makes is used in tests/oracle."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+NEEDED = ("apt-get", "dpkg-deb", "unshare", "flock", "chroot")
+pytestmark = pytest.mark.skipif(
+    os.getuid() != 0 or not KEYRING.exists() or any(shutil.which(name) is None for name in NEEDED),
+    reason="make-oracles needs root on a Debian machine (.ci/run has it)",
+)
+
+
+def fetches(script: Path, folder: Path) -> bool:
+    """Run it with an apt-get that fails, and tell whether there was something to fetch."""
+    programs = folder.parent / "bin"
+    programs.mkdir(exist_ok=True)
+    (programs / "apt-get").write_text("#!/bin/sh\nexit 7\n")
+    (programs / "apt-get").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
+    done = subprocess.run([script, folder], env=environment, capture_output=True, check=False)
+    assert done.returncode in (0, 1), done.stderr
+    return done.returncode == 1
+
+
+def test_they_are_made_anew_where_the_script_has_changed(repository: Path, tmp_path: Path) -> None:
+    """`ready` holds a digest of the script that made them; one of an older script, or an empty one, does not count."""
+    script = tmp_path / "make-oracles"
+    shutil.copy2(repository / "scripts/make-oracles", script)
+    folder = tmp_path / "oracles"
+    folder.mkdir()
+    digest = subprocess.run(["sha256sum"], input=script.read_bytes(), capture_output=True, check=True).stdout
+    (folder / "ready").write_bytes(digest)
+    assert not fetches(script, folder)
+
+    with open(script, "a", encoding="utf-8") as file:
+        file.write("# a change\n")
+
+    assert fetches(script, folder)
+    assert not (folder / "ready").exists()
+    (folder / "ready").touch()
+    assert fetches(script, folder)
