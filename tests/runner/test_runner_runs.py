@@ -25,6 +25,7 @@ from rocmlab.runner.runs import Run, run
 from rocmlab.runner.selection import Found
 from rocmlab.runner.supervisor import Limits
 
+OF_THE_RUN = {"journal.jsonl", "results.json", "report.html", "junit.xml"}
 LEAVE_A_CHILD = """
 import os, subprocess, sys
 from pathlib import Path
@@ -190,7 +191,7 @@ def test_the_run_folder_is_complete(mixed: Run) -> None:
 
     events = list(mixed.folder.journal())
 
-    assert {path.name for path in mixed.folder.path.iterdir()} == expected | {"journal.jsonl", "results.json"}
+    assert {path.name for path in mixed.folder.path.iterdir()} == expected | OF_THE_RUN
     assert [events[0]["event"], events[-1]["event"]] == ["run started", "run finished"]
     assert sum(event["event"] == "job started" for event in events) == len(ran)
     finished = {event["job"]: event["result"]["status"] for event in events if event["event"] == "job finished"}
