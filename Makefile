@@ -8,7 +8,7 @@ export NOTEBOOKS ?=
 export PARAMS ?=
 TESTS ?= tests
 
-.PHONY: help up run-notebooks url status logs shell down build clean devices doctor bench test lint lock
+.PHONY: help up run-notebooks url status logs shell down build clean devices leases doctor bench test lint lock
 
 help: ## Explain the targets
 	@awk 'BEGIN {FS = ":.*## "; print "rocmlab: the Jupyter workstation for AMD GPUs\n"} \
@@ -28,6 +28,8 @@ status: ## Say what runs, on which devices
 	@$(ROCMLAB) status
 devices: ## List the devices of this host
 	@$(ROCMLAB) devices
+leases: ## Say which kernel holds which GPU
+	@$(ROCMLAB) leases
 doctor: ## Say what is wrong and how to mend it
 	@$(ROCMLAB) doctor
 logs: ## Print the server's log

@@ -11,7 +11,8 @@ import pytest
 
 from rocmlab.errors import RocmlabError
 from rocmlab.runner import executed, files, html, words
-from rocmlab.runner.engine import _describe, title_of
+from rocmlab.runner.engine.ends import describe
+from rocmlab.runner.engine.titles import title_of
 from rocmlab.runner.folder import RunFolder
 from rocmlab.training.metrics import MIME_TYPE
 
@@ -83,6 +84,20 @@ def test_a_death_between_cells_blames_no_cell(tmp_path: Path) -> None:
     notebook = json.loads(path.read_text())
     assert [each["metadata"]["papermill"]["status"] for each in notebook["cells"]] == ["completed", "pending"]
     assert notebook["metadata"]["papermill"]["exception"] is True
+
+
+def test_the_runner_corrects_the_cause_and_completes_what_was_not_saved(tmp_path: Path) -> None:
+    """It knows why the engine was stopped, and that cells before the running one had ended; last words stay."""
+    path = tmp_path / "a.ipynb"
+    ours = {"output_type": "error", "ename": "Killed", "evalue": "SIGTERM", "traceback": ["Killed: SIGTERM", "bye"]}
+    cells = [cell("completed"), cell("running"), cell("failed", ours), cell("pending")]
+    path.write_text(json.dumps({"cells": cells, "metadata": {}}))
+
+    executed.tell_truth(path, 2, "Timeout", "too long")
+
+    found = json.loads(path.read_text())["cells"]
+    assert [each["metadata"]["papermill"]["status"] for each in found] == ["completed"] * 2 + ["failed", "pending"]
+    assert [output["traceback"] for output in found[2]["outputs"]] == [["Timeout: too long", "bye"]]
 
 
 def test_a_torn_journal_is_read_up_to_the_tear(run_folder: RunFolder) -> None:
@@ -171,10 +186,10 @@ def test_a_cell_is_called_by_its_comment_its_heading_or_its_first_line() -> None
 
 def test_the_end_of_a_kernel_reads_as_a_sentence() -> None:
     """A kill, a crash and an exit are told apart."""
-    assert "SIGKILL, perhaps because the memory was full" in _describe(-9)
-    assert _describe(-11).endswith("SIGSEGV")
-    assert _describe(3).endswith("exit code 3")
-    assert _describe(None)
+    assert "SIGKILL, perhaps because the memory was full" in describe(-9)
+    assert describe(-11).endswith("SIGSEGV")
+    assert describe(3).endswith("exit code 3")
+    assert describe(None)
 
 
 def test_times_devices_and_values_read_well() -> None:

@@ -14,18 +14,25 @@ from rocmlab.errors import RocmlabError
 from rocmlab.stack import bench
 from rocmlab.stack import project as projects
 
-BENCHES = "up: starting, starting again, rebuilding, sizes, imports; devices: finding the GPUs, checking the machine"
+BENCHES = (
+    "up: starting, starting again, rebuilding, sizes, imports; devices: finding the GPUs, checking the machine; "
+    "runner: running a notebook"
+)
 
 
 def main(verb: str, arguments: Sequence[str]) -> int:
     """Measure one thing and print a table, or JSON."""
     parser = verb_parser(verb)
-    parser.add_argument("name", choices=["up", "devices"], help=BENCHES)
+    parser.add_argument("name", choices=["up", "devices", "runner"], help=BENCHES)
     parser.add_argument("--runs", type=_positive, default=5, help="how often each figure is taken (default 5)")
     parser.add_argument("--theirs", metavar="COMMAND", help="devices: compare with this (default rocm-smi, if there)")
     parser.add_argument("--json", action="store_true", help="print it as JSON")
     chosen = parser.parse_args(arguments)
-    report = _up(chosen.runs) if chosen.name == "up" else _devices(chosen.runs, chosen.theirs)
+    report = {
+        "up": lambda: _up(chosen.runs),
+        "devices": lambda: _devices(chosen.runs, chosen.theirs),
+        "runner": lambda: _runner(chosen.runs),
+    }[chosen.name]()
     rows: list[bench.Row] = report["rows"]
     if chosen.json:
         print(json.dumps({**report, "rows": [row.as_dict() for row in rows]}, indent=1))
@@ -80,6 +87,22 @@ def _devices(runs: int, theirs: str | None) -> dict[str, Any]:
         "simulated": figures.simulated,
         "versions": _versions(),
         "rows": [bench.row(name, "ms", ours, figures.theirs.get(name, ())) for name, ours in figures.ours.items()],
+    }
+
+
+def _runner(runs: int) -> dict[str, Any]:
+    from rocmlab.devices import discover
+    from rocmlab.runner import bench as of_runner
+    from rocmlab.runner.runs import versions
+
+    figures = of_runner.measure(runs)
+    ours, theirs = figures.ours, figures.theirs
+    return {
+        "bench": "runner",
+        "device": discover()[-1].name,
+        "simulated": False,
+        "versions": versions(),
+        "rows": [bench.row(name, unit, ours[name], theirs[name]) for name, unit in figures.units.items()],
     }
 
 

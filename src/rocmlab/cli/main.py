@@ -31,6 +31,7 @@ VERBS = {
     "simulate": ("rocmlab.cli.simulate", "write a simulated host with AMD GPUs"),
     "cdi": ("rocmlab.cli.cdi", "write the CDI specification of this host's AMD GPUs"),
     "run": ("rocmlab.cli.run", "run notebooks headless"),
+    "leases": ("rocmlab.cli.leases", "say which kernel holds which GPU, and what uses one without a lease"),
     "datasets": ("rocmlab.cli.datasets", "fetch data sets into the share"),
     "bench": ("rocmlab.cli.bench", "measure, and print ratios"),
 }

@@ -35,6 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     from rocmlab.runner.preflight import examine
 
     values = parameters.parse(options.parameters)
+    earlier = _earlier(options)
     folder = selection.notebooks_folder(os.environ)
     found = selection.find(options.notebooks, folder)
     _check_anything(found, folder)
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     jobs = name_uniquely(examine(found, values, options.kernel))
     if options.dry_run:
         return _plan(jobs, slots, options.json)
-    run = _run(jobs, slots, options)
+    run = _run(jobs, slots, options, earlier)
     if options.json:
         sys.stdout.write(files.to_json(run.as_dict()) + "\n")
     else:
@@ -81,6 +82,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--kernel", metavar="NAME", help="the kernel to use (default: each notebook's own)")
     made.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="the longest a notebook may take")
     made.add_argument("--cell-timeout", type=_seconds, metavar="SECONDS", help="the longest a cell may take")
+    made.add_argument("--compare", metavar="RUN", help="an earlier run: its folder, its name in the share, or `last`")
     made.add_argument("--json", action="store_true", help="print results.json instead of the summary")
     made.add_argument("--dry-run", action="store_true", help="print what would run, and run nothing")
     return made
@@ -107,14 +109,25 @@ def _check_anything(found: Sequence[selection.Found], folder: Path) -> None:
         raise RocmlabError(what, problems[0].why, problems[0].fix)
 
 
-def _run(jobs: list[Job], slots: Slots, options: argparse.Namespace) -> Run:
+def _share(options: argparse.Namespace) -> Path:
+    return Path(options.share or os.environ.get("ROCMLAB_SHARE") or "share").expanduser().absolute()
+
+
+def _earlier(options: argparse.Namespace) -> dict[str, Any] | None:
+    """Return the results of the run to compare with, before anything runs: a night is too late to learn of a typo."""
+    from rocmlab.runner import compare
+
+    return compare.load(options.compare, _share(options) / "runs") if options.compare else None
+
+
+def _run(jobs: list[Job], slots: Slots, options: argparse.Namespace, earlier: Mapping[str, Any] | None) -> Run:
     from rocmlab.runner import progress
     from rocmlab.runner.folder import RunFolder
     from rocmlab.runner.runs import run
     from rocmlab.runner.supervisor import Limits
 
     environment = dict(os.environ)
-    share = Path(options.share or environment.get("ROCMLAB_SHARE") or "share").expanduser().absolute()
+    share = _share(options)
     environment["ROCMLAB_SHARE"] = str(share)
     folder = RunFolder.create(share, options.name or (jobs[0].name if len(jobs) == 1 else "notebooks"))
     limits = Limits(options.timeout, math.ceil(options.cell_timeout) if options.cell_timeout else None)
@@ -128,7 +141,15 @@ def _run(jobs: list[Job], slots: Slots, options: argparse.Namespace) -> Run:
     )
     try:
         with progress.display(console, len(jobs)) as display:
-            return run(jobs, folder=folder, slots=slots, display=display, limits=limits, environment=environment)
+            return run(
+                jobs,
+                folder=folder,
+                slots=slots,
+                display=display,
+                limits=limits,
+                environment=environment,
+                earlier=earlier,
+            )
     except OSError as err:
         what = f"the run folder {words.path(folder.path)} cannot be written"
         raise RocmlabError(what, str(err), "make room there, or choose another place: --share DIR") from err

@@ -1,7 +1,8 @@
 """What an executed notebook says: how far it came, what it recorded, what went wrong; and the truth where it is wrong.
 
 papermill marks every cell "completed" when the kernel dies, and leaves cells "running" when it is ended itself
-(facts: papermill 2.7, engines.py, `cell_complete` and `notebook_complete`).
+(facts: papermill 2.7, engines.py, `cell_complete` and `notebook_complete`). Our engine writes the truth by itself, as
+long as its own process lives.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 from rocmlab.runner import files
 
 RECORD = "application/vnd.rocmlab.record+json"  # rocmlab.training.metrics writes it
+OUR_ERRORS = ("Timeout", "Killed", "KernelDied")  # what cut a notebook short
 SHOWN_LINES = 12  # of a failing cell
 ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
@@ -96,14 +98,21 @@ def tell_truth(path: Path, running: int | None, name: str, message: str) -> None
         state = cell.setdefault("metadata", {}).setdefault("papermill", {})
         if running is None:
             state["status"] = "pending" if state.get("status") == "running" else state.get("status")
+        elif index < running:
+            if state.get("status") in (None, "pending", "running"):  # it ended after the last save
+                state |= {"status": "completed", "exception": False}
         elif index == running:
             state |= {"status": "failed", "exception": True}
             if cell["cell_type"] == "code":
-                cell.setdefault("outputs", []).append(_error_output(name, message))
-        elif index > running:
+                outputs = cell.setdefault("outputs", [])
+                words: list[str] = []
+                if outputs and outputs[-1].get("ename") in OUR_ERRORS:  # the engine's, which knew less about the cause
+                    words = outputs.pop()["traceback"][1:]
+                outputs.append(_error_output(name, message, words))
+        else:
             state |= {"status": "pending", "exception": None, "start_time": None, "end_time": None, "duration": None}
     files.write_text(path, json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
 
 
-def _error_output(name: str, message: str) -> Notebook:
-    return {"output_type": "error", "ename": name, "evalue": message, "traceback": [f"{name}: {message}"]}
+def _error_output(name: str, message: str, words: list[str]) -> Notebook:
+    return {"output_type": "error", "ename": name, "evalue": message, "traceback": [f"{name}: {message}", *words]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rocmlab.devices import Device, visibility
 from rocmlab.errors import Problem, RocmlabError
@@ -13,17 +13,32 @@ from rocmlab.runner.jobs import Job
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Place:
-    """What one job gets."""
+    """What one job gets.
+
+    Which GPUs these are is open until they are leased: while it waits, a place may be given others of the run.
+    """
 
     devices: tuple[Device, ...]  # its GPUs, or the CPU
     threads: int
+    slots: Slots | None = field(default=None, repr=False)  # where it is from; None if nobody lends it
 
     @property
     def gpus(self) -> tuple[Device, ...]:
         """Its GPUs; empty on the CPU."""
         return tuple(device for device in self.devices if device.backend != "cpu")
+
+    def options(self) -> tuple[Device, ...]:
+        """Return the GPUs among which it may choose now; none while an older place waits for its lease."""
+        return self.slots.options(self) if self.slots else self.gpus
+
+    def settle(self, gpus: Sequence[Device]) -> None:
+        """Keep these GPUs, which are leased, for good."""
+        if self.slots:
+            self.slots.settle(self, gpus)
+        else:
+            self.devices = tuple(gpus)
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
         """Return a worker's environment: pinned to the devices, with its share of the cores unless the user set one."""
@@ -36,6 +51,9 @@ class Slots:
 
     The job that waits longest goes first, and one that waits for several GPUs is not overtaken by others that want
     GPUs, or it would wait for ever. Jobs for the CPU and jobs for GPUs do not wait for each other.
+
+    Another program may lease a GPU of the run. So a place is first a claim to so many of the GPUs that no job of the
+    run has, and is settled when they are leased; claims are settled in the order in which they were made.
     """
 
     def __init__(self, gpus: Sequence[Device], cpu: Device, cores: int | None = None) -> None:
@@ -43,6 +61,7 @@ class Slots:
         self.count = max(1, len(self.gpus))
         self._cpu = cpu
         self._free = list(self.gpus)
+        self._claims: list[Place] = []  # not settled, oldest first
         self._cpu_is_free = True
         self._cores = cores or count_cores()
 
@@ -70,7 +89,9 @@ class Slots:
             if count and not gpus_are_spoken_for:
                 if count <= len(self._free):
                     taken, self._free = self._free[:count], self._free[count:]
-                    return job, Place(tuple(taken), self._threads(count))
+                    place = Place(tuple(taken), self._threads(count), self)
+                    self._claims.append(place)
+                    return job, place
                 gpus_are_spoken_for = True
             elif not count and not cpu_is_spoken_for:
                 if self._cpu_is_free:
@@ -83,8 +104,31 @@ class Slots:
         """Take back what a job was lent."""
         if not place.gpus:
             self._cpu_is_free = True
-        freed = {*self._free, *place.gpus}
-        self._free = [gpu for gpu in self.gpus if gpu in freed]  # in their order, so that runs repeat
+        if place in self._claims:
+            self._claims.remove(place)
+        self._free = self._in_order({*self._free, *place.gpus})
+
+    def options(self, place: Place) -> tuple[Device, ...]:
+        """Return the GPUs among which a claim may choose: all that no job has. Only the oldest claim has a choice."""
+        if not self._claims or self._claims[0] is not place:
+            return ()
+        return tuple(self._unsettled())
+
+    def settle(self, place: Place, gpus: Sequence[Device]) -> None:
+        """Turn a claim into a right to these GPUs; the other claims are moved to those that remain."""
+        rest = [gpu for gpu in self._unsettled() if gpu not in gpus]
+        self._claims.remove(place)
+        place.devices = tuple(self._in_order(set(gpus)))
+        for claim in self._claims:
+            count = len(claim.devices)
+            claim.devices, rest = tuple(rest[:count]), rest[count:]
+        self._free = rest
+
+    def _unsettled(self) -> list[Device]:
+        return self._in_order({*self._free, *(gpu for claim in self._claims for gpu in claim.devices)})
+
+    def _in_order(self, gpus: set[Device]) -> list[Device]:
+        return [gpu for gpu in self.gpus if gpu in gpus]  # always theirs, so that runs repeat
 
     def _threads(self, slots: int) -> int:
         return max(1, self._cores * slots // self.count)

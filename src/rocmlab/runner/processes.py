@@ -7,6 +7,7 @@ process can shed without meaning to is its first environment, so each job's carr
 from __future__ import annotations
 
 import contextlib
+import secrets
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
 
 MARK = "ROCMLAB_JOB"
 ROUNDS = 5  # a process may start another while it is looked for
+
+
+def new_mark() -> str:
+    """Return a mark that no other process has."""
+    return secrets.token_hex(8)
 
 
 def marked(mark: str) -> list[int]:

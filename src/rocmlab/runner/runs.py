@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rocmlab import __version__
-from rocmlab.runner import executed
+from rocmlab.runner import compare, executed, report, schema
 from rocmlab.runner.folder import RunFolder, now
 from rocmlab.runner.jobs import EXIT_CODES, Job, Result, not_run
 from rocmlab.runner.placement import Place, Slots
 from rocmlab.runner.supervisor import Ending, Event, Limits, Supervisor
 
-SCHEMA = 1  # of results.json
 BUILD_RECORD = Path("/etc/rocmlab-build.json")
 ERROR_NAMES = {"timeout": "Timeout", "killed": "Killed", "kernel died": "KernelDied"}
 
@@ -55,6 +54,8 @@ class Run:
     is_interrupted: bool
     slots: int
     versions: dict[str, Any] = field(default_factory=dict)
+    earlier: Mapping[str, Any] | None = None  # the run to compare with, by `compare.load`
+    warnings: list[str] = field(default_factory=list)  # about the run as a whole
 
     @property
     def is_ok(self) -> bool:
@@ -64,8 +65,10 @@ class Run:
     def as_dict(self) -> dict[str, Any]:
         """Return the content of `results.json`."""
         status = "interrupted" if self.is_interrupted else "ok" if self.is_ok else "failed"
+        jobs = [result.as_dict() for result in self.results]
+        compared = {} if self.earlier is None else {"comparison": compare.compare(jobs, self.earlier)}
         return {
-            "schema": SCHEMA,
+            "schema": schema.VERSION,
             "run": {
                 "name": self.folder.path.name,
                 "folder": str(self.folder.path),
@@ -76,8 +79,24 @@ class Run:
             },
             "versions": self.versions,
             "simulated": any(result.simulated for result in self.results),
-            "jobs": [result.as_dict() for result in self.results],
+            "jobs": jobs,
+            **compared,
         }
+
+    def save(self) -> None:
+        """Write `results.json`, `report.html` and `junit.xml`; a report that cannot be made does not cost the results.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        results = self.as_dict()
+        self.folder.save_results(results)
+        try:
+            report.write(results, self.folder.path)
+        except OSError:
+            raise
+        except Exception as err:
+            self.warnings.append(f"no report: {type(err).__name__}: {err}")
 
 
 def run(
@@ -88,8 +107,9 @@ def run(
     display: Display,
     limits: Limits | None = None,
     environment: Mapping[str, str] | None = None,
+    earlier: Mapping[str, Any] | None = None,
 ) -> Run:
-    """Run jobs, each in a process of its own, and write the folder's journal and `results.json`.
+    """Run jobs, each in a process of its own, and write the folder's journal, results and report.
 
     SIGINT, SIGTERM and SIGHUP end the run: jobs that run are stopped and saved, the others are not run. A second
     signal ends everything at once.
@@ -101,9 +121,10 @@ def run(
         display: what a person sees.
         limits: how long a job may take; None: as long as it wants.
         environment: what the workers inherit, by default this process's own.
+        earlier: the run to compare with, by `compare.load`; None: with none.
     """
     base = dict(os.environ if environment is None else environment)
-    runner = _Runner(jobs, folder, slots, display, limits or Limits(), base)
+    runner = _Runner(jobs, folder, slots, display, limits or Limits(), base, earlier)
     return asyncio.run(runner.run())
 
 
@@ -116,7 +137,9 @@ class _Runner:
         display: Display,
         limits: Limits,
         environment: Mapping[str, str],
+        earlier: Mapping[str, Any] | None,
     ) -> None:
+        self.earlier = earlier
         self.jobs = list(jobs)
         self.folder = folder
         self.slots = slots
@@ -149,8 +172,9 @@ class _Runner:
             is_interrupted=self.signals > 0,
             slots=self.slots.count,
             versions=versions(),
+            earlier=self.earlier,
         )
-        self.folder.save_results(run.as_dict())
+        run.save()
         self.folder.log("run finished", status=run.as_dict()["run"]["status"])
         return run
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from rocmlab.runner import words
+from rocmlab.runner import report, words
 from rocmlab.runner.jobs import Result
 from rocmlab.runner.progress import STYLES, words_of_error
 from rocmlab.runner.runs import Run
@@ -22,12 +23,17 @@ def show(run: Run, console: Console) -> None:
     """Print the summary of a run."""
     console.print()
     console.print(_table(run))
+    compared = run.as_dict().get("comparison")
+    if compared is not None:
+        console.print(_comparison(compared))
     for result in run.results:
         if result.error is not None:
             console.print()
             console.print(_failure(run, result), soft_wrap=True)
         for warning in result.warnings:
             console.print(f"{result.name}: warning: {warning}", style="yellow", markup=False, soft_wrap=True)
+    for warning in run.warnings:
+        console.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
     console.print()
     console.print(_totals(run), soft_wrap=True)
 
@@ -50,6 +56,40 @@ def _table(run: Run) -> Table:
         status = Text(result.status, style=STYLES.get(result.status, "red"))
         values = Text(words.recorded(result.recorded))
         table.add_row(Text(result.name), status, device, words.duration(result.seconds), cells, values)
+    return table
+
+
+def _comparison(compared: Mapping[str, Any]) -> Table:
+    """Return what has changed since an earlier run, one row for each notebook."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from rocmlab.runner.report import page
+
+    simulated = " (SIMULATED)" if compared["simulated"] else ""
+    title = Text(f"Compared with {compared['run']}{simulated}: {page.changes(compared)}")
+    gone = ", ".join(job["name"] for job in compared["gone"])
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        header_style="dim",
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        caption=Text(f"not in this run: {gone}") if gone else None,
+        caption_justify="left",
+    )
+    table.add_column("notebook", style="bold", no_wrap=True)
+    table.add_column("status", no_wrap=True)
+    table.add_column("time", no_wrap=True)
+    table.add_column("recorded numbers that moved", overflow="fold")
+    for row in page.rows_of(compared):
+        style = {"broken": "red", "mended": "green"}.get(row["outcome"], "")
+        time = "\n".join(filter(None, (row["time"], row["note"])))
+        numbers = "\n".join(f"{name} {text}" for name, text in row["metrics"].items())
+        status = row["status"] + (" new" if row["outcome"] == "new" else "")
+        table.add_row(Text(row["name"]), Text(status, style), Text(time), Text(numbers))
     return table
 
 
@@ -84,4 +124,5 @@ def _totals(run: Run) -> Text:
     text.append(f"{words.duration(run.seconds)} in all")
     if run.is_interrupted:
         text.append("; the run was interrupted", "yellow")
+    text.append(f"\nreport: {words.path(run.folder.path / report.HTML)}")
     return text.append(f"\nexecuted notebooks, HTML, logs, results.json: {words.path(run.folder.path)}")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rocmlab.runner import processes
+from rocmlab.runner.claim import Claim
 from rocmlab.runner.folder import RunFolder
 from rocmlab.runner.jobs import Job, Status
 from rocmlab.runner.placement import Place
@@ -57,9 +58,10 @@ class Supervisor:
         self._running_cell: int | None = None
         self._ended: Event | None = None  # the worker's last word
         self._warnings: list[str] = []
+        self._claim = Claim(job, place, folder, self._warnings)
 
     async def run(self, environment: Mapping[str, str]) -> Ending:
-        """Run the job to its end; afterwards none of its processes is left.
+        """Wait until the job's GPUs are leased, and run it to its end; afterwards none of its processes is left.
 
         Args:
             environment: what the worker inherits, before it is pinned to its devices.
@@ -67,6 +69,8 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         timers: list[asyncio.TimerHandle] = []
         try:
+            if not await self._claim.settled(lambda: bool(self._stopped)):
+                return Ending("killed", "the run was interrupted while it waited for GPUs", None, self._warnings)
             with tempfile.TemporaryDirectory(prefix="rocmlab-job-", ignore_cleanup_errors=True) as scratch:
                 self._process, events = await self._start(environment, Path(scratch))
                 if self.limits.notebook_seconds is not None:
@@ -80,6 +84,7 @@ class Supervisor:
             await self._end_processes()
             raise
         finally:
+            self._claim.release()
             for timer in timers:
                 timer.cancel()
         return self._ending(code)
@@ -95,20 +100,22 @@ class Supervisor:
     ) -> tuple[asyncio.subprocess.Process, asyncio.Task[None]]:
         read_end, write_end = os.pipe()
         description = scratch / "job.json"
-        description.write_text(json.dumps(self._description(write_end)), encoding="utf-8")
+        lease = self._claim.lease
+        facts = {**self._description(write_end), "lease": lease.as_dict() if lease else None}
+        description.write_text(json.dumps(facts), encoding="utf-8")
         log = self.folder.file(self.job.name, "log").open("ab")
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-u",
                 "-m",
-                "rocmlab.runner.worker",
+                "rocmlab.runner.leased" if lease else "rocmlab.runner.worker",
                 str(description),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env=self._environment(environment, scratch),
-                pass_fds=(write_end,),
+                pass_fds=(write_end, *(lease.descriptors if lease else ())),
                 start_new_session=True,  # so that a Ctrl-C reaches the runner alone, which stops jobs in order
             )
         except BaseException:
@@ -117,6 +124,7 @@ class Supervisor:
         finally:
             os.close(write_end)
             log.close()
+            self._claim.release()  # the worker has the lease, and gives it to the kernel
         return process, asyncio.create_task(self._listen(read_end))
 
     def _environment(self, environment: Mapping[str, str], scratch: Path) -> dict[str, str]:

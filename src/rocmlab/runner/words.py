@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,7 +33,7 @@ def device_label(devices: Sequence[Mapping[str, Any]]) -> str:
     """Return the devices of a job in a word or two: `CPU`, `GPU 1`, `GPU 0,1`."""
     if not devices:
         return ""
-    label = LABELS[devices[0]["backend"]]
+    label = LABELS.get(devices[0]["backend"], str(devices[0]["backend"]))
     numbers = [str(device["index"]) for device in devices if device["backend"] != "cpu" and device["index"] is not None]
     return f"{label} {','.join(numbers)}".strip()
 
@@ -69,9 +70,62 @@ def _short(value: float | str) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return number(value)
     text = str(value)
     return text if len(text) <= 24 else f"{text[:23]}…"
+
+
+def number(value: float) -> str:
+    """Return a number as a person reads it: `0.9812`, `1.2e-05`, `12700`."""
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.4g}"
+
+
+def value(of: object) -> str:
+    """Return the value of a parameter in a word: `0.01`, `adam`, `[1, 2]`."""
+    if isinstance(of, str):
+        return of
+    if isinstance(of, float):
+        return f"{of:g}"
+    return json.dumps(of, ensure_ascii=False, default=str)
+
+
+def parameters(values: Mapping[str, Any]) -> str:
+    """Return parameters in one line: `lr=0.01, seed=1`."""
+    return ", ".join(f"{name}={value(each)}" for name, each in values.items())
+
+
+def size(count: float | None) -> str:
+    """Return bytes as `512 MiB` or `11.2 GiB`; empty if unknown."""
+    if count is None:
+        return ""
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
+def energy(joules: float | None) -> str:
+    """Return an energy as `830 J` or `41.2 Wh`; empty if unknown."""
+    if joules is None:
+        return ""
+    return f"{joules / 3600:.1f} Wh" if joules >= 3600 else f"{joules:.0f} J"
+
+
+def error(of: Mapping[str, Any]) -> str:
+    """Return the `error` of a result in one line."""
+    name, text = str(of["name"]), (str(of["value"]).strip().splitlines() or [""])[0]
+    if name in ("Problem", "Timeout", "Killed", "KernelDied"):
+        return text
+    return f"{name}: {text}" if text else name
+
+
+def change(then: float, now: float) -> str:
+    """Return how a number has changed: `+3.2 %`; the difference itself where there is nothing to divide by."""
+    if then == now:
+        return "="
+    if not then:
+        return f"{now - then:+.4g}"
+    percent = 100 * (now - then) / abs(then)
+    return f"{percent:+.1f} %" if abs(percent) >= 0.05 else f"{percent:+.1g} %"
 
 
 def path(where: Path) -> str:

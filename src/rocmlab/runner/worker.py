@@ -14,9 +14,14 @@ import signal
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rocmlab.runner.jobs import EXIT_CODES, Status
+
+if TYPE_CHECKING:
+    from rocmlab.runner.engine.execution import Stage
+
+ENGINE = "ROCMLAB_ENGINE"  # environment: `rocmlab`, or `papermill` for the reference
 
 
 class Worker:
@@ -25,88 +30,105 @@ class Worker:
     def __init__(self, job: dict[str, Any]) -> None:
         self.job = job
         self.pipe = int(job["progress_fd"])
-        self.manager: Any = None  # papermill's, once the notebook runs
         os.set_inheritable(self.pipe, False)
 
     def report(self, event: str, **facts: object) -> None:
         """Tell the runner. A runner that is gone breaks the pipe, which ends the notebook: nobody waits for it."""
         os.write(self.pipe, (json.dumps({"event": event, **facts}) + "\n").encode())
 
-    def stop(self, number: int, _frame: object) -> None:
-        """Save what is there and leave at once; the runner ends the kernel."""
-        try:
-            if self.manager is not None:
-                self.manager.save()
-            sys.stdout.write(f"--- stopped by {signal.Signals(number).name}\n")
-            sys.stdout.flush()
-        finally:
-            os._exit(128 + number)
-
     def run(self) -> int:
         """Execute, convert what came of it to HTML, and return the exit code."""
-        signal.signal(signal.SIGTERM, self.stop)
+        signal.signal(signal.SIGTERM, self._stop)
         status, message = self._execute()
         if message:
-            sys.stdout.write(f"--- {status}: {message}\n")
-        if status in ("ok", "failed"):  # after any other end the runner corrects the notebook first
+            self._say(f"{status}: {message}")
+        if status in ("ok", "failed"):  # after any other end the runner looks at the notebook first
             self._convert()
         self.report("ended", status=status, message=message[:2000])
         return EXIT_CODES[status]
 
-    def _execute(self) -> tuple[Status, str]:
-        from nbclient.exceptions import CellTimeoutError, DeadKernelError
-        from papermill.exceptions import PapermillExecutionError
+    def _stop(self, number: int, _frame: object) -> None:
+        """Leave at once, before and after the notebook runs; the runner ends the kernel."""
+        self._say(f"stopped by {signal.Signals(number).name}")
+        os._exit(128 + number)
 
-        from rocmlab.runner.engine import KernelDied
+    def _say(self, text: str) -> None:
+        sys.stdout.write(f"--- {text}\n")
+        sys.stdout.flush()
+
+    def _see(self, event: str, **facts: object) -> None:
+        if event == "cell":
+            self._say("cell {number} of {total}: {title}".format(**facts))
+        elif event == "warning":
+            self._say(f"warning: {facts['message']}")
+        if event != "text done":
+            self.report(event, **facts)
+
+    def _execute(self) -> tuple[Status, str]:
+        if os.environ.pop(ENGINE, "rocmlab") == "papermill":
+            from rocmlab.runner import reference
+
+            return reference.execute(self.job, self.report)
+        from rocmlab.errors import RocmlabError
+        from rocmlab.runner.engine.ends import Cut
 
         try:
-            self._papermill()
-        except PapermillExecutionError as err:
-            sys.stdout.write(plain(str(err)) + "\n")
-            return "failed", ""
-        except CellTimeoutError:
-            return "timeout", f"a cell ran longer than {self.job['cell_timeout_seconds']:g} s"
-        except KernelDied as err:
-            return "kernel died", str(err)
-        except DeadKernelError:
-            return "kernel died", "the kernel's process ended after the last cell"
+            return self._run_notebook()
+        except Cut as cut:
+            return cut.status, cut.message
+        except RocmlabError as err:
+            return "failed", str(err)
         except Exception as err:
             traceback.print_exc(file=sys.stdout)
-            if self.manager is not None and "Kernel d" in str(
-                err
-            ):  # nbclient's RuntimeErrors of a kernel that never answers
-                return "kernel died", f"the kernel did not start: {err}"
             return "failed", f"{type(err).__name__}: {err}"
-        return "ok", ""
 
-    def _papermill(self) -> None:
-        import papermill
-        from papermill.engines import papermill_engines
-        from papermill.iorw import papermill_io
-
-        from rocmlab.runner import engine
+    def _run_notebook(self) -> tuple[Status, str]:
+        from rocmlab.runner.engine import kernel
 
         job = self.job
-        papermill_engines.register("rocmlab-reporting", engine.engine(self.report, self._started))
-        papermill_io.register(engine.in_folder(job["output"]), engine.AtomicHandler())
-        papermill.execute_notebook(
-            engine.escape(job["notebook"]),
-            engine.escape(job["output"]),
-            parameters=job["parameters"],
-            engine_name="rocmlab-reporting",
-            kernel_name=job["kernel"],
-            language=job["language"],
-            progress_bar=False,
-            stdout_file=sys.stdout,
-            stderr_file=sys.stdout,
-            cwd=str(Path(job["notebook"]).parent),  # as JupyterLab does
-            execution_timeout=job["cell_timeout_seconds"],
+        folder = str(Path(job["notebook"]).parent)  # as JupyterLab does
+        running = kernel.start(job["kernel"], folder, os.environ)
+        try:  # the kernel starts while the notebook is read
+            from rocmlab.runner.engine import notebooks
+            from rocmlab.runner.engine.execution import Execution
+
+            notebook = notebooks.prepare(
+                job["notebook"], job["output"], job["parameters"], job["kernel"], job["language"]
+            )
+            output = Path(job["output"])
+            execution = Execution(notebook, running, self._stage(notebook), lambda: notebooks.save(notebook, output))
+        except BaseException:
+            running.destroy()
+            raise
+        is_ok = execution.run()
+        if is_ok and not notebooks.has_errors(notebook):
+            return "ok", ""
+        marked, said = notebooks.mark_errors(notebook)
+        if not said:
+            return "ok", ""  # such as sys.exit(0)
+        notebooks.save(marked, output)
+        sys.stdout.write(plain(said) + "\n")
+        return "failed", ""
+
+    def _stage(self, notebook: dict[str, Any]) -> Stage:
+        from rocmlab.runner.engine.execution import Stage
+        from rocmlab.runner.engine.limits import Limits
+        from rocmlab.runner.engine.outputs import SideLog
+
+        given = {**self.job.get("limits", {})}
+        given.setdefault("cell_seconds", self.job["cell_timeout_seconds"])
+        return Stage(
+            limits=Limits().with_metadata(notebook["metadata"], given),
+            stdout=sys.stdout,
+            stderr=sys.stdout,
+            kernel_output=sys.stdout.write,
+            see=self._see,
+            side=SideLog(None, f"{Path(self.job['output']).stem}.log"),  # the job's log, which has everything
         )
 
-    def _started(self, manager: object) -> None:
-        self.manager = manager
-
     def _convert(self) -> None:
+        if not self.job["html"]:
+            return
         from rocmlab.runner import html
 
         try:

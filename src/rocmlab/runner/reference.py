@@ -1,38 +1,34 @@
-"""papermill's own engine, with three additions: it says where it is, saves atomically, and knows how a kernel died."""
+"""papermill's own engine, as a reference to compare with: `rocmlab run --engine papermill`.
+
+It saves as often as papermill does and calls cells completed that never ran; it only says where it is, and the runner
+corrects the notebook of a job that was cut short.
+"""
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jupyter_core.paths import jupyter_runtime_dir
-from nbclient.exceptions import DeadKernelError
+import papermill
+from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from papermill.clientwrap import PapermillNotebookClient
-from papermill.engines import NBClientEngine, NotebookExecutionManager
-from papermill.iorw import LocalHandler
+from papermill.engines import NBClientEngine, NotebookExecutionManager, papermill_engines
+from papermill.exceptions import PapermillExecutionError
 from papermill.log import logger
-from traitlets.config import Config
 
-from rocmlab.runner import files
+from rocmlab.runner.engine.ends import describe
+from rocmlab.runner.engine.notebooks import escape
+from rocmlab.runner.engine.titles import title_of
+from rocmlab.runner.executed import ANSI
+from rocmlab.runner.jobs import Status
 
-LONGEST_SOCKET_BYTES = 103  # sun_path less its end: 107 on Linux, 103 on macOS
 Report = Callable[..., None]  # called with the name of an event and its facts
 
 
 class KernelDied(Exception):
     """The kernel's process ended while the notebook needed it."""
-
-
-class AtomicHandler(LocalHandler):  # type: ignore[misc]
-    """papermill's local files, replaced at once; it writes often and a reader may come at any time."""
-
-    def write(self, buf: str, path: str) -> None:
-        """Write a notebook."""
-        files.write_text(Path(path), buf)
 
 
 class Manager(NotebookExecutionManager):  # type: ignore[misc]
@@ -69,26 +65,14 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
             super().papermill_execute_cells()
         except DeadKernelError as err:
             code = getattr(getattr(self.km.provisioner, "process", None), "returncode", None)
-            raise KernelDied(_describe(code)) from err
+            raise KernelDied(describe(code)) from err
 
 
-def _describe(code: int | None) -> str:
-    """Return how a kernel ended, from the exit status of its process."""
-    if code is None:
-        return "the kernel's process is gone"
-    if code >= 0:
-        return f"the kernel's process ended with exit code {code}"
-    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-    hint = ", perhaps because the memory was full" if name == "SIGKILL" else ""
-    return f"the kernel's process was ended by {name}{hint}"
-
-
-def engine(report: Report, started: Callable[[Manager], None]) -> type:
+def engine(report: Report) -> type:
     """Return an engine for `papermill_engines.register`.
 
     Args:
         report: called with what happens.
-        started: called with the manager, so that a signal handler can save.
     """
 
     class Engine(NBClientEngine):  # type: ignore[misc]
@@ -97,7 +81,6 @@ def engine(report: Report, started: Callable[[Manager], None]) -> type:
             autosave = options.pop("autosave_cell_every", 30)
             options = {name: value for name, value in options.items() if name not in ("progress_bar", "log_output")}
             manager = Manager(report, nb, output_path=output_path, progress_bar=False, autosave_cell_every=autosave)
-            started(manager)
             manager.notebook_start()
             try:
                 cls.execute_managed_notebook(manager, kernel_name, **options)
@@ -115,51 +98,37 @@ def engine(report: Report, started: Callable[[Manager], None]) -> type:
                 stdout_file=options.get("stdout_file"),
                 stderr_file=options.get("stderr_file"),
                 log=logger,
-                config=_transport(),
             ).execute()
 
     return Engine
 
 
-def _transport() -> Config:
-    """Return a configuration with which the kernel is reached through sockets in the runtime folder, the job's own.
-
-    TCP ports are chosen before the kernel binds them, which fails now and then when notebooks start side by side, and
-    any user of the machine can listen to them. A socket's path has a limit, though.
-    """
-    sockets = os.path.join(jupyter_runtime_dir(), "kernel")  # jupyter_client adds -1 to -5
-    if len(os.fsencode(f"{sockets}-1")) > LONGEST_SOCKET_BYTES:
-        return Config()
-    return Config({"KernelManager": {"transport": "ipc", "ip": sockets, "connection_file": f"{sockets}.json"}})
-
-
-def title_of(cells: list[Any], index: int) -> str:
-    """Return what to call a cell: `parameters`, its first comment, the heading above it, or its first line."""
-    if {"parameters", "injected-parameters"} & set(cells[index]["metadata"].get("tags", [])):
-        return "parameters"
-    lines = [line.strip() for line in cells[index]["source"].splitlines() if line.strip()]
-    first = lines[0] if lines else "(empty)"
-    if first.startswith("#") and not first.startswith("#!"):
-        return first.lstrip("#% ").strip()[:80] or "(comment)"
-    return _heading(cells[:index]) or first[:80]
-
-
-def _heading(above: list[Any]) -> str | None:
-    """Return the nearest heading; the notebook's own title only where it is right above."""
-    for distance, cell in enumerate(reversed(above)):
-        if cell["cell_type"] == "markdown":
-            level = "#" if distance == 0 else "##"
-            headings = [line for line in cell["source"].splitlines() if line.startswith(level)]
-            if headings:
-                return str(headings[-1].lstrip("# ").strip()[:80])
-    return None
-
-
-def escape(path: str) -> str:
-    """Return a path that survives papermill, which takes `{name}` in it for a parameter."""
-    return path.replace("{", "{{").replace("}", "}}")
-
-
-def in_folder(path: str) -> str:
-    """Return the folder of a path, with its separator, as a prefix for papermill's handlers."""
-    return os.path.join(os.path.dirname(path), "")
+def execute(job: dict[str, Any], report: Report) -> tuple[Status, str]:
+    """Execute a job's notebook with papermill's own engine."""
+    papermill_engines.register("rocmlab-reference", engine(report))
+    try:
+        papermill.execute_notebook(
+            escape(job["notebook"]),
+            escape(job["output"]),
+            parameters=job["parameters"],
+            engine_name="rocmlab-reference",
+            kernel_name=job["kernel"],
+            language=job["language"],
+            progress_bar=False,
+            stdout_file=sys.stdout,
+            stderr_file=sys.stdout,
+            cwd=str(Path(job["notebook"]).parent),
+            execution_timeout=job["cell_timeout_seconds"],
+        )
+    except PapermillExecutionError as err:
+        sys.stdout.write(ANSI.sub("", str(err)) + "\n")
+        return "failed", ""
+    except CellTimeoutError:
+        return "timeout", f"a cell ran longer than {job['cell_timeout_seconds']:g} s"
+    except KernelDied as err:
+        return "kernel died", str(err)
+    except DeadKernelError:
+        return "kernel died", "the kernel's process ended after the last cell"
+    except RuntimeError as err:
+        return "kernel died", f"the kernel did not start: {err}"
+    return "ok", ""

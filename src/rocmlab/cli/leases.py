@@ -1,0 +1,104 @@
+"""`rocmlab leases`: who holds which GPU since when, and which processes use one without a lease."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rocmlab.cli.main import verb_parser
+from rocmlab.cli.table import LABELS
+from rocmlab.devices import Device, discover, is_simulated, system_root
+from rocmlab.errors import RocmlabError
+from rocmlab.runner import occupants
+from rocmlab.runner.leases import Holder, Leases
+from rocmlab.runner.occupants import Occupant
+
+
+def main(verb: str, arguments: Sequence[str]) -> int:
+    """Print the leases of the share; exit code 0 whether there are any or not."""
+    parser = verb_parser(verb)
+    parser.add_argument("--json", action="store_true", help="print everything known, as JSON")
+    parser.add_argument("--share", metavar="DIR", help="the share whose leases to show (default: the lab's)")
+    chosen = parser.parse_args(arguments)
+    share = Path(chosen.share).expanduser() if chosen.share else _share()
+    if share is None:
+        return _inside(verb, arguments)
+    states = _states(share)
+    if chosen.json:
+        facts = {"simulated": is_simulated(system_root()), "folder": str(share / "leases")}
+        print(json.dumps({**facts, "gpus": [state.as_dict() for state in states]}, indent=1))
+    else:
+        print("\n".join(_lines(states)))
+    return 0
+
+
+def _share() -> Path | None:
+    """Return the lab's share; None where only the lab's container can see it."""
+    if found := os.environ.get("ROCMLAB_SHARE"):
+        return Path(found)
+    if os.environ.get("ROCMLAB_RUNTIME"):
+        return Path("share")
+    from rocmlab.stack import project as projects
+
+    place = projects.reopen(projects.find()).lab.share()
+    return Path(place) if Path(place).is_absolute() else None
+
+
+def _inside(verb: str, arguments: Sequence[str]) -> int:
+    """Ask the running lab; a container of its own would start for the question alone."""
+    from rocmlab.stack import project as projects
+
+    lab = projects.reopen(projects.find()).lab
+    if lab.is_running():
+        return lab.run([verb, *arguments])
+    raise RocmlabError(
+        "the lab is not running", f"its leases are in the {lab.share()}, which only it can see", "make up"
+    )
+
+
+@dataclass(frozen=True)
+class State:
+    """Who has one GPU."""
+
+    gpu: Device
+    holder: Holder | None  # of its lease; None if it is free
+    foreign: list[Occupant]  # what uses it without a lease
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it ready for JSON."""
+        names = ("backend", "index", "name", "pci_address", "partition", "unique_id")
+        identity = {name: getattr(self.gpu, name) for name in names}
+        foreign = [{"pid": each.pid, "name": each.name, "vram_bytes": each.vram_bytes} for each in self.foreign]
+        return {**identity, "lease": asdict(self.holder) if self.holder else None, "foreign": foreign}
+
+    def lines(self) -> list[str]:
+        """Return it for a person."""
+        number = "-" if self.gpu.index is None else self.gpu.index
+        words = (f"{LABELS[self.gpu.backend]} {number}", self.gpu.pci_address, self.gpu.name)
+        return [
+            "  ".join(filter(None, words)),
+            f"  leased to {self.holder}" if self.holder else "  not leased",
+            *(f"  used without a lease by {each}" for each in self.foreign),
+        ]
+
+
+def _states(share: Path) -> list[State]:
+    """Return the state of every GPU, whether or not this process may use it: a mask does not hide who holds it."""
+    leases = Leases.of_share(share)
+    gpus = [device for device in discover() if device.backend != "cpu"]
+    seen = occupants.on_devices(gpus)
+    found = []
+    for gpu in gpus:
+        holder = leases.holder(gpu)
+        found.append(State(gpu, holder, occupants.foreign(seen[gpu], holder)))
+    return found
+
+
+def _lines(states: Sequence[State]) -> list[str]:
+    mark = ["SIMULATED: not the GPUs of this machine"] if is_simulated(system_root()) else []
+    lines = [line for state in states for line in state.lines()]
+    return [*mark, *(lines or ["there is no GPU here, so there is nothing to lease"])]

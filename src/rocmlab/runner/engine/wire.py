@@ -1,0 +1,130 @@
+"""The Jupyter messaging protocol, as much of it as running a notebook takes.
+
+Source: the protocol's own document, version 5.3 ("Messaging in Jupyter": wire protocol, channels, heartbeat).
+"""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import hmac
+import json
+import logging
+import os
+import secrets
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+import zmq
+
+log = logging.getLogger("rocmlab")
+
+DELIMITER = b"<IDS|MSG>"
+RECONNECT_MILLISECONDS = 5  # the kernel binds its sockets while we wait
+
+
+@dataclass(frozen=True)
+class Message:
+    """What a kernel says."""
+
+    kind: str
+    parent: str | None  # id of the request that it answers or belongs to
+    content: dict[str, Any]
+    header: dict[str, Any]
+    buffers: list[bytes]
+
+
+class Channels:
+    """The sockets of one kernel."""
+
+    def __init__(self, connection: dict[str, Any]) -> None:
+        key = connection["key"]
+        self._key = key if isinstance(key, bytes) else str(key).encode()
+        self._connection = connection
+        self._session = secrets.token_hex(16)
+        self._count = 0
+        self._user = _user()
+        self.context: zmq.Context[Any] = zmq.Context()
+        self.iopub = self._open("iopub_port", zmq.SUB)
+        self.iopub.setsockopt(zmq.RCVHWM, 0)  # what is not taken is lost without a word, and this side is the fast one
+        self.iopub.setsockopt(zmq.SUBSCRIBE, b"")
+        self.shell = self._open("shell_port", zmq.DEALER)
+        self.control = self._open("control_port", zmq.DEALER)
+        self.heartbeat = self._open("hb_port", zmq.DEALER)
+        for socket, port in (
+            (self.iopub, "iopub_port"),
+            (self.shell, "shell_port"),
+            (self.control, "control_port"),
+            (self.heartbeat, "hb_port"),
+        ):
+            socket.connect(self._address(port))
+
+    def _open(self, port: str, kind: int) -> zmq.Socket[bytes]:
+        socket: zmq.Socket[bytes] = self.context.socket(kind)
+        socket.linger = 0
+        socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MILLISECONDS)
+        if port != "iopub_port" and kind == zmq.DEALER:
+            socket.setsockopt(zmq.IDENTITY, self._session.encode())
+        return socket
+
+    def _address(self, port: str) -> str:
+        ip, number = self._connection["ip"], self._connection[port]
+        return f"ipc://{ip}-{number}" if self._connection["transport"] == "ipc" else f"tcp://{ip}:{number}"
+
+    def request(self, socket: zmq.Socket[bytes], kind: str, content: dict[str, Any]) -> str:
+        """Send a message and return its id."""
+        self._count += 1
+        identity = f"{self._session}_{os.getpid()}_{self._count}"
+        header = {
+            "msg_id": identity,
+            "msg_type": kind,
+            "session": self._session,
+            "username": self._user,
+            "date": now(),
+            "version": "5.3",
+        }
+        parts = [json.dumps(part, ensure_ascii=True).encode() for part in (header, {}, {}, content)]
+        socket.send_multipart([DELIMITER, self._sign(parts), *parts])
+        return identity
+
+    def receive(self, socket: zmq.Socket[bytes]) -> Message | None:
+        """Return a waiting message; None if there is none, or one that is not the kernel's."""
+        try:
+            frames = socket.recv_multipart(zmq.NOBLOCK)
+            start = frames.index(DELIMITER) + 1
+        except zmq.Again:
+            return None
+        except ValueError:
+            log.warning("a message without the protocol's delimiter was ignored")
+            return None
+        signature, *parts = frames[start : start + 5]
+        if len(parts) != 4 or (self._key and not hmac.compare_digest(signature, self._sign(parts))):
+            log.warning("a message with a wrong signature was ignored")
+            return None
+        header, parent, content = (json.loads(part) for part in (parts[0], parts[1], parts[3]))
+        return Message(header["msg_type"], parent.get("msg_id"), content, header, frames[start + 5 :])
+
+    def _sign(self, parts: list[bytes]) -> bytes:
+        if not self._key:
+            return b""
+        code = hmac.new(self._key, digestmod=hashlib.sha256)
+        for part in parts:
+            code.update(part)
+        return code.hexdigest().encode()
+
+    def close(self) -> None:
+        """Close all sockets."""
+        self.context.destroy(linger=0)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user id without a name
+        return str(os.getuid())
+
+
+def now() -> str:
+    """Return the time as the protocol wants it."""
+    return datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")

@@ -1,0 +1,123 @@
+"""Processes that use a GPU, as its driver lists them; those without a lease are foreign.
+
+Source: `/sys/class/kfd/kfd/proc/<pid>/vram_<gpu_id>` (rocm), NVML's compute processes (cuda). KFD gives process ids of
+the host, which inside a container mean nothing: there a process on a leased GPU is taken for the lease's own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rocmlab.devices import Device, is_simulated, roots, system_root
+
+if TYPE_CHECKING:
+    from rocmlab.devices.nvml import Nvml
+    from rocmlab.runner.leases import Holder
+
+LEAST_BYTES = 64 * 2**20  # of KFD: HIP_VISIBLE_DEVICES leaves a process a little memory on the GPUs it does not use
+UNKNOWN_BYTES = 2**64 - 1  # NVML where the driver does not tell, as in WSL2
+MOST_PROCESSES = 256
+
+
+@dataclass(frozen=True)
+class Occupant:
+    """One process on one GPU."""
+
+    pid: int  # as the driver counts
+    vram_bytes: int | None
+    name: str | None = None  # of its program; None if it cannot be seen from here
+    numbers: frozenset[int] = frozenset()  # of the process and its session, in every namespace; empty if unseen
+
+    def is_of(self, holder: Holder) -> bool:
+        """Tell whether it is the holder's kernel, was started in its session, or cannot be told from it."""
+        return not self.numbers or holder.pid is None or holder.pid in self.numbers
+
+    def __str__(self) -> str:
+        """Return it in a few words."""
+        name = "".join(
+            letter if letter.isprintable() else "?" for letter in self.name or "a program not seen from here"
+        )
+        memory = f", {self.vram_bytes / 2**30:.1f} GiB" if self.vram_bytes else ""
+        return f"process {self.pid} ({name}{memory})"
+
+
+def foreign(seen: Sequence[Occupant], holder: Holder | None) -> list[Occupant]:
+    """Return the processes on a device that do not belong to its lease; all of them if it has none."""
+    return [each for each in seen if holder is None or not each.is_of(holder)]
+
+
+def on_devices(devices: Sequence[Device], root: Path | None = None) -> dict[Device, list[Occupant]]:
+    """Return the processes on each of these GPUs; empty where the driver lists none or does not tell."""
+    where = root or system_root()
+    found: dict[Device, list[Occupant]] = {device: [] for device in devices}
+    for device in devices:
+        if device.backend == "rocm" and device.kfd_id is not None:
+            found[device] = list(_of_kfd(device.kfd_id, where))
+    nvidia = [device for device in devices if device.backend == "cuda"]
+    if nvidia and not is_simulated(where) and not any(device.simulated for device in nvidia):
+        from rocmlab.devices import nvml
+
+        with nvml.session() as library:
+            if library is not None:
+                found |= of_nvml(library, nvidia, where)
+    return found
+
+
+def _of_kfd(gpu_id: int, root: Path) -> Iterator[Occupant]:
+    folder = root / "sys/class/kfd/kfd/proc"
+    for name in roots.list_names(folder):
+        pid = roots.integer(name)
+        vram_bytes = roots.read_integer(folder / name / f"vram_{gpu_id}") if pid else None
+        if pid and vram_bytes and vram_bytes >= LEAST_BYTES:  # every process lists every GPU
+            yield _seen(pid, vram_bytes, root)
+
+
+class _Process(ctypes.Structure):
+    """`nvmlProcessInfo_t` since driver 455."""
+
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("used_bytes", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    )
+
+
+def of_nvml(library: Nvml, devices: Sequence[Device], root: Path) -> dict[Device, list[Occupant]]:
+    """Return the compute processes of an initialised NVML, for the devices that it knows by their UUID."""
+    by_id = {device.unique_id: device for device in devices if device.unique_id}
+    found: dict[Device, list[Occupant]] = {}
+    for _, handle in library.handles():
+        device = by_id.get(library.text("nvmlDeviceGetUUID", handle) or "")
+        if device is not None:
+            found[device] = list(_running(library, handle, root))
+    return found
+
+
+def _running(library: Nvml, handle: ctypes.c_void_p, root: Path) -> Iterator[Occupant]:
+    processes = (_Process * MOST_PROCESSES)()
+    for call in ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"):
+        count = ctypes.c_uint(MOST_PROCESSES)
+        if library.succeeds(call, handle, ctypes.byref(count), processes):
+            for process in processes[: count.value]:
+                used = process.used_bytes
+                yield _seen(process.pid, None if used == UNKNOWN_BYTES else used, root)
+            return
+
+
+def _seen(pid: int, vram_bytes: int | None, root: Path) -> Occupant:
+    """Add what `/proc` says of a process, if it is there: in a container another's number may stand for nothing."""
+    folder = root / "proc" / str(pid)
+    status = roots.read_text(folder / "status")
+    if status is None:
+        return Occupant(pid, vram_bytes)
+    numbers = {pid}
+    for line in status.splitlines():
+        label, _, rest = line.partition(":")
+        if label in ("NSpid", "NSsid"):
+            numbers |= {number for word in rest.split() if (number := roots.integer(word))}
+    return Occupant(pid, vram_bytes, roots.read_text(folder / "comm"), frozenset(numbers))

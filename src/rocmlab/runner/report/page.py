@@ -1,0 +1,207 @@
+"""`report.html`: what is needed to render the template beside this file.
+
+The page has no script and loads nothing, and says so to the browser, so that nothing a notebook is called or prints
+can run in it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from rocmlab.errors import Problem, RocmlabError
+from rocmlab.runner import words
+from rocmlab.runner.report import plots, values
+from rocmlab.runner.report.failures import FORBIDDEN, Failure
+
+COLUMNS = 12  # recorded numbers in a table; results.json has them all
+FILES = {"html": "notebook", "log": "log", "notebook": ".ipynb"}  # kind -> what its link is called
+OUTCOMES = {"broken": "broken", "mended": "mended", "other": "ends otherwise", "new": "new", "same": ""}
+
+Job = Mapping[str, Any]  # of results.json
+
+
+def render(results: Mapping[str, Any], failures: Mapping[str, Failure]) -> str:
+    """Return the page.
+
+    Args:
+        results: the content of `results.json`.
+        failures: by name of job, what there is to read about it.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"coloured": coloured, "link": link}
+    jobs = results["jobs"]
+    text = environment.get_template("page.html.j2").render(
+        words=words,
+        run=results["run"],
+        jobs=jobs,
+        headline=headline(results),
+        counts=Counter(job["status"] for job in jobs),
+        simulated=_simulated(jobs),
+        devices=_devices(jobs),
+        versions=_versions(results["versions"]),
+        failed=[(job, failures.get(job["name"], Failure())) for job in _worst_first(jobs)],
+        usage={job["name"]: _usage(job["devices"]) for job in jobs},
+        columns=_columns(jobs),
+        groups=[_group(group) for group in values.groups(jobs) if group.metrics],
+        comparison=_comparison(results.get("comparison")),
+        files=FILES,
+    )
+    return FORBIDDEN.sub("", text).replace("\x1b", "")
+
+
+def headline(results: Mapping[str, Any]) -> str:
+    """Return the outcome in a sentence."""
+    jobs = results["jobs"]
+    bad = sum(job["status"] != "ok" for job in jobs)
+    if results["run"]["status"] == "interrupted":
+        return f"Interrupted: {len(jobs) - bad} of {words.plural(len(jobs), 'notebook')} ran to the end"
+    if bad:
+        return f"{bad} of {words.plural(len(jobs), 'notebook')} did not run to the end"
+    return "The notebook ran to its end" if len(jobs) == 1 else f"All {len(jobs)} notebooks ran to their end"
+
+
+def link(name: str) -> str:
+    """Return the address of a file in the run folder: never one outside of it, whatever its name."""
+    return "./" + quote(name, safe="", errors="replace")
+
+
+def coloured(text: str) -> object:
+    """Return text as markup, escaped, with the colours of a terminal as classes."""
+    from markupsafe import Markup, escape
+
+    if "\x1b" not in text:
+        return escape(text)
+    from nbconvert.filters.ansi import ansi2html
+
+    return Markup(ansi2html(text))  # ansi2html escapes what it is given
+
+
+def _worst_first(jobs: Sequence[Job]) -> list[Job]:
+    """Return the jobs with an error: those with a cell to look at, others that ran, those that could not run."""
+
+    def order(job: Job) -> int:
+        return 2 if job["status"] == "not run" else 0 if job["error"].get("cell") else 1
+
+    return sorted((job for job in jobs if job["error"] is not None), key=order)
+
+
+def _devices(jobs: Sequence[Job]) -> str:
+    """Return the products that ran notebooks, each once."""
+    names = dict.fromkeys(str(device["name"]) for job in jobs for device in job["devices"])
+    return ", ".join(names)
+
+
+def _simulated(jobs: Sequence[Job]) -> str:
+    """Return SIMULATED, before it the number of jobs where others were real; empty if none was."""
+    flags = [job["simulated"] for job in jobs if job["status"] != "not run"]
+    return ("SIMULATED" if all(flags) else f"{sum(flags)} SIMULATED") if any(flags) else ""
+
+
+def _versions(versions: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(version) for name, version in versions.items() if isinstance(version, str | int | float)}
+
+
+def _usage(devices: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return what the samples of a job's devices say; nothing where there are none."""
+
+    def known(name: str) -> list[float]:
+        return [device[name] for device in devices if values.is_number(device.get(name))]
+
+    peak, busy, energy = known("peak_vram_bytes"), known("mean_busy_percent"), known("energy_joules")
+    found = {
+        "peak VRAM": words.size(max(peak)) if peak else "",
+        "mean use": f"{sum(busy) / len(busy):.0f} %" if busy else "",
+        "energy": words.energy(sum(energy)) if energy else "",
+    }
+    return {name: text for name, text in found.items() if text}
+
+
+def _columns(jobs: Sequence[Job]) -> list[str]:
+    """Return which columns on the devices the table of jobs has: those of which something is known."""
+    found = {name for job in jobs for name in _usage(job["devices"])}
+    return [name for name in ("peak VRAM", "mean use", "energy") if name in found]
+
+
+def _group(group: values.Group) -> dict[str, Any]:
+    """Return the recorded numbers of one notebook as a table and plots."""
+    problem: Problem | None = None
+    drawn: list[str] = []
+    try:
+        drawn = plots.draw(group)
+    except RocmlabError as err:
+        problem = err.problem
+    except Exception as err:  # whatever a library makes of odd values: the table says the same
+        problem = Problem("there are no plots", f"{type(err).__name__}: {err}", "")
+    shown = group.metrics[:COLUMNS]
+    rows = []
+    for job in group.jobs:
+        found = values.numbers(job["recorded"])
+        cells = [words.number(found[name]) if name in found else "" for name in shown]
+        parameters = [
+            words.value(job["parameters"][name]) if name in job["parameters"] else "" for name in group.varying
+        ]
+        rows.append({"job": job, "parameters": parameters, "cells": cells})
+    return {
+        "title": group.title,
+        "varying": group.varying,
+        "metrics": shown,
+        "more": len(group.metrics) - len(shown),
+        "rows": rows,
+        "plots": drawn,
+        "problem": problem,
+    }
+
+
+def _comparison(comparison: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the comparison with its changes in words."""
+    if comparison is None:
+        return None
+    return {**comparison, "rows": rows_of(comparison), "headline": changes(comparison)}
+
+
+def changes(comparison: Mapping[str, Any]) -> str:
+    """Return in a sentence how many jobs end otherwise than in the earlier run."""
+    counts = Counter(job["outcome"] for job in comparison["jobs"])
+    parts = [f"{counts[name]} {OUTCOMES[name]}" for name in ("broken", "mended", "other", "new") if counts[name]]
+    if comparison["gone"]:
+        parts.append(f"{len(comparison['gone'])} gone")
+    return ", ".join(parts) if parts else "every notebook ends as it did"
+
+
+def rows_of(comparison: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return a row for each job of a comparison: name, statuses, time, and the recorded numbers that have moved."""
+    return [
+        {
+            "name": job["name"],
+            "outcome": job["outcome"],
+            "status": " → ".join(dict.fromkeys(status for status in job["statuses"] if status)),
+            "time": _moved(job["seconds"], words.duration),
+            "note": "" if job["same_devices"] or job["outcome"] == "new" else "another device",
+            "metrics": {
+                name: _moved(pair, words.number) for name, pair in job["metrics"].items() if pair[0] != pair[1]
+            },
+        }
+        for job in comparison["jobs"]
+    ]
+
+
+def _moved(pair: Sequence[float | None], read: Any) -> str:  # noqa: ANN401  from a number to text
+    """Return `4.1 s → 3.9 s (-4.9 %)`; one side may be unknown."""
+    then, now = pair
+    if then is None and now is None:
+        return ""
+    if then is None or now is None:
+        return f"was {read(then)}" if now is None else f"now {read(now)}"
+    return f"{read(then)} → {read(now)} ({words.change(then, now)})"

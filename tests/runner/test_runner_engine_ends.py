@@ -1,0 +1,249 @@
+"""Real kernels that die, hang, stop, print too much or are told to stop: the notebook says what happened."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import engine_runs
+import notebook_files
+import psutil
+import pytest
+from nbclient.exceptions import CellTimeoutError, DeadKernelError
+
+from rocmlab.errors import RocmlabError
+from rocmlab.runner.engine import execution, kernel, notebooks
+
+GRANDCHILD = """
+import subprocess, sys
+from pathlib import Path
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session={session})
+Path({path!r}).write_text(str(child.pid))
+"""
+
+
+def is_gone(pid: int, seconds: float = 3.0) -> bool:
+    """Wait until a process has ended."""
+    end = time.monotonic() + seconds
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+@pytest.mark.parametrize(
+    ("cell", "message"),
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
+        ("import os; os._exit(3)", "exit code 3"),
+        ("import ctypes; ctypes.string_at(0)", "SIGSEGV"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSTOP)", "was stopped (SIGSTOP) for 1 s"),
+    ],
+    ids=["killed", "exits", "crashes", "is stopped"],
+)
+def test_a_kernel_that_is_gone_leaves_true_states(tmp_path: Path, cell: str, message: str) -> None:
+    """The reference would call all four cells completed, or wait for ever."""
+    begin = time.monotonic()
+
+    ran = engine_runs.run(tmp_path, "print('kept')", cell, "print('never')", silent_seconds=1)
+
+    assert time.monotonic() - begin < 20
+    assert isinstance(ran.error, DeadKernelError)
+    assert ran.states == ["completed", "failed", "pending"]
+    assert ran.notebook["metadata"]["papermill"]["exception"] is True
+    assert ran.outputs(0)[0]["text"] == "kept\n"
+    assert message in ran.outputs(1)[-1]["evalue"]
+    assert {path.name for path in tmp_path.iterdir()} == {"in.ipynb", "out.ipynb"}
+
+
+def test_what_the_kernel_said_last_is_kept(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crash in C writes past Python to the process's own stderr; it is in the notebook and passed on."""
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")  # with it an IPython kernel leaves its stderr alone
+
+    ran = engine_runs.run(tmp_path, "import ctypes; ctypes.string_at(0)")
+
+    assert "Segmentation fault" in ran.outputs(0)[-1]["traceback"][1]
+    assert "Segmentation fault" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "metadata", "cell", "message"),
+    [
+        ({"execution_timeout": 1}, {}, "time.sleep(60)", "a cell ran longer than 1 s"),
+        ({}, {"cell_seconds": 1}, "time.sleep(60)", "a cell ran longer than 1 s"),
+        ({"notebook_seconds": 1.5}, {}, "time.sleep(60)", "the notebook ran longer than 1.5 s"),
+        ({"idle_seconds": 1}, {}, "print('last'); time.sleep(60)", "a cell printed nothing for 1 s"),
+    ],
+    ids=["cell", "metadata", "notebook", "idle"],
+)
+def test_a_limit_interrupts_and_says_where(
+    tmp_path: Path, options: dict, metadata: dict, cell: str, message: str
+) -> None:
+    """The traceback of the interrupt shows the line, and the error the limit."""
+    ran = engine_runs.run(tmp_path, "import time", cell, "1", metadata={"rocmlab": {"limits": metadata}}, **options)
+
+    assert isinstance(ran.error, CellTimeoutError)
+    assert ran.states == ["completed", "failed", "pending"]
+    names = [output["ename"] for output in ran.outputs(1) if output["output_type"] == "error"]
+    assert names == ["KeyboardInterrupt", "Timeout"]
+    assert ran.outputs(1)[-1]["evalue"] == message
+
+
+def test_a_cell_that_prints_is_not_idle(tmp_path: Path) -> None:
+    """Only silence counts for the limit on idle output."""
+    ran = engine_runs.run(
+        tmp_path, "import time\nfor i in range(8):\n    print(i)\n    time.sleep(0.3)", idle_seconds=1.5
+    )
+
+    assert ran.error is None
+    assert ran.states == ["completed"]
+
+
+def test_a_cell_that_takes_no_interrupt_is_ended(tmp_path: Path) -> None:
+    """It holds out against SIGINT; its process group is killed."""
+    stubborn = "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+    stubborn += "end = time.time() + 60\nwhile time.time() < end: pass"
+    child = GRANDCHILD.format(session=False, path=str(tmp_path / "pid"))
+
+    ran = engine_runs.run(tmp_path, child, stubborn, cell_seconds=1)
+
+    assert ran.states == ["completed", "failed"]
+    assert is_gone(int((tmp_path / "pid").read_text()))
+
+
+def test_a_wrong_limit_stops_the_notebook_before_it_starts(tmp_path: Path) -> None:
+    """No kernel is started for a typing error."""
+    path = notebook_files.write(tmp_path / "in.ipynb", "1", rocmlab={"limits": {"hours": 3}})
+
+    with pytest.raises(RocmlabError, match="hours"):
+        engine_runs.papermill.execute_notebook(str(path), None, engine_name="rocmlab", progress_bar=False)
+
+
+def test_a_progress_bar_is_one_line(tmp_path: Path) -> None:
+    """Two thousand redraws leave their last state."""
+    bar = "import sys\nfor i in range(2001):\n    sys.stderr.write(f'\\r{i}/2000')\n    sys.stderr.flush()"
+
+    ran = engine_runs.run(tmp_path, bar)
+
+    assert [output["text"] for output in ran.outputs(0)] == ["2000/2000"]
+
+
+def test_too_much_output_goes_to_a_log_beside_the_notebook(tmp_path: Path) -> None:
+    """The notebook stays small, the log has every line."""
+    printing = "for i in range(200_000): print(f'{i:0100d}')"
+
+    ran = engine_runs.run(tmp_path, printing, "print('after')", output_bytes=1_000_000)
+
+    assert ran.error is None
+    assert ran.path.stat().st_size < 1_500_000
+    assert ran.outputs(0)[-1]["text"].endswith(f"{199_999:0100d}\n")
+    assert ran.outputs(1)[0]["text"] == "after\n"
+    lines = (tmp_path / "out.output.log").read_text().splitlines()
+    assert lines[1:] == [f"{number:0100d}" for number in range(200_000)]
+
+
+def test_a_notebook_is_saved_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fifty quick cells are not a hundred saves."""
+    saves: list[Path] = []
+    plain = notebooks.save
+    monkeypatch.setattr(notebooks, "save", lambda notebook, path: (saves.append(path), plain(notebook, path)))
+
+    ran = engine_runs.run(tmp_path, *["x = 1"] * 50, "import time; time.sleep(2.5)", save_seconds=1)
+
+    assert ran.error is None
+    assert 3 <= len(saves) <= 8
+
+
+def test_a_disk_that_is_full_for_a_while_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A save in between may fail; the one at the end counts."""
+    calls: list[int] = []
+    plain = notebooks.save
+
+    def save(notebook: dict, path: Path) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise OSError(28, "No space left on device")
+        plain(notebook, path)
+
+    monkeypatch.setattr(notebooks, "save", save)
+
+    ran = engine_runs.run(tmp_path, "1", "import time; time.sleep(1)", "print('all')", save_seconds=0.1)
+
+    assert ran.error is None
+    assert ran.outputs(2)[0]["text"] == "all\n"
+
+
+def test_a_kernel_that_does_not_start_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own words say why; and one that never answers is not waited for."""
+    monkeypatch.setattr(kernel, "_command", lambda *_: [sys.executable, "-c", "raise SystemExit('no such framework')"])
+    dead = engine_runs.run(tmp_path / "dead", "1")
+    monkeypatch.setattr(kernel, "_command", lambda *_: [sys.executable, "-c", "import time; time.sleep(60)"])
+    mute = engine_runs.run(tmp_path / "mute", "1", start_seconds=1)
+
+    assert "no such framework" in str(dead.error)
+    assert "did not start" in str(dead.error)
+    assert "no answer within 1 s" in str(mute.error)
+    assert dead.states == mute.states == ["pending"]
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)], ids=["SIGTERM", "SIGINT"]
+)
+def test_a_signal_interrupts_saves_and_ends_everything(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    """What was printed is saved, the cell has failed, and a grandchild in a session of its own is gone."""
+    cells = [
+        GRANDCHILD.format(session=True, path=str(tmp_path / "pid")),
+        f"from pathlib import Path\nprint('so far')\nPath({str(tmp_path / 'here')!r}).touch()\n"
+        "import time; time.sleep(60)",
+        "1",
+    ]
+    path, output = notebook_files.write(tmp_path / "in.ipynb", *cells), tmp_path / "out.ipynb"
+    command = [sys.executable, "-c", engine_runs.PROGRAM, str(path), str(output)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        while not (tmp_path / "here").exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(number)
+        process.communicate(timeout=20)
+
+    ran = engine_runs.Ran(output, None)
+    assert process.returncode == code
+    assert ran.states == ["completed", "failed", "pending"]
+    assert ran.outputs(1)[0]["text"] == "so far\n"
+    assert [output["ename"] for output in ran.outputs(1)[1:]] == ["KeyboardInterrupt", "Killed"]
+    assert number.name in ran.outputs(1)[-1]["evalue"]
+    assert is_gone(int((tmp_path / "pid").read_text()))
+
+
+def test_output_that_never_ends_in_the_protocol_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message that a cell has ended may be lost; its reply is enough after a while."""
+    monkeypatch.setattr(execution, "LATE_OUTPUT_SECONDS", 0.5)
+    plain = execution.Execution._take_output
+
+    def take(self: execution.Execution, waiting: execution.Waiting, message: execution.Message) -> None:
+        if message.content.get("execution_state") != "idle":
+            plain(self, waiting, message)
+
+    monkeypatch.setattr(execution.Execution, "_take_output", take)
+
+    ran = engine_runs.run(tmp_path, "print(1)", "print(2)")
+
+    assert ran.error is None
+    assert [ran.outputs(number)[0]["text"] for number in (0, 1)] == ["1\n", "2\n"]
+
+
+def test_a_kernel_of_another_language_gets_ports(tmp_path: Path) -> None:
+    """Sockets in a folder are for Python; any other kernel is reached over the loopback."""
+    made = kernel._connection({"language": "R"}, str(tmp_path))
+
+    assert (made["transport"], made["ip"]) == ("tcp", "127.0.0.1")
+    assert len({made[port] for port in kernel.PORTS}) == len(kernel.PORTS)
+    assert kernel._connection({"language": "python"}, "/tmp/x")["transport"] == "ipc"
