@@ -50,6 +50,14 @@ def test_what_stops_the_lab_comes_first(found: doctor.Report) -> None:
     assert "… and 8 more (--json)" in text
 
 
+def test_a_fix_for_a_simulated_host_is_not_for_this_machine(found: doctor.Report) -> None:
+    """It is said wherever there is something to mend, and not where there is nothing."""
+    warning = "would change this machine"
+
+    assert warning in " ".join("\n".join(Screen(100).lines(found)).split())
+    assert warning not in " ".join("\n".join(Screen(100).lines(replace(found, findings=found.findings[:1]))).split())
+
+
 @pytest.mark.parametrize("width", [20, 40, 72, 200])
 def test_any_width(found: doctor.Report, width: int) -> None:
     """Text is wrapped; lines of a fix never are, for they are to be pasted."""

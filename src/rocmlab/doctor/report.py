@@ -108,7 +108,13 @@ class Screen:
                 *self._wrapped("Only the lab was looked at; `make doctor` on the host compares both.", "", ""),
             ]
         if any(finding.repair for finding in report.findings):
-            lines += ["", *self._wrapped("rocmlab doctor --fix offers to mend what is safe to mend.", "", "")]
+            lines += ["", *self._wrapped("scripts/rocmlab doctor --fix offers to mend what is safe to mend.", "", "")]
+        if report.simulated and any(finding.problem for finding in report.findings):
+            said = (
+                "SIMULATED: a fix with sudo is for a real host like this one and would change this machine; a "
+                "simulated one is mended by writing it anew with scripts/rocmlab simulate."
+            )
+            lines += ["", *self._wrapped(said, "", "")]
         return lines
 
 
