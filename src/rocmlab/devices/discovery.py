@@ -65,7 +65,7 @@ def _no_host(root: Path) -> list[Problem]:
         Problem(
             f"{os.fsencode(root).decode('utf-8', 'replace')} is no simulated host",
             why,
-            "rocmlab simulate FOLDER writes one for ROCMLAB_ROOT=FOLDER; without ROCMLAB_ROOT this machine is read",
+            "scripts/rocmlab simulate FOLDER writes one; without ROCMLAB_ROOT this machine is read",
         )
     ]
 

@@ -61,7 +61,7 @@ def child_environment(devices: Sequence[Device]) -> dict[str, str | None]:
             raise RocmlabError(
                 f"{device.name} ({device.pci_address}) cannot be given to a process",
                 device.why_not or "the runtime does not list it",
-                "rocmlab devices",
+                "choose among those that `rocmlab devices` calls usable",
             )
     hip = [device for device in devices if device.backend == "rocm"]
     cuda = [device for device in devices if device.backend == "cuda"]
@@ -102,7 +102,7 @@ def container_value(devices: Sequence[Device]) -> str:
             raise RocmlabError(
                 f"{device.name} ({device.pci_address}) cannot be named to AMD's container toolkit",
                 "amd-smi does not list it",
-                "rocmlab devices",
+                "choose among those that `rocmlab devices` calls usable",
             )
     return ",".join(str(number) for number in sorted(device.smi_index or 0 for device in devices)) or "none"
 
