@@ -92,20 +92,10 @@ class Base:
         line = Text.assemble((f"{mark} ", style), (result.name, "bold"), f"  {result.status}", style="")
         if result.seconds is not None:
             line.append(f" in {words.duration(result.seconds)}", "dim")
-        detail = words.recorded(result.recorded) if result.is_ok else words_of_error(result)
+        detail = words.recorded(result.recorded) if result.is_ok else words.error(result.error)
         if detail:
             line.append(f"  {detail}", "dim" if result.is_ok else style)
         return line
-
-
-def words_of_error(result: Result) -> str:
-    """Return a result's error in one line; empty if it has none."""
-    if result.error is None:
-        return ""
-    name, value = result.error["name"], (result.error["value"].strip().splitlines() or [""])[0]
-    if name in ("Problem", "Timeout", "Killed", "KernelDied"):
-        return str(value)
-    return f"{name}: {value}" if value else str(name)
 
 
 class Live(Base):

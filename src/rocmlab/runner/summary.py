@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rocmlab.runner import report, words
 from rocmlab.runner.jobs import Result
-from rocmlab.runner.progress import STYLES, words_of_error
+from rocmlab.runner.progress import STYLES
 from rocmlab.runner.runs import Run
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _failure(run: Run, result: Result) -> Text:
         text.append(f"\n  │ {line}", "dim")
     if len(source) > SHOWN_LINES:
         text.append("\n  │ …", "dim")
-    text.append(f"\n  {words_of_error(result)}", "red")
+    text.append(f"\n  {words.error(result.error)}", "red")
     for label in ("why", "fix"):
         if error.get(label):
             text.append(f"\n    {label}: {error[label]}")

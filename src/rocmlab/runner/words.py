@@ -110,8 +110,10 @@ def energy(joules: float | None) -> str:
     return f"{joules / 3600:.1f} Wh" if joules >= 3600 else f"{joules:.0f} J"
 
 
-def error(of: Mapping[str, Any]) -> str:
-    """Return the `error` of a result in one line."""
+def error(of: Mapping[str, Any] | None) -> str:
+    """Return the `error` of a result in one line; empty if it has none."""
+    if of is None:
+        return ""
     name, text = str(of["name"]), (str(of["value"]).strip().splitlines() or [""])[0]
     if name in ("Problem", "Timeout", "Killed", "KernelDied"):
         return text
