@@ -34,7 +34,7 @@ def job(name: str, status: str = "ok", *, notebook: str = "", **fields: Any) -> 
         }
     result = Result(
         name=name,
-        notebook=notebook or f"/work/{name}.ipynb",
+        notebook=notebook or f"/a/work/{name}.ipynb",
         parameters=fields.pop("parameters", {}),
         kernel="python3",
         status=status,

@@ -108,10 +108,10 @@ def test_a_problem_comes_with_its_fix() -> None:
 def test_names_stay_the_same_from_run_to_run() -> None:
     """A case is called by notebook and parameters, and by its job only where these are not enough."""
     jobs = [
-        run_results.job("grid", notebook="/work/grid.ipynb", parameters={"lr": 0.1}),
-        run_results.job("grid-2", notebook="/work/grid.ipynb", parameters={"lr": 0.01, "optimizer": "adam"}),
-        run_results.job("plain", notebook="/work/plain.ipynb"),
-        run_results.job("plain-2", notebook="/work/plain.ipynb"),
+        run_results.job("grid", notebook="/a/work/grid.ipynb", parameters={"lr": 0.1}),
+        run_results.job("grid-2", notebook="/a/work/grid.ipynb", parameters={"lr": 0.01, "optimizer": "adam"}),
+        run_results.job("plain", notebook="/a/work/plain.ipynb"),
+        run_results.job("plain-2", notebook="/a/work/plain.ipynb"),
     ]
 
     names = [case.get("name") for case in parse(*jobs).iter("testcase")]

@@ -66,7 +66,7 @@ def grid(*, statuses: tuple[str, ...] = ("ok",) * 4) -> list[dict]:
         run_results.job(
             f"grid-{number}",
             status,
-            notebook="/work/grid.ipynb",
+            notebook="/a/work/grid.ipynb",
             parameters={"lr": lr, "_optimizer": name, "seed": 7},
             recorded={"test_loss": 0.5 / (number + 1), "lr": lr, "$a$": number, "constant": 1, "history": [1, 2]},
         )

@@ -35,15 +35,15 @@ def compared(then: list[dict], now: list[dict]) -> dict:
 def test_jobs_are_matched_by_notebook_and_parameters() -> None:
     """Not by name, not by place; by the file's name where the folder differs, as in a container."""
     then = [
-        run_results.job("a", notebook="/work/a.ipynb", parameters={"lr": 0.1, "seed": 1}, recorded={"loss": 1.0}),
-        run_results.job("a-2", notebook="/work/a.ipynb", parameters={"lr": 0.2, "seed": 1}, recorded={"loss": 2.0}),
-        run_results.job("b", notebook="/work/b.ipynb", recorded={"loss": 3.0}),
-        run_results.job("gone", notebook="/work/gone.ipynb"),
+        run_results.job("a", notebook="/a/work/a.ipynb", parameters={"lr": 0.1, "seed": 1}, recorded={"loss": 1.0}),
+        run_results.job("a-2", notebook="/a/work/a.ipynb", parameters={"lr": 0.2, "seed": 1}, recorded={"loss": 2.0}),
+        run_results.job("b", notebook="/a/work/b.ipynb", recorded={"loss": 3.0}),
+        run_results.job("gone", notebook="/a/work/gone.ipynb"),
     ]
     now = [
         run_results.job("b", notebook="/home/jovyan/work/b.ipynb", recorded={"loss": 3.5}),
-        run_results.job("a", notebook="/work/a.ipynb", parameters={"seed": 1, "lr": 0.2}, recorded={"loss": 2.5}),
-        run_results.job("a-2", notebook="/work/a.ipynb", parameters={"seed": 2, "lr": 0.2}),
+        run_results.job("a", notebook="/a/work/a.ipynb", parameters={"seed": 1, "lr": 0.2}, recorded={"loss": 2.5}),
+        run_results.job("a-2", notebook="/a/work/a.ipynb", parameters={"seed": 2, "lr": 0.2}),
     ]
 
     found = compared(then, now)
