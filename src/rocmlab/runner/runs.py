@@ -22,6 +22,8 @@ from rocmlab.runner.folder import RunFolder, now
 from rocmlab.runner.jobs import EXIT_CODES, Job, Result, not_run
 from rocmlab.runner.placement import Place, Slots
 from rocmlab.runner.supervisor import Ending, Event, Limits, Supervisor
+from rocmlab.runner.usage import UNKNOWN, Meters
+from rocmlab.runner.workers import Workers
 
 BUILD_RECORD = Path("/etc/rocmlab-build.json")
 ERROR_NAMES = {"timeout": "Timeout", "killed": "Killed", "kernel died": "KernelDied"}
@@ -145,7 +147,8 @@ class _Runner:
         self.slots = slots
         self.display = display
         self.limits = limits
-        self.environment = environment
+        self.workers = Workers(environment, slots.count)
+        self.meters = Meters()
         self.results: dict[str, Result] = {}
         self.waiting: list[Job] = []
         self.running: dict[asyncio.Task[None], Supervisor] = {}
@@ -162,6 +165,9 @@ class _Runner:
             except BaseException:
                 await self._end_all()
                 raise
+            finally:
+                await self.workers.close()
+                self.meters.close()
         for job in self.waiting:  # the run was interrupted
             self._finish(not_run(job))
         run = Run(
@@ -206,7 +212,7 @@ class _Runner:
     def _start(self, job: Job, place: Place) -> None:
         self.waiting.remove(job)
         see = self._viewer(job)
-        supervisor = Supervisor(job, place, self.folder, self.limits, see)
+        supervisor = Supervisor(job, place, self.folder, self.limits, see, self.workers, self.meters)
         self.folder.log("job started", job=job.name, devices=_identify(place))
         self.display.started(job, place)
         self.running[asyncio.create_task(self._run_job(supervisor))] = supervisor
@@ -215,18 +221,19 @@ class _Runner:
         return lambda event: self.display.event(job, event)
 
     async def _run_job(self, supervisor: Supervisor) -> None:
-        job, started, begin = supervisor.job, now(), time.monotonic()
+        job = supervisor.job
         try:
-            ending = await supervisor.run(self.environment)
+            ending = await supervisor.run()
         except OSError as err:  # no process, no pipe or no log could be had; the other jobs go on
             ending = Ending("failed", f"its worker could not be started: {err}", None)
         finally:
             self.slots.give_back(supervisor.place)
-        seconds = time.monotonic() - begin
+        if ending.status == "not run":  # it was interrupted while it waited
+            self._finish(replace(not_run(job), warnings=ending.warnings))
+            return
         if ending.message:  # it did not end by itself, or not well
             await asyncio.to_thread(self._repair, job, ending)
-        result = self._result(job, supervisor.place, ending)
-        self._finish(replace(result, started=started, seconds=round(seconds, 3)))
+        self._finish(self._result(job, supervisor.place, ending))
 
     def _repair(self, job: Job, ending: Ending) -> None:
         """Correct the executed notebook of a job that was cut short, and convert it."""
@@ -246,6 +253,7 @@ class _Runner:
         said = executed.summarise(notebook) if notebook else None
         error = said.error if said else None
         recorded = said.recorded if said else {}
+        usage = ending.usage or [UNKNOWN] * len(place.devices)
         if error is None and ending.status != "ok":
             error = {"name": ERROR_NAMES.get(ending.status, "Error"), "value": ending.message}
         return Result(
@@ -255,9 +263,11 @@ class _Runner:
             kernel=job.kernel,
             status=ending.status,
             exit_code=EXIT_CODES[ending.status],
+            started=ending.started,
+            seconds=None if ending.seconds is None else round(ending.seconds, 3),
             cells_done=said.cells_done if said else None,
             cells_total=said.cells_total if said else None,
-            devices=_identify(place),
+            devices=[identity | used for identity, used in zip(_identify(place), usage, strict=True)],
             recorded=recorded,
             error=error if ending.status != "ok" else None,
             files=self.folder.files(job.name),

@@ -9,16 +9,19 @@ import os
 import secrets
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from rocmlab.runner import processes
 from rocmlab.runner.claim import Claim
-from rocmlab.runner.folder import RunFolder
+from rocmlab.runner.folder import RunFolder, now
 from rocmlab.runner.jobs import Job, Status
 from rocmlab.runner.placement import Place
+from rocmlab.runner.usage import Meters
+from rocmlab.runner.workers import Workers
 
 Event = dict[str, Any]
 
@@ -40,16 +43,30 @@ class Ending:
     message: str  # one sentence; empty where the notebook itself says it
     running_cell: int | None  # index of the cell that was running; None if none was
     warnings: list[str] = field(default_factory=list)
+    started: str | None = None  # UTC, when its GPUs were leased; None if it never came to that
+    seconds: float | None = None  # from then to its end
+    usage: list[dict[str, Any]] = field(default_factory=list)  # by device, in their order; see `Meters.end`
 
 
 class Supervisor:
     """Runs one job in a process of its own."""
 
-    def __init__(self, job: Job, place: Place, folder: RunFolder, limits: Limits, see: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        place: Place,
+        folder: RunFolder,
+        limits: Limits,
+        see: Callable[[Event], None],
+        workers: Workers,
+        meters: Meters,
+    ) -> None:
         self.job = job
         self.place = place
         self.folder = folder
         self.limits = limits
+        self.workers = workers
+        self.meters = meters
         self.mark = secrets.token_hex(8)
         self._see = see  # called with each event of the worker
         self._process: asyncio.subprocess.Process | None = None
@@ -60,19 +77,17 @@ class Supervisor:
         self._warnings: list[str] = []
         self._claim = Claim(job, place, folder, self._warnings)
 
-    async def run(self, environment: Mapping[str, str]) -> Ending:
-        """Wait until the job's GPUs are leased, and run it to its end; afterwards none of its processes is left.
-
-        Args:
-            environment: what the worker inherits, before it is pinned to its devices.
-        """
-        loop = asyncio.get_running_loop()
+    async def run(self) -> Ending:
+        """Wait until the job's GPUs are leased, and run it to its end; afterwards none of its processes is left."""
+        loop, started, begin = asyncio.get_running_loop(), None, 0.0
         timers: list[asyncio.TimerHandle] = []
         try:
             if not await self._claim.settled(lambda: bool(self._stopped)):
-                return Ending("killed", "the run was interrupted while it waited for GPUs", None, self._warnings)
+                return Ending("not run", "", None, self._warnings)
+            started, begin = now(), time.monotonic()
+            self.meters.begin(self.job.name, self.place.devices)
             with tempfile.TemporaryDirectory(prefix="rocmlab-job-", ignore_cleanup_errors=True) as scratch:
-                self._process, events = await self._start(environment, Path(scratch))
+                self._process, events = await self._start(self.workers.environment, Path(scratch))
                 if self.limits.notebook_seconds is not None:
                     timers.append(loop.call_later(self.limits.notebook_seconds, self.stop, "timeout"))
                 if self._stopped:
@@ -85,9 +100,11 @@ class Supervisor:
             raise
         finally:
             self._claim.release()
+            usage = self.meters.end(self.job.name)
             for timer in timers:
                 timer.cancel()
-        return self._ending(code)
+        seconds = time.monotonic() - begin
+        return replace(self._ending(code), started=started, seconds=seconds, usage=usage)
 
     async def _end_processes(self) -> None:
         grace_seconds = 0.0 if self._killed_by_us else 2.0
