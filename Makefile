@@ -6,9 +6,10 @@ PYTHON ?= python3
 ROCMLAB = PYTHONPATH=src $(PYTHON) -m rocmlab
 export NOTEBOOKS ?=
 export PARAMS ?=
+export RUN ?=
 TESTS ?= tests
 
-.PHONY: help up run-notebooks url status logs shell down build clean devices leases doctor bench test lint lock
+.PHONY: help up run-notebooks url status logs shell down build clean devices leases kernels doctor bench test lint lock
 
 help: ## Explain the targets
 	@awk 'BEGIN {FS = ":.*## "; print "rocmlab: the Jupyter workstation for AMD GPUs\n"} \
@@ -20,7 +21,7 @@ help: ## Explain the targets
 # -- Everyday
 up: ## Start the lab and print its URL (builds it the first time)
 	@$(ROCMLAB) up
-run-notebooks: ## Run notebooks headless (NOTEBOOKS="01_mnist_fc" PARAMS="epochs=2 seed=7")
+run-notebooks: ## Run notebooks headless (NOTEBOOKS="01_mnist_fc" PARAMS="lr=0.1,0.01" RUN="--retries 2")
 	@$(ROCMLAB) run
 url: ## Print the URL again, token included
 	@$(ROCMLAB) url
@@ -30,6 +31,8 @@ devices: ## List the devices of this host
 	@$(ROCMLAB) devices
 leases: ## Say which kernel holds which GPU
 	@$(ROCMLAB) leases
+kernels: ## List what JupyterLab's launcher offers, and who has the GPUs
+	@$(ROCMLAB) kernels
 doctor: ## Say what is wrong and how to mend it
 	@$(ROCMLAB) doctor
 logs: ## Print the server's log

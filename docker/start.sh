@@ -166,6 +166,11 @@ use_windows_libraries() { # WSL2: Windows lends the libraries that talk to /dev/
   if [[ -e /dev/dxg && -d $folder ]]; then export LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}; fi
 }
 
+offer_kernels() { # for the GPUs that this container has; without them the launcher offers the plain kernels
+  /opt/rocmlab/bin/rocmlab kernels install >/dev/null ||
+    say "the launcher offers only the plain kernels, TensorFlow and PyTorch"
+}
+
 use_secrets() { # what a mirror or a TLS-inspecting proxy needs, lent by Compose; empty where the user gave none
   local bundle=/run/secrets/ca_bundle configuration=/run/secrets/pip_config file
   for file in "$bundle" "$configuration"; do
@@ -196,6 +201,7 @@ use_secrets
 if [[ $is_first ]]; then
   rm -rf "$JUPYTER_RUNTIME_DIR" # of a server that was killed, where no root has removed it
   install -d -m 0700 "$JUPYTER_RUNTIME_DIR"
+  offer_kernels
   run_hooks before-notebook.d
 fi
 exec "$@"

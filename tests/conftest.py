@@ -36,6 +36,8 @@ OURS = (
     "NB_UID",
     "NB_GID",
     "SHM_SIZE",
+    "CULL_IDLE_GPU_KERNELS_SECONDS",
+    "WARM_KERNELS",
     "COMPOSE_PROJECT_NAME",
 )
 

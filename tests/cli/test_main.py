@@ -90,9 +90,16 @@ def test_verbs_that_look_need_a_project(repository: Path, tmp_path: Path) -> Non
 
 def test_words_from_make_keep_their_quotes() -> None:
     """Names and values with spaces arrive whole, and no shell reads them."""
-    environment = {"NOTEBOOKS": "'my notebook.ipynb' 01_mnist_fc", "PARAMS": "title='a b' x=$(id)"}
+    environment = {
+        "NOTEBOOKS": "'my notebook.ipynb' 01_mnist_fc",
+        "PARAMS": "title='a b' x=$(id)",
+        "RUN": "--retries 2 --name 'my night'",
+    }
 
-    assert _from_make(environment) == ["my notebook.ipynb", "01_mnist_fc", "-p", "title=a b", "-p", "x=$(id)"]
+    assert _from_make(environment) == [
+        *("my notebook.ipynb", "01_mnist_fc", "-p", "title=a b", "-p", "x=$(id)"),
+        *("--retries", "2", "--name", "my night"),
+    ]
 
 
 def test_usage_of_run_is_checked_before_anything_is_built(repository: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from nbclient.exceptions import CellTimeoutError, DeadKernelError
 
 from rocmlab.errors import RocmlabError
-from rocmlab.runner.engine import execution, kernel, notebooks
+from rocmlab.runner.engine import execution, kernel, messages, notebooks
 
 GRANDCHILD = """
 import subprocess, sys
@@ -226,13 +226,13 @@ def test_output_that_never_ends_in_the_protocol_is_not_waited_for(
 ) -> None:
     """The message that a cell has ended may be lost; its reply is enough after a while."""
     monkeypatch.setattr(execution, "LATE_OUTPUT_SECONDS", 0.5)
-    plain = execution.Execution._take_output
+    plain = messages.Messages._take_output
 
-    def take(self: execution.Execution, waiting: execution.Waiting, message: execution.Message) -> None:
+    def take(self: messages.Messages, waiting: messages.Waiting, message: messages.Message) -> None:
         if message.content.get("execution_state") != "idle":
             plain(self, waiting, message)
 
-    monkeypatch.setattr(execution.Execution, "_take_output", take)
+    monkeypatch.setattr(messages.Messages, "_take_output", take)
 
     ran = engine_runs.run(tmp_path, "print(1)", "print(2)")
 

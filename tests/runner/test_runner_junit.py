@@ -133,3 +133,21 @@ def test_any_text_makes_a_document(tmp_path: Path) -> None:
     root = ElementTree.parse(tmp_path / "junit.xml").getroot()
     check(root)
     assert "<script>'é😀" in root.find("testsuite/testcase/failure").text
+
+
+def test_what_jobs_used_of_their_devices_are_properties() -> None:
+    """By case, in base units; what is unknown has none."""
+    used = {**run_results.GPU, "peak_vram_bytes": 2**30, "mean_busy_percent": 80.0, "energy_joules": 1800.5}
+    jobs = [
+        run_results.job("a", notebook="/a.ipynb", parameters={"lr": 0.1}, devices=[used, {**used, "energy_joules": 2}]),
+        run_results.job("b", devices=[{**run_results.CPU, "peak_vram_bytes": None}]),
+    ]
+
+    root = parse(*jobs)
+
+    check(root)
+    properties = {each.get("name"): each.get("value") for each in root.find("testsuite/properties")}
+    assert properties["a[lr=0.1]: peak_vram_bytes"] == str(2**30)
+    assert properties["a[lr=0.1]: mean_busy_percent"] == "80.0"
+    assert properties["a[lr=0.1]: energy_joules"] == "1802.5"
+    assert not any(name.startswith("b:") for name in properties)

@@ -38,13 +38,19 @@ from rocmlab.runner import parameters
 )
 def test_values_keep_the_type_a_person_means(text: str, value: object) -> None:
     """Numbers, truths and lists are recognised, and everything else stays text."""
-    found = parameters.parse([f"x={text}"])["x"]
+    (found,) = parameters.parse([f"x={text}"])["x"]
 
     assert found == value
     assert type(found) is type(value)
 
 
-@pytest.mark.parametrize("word", ["epochs", "=2", "2x=1", "a b=1", "x=[1", "x=!!python/object:os.system {}"])
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("epochs", "=2", "2x=1", "a b=1", "x=[1", "x=!!python/object:os.system {}"),
+        *("x=1,", "x=,", "x=1,,2", "x=1,1", "x=[1,2", "x='a,b", "x=!!timestamp 2026-11-21", "x=!!binary aGk="),
+    ],
+)
 def test_what_is_not_a_parameter_is_refused(word: str) -> None:
     """A word without a name, or with a value that cannot be read, names itself in the error."""
     with pytest.raises(RocmlabError) as caught:
@@ -56,4 +62,4 @@ def test_what_is_not_a_parameter_is_refused(word: str) -> None:
 
 def test_the_last_value_wins() -> None:
     """A parameter given twice has its last value."""
-    assert parameters.parse(["epochs=1", "seed=7", "epochs=2"]) == {"epochs": 2, "seed": 7}
+    assert parameters.parse(["epochs=1,3", "seed=7", "epochs=2"]) == {"epochs": [2], "seed": [7]}

@@ -256,3 +256,39 @@ def test_names_in_the_table_are_never_markup() -> None:
     assert "[red]b" in shown
     assert "[bold]c" in shown
     assert "not in this run: [red]a" in shown
+
+
+def test_device_use_that_moved_is_told() -> None:
+    """Peak VRAM of the fullest device and energy of all; what moves with the readings alone is no news."""
+
+    def device(peak: int | None, joules: float | None) -> dict:
+        return {**run_results.GPU, "peak_vram_bytes": peak, "mean_busy_percent": None, "energy_joules": joules}
+
+    then = [
+        run_results.job("more", devices=[device(2 * 2**30, 1000.0)]),
+        run_results.job("same", devices=[device(2**30, 1000.0)]),
+        run_results.job("unknown", devices=[device(None, None)]),
+        run_results.job("broken", devices=[device(2**30, 10.0)]),
+    ]
+    now = [
+        run_results.job("more", devices=[device(3 * 2**30, 500.0), device(2**30, 300.0)]),
+        run_results.job("same", devices=[device(2**30 + 1, 1020.0)]),
+        run_results.job("unknown", devices=[device(2**30, 5.0)]),
+        run_results.job("broken", "failed", devices=[device(2**31, 99.0)]),
+    ]
+
+    found = compared(then, now)
+    rows = page.rows_of(found)
+
+    assert found["jobs"][0]["usage"] == {
+        "peak_vram_bytes": [2 * 2**30, 3 * 2**30],
+        "energy_joules": [1000.0, 800.0],
+    }
+    assert rows[0]["usage"] == {
+        "peak VRAM": "2.0 GiB → 3.0 GiB (+50.0 %)",
+        "energy": "1000 J → 800 J (-20.0 %)",
+    }
+    assert [row["usage"] for row in rows[1:]] == [{}, {}, {}]
+    results = {**run_results.results(*now), "comparison": found}
+    jsonschema.Draft202012Validator(schema.load()).validate(results)
+    assert "device use that moved" in page.render(results, {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,12 +27,13 @@ def main(verb: str, arguments: Sequence[str]) -> int:
     parser.add_argument("name", choices=["up", "devices", "runner"], help=BENCHES)
     parser.add_argument("--runs", type=_positive, default=5, help="how often each figure is taken (default 5)")
     parser.add_argument("--theirs", metavar="COMMAND", help="devices: compare with this (default rocm-smi, if there)")
+    parser.add_argument("--row", action="append", metavar="NAME", help="runner: only this row, repeatable")
     parser.add_argument("--json", action="store_true", help="print it as JSON")
     chosen = parser.parse_args(arguments)
     report = {
         "up": lambda: _up(chosen.runs),
         "devices": lambda: _devices(chosen.runs, chosen.theirs),
-        "runner": lambda: _runner(chosen.runs),
+        "runner": lambda: _runner(chosen.runs, chosen.row),
     }[chosen.name]()
     rows: list[bench.Row] = report["rows"]
     if chosen.json:
@@ -45,6 +47,8 @@ def main(verb: str, arguments: Sequence[str]) -> int:
         ratio = f"{row.ratio:5.1f}x" if row.ratio is not None else f"{'':6}"
         least, most = row.spread
         print(f"{row.name:22} {row.ours:9.2f} {theirs} {ratio}  {row.unit:4}  {row.runs:4}  {least:.2f} … {most:.2f}")
+    for name, why in report.get("skipped", {}).items():
+        print(f"{name}: not measured, {why}", file=sys.stderr)
     return 0
 
 
@@ -90,19 +94,20 @@ def _devices(runs: int, theirs: str | None) -> dict[str, Any]:
     }
 
 
-def _runner(runs: int) -> dict[str, Any]:
+def _runner(runs: int, names: Sequence[str] | None) -> dict[str, Any]:
     from rocmlab.devices import discover
     from rocmlab.runner import bench as of_runner
     from rocmlab.runner.runs import versions
 
-    figures = of_runner.measure(runs)
+    figures = of_runner.measure(runs, names or of_runner.ROWS)
     ours, theirs = figures.ours, figures.theirs
     return {
         "bench": "runner",
         "device": discover()[-1].name,
         "simulated": False,
         "versions": versions(),
-        "rows": [bench.row(name, unit, ours[name], theirs[name]) for name, unit in figures.units.items()],
+        "rows": [bench.row(name, unit, ours[name], theirs.get(name, ())) for name, unit in figures.units.items()],
+        "skipped": figures.skipped,
     }
 
 

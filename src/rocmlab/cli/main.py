@@ -32,6 +32,7 @@ VERBS = {
     "cdi": ("rocmlab.cli.cdi", "write the CDI specification of this host's AMD GPUs"),
     "run": ("rocmlab.cli.run", "run notebooks headless"),
     "leases": ("rocmlab.cli.leases", "say which kernel holds which GPU, and what uses one without a lease"),
+    "kernels": ("rocmlab.cli.kernels", "list what JupyterLab's launcher offers, or install it for the GPUs of now"),
     "datasets": ("rocmlab.cli.datasets", "fetch data sets into the share"),
     "bench": ("rocmlab.cli.bench", "measure, and print ratios"),
 }
@@ -89,7 +90,7 @@ def _check_make_variables(environment: Mapping[str, str]) -> None:
 
     from rocmlab.stack.settings import NAMES
 
-    known = (*NAMES, "NOTEBOOKS", "PARAMS", "TESTS")
+    known = (*NAMES, "NOTEBOOKS", "PARAMS", "RUN", "TESTS")
     given = re.findall(r"(?:^|\s)([A-Za-z_]\w*)=", environment.get("MAKEFLAGS", "").partition("-- ")[2])
     for name in given:
         if name not in known:

@@ -20,10 +20,10 @@ def main(verb: str, arguments: Sequence[str]) -> int:
         from rocmlab.runner.command import main as run
 
         return run(list(arguments))
-    from rocmlab.runner.command import parser
+    from rocmlab.runner.options import check, parser
 
     arguments = [*arguments, *_from_make(os.environ)]
-    parser().parse_args(arguments)  # a wrong word is told before anything is built
+    check(parser().parse_args(arguments))  # a wrong word is told before anything is built
     project = projects.plan(projects.find())
     announce(project, note)
     with projects.locked(project, note):
@@ -36,19 +36,25 @@ def main(verb: str, arguments: Sequence[str]) -> int:
 
 
 def _from_make(environment: Mapping[str, str]) -> list[str]:
-    """Return what `make run-notebooks NOTEBOOKS=… PARAMS=…` says, quotes honoured, so that no shell reads it twice."""
+    """Return what `make run-notebooks NOTEBOOKS=… PARAMS=… RUN=…` says, quotes honoured, so that no shell reads it."""
     try:
-        notebooks, pairs = (shlex.split(environment.get(name, "")) for name in ("NOTEBOOKS", "PARAMS"))
+        notebooks, pairs, more = (shlex.split(environment.get(name, "")) for name in ("NOTEBOOKS", "PARAMS", "RUN"))
     except ValueError as err:
         raise RocmlabError(
-            "NOTEBOOKS or PARAMS cannot be read", f"{err}", "close the quotes: PARAMS='title=\"a b\"'"
+            "NOTEBOOKS, PARAMS or RUN cannot be read", f"{err}", "close the quotes: PARAMS='title=\"a b\"'"
         ) from err
-    return [*notebooks, *(word for pair in pairs for word in ("-p", pair))]
+    return [*notebooks, *(word for pair in pairs for word in ("-p", pair)), *more]
 
 
 def _inside(project: Project, word: str) -> str:
-    """Return a path as the container sees it; other words as they are."""
-    if not isinstance(project.lab, ContainerLab) or not word.endswith(".ipynb") or not Path(word).is_absolute():
+    """Return the path of a notebook or a list as the container sees it; other words as they are.
+
+    A relative path that is a list here is translated, too: what the container finds by the same name may be another.
+    """
+    from rocmlab.runner.selection import is_list
+
+    is_path = Path(word).is_absolute() or (is_list(word) and Path(word).is_file())
+    if not isinstance(project.lab, ContainerLab) or not (is_list(word) or word.endswith(".ipynb")) or not is_path:
         return word
     notebooks = (project.settings.project / project.values["NOTEBOOKS_DIR"]).resolve()
     try:

@@ -21,7 +21,7 @@ def has_device_nodes(root: Path) -> bool:
     return any(name.startswith("nvidia") and name[6:7].isdigit() for name in roots.list_names(root / "dev"))
 
 
-def _has_driver(root: Path) -> bool:
+def has_driver(root: Path) -> bool:
     """Tell whether NVML may answer: a node of the driver, or that of WSL2, which shares the GPU of Windows."""
     return has_device_nodes(root) or any((root / "dev" / name).exists() for name in ("nvidiactl", "dxg"))
 
@@ -33,7 +33,7 @@ class Cuda:
 
     def discover(self, root: Path) -> list[Device]:
         """Return the GPUs that NVML lists, in its order (PCI order, the order of CUDA_DEVICE_ORDER=PCI_BUS_ID)."""
-        if roots.is_simulated(root) or not _has_driver(root):
+        if roots.is_simulated(root) or not has_driver(root):
             return []
         from rocmlab.devices import nvml
 
@@ -43,7 +43,7 @@ class Cuda:
 
     def sample(self, device: Device, root: Path) -> Sample:
         """Return one reading by NVML; the GPU is found again by its UUID."""
-        if roots.is_simulated(root) or not _has_driver(root):
+        if roots.is_simulated(root) or not has_driver(root):
             return Sample(time_seconds=time.time())
         from rocmlab.devices import nvml
 

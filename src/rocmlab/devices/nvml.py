@@ -149,16 +149,9 @@ class Nvml:
 
     def reading(self, handle: ctypes.c_void_p) -> dict[str, Any]:
         """Return the fields of a Sample that NVML knows, in base units."""
-        load = _Utilization()
-        used, total = self._memory(handle)
-        has_load = self.succeeds("nvmlDeviceGetUtilizationRates", handle, ctypes.byref(load))
         generation = self.number("nvmlDeviceGetCurrPcieLinkGeneration", handle)
         return {
-            "busy_percent": float(load.gpu) if has_load else None,
-            "memory_busy_percent": float(load.memory) if has_load else None,
-            "vram_used_bytes": used,
-            "vram_total_bytes": total,
-            "power_watts": _scaled(self.number("nvmlDeviceGetPowerUsage", handle), 1e-3),  # milliwatts
+            **self.use(handle),
             "power_cap_watts": _scaled(self.number("nvmlDeviceGetEnforcedPowerLimit", handle), 1e-3),
             "edge_celsius": _scaled(self.number("nvmlDeviceGetTemperature", handle, TEMPERATURE_GPU), 1.0),
             "edge_critical_celsius": _scaled(
@@ -172,6 +165,19 @@ class Nvml:
             "link_width": self.number("nvmlDeviceGetCurrPcieLinkWidth", handle),
             "link_speed_gts": GIGATRANSFERS.get(generation or 0),
             "pcie_replays": self.number("nvmlDeviceGetPcieReplayCounter", handle),
+        }
+
+    def use(self, handle: ctypes.c_void_p) -> dict[str, Any]:
+        """Return those fields alone that say how much a GPU is used."""
+        load = _Utilization()
+        used, total = self._memory(handle)
+        has_load = self.succeeds("nvmlDeviceGetUtilizationRates", handle, ctypes.byref(load))
+        return {
+            "busy_percent": float(load.gpu) if has_load else None,
+            "memory_busy_percent": float(load.memory) if has_load else None,
+            "vram_used_bytes": used,
+            "vram_total_bytes": total,
+            "power_watts": _scaled(self.number("nvmlDeviceGetPowerUsage", handle), 1e-3),  # milliwatts
         }
 
     def _memory(self, handle: ctypes.c_void_p) -> tuple[int | None, int | None]:

@@ -38,15 +38,24 @@ def read_bytes(path: Path | str, limit: int = LIMIT_BYTES) -> bytes | None:
     name = os.fspath(path)
     try:
         announce(name)
-        if not stat.S_ISREG(os.stat(name).st_mode):
-            return None
-        handle = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        handle = _open(name)
         try:
             return _drain(handle, min(limit, LIMIT_BYTES))
         finally:
             os.close(handle)
     except (OSError, ValueError):  # ValueError: a NUL byte in the name
         return None
+
+
+def _open(name: str) -> int:
+    """Open an ordinary file to read; never wait for it, as for a FIFO.
+
+    Raises:
+        OSError: it is no ordinary file, or cannot be opened.
+    """
+    if not stat.S_ISREG(os.stat(name).st_mode):
+        raise OSError(errno.EINVAL, "no ordinary file", name)
+    return os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
 
 
 def _drain(handle: int, limit: int) -> bytes:
@@ -61,8 +70,46 @@ def _drain(handle: int, limit: int) -> bytes:
 
 def read_text(path: Path | str) -> str | None:
     """Return a small system file without padding (captures pad with NUL bytes), or None if it cannot be read."""
-    content = read_bytes(path)
+    return _text(read_bytes(path))
+
+
+def _text(content: bytes | None) -> str | None:
     return None if content is None else content.split(b"\0", 1)[0].decode("utf-8", "replace").strip()
+
+
+class KeptFile:
+    """A system file that is read again and again through one descriptor.
+
+    It is opened by the first reading. After a reading that fails, and where the file has been deleted or replaced,
+    it is opened anew by the next one.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.name = os.fspath(path)
+        self._handle: int | None = None
+
+    def read_bytes(self) -> bytes | None:
+        """Return at most 64 KiB of what the file holds now, or None if it cannot be read."""
+        try:
+            announce(self.name)
+            if self._handle is not None and not os.fstat(self._handle).st_nlink:
+                self.close()
+            if self._handle is None:
+                self._handle = _open(self.name)
+            return os.pread(self._handle, LIMIT_BYTES, 0)
+        except (OSError, ValueError):
+            self.close()
+            return None
+
+    def read_text(self) -> str | None:
+        """Return what the function `read_text` does."""
+        return _text(self.read_bytes())
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        if self._handle is not None:
+            handle, self._handle = self._handle, None
+            os.close(handle)
 
 
 def read_integer(path: Path | str) -> int | None:

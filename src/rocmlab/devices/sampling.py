@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rocmlab.devices import gpu_metrics, roots
 from rocmlab.devices.gpu_metrics import Metrics
@@ -54,6 +54,8 @@ SENSORS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "vddgfx": ("vddgfx", ("input",)),
 }
 UNLABELLED = {"temp1": "edge", "freq1": "sclk", "freq2": "mclk", "in0": "vddgfx"}  # before Linux 5.3
+
+ASLEEP = ("suspended", "suspending")  # what `power/runtime_status` says of it
 
 # What stays the same as long as the driver is loaded, so that a sampler need not read it again.
 CONSTANT = frozenset(
@@ -129,7 +131,7 @@ def read(device: Device, root: Path) -> Sample:
 
 def is_asleep(folder: Path) -> bool:
     """Tell whether the device with this folder sleeps, or is about to, so that reading another file would wake it."""
-    return read_text(folder / "power/runtime_status") in ("suspended", "suspending")
+    return read_text(folder / "power/runtime_status") in ASLEEP
 
 
 def find_folder(device: Device, root: Path) -> Path | None:
@@ -202,25 +204,16 @@ def to_sample(time_seconds: float, contents: Contents) -> Sample:
     control signal, as rocm-smi prints it, else that of its speed.
     """
     texts, table = contents.texts, contents.metrics or Metrics((0, 0))
-    vram_total = known("bytes", integer(texts, "mem_info_vram_total"))
     gtt_total = known("bytes", integer(texts, "mem_info_gtt_total"))
     core_now, core_max = clocks(texts.get("pp_dpm_sclk", ""))
     memory_now, memory_max = clocks(texts.get("pp_dpm_mclk", ""))
     corrected, uncorrected = errors(contents.errors)
     return Sample(
         time_seconds=time_seconds,
-        busy_percent=_percent(integer(texts, "gpu_busy_percent"), table.busy_percent),
+        **use(texts, contents.metrics),
         memory_busy_percent=_percent(integer(texts, "mem_busy_percent"), table.memory_busy_percent),
-        vram_used_bytes=_used(integer(texts, "mem_info_vram_used"), vram_total),
-        vram_total_bytes=vram_total,
         gtt_used_bytes=_used(integer(texts, "mem_info_gtt_used"), gtt_total),
         gtt_total_bytes=gtt_total,
-        power_watts=known(
-            "watts",
-            divided(texts, "power1_average", MICRO),
-            divided(texts, "power1_input", MICRO),
-            table.power_watts,
-        ),
         power_cap_watts=known("watts", divided(texts, "power1_cap", MICRO)),
         power_cap_max_watts=known("watts", divided(texts, "power1_cap_max", MICRO)),
         edge_celsius=known("celsius", divided(texts, "edge_input", MILLI), table.edge_celsius),
@@ -244,6 +237,22 @@ def to_sample(time_seconds: float, contents: Contents) -> Sample:
         throttle_reasons=table.throttle_reasons,
         performance_level=_word(texts.get("power_dpm_force_performance_level", "")),
     )
+
+
+def use(texts: Mapping[str, str], table: Metrics | None) -> dict[str, Any]:
+    """Return those fields of a Sample alone that say how much a GPU is used."""
+    total = known("bytes", integer(texts, "mem_info_vram_total"))
+    return {
+        "busy_percent": _percent(integer(texts, "gpu_busy_percent"), table.busy_percent if table else None),
+        "vram_used_bytes": _used(integer(texts, "mem_info_vram_used"), total),
+        "vram_total_bytes": total,
+        "power_watts": known(
+            "watts",
+            divided(texts, "power1_average", MICRO),
+            divided(texts, "power1_input", MICRO),
+            table.power_watts if table else None,
+        ),
+    }
 
 
 def known(unit: str, *candidates: Number | None) -> Number | None:

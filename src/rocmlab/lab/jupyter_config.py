@@ -19,6 +19,8 @@ c.ServerApp.open_browser = False
 c.FileContentsManager.delete_to_trash = False
 # Only the kernels that have a framework: `tensorflow` and `torch`.
 c.KernelSpecManager.ensure_native_kernel = False
+# The launcher's first card, and what a notebook without a kernel is offered first.
+c.MultiKernelManager.default_kernel_name = "tensorflow"
 # Sockets in the runtime directory, which only the lab user may enter; ipykernel warns of open TCP ports, rightly.
 c.KernelManager.transport = "ipc"
 # jupyter_server counts its pings in milliseconds, tornado reads the same numbers as seconds and warns of them in every
@@ -30,3 +32,6 @@ c.LabApp.check_for_updates_class = "jupyterlab.NeverCheckForUpdate"
 c.LabApp.news_url = None
 # No language server is installed, and looking for each takes time at every start.
 c.LanguageServerManager.autodetect = False
+if os.environ.get("CULL_IDLE_GPU_KERNELS_SECONDS", "0") not in ("", "0"):
+    # Shuts down kernels that hold a GPU and are idle; off unless somebody set it.
+    c.ServerApp.jpserver_extensions.update({"rocmlab.lab.extension": True})

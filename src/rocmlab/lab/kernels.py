@@ -1,15 +1,25 @@
-"""The kernels that JupyterLab offers: `tensorflow` and `torch`, each with its own interpreter."""
+"""The kernels that JupyterLab offers in any case: `tensorflow` and `torch`, each with its own interpreter.
+
+`rocmlab.lab.offers` derives from them those of the GPUs that the lab has when it starts.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
+import sys
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
+from typing import Any
+
+from rocmlab.lab import icons
 
 TITLES = {"tensorflow": "TensorFlow", "torch": "PyTorch"}
+PROVISIONER = "rocmlab-provisioner"  # as pyproject.toml registers `rocmlab.lab.provisioner`
+PROVISIONERS = "jupyter_client.kernel_provisioners"
 
 
-def specification(name: str, python: str, constraints: str | None = None) -> dict[str, object]:
+def specification(name: str, python: str, constraints: str | None = None) -> dict[str, Any]:
     """Return a kernel's kernel.json.
 
     Args:
@@ -26,12 +36,15 @@ def specification(name: str, python: str, constraints: str | None = None) -> dic
     }
     if constraints:
         environment["PIP_CONSTRAINT"] = constraints
+    metadata: dict[str, Any] = {"debugger": True, "rocmlab": {"framework": name}}
+    if is_registered():
+        metadata["kernel_provisioner"] = {"provisioner_name": PROVISIONER, "config": {"gpus": 1}}
     return {
         "argv": [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
         "display_name": TITLES[name],
         "language": "python",
         "interrupt_mode": "signal",
-        "metadata": {"debugger": True},
+        "metadata": metadata,
         "env": environment,
     }
 
@@ -52,5 +65,27 @@ def install(prefix: Path, pythons: dict[str, str], constraints: str | None = Non
         path.parent.mkdir(parents=True, exist_ok=True)
         spec = specification(name, python, constraints if name == "tensorflow" else None)
         path.write_text(json.dumps(spec, indent=1) + "\n", encoding="utf-8")
+        path.with_name(icons.FILE).write_text(icons.svg(name), encoding="utf-8")
         written.append(path)
     return written
+
+
+def is_registered() -> bool:
+    """Tell whether Jupyter can find our provisioner: a kernelspec that names one it cannot find is not offered at all.
+
+    It can where rocmlab is installed, and not where it only lies on the path. The entry points are read here, because
+    `importlib.metadata` takes longer to import than all the rest takes.
+    """
+    for folder in sys.path:
+        for path in Path(folder or ".").glob("rocmlab-*.dist-info/entry_points.txt"):
+            text = path.read_text(encoding="utf-8")
+            if f"[{PROVISIONERS}]" in text and f"{PROVISIONER} =" in text:
+                return True
+    return False
+
+
+def framework_title(metadata: Mapping[str, Any]) -> str:
+    """Return what a kernelspec's framework is called."""
+    ours = metadata.get("rocmlab")
+    name = ours.get("framework") if isinstance(ours, dict) else None
+    return TITLES.get(str(name), "the kernel")

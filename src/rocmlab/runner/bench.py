@@ -3,6 +3,8 @@
 Ours is the worker of `rocmlab run` without the conversion to HTML, which papermill does not do. Theirs is `papermill`
 as its command line runs, in the same environment, with the slow import that JupyterLab's dependencies may bring
 (`rfc3987_syntax`) already blocked. Both use one kernelspec, take turns, and start with warm files.
+
+Warm kernels, whole queues and what watching costs are measured in modules of their own.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rocmlab.errors import RocmlabError
+from rocmlab.runner import bench_queue, bench_supervision, bench_warm
 
 KERNEL = "rocmlab-bench"
 POLL_SECONDS = 0.02
@@ -60,7 +63,8 @@ class Figures:
 
     units: dict[str, str]
     ours: dict[str, list[float]] = field(default_factory=dict)
-    theirs: dict[str, list[float]] = field(default_factory=dict)
+    theirs: dict[str, list[float]] = field(default_factory=dict)  # none where there is nothing to compare with
+    skipped: dict[str, str] = field(default_factory=dict)  # what could not be measured here, and why
 
 
 WORKS = {
@@ -71,7 +75,12 @@ WORKS = {
 }
 
 
-def measure(runs: int, names: Sequence[str] = tuple(WORKS)) -> Figures:
+QUEUES = {"queue_vs_sequential": "sequential", "queue_vs_xargs": "xargs"}
+SUPERVISION = "supervision_cpu_percent"
+ROWS = (*WORKS, *bench_warm.KERNELS, *QUEUES, SUPERVISION)
+
+
+def measure(runs: int, names: Sequence[str] = ROWS) -> Figures:
     """Measure rows, ours and theirs in turn.
 
     Args:
@@ -79,9 +88,45 @@ def measure(runs: int, names: Sequence[str] = tuple(WORKS)) -> Figures:
         names: of the rows.
 
     Raises:
-        RocmlabError: a notebook did not run.
+        RocmlabError: a notebook did not run, or there is no such row.
     """
-    figures = Figures({name: WORKS[name].unit for name in names})
+    unknown = sorted(set(names) - set(ROWS))
+    if unknown:
+        raise RocmlabError(f"no such row: {', '.join(unknown)}", "", f"one of {', '.join(ROWS)}")
+    figures = Figures({})
+    works = [name for name in names if name in WORKS]
+    if works:
+        _measure_notebooks(runs, works, figures)
+    for name in (name for name in names if name in bench_warm.KERNELS):
+        _measure_warm(runs, name, figures)
+    queues = [name for name in names if name in QUEUES]
+    if queues:
+        _measure_queues(runs, queues, figures)
+    if SUPERVISION in names:
+        figures.units[SUPERVISION], figures.ours[SUPERVISION] = "percent", bench_supervision.measure(runs)
+    return figures
+
+
+def _measure_warm(runs: int, name: str, figures: Figures) -> None:
+    why = bench_warm.missing(name)
+    if why:
+        figures.skipped[name] = why
+        return
+    figures.ours[name], figures.theirs[name] = bench_warm.measure(name, runs)
+    figures.units[name] = "s"
+
+
+def _measure_queues(runs: int, names: Sequence[str], figures: Figures) -> None:
+    found = bench_queue.measure(runs)
+    for name in names:
+        if not found["ours"]:
+            figures.skipped[name] = f"there is no kernelspec {bench_queue.KERNEL}"
+            continue
+        figures.units[name], figures.ours[name], figures.theirs[name] = "s", found["ours"], found[QUEUES[name]]
+
+
+def _measure_notebooks(runs: int, names: Sequence[str], figures: Figures) -> None:
+    figures.units.update({name: WORKS[name].unit for name in names})
     with tempfile.TemporaryDirectory(prefix="rocmlab-bench-") as folder, _environment(Path(folder)) as environment:
         for number in range(runs + 1):  # the first round warms the files, and does not count
             for name in names:
@@ -91,7 +136,6 @@ def measure(runs: int, names: Sequence[str] = tuple(WORKS)) -> Figures:
                     value = work.value(run(notebook, environment))
                     if number:
                         figure.setdefault(name, []).append(value)
-    return figures
 
 
 @contextmanager

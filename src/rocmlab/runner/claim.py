@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from rocmlab.devices import Device
 from rocmlab.runner import occupants, words
@@ -32,12 +33,20 @@ class Claim:
     are taken last, and with a warning. Where locks cannot be had, the job runs without a lease, also with a warning.
     """
 
-    def __init__(self, job: Job, place: Place, folder: RunFolder, warnings: list[str]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        place: Place,
+        folder: RunFolder,
+        warnings: list[str],
+        see: Callable[[dict[str, Any]], None],
+    ) -> None:
         self.lease: Lease | None = None
         self._job = job
         self._place = place
         self._folder = folder
         self._warnings = warnings  # of the job's result
+        self._see = see  # called when it waits, and when it has what it waits for
         self._leases = Leases.of_share(folder.path.parent.parent)
         self._count = len(place.gpus)
         self._is_settled = not place.gpus
@@ -59,6 +68,8 @@ class Claim:
             pause = POLL_SECONDS
         if has_said:
             self._say_waited(time.monotonic() - begin)
+        if self._place.gpus:
+            self._see({"event": "leased", "devices": [gpu.as_dict() for gpu in self._place.gpus]})
         await self._warn_of_foreign()
         return True
 
@@ -96,6 +107,7 @@ class Claim:
         held = [(gpu, self._leases.holder(gpu)) for gpu in self._place.options()]
         who = [f"{words.device_label([gpu.as_dict()])} is leased to {holder}" for gpu, holder in held if holder]
         self._folder.log("job waits", job=self._job.name, gpus=self._count, held=who)
+        self._see({"event": "waiting", "held": who})
         log.warning("%s waits for %s: %s", self._job.name, words.plural(self._count, "GPU"), "; ".join(who))
 
     def _say_waited(self, seconds: float) -> None:

@@ -7,20 +7,38 @@ import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rocmlab.errors import RocmlabError
-from rocmlab.runner import files, parameters, selection, words
-from rocmlab.runner.jobs import Job, describe, name_uniquely
+from rocmlab.runner import files, grid, lists, options, parameters, selection, words
+from rocmlab.runner.jobs import Job, Request, name_uniquely
+from rocmlab.runner.options import parser as parser
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from rocmlab.runner.folder import RunFolder
     from rocmlab.runner.placement import Slots
+    from rocmlab.runner.plan import Before
     from rocmlab.runner.runs import Run
 
 WIDTH_OF_A_LOG = 160  # columns, where there is no terminal to ask
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What is to be run, and how."""
+
+    asked: argparse.Namespace
+    jobs: list[Job]
+    slots: Slots
+    share: Path
+    seconds: Mapping[str, float]  # that jobs may take, by name
+    before: Before
+    earlier: dict[str, Any] | None  # the run to compare with
+    folder: RunFolder | None  # of a run that is continued
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -29,23 +47,15 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         RocmlabError: the arguments cannot be met, before anything has run.
     """
-    options = parser().parse_args(arguments)
-    from rocmlab.devices import discover
-    from rocmlab.runner.placement import Slots, choose_gpus
-    from rocmlab.runner.preflight import examine
-
-    values = parameters.parse(options.parameters)
-    earlier = _earlier(options)
-    folder = selection.notebooks_folder(os.environ)
-    found = selection.find(options.notebooks, folder)
-    _check_anything(found, folder)
-    devices = discover()
-    slots = Slots(choose_gpus(devices, options.gpus, os.environ), devices[-1])
-    jobs = name_uniquely(examine(found, values, options.kernel))
-    if options.dry_run:
-        return _plan(jobs, slots, options.json)
-    run = _run(jobs, slots, options, earlier)
-    if options.json:
+    asked = parser().parse_args(arguments)
+    options.check(asked)
+    if asked.list:
+        return _list(asked)
+    task = _continued(asked) if asked.resume else _new(asked)
+    if asked.dry_run:
+        return _plan(task)
+    run = _run(task)
+    if asked.json:
         sys.stdout.write(files.to_json(run.as_dict()) + "\n")
     else:
         from rocmlab.runner import summary
@@ -54,105 +64,158 @@ def main(arguments: Sequence[str]) -> int:
     return 0 if run.is_ok else 1
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of `rocmlab run`."""
-    made = argparse.ArgumentParser(
-        prog="rocmlab run",
-        description="Run notebooks headless, one process each, spread over the GPUs.",
-        epilog="Exit code: 0 every notebook ran to its end, 1 one did not, 2 nothing to run. See docs/running.md.",
+def _list(asked: argparse.Namespace) -> int:
+    from rocmlab.runner import listing
+
+    runs = _share(asked) / "runs"
+    found = listing.runs_of(runs)
+    if asked.json:
+        sys.stdout.write(files.to_json(found) + "\n")
+    elif found:
+        _console().print(listing.table(found))
+    else:
+        _console().print(f"no run in {words.path(runs)}", markup=False)
+    return 0
+
+
+def _new(asked: argparse.Namespace) -> _Task:
+    from rocmlab.runner.plan import Before
+
+    axes = parameters.parse(asked.parameters)
+    earlier = _earlier(asked.compare, _share(asked))
+    requests = _requests(asked, axes)
+    return _task(asked, requests, _share(asked), earlier, None, lambda jobs: Before())
+
+
+def _continued(asked: argparse.Namespace) -> _Task:
+    from rocmlab.runner import resume
+
+    folder = resume.find(asked.resume, _share(asked) / "runs")
+    if not asked.dry_run:
+        folder.lock()
+    session = resume.read(folder)
+    asked = options.restored(asked, session.options)
+    share = folder.path.parent.parent
+    requests = resume.requests(session, selection.notebooks_folder(os.environ))
+    task = _task(
+        asked,
+        requests,
+        share,
+        _earlier(asked.compare, share),
+        folder,
+        lambda jobs: resume.before(session, jobs),
     )
-    made.add_argument(
-        "notebooks",
-        nargs="*",
-        metavar="NOTEBOOK",
-        help="path, name, folder or glob; default: every notebook of the lab",
-    )
-    made.add_argument(
-        "-p",
-        "--parameter",
-        dest="parameters",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="a parameter for every notebook; the value is YAML; may be repeated",
-    )
-    made.add_argument("--gpus", metavar="WHICH", help="all, none, how many (2), or which (0,2 or 0000:03:00.0)")
-    made.add_argument("--share", metavar="DIR", help="the share; results go to DIR/runs (default: the lab's share)")
-    made.add_argument("--name", help="the name of the run (default: of the notebook, or `notebooks`)")
-    made.add_argument("--kernel", metavar="NAME", help="the kernel to use (default: each notebook's own)")
-    made.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="the longest a notebook may take")
-    made.add_argument("--cell-timeout", type=_seconds, metavar="SECONDS", help="the longest a cell may take")
-    made.add_argument("--compare", metavar="RUN", help="an earlier run: its folder, its name in the share, or `last`")
-    made.add_argument("--json", action="store_true", help="print results.json instead of the summary")
-    made.add_argument("--dry-run", action="store_true", help="print what would run, and run nothing")
-    return made
+    return task if asked.dry_run else replace(task, before=resume.set_aside(folder, session, task.before))
 
 
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if math.isfinite(seconds) and seconds > 0:
-        return seconds
-    raise argparse.ArgumentTypeError(f"{text} is not a time in seconds")
+def _task(
+    asked: argparse.Namespace,
+    requests: list[Request],
+    share: Path,
+    earlier: dict[str, Any] | None,
+    folder: RunFolder | None,
+    before: Any,  # noqa: ANN401  jobs -> Before
+) -> _Task:
+    from rocmlab.devices import discover
+    from rocmlab.runner import history
+    from rocmlab.runner.placement import Slots, choose_gpus, free_vram
+    from rocmlab.runner.preflight import jobs_of
+
+    devices = discover()
+    gpus = choose_gpus(devices, asked.gpus, os.environ)
+    slots = Slots(gpus, devices[-1], is_mixed=asked.mixed, free_vram=free_vram)
+    jobs = jobs_of(requests)
+    jobs = jobs if folder else name_uniquely(jobs)
+    seconds = history.expected_seconds(jobs, share / "runs")
+    return _Task(asked, jobs, slots, share, seconds, before(jobs), earlier, folder)
 
 
-def _check_anything(found: Sequence[selection.Found], folder: Path) -> None:
-    if not found:
+def _requests(asked: argparse.Namespace, axes: dict[str, list[Any]]) -> list[Request]:
+    """Return what the command line asks for, lists read and grids laid out."""
+    folder = selection.notebooks_folder(os.environ)
+    entries: list[grid.Entry] = []
+    for word in asked.notebooks or [str(found.notebook) for found in selection.find([], folder)]:
+        entries += lists.read(selection.find_list(word, folder)) if selection.is_list(word) else [grid.Entry(word)]
+    said = {
+        "kernel": asked.kernel,
+        "gpus": asked.job_gpus,
+        "vram_bytes": asked.vram,
+        "timeout_seconds": asked.timeout,
+    }
+    given = {name: value for name, value in said.items() if value is not None}
+    entries = [replace(entry, axes={**entry.axes, **axes}, **given) for entry in entries]
+    requests = grid.expand(entries, folder)
+    _check_anything(requests, folder)
+    return requests
+
+
+def _check_anything(requests: Sequence[Request], folder: Path) -> None:
+    if not requests:
         raise RocmlabError(
             "there is no notebook to run", f"{folder} holds no .ipynb file", "name one: rocmlab run PATH.ipynb"
         )
-    problems = [each.problem for each in found if each.problem]
-    if len(problems) == len(found):
-        what = "; ".join(problem.what for problem in problems)
-        raise RocmlabError(what, problems[0].why, problems[0].fix)
+    problems = {request.problem.what: request.problem for request in requests if request.problem}
+    if all(request.problem for request in requests):
+        first = next(iter(problems.values()))
+        raise RocmlabError("; ".join(problems), first.why, first.fix)
 
 
-def _share(options: argparse.Namespace) -> Path:
-    return Path(options.share or os.environ.get("ROCMLAB_SHARE") or "share").expanduser().absolute()
+def _share(asked: argparse.Namespace) -> Path:
+    return Path(asked.share or os.environ.get("ROCMLAB_SHARE") or "share").expanduser().absolute()
 
 
-def _earlier(options: argparse.Namespace) -> dict[str, Any] | None:
+def _earlier(which: str | None, share: Path) -> dict[str, Any] | None:
     """Return the results of the run to compare with, before anything runs: a night is too late to learn of a typo."""
     from rocmlab.runner import compare
 
-    return compare.load(options.compare, _share(options) / "runs") if options.compare else None
+    return compare.load(which, share / "runs") if which else None
 
 
-def _run(jobs: list[Job], slots: Slots, options: argparse.Namespace, earlier: Mapping[str, Any] | None) -> Run:
+def _run(task: _Task) -> Run:
     from rocmlab.runner import progress
     from rocmlab.runner.folder import RunFolder
+    from rocmlab.runner.plan import Rules
     from rocmlab.runner.runs import run
     from rocmlab.runner.supervisor import Limits
+    from rocmlab.runner.usage import Meters
 
-    environment = dict(os.environ)
-    share = _share(options)
-    environment["ROCMLAB_SHARE"] = str(share)
-    folder = RunFolder.create(share, options.name or (jobs[0].name if len(jobs) == 1 else "notebooks"))
-    limits = Limits(options.timeout, math.ceil(options.cell_timeout) if options.cell_timeout else None)
+    asked = task.asked
+    environment = {**os.environ, "ROCMLAB_SHARE": str(task.share)}
+    engine: Any = asked.engine or environment.get("ROCMLAB_ENGINE") or "rocmlab"
+    environment["ROCMLAB_ENGINE"] = engine
+    name = asked.name or (task.jobs[0].name if len(task.jobs) == 1 else "notebooks")
+    folder = task.folder or RunFolder.create(task.share, name)
     console = _console(to_stderr=True)
-    where = words.device_names(slots.gpus) or "the CPU"
-    console.print(
-        f"{words.plural(len(jobs), 'notebook')} on {where}, results in {words.path(folder.path)}",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
+    _announce(task, folder, console)
+    meters = Meters()
+    count = len(task.jobs) - len(task.before.results)
+    seconds = {job.name: task.seconds.get(job.name) for job in task.jobs if job.name not in task.before.results}
     try:
-        with progress.display(console, len(jobs)) as display:
+        with progress.display(console, count, slots=task.slots.count, expected=seconds, meters=meters) as display:
             return run(
-                jobs,
+                task.jobs,
                 folder=folder,
-                slots=slots,
+                slots=task.slots,
                 display=display,
-                limits=limits,
+                limits=Limits(asked.timeout, math.ceil(asked.cell_timeout) if asked.cell_timeout else None),
                 environment=environment,
-                earlier=earlier,
+                earlier=task.earlier,
+                rules=Rules(asked.retries, asked.fail_fast, asked.warm, engine),
+                expected_seconds=task.seconds,
+                meters=meters,
+                before=task.before,
+                options=options.kept(asked, task.earlier),
             )
     except OSError as err:
         what = f"the run folder {words.path(folder.path)} cannot be written"
         raise RocmlabError(what, str(err), "make room there, or choose another place: --share DIR") from err
+
+
+def _announce(task: _Task, folder: RunFolder, console: Console) -> None:
+    where = words.device_names(task.slots.gpus) or "the CPU"
+    count = words.plural(len(task.jobs), "notebook" if len(task.jobs) == 1 else "job")
+    lines = [f"{count} on {where}, results in {words.path(folder.path)}", *task.before.notes[:1]]
+    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
 
 def _console(*, to_stderr: bool = False) -> Console:
@@ -162,50 +225,17 @@ def _console(*, to_stderr: bool = False) -> Console:
     return Console(file=stream, highlight=False, width=None if stream.isatty() else WIDTH_OF_A_LOG)
 
 
-def _plan(jobs: list[Job], slots: Slots, as_json: bool) -> int:
-    """Print what would run; the exit code says whether all of it could."""
-    plan = [_planned(job, slots) for job in jobs]
-    if as_json:
-        sys.stdout.write(files.to_json({"slots": slots.count, "jobs": plan}) + "\n")
+def _plan(task: _Task) -> int:
+    """Print what would run, in that order; the exit code says whether all of it could."""
+    from rocmlab.runner import preview
+    from rocmlab.runner.plan import longest_first, planned
+
+    plan = [planned(job, task.slots, task.seconds, task.before) for job in longest_first(task.jobs, task.seconds)]
+    if task.asked.json:
+        notes = list(task.before.notes)
+        sys.stdout.write(files.to_json({"slots": task.slots.count, "jobs": plan, "notes": notes}) + "\n")
     else:
-        console = _console()
-        console.print(_plan_table(plan))
-        for each in plan:
-            if each["problem"]:
-                lines = (
-                    f"{each['name']}: {each['problem']['value']}",
-                    *(f"  {k}: {each['problem'][k]}" for k in ("why", "fix")),
-                )
-                console.print("\n".join(lines), markup=False, soft_wrap=True)
+        preview.show(plan, task.slots.count, _console())
+        if task.before.notes:
+            _console().print("\n".join(task.before.notes), markup=False, soft_wrap=True)
     return 1 if any(each["problem"] for each in plan) else 0
-
-
-def _planned(job: Job, slots: Slots) -> dict[str, Any]:
-    problem = job.problem or slots.problem(job)
-    return {
-        "name": job.name,
-        "notebook": job.notebook,
-        "parameters": job.parameters,
-        "kernel": job.kernel,
-        "gpus": None if problem else slots.wanted(job),
-        "problem": describe(problem) if problem else None,
-    }
-
-
-def _plan_table(plan: Sequence[Mapping[str, Any]]) -> Any:  # noqa: ANN401  a Table of rich, which is imported late
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
-    for title in ("notebook", "kernel", "gets", "parameters"):
-        table.add_column(title)
-    for each in plan:
-        gets = (
-            Text("cannot run", "yellow")
-            if each["problem"]
-            else Text(words.plural(each["gpus"], "GPU") if each["gpus"] else "CPU")
-        )
-        values = " ".join(f"{name}={value}" for name, value in each["parameters"].items())
-        table.add_row(Text(each["name"], "bold"), each["kernel"] or "", gets, Text(values))
-    return table

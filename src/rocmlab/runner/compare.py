@@ -10,7 +10,7 @@ from typing import Any
 
 from rocmlab.errors import RocmlabError
 from rocmlab.runner import schema
-from rocmlab.runner.report.values import canonical, is_number, numbers
+from rocmlab.runner.report.values import canonical, is_number, numbers, used
 
 LAST = "last"
 RESULTS = "results.json"
@@ -162,6 +162,7 @@ def _compared(then: Job | None, now: Job) -> dict[str, Any]:
         "statuses": [then["status"] if then else None, now["status"]],
         "seconds": [_seconds(then), _seconds(now)],
         "same_devices": then is not None and _devices(then) == _devices(now),
+        "usage": _usage(then, now),
         "metrics": {name: [before.get(name), after.get(name)] for name in dict.fromkeys((*after, *before))},
     }
 
@@ -177,6 +178,12 @@ def _outcome(then: Job | None, now: Job) -> str:
 def _seconds(job: Job | None) -> float | None:
     """Return how long a job took; None unless it ran to its end, for a failure may come at any time."""
     return job["seconds"] if job and job["status"] == "ok" and is_number(job["seconds"]) else None
+
+
+def _usage(then: Job | None, now: Job) -> dict[str, list[float | None]]:
+    """Return peak VRAM and energy as [then, now]; None unless the job ran to its end, as of its time."""
+    before, after = (used(job["devices"] if job and job["status"] == "ok" else []) for job in (then, now))
+    return {name: [before[name], after[name]] for name in ("peak_vram_bytes", "energy_joules")}
 
 
 def _numbers(job: Job | None) -> dict[str, float]:

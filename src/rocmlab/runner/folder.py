@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import logging
 import os
+import time
+import weakref
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
@@ -12,6 +16,8 @@ from typing import Any
 from rocmlab.errors import RocmlabError
 from rocmlab.runner import files
 from rocmlab.runner.jobs import safe_name
+
+log = logging.getLogger("rocmlab")
 
 KINDS = {"notebook": ".ipynb", "html": ".html", "log": ".log"}
 
@@ -28,6 +34,8 @@ class RunFolder:
         self.path = path
         self.journal_path = path / "journal.jsonl"
         self.results_path = path / "results.json"
+        self._journal: int | None = None  # a descriptor
+        self._is_torn = False  # whether the last line may have no end
 
     @classmethod
     def create(cls, share: Path, name: str) -> RunFolder:
@@ -36,12 +44,12 @@ class RunFolder:
         Raises:
             RocmlabError: the share cannot be written.
         """
-        time = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+        begin = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
         runs = share.absolute() / "runs"
         try:
             runs.mkdir(parents=True, exist_ok=True)
             for number in range(1, 1000):
-                path = runs / (f"{time}-{safe_name(name)}" + (f"-{number}" if number > 1 else ""))
+                path = runs / (f"{begin}-{safe_name(name)}" + (f"-{number}" if number > 1 else ""))
                 try:
                     path.mkdir()
                 except FileExistsError:
@@ -63,21 +71,101 @@ class RunFolder:
         """Return the names of the files that a job has left, by kind."""
         return {kind: path.name for kind in KINDS if (path := self.file(job, kind)).exists()}
 
+    def lock(self) -> None:
+        """Keep others from continuing this run while this process does; the lock ends with the process.
+
+        Raises:
+            RocmlabError: somebody has it.
+        """
+        try:
+            self._flock()
+        except BlockingIOError:
+            self.close()
+            raise RocmlabError(
+                f"the run {self.path.name} is still going",
+                f"{self._owner()} works on it",
+                "wait for its end, or stop it with Ctrl-C where it runs",
+            ) from None
+        except OSError as err:  # a network folder, perhaps
+            log.warning("%s cannot be locked (%s); make sure that nobody continues this run twice", self.path.name, err)
+
+    def _flock(self) -> None:
+        for is_last in (False, False, True):
+            try:
+                fcntl.flock(self._open(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:  # perhaps `is_going` of another process, which looks for an instant
+                if is_last:
+                    raise
+                time.sleep(0.1)
+
+    def is_going(self) -> bool:
+        """Tell whether a process works on this run."""
+        try:
+            with self.journal_path.open("rb") as journal:
+                fcntl.flock(journal, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def _owner(self) -> str:
+        said = [event for event in self.journal() if event.get("event") in ("run started", "run resumed")]
+        if not said:
+            return "a process"
+        return f"process {said[-1].get('pid')} on {said[-1].get('host')}, since {said[-1].get('time')},"
+
     def log(self, event: str, **facts: object) -> None:
-        """Add a line to the journal and wait until the disk has it."""
-        line = files.to_json({"event": event, "time": now(), **facts}, indent=None)
-        with self.journal_path.open("a", encoding="utf-8") as journal:
-            journal.write(line + "\n")
-            journal.flush()
-            os.fsync(journal.fileno())
+        """Add a line to the journal and wait until the disk has it.
+
+        Raises:
+            OSError: the disk does not take it; the next line then begins on a line of its own.
+        """
+        line = files.to_json({"event": event, "time": now(), **facts}, indent=None) + "\n"
+        rest = line.encode("utf-8", errors="backslashreplace")  # of half a character; in JSON that is its proper form
+        descriptor = self._open()
+        try:
+            self._end_torn_line(descriptor)
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+            os.fsync(descriptor)
+        except OSError:
+            self._is_torn = True
+            raise
+
+    def _open(self) -> int:
+        """Return the journal, open for the whole run."""
+        if self._journal is None:
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            self._journal = os.open(self.journal_path, flags, 0o644)
+            self._closer = weakref.finalize(self, os.close, self._journal)
+            self._is_torn = True
+        return self._journal
+
+    def _end_torn_line(self, journal: int) -> None:
+        if self._is_torn:
+            size = os.fstat(journal).st_size
+            if size and os.pread(journal, 1, size - 1) != b"\n":
+                os.write(journal, b"\n")
+            self._is_torn = False
+
+    def close(self) -> None:
+        """Close the journal, and give up the lock."""
+        if self._journal is not None:
+            self._closer()
+            self._journal = None
 
     def journal(self) -> Iterator[dict[str, Any]]:
-        """Yield the journal's events; a last line torn by a crash is left out."""
-        for line in self.journal_path.read_text(encoding="utf-8").splitlines():
-            try:
-                yield json.loads(line)
-            except ValueError:
-                return
+        """Yield the journal's events; a line torn by a crash is left out."""
+        with self.journal_path.open("rb") as journal:
+            for line in journal:
+                try:
+                    event = json.loads(line)
+                except (ValueError, RecursionError):  # also text that is not UTF-8
+                    continue
+                if isinstance(event, dict):
+                    yield event
 
     def save_results(self, results: dict[str, Any]) -> None:
         """Write `results.json`."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rocmlab.runner import files
+
+if TYPE_CHECKING:
+    from nbconvert.exporters import HTMLExporter
 
 # The template `lab` fetches three scripts from the network. Each is left out where the notebook has no use for it, so
 # that the file is whole without a network; a formula without one stays readable as TeX.
@@ -17,21 +21,28 @@ BLOCKS = {"html_head_js_requirejs": "require", "html_head_js_mathjax": "$", "htm
 def write(notebook: Path, target: Path) -> None:
     """Convert an executed notebook."""
     import nbformat
-    from jinja2 import DictLoader
-    from nbconvert.exporters import HTMLExporter
 
     node = nbformat.read(notebook, as_version=4)
     needed = _texts(node)
-    unused = [block for block, sign in BLOCKS.items() if sign not in needed[block]]
+    exporter = _exporter(tuple(block for block, sign in BLOCKS.items() if sign not in needed[block]))
+    resources = {"metadata": {"name": target.stem, "path": str(notebook.parent)}}
+    text, _ = exporter.from_notebook_node(node, resources)
+    files.write_text(target, text)
+
+
+@functools.cache
+def _exporter(unused: tuple[str, ...]) -> HTMLExporter:
+    """Return what converts, without some blocks of its template; most of a short conversion is compiling that."""
+    from jinja2 import DictLoader
+    from nbconvert.exporters import HTMLExporter
+
     template = "{% extends 'lab/index.html.j2' %}" + "".join(f"{{% block {name} %}}{{% endblock %}}" for name in unused)
     exporter = HTMLExporter(
         extra_loaders=[DictLoader({"run.html.j2": template})], template_file="run.html.j2", embed_images=True
     )
     exporter.log = logging.getLogger("rocmlab.nbconvert")
     exporter.log.setLevel(logging.ERROR)  # it warns of each plot without alternative text, which is no news to a runner
-    resources = {"metadata": {"name": target.stem, "path": str(notebook.parent)}}
-    text, _ = exporter.from_notebook_node(node, resources)
-    files.write_text(target, text)
+    return exporter
 
 
 def _texts(node: dict[str, Any]) -> dict[str, str]:

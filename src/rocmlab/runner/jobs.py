@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -13,6 +14,24 @@ from rocmlab.errors import Problem
 Status = Literal["ok", "failed", "timeout", "killed", "kernel died", "not run"]
 EXIT_CODES: dict[Status, int] = {"ok": 0, "failed": 1, "timeout": 124, "killed": 137, "kernel died": 138}
 USAGE = 2  # the exit code of a job that could not be run at all
+LONGEST_NAME_BYTES = 180  # what is added to it must fit into the 255 bytes of a file name, too
+TAKEN = ("report",)  # report.html is the run's own
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a person asks for: a word for a notebook, and what is said of it. None: nothing is."""
+
+    word: str  # as it was written
+    notebook: str | None  # absolute path; None where there is no such notebook
+    parameters: dict[str, Any] = field(default_factory=dict)
+    name: str | None = None
+    kernel: str | None = None
+    gpus: int | Literal["all"] | None = None
+    vram_bytes: int | None = None
+    is_mixed: bool | None = None
+    timeout_seconds: float | None = None
+    problem: Problem | None = None  # why there is no such notebook
 
 
 @dataclass(frozen=True)
@@ -25,7 +44,12 @@ class Job:
     kernel: str | None = None  # name of the kernelspec; None where the notebook could not be read
     language: str | None = None  # the kernelspec's; papermill needs it to write the parameters
     gpus: int | Literal["all"] | None = None  # how many it asks for; None: one if there is one, else the CPU
+    vram_bytes: int | None = None  # which each of its GPUs must have; None: any
+    is_mixed: bool = False  # whether its GPUs may be of different products
+    timeout_seconds: float | None = None  # its own limit; None: the run's
+    key: str | None = None  # same key, same result: what `--resume` goes by; None where it cannot be known
     problem: Problem | None = None  # why it cannot be run; None if it can
+    request: Request | None = None  # what was asked for; a run that is continued asks for the same again
 
 
 @dataclass(frozen=True)
@@ -48,6 +72,7 @@ class Result:
     files: dict[str, str] = field(default_factory=dict)  # kind -> name in the run folder
     warnings: list[str] = field(default_factory=list)
     simulated: bool = False  # a device was, or the notebook recorded that it stood in for one
+    attempts: list[dict[str, Any]] = field(default_factory=list)  # how it ended before, oldest first
 
     @property
     def is_ok(self) -> bool:
@@ -80,22 +105,31 @@ def describe(problem: Problem) -> dict[str, Any]:
 
 def name_uniquely(jobs: Sequence[Job]) -> list[Job]:
     """Give every job a name of its own that is safe as a file name: `a`, `a-2`, `a-3`."""
-    taken: set[str] = set()
+    taken: set[str] = set(TAKEN)
+    numbers: dict[str, int] = {}  # by name, the last that was tried: ten thousand equal names are not looked at in turn
     named: list[Job] = []
     for job in jobs:
-        base = safe_name(job.name)
-        number, name = 1, base
+        # `a.attempt1` is what an earlier attempt of `a` is called
+        base = re.sub(r"\.(attempt\d+)$", r"-\1", safe_name(job.name), flags=re.IGNORECASE)
+        number, name = numbers.get(base.casefold(), 1), base
         while name.casefold() in taken:  # a share may lie on a file system that ignores case
             number += 1
             name = f"{base}-{number}"
+        numbers[base.casefold()] = number
         taken.add(name.casefold())
         named.append(replace(job, name=name))
     return named
 
 
 def safe_name(text: str) -> str:
-    """Return `text` as a file name: letters and digits of any script, `.`, `-` and `_`; never hidden, never empty."""
-    return re.sub(r"[^\w.-]+", "_", text).strip("._")[:100] or "notebook"
+    """Return `text` as a file name: letters and digits of any script, `.`, `-`, `_` and `=`; never hidden or empty."""
+    name = re.sub(r"[^\w.=-]+", "_", unicodedata.normalize("NFC", text)).strip("._").lstrip("-._=")
+    return cut(name[:100], LONGEST_NAME_BYTES).rstrip("._") or "notebook"
+
+
+def cut(text: str, longest_bytes: int) -> str:
+    """Return the beginning of a text, no longer than so many bytes of UTF-8."""
+    return text.encode()[:longest_bytes].decode(errors="ignore")
 
 
 def stem(notebook: str) -> str:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from xml.etree import ElementTree
 
 from rocmlab.runner import words
 from rocmlab.runner.jobs import stem
 from rocmlab.runner.report.failures import Failure, plain
+from rocmlab.runner.report.values import used
 
 FAILED = ("failed",)  # the notebook's own doing; a job that ended in another way is an error
 
@@ -44,10 +45,10 @@ def render(results: Mapping[str, Any], failures: Mapping[str, Failure]) -> str:
         skipped=outcomes["skipped"],
         time=f"{run['seconds']:.3f}",
     )
-    _properties(suite, results)
-    names = Counter(_name(job) for job in jobs)
-    for job in jobs:
-        name = _name(job) if names[_name(job)] == 1 else f"{_name(job)} ({job['name']})"
+    counts = Counter(_name(job) for job in jobs)
+    names = [_name(job) if counts[_name(job)] == 1 else f"{_name(job)} ({job['name']})" for job in jobs]
+    _properties(suite, results, names)
+    for name, job in zip(names, jobs, strict=True):
         _case(suite, name, job, failures.get(job["name"], Failure()))
     _add(suite, "system-out").text = plain(f"results: {run['folder']}")
     _add(suite, "system-err").text = plain("\n".join(f"{job['name']}: {line}" for job in jobs for line in _warned(job)))
@@ -59,14 +60,18 @@ def _add(parent: ElementTree.Element, tag: str, **attributes: object) -> Element
     return ElementTree.SubElement(parent, tag, {name: plain(str(value)) for name, value in attributes.items()})
 
 
-def _properties(suite: ElementTree.Element, results: Mapping[str, Any]) -> None:
-    """Add what is true of the whole run."""
+def _properties(suite: ElementTree.Element, results: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Add what is true of the whole run, and what each case used of its devices: a case itself may have none."""
     facts = {
         "status": results["run"]["status"],
         "simulated": str(results["simulated"]).lower(),
         "slots": results["run"]["slots"],
         **{name: value for name, value in results["versions"].items() if isinstance(value, str)},
     }
+    for name, job in zip(names, results["jobs"], strict=True):
+        facts |= {f"{name}: {kind}": value for kind, value in used(job["devices"]).items() if value is not None}
+        if job.get("attempts"):
+            facts[f"{name}: attempts"] = len(job["attempts"]) + 1
     parent = _add(suite, "properties")
     for name, value in facts.items():
         _add(parent, "property", name=name, value=value)

@@ -2,49 +2,135 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rocmlab.errors import RocmlabError
-from rocmlab.runner.jobs import Job, stem
+from rocmlab.runner import keys, wishes
+from rocmlab.runner.jobs import Job, Request, stem
 from rocmlab.runner.selection import Found
+
+if TYPE_CHECKING:
+    from jupyter_client.kernelspec import KernelSpec
 
 FITTING: dict[str | None, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
 
 
 def examine(found: Sequence[Found], parameters: Mapping[str, Any], kernel: str | None = None) -> list[Job]:
-    """Return a job for each notebook; what stands in the way of one is its `problem`, and no concern of the others.
+    """Return a job for each notebook, of one point; see `jobs_of`.
 
     Args:
         found: what the command line means.
         parameters: given to every notebook.
         kernel: the kernel to use instead of each notebook's own.
     """
-    from jupyter_client.kernelspec import KernelSpecManager
+    requests = [
+        Request(
+            word=each.word,
+            notebook=str(each.notebook) if each.notebook else None,
+            parameters=dict(parameters),
+            kernel=kernel,
+            problem=each.problem,
+        )
+        for each in found
+    ]
+    return jobs_of(requests)
 
-    # Not the kernel of the runner's own interpreter: it has no framework.
-    specs = KernelSpecManager(ensure_native_kernel=False).find_kernel_specs()
-    return [_examine(each, dict(parameters), kernel, specs) for each in found]
+
+def jobs_of(requests: Sequence[Request]) -> list[Job]:
+    """Return a job for each request; what stands in the way of one is its `problem`, and no concern of the others."""
+    reader = _Reader()
+    return [_examine(request, reader) for request in requests]
 
 
-def _examine(found: Found, parameters: dict[str, Any], kernel: str | None, specs: Mapping[str, str]) -> Job:
-    asked = str(found.notebook or found.word)
-    job = Job(stem(asked), asked, parameters, kernel)
-    if found.notebook is None:
-        return replace(job, problem=found.problem)
+class _Reader:
+    """Reads each notebook and each kernelspec once, however many jobs they are for."""
+
+    def __init__(self) -> None:
+        from jupyter_client.kernelspec import KernelSpecManager
+
+        # Not the kernel of the runner's own interpreter: it has no framework.
+        self.specs = KernelSpecManager(ensure_native_kernel=False).find_kernel_specs()
+        self.image = keys.image()
+        self._notebooks: dict[str, Any] = {}
+        self._kernels: dict[str | None, KernelSpec | RocmlabError] = {}
+        self._known: dict[tuple[str, str | None], Mapping[str, Any] | RocmlabError | None] = {}
+        self.inputs = keys.Inputs()
+
+    def notebook(self, path: str) -> Any:  # noqa: ANN401  a NotebookNode
+        """Return a notebook.
+
+        Raises:
+            RocmlabError: it cannot be read.
+        """
+        return _once(self._notebooks, path, lambda: read(Path(path)))
+
+    def kernel(self, name: str | None) -> Any:  # noqa: ANN401  a KernelSpec
+        """Return a kernelspec.
+
+        Raises:
+            RocmlabError: there is none of that name.
+        """
+        return _once(self._kernels, name, lambda: _kernel(name, self.specs))
+
+    def known(self, path: str, kernel: str, language: str) -> Mapping[str, Any] | None:
+        """Return the parameters that a notebook declares; None where papermill cannot tell."""
+        known: Mapping[str, Any] | None = _once(
+            self._known, (path, kernel), lambda: _declared(self.notebook(path), kernel, language)
+        )
+        return known
+
+
+def _once(kept: dict[Any, Any], key: object, make: Callable[[], Any]) -> Any:  # noqa: ANN401  what `make` returns
+    if key not in kept:
+        try:
+            kept[key] = make()
+        except RocmlabError as err:
+            kept[key] = err
+    if isinstance(kept[key], RocmlabError):
+        raise kept[key]
+    return kept[key]
+
+
+def _examine(request: Request, reader: _Reader) -> Job:
+    asked = request.notebook or request.word
+    own_name = stem(asked) if request.name is None else request.name
+    job = Job(
+        own_name,
+        asked,
+        request.parameters,
+        request.kernel,
+        timeout_seconds=request.timeout_seconds,
+        request=request,
+    )
+    if request.notebook is None:
+        return replace(job, problem=request.problem)
     try:
-        notebook = read(found.notebook)
-        gpus = wanted_gpus(notebook)
-        name = kernel or notebook.metadata.get("kernelspec", {}).get("name")
-        language = _language(name, specs)
-        if parameters:
-            _check_parameters(notebook, parameters, name, language)
+        notebook = reader.notebook(request.notebook)
+        wished = wished_of(notebook)
+        name = request.kernel or notebook.metadata.get("kernelspec", {}).get("name")
+        spec = reader.kernel(name)
+        language = str(spec.language or "python")
+        if request.parameters:
+            known = reader.known(request.notebook, name, language)
+            if known is not None:
+                _check_parameters(request.parameters, known)
+        made = replace(
+            job,
+            kernel=name,
+            language=language,
+            gpus=wished.gpus if request.gpus is None else request.gpus,
+            vram_bytes=request.vram_bytes or wished.vram_bytes,
+            is_mixed=wished.is_mixed if request.is_mixed is None else request.is_mixed,
+        )
+        key = keys.of(made, notebook, spec.argv, reader.image, reader.inputs)
     except RocmlabError as err:
         return replace(job, problem=err.problem)
-    return replace(job, kernel=name, language=language, gpus=gpus)
+    return replace(made, key=key)
 
 
 def read(path: Path) -> Any:  # noqa: ANN401  a NotebookNode
@@ -72,26 +158,34 @@ def read(path: Path) -> Any:  # noqa: ANN401  a NotebookNode
     return notebook
 
 
-def wanted_gpus(notebook: Any) -> int | Literal["all"] | None:  # noqa: ANN401  a NotebookNode
-    """Return how many GPUs a notebook's metadata asks for (`{"rocmlab": {"gpus": "all"}}`), None if it says nothing.
+@dataclass(frozen=True)
+class Wished:
+    """What a notebook's metadata asks for."""
+
+    gpus: int | Literal["all"] | None
+    vram_bytes: int | None
+    is_mixed: bool
+
+
+def wished_of(notebook: Any) -> Wished:  # noqa: ANN401  a NotebookNode
+    """Return what a notebook's metadata asks for: `{"rocmlab": {"gpus": 2, "vram": "24GB", "mixed": true}}`.
 
     Raises:
-        RocmlabError: the metadata says something else than `all` or a number.
+        RocmlabError: the metadata says something that cannot be understood.
     """
     ours = notebook.metadata.get("rocmlab", {})
-    gpus = ours.get("gpus") if isinstance(ours, Mapping) else ours
-    if gpus is None or gpus == "all":
-        return "all" if gpus else None
-    if isinstance(gpus, int) and not isinstance(gpus, bool) and gpus >= 0:
-        return gpus
-    raise RocmlabError(
-        f"its metadata asks for rocmlab.gpus = {gpus!r}",
-        "this is not a number of GPUs",
-        'use {"rocmlab": {"gpus": "all"}}, or a number; 0 is the CPU',
+    if not isinstance(ours, Mapping):
+        ours = {"gpus": ours}
+    gpus, vram, mixed = (ours.get(name) for name in ("gpus", "vram", "mixed"))
+    what = "its metadata asks for rocmlab"
+    return Wished(
+        None if gpus is None else wishes.gpus(gpus, f"{what}.gpus"),
+        None if vram is None else wishes.vram(vram, f"{what}.vram"),
+        False if mixed is None else wishes.mixed(mixed, f"{what}.mixed"),
     )
 
 
-def _language(kernel: str | None, specs: Mapping[str, str]) -> str:
+def _kernel(kernel: str | None, specs: Mapping[str, str]) -> KernelSpec:
     from jupyter_client.kernelspec import KernelSpecManager
 
     here = ", ".join(sorted(specs)) or "none"
@@ -104,23 +198,29 @@ def _language(kernel: str | None, specs: Mapping[str, str]) -> str:
             "choose one of them: --kernel NAME",
         )
     try:
-        return str(KernelSpecManager().get_kernel_spec(kernel).language or "python")
+        return KernelSpecManager().get_kernel_spec(kernel)
     except (OSError, ValueError) as err:
         raise RocmlabError(f"the kernelspec of {kernel!r} cannot be read", str(err), f"mend {specs[kernel]}") from err
 
 
-def _check_parameters(notebook: Any, parameters: Mapping[str, Any], kernel: str, language: str) -> None:  # noqa: ANN401
+def _declared(notebook: Any, kernel: str, language: str) -> Mapping[str, Any] | None:  # noqa: ANN401  a NotebookNode
+    """Return the parameters that a notebook declares, by papermill; None where it cannot read them in this language."""
     from papermill.inspection import inspect_notebook
     from papermill.translators import papermill_translators
     from papermill.utils import find_first_tagged_cell_index
 
+    notebook = copy.deepcopy(notebook)
     # papermill reads the language from the notebook, and stripped notebooks may not have it
     notebook.metadata["language_info"] = {**notebook.metadata.get("language_info", {}), "name": language}
     notebook.metadata["kernelspec"] = {**notebook.metadata.get("kernelspec", {}), "name": kernel}
-    known = inspect_notebook(notebook)
+    known: Mapping[str, Any] = inspect_notebook(notebook)
     tagged = find_first_tagged_cell_index(_tagged(notebook), "parameters") >= 0
     if tagged and not _can_inspect(papermill_translators.find_translator(kernel, language)):
-        return
+        return None
+    return known
+
+
+def _check_parameters(parameters: Mapping[str, Any], known: Mapping[str, Any]) -> None:
     unknown = [name for name in parameters if name not in known]
     if not unknown:
         _check_types(parameters, known)
@@ -129,7 +229,9 @@ def _check_parameters(notebook: Any, parameters: Mapping[str, Any], kernel: str,
     why = f"it has these: {existing}" if known else "it has no cell tagged `parameters`"
     plural = "s" if len(unknown) > 1 else ""
     raise RocmlabError(
-        f"it has no parameter{plural} {', '.join(unknown)}", why, "correct -p, or name only notebooks that have it"
+        f"it has no parameter{plural} {', '.join(unknown)}",
+        why,
+        "correct the name, or name only notebooks that have it",
     )
 
 

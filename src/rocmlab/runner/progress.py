@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from rocmlab.runner import words
 from rocmlab.runner.jobs import Job, Result
 from rocmlab.runner.placement import Place
 from rocmlab.runner.supervisor import Event
+from rocmlab.runner.usage import Meters
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -20,6 +22,7 @@ MARKS = {"ok": ("✓", "green"), "not run": ("-", "yellow")}
 STYLES = {"ok": "green", "not run": "yellow"}
 PLAIN_EVERY_SECONDS = 10.0  # a job that says nothing is still there
 PLAIN_TICK_SECONDS = 1.0  # how often is looked whether a line is due
+PLAIN_MANY = 30  # jobs, of which a log tells the ends alone
 PLAIN_PAUSE_SECONDS = 1.0  # between two lines of one job, so that a hundred small cells do not flood a log
 
 
@@ -28,8 +31,9 @@ class Running:
     """Where a running job is."""
 
     name: str
-    device: str
-    begin: float = field(default_factory=time.monotonic)
+    place: Place
+    begin: float = field(default_factory=time.monotonic)  # when its GPUs were leased
+    is_waiting: bool = False  # for its lease
     number: int | None = None  # of the cell, from 1; None before the first
     total: int | None = None
     title: str = "starting the kernel"
@@ -39,15 +43,26 @@ class Running:
 
     def take(self, event: Event) -> None:
         """Keep what an event says."""
-        if event["event"] == "cell":
+        kind = event["event"]
+        if kind == "cell":
             self.number, self.total, self.title = event["number"], event["total"], event["title"]
-        elif event["event"] == "ended":
+        elif kind == "waiting":
+            held = [str(each) for each in event.get("held") or ()]
+            self.is_waiting, self.title = True, f"waiting for {self.device} (held by {'; '.join(held) or 'others'})"
+        elif kind == "leased":
+            self.is_waiting, self.title, self.begin = False, "starting the kernel", time.monotonic()
+        elif kind == "ended":
             self.title = "ending"
 
     @property
+    def device(self) -> str:
+        """Its devices in a word or two. Which they are may change until they are leased."""
+        return words.device_label([{"backend": each.backend, "index": each.index} for each in self.place.devices])
+
+    @property
     def elapsed(self) -> str:
-        """How long it runs."""
-        return words.clock(time.monotonic() - self.begin)
+        """How long it runs; nothing while it waits."""
+        return "" if self.is_waiting else words.clock(time.monotonic() - self.begin)
 
     @property
     def cell(self) -> str:
@@ -56,29 +71,90 @@ class Running:
 
 
 class Base:
-    """What both views share: which jobs run, and how an ended one reads."""
+    """What both views share: which jobs run, how long the rest may take, and how an ended job reads."""
 
-    def __init__(self, console: Console, total: int) -> None:
+    def __init__(
+        self,
+        console: Console,
+        total: int,
+        slots: int = 1,
+        expected: Mapping[str, float | None] | None = None,
+        meters: Meters | None = None,
+    ) -> None:
         self.console = console
         self.total = total
+        self.slots = slots
+        self.meters = meters
         self.begin = time.monotonic()
-        self.done: list[Result] = []
+        self.done = 0
+        self.failed = 0
+        self.retries = 0
         self.running: dict[str, Running] = {}
         self.width = 0  # of the longest name so far
+        self._open = dict(expected or {})  # the jobs that have not ended, and how long they may take
+        self._seconds: list[float] = [0, 0.0]  # how many jobs have ended here, and how long they took in all
 
     def started(self, job: Job, place: Place) -> None:
         """Add a job."""
-        devices = [{"backend": device.backend, "index": device.index} for device in place.devices]
-        self.running[job.name] = Running(job.name, words.device_label(devices))
+        self.running[job.name] = Running(job.name, place)
 
     def event(self, job: Job, event: Event) -> None:
         """Note where a job is."""
-        self.running[job.name].take(event)
+        if event["event"] == "retried":
+            self.retries += 1
+            self.running.pop(job.name, None)
+        elif job.name in self.running:
+            self.running[job.name].take(event)
 
     def finished(self, result: Result) -> None:
         """Remove a job."""
         self.running.pop(result.name, None)
-        self.done.append(result)
+        self._open.pop(result.name, None)
+        self.done += 1
+        self.failed += not result.is_ok
+        if result.seconds is not None:
+            self._seconds[0] += 1
+            self._seconds[1] += result.seconds
+
+    def left_seconds(self) -> float | None:
+        """Return how long the rest may take; None where nothing is known.
+
+        A job of unknown length counts as much as those of this run took on average.
+        """
+        mean = self._seconds[1] / self._seconds[0] if self._seconds[0] else None
+        lengths = {name: mean if known is None else known for name, known in self._open.items()}
+        known = {name: length for name, length in lengths.items() if length is not None}
+        if not known or len(known) < len(lengths):
+            return None
+        for name, job in self.running.items():
+            if name in known and not job.is_waiting:
+                known[name] = max(0.0, known[name] - (time.monotonic() - job.begin))
+        return max(sum(known.values()) / self.slots, *known.values())
+
+    def overall(self) -> str:
+        """Return how far the run is: `3 of 8 notebooks done, 1 tried again, about 12:30 left`."""
+        text = f"{self.done} of {words.plural(self.total, 'notebook')} done"
+        if self.retries:
+            text += f", {self.retries} tried again"
+        left = self.left_seconds()
+        return f"{text}, about {words.clock(left)} left" if left else text
+
+    def usage(self, job: Running) -> str:
+        """Return what a job uses of its GPUs now: `87% 11.2 GiB`; empty where nothing is known."""
+        found = [self.meters.latest(gpu) for gpu in job.place.gpus] if self.meters and not job.is_waiting else []
+        busy = [each for each, _ in found if each is not None]
+        vram = [each for _, each in found if each is not None]
+        parts = (f"{sum(busy) / len(busy):.0f}%" if busy else "", words.size(sum(vram)) if vram else "")
+        return " ".join(filter(None, parts))
+
+    def retried_line(self, job: Job, event: Event) -> Text:
+        """Return one line on a job that is tried again."""
+        from rich.text import Text
+
+        line = Text.assemble(
+            ("↻ ", "yellow"), (job.name, "bold"), f"  {event['status']}, will be tried again", style=""
+        )
+        return line.append(f"  {event['message']}", "yellow") if event.get("message") else line
 
     def mute(self) -> None:
         """Write no more: the terminal is gone."""
@@ -101,11 +177,18 @@ class Base:
 class Live(Base):
     """One line per running notebook and an overall bar, drawn anew four times a second."""
 
-    def __init__(self, console: Console, total: int) -> None:
+    def __init__(
+        self,
+        console: Console,
+        total: int,
+        slots: int = 1,
+        expected: Mapping[str, float | None] | None = None,
+        meters: Meters | None = None,
+    ) -> None:
         from rich.live import Live as RichLive
         from rich.spinner import Spinner
 
-        super().__init__(console, total)
+        super().__init__(console, total, slots, expected, meters)
         self._spinner = Spinner("dots", style="cyan")
         self._live = RichLive(console=console, refresh_per_second=8, transient=True, get_renderable=self._render)
 
@@ -115,6 +198,13 @@ class Live(Base):
 
     def __exit__(self, *_: object) -> None:
         self._live.stop()
+
+    def event(self, job: Job, event: Event) -> None:
+        """Leave one line on the screen when a job is tried again."""
+        super().event(job, event)
+        if event["event"] == "retried":
+            line = self.retried_line(job, event)
+            self.console.print(line, no_wrap=True, overflow="ellipsis", crop=True)
 
     def finished(self, result: Result) -> None:
         """Leave one line on the screen."""
@@ -137,9 +227,11 @@ class Live(Base):
         grid.add_column(no_wrap=True, style="magenta")
         grid.add_column(no_wrap=True, style="cyan")
         grid.add_column(no_wrap=True, ratio=1, overflow="ellipsis")
+        grid.add_column(no_wrap=True, justify="right", style="magenta")
         grid.add_column(no_wrap=True, justify="right", style="dim")
         for job in list(self.running.values()):
-            grid.add_row(self._spinner, job.name, job.device, job.cell, Text(job.title, style="dim"), job.elapsed)
+            title, usage = Text(job.title, style="yellow" if job.is_waiting else "dim"), self.usage(job)
+            grid.add_row(self._spinner, Text(job.name), job.device, job.cell, title, usage, job.elapsed)
         return grid
 
     def _overall(self) -> RenderableType:
@@ -147,10 +239,9 @@ class Live(Base):
         from rich.table import Table
         from rich.text import Text
 
-        failed = sum(not result.is_ok for result in self.done)
-        text = Text(f"{len(self.done)} of {words.plural(self.total, 'notebook')} done", style="bold")
-        if failed:
-            text.append(f", {failed} failed", "red")
+        text = Text(self.overall(), style="bold")
+        if self.failed:
+            text.append(f", {self.failed} failed", "red")
         grid = Table.grid(padding=(0, 2), expand=True)
         grid.add_column(width=30)
         grid.add_column(ratio=1, no_wrap=True)
@@ -162,11 +253,14 @@ class Live(Base):
     def _completed(self) -> float:
         """Return how many notebooks are done, running ones by their cells."""
         parts = ((job.number - 1) / job.total for job in self.running.values() if job.number and job.total)
-        return len(self.done) + sum(parts)
+        return self.done + sum(parts)
 
 
 class Plain(Base):
-    """One line for each start, cell and end; also one every ten seconds, so that a log shows that something goes on."""
+    """One line for each start, cell and end; also one every ten seconds, so that a log shows that something goes on.
+
+    Of many jobs only the ends are told, and what takes long.
+    """
 
     def __enter__(self) -> Plain:
         import threading
@@ -180,28 +274,45 @@ class Plain(Base):
         self._over.set()
         self._clock.join()
 
+    @property
+    def is_brief(self) -> bool:
+        """Whether there are so many jobs that only their ends are told."""
+        return self.total > PLAIN_MANY
+
     def started(self, job: Job, place: Place) -> None:
         """Say that a job starts."""
         super().started(job, place)
-        self._say(f"{job.name}  started on {self.running[job.name].device}")
+        if not self.is_brief:
+            self._say(f"{job.name}  started on {self.running[job.name].device}")
 
     def event(self, job: Job, event: Event) -> None:
-        """Say which cell starts."""
+        """Say which cell starts, what a job waits for, and that it is tried again."""
+        running = self.running.get(job.name)
+        was_waiting = running is not None and running.is_waiting
         super().event(job, event)
-        running = self.running[job.name]
-        if event["event"] == "cell" and time.monotonic() - running.said >= PLAIN_PAUSE_SECONDS:
+        if event["event"] == "retried":
+            self._say(self.retried_line(job, event).plain)
+        elif running is None:
+            return
+        elif event["event"] == "waiting" and not was_waiting:
+            self._say(f"{job.name}  {running.title}")
+        elif event["event"] == "leased" and was_waiting:
+            self._say(f"{job.name}  started on {running.device}")
+        elif event["event"] == "cell" and not self.is_brief and time.monotonic() - running.said >= PLAIN_PAUSE_SECONDS:
             self._say_cell(running)
 
     def finished(self, result: Result) -> None:
         """Say how a job ended."""
         super().finished(result)
-        self._say(self.ended_line(result).plain)
+        line = self.ended_line(result).plain
+        self._say(f"{self.done}/{self.total} {line}" if self.is_brief else line)
 
     def _remind(self) -> None:
         while not self._over.wait(PLAIN_TICK_SECONDS):
             for running in list(self.running.values()):
                 silent_seconds = time.monotonic() - max(running.said, running.begin)
-                if running.number != running.said_number or silent_seconds >= PLAIN_EVERY_SECONDS:
+                is_new = running.number != running.said_number and not self.is_brief
+                if not running.is_waiting and (is_new or silent_seconds >= PLAIN_EVERY_SECONDS):
                     self._say_cell(running)
 
     def _say_cell(self, running: Running) -> None:
@@ -217,6 +328,22 @@ class Plain(Base):
         self.console.print(f"{elapsed:>7}  {line}", markup=False, highlight=False, soft_wrap=True)
 
 
-def display(console: Console, total: int) -> Live | Plain:
-    """Return the view that fits where the messages go; a context manager that is also a `Display`."""
-    return Live(console, total) if console.is_terminal and not console.is_dumb_terminal else Plain(console, total)
+def display(
+    console: Console,
+    total: int,
+    *,
+    slots: int = 1,
+    expected: Mapping[str, float | None] | None = None,
+    meters: Meters | None = None,
+) -> Live | Plain:
+    """Return the view that fits where the messages go; a context manager that is also a `Display`.
+
+    Args:
+        console: where they go.
+        total: how many jobs are to be run.
+        slots: how many run side by side.
+        expected: those jobs by name, with the seconds that each may take, None where that is not known.
+        meters: what knows the use of the devices.
+    """
+    kind = Live if console.is_terminal and not console.is_dumb_terminal else Plain
+    return kind(console, total, slots, expected, meters)

@@ -9,20 +9,27 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import papermill
 from nbclient.exceptions import CellTimeoutError, DeadKernelError
+from nbclient.util import run_sync
 from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import NBClientEngine, NotebookExecutionManager, papermill_engines
 from papermill.exceptions import PapermillExecutionError
 from papermill.log import logger
 
+from rocmlab.runner import handover
+from rocmlab.runner.engine import kernel
 from rocmlab.runner.engine.ends import describe
+from rocmlab.runner.engine.lifeline import Lifeline
 from rocmlab.runner.engine.notebooks import escape
 from rocmlab.runner.engine.titles import title_of
 from rocmlab.runner.executed import ANSI
 from rocmlab.runner.jobs import Status
+
+if TYPE_CHECKING:
+    from rocmlab.runner.leases import Lease
 
 Report = Callable[..., None]  # called with the name of an event and its facts
 
@@ -57,7 +64,29 @@ class Manager(NotebookExecutionManager):  # type: ignore[misc]
 
 
 class Client(PapermillNotebookClient):  # type: ignore[misc]
-    """papermill's client, which looks how the kernel ended before nbclient tidies it away."""
+    """papermill's client, which hands a lease on, and looks how the kernel ended before nbclient tidies it away."""
+
+    def __init__(self, *arguments: Any, lease: Lease | None, **options: Any) -> None:  # noqa: ANN401  papermill's own
+        super().__init__(*arguments, **options)
+        self._lease = lease
+        self._lifeline = Lifeline()  # closed with this process: a kernel of the reference has to end with it as well
+
+    async def async_start_new_kernel(self, **options: Any) -> None:  # noqa: ANN401  those of jupyter_client
+        """Start the kernel; where that is a process of this machine, it inherits the lease."""
+        specification = self.km.kernel_spec
+        if not kernel.is_local(specification.metadata):
+            await super().async_start_new_kernel(**options)
+            return
+        specification.metadata.pop("kernel_provisioner", None)
+        locks = self._lease.descriptors if self._lease else ()
+        self.extra_arguments += handover.keeping(specification.argv, locks)[len(specification.argv) :]
+        await super().async_start_new_kernel(pass_fds=(*locks, self._lifeline.descriptor), **options)
+        pid = self.km.provisioner.pid
+        self._lifeline.tie(pid)
+        if self._lease:
+            self._lease.passed_to(pid)
+
+    start_new_kernel = run_sync(async_start_new_kernel)
 
     def papermill_execute_cells(self) -> None:
         """Execute the cells."""
@@ -68,11 +97,12 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
             raise KernelDied(describe(code)) from err
 
 
-def engine(report: Report) -> type:
+def engine(report: Report, lease: Lease | None) -> type:
     """Return an engine for `papermill_engines.register`.
 
     Args:
         report: called with what happens.
+        lease: for the kernel.
     """
 
     class Engine(NBClientEngine):  # type: ignore[misc]
@@ -98,14 +128,15 @@ def engine(report: Report) -> type:
                 stdout_file=options.get("stdout_file"),
                 stderr_file=options.get("stderr_file"),
                 log=logger,
+                lease=lease,
             ).execute()
 
     return Engine
 
 
-def execute(job: dict[str, Any], report: Report) -> tuple[Status, str]:
+def execute(job: dict[str, Any], report: Report, lease: Lease | None) -> tuple[Status, str]:
     """Execute a job's notebook with papermill's own engine."""
-    papermill_engines.register("rocmlab-reference", engine(report))
+    papermill_engines.register("rocmlab-reference", engine(report, lease))
     try:
         papermill.execute_notebook(
             escape(job["notebook"]),

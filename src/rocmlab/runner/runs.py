@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import logging
 import os
-import platform
 import signal
-import sys
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from importlib import metadata
-from pathlib import Path
+from dataclasses import replace
 from typing import Any, Protocol
 
-from rocmlab import __version__
-from rocmlab.runner import compare, executed, report, schema
+from rocmlab.runner import resume, retries
 from rocmlab.runner.folder import RunFolder, now
-from rocmlab.runner.jobs import EXIT_CODES, Job, Result, not_run
-from rocmlab.runner.placement import Place, Slots
+from rocmlab.runner.jobs import Job, Result, not_run
+from rocmlab.runner.placement import Place, Slots, gigabytes
+from rocmlab.runner.plan import Before, Queue, Rules, longest_first
+from rocmlab.runner.results import Run as Run
+from rocmlab.runner.results import identify, repair, result_of
+from rocmlab.runner.results import versions as versions
 from rocmlab.runner.supervisor import Ending, Event, Limits, Supervisor
-from rocmlab.runner.usage import UNKNOWN, Meters
+from rocmlab.runner.usage import Meters
 from rocmlab.runner.workers import Workers
 
-BUILD_RECORD = Path("/etc/rocmlab-build.json")
-ERROR_NAMES = {"timeout": "Timeout", "killed": "Killed", "kernel died": "KernelDied"}
+log = logging.getLogger("rocmlab")
+
+LOOK_AGAIN_SECONDS = 2.0  # whether others have given back the memory that a job needs
 
 
 class Display(Protocol):
@@ -36,69 +37,13 @@ class Display(Protocol):
         """A job starts."""
 
     def event(self, job: Job, event: Event) -> None:
-        """A job's worker says something."""
+        """A job's worker says something, or the run does: that the job is tried again."""
 
     def finished(self, result: Result) -> None:
         """A job has ended, or could not be run."""
 
     def mute(self) -> None:
         """Nobody looks any more: the terminal is gone."""
-
-
-@dataclass
-class Run:
-    """What came of a run."""
-
-    folder: RunFolder
-    results: list[Result]
-    started: str
-    seconds: float
-    is_interrupted: bool
-    slots: int
-    versions: dict[str, Any] = field(default_factory=dict)
-    earlier: Mapping[str, Any] | None = None  # the run to compare with, by `compare.load`
-    warnings: list[str] = field(default_factory=list)  # about the run as a whole
-
-    @property
-    def is_ok(self) -> bool:
-        """Whether every notebook ran to its end without an error."""
-        return not self.is_interrupted and all(result.is_ok for result in self.results)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the content of `results.json`."""
-        status = "interrupted" if self.is_interrupted else "ok" if self.is_ok else "failed"
-        jobs = [result.as_dict() for result in self.results]
-        compared = {} if self.earlier is None else {"comparison": compare.compare(jobs, self.earlier)}
-        return {
-            "schema": schema.VERSION,
-            "run": {
-                "name": self.folder.path.name,
-                "folder": str(self.folder.path),
-                "status": status,
-                "started": self.started,
-                "seconds": round(self.seconds, 3),
-                "slots": self.slots,
-            },
-            "versions": self.versions,
-            "simulated": any(result.simulated for result in self.results),
-            "jobs": jobs,
-            **compared,
-        }
-
-    def save(self) -> None:
-        """Write `results.json`, `report.html` and `junit.xml`; a report that cannot be made does not cost the results.
-
-        Raises:
-            OSError: the folder cannot be written.
-        """
-        results = self.as_dict()
-        self.folder.save_results(results)
-        try:
-            report.write(results, self.folder.path)
-        except OSError:
-            raise
-        except Exception as err:
-            self.warnings.append(f"no report: {type(err).__name__}: {err}")
 
 
 def run(
@@ -110,6 +55,11 @@ def run(
     limits: Limits | None = None,
     environment: Mapping[str, str] | None = None,
     earlier: Mapping[str, Any] | None = None,
+    rules: Rules | None = None,
+    expected_seconds: Mapping[str, float] | None = None,
+    meters: Meters | None = None,
+    before: Before | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Run:
     """Run jobs, each in a process of its own, and write the folder's journal, results and report.
 
@@ -124,10 +74,24 @@ def run(
         limits: how long a job may take; None: as long as it wants.
         environment: what the workers inherit, by default this process's own.
         earlier: the run to compare with, by `compare.load`; None: with none.
+        rules: how it goes about its jobs; None: no retries, no fail-fast.
+        expected_seconds: how long jobs may take, by name, as far as that is known; the longest go first.
+        meters: what reads the devices; None: one of its own.
+        before: what an earlier session of this run has left; None: this is the first.
+        options: what `--resume` needs to know of the command line; see `resume.read`.
+
+    Raises:
+        RocmlabError: another process works on this run.
+        OSError: the folder cannot be written.
     """
     base = dict(os.environ if environment is None else environment)
-    runner = _Runner(jobs, folder, slots, display, limits or Limits(), base, earlier)
-    return asyncio.run(runner.run())
+    runner = _Runner(jobs, folder, slots, display, limits or Limits(), base, rules or Rules(), before or Before())
+    runner.meters = meters or runner.meters
+    folder.lock()
+    try:
+        return asyncio.run(runner.run(earlier, expected_seconds or {}, options or {}))
+    finally:
+        folder.close()
 
 
 class _Runner:
@@ -139,28 +103,37 @@ class _Runner:
         display: Display,
         limits: Limits,
         environment: Mapping[str, str],
-        earlier: Mapping[str, Any] | None,
+        rules: Rules,
+        before: Before,
     ) -> None:
-        self.earlier = earlier
         self.jobs = list(jobs)
+        self.keys = {job.name: job.key for job in jobs}
         self.folder = folder
         self.slots = slots
         self.display = display
         self.limits = limits
-        self.workers = Workers(environment, slots.count)
+        self.rules = rules
+        self.before = before
+        self.workers = Workers(environment, slots.count, warm=rules.warm, engine=rules.engine)
         self.meters = Meters()
-        self.results: dict[str, Result] = {}
-        self.waiting: list[Job] = []
-        self.running: dict[asyncio.Task[None], Supervisor] = {}
+        self.results: dict[str, Result] = dict(before.results)
+        self.attempts: dict[str, list[dict[str, Any]]] = {name: list(each) for name, each in before.attempts.items()}
+        self.retried: dict[str, int] = {}  # how often, in this session
+        self.told: set[str] = set()  # jobs of which it was said what they wait for
+        self.waiting = Queue((), slots)
+        self.running: dict[asyncio.Task[None], Supervisor] = {}  # until their results are complete
+        self.freed = asyncio.Event()  # a job has given its place back
         self.signals = 0
+        self.failed: str | None = None  # the job for which `--fail-fast` stops the run
 
-    async def run(self) -> Run:
+    async def run(
+        self, earlier: Mapping[str, Any] | None, expected_seconds: Mapping[str, float], options: Mapping[str, Any]
+    ) -> Run:
         started, begin = now(), time.monotonic()
-        names = [{"name": job.name, "notebook": job.notebook, "parameters": job.parameters} for job in self.jobs]
-        self.folder.log("run started", run=self.folder.path.name, slots=self.slots.count, jobs=names)
+        self._log_start(options)
         with self._signals():
-            self._set_aside_the_impossible()
             try:
+                self._line_up(expected_seconds)
                 await self._work()
             except BaseException:
                 await self._end_all()
@@ -168,40 +141,77 @@ class _Runner:
             finally:
                 await self.workers.close()
                 self.meters.close()
-        for job in self.waiting:  # the run was interrupted
-            self._finish(not_run(job))
+        for job in self.waiting:  # the run was interrupted, or stopped
+            self._finish(replace(not_run(job), warnings=self._why_not(), attempts=self.attempts.get(job.name, [])))
         run = Run(
             folder=self.folder,
             results=[self.results[job.name] for job in self.jobs],
-            started=started,
-            seconds=time.monotonic() - begin,
+            started=self.before.started or started,
+            seconds=self.before.seconds + time.monotonic() - begin,
             is_interrupted=self.signals > 0,
             slots=self.slots.count,
             versions=versions(),
-            earlier=self.earlier,
+            earlier=earlier,
+            notes=list(self.before.notes),
         )
         run.save()
         self.folder.log("run finished", status=run.as_dict()["run"]["status"])
         return run
 
-    def _set_aside_the_impossible(self) -> None:
+    def _why_not(self) -> list[str]:
+        return [f"its turn never came: {self.failed} failed, and --fail-fast stops there"] if self.failed else []
+
+    def _log_start(self, options: Mapping[str, Any]) -> None:
+        who = {"pid": os.getpid(), "host": socket.gethostname(), "slots": self.slots.count}
+        if self.before.started:
+            skipped = list(self.before.results)
+            self.folder.log("run resumed", run=self.folder.path.name, **who, skipped=skipped, notes=self.before.notes)
+        else:
+            jobs = [resume.described(job) for job in self.jobs]
+            self.folder.log("run started", run=self.folder.path.name, **who, jobs=jobs, options=options)
+
+    def _line_up(self, expected_seconds: Mapping[str, float]) -> None:
+        possible: list[Job] = []
         for job in self.jobs:
+            if job.name in self.results:
+                continue
             problem = job.problem or self.slots.problem(job)
             if problem:
-                self._finish(not_run(job, problem))
+                self._finish(replace(not_run(job, problem), attempts=self.attempts.get(job.name, [])))
             else:
-                self.waiting.append(job)
+                possible.append(job)
+        self.waiting = Queue(longest_first(possible, expected_seconds), self.slots)
+        self.workers.expect(possible)
 
     async def _work(self) -> None:
         while True:
-            while not self.signals and (taken := self.slots.take(self.waiting)):
-                self._start(*taken)
+            while not self.signals and not self.failed and self._start_next():
+                pass
             if not self.running:
-                return
-            done, _ = await asyncio.wait(self.running, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
+                if self.signals or self.failed or not self.waiting:
+                    return
+                await self._wait_for_memory()
+                continue
+            self.freed.clear()
+            freed = asyncio.create_task(self.freed.wait())
+            done, _ = await asyncio.wait(
+                [*self.running, freed],
+                timeout=LOOK_AGAIN_SECONDS if self.waiting else None,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            freed.cancel()
+            for task in [task for task in self.running if task in done]:
                 del self.running[task]
                 task.result()  # an error of ours must not be lost
+
+    async def _wait_for_memory(self) -> None:
+        """Wait a little: all GPUs are free, and yet none has the memory that the next job needs."""
+        for job in self.waiting.heads():
+            if job.name not in self.told:
+                self.folder.log("job waits", job=job.name, vram_bytes=job.vram_bytes, held=[])
+                log.warning("%s waits until a GPU has %s free", job.name, gigabytes(job.vram_bytes))
+                self.told.add(job.name)
+        await asyncio.sleep(LOOK_AGAIN_SECONDS)
 
     async def _end_all(self) -> None:
         """Leave nothing behind when this program itself fails."""
@@ -209,13 +219,20 @@ class _Runner:
             supervisor.kill()
         await asyncio.gather(*self.running, return_exceptions=True)
 
-    def _start(self, job: Job, place: Place) -> None:
+    def _start_next(self) -> bool:
+        """Start the job whose turn it is; tell whether one could be started."""
+        taken = self.slots.take(self.waiting.heads(), self.waiting.avoid)
+        if taken is None:
+            return False
+        job, place = taken
         self.waiting.remove(job)
+        limits = replace(self.limits, notebook_seconds=job.timeout_seconds or self.limits.notebook_seconds)
         see = self._viewer(job)
-        supervisor = Supervisor(job, place, self.folder, self.limits, see, self.workers, self.meters)
-        self.folder.log("job started", job=job.name, devices=_identify(place))
+        supervisor = Supervisor(job, place, self.folder, limits, see, self.workers, self.meters)
+        self.folder.log("job started", job=job.name, devices=identify(place))
         self.display.started(job, place)
         self.running[asyncio.create_task(self._run_job(supervisor))] = supervisor
+        return True
 
     def _viewer(self, job: Job) -> Callable[[Event], None]:
         return lambda event: self.display.event(job, event)
@@ -228,57 +245,52 @@ class _Runner:
             ending = Ending("failed", f"its worker could not be started: {err}", None)
         finally:
             self.slots.give_back(supervisor.place)
-        if ending.status == "not run":  # it was interrupted while it waited
-            self._finish(replace(not_run(job), warnings=ending.warnings))
+        if ending.status == "ok" or not self.rules.fail_fast:
+            self.freed.set()  # the next job need not wait for what is left to do for this one
+        attempts = self.attempts.get(job.name, [])
+        if ending.status == "not run":  # it was stopped while it waited
+            self._finish(replace(not_run(job), warnings=[*ending.warnings, *self._why_not()], attempts=attempts))
             return
+        if self.failed and ending.status == "killed":
+            ending = replace(ending, message=f"it was stopped: {self.failed} failed, and --fail-fast stops there")
         if ending.message:  # it did not end by itself, or not well
-            await asyncio.to_thread(self._repair, job, ending)
-        self._finish(self._result(job, supervisor.place, ending))
+            await asyncio.to_thread(repair, self.folder, job, ending)
+        await self._convert(job, ending)
+        result = result_of(self.folder, job, supervisor.place, ending, attempts)
+        if self._may_try_again(result):
+            self._try_again(job, supervisor.place, result)
+        else:
+            self._finish(result)
 
-    def _repair(self, job: Job, ending: Ending) -> None:
-        """Correct the executed notebook of a job that was cut short, and convert it."""
+    async def _convert(self, job: Job, ending: Ending) -> None:
+        """Convert an executed notebook to HTML, beside the jobs that run."""
         notebook = self.folder.file(job.name, "notebook")
-        name = ERROR_NAMES.get(ending.status, "Error")
-        executed.tell_truth(notebook, ending.running_cell, name, ending.message)
-        if notebook.exists() and self.signals < 2:
-            from rocmlab.runner import html
+        if notebook.exists() and (why := await self.workers.convert(notebook, self.folder.file(job.name, "html"))):
+            ending.warnings.append(f"no HTML: {why}")
 
-            try:
-                html.write(notebook, self.folder.file(job.name, "html"))
-            except Exception as err:
-                ending.warnings.append(f"no HTML: {type(err).__name__}: {err}")
+    def _may_try_again(self, result: Result) -> bool:
+        if self.signals or self.failed or not retries.may_pass(result.status):
+            return False
+        return self.retried.get(result.name, 0) < self.rules.retries
 
-    def _result(self, job: Job, place: Place, ending: Ending) -> Result:
-        notebook = executed.load(self.folder.file(job.name, "notebook"))
-        said = executed.summarise(notebook) if notebook else None
-        error = said.error if said else None
-        recorded = said.recorded if said else {}
-        usage = ending.usage or [UNKNOWN] * len(place.devices)
-        if error is None and ending.status != "ok":
-            error = {"name": ERROR_NAMES.get(ending.status, "Error"), "value": ending.message}
-        return Result(
-            name=job.name,
-            notebook=job.notebook,
-            parameters=job.parameters,
-            kernel=job.kernel,
-            status=ending.status,
-            exit_code=EXIT_CODES[ending.status],
-            started=ending.started,
-            seconds=None if ending.seconds is None else round(ending.seconds, 3),
-            cells_done=said.cells_done if said else None,
-            cells_total=said.cells_total if said else None,
-            devices=[identity | used for identity, used in zip(_identify(place), usage, strict=True)],
-            recorded=recorded,
-            error=error if ending.status != "ok" else None,
-            files=self.folder.files(job.name),
-            warnings=ending.warnings,
-            simulated=any(device.simulated for device in place.devices) or recorded.get("simulated") is True,
-        )
+    def _try_again(self, job: Job, place: Place, result: Result) -> None:
+        kept = retries.attempt(result.as_dict(), retries.set_aside(self.folder, job.name))
+        self.attempts.setdefault(job.name, []).append(kept)
+        self.retried[job.name] = self.retried.get(job.name, 0) + 1
+        self.folder.log("job retried", job=job.name, attempt=kept)
+        left = self.rules.retries - self.retried[job.name]
+        self.display.event(job, {"event": "retried", **kept, "left": left})
+        self.waiting.put_first(job, place.gpus)
 
     def _finish(self, result: Result) -> None:
         self.results[result.name] = result
-        self.folder.log("job finished", job=result.name, result=result.as_dict())
+        self.attempts.pop(result.name, None)
+        self.folder.log("job finished", job=result.name, key=self.keys.get(result.name), result=result.as_dict())
         self.display.finished(result)
+        if self.rules.fail_fast and not (result.is_ok or self.failed or self.signals):
+            self.failed = result.name
+            for supervisor in self.running.values():
+                supervisor.stop("interrupted")
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
@@ -298,35 +310,10 @@ class _Runner:
         self.signals += 1
         if number == signal.SIGHUP:
             self.display.mute()
+        if self.signals > 1:
+            self.workers.stop_converting()
         for supervisor in self.running.values():
             if self.signals == 1:
                 supervisor.stop("interrupted")
             else:
                 supervisor.kill()
-
-
-def _identify(place: Place) -> list[dict[str, Any]]:
-    names = ("backend", "index", "name", "gfx", "pci_address")
-    return [{name: getattr(device, name) for name in names} for device in place.devices]
-
-
-def versions() -> dict[str, Any]:
-    """Return what ran the notebooks: packages, Python, and the image's build record (None outside of an image)."""
-    try:
-        image = json.loads(BUILD_RECORD.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        image = None
-    packages: dict[str, str | None] = {}
-    for name in ("papermill", "nbclient", "nbconvert"):
-        try:
-            packages[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            packages[name] = None
-    return {
-        "rocmlab": __version__,
-        **packages,
-        "python": platform.python_version(),
-        "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "executable": sys.executable,
-        "image": image,
-    }

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rocmlab.errors import Problem
+from rocmlab.errors import Problem, RocmlabError
 
 CHECKPOINTS = ".ipynb_checkpoints"
+LISTS = (".yaml", ".yml", ".csv")
 SHOWN = 8  # how many notebooks an error lists
 
 
@@ -27,34 +28,65 @@ def notebooks_folder(environment: Mapping[str, str]) -> Path:
     return Path(environment.get("ROCMLAB_NOTEBOOKS") or "notebooks").absolute()
 
 
-def find(words: Sequence[str], folder: Path) -> list[Found]:
+def find(words: Sequence[str], folder: Path, here: Path | None = None) -> list[Found]:
     """Return the notebooks that the words mean, in their order; every notebook of `folder` if there are no words.
 
     A word is a path, absolute or relative to here, to the project (`notebooks/a.ipynb`) or to `folder` (`a.ipynb`,
     `a`), a folder, or a glob.
+
+    Args:
+        words: as they were written.
+        folder: where the lab's notebooks are.
+        here: what paths are relative to; None: the current folder.
     """
     if not words:
         return [Found(str(path), path) for path in _notebooks(folder)]
-    return [found for word in words for found in _find(word, folder)]
+    return [found for word in words for found in _find(word, folder, here or Path.cwd())]
 
 
-def _find(word: str, folder: Path) -> Iterator[Found]:
-    for candidate in _candidates(word, folder):
-        if candidate.is_dir():
-            paths = _notebooks(candidate)
-        elif any(sign in word for sign in "*?[") and not candidate.exists():
-            paths = _glob(candidate)
-        else:
-            paths = [candidate] if candidate.is_file() else []
-        if paths:
+def is_list(word: str) -> bool:
+    """Tell whether a word names a list of jobs and not a notebook."""
+    return word.lower().endswith(LISTS)
+
+
+def find_list(word: str, folder: Path) -> Path:
+    """Return the file of a job list: relative to here, to the project or to the lab's notebooks.
+
+    Raises:
+        RocmlabError: there is no such file.
+    """
+    for candidate in _candidates(word, folder, Path.cwd()):
+        if candidate.is_file():
+            return candidate
+    raise RocmlabError(
+        f"no such job list: {word}",
+        f"it is neither here nor in {os.path.relpath(folder)}",
+        "correct its path; docs/running.md says how a list is written",
+    )
+
+
+def _find(word: str, folder: Path, here: Path) -> Iterator[Found]:
+    for candidate in _candidates(word, folder, here):
+        if paths := _paths(word, candidate):
             yield from (Found(word, path) for path in paths)
             return
     yield Found(word, None, _missing(word, folder))
 
 
-def _candidates(word: str, folder: Path) -> Iterator[Path]:
+def _paths(word: str, candidate: Path) -> list[Path]:
+    try:
+        if candidate.is_dir():
+            return _notebooks(candidate)
+        if any(sign in word for sign in "*?[") and not candidate.exists():
+            return _glob(candidate)
+        return [candidate] if candidate.is_file() else []
+    except (OSError, ValueError):  # no path on any system: far too long, or a pattern such as `**a`
+        return []
+
+
+def _candidates(word: str, folder: Path, here: Path) -> Iterator[Path]:
     path = Path(word).expanduser()
-    yield path.absolute()
+    yield here / path
     if not path.is_absolute():
         # Inside a container the project's folder `notebooks` is called `work`; both names mean the lab's notebooks.
         if path.parts and path.parts[0] in ("notebooks", "work", folder.name):

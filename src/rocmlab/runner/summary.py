@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rocmlab.runner import report, words
 from rocmlab.runner.jobs import Result
 from rocmlab.runner.progress import STYLES
-from rocmlab.runner.runs import Run
+from rocmlab.runner.results import Run
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,12 +30,24 @@ def show(run: Run, console: Console) -> None:
         if result.error is not None:
             console.print()
             console.print(_failure(run, result), soft_wrap=True)
-        for warning in result.warnings:
-            console.print(f"{result.name}: warning: {warning}", style="yellow", markup=False, soft_wrap=True)
+    for warning, names in _warnings(run).items():
+        who = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+        console.print(f"{who}: warning: {warning}", style="yellow", markup=False, soft_wrap=True)
     for warning in run.warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
+    for note in run.notes:
+        console.print(note, markup=False, soft_wrap=True)
     console.print()
     console.print(_totals(run), soft_wrap=True)
+
+
+def _warnings(run: Run) -> dict[str, list[str]]:
+    """Return each warning once, with the names of the jobs that have it."""
+    found: dict[str, list[str]] = {}
+    for result in run.results:
+        for warning in result.warnings:
+            found.setdefault(warning, []).append(result.name)
+    return found
 
 
 def _table(run: Run) -> Table:
@@ -52,6 +64,8 @@ def _table(run: Run) -> Table:
     table.add_column("recorded", overflow="fold")
     for result in run.results:
         device = words.device_label(result.devices) + (" SIMULATED" if result.simulated else "")
+        if result.attempts:
+            device += f", attempt {len(result.attempts) + 1}"
         cells = "" if result.cells_total is None else f"{result.cells_done}/{result.cells_total}"
         status = Text(result.status, style=STYLES.get(result.status, "red"))
         values = Text(words.recorded(result.recorded))

@@ -1,16 +1,13 @@
-"""One job's process: started pinned to its devices, watched, and ended with everything it started."""
+"""One job: its lease, its worker, its time, and the end of everything it has started."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import os
-import secrets
-import sys
+import signal
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -19,11 +16,15 @@ from rocmlab.runner import processes
 from rocmlab.runner.claim import Claim
 from rocmlab.runner.folder import RunFolder, now
 from rocmlab.runner.jobs import Job, Status
+from rocmlab.runner.link import Event as Event
+from rocmlab.runner.link import Link
 from rocmlab.runner.placement import Place
 from rocmlab.runner.usage import Meters
 from rocmlab.runner.workers import Workers
 
-Event = dict[str, Any]
+LEASED = "ROCMLAB_LEASED"  # environment of a job: the runner has chosen, and leased, its devices
+ATTEMPTS = 3  # at giving a job to a worker; one may die while it has nothing to do
+MOST_WARNINGS = 100
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Ending:
 
 
 class Supervisor:
-    """Runs one job in a process of its own."""
+    """Runs one job in a worker of the run."""
 
     def __init__(
         self,
@@ -67,41 +68,47 @@ class Supervisor:
         self.limits = limits
         self.workers = workers
         self.meters = meters
-        self.mark = secrets.token_hex(8)
-        self._see = see  # called with each event of the worker
-        self._process: asyncio.subprocess.Process | None = None
+        self.mark = processes.new_mark()
+        self._see = see  # called with each event of the job
+        self._worker: Link | None = None
+        self._has_job = False  # the worker has it, and is to have no other before it has ended
+        self._has_begun = False  # the worker says so, and can be asked to stop
+        self._fault: str | None = None  # why the worker could not be listened to
         self._stopped: Literal["timeout", "interrupted"] | None = None
         self._killed_by_us = False
         self._running_cell: int | None = None
         self._ended: Event | None = None  # the worker's last word
         self._warnings: list[str] = []
-        self._claim = Claim(job, place, folder, self._warnings)
+        self._claim = Claim(job, place, folder, self._warnings, see)
 
     async def run(self) -> Ending:
-        """Wait until the job's GPUs are leased, and run it to its end; afterwards none of its processes is left."""
-        loop, started, begin = asyncio.get_running_loop(), None, 0.0
-        timers: list[asyncio.TimerHandle] = []
+        """Wait until the job's GPUs are leased, and run it to its end; afterwards none of its processes is left.
+
+        Raises:
+            OSError: no worker or no log could be had.
+        """
+        started, begin = None, 0.0
+        timer: asyncio.TimerHandle | None = None
         try:
-            if not await self._claim.settled(lambda: bool(self._stopped)):
+            self._worker = self.workers.take()  # if it is new, it gets ready while the lease is awaited
+            self.workers.parent(self.job, self._environment())  # it imports meanwhile, too
+            if not await self._claim.settled(lambda: bool(self._stopped)) or self._stopped:
                 return Ending("not run", "", None, self._warnings)
             started, begin = now(), time.monotonic()
             self.meters.begin(self.job.name, self.place.devices)
-            with tempfile.TemporaryDirectory(prefix="rocmlab-job-", ignore_cleanup_errors=True) as scratch:
-                self._process, events = await self._start(self.workers.environment, Path(scratch))
-                if self.limits.notebook_seconds is not None:
-                    timers.append(loop.call_later(self.limits.notebook_seconds, self.stop, "timeout"))
-                if self._stopped:
-                    self.stop(self._stopped)  # it came while the process was being started
-                await events
-                code = await self._process.wait()
-                await self._end_processes()
+            if self.limits.notebook_seconds is not None:
+                timer = asyncio.get_running_loop().call_later(self.limits.notebook_seconds, self.stop, "timeout")
+            code = await self._work()
+            await self._end_processes()
         except BaseException:
+            self._kill_worker()
             await self._end_processes()
             raise
         finally:
             self._claim.release()
+            await self._let_worker_go()
             usage = self.meters.end(self.job.name)
-            for timer in timers:
+            if timer:
                 timer.cancel()
         seconds = time.monotonic() - begin
         return replace(self._ending(code), started=started, seconds=seconds, usage=usage)
@@ -112,88 +119,87 @@ class Supervisor:
         if left:
             self._warnings.append(f"processes that could not be ended: {', '.join(map(str, left))}")
 
-    async def _start(
-        self, environment: Mapping[str, str], scratch: Path
-    ) -> tuple[asyncio.subprocess.Process, asyncio.Task[None]]:
-        read_end, write_end = os.pipe()
-        description = scratch / "job.json"
+    async def _work(self) -> int:
+        """Have a worker run the job, and return the exit code of one that ended over it, else 0."""
+        with tempfile.TemporaryDirectory(prefix="rocmlab-job-", ignore_cleanup_errors=True) as scratch:
+            description = Path(scratch, "job.json")
+            description.write_text(json.dumps(self._description(scratch)), encoding="utf-8")
+            for _ in range(ATTEMPTS):
+                self._worker = self._worker or self.workers.take()
+                if self._give(self._worker, description):
+                    await self._listen(self._worker)
+                if self._ended:
+                    return 0
+                self._fault = self._worker.fault
+                code = await self._worker.exit_code()
+                if self._has_begun or self._stopped:
+                    break
+                self._write_down(self._worker.last_words())
+                await self._let_worker_go()
+        return code
+
+    def _give(self, worker: Link, description: Path) -> bool:
+        locks = self._claim.lease.descriptors if self._claim.lease else ()
+        self._has_job = True
+        with self.folder.file(self.job.name, "log").open("ab") as log:
+            return worker.send({"job": str(description)}, [log.fileno(), *locks])
+
+    def _write_down(self, words: str) -> None:
+        """Add to the job's log why it has no worker."""
+        if words:
+            with self.folder.file(self.job.name, "log").open("a", encoding="utf-8") as log:
+                log.write(f"--- a worker ended before the job began\n{words}")
+
+    def _description(self, scratch: str) -> dict[str, Any]:
         lease = self._claim.lease
-        facts = {**self._description(write_end), "lease": lease.as_dict() if lease else None}
-        description.write_text(json.dumps(facts), encoding="utf-8")
-        log = self.folder.file(self.job.name, "log").open("ab")
-        try:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-u",
-                "-m",
-                "rocmlab.runner.leased" if lease else "rocmlab.runner.worker",
-                str(description),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=self._environment(environment, scratch),
-                pass_fds=(write_end, *(lease.descriptors if lease else ())),
-                start_new_session=True,  # so that a Ctrl-C reaches the runner alone, which stops jobs in order
-            )
-        except BaseException:
-            os.close(read_end)
-            raise
-        finally:
-            os.close(write_end)
-            log.close()
-            self._claim.release()  # the worker has the lease, and gives it to the kernel
-        return process, asyncio.create_task(self._listen(read_end))
-
-    def _environment(self, environment: Mapping[str, str], scratch: Path) -> dict[str, str]:
-        return {
-            **self.place.environment(environment),
-            "JUPYTER_RUNTIME_DIR": str(scratch),  # the kernel's connection file and sockets go when the job goes
-            processes.MARK: self.mark,
-        }
-
-    def _description(self, progress_fd: int) -> dict[str, Any]:
+        address, why_not = self.workers.parent(self.job, self._environment())
         return {
             "notebook": self.job.notebook,
             "output": str(self.folder.file(self.job.name, "notebook")),
-            "html": str(self.folder.file(self.job.name, "html")),
             "parameters": self.job.parameters,
             "kernel": self.job.kernel,
             "language": self.job.language,
             "cell_timeout_seconds": self.limits.cell_seconds,
-            "progress_fd": progress_fd,
+            "engine": self.workers.engine,
+            "lease": lease.as_dict() if lease else None,
+            "environment": self._environment() | {"JUPYTER_RUNTIME_DIR": scratch},  # it goes when the job goes
+            "warm": address,
+            "cold": why_not,
         }
 
-    async def _listen(self, read_end: int) -> None:
-        reader = asyncio.StreamReader()
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read_end, "rb")
-        )
-        try:
-            async for line in reader:
-                with contextlib.suppress(ValueError):  # a worker that is killed may leave half a line
-                    self._take(json.loads(line))
-        finally:
-            transport.close()
+    def _environment(self) -> dict[str, str]:
+        return {**self.place.environment(self.workers.environment), processes.MARK: self.mark, LEASED: "1"}
+
+    async def _listen(self, worker: Link) -> None:
+        """Take what a worker says, until the job or the worker has ended."""
+        while self._ended is None and (event := await worker.event()) is not None:
+            self._take(event)
 
     def _take(self, event: Event) -> None:
         kind = event["event"]
+        if kind == "begun":
+            self._has_begun = True
+            self._claim.release()  # the worker has the lease, and gives it to the kernel
+            if self._stopped:
+                self.stop(self._stopped)  # it came while the job was handed over
+            return
         if kind == "cell":
             self._running_cell = event["index"]
         elif kind == "cell done":
             self._running_cell = None
-        elif kind == "warning":
+        elif kind == "warning" and len(self._warnings) < MOST_WARNINGS:
             self._warnings.append(event["message"])
         elif kind == "ended":
             self._ended = event
         self._see(event)
 
     def stop(self, why: Literal["timeout", "interrupted"]) -> None:
-        """Ask the worker to save and leave; kill it when it does not."""
+        """Ask the worker to save and leave the notebook; kill it when it does not."""
         self._stopped = self._stopped or why
-        if self._process is None or self._process.returncode is not None:
+        if self._worker is None or self._ended:
             return
-        with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
+        if self._has_begun:
+            self._worker.signal(signal.SIGTERM)
         asyncio.get_running_loop().call_later(self.limits.grace_seconds, self._kill_worker)
 
     def kill(self) -> None:
@@ -203,9 +209,20 @@ class Supervisor:
         self._kill_worker()
 
     def _kill_worker(self) -> None:
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+        if self._worker is not None and self._ended is None:
+            self._worker.signal(signal.SIGKILL)
+
+    async def _let_worker_go(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is None:
+            return
+        is_sound = self._ended is not None and self._ended.get("is_sound") is True and not self._stopped
+        if is_sound or not self._has_job:
+            self._has_job = False
+            self.workers.give_back(worker)
+        else:
+            self._has_job = False
+            await self.workers.end(worker)
 
     def _ending(self, code: int) -> Ending:
         status, message = self._judge(code)
@@ -220,6 +237,8 @@ class Supervisor:
             return "timeout", f"the notebook ran longer than {self.limits.notebook_seconds:g} s"
         if self._stopped == "interrupted":
             return "killed", "the run was interrupted"
+        if self._fault:
+            return "failed", f"its worker was ended: {self._fault}"
         if code == -9:
             return "killed", "its worker was killed (SIGKILL), perhaps because the memory was full"
         if code < 0:

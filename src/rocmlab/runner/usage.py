@@ -1,24 +1,212 @@
-"""What jobs use of their devices while they run."""
+"""What jobs use of their devices while they run: readings by one thread, which no job and no other thread waits for.
+
+A device is read when a job on it begins and ends, twice a second in the job's first ten seconds, so that a short job
+has figures too, and every two seconds after that. A device that no job runs on is not read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import threading
+import time
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from rocmlab.devices import Device
+from rocmlab.devices import Device, Sample, system_root
+from rocmlab.devices.readers import Reader, Readers
 
 UNKNOWN: dict[str, Any] = {"peak_vram_bytes": None, "mean_busy_percent": None, "energy_joules": None}
+EVERY_SECONDS = 2.0
+YOUNG_SECONDS = 10.0  # a job's first seconds, in which most of what a short one does is done
+YOUNG_EVERY_SECONDS = 0.5
+TOGETHER_SECONDS = 0.2  # readings that are due so soon after each other are taken at once
+GAP_SECONDS = 3.5 * EVERY_SECONDS  # between two readings; over a longer one nothing is claimed
+LAST_SECONDS = 0.004  # how long the end of a job waits for its last reading
+CLOSE_SECONDS = 0.5  # for a reading that does not return
+
+
+@dataclass
+class _Curve:
+    """The area below a curve through readings."""
+
+    area: float = 0.0
+    seconds: float = 0.0  # that it stretches over
+    last: tuple[float, float] | None = None  # time and value
+
+    def add(self, now: float, value: float | None) -> None:
+        if value is None:
+            return
+        if self.last is not None and now - self.last[0] <= GAP_SECONDS:
+            width = now - self.last[0]
+            self.area += width * (value + self.last[1]) / 2
+            self.seconds += width
+        self.last = (now, value)
+
+    @property
+    def mean(self) -> float | None:
+        if self.seconds > 0:
+            return self.area / self.seconds
+        return self.last[1] if self.last else None
+
+
+@dataclass(eq=False)
+class _Use:
+    """What one job used of one device so far."""
+
+    source: _Source | None  # None: nothing can be known
+    since: float = field(default_factory=time.monotonic)
+    peak: int | None = None
+    busy: _Curve = field(default_factory=_Curve)
+    power: _Curve = field(default_factory=_Curve)
+
+    def add(self, now: float, sample: Sample) -> None:
+        if sample.vram_used_bytes is not None:
+            self.peak = max(self.peak or 0, sample.vram_used_bytes)
+        self.busy.add(now, sample.busy_percent)
+        self.power.add(now, sample.power_watts)
+
+    def as_dict(self) -> dict[str, Any]:
+        mean = self.busy.mean
+        return {
+            "peak_vram_bytes": self.peak,
+            "mean_busy_percent": None if mean is None else round(mean, 1),
+            "energy_joules": round(self.power.area, 1) if self.power.seconds > 0 else None,
+        }
+
+
+@dataclass(eq=False)
+class _Source:
+    """A device that can be read, and the jobs that use it; the lock guards everything but the Reader."""
+
+    device: Device
+    uses: list[_Use] = field(default_factory=list)
+    due: float = 0.0  # when the next reading is; 0: at once; infinite while one is taken
+    read_at: float = 0.0  # when the last reading began
+    sample: Sample | None = None  # what it said
+    reader: Reader | None = None  # the thread's own
+    is_open: bool = False
+
+    def plan(self, now: float) -> None:
+        """Set when the next reading is due."""
+        age = now - max((use.since for use in self.uses), default=0.0)
+        self.due = now + (YOUNG_EVERY_SECONDS if age < YOUNG_SECONDS else EVERY_SECONDS)
 
 
 class Meters:
-    """Reads the devices of running jobs."""
+    """Reads the devices of running jobs. Its methods return at once, and may be called from any thread."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        """Read the host below `root`, by default `$ROCMLAB_ROOT` or `/`."""
+        self._readers = Readers(root or system_root())
+        self._lock = threading.Condition()  # told when a reading is wanted, and when one is taken
+        self._jobs: dict[str, list[_Use]] = {}
+        self._sources: dict[Hashable, _Source] = {}
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
 
     def begin(self, job: str, devices: Sequence[Device]) -> None:
         """Start to measure a job."""
+        with self._lock:
+            self._forget(self._jobs.pop(job, []))
+            self._jobs[job] = [self._use(device) for device in devices]
+            if self._thread is None and self._sources:
+                self._thread = threading.Thread(target=self._read, name="rocmlab-meters", daemon=True)
+                self._thread.start()
+            self._lock.notify_all()
 
     def end(self, job: str) -> list[dict[str, Any]]:
-        """Return what a job used of each of its devices, in their order; empty if it was never begun."""
-        return []
+        """Return what a job used of each of its devices, in their order; empty if it was never begun.
+
+        A last reading is waited for, but no longer than 4 ms: a device that hangs holds nobody up.
+        """
+        with self._lock:
+            uses = self._jobs.pop(job, [])
+            sources = [use.source for use in uses if use.source is not None]
+            if sources and not self._is_closed:
+                asked = time.monotonic()
+                for source in sources:
+                    source.due = 0.0
+                self._lock.notify_all()
+                self._lock.wait_for(lambda: all(source.read_at >= asked for source in sources), LAST_SECONDS)
+            self._forget(uses)
+            return [use.as_dict() for use in uses]
+
+    def latest(self, device: Device) -> tuple[float | None, int | None]:
+        """Return the last reading of a device on which a job runs: busy percent and bytes of VRAM in use."""
+        with self._lock:
+            source = self._sources.get(_identity(device))
+            if source is None or not source.uses or source.sample is None:
+                return None, None
+            if time.monotonic() - source.read_at > GAP_SECONDS:
+                return None, None
+            return source.sample.busy_percent, source.sample.vram_used_bytes
 
     def close(self) -> None:
         """Stop reading."""
+        with self._lock:
+            self._is_closed = True
+            self._lock.notify_all()
+        if self._thread is not None:
+            self._thread.join(CLOSE_SECONDS)
+
+    def _use(self, device: Device) -> _Use:
+        if device.backend not in ("rocm", "cuda"):
+            return _Use(None)
+        source = self._sources.setdefault(_identity(device), _Source(device))
+        source.due = 0.0
+        use = _Use(source)
+        source.uses.append(use)
+        return use
+
+    def _forget(self, uses: Sequence[_Use]) -> None:
+        for use in uses:
+            if use.source is not None:
+                use.source.uses.remove(use)
+                if not use.source.uses:
+                    use.source.sample = None
+
+    def _read(self) -> None:
+        """Take the readings that are due, until the run is over."""
+        try:
+            while due := self._wait():
+                for source in due:
+                    if not source.is_open:
+                        source.reader, source.is_open = self._readers.open(source.device), True
+                    now = time.monotonic()
+                    sample = source.reader.read() if source.reader else Sample(time.time())
+                    with self._lock:
+                        self._keep(source, now, sample)
+        finally:
+            for source in list(self._sources.values()):
+                if source.reader is not None:
+                    source.reader.close()
+            self._readers.close()
+
+    def _wait(self) -> list[_Source]:
+        """Return the devices to be read now; none when the run is over."""
+        with self._lock:
+            while not self._is_closed:
+                now = time.monotonic()
+                used = [source for source in self._sources.values() if source.uses]
+                if any(source.due <= now for source in used):
+                    due = [source for source in used if source.due <= now + TOGETHER_SECONDS]
+                    for source in due:
+                        source.due = math.inf
+                    return due
+                self._lock.wait(min(source.due for source in used) - now if used else None)
+            return []
+
+    def _keep(self, source: _Source, now: float, sample: Sample) -> None:
+        source.read_at, source.sample = now, sample
+        if source.due == math.inf:  # nobody has asked for another one meanwhile
+            source.plan(now)
+        for use in source.uses:
+            if use.since <= now:
+                use.add(now, sample)
+        self._lock.notify_all()
+
+
+def _identity(device: Device) -> Hashable:
+    return device.backend, device.pci_address or device.unique_id or device.index, device.partition

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -91,6 +92,29 @@ def value(of: object) -> str:
     return json.dumps(of, ensure_ascii=False, default=str)
 
 
+def short(text: str, longest: int = 60) -> str:
+    """Return a text that a hostile name cannot fill a page with."""
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+def spread(mean: float, deviation: float | None) -> str:
+    """Return a mean with its standard deviation, both to the digit that means something: `0.981 ± 0.012`."""
+    if deviation is None:
+        return number(float(mean))
+    if deviation == 0:
+        return f"{number(float(mean))} ± 0"
+    digits = 1 - math.floor(math.log10(deviation))  # two digits of the deviation
+    if not 0 <= digits <= 6:
+        return f"{number(float(mean))} ± {deviation:.2g}"
+    return f"{mean:.{digits}f} ± {deviation:.{digits}f}"
+
+
+def ordinal(count: int) -> str:
+    """Return `1st`, `2nd`, `3rd`, `4th`."""
+    ending = "th" if 10 <= count % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(count % 10, "th")
+    return f"{count}{ending}"
+
+
 def parameters(values: Mapping[str, Any]) -> str:
     """Return parameters in one line: `lr=0.01, seed=1`."""
     return ", ".join(f"{name}={value(each)}" for name, each in values.items())
@@ -104,9 +128,11 @@ def size(count: float | None) -> str:
 
 
 def energy(joules: float | None) -> str:
-    """Return an energy as `830 J` or `41.2 Wh`; empty if unknown."""
+    """Return an energy as `830 J`, `41.2 Wh` or `2.66 kWh`; empty if unknown."""
     if joules is None:
         return ""
+    if joules >= 3.6e6:
+        return f"{joules / 3.6e6:.2f} kWh"
     return f"{joules / 3600:.1f} Wh" if joules >= 3600 else f"{joules:.0f} J"
 
 

@@ -1,7 +1,7 @@
-"""One job in a process of its own: `python -m rocmlab.runner.worker JOB.json`.
+"""One job in a worker process. By itself it runs one and ends: `python -m rocmlab.runner.worker JOB.json`.
 
-The runner has set the environment, so that the device is pinned before anything is imported. What the notebook prints
-goes to stdout, which is the job's log; what happens goes to the runner as JSON lines on a pipe of its own.
+What the notebook prints goes to stdout, which is the job's log; what happens goes to the runner as events. The workers
+of a run take one job after another, see `rocmlab.runner.serving`.
 """
 
 from __future__ import annotations
@@ -12,40 +12,55 @@ import os
 import re
 import signal
 import sys
+import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rocmlab.runner.jobs import EXIT_CODES, Status
+from rocmlab.runner.leases import Lease
+from rocmlab.runner.orders import block_slow_import
 
 if TYPE_CHECKING:
-    from rocmlab.runner.engine.execution import Stage
+    from rocmlab.runner.engine.kernel import Kernel
+    from rocmlab.runner.engine.stage import Stage
 
-ENGINE = "ROCMLAB_ENGINE"  # environment: `rocmlab`, or `papermill` for the reference
+Report = Callable[..., None]  # called with the name of an event and its facts
+Outcome = tuple[Status, str]
 
 
 class Worker:
-    """Executes one notebook and reports."""
+    """Executes one notebook and reports.
 
-    def __init__(self, job: dict[str, Any]) -> None:
+    Attributes:
+        is_sound: whether the process can be trusted with another job.
+        starting: held while a kernel is being started.
+    """
+
+    starting = threading.Lock()
+
+    def __init__(self, job: dict[str, Any], report: Report) -> None:
         self.job = job
-        self.pipe = int(job["progress_fd"])
-        os.set_inheritable(self.pipe, False)
+        self.report = report
+        self.is_sound = True
+        self.lease = Lease.inherited(job["lease"]) if job.get("lease") else None
 
-    def report(self, event: str, **facts: object) -> None:
-        """Tell the runner. A runner that is gone breaks the pipe, which ends the notebook: nobody waits for it."""
-        os.write(self.pipe, (json.dumps({"event": event, **facts}) + "\n").encode())
-
-    def run(self) -> int:
-        """Execute, convert what came of it to HTML, and return the exit code."""
+    def run(self) -> Outcome:
+        """Execute, and convert what came of it to HTML if that is wanted; return how it ended and why."""
         signal.signal(signal.SIGTERM, self._stop)
-        status, message = self._execute()
+        self.report("begun")
+        try:
+            status, message = self._execute()
+        finally:
+            if self.lease:  # whichever kernel had it, it has ended
+                self.lease.release()
+        self.is_sound = self.is_sound and status in ("ok", "failed")
         if message:
             self._say(f"{status}: {message}")
         if status in ("ok", "failed"):  # after any other end the runner looks at the notebook first
             self._convert()
-        self.report("ended", status=status, message=message[:2000])
-        return EXIT_CODES[status]
+        return status, message[:2000]
 
     def _stop(self, number: int, _frame: object) -> None:
         """Leave at once, before and after the notebook runs; the runner ends the kernel."""
@@ -64,30 +79,30 @@ class Worker:
         if event != "text done":
             self.report(event, **facts)
 
-    def _execute(self) -> tuple[Status, str]:
-        if os.environ.pop(ENGINE, "rocmlab") == "papermill":
-            from rocmlab.runner import reference
-
-            return reference.execute(self.job, self.report)
+    def _execute(self) -> Outcome:
         from rocmlab.errors import RocmlabError
         from rocmlab.runner.engine.ends import Cut
 
         try:
+            if self.job.get("engine") == "papermill":
+                from rocmlab.runner import reference
+
+                return reference.execute(self.job, self.report, self.lease)
             return self._run_notebook()
         except Cut as cut:
             return cut.status, cut.message
         except RocmlabError as err:
             return "failed", str(err)
         except Exception as err:
+            self.is_sound = False
             traceback.print_exc(file=sys.stdout)
             return "failed", f"{type(err).__name__}: {err}"
 
-    def _run_notebook(self) -> tuple[Status, str]:
-        from rocmlab.runner.engine import kernel
-
+    def _run_notebook(self) -> Outcome:
         job = self.job
         folder = str(Path(job["notebook"]).parent)  # as JupyterLab does
-        running = kernel.start(job["kernel"], folder, os.environ)
+        with self.starting:
+            running = self._start_kernel(folder)
         try:  # the kernel starts while the notebook is read
             from rocmlab.runner.engine import notebooks
             from rocmlab.runner.engine.execution import Execution
@@ -110,10 +125,25 @@ class Worker:
         sys.stdout.write(plain(said) + "\n")
         return "failed", ""
 
+    def _start_kernel(self, folder: str) -> Kernel:
+        from rocmlab.runner.engine import kernel
+
+        name, why = self.job["kernel"], self.job.get("cold")
+        if address := self.job.get("warm"):
+            from rocmlab.runner.warm import Refused
+
+            try:
+                return kernel.start(name, folder, os.environ, self.lease, address)
+            except Refused as err:
+                why = str(err)
+        if why:
+            self._see("warning", message=f"cold start: {why}")
+        return kernel.start(name, folder, os.environ, self.lease)
+
     def _stage(self, notebook: dict[str, Any]) -> Stage:
-        from rocmlab.runner.engine.execution import Stage
         from rocmlab.runner.engine.limits import Limits
         from rocmlab.runner.engine.outputs import SideLog
+        from rocmlab.runner.engine.stage import Stage
 
         given = {**self.job.get("limits", {})}
         given.setdefault("cell_seconds", self.job["cell_timeout_seconds"])
@@ -127,7 +157,7 @@ class Worker:
         )
 
     def _convert(self) -> None:
-        if not self.job["html"]:
+        if not self.job.get("html"):
             return
         from rocmlab.runner import html
 
@@ -143,11 +173,27 @@ def plain(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[ -/]*[@-~]", "", text)
 
 
-def main(arguments: list[str]) -> int:
-    """Run the job that a file describes."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # whatever the locale, a log is UTF-8 and takes any output
+def set_up_output() -> None:
+    """Let stdout be UTF-8 and take any output, whatever the locale."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
-    return Worker(json.loads(Path(arguments[0]).read_text(encoding="utf-8"))).run()
+
+
+def main(arguments: list[str]) -> int:
+    """Run the job that a file describes; events go to its `progress_fd`, and the locks of its lease are inherited."""
+    set_up_output()
+    block_slow_import()
+    job = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
+    pipe = int(job["progress_fd"])
+    os.set_inheritable(pipe, False)
+
+    def report(event: str, **facts: object) -> None:
+        """Tell the runner. A runner that is gone breaks the pipe, which ends the notebook: nobody waits for it."""
+        os.write(pipe, (json.dumps({"event": event, **facts}) + "\n").encode())
+
+    status, message = Worker(job, report).run()
+    report("ended", status=status, message=message)
+    return EXIT_CODES[status]
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from rocmlab.stack.lab import Say
 from rocmlab.stack.settings import Settings
 
 SHARE_FOLDERS = ("data", "models", "runs", "cache", "leases")
+FOR_KERNELS = ("CULL_IDLE_GPU_KERNELS_SECONDS", "WARM_KERNELS")  # settings that JupyterLab reads itself
 STOP_SECONDS = 10.0
 BUSY_SECONDS = 20.0  # a server whose machine swaps may need that long for an answer
 SOCKET_FOLDER_BYTES = 50  # a socket's path has at most 104 bytes, and Jupyter adds kernel-<uuid>-ipc-<n>
@@ -130,6 +131,7 @@ class NativeLab:
             "ROCMLAB_NOTEBOOKS": str(self.notebooks),
             "ROCMLAB_BACKEND": self.values["ROCMLAB_BACKEND"],
             "ROCMLAB_RUNTIME": "native",
+            **{name: self.settings.get(name) for name in FOR_KERNELS},
             "KERAS_HOME": str(self.share_folder / "cache/keras"),
             "HF_HOME": str(self.share_folder / "cache/huggingface"),
         }
@@ -163,7 +165,8 @@ class NativeLab:
         kept = ("PORT", "JUPYTER_TOKEN", "SHARE", "ROCMLAB_BACKEND")
         found = {name: self.values[name] for name in kept}
         found |= {"NOTEBOOKS_DIR": str(self.notebooks), "GPUS": self.settings.get("GPUS")}
-        found["ROCMLAB_ROOT"] = self.settings.get("ROCMLAB_ROOT")
+        for name in ("ROCMLAB_ROOT", *FOR_KERNELS):
+            found[name] = self.settings.get(name)
         return {**found, "environment": self.venv.fingerprint()}
 
     def _is_configured(self) -> bool:
@@ -191,6 +194,7 @@ class NativeLab:
         server.check_free(self.port)
         for name in ("config", "data"):
             (self.settings.state / name).mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._offer_kernels(say)
         command = [str(self.venv.interpreter), "-m", "jupyterlab", "--ServerApp.ip=127.0.0.1"]
         command += [f"--ServerApp.port={self.port}", f"--ServerApp.root_dir={self.home}"]
         command += ["--allow-root"] if os.getuid() == 0 else []
@@ -216,6 +220,14 @@ class NativeLab:
             "its last words:\n" + "\n".join(last),
             f"mend that; all it said: {self.log}",
         )
+
+    def _offer_kernels(self, say: Say) -> None:
+        """Write the kernelspecs for the GPUs of now; where that fails the lab starts with the plain kernels."""
+        command = [str(self.venv.interpreter), "-m", "rocmlab", "kernels", "install"]
+        code, output = process.capture(command, env=self.server_environment())
+        if code:
+            words = output.strip().splitlines() or [f"exit code {code}"]
+            say(f"the launcher offers only the plain kernels, TensorFlow and PyTorch: {words[0]}")
 
     def stop(self, say: Say) -> None:
         """Stop the server and every process it started."""

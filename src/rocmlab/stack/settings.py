@@ -59,6 +59,12 @@ SETTINGS = (
     Setting("NB_UID", "the owner of the notebooks folder", "the user id of the lab's user in the container"),
     Setting("NB_GID", "100", "the group id of the lab's user in the container"),
     Setting("SHM_SIZE", "8gb", "the size of /dev/shm in the container (data loaders, RCCL)"),
+    Setting(
+        "CULL_IDLE_GPU_KERNELS_SECONDS",
+        "0",
+        "shut down a kernel that has GPUs and did nothing for so long, warned first; 0: never",
+    ),
+    Setting("WARM_KERNELS", "on", "fork JupyterLab's kernels from a parent that has imported the framework: on or off"),
     Setting("PYTHON", "python3", "the interpreter of the native lab (3.11 to 3.13)"),
     Setting(
         "COMPOSE_PROJECT_NAME",
@@ -72,6 +78,8 @@ DEFAULTS = {
     "GPUS": "all",
     "GPU_PASSTHROUGH": "nodes",
     "PORT": "8888",
+    "CULL_IDLE_GPU_KERNELS_SECONDS": "0",
+    "WARM_KERNELS": "on",
     "NOTEBOOKS_DIR": "./notebooks",
 }
 BASE_IMAGES = {  # source and date of each tag: docs/images.md

@@ -173,9 +173,9 @@ def _stage(
     target: Path | None,
     output_path: str | None,
 ) -> Any:  # noqa: ANN401  a Stage
-    from rocmlab.runner.engine.execution import Stage
     from rocmlab.runner.engine.limits import Limits
     from rocmlab.runner.engine.outputs import SideLog
+    from rocmlab.runner.engine.stage import Stage
 
     given = {name: options.pop(name) for name in LIMITS if name in options}
     given.setdefault("start_seconds", options.pop("start_timeout", None))

@@ -16,11 +16,19 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from string import Template
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rocmlab.runner import handover, processes
+from rocmlab.runner.engine.lifeline import Lifeline
+
+if TYPE_CHECKING:
+    from rocmlab.runner.leases import Lease
 
 LONGEST_SOCKET_BYTES = 103  # sun_path less its end: 107 on Linux, 103 on macOS
 PORTS = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
 OOM_COUNTERS = ("/sys/fs/cgroup{group}/memory.events", "/sys/fs/cgroup/memory.events")  # cgroup v2
+
+OURS = ("local-provisioner", "rocmlab-provisioner")  # ours takes a lease, which a job has already
 
 Specification = dict[str, Any]
 
@@ -69,21 +77,42 @@ def find(name: str) -> tuple[Specification, str]:
     return found.to_dict(), found.resource_dir
 
 
-def start(name: str, cwd: str, environment: Mapping[str, str]) -> Kernel:
+def start(
+    name: str, cwd: str, inherited: Mapping[str, str], lease: Lease | None = None, warm: str | None = None
+) -> Kernel:
     """Start a kernel; it is not ready yet.
 
     Args:
         name: of its kernelspec.
         cwd: where it runs.
-        environment: what it inherits.
+        inherited: its environment, less what the kernelspec adds.
+        lease: on its GPUs, which passes to the kernel's process. A kernel that is not started here, such as a remote
+            one, leaves it with this process.
+        warm: address of a parent that is to fork it; None: it is started cold.
+
+    Raises:
+        rocmlab.runner.warm.Refused: the parent forks none; it can be started cold.
     """
     specification, folder = find(name)
-    provisioner = (specification.get("metadata") or {}).get("kernel_provisioner") or {}
-    if provisioner.get("provisioner_name", "local-provisioner") != "local-provisioner":
+    if not is_local(specification.get("metadata") or {}):
         from rocmlab.runner.engine.provisioned import ProvisionedKernel
 
-        return ProvisionedKernel(name, cwd, environment)
-    return LocalKernel(specification, folder, cwd, environment)
+        return ProvisionedKernel(name, cwd, inherited)
+    if warm is None:
+        return LocalKernel(specification, folder, cwd, inherited, lease)
+    from rocmlab.runner.warm.kernel import start as fork
+
+    locks = lease.descriptors if lease else ()
+    forked = fork(warm, cwd, environment(specification, inherited), locks, inherited.get(processes.MARK))
+    if lease:
+        lease.passed_to(forked.pid)
+    return forked
+
+
+def is_local(metadata: Mapping[str, Any]) -> bool:
+    """Tell from a kernelspec's metadata whether its kernel is a process that can be started here."""
+    provisioner = metadata.get("kernel_provisioner") or {}
+    return provisioner.get("provisioner_name", OURS[0]) in OURS
 
 
 class LocalKernel:
@@ -94,10 +123,11 @@ class LocalKernel:
         specification: Specification,
         folder: str,
         cwd: str,
-        environment: Mapping[str, str],
+        inherited: Mapping[str, str],
+        lease: Lease | None = None,
     ) -> None:
         self._by_message = specification.get("interrupt_mode") == "message"
-        self._scratch = _scratch(environment)
+        self._scratch = _scratch(inherited)
         self._out_of_memory = _oom_kills()
         self.connection = _connection(specification, self._scratch)
         file = Path(self._scratch, "kernel.json")
@@ -105,23 +135,30 @@ class LocalKernel:
         file.write_text(json.dumps(self.connection), encoding="utf-8")
         self.output: int | None = None
         self.sentinel: int | None = None
+        self._lifeline = Lifeline()
+        leased = lease.descriptors if lease else ()
         read_end, write_end = os.pipe()
         try:
             self.process = subprocess.Popen(
-                _command(specification, folder, str(file)),
+                handover.keeping(_command(specification, folder, str(file)), leased),
                 stdin=subprocess.DEVNULL,
                 stdout=write_end,
                 stderr=write_end,
                 cwd=cwd,
-                env=_environment(specification, environment),
+                env=environment(specification, inherited),
+                pass_fds=(*leased, self._lifeline.descriptor),
                 start_new_session=True,  # so that it can be interrupted, and ended, with all its processes
             )
         except BaseException:
             os.close(read_end)
+            self._lifeline.close()
             shutil.rmtree(self._scratch, ignore_errors=True)
             raise
         finally:
             os.close(write_end)
+        self._lifeline.tie(self.process.pid)
+        if lease:
+            lease.passed_to(self.process.pid)
         os.set_blocking(read_end, False)
         self.output = read_end
         self.sentinel = _sentinel(self.process.pid)
@@ -182,6 +219,7 @@ class LocalKernel:
             if descriptor is not None:
                 os.close(descriptor)
         self.output = self.sentinel = None
+        self._lifeline.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -230,10 +268,7 @@ def _free_ports(count: int) -> list[int]:
 
 def _command(specification: Specification, folder: str, file: str) -> list[str]:
     """Return the command of a kernelspec, as jupyter_client would start it (manager.py, `format_kernel_cmd`)."""
-    argv = [str(word) for word in specification["argv"]]
-    major, minor = sys.version_info[:2]
-    if argv[0] in ("python", f"python{major}", f"python{major}.{minor}"):
-        argv[0] = sys.executable  # the one on PATH may be another
+    argv = [interpreter(specification), *map(str, specification["argv"][1:])]
     places = {"connection_file": file, "prefix": sys.prefix, "resource_dir": folder}
     for name, value in places.items():
         argv = [word.replace(f"{{{name}}}", value) for word in argv]
@@ -242,12 +277,20 @@ def _command(specification: Specification, folder: str, file: str) -> list[str]:
     return [os.path.expanduser(word) for word in argv]
 
 
-def _environment(specification: Specification, environment: Mapping[str, str]) -> dict[str, str]:
+def interpreter(specification: Specification) -> str:
+    """Return what a kernelspec's command runs; its Python is this one, for the one on PATH may be another."""
+    name = str(specification["argv"][0])
+    major, minor = sys.version_info[:2]
+    return sys.executable if name in ("python", f"python{major}", f"python{major}.{minor}") else name
+
+
+def environment(specification: Specification, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a kernel that inherits one."""
     wanted = specification.get("env") or {}
-    own = {name: Template(str(value)).safe_substitute(environment) for name, value in wanted.items()}
+    own = {name: Template(str(value)).safe_substitute(inherited) for name, value in wanted.items()}
     return {
         "PYDEVD_DISABLE_FILE_VALIDATION": "1",
-        **{name: value for name, value in environment.items() if name != "PYTHONEXECUTABLE"},
+        **{name: value for name, value in inherited.items() if name != "PYTHONEXECUTABLE"},
         **own,
         "JPY_PARENT_PID": str(os.getpid()),  # an idle kernel ends when its parent has
     }

@@ -28,6 +28,7 @@ class Recorder:
         self._every_seconds = every_seconds
         self._warn = warn
         self._next_save = 0.0
+        self._is_cut = False
         self._started = datetime.now(timezone.utc)
 
     def start(self) -> None:
@@ -60,6 +61,7 @@ class Recorder:
 
     def cut(self, cut: Cut) -> None:
         """Note that the notebook was cut short: the cell that ran has failed, those behind it were not reached."""
+        self._is_cut = True
         self.notebook["metadata"]["papermill"]["exception"] = True
         for cell in self.notebook["cells"]:
             if cell["metadata"]["papermill"]["status"] == "running":
@@ -72,7 +74,7 @@ class Recorder:
         end = datetime.now(timezone.utc)
         whole = self.notebook["metadata"]["papermill"]
         whole |= {"end_time": end.isoformat(), "duration": (end - self._started).total_seconds()}
-        self.save()
+        self.save_at_last()
 
     def save_now_and_then(self) -> None:
         """Save if the last time is long enough ago; a notebook that takes long to save is saved less often."""
@@ -83,6 +85,19 @@ class Recorder:
         except OSError as err:  # a full disk may have room later; the save at the end is the one that counts
             self._next_save = time.monotonic() + RETRY_SECONDS
             self._warn(f"the notebook could not be saved yet: {err}")
+
+    def save_at_last(self) -> None:
+        """Save, but let nothing hide why a notebook was cut short.
+
+        Raises:
+            OSError: the notebook came to its end, and cannot be saved.
+        """
+        try:
+            self.save()
+        except OSError as err:
+            if not self._is_cut:
+                raise
+            self._warn(f"the notebook could not be saved: {err}")
 
     def save(self) -> None:
         """Save."""

@@ -7,17 +7,21 @@ can run in it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from rocmlab.errors import Problem, RocmlabError
 from rocmlab.runner import words
-from rocmlab.runner.report import plots, values
+from rocmlab.runner.report import tables, values
 from rocmlab.runner.report.failures import FORBIDDEN, Failure
 
-COLUMNS = 12  # recorded numbers in a table; results.json has them all
+NOISE = 0.05  # share by which VRAM and energy of the same work differ from run to run, readings being seconds apart
+USAGE: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("peak_vram_bytes", "peak VRAM", words.size),
+    ("energy_joules", "energy", words.energy),
+)
+WHOLE_FAILURES = 40  # that are shown with cell, output and traceback, so that the page can be opened
 FILES = {"html": "notebook", "log": "log", "notebook": ".ipynb"}  # kind -> what its link is called
 OUTCOMES = {"broken": "broken", "mended": "mended", "other": "ends otherwise", "new": "new", "same": ""}
 
@@ -40,7 +44,7 @@ def render(results: Mapping[str, Any], failures: Mapping[str, Failure]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"coloured": coloured, "link": link}
+    environment.filters |= {"coloured": coloured, "link": link, "short": words.short}
     jobs = results["jobs"]
     text = environment.get_template("page.html.j2").render(
         words=words,
@@ -54,9 +58,13 @@ def render(results: Mapping[str, Any], failures: Mapping[str, Failure]) -> str:
         failed=[(job, failures.get(job["name"], Failure())) for job in _worst_first(jobs)],
         usage={job["name"]: _usage(job["devices"]) for job in jobs},
         columns=_columns(jobs),
-        groups=[_group(group) for group in values.groups(jobs) if group.metrics],
+        energy=_energy(jobs),
+        unnamed={job["name"]: unnamed(job) for job in jobs},
+        attempts={job["name"]: attempts(job) for job in jobs},
+        groups=tables.describe(jobs),
         comparison=_comparison(results.get("comparison")),
         files=FILES,
+        whole_failures=WHOLE_FAILURES,
     )
     return FORBIDDEN.sub("", text).replace("\x1b", "")
 
@@ -114,16 +122,13 @@ def _versions(versions: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _usage(devices: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return what the samples of a job's devices say; nothing where there are none."""
-
-    def known(name: str) -> list[float]:
-        return [device[name] for device in devices if values.is_number(device.get(name))]
-
-    peak, busy, energy = known("peak_vram_bytes"), known("mean_busy_percent"), known("energy_joules")
+    """Return what is known of how a job's devices were used; nothing where nothing is."""
+    used = values.used(devices)
+    busy = used["mean_busy_percent"]
     found = {
-        "peak VRAM": words.size(max(peak)) if peak else "",
-        "mean use": f"{sum(busy) / len(busy):.0f} %" if busy else "",
-        "energy": words.energy(sum(energy)) if energy else "",
+        "peak VRAM": words.size(used["peak_vram_bytes"]),
+        "mean use": "" if busy is None else f"{busy:.0f} %",
+        "energy": words.energy(used["energy_joules"]),
     }
     return {name: text for name, text in found.items() if text}
 
@@ -134,41 +139,39 @@ def _columns(jobs: Sequence[Job]) -> list[str]:
     return [name for name in ("peak VRAM", "mean use", "energy") if name in found]
 
 
-def _group(group: values.Group) -> dict[str, Any]:
-    """Return the recorded numbers of one notebook as a table and plots."""
-    problem: Problem | None = None
-    drawn: list[str] = []
-    try:
-        drawn = plots.draw(group)
-    except RocmlabError as err:
-        problem = err.problem
-    except Exception as err:  # whatever a library makes of odd values: the table says the same
-        problem = Problem("there are no plots", f"{type(err).__name__}: {err}", "")
-    shown = group.metrics[:COLUMNS]
-    rows = []
-    for job in group.jobs:
-        found = values.numbers(job["recorded"])
-        cells = [words.number(found[name]) if name in found else "" for name in shown]
-        parameters = [
-            words.value(job["parameters"][name]) if name in job["parameters"] else "" for name in group.varying
-        ]
-        rows.append({"job": job, "parameters": parameters, "cells": cells})
-    return {
-        "title": group.title,
-        "varying": group.varying,
-        "metrics": shown,
-        "more": len(group.metrics) - len(shown),
-        "rows": rows,
-        "plots": drawn,
-        "problem": problem,
-    }
+def _energy(jobs: Sequence[Job]) -> str:
+    """Return what all jobs together used; empty if nothing is known."""
+    known = [used for job in jobs if (used := values.used(job["devices"])["energy_joules"]) is not None]
+    return words.energy(sum(known)) if known else ""
+
+
+def unnamed(job: Job) -> str:
+    """Return the parameters of a job that its name does not tell already: `lr=0.01` stands in `tune-lr=0.01`."""
+    told = {name: value for name, value in job["parameters"].items() if f"{name}={words.value(value)}" in job["name"]}
+    return words.parameters({name: value for name, value in job["parameters"].items() if name not in told})
+
+
+def attempts(job: Job) -> list[dict[str, Any]]:
+    """Return how a job that was retried ended before: `1st attempt: kernel died after 3 s on GPU 0`, its files."""
+    found = []
+    for number, before in enumerate(job.get("attempts") or [], 1):
+        text = f"{words.ordinal(number)} attempt: {before.get('status', 'failed')}"
+        if before.get("seconds") is not None:
+            text += f" after {words.duration(before['seconds'])}"
+        if before.get("devices"):
+            text += f" on {words.device_label(before['devices'])}"
+        text += f": {before['message']}" if before.get("message") else ""
+        found.append({"text": text, "files": before.get("files") or {}})
+    return found
 
 
 def _comparison(comparison: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Return the comparison with its changes in words."""
     if comparison is None:
         return None
-    return {**comparison, "rows": rows_of(comparison), "headline": changes(comparison)}
+    rows = rows_of(comparison)
+    has_usage = any(row["usage"] for row in rows)
+    return {**comparison, "rows": rows, "headline": changes(comparison), "has_usage": has_usage}
 
 
 def changes(comparison: Mapping[str, Any]) -> str:
@@ -192,9 +195,20 @@ def rows_of(comparison: Mapping[str, Any]) -> list[dict[str, Any]]:
             "metrics": {
                 name: _moved(pair, words.number) for name, pair in job["metrics"].items() if pair[0] != pair[1]
             },
+            "usage": {
+                label: _moved(pair, read)
+                for name, label, read in USAGE
+                if _has_moved(pair := job.get("usage", {}).get(name, (None, None)))
+            },
         }
         for job in comparison["jobs"]
     ]
+
+
+def _has_moved(pair: Sequence[float | None]) -> bool:
+    """Whether a measured number has changed by more than the readings themselves do."""
+    then, now = pair
+    return then is not None and now is not None and abs(now - then) > NOISE * abs(then)
 
 
 def _moved(pair: Sequence[float | None], read: Any) -> str:  # noqa: ANN401  from a number to text

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +16,8 @@ from rocmlab.runner.jobs import stem
 Jobs = Sequence[Mapping[str, Any]]  # of results.json
 NESTED = 4  # levels of dicts in a record that are looked at
 LARGEST = 1e300  # Python's integers have no end, those of others do
+# Words in the name of a parameter whose values stand for chance alone, such as `seed` or `data_seed`.
+CHANCE = frozenset(("seed", "seeds", "repeat", "repetition", "replicate", "trial", "fold"))
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,56 @@ class Group:
     jobs: Jobs
     varying: list[str]  # parameters that are not the same in all of them
     metrics: list[str]  # names of the recorded numbers, those a person looks for first
+
+    @property
+    def chances(self) -> list[str]:
+        """Parameters that vary only to see how much chance does, such as `seed`; none where nothing else varies."""
+        found = [name for name in self.varying if is_chance(name)]
+        return found if len(found) < len(self.varying) else []
+
+
+def is_chance(name: str) -> bool:
+    """Whether a parameter's values stand for chance alone, by its name."""
+    return not CHANCE.isdisjoint(re.split(r"[^a-z]+", name.lower()))
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Several values of one number."""
+
+    mean: float
+    deviation: float | None  # of the sample; None of a single value
+    count: int
+
+
+def spread(numbers: Sequence[float]) -> Spread:
+    """Return mean and standard deviation of at least one number."""
+    deviation = statistics.stdev(numbers) if len(numbers) > 1 else None
+    return Spread(statistics.fmean(numbers), deviation, len(numbers))
+
+
+def used(devices: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """Return what a job used in all: the VRAM of the fullest device, the mean use, the energy of all; None: unknown."""
+
+    def known(name: str) -> list[float]:
+        return [device[name] for device in devices if is_number(device.get(name))]
+
+    peak, busy, energy = known("peak_vram_bytes"), known("mean_busy_percent"), known("energy_joules")
+    return {
+        "peak_vram_bytes": max(peak) if peak else None,
+        "mean_busy_percent": statistics.fmean(busy) if busy else None,
+        "energy_joules": sum(energy) if energy else None,
+    }
+
+
+def by(jobs: Jobs, names: Sequence[str]) -> dict[tuple[str, ...], list[Mapping[str, Any]]]:
+    """Return the jobs by what these parameters are; a missing one is a value of its own."""
+    found: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for job in jobs:
+        parameters = job["parameters"]
+        key = tuple(canonical(parameters[name]) if name in parameters else "" for name in names)
+        found.setdefault(key, []).append(job)
+    return found
 
 
 def numbers(recorded: Mapping[str, Any]) -> dict[str, float]:

@@ -1,0 +1,132 @@
+"""`rocmlab kernels`: what JupyterLab's launcher offers, on which GPUs, and who has them."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rocmlab.cli.main import verb_parser
+from rocmlab.devices import Device
+from rocmlab.errors import RocmlabError
+from rocmlab.lab import gpus as lab_gpus
+from rocmlab.lab import offers
+from rocmlab.lab.gpus import Gpus, printable
+from rocmlab.lab.offers import Changes, Spec
+
+
+def main(verb: str, arguments: Sequence[str]) -> int:
+    """List, install or remove the kernels of this lab."""
+    parser = verb_parser(verb)
+    parser.add_argument("what", nargs="?", choices=["list", "install", "remove"], default="list", help="default: list")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--prefix", metavar="DIR", help="install below this environment, in share/jupyter/kernels")
+    where.add_argument("--user", action="store_true", help="install for this user alone")
+    parser.add_argument("--json", action="store_true", help="print everything known, as JSON (list)")
+    chosen = parser.parse_args(arguments)
+    if "ROCMLAB_RUNTIME" not in os.environ and not (chosen.prefix or chosen.user):
+        return _inside(verb, arguments)
+    if chosen.what == "list":
+        _list(as_json=chosen.json)
+        return 0
+    base = offers.base_folder()
+    folder = offers.default_folder(os.environ)
+    if chosen.prefix or chosen.user:
+        folder = Path(chosen.prefix, "share/jupyter/kernels") if chosen.prefix else offers.user_folder(os.environ)
+    try:
+        if chosen.what == "install":
+            changes = offers.install(folder, offers.plain(base), lab_gpus.look(os.environ))
+        else:
+            changes = offers.remove(folder, offers.plain(base))
+    except OSError as err:
+        raise RocmlabError(
+            f"{err.filename or folder}: {err.strerror or err}",
+            "kernels are written there",
+            "name another: --prefix DIR",
+        ) from err
+    _say(changes, folder)
+    return 0
+
+
+def _inside(verb: str, arguments: Sequence[str]) -> int:
+    """Ask the lab itself: its kernels are those of its own environment."""
+    from rocmlab.stack import project as projects
+
+    lab = projects.reopen(projects.find()).lab
+    if lab.inside() is None:
+        raise RocmlabError("the lab is not running", "its kernels are in the lab, and only it can list them", "make up")
+    return lab.run([verb, *arguments])
+
+
+def _say(changes: Changes, folder: Path) -> None:
+    if changes.written:
+        print(f"in {folder}: {', '.join(changes.written)}")
+    if changes.removed:
+        print(f"removed: {', '.join(changes.removed)}")
+    for name in changes.left:
+        print(f"left alone: {folder / name} is not of rocmlab", file=sys.stderr)
+
+
+def _list(*, as_json: bool) -> None:
+    gpus = lab_gpus.look(os.environ)
+    folders = [offers.user_folder(os.environ), offers.base_folder()]
+    if offers.default_folder(os.environ) == offers.base_folder():
+        folders.reverse()
+    listed = offers.listed([folder for folder in folders if folder.is_dir()])
+    holders = _holders(gpus.devices)
+    rows = [_row(name, path, spec, gpus, holders) for name, (path, spec) in listed.items()]
+    if as_json:
+        print(json.dumps({"simulated": gpus.is_simulated, "kernels": rows}, indent=1))
+        return
+    if gpus.is_simulated:
+        print("SIMULATED: not the GPUs of this machine")
+    for row in rows:
+        print(f"{row['name']:<16}  {row['display_name']}")
+        print(f"{'':<16}  {row['python']}")
+        for line in row["state"]:
+            print(f"{'':<16}  {line}")
+    if not rows:
+        print("there are no kernels of rocmlab here: rocmlab kernels install")
+
+
+def _holders(devices: Sequence[Device]) -> dict[Device, str | None]:
+    """Return who has each GPU; None for one that is free."""
+    share = os.environ.get("ROCMLAB_SHARE")
+    if not share or not devices:
+        return dict.fromkeys(devices)
+    from rocmlab.runner.leases import Leases
+
+    leases = Leases.of_share(Path(share))
+    return {device: str(holder) if (holder := leases.holder(device)) else None for device in devices}
+
+
+def _row(name: str, path: Path, spec: Spec, gpus: Gpus, holders: dict[Device, str | None]) -> dict[str, Any]:
+    wanted = offers.asks_for(spec)
+    options = [device for device in gpus.devices if wanted in (1, "all", device.pci_address)]
+    free = [device for device in options if holders[device] is None]
+    state = [
+        f"{lab_gpus.label(device)}: {'free' if holders[device] is None else f'leased to {holders[device]}'}"
+        for device in options
+    ]
+    if wanted == 0:
+        state = ["CPU"]
+    elif gpus.problem:
+        state = [f"no GPU: {printable(gpus.problem.what)}"]
+    elif not gpus.devices:
+        state = ["a GPU that every program shares" if gpus.is_shared else "CPU: the lab has no GPU"]
+    elif not options:
+        state = ["its GPU is not here"]
+    found = [{"pci_address": each.pci_address, "name": each.name, "leased_to": holders[each]} for each in options]
+    return {
+        "name": name,
+        "display_name": printable(str(spec.get("display_name", ""))),
+        "python": printable(str((spec.get("argv") or [""])[0])),
+        "path": str(path),
+        "gpus": wanted,
+        "devices": found,
+        "is_free": bool(len(free) == len(options) if wanted == "all" else free) if options else None,
+        "state": state,
+    }

@@ -1,0 +1,120 @@
+"""Server extension: kernels that have GPUs and do nothing give them back, when a person has asked for that.
+
+`jupyter_config.py` enables it only where CULL_IDLE_GPU_KERNELS_SECONDS is a number above 0. A kernel that is busy, and
+one without a lease, is never touched. The warning goes to the server's log and, as a message of the kernel, to every
+page that has the kernel open, where JupyterLab shows it in its log (View > Show Log Console): no cell is running that
+it could belong to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from datetime import datetime, timezone
+from typing import Any
+
+from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebsocketConnection
+from tornado.ioloop import PeriodicCallback
+
+from rocmlab.errors import RocmlabError
+from rocmlab.lab.provisioner import RocmlabProvisioner
+
+SETTING = "CULL_IDLE_GPU_KERNELS_SECONDS"
+MOST_NOTICE_SECONDS = 300.0
+NOTICE_SHARE = 0.1  # of the limit
+MOST_PAUSE_SECONDS = 30.0
+
+
+def limit_seconds(text: str) -> float:
+    """Return the setting as a number; 0 is off.
+
+    Raises:
+        RocmlabError: it is none.
+    """
+    try:
+        limit = float(text or "0")
+    except ValueError:
+        limit = -1.0
+    if 0 <= limit < float("inf"):
+        return limit
+    raise RocmlabError(
+        f"{SETTING}={text} is no time", "it is a number of seconds, and 0 is off", f"make up {SETTING}=3600"
+    )
+
+
+class Culler:
+    """Looks at the kernels of a server now and then."""
+
+    def __init__(self, server: Any, limit: float) -> None:  # noqa: ANN401  jupyter_server's ServerApp
+        self.limit = limit
+        self.notice = min(MOST_NOTICE_SECONDS, limit * NOTICE_SHARE)
+        self._kernels = server.kernel_manager
+        self._log = server.log
+        self._warned: dict[str, tuple[datetime, datetime]] = {}  # kernel: its last work, and when its user was warned
+        pause = min(MOST_PAUSE_SECONDS, self.notice / 2)
+        self._timer = PeriodicCallback(self.look, pause * 1000)
+
+    def start(self) -> None:
+        """Begin to look; on the event loop."""
+        self._log.info("kernels that have GPUs are shut down after %g seconds without work", self.limit)
+        self._timer.start()
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._timer.stop()
+
+    async def look(self) -> None:
+        """Warn whoever has an idle kernel, and shut down those that were warned long enough ago."""
+        now = datetime.now(timezone.utc)
+        idle = {kernel_id: since for kernel_id in self._kernels.list_kernel_ids() if (since := self._idle(kernel_id))}
+        self._warned = {each: told for each, told in self._warned.items() if idle.get(each) == told[0]}
+        for kernel_id, since in idle.items():
+            quiet = (now - since).total_seconds()
+            if kernel_id not in self._warned:
+                if quiet >= self.limit - self.notice:
+                    left = max(self.limit - quiet, self.notice)
+                    self._warned[kernel_id] = (since, now)
+                    self._tell(kernel_id, f"in {left:.0f} seconds it is shut down, unless a cell is run")
+            elif quiet >= self.limit and (now - self._warned[kernel_id][1]).total_seconds() >= self.notice:
+                self._tell(kernel_id, "it is shut down now; what it had in memory is gone")
+                await self._shut_down(kernel_id)
+
+    def _idle(self, kernel_id: str) -> datetime | None:
+        """Return since when a kernel with a lease has done nothing; None for every other."""
+        manager = self._kernels.get_kernel(kernel_id)
+        provisioner = manager.provisioner
+        if not isinstance(provisioner, RocmlabProvisioner) or not provisioner.owned or not provisioner.owned.lease:
+            return None
+        if manager.execution_state != "idle":
+            return None
+        since: datetime = manager.last_activity
+        return since
+
+    def _tell(self, kernel_id: str, what: str) -> None:
+        """Say it in the log and to every page that has the kernel open."""
+        text = f"rocmlab: this kernel holds a GPU and has done nothing for long ({SETTING}={self.limit:g}): {what}"
+        self._log.warning("kernel %s: %s", kernel_id, text)
+        for connection in list(ZMQChannelsWebsocketConnection._open_sockets):
+            if connection.kernel_id == kernel_id:
+                connection.write_stderr(text, {})  # type: ignore[no-untyped-call]
+
+    async def _shut_down(self, kernel_id: str) -> None:
+        self._warned.pop(kernel_id, None)
+        try:
+            await asyncio.ensure_future(self._kernels.shutdown_kernel(kernel_id))
+        except Exception as err:
+            self._log.error("kernel %s could not be shut down: %s", kernel_id, err)
+
+
+def _jupyter_server_extension_points() -> list[dict[str, str]]:
+    return [{"module": "rocmlab.lab.extension"}]
+
+
+def _load_jupyter_server_extension(server: Any) -> None:  # noqa: ANN401
+    try:
+        limit = limit_seconds(os.environ.get(SETTING, ""))
+    except RocmlabError as err:
+        server.log.error("%s", err)
+        return
+    if limit:
+        server.io_loop.add_callback(Culler(server, limit).start)

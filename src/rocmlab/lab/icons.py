@@ -1,0 +1,32 @@
+"""The launcher's pictures of our kernels: a framework's initials, and what the kernel computes on. Drawn here."""
+
+from __future__ import annotations
+
+from html import escape
+
+FILE = "logo-svg.svg"
+INITIALS = {"tensorflow": "TF", "torch": "PT"}
+COLORS = {"tensorflow": "#b45309", "torch": "#9f1239"}
+BADGES = {True: "#15803d", False: "#475569"}  # a GPU, the CPU
+SHAPE = """\
+<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 64 64" width="64" height="64">
+ <rect x="2" y="2" width="60" height="60" rx="10" fill="{color}"/>
+ <text x="32" y="33" font-family="sans-serif" font-size="28" font-weight="bold" fill="#ffffff" text-anchor="middle">\
+{initials}</text>{badge}
+</svg>
+"""
+BADGE = """
+ <rect x="6" y="41" width="52" height="17" rx="5" fill="{color}" stroke="#ffffff"/>
+ <text x="32" y="54" font-family="sans-serif" font-size="12" font-weight="bold" fill="#ffffff" text-anchor="middle">\
+{words}</text>"""
+
+
+def svg(framework: str, words: str = "") -> str:
+    """Return a picture of 64 by 64.
+
+    Args:
+        framework: `tensorflow` or `torch`.
+        words: of the badge, such as `CPU` or `GPU 0`; none where the lab has no choice.
+    """
+    badge = BADGE.format(color=BADGES["GPU" in words], words=escape(words)) if words else ""
+    return SHAPE.format(color=COLORS[framework], initials=INITIALS[framework], badge=badge)

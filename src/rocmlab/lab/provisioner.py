@@ -1,0 +1,230 @@
+"""Kernels that own their GPUs: how Jupyter starts each kernel of ours.
+
+A kernelspec names this provisioner and what it asks for: `{"gpus": 1 | "all" | 0 | "<PCI address>"}`. The lease is
+taken before the kernel's process is there, so before the framework can look at a GPU, and the process inherits it.
+
+The server keeps a copy of the lease as long as the kernel is its: when a kernel is restarted, or crashes and is started
+again, no other can take its GPUs in between. The copy is closed when the kernel is shut down, and when it ends and
+nobody starts it again. If the server dies, its copy dies with it, and the lease ends with the kernel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jupyter_client.multikernelmanager import MultiKernelManager
+from jupyter_client.provisioning import LocalProvisioner
+from traitlets import Any as AnyTrait
+
+from rocmlab.devices import visibility
+from rocmlab.errors import RocmlabError
+from rocmlab.lab import kernels, ownership, warmth
+from rocmlab.lab.ownership import Owned
+from rocmlab.runner import handover
+
+REASON = "ROCMLAB_REFUSAL"  # what the kernel in a refused one's place says
+ANSWER_SECONDS = 20.0  # for a driver and a share to be looked at
+
+
+class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_client has no types for mypy
+    """Starts a kernel on this machine with the GPUs that its kernelspec asks for."""
+
+    gpus = AnyTrait(1, help="how many GPUs, `all`, 0 for the CPU, or the PCI address of one")
+
+    owned: Owned | None = None
+    _is_told: bool = False  # of kernels that failed to restart
+    _watched: int | None = None  # a descriptor of the kernel's process
+    _release: weakref.finalize[..., Any] | None = None
+
+    async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401  Jupyter's own
+        """Take the lease, unless a runner has; add it, the masks and the banner to what will be started."""
+        kwargs = await super().pre_launch(**kwargs)
+        environment: dict[str, str] = kwargs["env"]
+        if environment.get("ROCMLAB_LEASED") == "1":
+            return kwargs
+        try:
+            owned = await self._own(environment)
+            kwargs["env"] = owned.environment(environment)
+        except RocmlabError as err:
+            self.let_go()
+            self.log.warning("the kernel %s was refused: %s", self.kernel_id, err)
+            return self._refused(kwargs, err)
+        kwargs["cmd"] = _with_banner(kwargs["cmd"], owned.banner())
+        if owned.lease:
+            kwargs["cmd"] = handover.keeping(kwargs["cmd"], owned.lease.descriptors)
+            kwargs["pass_fds"] = (*kwargs.get("pass_fds", ()), *owned.lease.descriptors)
+        return kwargs
+
+    async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401
+        """Start the kernel and name its process as the lease's holder."""
+        try:
+            found: dict[str, Any] = await self._launch_warm(kwargs) or await super().launch_kernel(cmd, **kwargs)
+        except BaseException:
+            self.let_go()
+            raise
+        if self.owned and self.owned.lease:
+            await asyncio.to_thread(self.owned.belongs_to, self.pid)
+            self._watch()
+        return found
+
+    async def post_launch(self, **kwargs: Any) -> None:  # noqa: ANN401
+        """Let go of the lease if the kernel crashes so often that it is not started again."""
+        await super().post_launch(**kwargs)
+        if not self._is_told and getattr(self.parent, "_restarter", None) is not None:
+            self.parent.add_restart_callback(self.let_go, "dead")
+            self._is_told = True
+
+    async def poll(self) -> int | None:
+        """Tell whether the kernel lives, as `Popen.poll` does."""
+        code: int | None = await super().poll()
+        if code is not None and self.process is not None and self.owned is not None:
+            self._ended()
+        return code
+
+    async def cleanup(self, restart: bool = False) -> None:
+        """Return the lease, unless the kernel is only restarted."""
+        self._stop_watching()
+        if not restart:
+            self.let_go()
+        await super().cleanup(restart=restart)
+
+    def let_go(self) -> None:
+        """Close our copy of the lease."""
+        self._stop_watching()
+        self.owned = None
+        if self._release:
+            self._release()
+
+    async def _launch_warm(self, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Fork the kernel from a parent that has imported the framework; None if it is to be started cold."""
+        if self.owned is None or not isinstance(self.parent.parent, MultiKernelManager):
+            return None  # refused, or a runner's; and a parent is for a server, which starts many kernels
+        lease = self.owned.lease
+        cwd = str(kwargs.get("cwd") or os.getcwd())
+        process = await asyncio.to_thread(
+            warmth.NESTS.fork,
+            self.parent.kernel_name,
+            self.kernel_spec.to_dict(),
+            kwargs["env"],
+            cwd,
+            os.path.realpath(self.parent.connection_file),
+            lease.descriptors if lease else (),
+            [_banner(self.owned.banner())],
+        )
+        if process is None:
+            return None
+        self.process, self.pid, self.pgid, self.cwd = process, process.pid, process.pid, cwd
+        connection: dict[str, Any] = self.connection_info
+        return connection
+
+    # -- lease -----------------------------------------------------------------------------------------------------
+
+    async def _own(self, environment: dict[str, str]) -> Owned:
+        """Return what the kernel has already, when it is restarted; else take it.
+
+        Raises:
+            RocmlabError: it is not to be had, or the driver or the share does not answer.
+        """
+        if self.owned and self.owned.lease:
+            return self.owned
+        title = kernels.framework_title(self.kernel_spec.metadata)
+        arguments = (self.gpus, ownership.notebook_of(environment), dict(os.environ), title)
+        claim = asyncio.ensure_future(asyncio.to_thread(ownership.claim, *arguments))
+        try:
+            done, _ = await asyncio.wait([claim], timeout=ANSWER_SECONDS)
+        except BaseException:
+            claim.add_done_callback(_release_late)
+            raise
+        if not done:
+            claim.add_done_callback(_release_late)
+            raise RocmlabError(
+                f"the GPUs could not be looked at within {ANSWER_SECONDS:g} seconds",
+                "a driver or the share does not answer",
+                f"on the host: make doctor; meanwhile: Kernel > Change Kernel… > {title} (CPU)",
+            )
+        self.owned = owned = claim.result()
+        self._release = weakref.finalize(self, owned.release)
+        return owned
+
+    def _refused(self, kwargs: dict[str, Any], err: RocmlabError) -> dict[str, Any]:
+        """Start in the kernel's place one that says why, in the interpreter of this server."""
+        environment = {**kwargs["env"], REASON: json.dumps(vars(err.problem))}
+        if path := os.environ.get("PYTHONPATH"):
+            environment["PYTHONPATH"] = path
+        else:
+            environment.pop("PYTHONPATH", None)
+        connection = os.path.realpath(self.parent.connection_file)
+        command = [sys.executable, "-m", "rocmlab.lab.refusal", "-f", connection]
+        # In the root folder: beside the notebook a file `ipykernel.py` would be imported in the library's place.
+        return {**kwargs, "cmd": command, "env": visibility.apply(environment, ()), "cwd": "/"}
+
+    def _watch(self) -> None:
+        """Ask to be told when the kernel's process ends; outside Linux `poll` notices it."""
+        self._stop_watching()
+        if not hasattr(os, "pidfd_open"):
+            return
+        with contextlib.suppress(OSError, NotImplementedError):
+            descriptor = os.pidfd_open(self.pid)
+            self._watched = descriptor
+            asyncio.get_running_loop().add_reader(descriptor, _told, weakref.ref(self), descriptor)
+
+    def _stop_watching(self) -> None:
+        descriptor, self._watched = self._watched, None
+        if descriptor is not None:
+            with contextlib.suppress(RuntimeError):  # no loop runs here any more
+                asyncio.get_running_loop().remove_reader(descriptor)
+            os.close(descriptor)
+
+    def _end_group(self) -> None:
+        """End what the kernel forked, such as the workers of a data loader, which have its lease and may have memory.
+
+        Until its process is reaped its number cannot be another's.
+        """
+        if isinstance(self.process, warmth.WarmProcess):
+            self.process.poll()
+        elif self.process is not None and self.process.returncode is None and self.pgid:
+            with contextlib.suppress(OSError):
+                os.killpg(self.pgid, signal.SIGKILL)
+
+    def _ended(self) -> None:
+        """The process has ended: return the lease unless it is being shut down or restarted, by hand or by itself."""
+        self._end_group()
+        is_in_hand = self.parent is not None and (
+            self.parent.shutting_down or getattr(self.parent, "_restarter", None) is not None
+        )
+        self._stop_watching()
+        if not is_in_hand:
+            self.let_go()
+
+
+def _told(reference: weakref.ref[RocmlabProvisioner], descriptor: int) -> None:
+    """A kernel's process has ended."""
+    provisioner = reference()
+    if provisioner is not None and provisioner._watched == descriptor:
+        provisioner._ended()
+    else:
+        asyncio.get_running_loop().remove_reader(descriptor)
+
+
+def _release_late(claim: asyncio.Future[Owned]) -> None:
+    if not claim.cancelled() and claim.exception() is None:
+        claim.result().release()
+
+
+def _with_banner(command: Sequence[str], text: str) -> list[str]:
+    """Return a kernel's command with what its banner says at the end; only IPython kernels can be told."""
+    if not any("ipykernel" in word for word in command):
+        return list(command)
+    return [*command, _banner(text)]
+
+
+def _banner(text: str) -> str:
+    return f"--InteractiveShell.banner2={text}"

@@ -1,0 +1,78 @@
+"""The kernel in place of one that got no GPU: every cell is answered by who has them and what can be done.
+
+Started by `rocmlab.lab.provisioner` as `python -m rocmlab.lab.refusal -f FILE`. Nothing of a cell is executed, least of
+all on the CPU without a word. A restart asks for a GPU again, and starts the real kernel if there is one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from typing import Any
+
+from ipykernel.kernelapp import IPKernelApp
+from ipykernel.kernelbase import Kernel
+
+from rocmlab import __version__
+
+REASON = "ROCMLAB_REFUSAL"
+NAME = "NoFreeGPU"
+
+
+def reason() -> dict[str, str]:
+    """Return what the provisioner left in the environment: what, why and fix."""
+    try:
+        found = json.loads(os.environ[REASON])
+        return {name: str(found[name]) for name in ("what", "why", "fix")}
+    except (KeyError, ValueError, TypeError):
+        return {"what": "this kernel got no GPU", "why": "it was not started by JupyterLab", "fix": "restart it"}
+
+
+def lines() -> list[str]:
+    """Return what a person reads."""
+    found = reason()
+    return [
+        f"{NAME}: {found['what']}",
+        "",
+        *found["why"].splitlines(),
+        "",
+        "What you can do:",
+        *(f"  {line}" for line in found["fix"].splitlines()),
+    ]
+
+
+class RefusalKernel(Kernel):
+    """Answers each cell with one error."""
+
+    implementation = "rocmlab"
+    implementation_version = __version__
+    language_info = {  # noqa: RUF012  as ipykernel gives it: a notebook keeps the language it had
+        "name": "python",
+        "version": platform.python_version(),
+        "mimetype": "text/x-python",
+        "codemirror_mode": {"name": "ipython", "version": 3},
+        "pygments_lexer": "ipython3",
+        "nbconvert_exporter": "python",
+        "file_extension": ".py",
+    }
+
+    @property
+    def banner(self) -> str:  # type: ignore[override]  # as IPython's own kernel has it
+        """What a console shows at first."""
+        return "\n".join(lines())
+
+    async def do_execute(self, code: str, silent: bool, *_: Any, **__: Any) -> dict[str, Any]:  # noqa: ANN401
+        """Execute nothing."""
+        error = {"ename": NAME, "evalue": reason()["what"], "traceback": lines()}
+        if not silent:
+            self.send_response(self.iopub_socket, "error", error)  # type: ignore[no-untyped-call]
+        return {"status": "error", "execution_count": self.execution_count, **error}
+
+    async def do_is_complete(self, code: str) -> dict[str, Any]:
+        """Let a console send whatever was typed."""
+        return {"status": "complete"}
+
+
+if __name__ == "__main__":
+    IPKernelApp.launch_instance(kernel_class=RefusalKernel)

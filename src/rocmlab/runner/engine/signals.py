@@ -1,0 +1,54 @@
+"""SIGINT and SIGTERM end a notebook in order; the second one at once."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Signals:
+    """Which signal has come.
+
+    Attributes:
+        number: of the signal that asks to stop; 0 if none did.
+        is_repeated: whether it has come again, and there is no more patience.
+        wake: becomes readable when one comes; None while nobody listens.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.is_repeated = False
+        self.wake: socket.socket | None = None
+
+    @contextlib.contextmanager
+    def heard(self) -> Iterator[None]:
+        """Hear them, and afterwards let them do what they did before."""
+        if threading.current_thread() is not threading.main_thread():
+            yield  # whoever has the main thread decides
+            return
+        before = {number: signal.getsignal(number) for number in SIGNALS}
+        read_end, write_end = socket.socketpair()
+        for end in (read_end, write_end):
+            end.setblocking(False)
+        old = signal.set_wakeup_fd(write_end.fileno(), warn_on_full_buffer=False)
+        self.wake = read_end
+        for number in SIGNALS:
+            signal.signal(number, self._hear)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(old)
+            self.wake = None
+            read_end.close()
+            write_end.close()
+
+    def _hear(self, number: int, _frame: object) -> None:
+        self.is_repeated = bool(self.number)
+        self.number = number

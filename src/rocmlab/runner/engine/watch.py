@@ -1,0 +1,80 @@
+"""What ends a notebook while a cell runs: the clock, silence, and the death of the kernel."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import zmq
+
+from rocmlab.runner.engine import ends
+from rocmlab.runner.engine.ends import Cut
+from rocmlab.runner.engine.kernel import Kernel
+from rocmlab.runner.engine.messages import Messages
+from rocmlab.runner.engine.stage import Stage
+
+HEARTBEAT_SECONDS = 5.0  # between two
+
+
+class Watch:
+    """Looks whether the kernel lives and keeps within its limits."""
+
+    def __init__(self, running: Kernel, messages: Messages, stage: Stage) -> None:
+        self._kernel = running
+        self._messages = messages
+        self._stage = stage
+        self._limits = stage.limits
+        self._began = time.monotonic()
+        self._next_beat = 0.0
+        self._stopped_since: float | None = None
+
+    def begin(self) -> None:
+        """Start the clock of the notebook."""
+        self._began = time.monotonic()
+
+    def check(self) -> None:
+        """Look at the clock.
+
+        Raises:
+            Cut: a limit is reached, or the kernel is stopped or hangs.
+        """
+        self._check_silence()
+        self._check_limits()
+
+    def death(self) -> Cut:
+        """Return how the kernel, which has ended, did so."""
+        code, words = self._kernel.exit_code(), self._messages.last_words.strip()
+        if code == -signal.SIGKILL and self._kernel.is_out_of_memory():
+            return Cut("killed", "the kernel's process was ended by SIGKILL because the memory was full", words=words)
+        message = ends.describe(code)
+        if self._messages.info is None:
+            message = f"the kernel did not start: {message}"
+        return Cut("kernel died", message, words=words)
+
+    def _check_silence(self) -> None:
+        """Notice a kernel that is stopped or whose process does not even answer its heartbeat."""
+        moment, longest = time.monotonic(), self._limits.silent_seconds
+        if moment >= self._next_beat:
+            self._next_beat = moment + min(HEARTBEAT_SECONDS, longest / 4)
+            self._messages.channels.heartbeat.send_multipart([b"", b"ping"], zmq.NOBLOCK)
+            if not self._kernel.is_stopped():
+                self._stopped_since = None
+            elif self._stopped_since is None:
+                self._stopped_since = moment
+                self._stage.warn("the kernel's process is stopped (SIGSTOP)")
+        is_late = moment - self._messages.last_beat > longest and self._messages.info is not None
+        if self._stopped_since is not None and (is_late or moment - self._stopped_since > longest):
+            raise Cut("kernel died", f"the kernel's process was stopped (SIGSTOP) for {longest:g} s")
+        if is_late:
+            raise Cut("kernel died", f"the kernel hangs: it did not answer its heartbeat for {longest:g} s")
+
+    def _check_limits(self) -> None:
+        moment, limits, waiting = time.monotonic(), self._limits, self._messages.waiting
+        if limits.notebook_seconds is not None and moment - self._began > limits.notebook_seconds:
+            raise Cut("timeout", f"the notebook ran longer than {limits.notebook_seconds:g} s")
+        if waiting is None or waiting.reply is not None:
+            return
+        if limits.cell_seconds is not None and moment - waiting.began > limits.cell_seconds:
+            raise Cut("timeout", f"a cell ran longer than {limits.cell_seconds:g} s")
+        if limits.idle_seconds is not None and moment - waiting.last_output > limits.idle_seconds:
+            raise Cut("timeout", f"a cell printed nothing for {limits.idle_seconds:g} s")

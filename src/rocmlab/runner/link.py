@@ -1,0 +1,121 @@
+"""A process of ours and the socket to it, as the runner sees them: orders go out, events come in, as JSON lines.
+
+Descriptors travel with an order (SCM_RIGHTS). Whichever side ends, the other reads the end of the socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Event = dict[str, Any]
+
+LONGEST_LINE_BYTES = 1_000_000
+LAST_WORDS_BYTES = 4_000
+EXIT_SECONDS = 2.0  # for a process that has closed its socket, until it is killed
+
+
+class Link:
+    """A process, its socket, and what it says."""
+
+    def __init__(self, module: str, environment: Mapping[str, str]) -> None:
+        """Start `python -m module DESCRIPTOR`; it says what it has to say once `connect` has been awaited.
+
+        Raises:
+            OSError: there is no process, no socket or no file to be had.
+        """
+        self.fault: str | None = None  # why it cannot be listened to any more
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        with contextlib.ExitStack() as on_error:
+            self._words = on_error.enter_context(tempfile.TemporaryFile())
+            self._socket, theirs = socket.socketpair()
+            on_error.callback(self._socket.close)
+            with theirs:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-u", "-m", module, str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._words,
+                    stderr=self._words,
+                    env=dict(environment),
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,  # so that a Ctrl-C reaches the runner alone, which stops jobs in order
+                )
+            on_error.pop_all()
+        self._socket.setblocking(False)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it could take an order."""
+        return self.process.poll() is None and self.fault is None
+
+    def send(self, order: Mapping[str, Any], descriptors: Sequence[int] = ()) -> bool:
+        """Give it a short order, with descriptors; False if it cannot be reached."""
+        line = json.dumps(order).encode() + b"\n"
+        try:
+            return socket.send_fds(self._socket, [line], descriptors) == len(line)
+        except OSError:
+            return False
+
+    async def event(self) -> Event | None:
+        """Return what it says next; None if it has ended, or cannot be listened to any more."""
+        if self._reader is None:
+            self._reader, self._writer = await asyncio.open_connection(
+                sock=self._socket.dup(), limit=LONGEST_LINE_BYTES
+            )
+        while True:
+            try:
+                line = await self._reader.readline()
+            except ValueError:
+                self.fault = f"it sent a line of more than {LONGEST_LINE_BYTES / 1e6:g} MB"
+                return None
+            except OSError:
+                return None
+            if not line.endswith(b"\n"):  # the end; one that is killed may leave half a line
+                return None
+            with contextlib.suppress(ValueError, RecursionError):
+                event = json.loads(line)
+                if isinstance(event, dict) and isinstance(event.get("event"), str):
+                    return event
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal, if it is there."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(number)
+
+    def last_words(self) -> str:
+        """Return the end of what it printed outside of any job, such as why it could not start."""
+        size = os.fstat(self._words.fileno()).st_size
+        return os.pread(self._words.fileno(), LAST_WORDS_BYTES, max(0, size - LAST_WORDS_BYTES)).decode(
+            "utf-8", "replace"
+        )
+
+    async def exit_code(self) -> int:
+        """Return how it ended, below zero for a signal; one that has only closed its socket is killed."""
+        return await asyncio.to_thread(self._wait, 0.0 if self.fault else EXIT_SECONDS)
+
+    def _wait(self, patience_seconds: float) -> int:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.process.wait(patience_seconds)
+        self.process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.process.wait(EXIT_SECONDS)
+        return -int(signal.SIGKILL)  # it hangs in a driver, and will be gone when that lets it go
+
+    async def close(self) -> None:
+        """End it at once. Whoever gives it no more orders has nothing to lose."""
+        self.process.kill()
+        await asyncio.to_thread(self._wait, EXIT_SECONDS)
+        if self._writer is not None:
+            self._writer.close()
+        self._socket.close()
+        self._words.close()

@@ -1,0 +1,82 @@
+"""What a job may ask for, wherever it says so: GPUs, VRAM, mixed products, a time limit."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Literal
+
+from rocmlab.errors import RocmlabError
+
+LEAST_BYTES = 1_000_000
+UNITS: dict[str, int] = {"": 1, "B": 1} | {
+    f"{prefix}{end}": base ** (power + 1)
+    for power, prefix in enumerate("KMGT")
+    for end, base in (("B", 1000), ("IB", 1024), ("", 1000))
+}
+USE_GPUS = 'use "all" or a number; 0 is the CPU'
+
+
+def gpus(value: object, what: str) -> int | Literal["all"]:
+    """Return how many GPUs are asked for.
+
+    Args:
+        value: a number or `all`, as text or not.
+        what: the beginning of the error.
+
+    Raises:
+        RocmlabError: it is something else.
+    """
+    if isinstance(value, str):
+        value = value.strip()
+        if value.isascii() and value.isdecimal() and len(value) < 10:
+            value = int(value)
+    if value == "all":
+        return "all"
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    raise RocmlabError(f"{what} = {value!r}", "this is not a number of GPUs", USE_GPUS)
+
+
+def vram(value: object, what: str) -> int:
+    """Return how many bytes of VRAM are asked for: of `24GB` (10^9), `24GiB` (2^30), `512 MB`, or a number of bytes.
+
+    Raises:
+        RocmlabError: it is something else, or less than a megabyte.
+    """
+    found: int | None = None
+    if isinstance(value, str):
+        parts = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([A-Za-z]{0,3})\s*", value, re.ASCII)
+        unit = UNITS.get(parts[2].upper()) if parts else None
+        found = round(float(parts[1]) * unit) if parts and unit else None
+    elif isinstance(value, int) and not isinstance(value, bool):
+        found = value
+    if found is None or found < LEAST_BYTES:  # `24` is no 24 bytes
+        raise RocmlabError(f"{what} = {value!r}", "this is no amount of VRAM", "use 24GB, 512MB, or a number of bytes")
+    return found
+
+
+def mixed(value: object, what: str) -> bool:
+    """Return whether the GPUs of a job may be of different products.
+
+    Raises:
+        RocmlabError: it is neither true nor false.
+    """
+    if isinstance(value, bool):
+        return value
+    raise RocmlabError(f"{what} = {value!r}", "this is neither true nor false", "use true or false")
+
+
+def seconds(value: object, what: str) -> float:
+    """Return a time limit.
+
+    Raises:
+        RocmlabError: it is no time in seconds.
+    """
+    try:
+        found = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else math.nan
+    except (ValueError, OverflowError):
+        found = math.nan
+    if math.isfinite(found) and found > 0:
+        return found
+    raise RocmlabError(f"{what} = {value!r}", "this is no time in seconds", "use a number above 0")

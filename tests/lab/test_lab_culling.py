@@ -1,0 +1,178 @@
+"""Idle kernels that hold GPUs are shut down if somebody asked for that; busy ones and others never."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+from clones import free_port
+from kernel_hosts import WAIT_SECONDS, Host, until
+from tornado.httpclient import HTTPRequest
+from tornado.websocket import WebSocketClientConnection, websocket_connect
+
+from rocmlab.errors import RocmlabError
+from rocmlab.lab import extension, install
+
+TOKEN = "t" * 32
+
+
+class Server:
+    """A real jupyter_server with our configuration."""
+
+    def __init__(self, host: Host, limit: str) -> None:
+        self.port = free_port()
+        install.main(["--prefix", str(host.prefix)])
+        self.log_path = host.prefix.parent / "server.log"
+        environment = {**os.environ, "JUPYTER_TOKEN": TOKEN, "CULL_IDLE_GPU_KERNELS_SECONDS": limit}
+        environment["JUPYTER_CONFIG_DIR"] = str(host.prefix / "etc/jupyter")
+        command = [sys.executable, "-m", "jupyter_server", f"--ServerApp.port={self.port}", "--allow-root"]
+        with self.log_path.open("w") as log:
+            self.process = subprocess.Popen(
+                [*command, "--ServerApp.ip=127.0.0.1"],
+                env=environment,
+                cwd=host.prefix.parent,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def log(self) -> str:
+        """What it said so far."""
+        return self.log_path.read_text()
+
+    def ask(self, path: str, method: str = "GET", **body: object) -> object:
+        """Call its API."""
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}",
+            method=method,
+            data=json.dumps(body).encode() if body else None,
+            headers={"Authorization": f"token {TOKEN}"},
+        )
+        with urllib.request.urlopen(request, timeout=WAIT_SECONDS) as answer:
+            text = answer.read()
+        return json.loads(text) if text else None
+
+    async def start(self, name: str) -> str:
+        """Start a kernel."""
+        return (await asyncio.to_thread(self.ask, "/api/kernels", "POST", name=name))["id"]
+
+    def names(self) -> set[str]:
+        """Return the kernels that run."""
+        return {kernel["name"] for kernel in self.ask("/api/kernels")}
+
+    async def say(self, kernel_id: str, code: str) -> WebSocketClientConnection:
+        """Connect as a page does, execute code, and return the connection."""
+        address = f"ws://127.0.0.1:{self.port}/api/kernels/{kernel_id}/channels"
+        socket = await websocket_connect(HTTPRequest(address, headers={"Authorization": f"token {TOKEN}"}))
+        header = {"msg_id": "1", "msg_type": "execute_request", "username": "", "session": "s", "version": "5.3"}
+        content = {"code": code, "silent": False, "store_history": False, "user_expressions": {}, "allow_stdin": False}
+        message = {"header": header, "parent_header": {}, "metadata": {}, "content": content, "channel": "shell"}
+        await socket.write_message(json.dumps(message))
+        return socket
+
+    def stop(self) -> None:
+        """Shut it down."""
+        self.process.terminate()
+        self.process.wait(WAIT_SECONDS)
+
+
+async def warnings(page: WebSocketClientConnection) -> list[str]:
+    """Return what a page hears until its kernel is shut down."""
+    heard: list[str] = []
+    while "shut down now" not in "".join(heard):
+        text = await page.read_message()
+        assert text is not None, heard
+        message = json.loads(text)
+        if message["msg_type"] == "stream":
+            heard.append(message["content"]["text"])
+    return heard
+
+
+async def up(server: Server) -> None:
+    """Wait until it answers."""
+
+    def answers() -> bool:
+        try:
+            return bool(server.ask("/api/status"))
+        except OSError:
+            return False
+
+    await until(answers, pause=0.2)
+
+
+def test_an_idle_kernel_is_warned_and_shut_down_and_the_others_stay(host: Host) -> None:
+    """Limit 6 s: the page of the idle kernel hears of it first; the busy kernel and that of the CPU live on."""
+    host.offer()
+    server = Server(host, "6")
+
+    async def scenario() -> list[str]:
+        await up(server)
+        idle = await server.start("torch-gpu0")
+        busy = await server.start("torch-gpu1")
+        await server.start("torch-cpu")
+        page = await server.say(idle, "1")
+        working = await server.say(busy, "import time; time.sleep(600)")
+        heard = await asyncio.wait_for(warnings(page), WAIT_SECONDS)
+        await until(lambda: "torch-gpu0" not in server.names(), pause=0.2)
+        await until(lambda: host.holders()[0] is None)
+        assert server.names() == {"torch-gpu1", "torch-cpu"}
+        for connection in (working, page):
+            connection.close()
+            while await connection.read_message() is not None:
+                pass
+            connection.tcp_client.close()
+        return heard
+
+    try:
+        heard = asyncio.run(scenario())
+    finally:
+        server.stop()
+
+    assert "unless a cell is run" in heard[0]
+    assert len(heard) == 2
+    assert "unless a cell is run" in server.log
+
+
+@pytest.mark.parametrize("limit", ["", "0"])
+def test_off_is_the_default(host: Host, limit: str) -> None:
+    """The extension is not even loaded."""
+    server = Server(host, limit)
+    try:
+        asyncio.run(up(server))
+    finally:
+        server.stop()
+
+    assert "rocmlab.lab.extension" not in server.log
+
+
+def test_a_limit_that_is_none_is_an_error_and_the_server_starts(host: Host) -> None:
+    """The log says what a limit looks like."""
+    server = Server(host, "soon")
+    try:
+        asyncio.run(up(server))
+    finally:
+        server.stop()
+
+    assert "CULL_IDLE_GPU_KERNELS_SECONDS=soon is no time" in server.log
+
+
+@pytest.mark.parametrize("text", ["-1", "inf", "nan", "1h"])
+def test_a_limit_is_a_number_of_seconds(text: str) -> None:
+    """Nothing else is understood as something."""
+    with pytest.raises(RocmlabError, match="is no time"):
+        extension.limit_seconds(text)
+
+
+def test_the_notice_is_a_tenth_of_the_limit_and_five_minutes_at_most() -> None:
+    """A kernel with a limit of an hour is warned five minutes before."""
+
+    class Nothing:
+        kernel_manager = log = None
+
+    assert extension.Culler(Nothing(), 3600).notice == 300
+    assert extension.Culler(Nothing(), 60).notice == 6
