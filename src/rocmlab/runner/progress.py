@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 MARKS = {"ok": ("✓", "green"), "not run": ("-", "yellow")}
 STYLES = {"ok": "green", "not run": "yellow"}
+LIVE_PAUSE_SECONDS = 0.25  # between two drawings
+LIVE_NAME_CELLS = 36  # of a column; the title of the cell takes what is left
+LIVE_BAR_CELLS = 30
 PLAIN_EVERY_SECONDS = 10.0  # a job that says nothing is still there
 PLAIN_TICK_SECONDS = 1.0  # how often is looked whether a line is due
 PLAIN_MANY = 30  # jobs, of which a log tells the ends alone
@@ -175,7 +178,10 @@ class Base:
 
 
 class Live(Base):
-    """One line per running notebook and an overall bar, drawn anew four times a second."""
+    """One line per running notebook and an overall bar, drawn anew each second and soon after something happens.
+
+    The lines are cut and joined here: rich's tables would take six times as long, all night.
+    """
 
     def __init__(
         self,
@@ -186,11 +192,10 @@ class Live(Base):
         meters: Meters | None = None,
     ) -> None:
         from rich.live import Live as RichLive
-        from rich.spinner import Spinner
 
         super().__init__(console, total, slots, expected, meters)
-        self._spinner = Spinner("dots", style="cyan")
-        self._live = RichLive(console=console, refresh_per_second=8, transient=True, get_renderable=self._render)
+        self._drawn = 0.0
+        self._live = RichLive(console=console, refresh_per_second=1, transient=True, get_renderable=self._render)
 
     def __enter__(self) -> Live:
         self._live.start()
@@ -199,56 +204,65 @@ class Live(Base):
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
+    def started(self, job: Job, place: Place) -> None:
+        """Show a job."""
+        super().started(job, place)
+        self._draw()
+
     def event(self, job: Job, event: Event) -> None:
-        """Leave one line on the screen when a job is tried again."""
+        """Show where a job is; leave one line on the screen when it is tried again."""
         super().event(job, event)
         if event["event"] == "retried":
             line = self.retried_line(job, event)
             self.console.print(line, no_wrap=True, overflow="ellipsis", crop=True)
+        self._draw()
 
     def finished(self, result: Result) -> None:
         """Leave one line on the screen."""
         super().finished(result)
         self.console.print(self.ended_line(result), no_wrap=True, overflow="ellipsis", crop=True)
 
+    def _draw(self) -> None:
+        """Draw now, unless that was done a moment ago; the clock draws then."""
+        if time.monotonic() - self._drawn >= LIVE_PAUSE_SECONDS:
+            self._live.refresh()
+
     def _render(self) -> RenderableType:
-        from rich.console import Group
-        from rich.padding import Padding
-
-        return Padding(Group(self._jobs(), self._overall()), (1, 0, 0, 0))
-
-    def _jobs(self) -> RenderableType:
-        from rich.table import Table
         from rich.text import Text
 
-        grid = Table.grid(padding=(0, 2), expand=True)
-        grid.add_column(width=1)
-        grid.add_column(no_wrap=True, max_width=36, style="bold")
-        grid.add_column(no_wrap=True, style="magenta")
-        grid.add_column(no_wrap=True, style="cyan")
-        grid.add_column(no_wrap=True, ratio=1, overflow="ellipsis")
-        grid.add_column(no_wrap=True, justify="right", style="magenta")
-        grid.add_column(no_wrap=True, justify="right", style="dim")
-        for job in list(self.running.values()):
-            title, usage = Text(job.title, style="yellow" if job.is_waiting else "dim"), self.usage(job)
-            grid.add_row(self._spinner, Text(job.name), job.device, job.cell, title, usage, job.elapsed)
-        return grid
+        self._drawn = time.monotonic()
+        text = Text("\n", no_wrap=True, overflow="ellipsis")
+        for line in (*self._jobs(), self._overall()):
+            text.append_text(line).append("\n")
+        text.right_crop(1)
+        return text
 
-    def _overall(self) -> RenderableType:
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
+    def _jobs(self) -> list[Text]:
+        from rich.cells import cell_len, set_cell_size
         from rich.text import Text
 
-        text = Text(self.overall(), style="bold")
+        jobs = list(self.running.values())
+        rows = [(job.name, job.device, job.cell, job.title, self.usage(job), job.elapsed) for job in jobs]
+        widths = [min(LIVE_NAME_CELLS, max(map(cell_len, column))) for column in zip(*rows, strict=True)]
+        lines = []
+        for job, row in zip(jobs, rows, strict=True):
+            widths[3] = max(8, self.console.width - sum(width + 2 for width in (*widths[:3], *widths[4:])) - 3)
+            name, device, cell, title, usage, elapsed = map(set_cell_size, row, widths)
+            line = Text.assemble(("▸ ", "cyan"), (name, "bold"), (f"  {device}", "magenta"), (f"  {cell}", "cyan"))
+            line.append(f"  {title}", "yellow" if job.is_waiting else "dim")
+            line.append(f"  {usage.strip():>{widths[4]}}", "magenta")
+            lines.append(line.append(f"  {elapsed.strip():>{widths[5]}}", "dim"))
+        return lines
+
+    def _overall(self) -> Text:
+        from rich.text import Text
+
+        done = round(LIVE_BAR_CELLS * self._completed() / max(1, self.total))
+        text = Text.assemble(("━" * done, "green"), ("━" * (LIVE_BAR_CELLS - done), "dim"))
+        text.append(f"  {self.overall()}", "bold")
         if self.failed:
             text.append(f", {self.failed} failed", "red")
-        grid = Table.grid(padding=(0, 2), expand=True)
-        grid.add_column(width=30)
-        grid.add_column(ratio=1, no_wrap=True)
-        grid.add_column(justify="right", style="dim", no_wrap=True)
-        bar = ProgressBar(total=max(1, self.total), completed=self._completed(), width=30)
-        grid.add_row(bar, text, words.clock(time.monotonic() - self.begin))
-        return grid
+        return text.append(f"  {words.clock(time.monotonic() - self.begin)}", "dim")
 
     def _completed(self) -> float:
         """Return how many notebooks are done, running ones by their cells."""
