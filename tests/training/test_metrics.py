@@ -57,7 +57,7 @@ class EagerTensor:
         (math.nan, None),
         ([1.0, math.inf, np.float32("nan")], [1.0, None, None]),
     ],
-    ids=str,
+    ids=lambda value: type(value).__name__,
 )
 def test_values_become_plain_json(value, plain):
     """Scalars and arrays of the frameworks become JSON types; NaN and infinities become null."""
