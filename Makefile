@@ -52,7 +52,7 @@ bench: ## Measure how fast the lab starts and rebuilds
 
 # -- For those who work on rocmlab
 test: .venv-test/ready ## Run all tests; says why any is skipped (TESTS=tests/stack for some)
-	@PYTHONPATH=src .venv-test/bin/python -m pytest $(TESTS)
+	@scripts/test .venv-test/bin/python $(TESTS)
 lint: .venv-test/ready ## Check style and types
 	@.venv-test/bin/ruff check . && .venv-test/bin/ruff format --check . && .venv-test/bin/mypy
 lock: ## Renew the locked requirements (needs uv)
