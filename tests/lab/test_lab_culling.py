@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import subprocess
 import sys
+import time
 import urllib.request
+from types import SimpleNamespace
 
 import pytest
 from clones import free_port
-from kernel_hosts import WAIT_SECONDS, Host, until
+from kernel_hosts import WAIT_SECONDS, Host, Talk, until
 from tornado.httpclient import HTTPRequest
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
@@ -136,6 +139,48 @@ def test_an_idle_kernel_is_warned_and_shut_down_and_the_others_stay(host: Host) 
     assert "unless a cell is run" in heard[0]
     assert len(heard) == 2
     assert "unless a cell is run" in server.log
+
+
+def test_a_kernel_that_is_used_while_another_is_shut_down_stays(host: Host) -> None:
+    """Two idle kernels are due at once; during the shutdown of the first a cell is run in the second."""
+    from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
+
+    host.offer()
+
+    class Kernels(AsyncMappingKernelManager):
+        """Shuts a kernel down only when its neighbour works."""
+
+        async def shutdown_kernel(self, kernel_id: str, now: bool = False, restart: bool = False) -> None:
+            for other, talk in talks.items():
+                if other != kernel_id and other in self:
+                    talk.client.execute("import time; time.sleep(600)")
+                    await until(lambda other=other: self.get_kernel(other).execution_state == "busy")
+            await super().shutdown_kernel(kernel_id, now=now, restart=restart)
+
+    talks: dict[str, Talk] = {}
+
+    async def scenario() -> None:
+        kernels = Kernels(connection_dir=os.environ["JUPYTER_RUNTIME_DIR"])
+        for name in ("torch-gpu0", "torch-gpu1"):
+            kernel_id = await kernels.start_kernel(kernel_name=name)
+            talks[kernel_id] = Talk(kernels.get_kernel(kernel_id))
+            await talks[kernel_id].ready()
+        await until(lambda: all(kernels.get_kernel(each).execution_state == "idle" for each in talks))
+        server = SimpleNamespace(kernel_manager=kernels, log=logging.getLogger("test"))
+        culler = extension.Culler(server, 1.0)
+        begin = time.monotonic()
+        while len(kernels.list_kernel_ids()) == 2:
+            assert time.monotonic() - begin < WAIT_SECONDS
+            await asyncio.sleep(1.1)  # so that both are due at the same look
+            await culler.look()
+        (left,) = kernels.list_kernel_ids()
+        assert kernels.get_kernel(left).execution_state == "busy"
+        for talk in talks.values():
+            talk.close()
+        talks.clear()
+        await kernels.shutdown_kernel(left, now=True)
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("limit", ["", "0"])

@@ -338,7 +338,7 @@ class TestServer:
         host.offer()
 
         async def scenario() -> None:
-            kernels = AsyncMappingKernelManager()
+            kernels = AsyncMappingKernelManager(connection_dir=os.environ["JUPYTER_RUNTIME_DIR"])
             kernel_id = await kernels.start_kernel(kernel_name="torch-all")
             talk = Talk(kernels.get_kernel(kernel_id))
             await talk.ready()
@@ -392,7 +392,7 @@ class TestServer:
         startup = Path(os.environ["IPYTHONDIR"], "profile_default/startup")
 
         async def scenario() -> None:
-            kernels = AsyncMappingKernelManager()
+            kernels = AsyncMappingKernelManager(connection_dir=os.environ["JUPYTER_RUNTIME_DIR"])
             kernel_id = await kernels.start_kernel(kernel_name="torch-all")
             talk = Talk(kernels.get_kernel(kernel_id))
             await talk.ready()

@@ -6,8 +6,11 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from kernel_hosts import MASKS, Host, started, until
@@ -153,3 +156,52 @@ def test_a_dead_parent_means_cold(host: Host, nests: warmth.Nests, caplog: pytes
     asyncio.run(scenario())
 
     assert "torch: cold start: the warm parent" in caplog.text
+
+
+def test_a_parent_is_not_closed_while_it_forks_for_somebody(
+    host: Host, nests: warmth.Nests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another kernel starts with a changed kernelspec in the middle of a fork: the old parent serves that one first."""
+    real = warmth.warm.fork
+    spec = json.loads((host.specs / "torch/kernel.json").read_text())
+    spec["metadata"]["rocmlab"]["preload"] = [PRELOADED, "wave"]
+
+    def meanwhile(address: str, **options: Any) -> Any:
+        monkeypatch.setattr(warmth.warm, "fork", real)
+        assert nests.fork("torch", spec, os.environ, "/", options["connection_file"], (), ()) is None
+        return real(address, **options)
+
+    async def scenario() -> None:
+        await warmed(nests, "torch")
+        monkeypatch.setattr(warmth.warm, "fork", meanwhile)
+        async with started("torch") as talk:
+            assert (await talk.run(IS_WARM)).startswith("True")
+            assert [len(nest.kernels) for nest in nests._retired] == [1]
+        async with started("torch-cpu"):
+            assert nests._retired == []
+
+    asyncio.run(scenario())
+
+
+def test_the_end_of_the_server_is_the_end_of_its_parents(host: Host, nests: warmth.Nests) -> None:
+    """One that hangs is ended, too, and its folder is gone."""
+    source = """
+import json, os, signal, sys
+from rocmlab.lab.warmth import NESTS
+from rocmlab.runner.warm import parents
+spec = json.load(open(sys.argv[1]))
+assert NESTS.fork("torch", spec, os.environ, "/", sys.argv[2], (), ()) is None
+parent = NESTS._current["torch"].parent
+assert parent.ready(60)
+parents.CLOSE_SECONDS = 0.2
+os.kill(parent.pid, signal.SIGSTOP)
+print(parent.pid, parent.address)
+"""
+    file = Path(os.environ["JUPYTER_RUNTIME_DIR"], "kernel-1.json")
+    command = [sys.executable, "-c", source, str(host.specs / "torch/kernel.json"), str(file)]
+
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=90)
+
+    pid, address = ended.stdout.split()
+    assert not Path("/proc", pid).exists()
+    assert not Path(address).parent.exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 
 import notebook_files
@@ -11,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from rocmlab.devices import Device
+from rocmlab.devices.simulated import write_host
 from rocmlab.errors import RocmlabError
 from rocmlab.runner import progress
 from rocmlab.runner.command import main
@@ -107,6 +109,45 @@ def test_a_limit_is_a_time(text: str, capsys: pytest.CaptureFixture[str]) -> Non
 
     assert caught.value.code == 2
     assert text in capsys.readouterr().err
+
+
+def test_a_part_of_a_second_is_a_limit_for_a_cell(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Our engine takes what was said; papermill's, which counts whole seconds, the next of them."""
+    notebook_files.write(project / "notebooks/waits.ipynb", "import time; time.sleep(600)")
+
+    said = []
+    for engine in ("rocmlab", "papermill"):
+        assert main(["waits", "--gpus", "none", "--cell-timeout", "0.5", "--engine", engine, "--json"]) == 1
+        said.append(json.loads(capsys.readouterr().out)["jobs"][0]["error"]["value"])
+
+    assert "longer than 0.5 s" in said[0]
+    assert "longer than 1 s" in said[1]
+
+
+def test_a_run_inside_a_job_does_not_wait_for_the_gpu_of_that_job(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The GPU is leased to the outer job until its end; a run on the CPU, and a look at the plan, go ahead."""
+    monkeypatch.setenv("ROCMLAB_ROOT", str(write_host(tmp_path / "host", gpus=1)))
+    monkeypatch.setenv("ROCMLAB_RUNTIME", "native")
+    outer = (
+        "import subprocess, sys\n"
+        "command = [sys.executable, '-m', 'rocmlab', 'run', 'train', '--share', 'inner']\n"
+        "for words in (['--dry-run'], ['--gpus', 'none'], []):\n"
+        "    ended = subprocess.run(command + words, capture_output=True, text=True, cwd='..')\n"
+        "    print('exit code', ended.returncode)\n"
+        "print(ended.stderr)\n"
+    )
+    path = notebook_files.write(project / "notebooks/outer.ipynb", outer)
+
+    assert main([str(path), "--gpus", "1", "--timeout", "120"]) == 0
+
+    (folder,) = (project / "share/runs").iterdir()
+    said = (folder / "outer.log").read_text()
+    assert re.findall("exit code (.)", said) == ["0", "0", "2"]
+    assert "this runs inside a job of another run" in said
+    assert "--gpus none" in said
+    assert len(list((project / "inner/runs").iterdir())) == 1
 
 
 def play(view: progress.Live | progress.Plain, cpu: Device) -> str:

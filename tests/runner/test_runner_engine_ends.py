@@ -145,7 +145,20 @@ def test_too_much_output_goes_to_a_log_beside_the_notebook(tmp_path: Path) -> No
     assert ran.outputs(0)[-1]["text"].endswith(f"{199_999:0100d}\n")
     assert ran.outputs(1)[0]["text"] == "after\n"
     lines = (tmp_path / "out.output.log").read_text().splitlines()
-    assert lines[1:] == [f"{number:0100d}" for number in range(200_000)]
+    assert lines[2:] == [f"{number:0100d}" for number in range(200_000)]
+
+
+def test_the_log_beside_the_notebook_replaces_only_one_of_ours(tmp_path: Path) -> None:
+    """A file of the same name that is somebody's own stays, and the notebook says where the log is instead."""
+    (tmp_path / "out.output.log").write_text("--- my notes\n")
+
+    for _ in range(2):
+        ran = engine_runs.run(tmp_path, "for i in range(2_000): print(f'{i:0100d}')", output_bytes=10_000)
+
+    assert "all of it is in out.output.2.log" in ran.outputs(0)[-1]["text"]
+    assert (tmp_path / "out.output.log").read_text() == "--- my notes\n"
+    assert len((tmp_path / "out.output.2.log").read_text().splitlines()) == 2_002
+    assert not (tmp_path / "out.output.3.log").exists()
 
 
 def test_a_notebook_is_saved_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rocmlab.errors import RocmlabError
 from rocmlab.runner.engine.limits import Limits
-from rocmlab.runner.engine.outputs import CellOutputs, Display, SideLog
+from rocmlab.runner.engine.outputs import MARK, CellOutputs, Display, SideLog
 from rocmlab.runner.engine.terminal import Screen
 
 
@@ -93,7 +93,7 @@ def test_too_much_text_keeps_its_start_and_its_end(tmp_path: Path, size: int) ->
     assert kept.startswith(pieces[0][:500])
     assert kept.endswith(pieces[-1][-100:])
     assert "all of it is in out.output.log" in kept
-    assert log.read_text() == "--- cell 3\n" + "".join(pieces)
+    assert log.read_text() == MARK + "--- cell 3\n" + "".join(pieces)
 
 
 def test_output_without_end_does_not_become_endless_outputs() -> None:

@@ -41,6 +41,15 @@ def test_a_notebook_that_closes_its_output_runs_on(tmp_path: Path, closing: str)
     assert "".join(ran.outputs(1)[0]["data"]["text/plain"]) == "42"
 
 
+def test_what_is_no_text_is_printed_all_the_same(tmp_path: Path) -> None:
+    """A file name in another encoding is shown with a replacement character, in valid UTF-8, and the rest runs."""
+    ran = engine_runs.run(tmp_path, "print('name', '\\udcff')", "'\\udcff'.encode('utf-8', 'surrogateescape')")
+
+    assert ran.error is None
+    assert ran.outputs(0)[0]["text"] == "name \ufffd\n"
+    assert "".join(ran.outputs(1)[0]["data"]["text/plain"]) == "b'\\xff'"
+
+
 def test_a_cell_that_never_lets_go_is_ended_by_its_limit(tmp_path: Path) -> None:
     """It hears no interrupt and answers no heartbeat; its process is killed soon after the limit."""
     begin = time.monotonic()

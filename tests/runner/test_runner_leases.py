@@ -428,11 +428,14 @@ class WhenItWaits(logging.Handler):
         self.action = action
 
     def __enter__(self) -> WhenItWaits:
+        self.before = logging.getLogger("rocmlab").level
+        logging.getLogger("rocmlab").setLevel(logging.INFO)
         logging.getLogger("rocmlab").addHandler(self)
         return self
 
     def __exit__(self, *_: object) -> None:
         logging.getLogger("rocmlab").removeHandler(self)
+        logging.getLogger("rocmlab").setLevel(self.before)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Start the clock."""
@@ -484,7 +487,7 @@ def test_a_job_waits_for_a_leased_gpu_and_says_who_has_it(
     """One line names the holder, whose end starts the job."""
     lease = Leases.of_share(tmp_path / "share").take(gpus[:1], ME)
 
-    with caplog.at_level(logging.WARNING), WhenItWaits(lease.release):
+    with caplog.at_level(logging.INFO), WhenItWaits(lease.release):
         done = execute(tmp_path, gpus[:1], cpu, HELD)
 
     lines = [line for line in caplog.messages if "waits for 1 GPU" in line]

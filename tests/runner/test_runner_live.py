@@ -88,7 +88,7 @@ def test_a_job_that_waits_says_for_what_and_its_clock_stands(gpus: list[Device])
         view.event(Job("a", "a"), {"event": "leased"})
         leased = next(line for line in drawn(view) if " a " in line)
 
-    assert "waiting for GPU 0 (held by GPU 0 is leased to /b.ipynb)" in waiting
+    assert "waiting: GPU 0 is leased to /b.ipynb" in waiting
     assert not waiting.endswith("0:00")
     assert "GPU 1" in leased
     assert leased.endswith("0:00")
@@ -105,9 +105,8 @@ def test_a_log_says_what_is_waited_for_once(gpus: list[Device]) -> None:
         view.event(Job("a", "a"), {"event": "leased"})
 
     assert lines_of(view) == [
-        "a  started on GPU 0",
         "b  started on GPU 0",
-        "a  waiting for GPU 0 (held by others)",
+        "a  waiting: others have the GPUs",
         "a  started on GPU 0",
     ]
 

@@ -214,3 +214,45 @@ def test_times_devices_and_values_read_well() -> None:
         "acceptance": {"name": "gap", "value": 0.015, "threshold": 0.02, "ok": True},
     }
     assert words.recorded(judged) == "gap 0.015  epochs 3"
+
+
+@pytest.mark.parametrize(
+    "notebook",
+    [
+        {},
+        {"cells": None},
+        {"cells": [None, "x", {}, {"cell_type": "code", "outputs": [1, {"data": 3}], "metadata": []}]},
+        {"cells": [{"cell_type": "code", "metadata": {"papermill": {"status": "failed"}}, "outputs": [{}]}]},
+        {
+            "cells": [
+                {
+                    "cell_type": "code",
+                    "metadata": {"papermill": {"status": "failed"}},
+                    "source": 3,
+                    "outputs": [{"output_type": "error", "ename": None, "evalue": ["a"]}],
+                }
+            ]
+        },
+    ],
+)
+def test_a_file_that_is_hardly_a_notebook_is_summarised(notebook: dict) -> None:
+    """Whatever a notebook has made of its own output file, there is a result."""
+    found = executed.summarise(notebook)
+
+    assert found.recorded == {}
+    assert found.cells_done == 0
+
+
+def test_a_record_that_is_nested_too_deeply_is_left_out() -> None:
+    """The other records stay, and it is said."""
+    outputs = []
+    for name, levels in (("fine", executed.DEEPEST_RECORD - 1), ("deep", executed.DEEPEST_RECORD), ("deeper", 5_000)):
+        value: object = 1
+        for _ in range(levels):
+            value = [value]
+        outputs.append({"output_type": "display_data", "data": {executed.RECORD: {name: value}}})
+
+    found = executed.summarise({"cells": [{"cell_type": "code", "outputs": outputs}]})
+
+    assert list(found.recorded) == ["fine"]
+    assert found.warnings == ["a record that is nested deeper than 50 levels is left out"] * 2

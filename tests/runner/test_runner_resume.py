@@ -123,7 +123,7 @@ def test_a_changed_notebook_runs_again_and_it_is_said_why(project: Path, capsys:
     said = capsys.readouterr().out
     assert "a: run again, because its code changed" in planned
     assert "a: run again, because its code changed" in said
-    assert "1 of 2 jobs had finished and are not run again" in said
+    assert "1 of 2 jobs had finished and will not be run again" in said
     assert starts(project) == {"a": 2, "b": 1}
     attempts = json.loads((run_folder_of(project) / "results.json").read_text())["jobs"][0]["attempts"]
     assert [(each["status"], each["files"]["log"]) for each in attempts] == [("ok", "a.attempt1.log")]
@@ -219,6 +219,41 @@ def test_the_key_tells_what_decides_a_result(tmp_path: Path) -> None:
     assert same == [first] * 3
     assert {part: keys.changes(first, key) for part, key in changed.items()} == {part: part for part in changed}
     assert keys.changes(first, appeared) == "inputs"
+
+
+def test_what_is_executed_and_in_which_environment_is_in_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cell tagged to be skipped or to fail, another Keras backend and another preloaded module count; a title not."""
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+    notebook_files.write_kernel(tmp_path / "kernels/test-kernel", sys.executable)
+    spec_path = tmp_path / "kernels/test-kernel/kernel.json"
+    spec = json.loads(spec_path.read_text())
+    path = notebook_files.write(tmp_path / "a.ipynb", "x = 1")
+    notebook = json.loads(path.read_text())
+    first = key_of(path)
+    changed: dict[str, str] = {}
+
+    for tag in ("skip-execution", "raises-exception", "pretty"):
+        notebook["cells"][0]["metadata"]["tags"] = [tag]
+        path.write_text(json.dumps(notebook))
+        changed[tag] = keys.changes(first, key_of(path))
+    for name, value in (
+        ("env", {"KERAS_BACKEND": "torch"}),
+        ("metadata", {"rocmlab": {"preload": ["jax"]}}),
+        ("display_name", "Another"),
+    ):
+        spec_path.write_text(json.dumps({**spec, name: value}))
+        changed[name] = keys.changes(first, key_of(path))
+
+    unchanged = {"pretty": "key", "display_name": "key"}  # no part differs
+    assert changed == {
+        "skip-execution": "code",
+        "raises-exception": "code",
+        "env": "kernel",
+        "metadata": "kernel",
+        **unchanged,
+    }
 
 
 def test_a_large_input_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

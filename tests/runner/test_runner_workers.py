@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,13 @@ from watching import Watcher
 
 from rocmlab.devices import Device
 from rocmlab.runner import processes
+from rocmlab.runner.engine.execution import SHUTDOWN_SECONDS
 from rocmlab.runner.folder import RunFolder
 from rocmlab.runner.jobs import name_uniquely
 from rocmlab.runner.leases import Leases
 from rocmlab.runner.link import Link
 from rocmlab.runner.placement import Slots
+from rocmlab.runner.plan import Before
 from rocmlab.runner.preflight import examine
 from rocmlab.runner.runs import Run, run
 from rocmlab.runner.selection import Found
@@ -126,7 +129,7 @@ def test_a_worker_that_is_killed_while_idle_costs_nothing(tmp_path: Path, cpu: D
 
 
 def test_many_jobs_leave_the_runner_and_its_workers_as_they_were(tmp_path: Path, gpus: list[Device]) -> None:
-    """Forty notebooks on two slots: two workers, no file left open, and hardly any memory."""
+    """Forty notebooks on two slots: two workers, no file left open, hardly any memory, no kernel that would not end."""
     sizes: list[tuple[int, int, frozenset[int]]] = []
     cpu = Device(backend="cpu", index=0, name="a processor", is_usable=True)
 
@@ -148,6 +151,7 @@ def test_many_jobs_leave_the_runner_and_its_workers_as_they_were(tmp_path: Path,
     assert len(frozenset().union(*(pids for _, _, pids in sizes))) == 2
     assert sizes[-2][0] - sizes[10][0] < 12_000_000
     assert sizes[-2][1] <= sizes[10][1] + 4
+    assert max(result.seconds for result in done.results) < SHUTDOWN_SECONDS
 
 
 # -- A process that says strange things
@@ -241,6 +245,186 @@ def test_a_conversion_survives_its_process(tmp_path: Path, monkeypatch: pytest.M
     assert not (tmp_path / "never.html").exists()
 
 
+def convert_with(source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run a notebook with a converter that is another program; it is in the module `another`."""
+    (folder / "modules").mkdir()
+    (folder / "modules/another.py").write_text(source)
+    monkeypatch.setattr("rocmlab.runner.workers.CONVERTER", "another")
+    environment = {**os.environ, "PYTHONPATH": f"{folder / 'modules'}:{os.environ['PYTHONPATH']}"}
+    cpu = Device(backend="cpu", index=0, name="a processor", is_usable=True)
+    return execute(folder, Slots([], cpu), {"n": ("1",)}, environment=environment)
+
+
+def test_a_conversion_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process is killed, the job is in the journal before that, and the result says why there is no HTML."""
+    monkeypatch.setattr("rocmlab.runner.workers.CONVERSION_SECONDS", 1.5)
+    source = "import os, pathlib, sys, time\npathlib.Path(%r).write_text(str(os.getpid()))\ntime.sleep(600)"
+
+    done = convert_with(source % str(tmp_path / "pid"), tmp_path, monkeypatch)
+
+    written = json.loads(done.folder.results_path.read_text())["jobs"][0]
+    events = {event["event"]: event["time"] for event in done.folder.journal()}
+    first, last = (
+        datetime.fromisoformat(events[f"{which} finished"].replace("Z", "+00:00")) for which in ("job", "run")
+    )
+    assert (written["status"], written["warnings"]) == ("ok", ["no HTML: it took longer than 1.5 s"])
+    assert sorted(written["files"]) == ["log", "notebook"]
+    assert (last - first).total_seconds() > 1
+    assert not is_alive(int((tmp_path / "pid").read_text()))
+
+
+def test_an_interrupted_conversion_is_made_up_for_when_the_run_is_continued(
+    tmp_path: Path, cpu: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C gives a converter that hangs a short time; the job has its result, and only the HTML is made later."""
+    monkeypatch.setattr("rocmlab.runner.runs.HURRY_SECONDS", 0.5)
+    (tmp_path / "hangs.py").write_text("import time\ntime.sleep(600)")
+    path = notebook_files.write(tmp_path / "n.ipynb", "open('starts', 'a').write('x')")
+    jobs = examine([Found(str(path), path)], {})
+    folder = RunFolder.create(tmp_path / "share", "test")
+
+    class Interrupts(Watcher):
+        def finished(self, result: Any) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("rocmlab.runner.workers.CONVERTER", "hangs")
+        patch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ['PYTHONPATH']}")
+        cut = run(jobs, folder=folder, slots=Slots([], cpu), display=Interrupts())
+    before = Before({"n": cut.results[0]}, {}, cut.started, cut.seconds, [])
+
+    done = run(jobs, folder=folder, slots=Slots([], cpu), display=Watcher(), before=before)
+
+    assert cut.is_interrupted
+    assert (cut.results[0].status, cut.results[0].warnings) == ("ok", ["no HTML: the run was ended"])
+    assert (done.results[0].status, done.results[0].warnings) == ("ok", [])
+    assert sorted(done.results[0].files) == ["html", "log", "notebook"]
+    assert (tmp_path / "starts").read_text() == "x"
+
+
+def test_a_converter_that_cannot_be_started_costs_only_the_html(
+    tmp_path: Path, cpu: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job runs in the worker that was there, the run goes on, and no worker is left."""
+
+    class Refused(Link):
+        def __init__(self, module: str, environment: dict[str, str]) -> None:
+            if module == CONVERTER:
+                raise BlockingIOError(11, "Resource temporarily unavailable")
+            super().__init__(module, environment)
+
+    monkeypatch.setattr("rocmlab.runner.workers.Link", Refused)
+
+    done = execute(tmp_path, Slots([], cpu), {"1": (SAYS_WHO,), "2": (SAYS_WHO,)})
+
+    assert [result.status for result in done.results] == ["ok", "ok"]
+    assert all("no HTML: no process could be started" in result.warnings[0] for result in done.results)
+    assert worker_of(done, "1") == worker_of(done, "2")
+    assert not is_alive(worker_of(done, "1"))
+
+
+# -- What is not the job's fault
+
+
+def test_an_idle_worker_that_died_is_closed(tmp_path: Path) -> None:
+    """Its socket and its file are not kept until the run ends."""
+
+    async def count() -> tuple[int, int]:
+        workers = Workers(os.environ, 1)
+        first = workers.take()
+        before = psutil.Process().num_fds()
+        for _ in range(5):
+            first.process.kill()
+            first.process.wait()
+            workers.give_back(first)
+            first = workers.take()
+        await asyncio.sleep(0)
+        await asyncio.gather(*workers._ending)
+        found = before, psutil.Process().num_fds()
+        await workers.close()
+        return found
+
+    before, after = asyncio.run(count())
+
+    assert after <= before + 1
+
+
+def test_files_where_the_run_is_started_are_not_imported(
+    tmp_path: Path, cpu: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Modules of the same names as those of the worker and the converter lie in the current folder."""
+    for name in ("nbformat", "queue", "zmq", "runpy", "json"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('this is not the module that you look for')")
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here/only_by_relative_path.py").write_text("print('found', flush=True)")
+    monkeypatch.chdir(tmp_path)
+
+    done = execute(tmp_path, Slots([], cpu), {"a/n": ("1",)})
+
+    assert [(result.status, result.warnings) for result in done.results] == [("ok", [])]
+    assert done.folder.file("n", "html").exists()
+
+    async def words() -> str:
+        link = Link("only_by_relative_path", {**os.environ, "PYTHONPATH": "here"})
+        await link.exit_code()
+        found = link.last_words()
+        await link.close()
+        return found
+
+    assert asyncio.run(words()) == "found\n"
+
+
+def test_a_full_disk_costs_the_log_and_not_the_job(tmp_path: Path, cpu: Device) -> None:
+    """All that is written to the log fails; the notebook runs to its end, and it is said once."""
+    path = notebook_files.write(tmp_path / "n.ipynb", "print('x' * 1000)", "import os; os.write(2, b'y' * 1000)")
+    folder = RunFolder.create(tmp_path / "share", "test")
+    folder.file("n", "log").symlink_to("/dev/full")
+
+    done = run(examine([Found(str(path), path)], {}), folder=folder, slots=Slots([], cpu), display=Watcher())
+
+    (result,) = done.results
+    assert (result.status, result.cells_done) == ("ok", 2), result.error
+    assert result.warnings == ["its log is not complete: No space left on device"]
+
+
+def test_a_job_that_ended_by_itself_is_not_called_killed(tmp_path: Path, cpu: Device) -> None:
+    """The run is interrupted when the worker has said that the notebook failed."""
+
+    class Interrupts(Watcher):
+        def event(self, job: Any, event: dict[str, Any]) -> None:
+            super().event(job, event)
+            if event["event"] == "ended":
+                os.kill(os.getpid(), signal.SIGINT)
+
+    path = notebook_files.write(tmp_path / "n.ipynb", "1 / 0")
+    folder = RunFolder.create(tmp_path / "share", "test")
+
+    done = run(examine([Found(str(path), path)], {}), folder=folder, slots=Slots([], cpu), display=Interrupts())
+
+    assert done.is_interrupted
+    assert (done.results[0].status, done.results[0].error["name"]) == ("failed", "ZeroDivisionError")
+
+
+def test_an_error_of_ours_fails_one_job_only(tmp_path: Path, cpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernelspec of the second job goes while the first runs, and the third is none of their business."""
+    specs = tmp_path / "jupyter"
+    notebook_files.write_kernel(specs / "kernels/goes", sys.executable)
+    monkeypatch.setenv("JUPYTER_PATH", f"{specs}:{os.environ['JUPYTER_PATH']}")
+    remove = f"import shutil; shutil.rmtree({str(specs)!r})"
+    paths = [
+        notebook_files.write(tmp_path / "1.ipynb", remove),
+        notebook_files.write(tmp_path / "2.ipynb", "1", kernel="goes"),
+        notebook_files.write(tmp_path / "3.ipynb", "1"),
+    ]
+    jobs = name_uniquely(examine([Found(str(path), path) for path in paths], {}))
+    folder = RunFolder.create(tmp_path / "share", "test")
+
+    done = run(jobs, folder=folder, slots=Slots([], cpu), display=Watcher())
+
+    assert [result.status for result in done.results] == ["ok", "failed", "ok"]
+    assert "goes" in done.results[1].error["value"]
+
+
 # -- kill -9
 
 PROGRAM = """
@@ -314,13 +498,20 @@ def is_alive(pid: int) -> bool:
 
 @pytest.mark.parametrize("engine", ["rocmlab", "papermill"])
 @pytest.mark.parametrize("last", [SLEEPS, NEVER_LETS_GO], ids=["silent", "holds the GIL"])
-def test_nothing_is_left_of_a_runner_that_is_killed(tmp_path: Path, last: str, engine: str) -> None:
-    """Worker, converter, kernel, and what left the kernel's group and session, are gone within two seconds."""
+def test_nothing_is_left_of_a_runner_that_is_killed(
+    tmp_path: Path, last: str, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Worker, converter, kernel, what left the kernel's group and session, and the job's folder are soon gone."""
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "scratch"))
     locks, gpu = Leases(tmp_path / "leases"), hosts.device(0)
     with running(tmp_path, DESCENDANTS, READY + last, engine=engine) as (runner, worker, kernel, mark):
         helpers = [child.pid for child in psutil.Process(runner.pid).children()]
+        assert eventually(lambda: len(processes.marked(mark)) >= 3, 10)
         before = processes.marked(mark)
         assert not locks.is_free(gpu)
+        assert len(list((tmp_path / "scratch").glob("rocmlab-job-*"))) == 1
+        assert not list((tmp_path / "scratch").glob("rocmlab-job-*/job.json"))
 
         runner.kill()
         began = time.monotonic()
@@ -330,9 +521,9 @@ def test_nothing_is_left_of_a_runner_that_is_killed(tmp_path: Path, last: str, e
         seconds = time.monotonic() - began
 
     assert kernel in before
-    assert len(before) >= 3
     assert worker in helpers
     assert is_gone
+    assert not list((tmp_path / "scratch").glob("rocmlab-job-*"))
     assert seconds < GONE_WITHIN_SECONDS
 
 

@@ -7,11 +7,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rocmlab.cli.up import announce, note
 from rocmlab.errors import RocmlabError
-from rocmlab.stack import project as projects
-from rocmlab.stack.container import ContainerLab
-from rocmlab.stack.project import Project
+
+TYPE_CHECKING = False  # inside the lab nothing of the host's part is imported: a run starts sooner
+if TYPE_CHECKING:
+    from rocmlab.stack.project import Project
 
 
 def main(verb: str, arguments: Sequence[str]) -> int:
@@ -20,10 +20,17 @@ def main(verb: str, arguments: Sequence[str]) -> int:
         from rocmlab.runner.command import main as run
 
         return run(list(arguments))
+    return _from_the_host(verb, arguments)
+
+
+def _from_the_host(verb: str, arguments: Sequence[str]) -> int:
+    from rocmlab.cli.up import announce, note
     from rocmlab.runner.options import check, parser
+    from rocmlab.stack import project as projects
+    from rocmlab.stack.container import ContainerLab
 
     arguments = [*arguments, *_from_make(os.environ)]
-    check(parser().parse_args(arguments))  # a wrong word is told before anything is built
+    check(parser().parse_intermixed_args(arguments))  # a wrong word is told before anything is built
     project = projects.plan(projects.find())
     announce(project, note)
     with projects.locked(project, note):
@@ -52,6 +59,7 @@ def _inside(project: Project, word: str) -> str:
     A relative path that is a list here is translated, too: what the container finds by the same name may be another.
     """
     from rocmlab.runner.selection import is_list
+    from rocmlab.stack.container import ContainerLab
 
     is_path = Path(word).is_absolute() or (is_list(word) and Path(word).is_file())
     if not isinstance(project.lab, ContainerLab) or not (is_list(word) or word.endswith(".ipynb")) or not is_path:

@@ -69,6 +69,8 @@ class Culler:
         idle = {kernel_id: since for kernel_id in self._kernels.list_kernel_ids() if (since := self._idle(kernel_id))}
         self._warned = {each: told for each, told in self._warned.items() if idle.get(each) == told[0]}
         for kernel_id, since in idle.items():
+            if self._idle(kernel_id) != since:
+                continue  # somebody has used it while another one was shut down
             quiet = (now - since).total_seconds()
             if kernel_id not in self._warned:
                 if quiet >= self.limit - self.notice:
@@ -80,7 +82,9 @@ class Culler:
                 await self._shut_down(kernel_id)
 
     def _idle(self, kernel_id: str) -> datetime | None:
-        """Return since when a kernel with a lease has done nothing; None for every other."""
+        """Return since when a kernel with a lease has done nothing; None for every other, and one that is gone."""
+        if kernel_id not in self._kernels:
+            return None
         manager = self._kernels.get_kernel(kernel_id)
         provisioner = manager.provisioner
         if not isinstance(provisioner, RocmlabProvisioner) or not provisioner.owned or not provisioner.owned.lease:

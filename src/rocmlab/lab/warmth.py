@@ -6,6 +6,7 @@ fork is logged as `cold start: <reason>`, and the kernel starts in the ordinary 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import logging
@@ -14,7 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,14 +80,16 @@ class Nest:
     key: str
     parent: warm.Parent
     has_served: bool = False
+    forks_under_way: int = 0
     kernels: list[WarmProcess] = field(default_factory=list)
 
     def close_if_empty(self) -> bool:
-        """End the parent, which would end its kernels too, unless one of them lives."""
+        """End the parent, which would end its kernels too, unless one of them lives or is on its way."""
         self.kernels = [kernel for kernel in self.kernels if kernel.poll() is None]
-        if not self.kernels:
+        is_empty = not self.kernels and not self.forks_under_way
+        if is_empty:
             self.parent.close()
-        return not self.kernels
+        return is_empty
 
 
 class Nests:
@@ -95,7 +98,7 @@ class Nests:
     def __init__(self) -> None:
         self._current: dict[str, Nest] = {}
         self._retired: list[Nest] = []  # something that is fixed at import has changed since
-        self._lock = threading.Lock()  # kernels are started in threads
+        self._lock = threading.Lock()  # of all nests, too: kernels are started in threads
 
     def fork(
         self,
@@ -122,60 +125,82 @@ class Nests:
         if not modules or sys.platform != "linux" or os.environ.get(SETTING, "on") == "off":
             return None
         wanted = (name, str(spec["argv"][0]), modules, environment, Path(file).parent)
-        nest, reason = self._nest(*wanted)
-        if not reason:
-            try:
-                forked = warm.fork(
-                    nest.parent.address,
-                    cwd=cwd,
-                    environment=environment,
-                    descriptors=descriptors,
-                    output=2,
-                    connection=json.loads(Path(file).read_text(encoding="utf-8")),
-                    connection_file=file,
-                    arguments=arguments,
-                    answer_seconds=ANSWER_SECONDS,
-                )
-            except warm.Refused as err:
-                reason = str(err)
-                if nest.parent.why:
-                    self._nest(*wanted)  # another, for the next kernel
-            else:
-                process = WarmProcess(forked)
-                nest.kernels.append(process)
-                nest.has_served = True
-                return process
+        with self._reserved(*wanted) as (nest, reason):
+            if not reason and not nest.parent.ready(0):
+                reason = nest.parent.why or "the warm parent still imports"
+            if not reason:
+                try:
+                    forked = warm.fork(
+                        nest.parent.address,
+                        cwd=cwd,
+                        environment=environment,
+                        descriptors=descriptors,
+                        output=2,
+                        connection=json.loads(Path(file).read_text(encoding="utf-8")),
+                        connection_file=file,
+                        arguments=arguments,
+                        answer_seconds=ANSWER_SECONDS,
+                    )
+                except warm.Refused as err:
+                    reason = str(err)
+                else:
+                    return self._added(nest, forked)
+        if nest.parent.why:
+            with self._lock:
+                self._nest(*wanted)  # another, for the next kernel
         log.info("%s: cold start: %s", name, reason)
         return None
+
+    @contextlib.contextmanager
+    def _reserved(
+        self, name: str, python: str, modules: Sequence[str], environment: Mapping[str, str], folder: Path
+    ) -> Iterator[tuple[Nest, str | None]]:
+        """Keep the parent for a kernel open meanwhile, even if another thread puts a new one in its place."""
+        with self._lock:
+            nest, reason = self._nest(name, python, modules, environment, folder)
+            nest.forks_under_way += 1
+        try:
+            yield nest, reason
+        finally:
+            with self._lock:
+                nest.forks_under_way -= 1
+
+    def _added(self, nest: Nest, forked: warm.Forked) -> WarmProcess:
+        process = WarmProcess(forked)
+        with self._lock:
+            nest.kernels.append(process)
+            nest.has_served = True
+        return process
 
     def _nest(
         self, name: str, python: str, modules: Sequence[str], environment: Mapping[str, str], folder: Path
     ) -> tuple[Nest, str | None]:
-        """Return the parent for a kernel, and why it cannot serve now. It is started, and replaced, where needed.
+        """Return the parent for a kernel, and why it cannot serve. It is started, and replaced, where needed.
 
-        One that failed before it could serve is not tried again: it would fail at each start of a kernel.
+        One that failed before it could serve is not tried again: it would fail at each start of a kernel. Whoever calls
+        this has the lock.
         """
         key = warm.key(python, modules, environment)
-        with self._lock:
-            self._retired = [nest for nest in self._retired if not nest.close_if_empty()]
-            nest = self._current.get(name)
-            reason = nest.parent.why if nest else "it is the first of its kind"
-            if nest is None or nest.key != key or (reason and nest.has_served):
-                old, nest = nest, Nest(key, warm.start(python, modules, environment, folder))
-                if old and not old.close_if_empty():
-                    self._retired.append(old)
-                self._current[name] = nest
-                return nest, reason or "something that is fixed when the framework is imported has changed"
-        if not reason and not nest.parent.ready(0):
-            reason = nest.parent.why or "the warm parent still imports"
-        return nest, reason
+        self._retired = [nest for nest in self._retired if not nest.close_if_empty()]
+        nest = self._current.get(name)
+        reason = nest.parent.why if nest else "it is the first of its kind"
+        if nest and nest.key == key and not (reason and nest.has_served):
+            return nest, reason
+        old, nest = nest, Nest(key, warm.start(python, modules, environment, folder))
+        if old and not old.close_if_empty():
+            self._retired.append(old)
+        self._current[name] = nest
+        return nest, reason or "something that is fixed when the framework is imported has changed"
 
     def close(self) -> None:
         """End all parents and their kernels."""
-        for nest in (*self._current.values(), *self._retired):
+        with self._lock:
+            nests = (*self._current.values(), *self._retired)
+            self._current, self._retired = {}, []
+        for nest in nests:
             with contextlib.suppress(OSError):
                 nest.parent.close()
-        self._current, self._retired = {}, []
 
 
 NESTS = Nests()
+atexit.register(NESTS.close)  # the server ends its kernels before

@@ -108,14 +108,14 @@ class Claim:
         who = [f"{words.device_label([gpu.as_dict()])} is leased to {holder}" for gpu, holder in held if holder]
         self._folder.log("job waits", job=self._job.name, gpus=self._count, held=who)
         self._see({"event": "waiting", "held": who})
-        log.warning("%s waits for %s: %s", self._job.name, words.plural(self._count, "GPU"), "; ".join(who))
+        log.info("%s waits for %s: %s", self._job.name, words.plural(self._count, "GPU"), "; ".join(who))
 
     def _say_waited(self, seconds: float) -> None:
         addresses = [gpu.pci_address or gpu.name for gpu in self._place.gpus]
         self._folder.log("job leased", job=self._job.name, devices=addresses, waited_seconds=round(seconds, 3))
         if seconds >= WORTH_TELLING_SECONDS:
             waited = words.duration(seconds)
-            self._warnings.append(f"it waited {waited} for GPUs that others had leased; its time includes that")
+            self._warnings.append(f"it waited {waited} for GPUs that others had leased, which is not part of its time")
 
     async def _warn_of_foreign(self) -> None:
         if not any(self._foreign_on(gpu) for gpu in self._place.gpus):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rocmlab.errors import RocmlabError
 from rocmlab.runner import files, grid, lists, options, parameters, selection, words
-from rocmlab.runner.jobs import Job, Request, name_uniquely
+from rocmlab.runner.jobs import Job, Request, name_uniquely, stem
 from rocmlab.runner.options import parser as parser
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         RocmlabError: the arguments cannot be met, before anything has run.
     """
-    asked = parser().parse_args(arguments)
+    asked = parser().parse_intermixed_args(arguments)
     options.check(asked)
     if asked.list:
         return _list(asked)
@@ -127,7 +127,23 @@ def _task(
     jobs = jobs_of(requests)
     jobs = jobs if folder else name_uniquely(jobs)
     seconds = history.expected_seconds(jobs, share / "runs")
-    return _Task(asked, jobs, slots, share, seconds, before(jobs), earlier, folder)
+    task = _Task(asked, jobs, slots, share, seconds, before(jobs), earlier, folder)
+    if not asked.dry_run:
+        _check_not_inside(task)
+    return task
+
+
+def _check_not_inside(task: _Task) -> None:
+    """Refuse to wait for ever for the lease of the job that this run is started from."""
+    from rocmlab.runner.supervisor import LEASED
+
+    left = [job for job in task.jobs if not job.problem and job.name not in task.before.results]
+    if os.environ.get(LEASED) == "1" and task.slots.gpus and any(map(task.slots.wanted, left)):
+        raise RocmlabError(
+            "this runs inside a job of another run",
+            f"its GPUs ({words.device_names(task.slots.gpus)}) are leased to that job's kernel until it ends",
+            "compute on the CPU: --gpus none, or start it from a terminal",
+        )
 
 
 def _requests(asked: argparse.Namespace, axes: dict[str, list[Any]]) -> list[Request]:
@@ -183,10 +199,12 @@ def _run(task: _Task) -> Run:
     environment = {**os.environ, "ROCMLAB_SHARE": str(task.share)}
     engine: Any = asked.engine or environment.get("ROCMLAB_ENGINE") or "rocmlab"
     environment["ROCMLAB_ENGINE"] = engine
-    name = asked.name or (task.jobs[0].name if len(task.jobs) == 1 else "notebooks")
-    folder = task.folder or RunFolder.create(task.share, name)
+    folder = task.folder or RunFolder.create(task.share, asked.name or _name(task))
     console = _console(to_stderr=True)
     _announce(task, folder, console)
+    cell_seconds = asked.cell_timeout
+    if engine == "papermill" and cell_seconds:
+        cell_seconds = math.ceil(cell_seconds)  # it counts whole seconds
     meters = Meters()
     count = len(task.jobs) - len(task.before.results)
     seconds = {job.name: task.seconds.get(job.name) for job in task.jobs if job.name not in task.before.results}
@@ -197,7 +215,7 @@ def _run(task: _Task) -> Run:
                 folder=folder,
                 slots=task.slots,
                 display=display,
-                limits=Limits(asked.timeout, math.ceil(asked.cell_timeout) if asked.cell_timeout else None),
+                limits=Limits(asked.timeout, cell_seconds),
                 environment=environment,
                 earlier=task.earlier,
                 rules=Rules(asked.retries, asked.fail_fast, asked.warm, engine),
@@ -209,6 +227,17 @@ def _run(task: _Task) -> Run:
     except OSError as err:
         what = f"the run folder {words.path(folder.path)} cannot be written"
         raise RocmlabError(what, str(err), "make room there, or choose another place: --share DIR") from err
+
+
+def _name(task: _Task) -> str:
+    """Return what a run is called that was given no name: as its job, its notebook, its list, or `notebooks`."""
+    if len(task.jobs) == 1:
+        return task.jobs[0].name
+    sources = {job.notebook for job in task.jobs}
+    asked = task.asked.notebooks
+    if len(sources) == 1:
+        return stem(sources.pop())
+    return Path(asked[0]).stem if len(asked) == 1 and selection.is_list(asked[0]) else "notebooks"
 
 
 def _announce(task: _Task, folder: RunFolder, console: Console) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from rocmlab.runner import files
 
 RECORD = "application/vnd.rocmlab.record+json"  # rocmlab.training.metrics writes it
 OUR_ERRORS = ("Timeout", "Killed", "KernelDied")  # what cut a notebook short
+DEEPEST_RECORD = 50  # levels; results, journal and report are written by code that recurses
 SHOWN_LINES = 12  # of a failing cell
 ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
@@ -31,52 +32,84 @@ class Executed:
     cells_total: int  # code cells
     recorded: dict[str, Any]
     error: dict[str, Any] | None
+    warnings: list[str] = field(default_factory=list)
 
 
 def load(path: Path) -> Notebook | None:
     """Return an executed notebook; None if it was never saved."""
     try:
         notebook = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return notebook if isinstance(notebook, dict) else None
 
 
 def summarise(notebook: Notebook) -> Executed:
-    """Return what a notebook says of its execution."""
-    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    """Return what a notebook says of its execution. What a file has that is no notebook's is passed over."""
+    cells = _dicts(notebook.get("cells"))
+    code = [cell for cell in cells if cell.get("cell_type") == "code"]
     recorded: dict[str, Any] = {}
-    for cell in code:
-        for output in cell.get("outputs", []):
-            bundle = output.get("data", {}).get(RECORD)
-            recorded |= bundle if isinstance(bundle, dict) else {}
+    warnings: list[str] = []
+    for bundle in (_dict(output.get("data")).get(RECORD) for cell in code for output in _dicts(cell.get("outputs"))):
+        if not isinstance(bundle, dict):
+            continue
+        if _is_deeper(bundle, DEEPEST_RECORD):
+            warnings.append(f"a record that is nested deeper than {DEEPEST_RECORD} levels is left out")
+        else:
+            recorded |= bundle
     return Executed(
         cells_done=sum(_status(cell) == "completed" for cell in code),
         cells_total=len(code),
         recorded=recorded,
-        error=_error(notebook["cells"]),
+        error=_error(cells),
+        warnings=warnings,
     )
 
 
+def _dict(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _dicts(value: object) -> list[dict[str, Any]]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def _is_deeper(value: object, levels: int) -> bool:
+    """Tell whether a value is nested deeper than so many levels, without recursion."""
+    here = [value]
+    for _ in range(levels + 1):
+        here = [
+            inner
+            for each in here
+            if isinstance(each, (dict, list))
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
+    return bool(here)
+
+
+def _text(value: object) -> str:
+    return "".join(map(str, value)) if isinstance(value, list) else "" if value is None else str(value)
+
+
 def _status(cell: Notebook) -> str | None:
-    status = cell.get("metadata", {}).get("papermill", {}).get("status")
+    status = _dict(_dict(cell.get("metadata")).get("papermill")).get("status")
     return str(status) if status else None
 
 
 def _error(cells: list[Notebook]) -> dict[str, Any] | None:
     number = 0
     for index, cell in enumerate(cells):
-        number += cell["cell_type"] == "code"
+        number += cell.get("cell_type") == "code"
         if _status(cell) != "failed":
             continue
-        outputs = [output for output in cell.get("outputs", []) if output["output_type"] == "error"]
-        last = outputs[-1] if outputs else {"ename": "Error", "evalue": ""}
+        outputs = [output for output in _dicts(cell.get("outputs")) if output.get("output_type") == "error"]
+        last = outputs[-1] if outputs else {}
         return {
-            "name": last["ename"],
-            "value": ANSI.sub("", last["evalue"]),
+            "name": _text(last.get("ename")) or "Error",
+            "value": ANSI.sub("", _text(last.get("evalue"))),
             "cell": number,  # counting code cells from 1, as on the screen
             "cell_index": index,  # in the executed notebook, from 0
-            "source": "\n".join("".join(cell["source"]).strip().splitlines()[:SHOWN_LINES]),
+            "source": "\n".join(_text(cell.get("source")).strip().splitlines()[:SHOWN_LINES]),
         }
     return None
 

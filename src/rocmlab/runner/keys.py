@@ -1,8 +1,9 @@
 """A job's key: what decides its result. `--resume` runs a finished job again only if its key has changed.
 
-In the key: the code cells with their `parameters` tags, the parameters, the kernel with the interpreter it starts, how
-many GPUs it gets, the files that the notebook declares as inputs, and the image's build record. Not in it: outputs,
-prose, other metadata, limits, the file's name and place, rocmlab's own version outside of an image.
+In the key: the code cells with those tags that decide what is executed, the parameters, the kernel with the command and
+the environment of its kernelspec and what it preloads, how many GPUs it gets, the files that the notebook declares as
+inputs, and the image's build record. Not in it: outputs, prose, other metadata, limits, the file's name and place,
+rocmlab's own version outside of an image.
 """
 
 from __future__ import annotations
@@ -11,16 +12,19 @@ import glob
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rocmlab.errors import RocmlabError
 from rocmlab.runner.jobs import Job
 
+if TYPE_CHECKING:
+    from jupyter_client.kernelspec import KernelSpec
+
 BUILD_RECORD = Path("/etc/rocmlab-build.json")
 LARGEST_HASHED_BYTES = 64 * 1024**2  # of larger inputs size and time of change are compared
-TAGS = ("parameters", "injected-parameters")
+TAGS = ("parameters", "injected-parameters", "skip-execution", "raises-exception")
 PARTS = ("code", "parameters", "kernel", "gpus", "inputs", "image")
 
 
@@ -54,13 +58,13 @@ def image() -> Any:  # noqa: ANN401  any JSON value
         return None
 
 
-def of(job: Job, notebook: Any, argv: Sequence[str], built: object, inputs: Inputs) -> str:  # noqa: ANN401
+def of(job: Job, notebook: Any, spec: KernelSpec, built: object, inputs: Inputs) -> str:  # noqa: ANN401
     """Return a job's key: for each of `PARTS` 16 hex digits of SHA-256, so that it can be told what has changed.
 
     Args:
         job: with its parameters, kernel and GPUs.
         notebook: as `preflight.read` returns it.
-        argv: the kernelspec's.
+        spec: of its kernel.
         built: the image's build record.
         inputs: reads the declared files.
 
@@ -75,7 +79,7 @@ def of(job: Job, notebook: Any, argv: Sequence[str], built: object, inputs: Inpu
     parts = (
         code,
         job.parameters,
-        [job.kernel, list(argv)],
+        [job.kernel, list(spec.argv), dict(spec.env), _preloaded(spec.metadata)],
         job.gpus,
         _inputs(notebook["metadata"], Path(job.notebook).parent, inputs),
         built,
@@ -88,6 +92,12 @@ def changes(then: str, now: str) -> str:
     pairs = zip(PARTS, then.split(":"), now.split(":"), strict=False)
     changed = [part for part, old, new in pairs if old != new]
     return " and ".join(filter(None, (", ".join(changed[:-1]), *changed[-1:]))) or "key"
+
+
+def _preloaded(metadata: Mapping[str, Any] | None) -> Any:  # noqa: ANN401  any JSON value
+    """Return the modules that a kernelspec names to be imported before the first cell."""
+    ours = (metadata or {}).get("rocmlab")
+    return ours.get("preload") if isinstance(ours, Mapping) else None
 
 
 def _digest(value: object) -> str:

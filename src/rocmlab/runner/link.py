@@ -21,6 +21,13 @@ Event = dict[str, Any]
 
 LONGEST_LINE_BYTES = 1_000_000
 LAST_WORDS_BYTES = 4_000
+# As `python -m` does it, but nothing is imported from the folder in which the runner was started: a `queue.py` of the
+# person's would take the place of Python's own. (PYTHONSAFEPATH, which does the same, is new in Python 3.11.)
+START = """import sys
+if sys.path[:1] == [""]:
+    del sys.path[0]
+import runpy
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)"""
 EXIT_SECONDS = 2.0  # for a process that has closed its socket, until it is killed
 
 
@@ -28,7 +35,7 @@ class Link:
     """A process, its socket, and what it says."""
 
     def __init__(self, module: str, environment: Mapping[str, str]) -> None:
-        """Start `python -m module DESCRIPTOR`; it says what it has to say once `connect` has been awaited.
+        """Start a module as a program with a DESCRIPTOR; it says what it has to say once `connect` has been awaited.
 
         Raises:
             OSError: there is no process, no socket or no file to be had.
@@ -42,7 +49,7 @@ class Link:
             on_error.callback(self._socket.close)
             with theirs:
                 self.process = subprocess.Popen(
-                    [sys.executable, "-u", "-m", module, str(theirs.fileno())],
+                    [sys.executable, "-u", "-c", START, module, str(theirs.fileno())],
                     stdin=subprocess.DEVNULL,
                     stdout=self._words,
                     stderr=self._words,

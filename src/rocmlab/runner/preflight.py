@@ -127,7 +127,7 @@ def _examine(request: Request, reader: _Reader) -> Job:
             vram_bytes=request.vram_bytes or wished.vram_bytes,
             is_mixed=wished.is_mixed if request.is_mixed is None else request.is_mixed,
         )
-        key = keys.of(made, notebook, spec.argv, reader.image, reader.inputs)
+        key = keys.of(made, notebook, spec, reader.image, reader.inputs)
     except RocmlabError as err:
         return replace(job, problem=err.problem)
     return replace(made, key=key)

@@ -51,7 +51,7 @@ class Running:
             self.number, self.total, self.title = event["number"], event["total"], event["title"]
         elif kind == "waiting":
             held = [str(each) for each in event.get("held") or ()]
-            self.is_waiting, self.title = True, f"waiting for {self.device} (held by {'; '.join(held) or 'others'})"
+            self.is_waiting, self.title = True, f"waiting: {'; '.join(held) or 'others have the GPUs'}"
         elif kind == "leased":
             self.is_waiting, self.title, self.begin = False, "starting the kernel", time.monotonic()
         elif kind == "ended":
@@ -279,6 +279,8 @@ class Plain(Base):
     def __enter__(self) -> Plain:
         import threading
 
+        self._leased: set[str] = set()  # jobs that have their GPUs
+
         self._over = threading.Event()
         self._clock = threading.Thread(target=self._remind, name="progress", daemon=True)
         self._clock.start()
@@ -294,30 +296,35 @@ class Plain(Base):
         return self.total > PLAIN_MANY
 
     def started(self, job: Job, place: Place) -> None:
-        """Say that a job starts."""
+        """Say that a job starts, if it has its lease or needs none; else that is said when it has it."""
         super().started(job, place)
-        if not self.is_brief:
-            self._say(f"{job.name}  started on {self.running[job.name].device}")
+        if not place.gpus or job.name in self._leased:
+            self._say_started(self.running[job.name])
 
     def event(self, job: Job, event: Event) -> None:
-        """Say which cell starts, what a job waits for, and that it is tried again."""
+        """Say that a job has its GPUs, which cell starts, what it waits for, and that it is tried again."""
         running = self.running.get(job.name)
         was_waiting = running is not None and running.is_waiting
         super().event(job, event)
-        if event["event"] == "retried":
+        kind = event["event"]
+        if kind == "leased":
+            self._leased.add(job.name)
+        if kind == "retried":
+            self._leased.discard(job.name)
             self._say(self.retried_line(job, event).plain)
         elif running is None:
             return
-        elif event["event"] == "waiting" and not was_waiting:
+        elif kind == "waiting" and not was_waiting:
             self._say(f"{job.name}  {running.title}")
-        elif event["event"] == "leased" and was_waiting:
-            self._say(f"{job.name}  started on {running.device}")
-        elif event["event"] == "cell" and not self.is_brief and time.monotonic() - running.said >= PLAIN_PAUSE_SECONDS:
+        elif kind == "leased":
+            self._say_started(running, is_worth_it=was_waiting)
+        elif kind == "cell" and not self.is_brief and time.monotonic() - running.said >= PLAIN_PAUSE_SECONDS:
             self._say_cell(running)
 
     def finished(self, result: Result) -> None:
         """Say how a job ended."""
         super().finished(result)
+        self._leased.discard(result.name)
         line = self.ended_line(result).plain
         self._say(f"{self.done}/{self.total} {line}" if self.is_brief else line)
 
@@ -328,6 +335,10 @@ class Plain(Base):
                 is_new = running.number != running.said_number and not self.is_brief
                 if not running.is_waiting and (is_new or silent_seconds >= PLAIN_EVERY_SECONDS):
                     self._say_cell(running)
+
+    def _say_started(self, running: Running, *, is_worth_it: bool = False) -> None:
+        if is_worth_it or not self.is_brief:
+            self._say(f"{running.name}  started on {running.device}")
 
     def _say_cell(self, running: Running) -> None:
         is_known = running.said > 0 and running.said_number == running.number

@@ -109,7 +109,7 @@ def result_of(
         recorded=recorded,
         error=error if ending.status != "ok" else None,
         files=folder.files(job.name),
-        warnings=ending.warnings,
+        warnings=[*ending.warnings, *(said.warnings if said else [])],
         simulated=any(device.simulated for device in place.devices) or recorded.get("simulated") is True,
         attempts=[dict(each) for each in attempts],
     )

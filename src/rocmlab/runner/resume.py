@@ -175,7 +175,7 @@ def before(session: Session, jobs: Sequence[Job]) -> Before:
             results[job.name] = entry.result
         if job.name not in results:
             attempts[job.name] = [*entry.attempts, *([entry.last] if entry.last else [])]
-    done = f"{len(results)} of {words.plural(len(jobs), 'job')} had finished and are not run again"
+    done = f"{len(results)} of {words.plural(len(jobs), 'job')} had finished and will not be run again"
     return Before(results, attempts, session.started, session.seconds, [done, *notes])
 
 

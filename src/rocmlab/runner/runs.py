@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from rocmlab.runner import resume, retries
 from rocmlab.runner.folder import RunFolder, now
-from rocmlab.runner.jobs import Job, Result, not_run
+from rocmlab.runner.jobs import EXIT_CODES, Job, Result, Status, not_run
 from rocmlab.runner.placement import Place, Slots, gigabytes
 from rocmlab.runner.plan import Before, Queue, Rules, longest_first
 from rocmlab.runner.results import Run as Run
@@ -27,6 +27,8 @@ from rocmlab.runner.workers import Workers
 
 log = logging.getLogger("rocmlab")
 
+NO_HTML = "no HTML: "
+HURRY_SECONDS = 5.0  # for what is left to convert when the run was interrupted and its jobs have ended
 LOOK_AGAIN_SECONDS = 2.0  # whether others have given back the memory that a job needs
 
 
@@ -121,7 +123,8 @@ class _Runner:
         self.retried: dict[str, int] = {}  # how often, in this session
         self.told: set[str] = set()  # jobs of which it was said what they wait for
         self.waiting = Queue((), slots)
-        self.running: dict[asyncio.Task[None], Supervisor] = {}  # until their results are complete
+        self.running: dict[asyncio.Task[None], Supervisor] = {}  # until their notebooks are converted
+        self.at_work: set[str] = set()  # jobs that have not ended
         self.freed = asyncio.Event()  # a job has given its place back
         self.signals = 0
         self.failed: str | None = None  # the job for which `--fail-fast` stops the run
@@ -134,7 +137,8 @@ class _Runner:
         with self._signals():
             try:
                 self._line_up(expected_seconds)
-                await self._work()
+                earlier_ones = [self._convert_earlier(result) for result in self.before.results.values()]
+                await asyncio.gather(self._work(), *earlier_ones)
             except BaseException:
                 await self._end_all()
                 raise
@@ -215,6 +219,7 @@ class _Runner:
 
     async def _end_all(self) -> None:
         """Leave nothing behind when this program itself fails."""
+        self.workers.stop_converting()
         for supervisor in self.running.values():
             supervisor.kill()
         await asyncio.gather(*self.running, return_exceptions=True)
@@ -231,6 +236,7 @@ class _Runner:
         supervisor = Supervisor(job, place, self.folder, limits, see, self.workers, self.meters)
         self.folder.log("job started", job=job.name, devices=identify(place))
         self.display.started(job, place)
+        self.at_work.add(job.name)
         self.running[asyncio.create_task(self._run_job(supervisor))] = supervisor
         return True
 
@@ -243,30 +249,69 @@ class _Runner:
             ending = await supervisor.run()
         except OSError as err:  # no process, no pipe or no log could be had; the other jobs go on
             ending = Ending("failed", f"its worker could not be started: {err}", None)
+        except Exception as err:  # neither does an error of ours end the others
+            log.debug("%s could not be run", job.name, exc_info=True)
+            ending = Ending("failed", f"it could not be run: {type(err).__name__}: {err}", None)
         finally:
             self.slots.give_back(supervisor.place)
         if ending.status == "ok" or not self.rules.fail_fast:
             self.freed.set()  # the next job need not wait for what is left to do for this one
         attempts = self.attempts.get(job.name, [])
         if ending.status == "not run":  # it was stopped while it waited
-            self._finish(replace(not_run(job), warnings=[*ending.warnings, *self._why_not()], attempts=attempts))
-            return
-        if self.failed and ending.status == "killed":
-            ending = replace(ending, message=f"it was stopped: {self.failed} failed, and --fail-fast stops there")
-        if ending.message:  # it did not end by itself, or not well
-            await asyncio.to_thread(repair, self.folder, job, ending)
-        await self._convert(job, ending)
-        result = result_of(self.folder, job, supervisor.place, ending, attempts)
-        if self._may_try_again(result):
-            self._try_again(job, supervisor.place, result)
+            result = replace(not_run(job), warnings=[*ending.warnings, *self._why_not()], attempts=attempts)
         else:
-            self._finish(result)
+            if self.failed and ending.status == "killed":
+                ending = replace(ending, message=f"it was stopped: {self.failed} failed, and --fail-fast stops there")
+            result = await asyncio.to_thread(self._result_of, job, supervisor.place, ending, attempts)
+        if self._may_try_again(result):
+            result = await self._converted(result)
+        if self._may_try_again(result):  # nobody has interrupted the run meanwhile
+            self._try_again(job, supervisor.place, result)
+            return
+        self._finish(result)
+        self.freed.set()
+        self.at_work.discard(job.name)
+        self._hurry()
+        self.results[job.name] = await self._converted(result)
 
-    async def _convert(self, job: Job, ending: Ending) -> None:
-        """Convert an executed notebook to HTML, beside the jobs that run."""
-        notebook = self.folder.file(job.name, "notebook")
-        if notebook.exists() and (why := await self.workers.convert(notebook, self.folder.file(job.name, "html"))):
-            ending.warnings.append(f"no HTML: {why}")
+    def _result_of(self, job: Job, place: Place, ending: Ending, attempts: list[dict[str, Any]]) -> Result:
+        """Return what came of a job, whatever its files look like."""
+        try:
+            if ending.message:  # it did not end by itself, or not well
+                repair(self.folder, job, ending)
+            return result_of(self.folder, job, place, ending, attempts)
+        except Exception as err:
+            log.debug("what %s has left cannot be read", job.name, exc_info=True)
+            why = f"what it has left cannot be read: {type(err).__name__}: {err}"
+            error = {"name": "Error", "value": f"{ending.message}; {why}" if ending.message else why}
+            status: Status = "failed" if ending.status == "ok" else ending.status
+            return replace(
+                not_run(job),
+                status=status,
+                exit_code=EXIT_CODES[status],
+                started=ending.started,
+                seconds=ending.seconds,
+                devices=identify(place),
+                error=error,
+                warnings=ending.warnings,
+                attempts=list(attempts),
+            )
+
+    async def _converted(self, result: Result) -> Result:
+        """Convert an executed notebook to HTML, beside the jobs that run; return the result with that file."""
+        notebook, html = self.folder.file(result.name, "notebook"), self.folder.file(result.name, "html")
+        warnings = [each for each in result.warnings if not each.startswith(NO_HTML)]
+        if not html.exists() and notebook.exists() and (why := await self.workers.convert(notebook, html)):
+            warnings.append(f"{NO_HTML}{why}")
+        return replace(result, files=self.folder.files(result.name), warnings=warnings)
+
+    async def _convert_earlier(self, result: Result) -> None:
+        self.results[result.name] = await self._converted(result)
+
+    def _hurry(self) -> None:
+        """Give what is to be converted a short time, if the run was interrupted and no job runs any more."""
+        if self.signals and not self.at_work:
+            asyncio.get_running_loop().call_later(HURRY_SECONDS, self.workers.stop_converting)
 
     def _may_try_again(self, result: Result) -> bool:
         if self.signals or self.failed or not retries.may_pass(result.status):
@@ -280,6 +325,7 @@ class _Runner:
         self.folder.log("job retried", job=job.name, attempt=kept)
         left = self.rules.retries - self.retried[job.name]
         self.display.event(job, {"event": "retried", **kept, "left": left})
+        self.at_work.discard(job.name)
         self.waiting.put_first(job, place.gpus)
 
     def _finish(self, result: Result) -> None:
@@ -317,3 +363,4 @@ class _Runner:
                 supervisor.stop("interrupted")
             else:
                 supervisor.kill()
+        self._hurry()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -29,6 +30,7 @@ class Server:
 
     def __init__(self, descriptor: int) -> None:
         self.mark: str | None = None  # of the job that runs
+        self.scratch: Path | None = None  # its folder, which the runner removes, if it is there
         self.jobs = 0
         self.orders = Orders(descriptor, self._leave)
 
@@ -51,7 +53,10 @@ class Server:
             before: what this process had before the job; None if that does not matter.
         """
         log, *locks = descriptors
-        job = json.loads(Path(order["job"]).read_text(encoding="utf-8"))
+        description = Path(order["job"])
+        self.scratch = description.parent
+        job = json.loads(description.read_text(encoding="utf-8"))
+        description.unlink()  # it has the job's whole environment
         if job.get("lease"):
             job["lease"]["descriptors"] = locks
         self.jobs += 1
@@ -60,6 +65,7 @@ class Server:
             work = Worker(job, self.orders.report)
             status, message = work.run()
         self.mark = None
+        self.scratch = None
         import_ahead()
         is_sound = work.is_sound and self.jobs < MOST_JOBS and (before is None or belongings() == before)
         self.orders.report("ended", status=status, message=message, is_sound=is_sound)
@@ -68,8 +74,14 @@ class Server:
     def _leave(self) -> None:
         """The runner is gone: end the kernel and all that the job has started."""
         Worker.starting.acquire(timeout=1.0)  # a kernel that is being started can be found when it has started
+        self.remove_scratch()  # before the kernel's end, which may end this process
         if self.mark:
             processes.end(self.mark, grace_seconds=0.0)
+
+    def remove_scratch(self) -> None:
+        """Remove the folder of the job that runs: nobody else will."""
+        if self.scratch:
+            shutil.rmtree(self.scratch, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -123,7 +135,11 @@ def main(arguments: list[str]) -> int:
     """Serve the runner at the other end of a socket."""
     worker.set_up_output()
     block_slow_import()
-    return Server(int(arguments[0])).serve()
+    server = Server(int(arguments[0]))
+    try:
+        return server.serve()
+    finally:
+        server.remove_scratch()
 
 
 if __name__ == "__main__":

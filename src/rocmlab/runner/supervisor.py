@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -98,7 +99,7 @@ class Supervisor:
             self.meters.begin(self.job.name, self.place.devices)
             if self.limits.notebook_seconds is not None:
                 timer = asyncio.get_running_loop().call_later(self.limits.notebook_seconds, self.stop, "timeout")
-            code = await self._work()
+            status, message = self._judge(await self._work())  # whoever stops it from now on is too late
             await self._end_processes()
         except BaseException:
             self._kill_worker()
@@ -111,7 +112,7 @@ class Supervisor:
             if timer:
                 timer.cancel()
         seconds = time.monotonic() - begin
-        return replace(self._ending(code), started=started, seconds=seconds, usage=usage)
+        return Ending(status, message, self._running_cell, self._warnings, started, seconds, usage)
 
     async def _end_processes(self) -> None:
         grace_seconds = 0.0 if self._killed_by_us else 2.0
@@ -123,8 +124,12 @@ class Supervisor:
         """Have a worker run the job, and return the exit code of one that ended over it, else 0."""
         with tempfile.TemporaryDirectory(prefix="rocmlab-job-", ignore_cleanup_errors=True) as scratch:
             description = Path(scratch, "job.json")
-            description.write_text(json.dumps(self._description(scratch)), encoding="utf-8")
+            content = json.dumps(self._description(scratch))
             for _ in range(ATTEMPTS):
+                Path(scratch).mkdir(
+                    mode=0o700, exist_ok=True
+                )  # a worker removes what it has read, or all when it fails
+                description.write_text(content, encoding="utf-8")
                 self._worker = self._worker or self.workers.take()
                 if self._give(self._worker, description):
                     await self._listen(self._worker)
@@ -146,9 +151,11 @@ class Supervisor:
 
     def _write_down(self, words: str) -> None:
         """Add to the job's log why it has no worker."""
-        if words:
-            with self.folder.file(self.job.name, "log").open("a", encoding="utf-8") as log:
-                log.write(f"--- a worker ended before the job began\n{words}")
+        if not words:
+            return
+        path = self.folder.file(self.job.name, "log")
+        with contextlib.suppress(OSError), path.open("a", encoding="utf-8") as log:  # the disk may be full
+            log.write(f"--- a worker ended before the job began\n{words}")
 
     def _description(self, scratch: str) -> dict[str, Any]:
         lease = self._claim.lease
@@ -195,8 +202,10 @@ class Supervisor:
 
     def stop(self, why: Literal["timeout", "interrupted"]) -> None:
         """Ask the worker to save and leave the notebook; kill it when it does not."""
+        if self._ended:
+            return
         self._stopped = self._stopped or why
-        if self._worker is None or self._ended:
+        if self._worker is None:
             return
         if self._has_begun:
             self._worker.signal(signal.SIGTERM)
@@ -224,15 +233,13 @@ class Supervisor:
             self._has_job = False
             await self.workers.end(worker)
 
-    def _ending(self, code: int) -> Ending:
-        status, message = self._judge(code)
-        return Ending(status, message, self._running_cell, self._warnings)
-
     def _judge(self, code: int) -> tuple[Status, str]:
         if self._ended is not None and not self._stopped:
             return self._ended["status"], self._ended["message"]
-        if self._ended is not None and self._ended["status"] == "ok":
-            return "ok", ""  # it was asked to stop when it had just ended
+        # It was asked to stop when it had just ended. (papermill calls it an error when it is asked to stop.)
+        own = ("ok", "failed", "timeout") if self.workers.engine == "rocmlab" else ("ok",)
+        if self._ended is not None and self._ended["status"] in own:
+            return self._ended["status"], self._ended["message"]
         if self._stopped == "timeout":
             return "timeout", f"the notebook ran longer than {self.limits.notebook_seconds:g} s"
         if self._stopped == "interrupted":

@@ -6,6 +6,7 @@ from one parent. A job for which there is no parent starts its kernel cold.
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
@@ -17,6 +18,8 @@ from rocmlab.runner.jobs import Job
 
 if TYPE_CHECKING:
     from rocmlab.runner.warm import Parent
+
+log = logging.getLogger("rocmlab")
 
 LEAST_JOBS = 2  # the first waits for the parent's import as it would for its own
 MOST_RESTARTS = 2
@@ -43,12 +46,19 @@ class Warmth:
         """
         if job.kernel is None:
             return None, None
-        specification, _ = kernel.find(job.kernel)
+        try:
+            return self._address(job, job.kernel, environment)
+        except Exception as err:  # such as a kernelspec that is gone: a job without a parent says itself what it lacks
+            log.debug("no warm parent for %s", job.name, exc_info=True)
+            return None, f"{type(err).__name__}: {err}"
+
+    def _address(self, job: Job, name: str, environment: Mapping[str, str]) -> tuple[str | None, str | None]:
+        specification, _ = kernel.find(name)
         if not kernel.is_local(specification.get("metadata") or {}):
             return None, None
         from rocmlab.runner import warm
 
-        modules = warm.modules_for(job.kernel, specification)
+        modules = warm.modules_for(name, specification)
         if not modules:
             return None, None
         python = kernel.interpreter(specification)

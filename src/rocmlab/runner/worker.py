@@ -16,13 +16,15 @@ import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from rocmlab.runner.jobs import EXIT_CODES, Status
 from rocmlab.runner.leases import Lease
 from rocmlab.runner.orders import block_slow_import
 
 if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
     from rocmlab.runner.engine.kernel import Kernel
     from rocmlab.runner.engine.stage import Stage
 
@@ -60,6 +62,8 @@ class Worker:
             self._say(f"{status}: {message}")
         if status in ("ok", "failed"):  # after any other end the runner looks at the notebook first
             self._convert()
+        if why := lost_output():
+            self.report("warning", message=f"its log is not complete: {why}")
         return status, message[:2000]
 
     def _stop(self, number: int, _frame: object) -> None:
@@ -173,10 +177,54 @@ def plain(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[ -/]*[@-~]", "", text)
 
 
+class LogFile(io.RawIOBase):
+    """A descriptor of a log, which is not worth a notebook: what a full disk does not take is dropped.
+
+    Attributes:
+        fault: why something was dropped; None if nothing was.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self.fault: OSError | None = None
+        self._descriptor = descriptor
+
+    def writable(self) -> bool:
+        """Return True: that is what it is for."""
+        return True
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+        return self._descriptor
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        """Write all of it, or drop what cannot be written."""
+        rest = memoryview(data).cast("B")
+        size = len(rest)
+        try:
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+        except OSError as err:
+            self.fault = err
+        return size
+
+
 def set_up_output() -> None:
-    """Let stdout be UTF-8 and take any output, whatever the locale."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
+    """Let stdout and stderr, which are the job's log, be UTF-8 and take any output, whatever the locale or the disk."""
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        if isinstance(getattr(sys, name), io.TextIOWrapper):
+            file = cast("BinaryIO", LogFile(descriptor))
+            setattr(sys, name, io.TextIOWrapper(file, "utf-8", "backslashreplace", write_through=True))
+
+
+def lost_output() -> str | None:
+    """Return why something of the log was lost since the last time, None if nothing was."""
+    why = None
+    for stream in (sys.stdout, sys.stderr):
+        file = getattr(stream, "buffer", None)
+        if isinstance(file, LogFile) and file.fault:
+            why, file.fault = file.fault.strerror, None
+    return why
 
 
 def main(arguments: list[str]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from rocmlab.runner.warmth import Warmth
 
 WORKER = "rocmlab.runner.serving"
 CONVERTER = "rocmlab.runner.converting"
+CONVERSION_SECONDS = 60.0  # for one notebook; then the process is killed
 ATTEMPTS = 2  # at a conversion; the process may have been killed for want of memory that others used
 
 
@@ -36,6 +38,7 @@ class Workers:
         self._warmth = Warmth()
         self._idle: list[Link] = []
         self._all: set[Link] = set()
+        self._ending: set[asyncio.Task[None]] = set()
         self._converter: Link | None = None
         self._conversion = asyncio.Lock()
         self._converts = True
@@ -65,9 +68,13 @@ class Workers:
             worker = self._idle.pop()
             if worker.is_alive:
                 return worker
+            ending = asyncio.get_running_loop().create_task(self.end(worker))
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
         worker = Link(WORKER, self.environment)
         self._all.add(worker)
-        self._start_converter()  # ready when the first job has ended
+        with contextlib.suppress(OSError):  # said when there is something to convert
+            self._start_converter()  # ready when the first job has ended
         return worker
 
     def give_back(self, worker: Link) -> None:
@@ -81,21 +88,30 @@ class Workers:
 
     async def convert(self, notebook: Path, target: Path) -> str | None:
         """Convert a notebook to HTML, one at a time; return why there is none, None if there is."""
-        why = "the run was ended"
         async with self._conversion:
-            for _ in range(ATTEMPTS):
-                if not self._converts:
-                    break
-                converter = self._start_converter()
-                if converter.send({"notebook": str(notebook), "target": str(target)}):
-                    event = await converter.event()
-                    if event is not None:
-                        message = event.get("message")
-                        return None if message is None else str(message)
-                code = await converter.exit_code()
-                why = converter.fault or converter.last_words().strip() or f"its process ended with {code}"
+            try:
+                why = await self._convert({"notebook": str(notebook), "target": str(target)})
+            except asyncio.TimeoutError:
+                why = f"it took longer than {CONVERSION_SECONDS:g} s"
                 await self._end_converter()
-        return why[-500:]
+            except OSError as err:
+                why = f"no process could be started for it: {err}"
+        return None if why is None else why[-500:]
+
+    async def _convert(self, order: dict[str, str]) -> str | None:
+        why = ""
+        for _ in range(ATTEMPTS):
+            if not self._converts:
+                break
+            converter = self._start_converter()
+            if converter.send(order):
+                event = await asyncio.wait_for(converter.event(), CONVERSION_SECONDS)
+                if event is not None:
+                    return None if event.get("message") is None else str(event["message"])
+            code = await converter.exit_code()
+            why = converter.fault or converter.last_words().strip() or f"its process ended with {code}"
+            await self._end_converter()
+        return why if self._converts else "the run was ended"
 
     def stop_converting(self) -> None:
         """Convert nothing any more: somebody is in a hurry."""
@@ -115,7 +131,11 @@ class Workers:
 
     async def close(self) -> None:
         """End what is left."""
+        self._converts = False
         await asyncio.gather(
-            asyncio.to_thread(self._warmth.close), self._end_converter(), *map(self.end, list(self._all))
+            asyncio.to_thread(self._warmth.close),
+            self._end_converter(),
+            *self._ending,
+            *map(self.end, list(self._all)),
         )
         self._idle.clear()

@@ -5,10 +5,10 @@ papermill loads this module with itself, so it imports no more than papermill ha
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +174,6 @@ def _stage(
     output_path: str | None,
 ) -> Any:  # noqa: ANN401  a Stage
     from rocmlab.runner.engine.limits import Limits
-    from rocmlab.runner.engine.outputs import SideLog
     from rocmlab.runner.engine.stage import Stage
 
     given = {name: options.pop(name) for name in LIMITS if name in options}
@@ -188,7 +187,7 @@ def _stage(
         stderr=options.pop("stderr_file", None),
         kernel_output=_to_stderr,
         show=_log if log_output else None,
-        side=_side_log(SideLog, target, output_path),
+        side=_side_log(target, output_path),
     )
     options.pop("input_path", None)
     options.pop("timeout", None)
@@ -197,12 +196,22 @@ def _stage(
     return stage
 
 
-def _side_log(make: Callable[[Path, str], Any], target: Path | None, output_path: str | None) -> Any:  # noqa: ANN401
-    """Return the log of what is too long for the notebook: beside it, or here where it goes to another back end."""
+def _side_log(target: Path | None, output_path: str | None) -> Any:  # noqa: ANN401  a SideLog
+    """Return the log of what is too long for the notebook: beside it, or here where it goes to another back end.
+
+    That of an earlier execution is removed; a file of that name that is somebody else's is left alone.
+    """
+    from rocmlab.runner.engine.outputs import SideLog
+
     stem = (output_path or "notebook").rstrip("/").rpartition("/")[2].removesuffix(".ipynb") or "notebook"
-    path = target.with_name(f"{stem}.output.log") if target is not None else Path.cwd() / f"{stem}.output.log"
-    path.unlink(missing_ok=True)  # of an earlier execution
-    return make(path, path.name)
+    folder = target.parent if target is not None else Path.cwd()
+    for ending in itertools.chain([""], (f".{number}" for number in itertools.count(2))):
+        path = folder / f"{stem}.output{ending}.log"
+        if SideLog.made(path):
+            path.unlink(missing_ok=True)
+        if not os.path.lexists(path):
+            break
+    return SideLog(path, path.name)
 
 
 def _to_stderr(text: str) -> None:

@@ -26,14 +26,17 @@ DRAIN_SECONDS = 0.2  # for the last words of a kernel that has died
 INTERRUPT_SECONDS = 2.0  # for a cell to react to an interrupt
 SHUTDOWN_SECONDS = 10.0  # for a kernel to end by itself: what it does at exit, such as writing a checkpoint
 SHORT_SHUTDOWN_SECONDS = 1.0  # the same after a notebook was cut short
+# Asked to end, an IPython kernel's control thread flushes the streams; if their thread is stopped meanwhile, both wait
+# for ten seconds (ipykernel 7.4). So the kernel lets that thread end before it closes anything.
 # An IPython kernel collects what is printed for 0.2 s, four bytes a character: 100 MB for a cell that prints fast. And
 # it catches its own stderr, so that what Python says of a crash would be lost with it; the process's own one is read.
 SET_UP = """
-import faulthandler, sys
+import atexit, faulthandler, sys, threading
 for stream in (sys.stdout, sys.stderr):
     if hasattr(stream, "flush_interval"):
         stream.flush_interval = 0.04
 faulthandler.enable(getattr(sys.stderr, "_original_stdstream_copy", sys.__stderr__), all_threads=False)
+atexit.register(lambda: [each.join(0.5) for each in threading.enumerate() if each.name == "Control"])
 """
 
 

@@ -14,6 +14,7 @@ Content = Mapping[str, Any]
 
 TAIL_SHARE = 0.25  # of the printed text that is kept, how much from its end once it is too long
 RICH_FACTOR = 10  # pictures and tables may take this many times more than printed text
+MARK = "[rocmlab: all that was printed by cells whose output is too long for the notebook]\n"  # begins the log
 MOST_OUTPUTS = 5_000  # per cell; printed text beyond goes on in the last ones
 
 
@@ -28,7 +29,18 @@ class SideLog:
         """Add text."""
         if self.path is not None and text:
             with self.path.open("a", encoding="utf-8", errors="backslashreplace", newline="") as file:
-                file.write(text)
+                file.write(text if file.tell() else MARK + text)
+
+    @staticmethod
+    def made(path: Path) -> bool:
+        """Tell whether a file is one of ours; what cannot be read is not."""
+        try:
+            if path.is_file():
+                with path.open("rb") as file:
+                    return file.read(len(MARK)) == MARK.encode()
+        except OSError:
+            pass
+        return False
 
 
 @dataclass

@@ -102,7 +102,9 @@ class Channels:
         if len(parts) != 4 or (self._key and not hmac.compare_digest(signature, self._sign(parts))):
             log.warning("a message with a wrong signature was ignored")
             return None
-        header, parent, content = (json.loads(part) for part in (parts[0], parts[1], parts[3]))
+        # A kernel may print what is no text, such as a name of a file in another encoding: ipykernel sends those bytes.
+        texts = (part.decode("utf-8", "replace") for part in (parts[0], parts[1], parts[3]))
+        header, parent, content = map(json.loads, texts)
         return Message(header["msg_type"], parent.get("msg_id"), content, header, frames[start + 5 :])
 
     def _sign(self, parts: list[bytes]) -> bytes:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 else:
     import _rocmlab_warm_marks as marks
 
+SETTLE_SECONDS = 0.5
 THREADS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")  # OpenBLAS's own order
 OPENBLAS = (
     "scipy_openblas_set_num_threads64_",
@@ -201,4 +202,18 @@ def _application(request: Request, serving: Callable[[], None]) -> None:
     application: Any = Application.instance()
     application.parent_handle = os.getppid()  # or it explains on the output how to end it
     application.initialize(arguments)
-    application.start()
+    try:
+        application.start()
+    finally:
+        _settle(application)
+
+
+def _settle(application: Any) -> None:  # noqa: ANN401  an IPKernelApp
+    """Wait until the control thread has ended, as it does by itself after a request to shut down.
+
+    It flushes the streams then. If `IPKernelApp.close` stops the thread that sends them meanwhile, both wait for ten
+    seconds (ipykernel 7.4, `OutStream.flush`).
+    """
+    thread = getattr(application, "control_thread", None)
+    if thread is not None and thread.is_alive():
+        thread.join(SETTLE_SECONDS)
