@@ -33,7 +33,7 @@ class Limits:
     """How long a job may take."""
 
     notebook_seconds: float | None = None
-    cell_seconds: int | None = None
+    cell_seconds: float | None = None
     grace_seconds: float = 5.0  # to save, between being asked to stop and being killed
 
 
