@@ -26,6 +26,11 @@ print("opened", os.getuid(), sorted(os.getgroups()))
 """
 
 
+# No GPU stands behind these nodes, so a kernel of this backend would refuse to start without one. A job of a run starts,
+# for its runner has chosen.
+ROCM = ("--env=ROCMLAB_BACKEND=rocm", "--env=ROCMLAB_LEASED=1")
+
+
 @pytest.fixture(scope="module")
 def make_nodes(image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator:
     """Return a function that makes device nodes, by default of mode 0660, and gives the options that pass them."""
@@ -51,7 +56,7 @@ def make_nodes(image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 @pytest.fixture(scope="module")
 def nodes(make_nodes) -> list[str]:
     """The usual nodes: kfd and the render nodes owned by different groups, one of them without a name."""
-    return [*make_nodes(), "--env=ROCMLAB_BACKEND=rocm"]
+    return [*make_nodes(), *ROCM]
 
 
 def test_notebook_opens_every_node(image: str, nodes: list[str]) -> None:
@@ -107,7 +112,7 @@ def test_a_host_without_a_render_group_works(image: str, make_nodes) -> None:
     program = (
         "import os; [os.open(node, os.O_RDWR) for node in ('/dev/kfd', '/dev/dri/renderD128')]; print(os.getgroups())"
     )
-    with Container(image, *given, "--env=ROCMLAB_BACKEND=rocm") as container:
+    with Container(image, *given, *ROCM) as container:
         container.wait_for_server()
         printed = container.execute("torch", program)
     with Container(image) as container:

@@ -137,7 +137,7 @@ def test_many_jobs_leave_the_runner_and_its_workers_as_they_were(tmp_path: Path,
         def finished(self, result: Any) -> None:
             super().finished(result)
             me = psutil.Process()
-            below = [child for child in me.children() if "rocmlab.runner.serving" in child.cmdline()]
+            below = [child for child in me.children() if is_alive(child.pid) and is_worker(child)]
             memory = me.memory_info().rss + sum(child.memory_info().rss for child in below)
             sizes.append((memory, me.num_fds(), frozenset(child.pid for child in below)))
 
@@ -486,6 +486,14 @@ def eventually(is_true: Callable[[], bool], seconds: float) -> bool:
             return False
         time.sleep(0.01)
     return True
+
+
+def is_worker(process: psutil.Process) -> bool:
+    """Return whether a process is a worker; one that has just ended is none."""
+    try:
+        return "rocmlab.runner.serving" in process.cmdline()
+    except psutil.Error:
+        return False
 
 
 def is_alive(pid: int) -> bool:
