@@ -187,7 +187,7 @@ class TestCommandLine:
     def test_install_list_remove(self, inside: Host, capsys: pytest.CaptureFixture[str]) -> None:
         """The list names interpreter, GPU and holder; after `remove` the plain kernel is as it was made."""
         assert run_verb(["kernels", "install", "--user"]) == 0
-        lease = inside.leases.take(inside.devices[:1], Holder.here("/work/a.ipynb"))
+        lease = inside.leases.take(inside.devices[:1], Holder.here("/notebooks/a.ipynb"))
         assert lease
         capsys.readouterr()
 
@@ -205,10 +205,10 @@ class TestCommandLine:
             "torch-gpu0": False,
             "torch-gpu1": True,
         }
-        assert "/work/a.ipynb" in rows["torch-gpu0"]["devices"][0]["leased_to"]
+        assert "/notebooks/a.ipynb" in rows["torch-gpu0"]["devices"][0]["leased_to"]
         assert rows["torch"]["python"] == sys.executable
         assert text.startswith("SIMULATED")
-        assert "leased to /work/a.ipynb" in text
+        assert "leased to /notebooks/a.ipynb" in text
 
         assert run_verb(["kernels", "remove", "--user"]) == 0
 

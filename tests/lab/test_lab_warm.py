@@ -49,10 +49,10 @@ def test_the_second_kernel_is_warm_and_owns_its_gpu(host: Host, nests: warmth.Ne
 
     async def scenario() -> None:
         await warmed(nests, "torch-gpu1")
-        async with started("torch-gpu1", "/work/a.ipynb") as talk:
+        async with started("torch-gpu1", "/notebooks/a.ipynb") as talk:
             assert (await talk.run(IS_WARM)).startswith("True")
             assert await talk.run(MASKS) == "1 1 None"
-            assert host.holders() == [None, "/work/a.ipynb"]
+            assert host.holders() == [None, "/notebooks/a.ipynb"]
             banner = (await talk.client.kernel_info(reply=True))["content"]["banner"]
             assert "leased to this kernel" in banner
             await talk.manager.shutdown_kernel()
@@ -146,9 +146,9 @@ def test_a_dead_parent_means_cold(host: Host, nests: warmth.Nests, caplog: pytes
         assert parent.pid
         os.kill(parent.pid, signal.SIGKILL)
         await until(lambda: parent.why)
-        async with started("torch", "/work/b.ipynb") as talk:
+        async with started("torch", "/notebooks/b.ipynb") as talk:
             assert (await talk.run(IS_WARM)).startswith("False")
-            assert host.holders() == ["/work/b.ipynb", None]
+            assert host.holders() == ["/notebooks/b.ipynb", None]
             assert await asyncio.to_thread(nests._current["torch"].parent.ready, 60)
         async with started("torch") as talk:
             assert (await talk.run(IS_WARM)).startswith("True")
