@@ -26,8 +26,8 @@ print("opened", os.getuid(), sorted(os.getgroups()))
 """
 
 
-# No GPU stands behind these nodes, so a kernel of this backend would refuse to start without one. A job of a run starts,
-# for its runner has chosen.
+# No GPU stands behind these nodes, so a kernel of this backend would refuse to start; a job of a run starts all the
+# same, for its runner has chosen.
 ROCM = ("--env=ROCMLAB_BACKEND=rocm", "--env=ROCMLAB_LEASED=1")
 
 

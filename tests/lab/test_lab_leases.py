@@ -41,7 +41,7 @@ def test_the_lease_is_there_before_the_kernels_first_line(host: Host, tmp_path: 
     (startup / "witness.py").write_text(WITNESS)
 
     async def scenario() -> None:
-        async with started("torch", "/notebooks/a.ipynb"):
+        async with started("torch", "/nb/a.ipynb"):
             pass
 
     asyncio.run(scenario())
@@ -54,20 +54,20 @@ def test_the_second_gets_the_other_gpu_and_the_third_hears_who_has_them(host: Ho
     host.offer()
 
     async def scenario() -> None:
-        async with started("torch", "/notebooks/a.ipynb") as first, started("tensorflow", "/notebooks/b.ipynb") as second:
+        async with started("torch", "/nb/a.ipynb") as first, started("tensorflow", "/nb/b.ipynb") as second:
             assert await first.run(MASKS) == "0 0 None"
             assert await second.run(MASKS) == "1 1 None"
-            async with started("torch", "/notebooks/c.ipynb") as third:
+            async with started("torch", "/nb/c.ipynb") as third:
                 refused = await third.run("print(6 * 7)")
-                assert re.search(r"GPU 0: .*\n  leased to /notebooks/a\.ipynb \(process \d+ of", refused)
-                assert re.search(r"GPU 1: .*\n  leased to /notebooks/b\.ipynb \(process \d+ of", refused)
+                assert re.search(r"GPU 0: .*\n  leased to /nb/a\.ipynb \(process \d+ of", refused)
+                assert re.search(r"GPU 1: .*\n  leased to /nb/b\.ipynb \(process \d+ of", refused)
                 assert "Change Kernel… > PyTorch (CPU)" in refused
                 assert "42" not in refused
                 await second.manager.shutdown_kernel()
                 await third.manager.restart_kernel()
                 await third.ready()
                 assert await third.run("print(6 * 7)") == "42"
-                assert host.holders() == ["/notebooks/a.ipynb", "/notebooks/c.ipynb"]
+                assert host.holders() == ["/nb/a.ipynb", "/nb/c.ipynb"]
 
     asyncio.run(scenario())
 
@@ -92,12 +92,12 @@ def test_all_gpus_are_had_together_or_not_at_all(host: Host) -> None:
     host.offer()
 
     async def scenario() -> None:
-        async with started("torch-all", "/notebooks/all.ipynb") as talk:
+        async with started("torch-all", "/nb/all.ipynb") as talk:
             assert await talk.run(MASKS) == "0,1 0,1 None"
-            assert host.holders() == ["/notebooks/all.ipynb"] * 2
-        async with started("torch-gpu0", "/notebooks/a.ipynb"), started("torch-all") as refused:
+            assert host.holders() == ["/nb/all.ipynb"] * 2
+        async with started("torch-gpu0", "/nb/a.ipynb"), started("torch-all") as refused:
             assert "2 GPUs are not free together: 1 of 2 are" in await refused.run("1")
-            assert host.holders() == ["/notebooks/a.ipynb", None]
+            assert host.holders() == ["/nb/a.ipynb", None]
 
     asyncio.run(scenario())
 
@@ -233,7 +233,7 @@ def test_nbclient_gets_a_clear_error_and_does_not_hang(host: Host) -> None:
     host.offer()
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("print(1)")])
 
-    lease = host.leases.take(host.devices, Holder.here("/notebooks/long.ipynb"))
+    lease = host.leases.take(host.devices, Holder.here("/nb/long.ipynb"))
     assert lease
     try:
         with pytest.raises(CellExecutionError, match=r"NoFreeGPU.*[\s\S]*/work/long\.ipynb"):
@@ -311,7 +311,7 @@ def test_a_restart_keeps_the_lease(host: Host) -> None:
     host.offer()
 
     async def scenario() -> None:
-        async with started("torch-all", "/notebooks/a.ipynb") as talk:
+        async with started("torch-all", "/nb/a.ipynb") as talk:
             with Competitor(host) as competitor:
                 for turn in range(20):
                     await talk.manager.restart_kernel(now=turn % 2 == 0)
@@ -319,7 +319,7 @@ def test_a_restart_keeps_the_lease(host: Host) -> None:
             pid = int(await talk.run("import os; print(os.getpid())"))
             holder = host.leases.holder(host.devices[0])
             assert holder
-            assert (holder.pid, holder.notebook) == (pid, "/notebooks/a.ipynb")
+            assert (holder.pid, holder.notebook) == (pid, "/nb/a.ipynb")
             assert competitor.taken == 0
             assert competitor.tries > 100
 
