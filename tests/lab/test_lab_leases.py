@@ -236,7 +236,7 @@ def test_nbclient_gets_a_clear_error_and_does_not_hang(host: Host) -> None:
     lease = host.leases.take(host.devices, Holder.here("/nb/long.ipynb"))
     assert lease
     try:
-        with pytest.raises(CellExecutionError, match=r"NoFreeGPU.*[\s\S]*/work/long\.ipynb"):
+        with pytest.raises(CellExecutionError, match=r"NoFreeGPU.*[\s\S]*/nb/long\.ipynb"):
             NotebookClient(notebook, kernel_name="torch", timeout=WAIT_SECONDS).execute()
     finally:
         lease.release()
