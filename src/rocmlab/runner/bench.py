@@ -25,12 +25,6 @@ from rocmlab.runner import bench_queue, bench_supervision, bench_warm
 
 KERNEL = "rocmlab-bench"
 POLL_SECONDS = 0.02
-PAPERMILL = """
-import sys
-sys.modules["rfc3987_syntax"] = None
-from papermill.__main__ import papermill
-papermill()
-"""
 PLOT = """
 import base64, os
 from IPython.display import display
@@ -140,15 +134,7 @@ def _measure_notebooks(runs: int, names: Sequence[str], figures: Figures) -> Non
 
 @contextmanager
 def _environment(folder: Path) -> Iterator[dict[str, str]]:
-    specification = {
-        "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
-        "display_name": KERNEL,
-        "language": "python",
-        "env": {"PYDEVD_DISABLE_FILE_VALIDATION": "1"},
-    }
-    path = folder / "kernels" / KERNEL / "kernel.json"
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps(specification), encoding="utf-8")
+    bench_supervision.write_kernel(folder, KERNEL)
     source = str(Path(__file__).parents[2])
     paths = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
     yield {**os.environ, "JUPYTER_PATH": str(folder), "IPYTHONDIR": str(folder / "ipython"), "PYTHONPATH": paths}
@@ -192,7 +178,7 @@ def _ours(notebook: Path, environment: Mapping[str, str]) -> Cost:
 
 def _theirs(notebook: Path, environment: Mapping[str, str]) -> Cost:
     output = str(notebook.with_suffix(".theirs.ipynb"))
-    command = [sys.executable, "-c", PAPERMILL, str(notebook), output, "--no-progress-bar"]
+    command = [sys.executable, "-c", bench_queue.PAPERMILL, str(notebook), output, "--no-progress-bar"]
     return _cost(command, environment, notebook.with_suffix(".log"))
 
 

@@ -95,17 +95,22 @@ def _once(folder: Path, *, terminal: bool, cell_seconds: float) -> float:
     return 100 * (last - first) / (end - begin)
 
 
-def _environment(folder: Path) -> dict[str, str]:
-    """Return an environment with a plain kernel and eight busy simulated GPUs."""
+def write_kernel(folder: Path, name: str) -> None:
+    """Write the kernelspec of a plain kernel of this interpreter into a folder for JUPYTER_PATH."""
     specification = {
         "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
-        "display_name": KERNEL,
+        "display_name": name,
         "language": "python",
         "env": {"PYDEVD_DISABLE_FILE_VALIDATION": "1"},
     }
-    path = folder / "kernels" / KERNEL / "kernel.json"
+    path = folder / "kernels" / name / "kernel.json"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(specification), encoding="utf-8")
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """Return an environment with a plain kernel and eight busy simulated GPUs."""
+    write_kernel(folder, KERNEL)
     simulated.write_host(folder / "host", gpus=JOBS, busy="training")
     kept = {name: value for name, value in os.environ.items() if not name.endswith("_VISIBLE_DEVICES")}
     source = str(Path(__file__).parents[2])
