@@ -9,7 +9,7 @@ export PARAMS ?=
 export RUN ?=
 TESTS ?= tests
 
-.PHONY: help up run-notebooks url status logs shell down build clean devices leases kernels doctor bench test lint lock
+.PHONY: help up run-notebooks url status logs shell down build clean devices smi top leases kernels demo doctor monitoring monitoring-down bench test lint lock
 
 help: ## Explain the targets
 	@awk 'BEGIN {FS = ":.*## "; print "rocmlab: the Jupyter workstation for AMD GPUs\n"} \
@@ -29,12 +29,22 @@ status: ## Say what runs, on which devices
 	@$(ROCMLAB) status
 devices: ## List the devices of this host
 	@$(ROCMLAB) devices
+smi: ## Show what the GPUs do, and whose notebook is on them (scripts/rocmlab smi --watch)
+	@$(ROCMLAB) smi
+top: ## Watch the GPUs with nvitop, AMD's too
+	@$(ROCMLAB) nvitop
 leases: ## Say which kernel holds which GPU
 	@$(ROCMLAB) leases
 kernels: ## List what JupyterLab's launcher offers, and who has the GPUs
 	@$(ROCMLAB) kernels
+demo: ## Show all of it on four SIMULATED GPUs, until Ctrl-C
+	@$(ROCMLAB) demo
 doctor: ## Say what is wrong and how to mend it
 	@$(ROCMLAB) doctor
+monitoring: ## Start Prometheus and Grafana beside the running lab
+	@$(ROCMLAB) monitoring
+monitoring-down: ## Stop them; what they recorded stays
+	@$(ROCMLAB) monitoring down
 logs: ## Print the server's log
 	@$(ROCMLAB) logs
 shell: ## Open a shell inside the lab

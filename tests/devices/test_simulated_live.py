@@ -80,7 +80,7 @@ class TestPatterns:
         """KFD's list is empty while the GPU rests."""
         live = Live(tmp_path, gpus=1, busy="waves", faults=())
         folder = tmp_path / "sys/class/kfd/kfd/proc"
-        live._pattern = lambda gpu, seconds: 90.0 if 10 <= seconds < 20 else 0.0
+        live.pattern = lambda gpu, seconds: 90.0 if 10 <= seconds < 20 else 0.0
         counts = []
         for seconds in (5.0, 15.0, 25.0):
             live.step(seconds)

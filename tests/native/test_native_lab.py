@@ -85,14 +85,17 @@ def test_run_notebooks_trains_on_all_of_mnist(lab: Clone, first_up: str) -> None
     assert len(list(runs[-1].glob("*.html"))) >= len(jobs)
 
 
-def test_a_failing_notebook_is_reported_and_the_exit_code_says_so(lab: Clone, first_up: str) -> None:
-    """An unknown parameter fails its own notebook before it runs; the exit code of the run is 1."""
+def test_a_run_of_which_nothing_can_start_is_an_error_and_leaves_nothing(lab: Clone, first_up: str) -> None:
+    """The only notebook has no such parameter: it is said, with those that it has, and there is no results folder."""
+    before = sorted((lab.folder / "share/runs").iterdir())
+
     done = lab.make("run-notebooks", NOTEBOOKS="01_mnist_fc", PARAMS="epoch=1", succeeds=False)
 
     assert done.returncode == 2  # make's own code for a recipe that failed
-    assert "Error 1" in done.stdout
+    assert "Error 2" in done.stdout  # rocmlab's: nothing was run
     assert "epoch" in done.stdout
     assert "epochs" in done.stdout
+    assert sorted((lab.folder / "share/runs").iterdir()) == before
 
 
 def test_make_down_stops_it_and_keeps_the_share(lab: Clone, first_up: str) -> None:

@@ -106,6 +106,7 @@ class Chaos:
         assert runner.returncode == 0, self.log.read_text()[-3000:]
         self._await_nothing_left()
         self.check()
+        assert not list(self.folder().glob(".*")), "drafts of saves that were killed"
         return self.folder()
 
     def _start(self, arguments: list[str]) -> subprocess.Popen[bytes]:

@@ -116,7 +116,7 @@ def test_a_dry_run_of_a_resume_says_what_is_skipped(project: Path, capsys: pytes
 
 
 def test_the_runs_of_a_share_are_listed_newest_first(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Ended, cut short, going on and unreadable are told apart."""
+    """Ended, cut short, going on and unreadable are told apart; what never began is no run."""
     share = project / "share"
     write_run(share, "20261103T000000Z-bad", run_results.job("a"), run_results.job("b", "failed"))
     short = share / "runs/20261104T000000Z-short"
@@ -130,9 +130,13 @@ def test_the_runs_of_a_share_are_listed_newest_first(project: Path, capsys: pyte
     going.path.mkdir()
     going.log("run started", jobs=[1])
     going.lock()
-    empty = share / "runs/20261106T000000Z-empty"
-    empty.mkdir()
-    (empty / "journal.jsonl").touch()
+    for name, journal in (
+        ("20261106T000000Z-noise", "\0\n"),
+        ("20261107T000000Z-stub", ""),
+        ("20261108T000000Z-torn", "{"),
+    ):
+        (share / "runs" / name).mkdir()
+        (share / "runs" / name / "journal.jsonl").write_text(journal)
 
     assert main(["--list", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -141,7 +145,7 @@ def test_the_runs_of_a_share_are_listed_newest_first(project: Path, capsys: pyte
     going.close()
 
     assert [(run["name"][17:], run["status"], run["counts"]) for run in found] == [
-        ("empty", "unreadable", {}),
+        ("noise", "unreadable", {}),
         ("going", "running", {}),
         ("short", "cut short", {"ok": 1}),
         ("bad", "failed", {"ok": 1, "failed": 1}),

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
-from watching import Watcher
+from watching import Watcher, eventually, is_alive
 
 from rocmlab.cli import main
 from rocmlab.devices import Device, discover
@@ -38,24 +38,6 @@ from rocmlab.runner.selection import Found
 FREE_WITHIN_SECONDS = 2.0
 STEPS = 100_000  # of the random schedules
 ME = Holder.here("/notebooks/a.ipynb")
-
-
-def eventually(is_true: Callable[[], bool], seconds: float) -> bool:
-    """Return whether something becomes true in time."""
-    end = time.monotonic() + seconds
-    while not is_true():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
-    return True
-
-
-def is_alive(pid: int) -> bool:
-    """Return whether a process runs; one that nobody has reaped does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except OSError:
-        return False
 
 
 def kill(pid: int) -> None:

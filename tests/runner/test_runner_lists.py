@@ -131,7 +131,7 @@ def test_a_csv_list_says_everything(mark: bytes, end: str, tmp_path: Path) -> No
         ("a.csv", "notebook,lr,lr\na,1,2\n", "line 1", "'lr' is there twice"),
         ("a.csv", "notebook,learning rate\na,1\n", "line 1", "'learning rate' is no parameter"),
         ("a.csv", "notebook,lr\na,1\n\nb,1,2\n", "line 4", "it has 3 cells"),
-        ("a.csv", "notebook,lr\na\n", "line 2", "it has 1 cells"),
+        ("a.csv", "notebook,lr\na\n", "line 2", "it has 1 cell"),
         ("a.csv", "notebook,lr\n,1\n", "line 2", "names no notebook"),
         ("a.csv", "notebook,lr\na,[1\n", "line 2", "lr cannot be read"),
         ("a.csv", "notebook,gpus\na,x\n", "line 2", "gpus = 'x'"),

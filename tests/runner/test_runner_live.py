@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
 
+import notebook_files
 import pytest
 from rich.console import Console
 
 from rocmlab.devices import Device
 from rocmlab.runner import progress
-from rocmlab.runner.jobs import Job, Result
+from rocmlab.runner.jobs import INTERRUPTED, STOPPED, Job, Result
 from rocmlab.runner.placement import Place
 from rocmlab.runner.usage import Meters
 
@@ -127,17 +139,17 @@ def test_retries_and_the_time_left_are_in_the_overall_line(cpu: Device) -> None:
     """Two hours of work on two slots are one hour, but never less than the longest job."""
     view = terminal(total=3, slots=2, expected={"a": 3600.0, "b": 1800.0, "c": 1800.0})
     with view:
-        first = view.overall()
+        first = view.overall(), view.left()
         view.started(Job("a", "a"), Place((cpu,), 1))
         view.event(Job("a", "a"), {"event": "retried", "status": "kernel died", "message": "SIGSEGV", "left": 0})
-        second = view.overall()
+        second = view.overall(), view.left()
         view.finished(ended("b", 1.0))
         view.finished(ended("c", 1.0, "failed"))
         lines = drawn(view)
 
-    assert first == "0 of 3 notebooks done, about 1:00:00 left"
-    assert second == "0 of 3 notebooks done, 1 tried again, about 1:00:00 left"
-    assert "2 of 3 notebooks done, 1 tried again, about 1:00:00 left, 1 failed" in "\n".join(lines)
+    assert first == ("0 of 3 jobs done", "about 1:00:00 left")
+    assert second == ("0 of 3 jobs done, 1 tried again", "about 1:00:00 left")
+    assert "2 of 3 jobs done, 1 tried again, 1 failed, about 1:00:00 left" in "\n".join(lines)
     assert "↻ " in view.console.file.getvalue()
 
 
@@ -172,3 +184,140 @@ def test_a_log_of_many_jobs_has_a_line_for_each_end(cpu: Device, monkeypatch: py
     assert lines[0] == "1/500 ✓ job0  ok in 1.0 s"
     assert lines[499].startswith("long  cell 1/2  train")
     assert not any("started" in line for line in lines)
+
+
+def test_what_did_not_end_well_is_counted_by_its_kind(cpu: Device) -> None:
+    """A notebook that could not run has not failed, nor has one that a person stopped; all that never began are one."""
+    interrupted = Result("c", "c", {}, "k", "killed", 137, seconds=2.0, error={"name": "Killed", "value": INTERRUPTED})
+    stopped = Result("d", "d", {}, "k", "killed", 137, error={"name": "Killed", "value": f"{STOPPED}a failed"})
+    killed = Result("e", "e", {}, "k", "killed", 137, error={"name": "Killed", "value": "the memory was full"})
+    unable = Result("b", "b", {}, None, "not run", 2, error={"name": "Problem", "value": "no kernel"})
+    never = [Result(name, name, {}, "k", "not run", None) for name in "fgh"]
+    views = terminal(total=9), log_of(9)
+
+    for view in views:
+        with view:
+            for result in (ended("a", 1.0, "failed"), unable, interrupted, stopped, killed, *never):
+                view.finished(result)
+            shown = drawn(view)[-1] if isinstance(view, progress.Live) else ""
+        if shown:
+            assert "8 of 9 jobs done, 2 failed, 1 interrupted, 1 stopped, 4 not run" in shown
+
+    assert lines_of(views[1]) == [
+        "✗ a  failed in 1.0 s",
+        "- b  not run  no kernel",
+        "■ c  interrupted after 2.0 s",
+        "■ d  stopped  a failed",
+        "✗ e  killed  the memory was full",
+        "- 3 jobs  not run  the run ended before their turn",
+    ]
+
+
+def test_a_job_that_is_being_stopped_says_so(cpu: Device) -> None:
+    """Between Ctrl-C and its end it is saved."""
+    views = terminal(), log_of(2)
+    for view in views:
+        with view:
+            view.started(Job("a", "a"), Place((cpu,), 1))
+            view.event(Job("a", "a"), {"event": "stopping"})
+            shown = drawn(view) if isinstance(view, progress.Live) else lines_of(view)
+
+        assert any("stopping: it is interrupted and saved" in line for line in shown)
+
+
+def test_more_jobs_than_lines_leave_the_overall_bar(cpu: Device) -> None:
+    """A small terminal shows the first of them and how many more there are."""
+    view = terminal(total=100)
+    view.console._height = 10
+    with view:
+        for number in range(50):
+            view.started(Job(f"job{number}", "a"), Place((cpu,), 1))
+        lines = drawn(view)
+
+    assert len(lines) < 10
+    assert lines[-2] == "  and 44 more"
+    assert "0 of 100 jobs done" in lines[-1]
+
+
+SHOW = """
+import sys
+from rich.console import Console
+from rocmlab.devices import Device
+from rocmlab.runner import progress
+from rocmlab.runner.jobs import Job
+from rocmlab.runner.placement import Place
+with progress.display(Console(file=sys.stderr), 3) as view:
+    job = Job("train", "train")
+    view.started(job, Place((Device(backend="cpu", index=0, name="a processor", is_usable=True),), 1))
+    view.event(job, {"event": "cell", "index": 0, "number": 1, "total": 2, "title": "word " * 60})
+    for _ in sys.stdin:
+        pass
+"""
+
+
+def line_lengths(output: bytes) -> set[int]:
+    """Return how long the lines with a clock are that were drawn."""
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.decode(errors="replace"))
+    return {len(line) for line in re.split(r"[\r\n]+", text) if re.search(r"\d:\d\d$", line)}
+
+
+def test_a_real_terminal_is_filled_whatever_its_width_becomes() -> None:
+    """`COLUMNS` of a shell that has moved on is not believed, and a window that changes is followed."""
+    ours, theirs = pty.openpty()
+
+    def resize(columns: int) -> None:
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
+
+    def wait_for(columns: int) -> bytes:
+        output, end = b"", time.monotonic() + 60
+        while columns - 1 not in line_lengths(output):
+            assert time.monotonic() < end, line_lengths(output)
+            output += os.read(ours, 65536)
+        return output
+
+    resize(140)
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "60"}
+    with subprocess.Popen(
+        [sys.executable, "-c", SHOW], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=theirs, env=environment
+    ) as process:
+        wide = wait_for(140)
+        resize(80)
+        wait_for(80)
+        resize(200)
+        wait_for(200)
+        assert process.stdin is not None
+        process.stdin.close()
+
+    os.close(ours)
+    os.close(theirs)
+    assert process.returncode == 0
+    assert line_lengths(wide) == {139}, "neither the bar nor a job's line is as wide as the shell believed"
+
+
+def test_a_run_that_is_interrupted_says_what_became_of_each(tmp_path: Path) -> None:
+    """Ctrl-C in a real run: what ran is interrupted and has not failed, and those behind it are one line."""
+    for name in "abc":
+        notebook_files.write(tmp_path / f"notebooks/{name}.ipynb", "import time\ntime.sleep(600)")
+    command = [sys.executable, "-m", "rocmlab", "run", "--gpus", "none", "--warm", "off"]
+    environment = {**os.environ, "ROCMLAB_RUNTIME": "native"}
+    with (
+        (tmp_path / "summary").open("w") as summary,
+        subprocess.Popen(
+            command, cwd=tmp_path, env=environment, stdout=summary, stderr=subprocess.PIPE, text=True
+        ) as process,
+    ):
+        assert process.stderr is not None
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if "cell 1/1" in line and not any("cell 1/1" in each for each in lines[:-1]):
+                process.send_signal(signal.SIGINT)
+
+    said = "".join(lines)
+    assert process.returncode == 1
+    assert lines[0].startswith("preparing every notebook of the lab")
+    assert "a  stopping: it is interrupted and saved" in said
+    assert "■ a  interrupted after" in said
+    assert "- 2 jobs  not run  the run ended before their turn" in said
+    assert "✗" not in said
+    assert "1 interrupted, 2 not run" in (tmp_path / "summary").read_text()

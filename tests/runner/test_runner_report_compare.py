@@ -14,7 +14,7 @@ import run_results
 from rich.console import Console
 
 from rocmlab.errors import RocmlabError
-from rocmlab.runner import compare, report, schema, summary
+from rocmlab.runner import compare, defaults, report, schema, summary
 from rocmlab.runner.command import main
 from rocmlab.runner.report import page
 
@@ -51,6 +51,48 @@ def test_jobs_are_matched_by_notebook_and_parameters() -> None:
     assert [job["outcome"] for job in found["jobs"]] == ["same", "same", "new"]
     assert [job["metrics"] for job in found["jobs"]] == [{"loss": [3.0, 3.5]}, {"loss": [2.0, 2.5]}, {}]
     assert [job["name"] for job in found["gone"]] == ["a", "gone"]
+
+
+def test_a_default_that_is_given_is_the_same_job() -> None:
+    """What a notebook ran with counts, and not who said it; a default that has changed makes it another job."""
+    then = [
+        run_results.job("a", notebook="/a.ipynb", defaults={"lr": 0.01, "n": 1}, recorded={"loss": 1.0, "lr": 0.01}),
+        run_results.job("b", notebook="/b.ipynb", defaults={"lr": 0.01}),
+    ]
+    now = [
+        run_results.job("a-2", notebook="/a.ipynb", parameters={"lr": 0.1}, defaults={"n": 1}),
+        run_results.job("a", notebook="/a.ipynb", parameters={"lr": 1e-2, "n": 1.0}, recorded={"loss": 2, "lr": 0.01}),
+        run_results.job("b", notebook="/b.ipynb", defaults={"lr": 0.5}),
+    ]
+
+    found = compared(then, now)
+
+    assert [job["outcome"] for job in found["jobs"]] == ["new", "same", "new"]
+    assert found["jobs"][1]["metrics"] == {"loss": [1.0, 2]}
+    assert [job["name"] for job in found["gone"]] == ["b"]
+
+
+def test_a_run_that_kept_no_defaults_is_matched_by_what_was_given() -> None:
+    """It is of an older rocmlab."""
+    then = [run_results.job("a", notebook="/a.ipynb", parameters={"lr": 0.1})]
+    del then[0]["defaults"]
+
+    found = compared(then, [run_results.job("a", notebook="/a.ipynb", parameters={"lr": 0.1}, defaults={"n": 1})])
+
+    assert found["jobs"][0]["outcome"] == "same"
+
+
+def test_the_defaults_of_a_notebook_are_its_plain_values() -> None:
+    """What is computed is not guessed, and a cell that is no Python costs nothing."""
+
+    def values(source: str, language: str = "python") -> dict:
+        cells = [{"source": "lr = 9", "metadata": {}}, {"source": source, "metadata": {"tags": ["parameters"]}}]
+        return defaults.of({"cells": cells}, language)
+
+    source = "%matplotlib inline\nlr: float = 1e-2  # rate\nn = m = -3\nx = [1, 'a']\ny = 2 * n\nn = len(x)\nz: int\n"
+    assert values(source) == {"lr": 0.01, "m": -3, "x": [1, "a"]}
+    assert values("lr = (") == values("lr <- 3", "R") == values("raw = b'bytes'") == {}
+    assert defaults.of({"cells": []}, "python") == {}
 
 
 def test_the_same_notebook_twice_is_matched_in_order() -> None:
@@ -232,6 +274,27 @@ def test_two_runs_of_the_command_are_compared(
     assert "loss 0.5 → 0.25 (-50.0 %)" in output
     assert "1 broken" in (folder / "report.html").read_text(encoding="utf-8")
     assert f"report: share/runs/{folder.name}/report.html" in output
+
+
+def test_a_parameter_that_is_given_its_default_is_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`-p lr=0.01` and nothing are one job; the cell that papermill adds for it is none of the notebook's."""
+    monkeypatch.chdir(tmp_path)
+    cells = (notebook_files.PARAMETERS + "lr: float = 0.01", "import rocmlab\nrocmlab.record(loss=lr)", "1 / 0")
+    notebook_files.write(tmp_path / "notebooks/train.ipynb", *cells)
+    assert main(["train", "--gpus", "none", "--json"]) == 1
+    capsys.readouterr()
+
+    assert main(["train", "--gpus", "none", "-p", "lr=0.01", "--compare", "last", "--json"]) == 1
+
+    results = json.loads(capsys.readouterr().out)
+    (job,) = results["jobs"]
+    assert results["comparison"]["gone"] == []
+    assert results["comparison"]["jobs"][0]["outcome"] == "same"
+    assert (job["parameters"], job["defaults"]) == ({"lr": 0.01}, {})
+    assert (job["cells_done"], job["cells_total"], job["error"]["cell"]) == (2, 3, 3)
+    assert "--- cell 3 of 3: 1 / 0" in (Path(results["run"]["folder"]) / "train.log").read_text()
 
 
 def test_a_wrong_run_stops_the_command_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,9 +76,12 @@ def test_only_what_had_not_finished_runs_again(project: Path, capsys: pytest.Cap
     """Words, parameters and options come from the journal, and the results are those of all jobs."""
     assert main(["a", "b", "c", "-p", "scale=.inf", "--gpus", "none", "--retries", "0"]) == 0
     cut_short(run_folder_of(project), finished=1)
+    draft = run_folder_of(project) / ".b.ipynb.0123abcd"  # of a save that was killed with the runner
+    draft.write_text("half a noteb")
 
     done = resumed(capsys)
 
+    assert not draft.exists()
     assert sorted(starts(project).items()) == [("a", 1), ("b", 2), ("c", 2)]
     assert [(job["name"], job["status"]) for job in done["jobs"]] == [("a", "ok"), ("b", "ok"), ("c", "ok")]
     assert run_folder_of(project) == Path(done["run"]["folder"])
@@ -169,7 +172,7 @@ def test_a_journal_that_says_nothing_is_an_error(content: str, project: Path) ->
     (folder / "journal.jsonl").write_text(content)
 
     with pytest.raises(RocmlabError, match="cannot be continued"):
-        main(["--resume", "last"])
+        main(["--resume", folder.name])
 
 
 def test_a_run_that_is_still_going_is_left_alone(project: Path) -> None:

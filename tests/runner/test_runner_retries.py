@@ -11,7 +11,7 @@ from watching import Watcher
 
 from rocmlab.devices import Device
 from rocmlab.runner.command import main
-from rocmlab.runner.folder import RunFolder
+from rocmlab.runner.folder import KINDS, RunFolder
 from rocmlab.runner.jobs import Result, name_uniquely
 from rocmlab.runner.placement import Slots
 from rocmlab.runner.plan import Rules
@@ -21,12 +21,13 @@ from rocmlab.runner.selection import Found
 from rocmlab.runner.supervisor import Limits
 
 DIES_ONCE = """
-import os, pathlib, signal
+import os, pathlib, signal, time
 seen = pathlib.Path({path!r})
 with seen.open("a") as notes:
     notes.write(os.environ.get("HIP_VISIBLE_DEVICES", "") + "\\n")
 if len(seen.read_text().splitlines()) <= {times}:
     print("before the end", flush=True)
+    time.sleep(1)  # what a process has not sent yet dies with it
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -50,14 +51,33 @@ def test_a_dead_kernel_is_tried_again_on_another_gpu(tmp_path: Path, slots: Slot
     (attempt,) = result.attempts
     assert (attempt["status"], attempt["devices"][0]["index"]) == ("kernel died", 0)
     assert "SIGKILL" in attempt["message"]
-    assert attempt["files"] == {
-        kind: f"dies.attempt1{end}" for kind, end in {"notebook": ".ipynb", "html": ".html", "log": ".log"}.items()
-    }
+    assert attempt["files"] == {kind: f"dies.attempt1{end}" for kind, end in KINDS.items()}
     assert "before the end" in (run_folder.path / "dies.attempt1.log").read_text()
     assert "done" in json.dumps(json.loads((run_folder.path / "dies.ipynb").read_text()))
     assert "before the end" not in run_folder.file("dies", "log").read_text()
     events = [event["event"] for event in run_folder.journal() if event.get("job") == "dies"]
     assert events == ["job started", "job retried", "job started", "job finished"]
+
+
+def test_what_a_killed_save_has_left_goes_with_the_next_attempt(
+    tmp_path: Path, slots: Slots, run_folder: RunFolder
+) -> None:
+    """The drafts of this job, and only these, for others may be saving; at the end of the run all of them."""
+    run = run_folder.path
+    drafts = [".dies.ipynb.0123abcd", ".dies.html.0123abcd", ".other.ipynb.89abcdef"]
+    others = [".dies.ipynb", ".dies.ipynb.0123abcd9", ".notes.txt.0123abcd"]
+    for name in (*drafts, *others):
+        (run / name).touch()
+    lists = f"import os\nprint('sees', *sorted(name for name in os.listdir({str(run)!r}) if name in {drafts!r}))"
+    cells = (lists, DIES_ONCE.format(path=str(tmp_path / "seen"), times=1))
+    path = notebook_files.write(tmp_path / "dies.ipynb", *cells)
+
+    done = run_all([path], run_folder, slots, Rules(retries=1))
+
+    assert done.is_ok
+    assert "sees .dies.html.0123abcd .dies.ipynb.0123abcd .other" in (run / "dies.attempt1.log").read_text()
+    assert "sees .other.ipynb.89abcdef\n" in (run / "dies.log").read_text()
+    assert sorted(each.name for each in run.glob(".*")) == sorted(others)
 
 
 def test_the_number_of_retries_is_kept(tmp_path: Path, slots: Slots, run_folder: RunFolder) -> None:

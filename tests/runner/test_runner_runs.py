@@ -17,7 +17,7 @@ from watching import Watcher
 
 from rocmlab.devices import Device
 from rocmlab.runner import processes
-from rocmlab.runner.folder import RunFolder
+from rocmlab.runner.folder import KINDS, RunFolder
 from rocmlab.runner.jobs import Result, name_uniquely
 from rocmlab.runner.placement import Slots
 from rocmlab.runner.preflight import examine
@@ -185,9 +185,9 @@ def test_the_kernel_sees_only_its_gpu(mixed: Run) -> None:
 
 
 def test_the_run_folder_is_complete(mixed: Run) -> None:
-    """Every job that ran has notebook, HTML and log; there is a journal, and no draft is left."""
+    """Every job that ran has notebook, HTML, log and samples; there is a journal, and no draft is left."""
     ran = [result.name for result in mixed.results if result.status != "not run"]
-    expected = {f"{name}{kind}" for name in ran for kind in (".ipynb", ".html", ".log")}
+    expected = {f"{name}{kind}" for name in ran for kind in KINDS.values()}
 
     events = list(mixed.folder.journal())
 
@@ -196,7 +196,7 @@ def test_the_run_folder_is_complete(mixed: Run) -> None:
     assert sum(event["event"] == "job started" for event in events) == len(ran)
     finished = {event["job"]: event["result"]["status"] for event in events if event["event"] == "job finished"}
     assert finished == {result.name: result.status for result in mixed.results}
-    assert result_of(mixed, "fails").files == {"notebook": "fails.ipynb", "html": "fails.html", "log": "fails.log"}
+    assert result_of(mixed, "fails").files == {kind: f"fails{end}" for kind, end in KINDS.items()}
 
 
 def test_the_log_has_what_was_printed(mixed: Run) -> None:

@@ -279,11 +279,19 @@ def test_a_forked_kernel_shares_its_modules_memory(forked: WarmKernel, kernel: s
     assert ours < 60_000_000
 
 
-def test_its_memory_can_be_limited(parent: Parent, tmp_path: Path) -> None:
-    """A limit makes an allocation fail, and the kernel goes on."""
-    with warm(parent.address, tmp_path, memory_bytes=500_000_000) as kernel:
-        code = "try:\n    x = bytearray(600_000_000)\nexcept MemoryError:\n    x = b'no'"
-        assert ask(kernel.connection, code, "len(x)") == 2
+def test_a_kernel_leaves_what_its_parent_has_to_tidy_up(tmp_path: Path) -> None:
+    """A module keeps a temporary folder as long as its process lives; it is still there for the next kernel."""
+    (tmp_path / "keeping.py").write_text("import tempfile\nkept = tempfile.TemporaryDirectory()\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    parent = warm_kernels.start(sys.executable, ["keeping"], environment, tmp_path / "warm")
+    try:
+        for _ in range(2):
+            with warm(parent.address, tmp_path, environment) as kernel:
+                assert ask(kernel.connection, "import keeping, os", "os.path.isdir(keeping.kept.name)")
+                ask(kernel.connection, "exit()")
+                assert kernel.forked.exit_code(60) == 0
+    finally:
+        parent.close()
 
 
 def test_many_forks_leave_nothing(parent: Parent, tmp_path: Path) -> None:
@@ -298,7 +306,7 @@ def test_many_forks_leave_nothing(parent: Parent, tmp_path: Path) -> None:
 
     _until(lambda: not process.children())
     assert process.num_fds() == before[0]
-    assert process.memory_full_info().uss - before[1] < 1_000_000
+    assert process.memory_full_info().uss - before[1] < 3_000_000
     assert [path.name for path in Path(parent.address).parent.glob("k-*")] == []
 
 

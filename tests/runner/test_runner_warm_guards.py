@@ -222,7 +222,6 @@ GOOD: dict[str, Any] = {"cwd": "/", "environment": {}, "mark": None, "arguments"
         ({**GOOD, "cwd": "a\0b"}, "no such folder"),
         ({**GOOD, "environment": {"A=B": "x"}}, "no environment variable: 'A=B'"),
         ({**GOOD, "environment": {"A": "x\0"}}, "no environment variable: 'A'"),
-        ({**GOOD, "memory_bytes": -1}, "memory_bytes"),
         ({**GOOD, "connection": []}, "connection is no dict"),
     ],
 )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +18,15 @@ from watching import Watcher
 
 from rocmlab.devices import Device
 from rocmlab.runner.folder import RunFolder
-from rocmlab.runner.jobs import name_uniquely
+from rocmlab.runner.jobs import Request, name_uniquely
 from rocmlab.runner.leases import Leases
 from rocmlab.runner.placement import Slots
 from rocmlab.runner.plan import Rules
 from rocmlab.runner.preflight import examine
 from rocmlab.runner.runs import Run, run
 from rocmlab.runner.selection import Found
+from rocmlab.runner.supervisor import Limits
+from rocmlab.runner.warmth import Warmth
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm kernels need Linux")
 
@@ -53,13 +58,23 @@ def preload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def execute(
-    folder: Path, devices: list[Device], cpu: Device, *cells: str, count: int, display: Any = None, **rules: Any
+    folder: Path,
+    devices: list[Device],
+    cpu: Device,
+    *cells: str,
+    count: int,
+    display: Any = None,
+    limits: Limits | None = None,
+    **rules: Any,
 ) -> Run:
     """Run the same notebook so many times."""
     path = notebook_files.write(folder / "notebooks/n.ipynb", *cells, kernel="can-be-warm")
     jobs = name_uniquely(examine([Found(str(path), path)] * count, {}))
     share = RunFolder.create(folder / "share", "test")
-    return run(jobs, folder=share, slots=Slots(devices, cpu), display=display or Watcher(), rules=Rules(**rules))
+    slots = Slots(devices, cpu)
+    return run(
+        jobs, folder=share, slots=slots, display=display or Watcher(), limits=limits or Limits(), rules=Rules(**rules)
+    )
 
 
 def said(done: Run, label: str) -> list[str]:
@@ -135,3 +150,86 @@ def test_a_parent_that_is_killed_is_replaced(tmp_path: Path, preload: Path, gpus
     assert said(done, "warm") == ["True"] * 3
     parents = said(done, "parent")
     assert parents[0] != parents[1] == parents[2]
+
+
+@pytest.mark.parametrize("warm", ["auto", "off"])
+def test_the_memory_of_a_kernel_can_be_limited(
+    tmp_path: Path, preload: Path, gpus: list[Device], cpu: Device, warm: str
+) -> None:
+    """An allocation beyond it fails in the cell that wants it, in a process that the cell starts too."""
+    code = "try:\n    x = bytearray(2_000_000_000)\nexcept MemoryError:\n    print('too much')"
+    child = f"import subprocess, sys; print(subprocess.check_output([sys.executable, '-c', {code!r}], text=True))"
+    limits = Limits(memory_bytes=1_000_000_000)
+
+    done = execute(tmp_path, gpus, cpu, SAYS, code, child, count=2, limits=limits, warm=warm)
+
+    assert [result.status for result in done.results] == ["ok"] * 2
+    assert said(done, "warm") == [str(warm == "auto")] * 2
+    logs = [done.folder.file(result.name, "log").read_text() for result in done.results]
+    assert [log.count("too much\n") for log in logs] == [2, 2]
+
+
+def asked(path: Path, count: int = 2) -> list[Request]:
+    """Return requests for a notebook, not examined."""
+    return [Request(str(path), str(path)) for _ in range(count)]
+
+
+@pytest.fixture
+def warmth() -> Iterator[Warmth]:
+    """The warm parents of a run."""
+    with contextlib.closing(Warmth()) as parents:
+        yield parents
+
+
+def test_a_parent_imports_while_the_jobs_are_examined(tmp_path: Path, preload: Path, warmth: Warmth) -> None:
+    """It was started for what the notebook names, before anything else was known, and is the one that the jobs get."""
+    path = notebook_files.write(tmp_path / "n.ipynb", "1", kernel="can-be-warm")
+    environment = dict(os.environ)
+
+    warmth.begin(asked(path), environment)
+    (early,) = warmth.parents
+    jobs = examine([Found(str(path), path)] * 2, {})
+    warmth.expect(jobs)
+
+    assert warmth.address(jobs[0], environment) == (early.address, None)
+    assert early.ready(60)
+
+
+def test_a_parent_that_no_job_can_use_is_ended(tmp_path: Path, preload: Path, warmth: Warmth) -> None:
+    """The jobs turn out to have another number of threads: they get a parent of their own, and the first one ends."""
+    path = notebook_files.write(tmp_path / "n.ipynb", "1", kernel="can-be-warm")
+    warmth.begin(asked(path), {**os.environ, "OMP_NUM_THREADS": "1"})
+    (early,) = warmth.parents
+    jobs = examine([Found(str(path), path)] * 2, {})
+    warmth.expect(jobs)
+
+    address, why = warmth.address(jobs[0], {**os.environ, "OMP_NUM_THREADS": "2"})
+
+    assert why is None
+    assert address not in (None, early.address)
+    assert early.why == "the warm parent was closed"
+    assert not Path(early.address).exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "gpus"),
+    [
+        *[(text, 2, None) for text in ("{", '{"metadata": {}}', "[]", None)],
+        ("good", 1, None),
+        ("good", 2, 2),
+    ],
+    ids=["broken", "no kernel", "no notebook", "missing", "a single job", "two GPUs"],
+)
+def test_no_parent_is_started_for_what_may_not_use_it(
+    tmp_path: Path, preload: Path, warmth: Warmth, text: str | None, count: int, gpus: int | None
+) -> None:
+    """Whatever is odd is left to those who examine it."""
+    path = notebook_files.write(tmp_path / "n.ipynb", "1", kernel="can-be-warm")
+    if text is None:
+        path.unlink()
+    elif text != "good":
+        path.write_text(text)
+
+    warmth.begin([replace(each, gpus=gpus) for each in asked(path, count)], os.environ)
+
+    assert warmth.parents == []

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -19,7 +19,7 @@ import hosts
 import notebook_files
 import psutil
 import pytest
-from watching import Watcher
+from watching import Watcher, eventually, is_alive
 
 from rocmlab.devices import Device
 from rocmlab.runner import processes
@@ -36,7 +36,7 @@ from rocmlab.runner.selection import Found
 from rocmlab.runner.supervisor import Limits
 from rocmlab.runner.workers import CONVERTER, Workers
 
-GONE_WITHIN_SECONDS = 2.0
+GONE_WITHIN_SECONDS = 10.0  # on a machine with much else to do; the figures are in docs/verification.md
 SAYS_WHO = "import os; print('worker', os.getppid(), 'end')"
 
 
@@ -478,29 +478,11 @@ def running(
             processes.end(mark, 0)
 
 
-def eventually(is_true: Callable[[], bool], seconds: float) -> bool:
-    """Return whether something becomes true in time."""
-    end = time.monotonic() + seconds
-    while not is_true():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
-    return True
-
-
 def is_worker(process: psutil.Process) -> bool:
     """Return whether a process is a worker; one that has just ended is none."""
     try:
         return "rocmlab.runner.serving" in process.cmdline()
     except psutil.Error:
-        return False
-
-
-def is_alive(pid: int) -> bool:
-    """Return whether a process runs; one that nobody has reaped does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except OSError:
         return False
 
 

@@ -1,6 +1,10 @@
-"""A display for tests."""
+"""What tests look at: a display that remembers, processes, and conditions that become true."""
 
 from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
 
 from rocmlab.runner.jobs import Result
 
@@ -25,3 +29,21 @@ class Watcher:
 
     def mute(self) -> None:
         """Nothing is shown anyway."""
+
+
+def eventually(is_true: Callable[[], bool], seconds: float) -> bool:
+    """Return whether something becomes true in time."""
+    end = time.monotonic() + seconds
+    while not is_true():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process runs; one that nobody has reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False

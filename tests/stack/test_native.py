@@ -39,6 +39,14 @@ class TestEnvironmentOfTests(Environment):
         return True
 
 
+class LabOfTests(NativeLab):
+    """A lab whose server imports the rocmlab under test, which `.venv` would have installed."""
+
+    def server_environment(self) -> dict[str, str]:
+        """Return that environment, with this tree to import from."""
+        return {**super().server_environment(), "PYTHONPATH": str(Path(install.__file__).parents[2])}
+
+
 def make_lab(project: Path, **values: str) -> NativeLab:
     """A native lab in an empty project folder."""
     defaults = {
@@ -49,7 +57,7 @@ def make_lab(project: Path, **values: str) -> NativeLab:
     }
     environment = TestEnvironmentOfTests(project, "cpu", sys.executable, "")
     (project / "notebooks").mkdir(exist_ok=True)
-    return NativeLab(settings.load(project, {}), {**defaults, **values}, environment)
+    return LabOfTests(settings.load(project, {}), {**defaults, **values}, environment)
 
 
 @pytest.fixture(autouse=True)

@@ -17,23 +17,24 @@ from rocmlab.stack import project as projects
 
 BENCHES = (
     "up: starting, starting again, rebuilding, sizes, imports; devices: finding the GPUs, checking the machine; "
-    "runner: running a notebook"
+    "runner: running a notebook; telemetry: what looking at the GPUs costs"
 )
 
 
 def main(verb: str, arguments: Sequence[str]) -> int:
     """Measure one thing and print a table, or JSON."""
     parser = verb_parser(verb)
-    parser.add_argument("name", choices=["up", "devices", "runner"], help=BENCHES)
+    parser.add_argument("name", choices=["up", "devices", "runner", "telemetry"], help=BENCHES)
     parser.add_argument("--runs", type=_positive, default=5, help="how often each figure is taken (default 5)")
-    parser.add_argument("--theirs", metavar="COMMAND", help="devices: compare with this (default rocm-smi, if there)")
-    parser.add_argument("--row", action="append", metavar="NAME", help="runner: only this row, repeatable")
+    parser.add_argument("--theirs", metavar="COMMAND", help="devices, telemetry: compare with this (default: rocm-smi)")
+    parser.add_argument("--row", action="append", metavar="NAME", help="runner, telemetry: only this row, repeatable")
     parser.add_argument("--json", action="store_true", help="print it as JSON")
     chosen = parser.parse_args(arguments)
     report = {
         "up": lambda: _up(chosen.runs),
         "devices": lambda: _devices(chosen.runs, chosen.theirs),
         "runner": lambda: _runner(chosen.runs, chosen.row),
+        "telemetry": lambda: _telemetry(chosen.runs, chosen.theirs, chosen.row),
     }[chosen.name]()
     rows: list[bench.Row] = report["rows"]
     if chosen.json:
@@ -107,6 +108,23 @@ def _runner(runs: int, names: Sequence[str] | None) -> dict[str, Any]:
         "simulated": False,
         "versions": versions(),
         "rows": [bench.row(name, unit, ours[name], theirs.get(name, ())) for name, unit in figures.units.items()],
+        "skipped": figures.skipped,
+    }
+
+
+def _telemetry(runs: int, theirs: str | None, names: Sequence[str] | None) -> dict[str, Any]:
+    from rocmlab.telemetry import bench as of_telemetry
+
+    figures = of_telemetry.measure(runs, theirs, names or of_telemetry.ROWS)
+    return {
+        "bench": "telemetry",
+        "device": figures.device,
+        "simulated": True,
+        "versions": _versions(),
+        "rows": [
+            bench.row(name, figures.units[name], ours, figures.theirs.get(name, ()))
+            for name, ours in figures.ours.items()
+        ],
         "skipped": figures.skipped,
     }
 

@@ -67,7 +67,7 @@ def each_within(seconds: float, works: Sequence[Callable[[], T]]) -> list[T | Ro
         for work in works:
             children.append(_start(work))  # one by one: what has been started is ended if the next cannot be
         _receive(children, seconds)
-        return [_unpack(child.answer) if child.has_ended else _hung(child.note, seconds) for child in children]
+        return [_unpack(child.answer) if child.has_ended else hung(child.note, seconds) for child in children]
     finally:
         for child in children:
             os.close(child.receiving)
@@ -87,7 +87,8 @@ def _start(work: Callable[[], Any]) -> _Child:
     return _Child(pid, receiving, note)
 
 
-def _write_note(note: mmap, name: str) -> None:
+def write_note(note: mmap, name: str) -> None:
+    """Write what is read next where the parent sees it; `note` has NOTE_BYTES."""
     note[:NOTE_BYTES] = name.encode("utf-8", "replace")[: NOTE_BYTES - 1].ljust(NOTE_BYTES, b"\0")
 
 
@@ -96,7 +97,7 @@ def _work_in_child(work: Callable[[], Any], sending: int, note: mmap) -> None:
     status = 1
     gc.disable()  # it ends before that would be worth its time
     try:
-        roots.on_read = lambda name: _write_note(note, name)
+        roots.on_read = lambda name: write_note(note, name)
         try:
             answer: tuple[Any, ...] = (work(),)
         except RocmlabError as err:
@@ -143,7 +144,8 @@ def _unpack(answer: bytes) -> Any:  # noqa: ANN401
     return RocmlabError(what, why, fix, exit_code=int(code))
 
 
-def _hung(note: mmap, seconds: float) -> RocmlabError:
+def hung(note: mmap, seconds: float) -> RocmlabError:
+    """Return the error that names the file whose reading has taken longer than so many seconds."""
     name = bytes(note).split(b"\0", 1)[0].decode("utf-8", "replace")
     if name.startswith("/"):
         name = os.path.realpath(name)  # which has the PCI address in it

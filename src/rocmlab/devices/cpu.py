@@ -21,7 +21,7 @@ class Cpu:
     def discover(self, root: Path) -> list[Device]:
         """Return one device, named by `/proc/cpuinfo` where there is one; its memory is the host's (`gtt_bytes`)."""
         simulated = is_simulated(root)
-        memory = _memory(root)
+        memory = _memory(read_text(root / "proc/meminfo") or "")
         return [
             Device(
                 backend="cpu",
@@ -39,10 +39,16 @@ class Cpu:
 
         Source: `/proc/meminfo`; in use is MemTotal - MemAvailable.
         """
-        memory = _memory(root)
-        total, available = memory.get("MemTotal"), memory.get("MemAvailable")
-        used = total - available if total is not None and available is not None and available <= total else None
+        used, total = memory_in_use(read_text(root / "proc/meminfo") or "")
         return Sample(time_seconds=time.time(), gtt_used_bytes=used, gtt_total_bytes=total)
+
+
+def memory_in_use(text: str) -> tuple[int | None, int | None]:
+    """Return used and total bytes of memory by the text of `/proc/meminfo`."""
+    memory = _memory(text)
+    total, available = memory.get("MemTotal"), memory.get("MemAvailable")
+    used = total - available if total is not None and available is not None and available <= total else None
+    return used, total
 
 
 def _name(root: Path) -> str:
@@ -57,11 +63,9 @@ def _name(root: Path) -> str:
     return platform.processor() or platform.machine() or "CPU"
 
 
-def _memory(root: Path) -> dict[str, int]:
-    """Return `/proc/meminfo` in bytes."""
-    pairs = re.findall(
-        r"^(\w+):[ \t]+([0-9]{1,15}) kB$", read_text(root / "proc/meminfo") or "", re.MULTILINE | re.ASCII
-    )
+def _memory(text: str) -> dict[str, int]:
+    """Return what `/proc/meminfo` says first of, in bytes: what there is and what can be had."""
+    pairs = re.findall(r"^(Mem\w+):[ \t]+([0-9]{1,15}) kB$", text, re.MULTILINE | re.ASCII)
     return {key: int(value) * 1024 for key, value in pairs}
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 HEADER = struct.Struct("<HBB")  # size of the table in bytes, format revision, content revision
@@ -226,11 +226,54 @@ def parse(data: bytes) -> Metrics | None:
     return _finished(revision, known) if known else None
 
 
+class Column(NamedTuple):
+    """One number of a table, for whoever asks often and wants no other."""
+
+    form: struct.Struct
+    offset: int
+    absent: int
+    divisor: int  # 0: none
+    factor: int
+
+    def read(self, table: bytes) -> float | int | None:
+        """Return the number in base units; the table must be one that `parse` takes, of this column's revision."""
+        number: int = self.form.unpack_from(table, self.offset)[0]
+        if number == self.absent:
+            return None
+        return number / self.divisor if self.divisor else number * self.factor
+
+
+def columns(revision: tuple[int, int]) -> Mapping[str, Column] | None:
+    """Return the columns of a revision that need no more than a scale, by name; None where each table has its own.
+
+    `throttle` are the bits that `throttle_words` explains.
+    """
+    return _layout(revision).columns if revision in LAYOUTS else None
+
+
+@lru_cache(maxsize=256)
+def throttle_words(bits: int) -> tuple[str, ...]:
+    """Return the reasons that bits of `indep_throttle_status` stand for."""
+    return tuple(THROTTLERS.get(bit, f"BIT_{bit}") for bit in range(64) if bits >> bit & 1)
+
+
+@cache
+def provided(revision: tuple[int, int]) -> frozenset[str] | None:
+    """Return which fields of Metrics tables of a revision can tell; None if that is not fixed."""
+    if revision not in LAYOUTS:
+        return None
+    names = {name for name, *_ in (*_layout(revision).fields, *_layout(revision).arrays)}
+    more = {"throttle": "throttle_reasons", "link_speed": "link_speed_gts"}
+    has_energy = revision >= (1, 4) and "energy_count" in names
+    return frozenset({more.get(name, name) for name in names} | ({"energy_joules"} if has_energy else set()))
+
+
 class _Layout(NamedTuple):
     form: struct.Struct  # of the whole; what is not used is padding
     fields: tuple[tuple[str, int, int, int, int], ...]  # name, place among the numbers, absent value, divisor, factor
     arrays: tuple[tuple[str, int, int, int, int], ...]  # name, first and last place, absent value, factor
     is_open: bool  # other fields may follow
+    columns: Mapping[str, Column]  # those that can be read alone
 
     def read(self, data: bytes) -> dict[str, Any]:
         """Return what is present, by name, in base units."""
@@ -251,6 +294,7 @@ def _layout(revision: tuple[int, int]) -> _Layout:
     form, offset, alignment, place = f"<{HEADER.size}x", HEADER.size, 1, 0
     fields: list[tuple[str, int, int, int, int]] = []
     arrays: list[tuple[str, int, int, int, int]] = []
+    alone: dict[str, list[Column]] = {}
     for name, times, code, unit in re.findall(r"(\S+):(\d*)([BHIQ])(\S*)", LAYOUTS[revision]):
         width, count = struct.calcsize(f"<{code}"), int(times or 1)
         alignment = max(alignment, width)
@@ -263,12 +307,20 @@ def _layout(revision: tuple[int, int]) -> _Layout:
         absent, (divisor, factor) = (1 << 8 * width) - 1, _scale(unit)
         if count == 1:
             fields.append((name, place, absent, divisor, factor))
+            column = Column(struct.Struct(f"<{code}"), offset - width, absent, divisor, factor)
+            alone.setdefault(name, []).append(column)
         else:
             arrays.append((name, place, place + count, absent, factor))
         place += count
     is_open = LAYOUTS[revision].endswith("...")
     whole = struct.Struct(form if is_open else f"{form}{-offset % alignment}x")
-    return _Layout(whole, tuple(fields), tuple(arrays), is_open)
+    single = {name: found[0] for name, found in alone.items() if len(found) == 1 and _is_plain(revision, name)}
+    return _Layout(whole, tuple(fields), tuple(arrays), is_open, single)
+
+
+def _is_plain(revision: tuple[int, int], name: str) -> bool:
+    """Tell whether `_finished` leaves a field as it is."""
+    return name != "link_speed" and not (revision[0] == 2 and name == "power_watts") and revision != (3, 0)
 
 
 def _scale(unit: str) -> tuple[int, int]:
@@ -324,7 +376,7 @@ def _finished(revision: tuple[int, int], known: dict[str, Any]) -> Metrics:
         known["link_speed_gts"] = LINK_GENERATIONS.get(speed, speed / 10)
     bits = known.pop("throttle", None)
     if bits is not None:
-        known["throttle_reasons"] = tuple(THROTTLERS.get(bit, f"BIT_{bit}") for bit in range(64) if bits >> bit & 1)
+        known["throttle_reasons"] = throttle_words(bits)
     residencies = {name: known.pop(name) for name in list(known) if name.isupper()}
     if revision >= (1, 4) and "energy_count" in known:
         known["energy_joules"] = known["energy_count"] * JOULES_PER_COUNT

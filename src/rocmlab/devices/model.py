@@ -104,6 +104,14 @@ class Sample:
         return dict(vars(self))
 
 
+def device_id(device: Device) -> str:
+    """Return what a device is called in JSON: its PCI address, `/N` behind it for a partition, `cpu` for the CPU."""
+    if device.backend == "cpu":
+        return "cpu"
+    address = device.pci_address or device.unique_id or f"{device.backend}-{device.index}"
+    return address if device.partition is None else f"{address}/{device.partition}"
+
+
 class Backend(Protocol):
     """One kind of hardware."""
 

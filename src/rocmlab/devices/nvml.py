@@ -16,6 +16,8 @@ CORES_OF_A_MULTIPROCESSOR = {  # CUDA programming guide, throughput of 32-bit fl
     (5, 0): 128, (5, 2): 128, (5, 3): 128, (6, 0): 64, (6, 1): 128, (6, 2): 128, (7, 0): 64, (7, 2): 64, (7, 5): 64,
     (8, 0): 64, (8, 6): 128, (8, 7): 128, (8, 9): 128, (9, 0): 128, (10, 0): 128, (10, 3): 128, (12, 0): 128,
 }  # fmt: skip
+UNKNOWN_BYTES = 2**64 - 1  # of a process, where the driver does not tell, as in WSL2
+MOST_PROCESSES = 512
 TEMPERATURE_GPU = 0
 THRESHOLD_SLOWDOWN = 1
 CLOCK_GRAPHICS, CLOCK_MEMORY = 0, 2
@@ -67,6 +69,30 @@ class _Utilization(ctypes.Structure):
     """`nvmlUtilization_t`, in percent."""
 
     _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+
+class _Process(ctypes.Structure):
+    """`nvmlProcessInfo_t` since driver 455."""
+
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("used_bytes", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    )
+
+
+class _ProcessLoad(ctypes.Structure):
+    """`nvmlProcessUtilizationSample_t`: percent, over the driver's last sampling period."""
+
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("time_microseconds", ctypes.c_ulonglong),
+        ("multiprocessors", ctypes.c_uint),
+        ("memory", ctypes.c_uint),
+        ("encoder", ctypes.c_uint),
+        ("decoder", ctypes.c_uint),
+    )
 
 
 @contextmanager
@@ -179,6 +205,33 @@ class Nvml:
             "vram_total_bytes": total,
             "power_watts": _scaled(self.number("nvmlDeviceGetPowerUsage", handle), 1e-3),  # milliwatts
         }
+
+    def processes(self, handle: ctypes.c_void_p, kind: str = "Compute") -> list[tuple[int, int | None]]:
+        """Return process ids and bytes in use of the Compute, Graphics or MPSCompute processes of a GPU."""
+        found = (_Process * MOST_PROCESSES)()
+        for version in ("_v3", "_v2"):
+            count = ctypes.c_uint(MOST_PROCESSES)
+            if self.succeeds(f"nvmlDeviceGet{kind}RunningProcesses{version}", handle, ctypes.byref(count), found):
+                return [
+                    (each.pid, None if each.used_bytes == UNKNOWN_BYTES else each.used_bytes)
+                    for each in found[: count.value]
+                ]
+        return []
+
+    def process_load(self, handle: ctypes.c_void_p, since_microseconds: int = 0) -> dict[int, float]:
+        """Return by process id its newest share of the multiprocessors in percent; empty where NVML has none.
+
+        Args:
+            handle: of the GPU.
+            since_microseconds: Unix time; what was sampled before it is left out.
+        """
+        found = (_ProcessLoad * MOST_PROCESSES)()
+        count = ctypes.c_uint(MOST_PROCESSES)
+        since = ctypes.c_ulonglong(since_microseconds)
+        if not self.succeeds("nvmlDeviceGetProcessUtilization", handle, found, ctypes.byref(count), since):
+            return {}
+        samples = sorted(found[: count.value], key=lambda sample: sample.time_microseconds)
+        return {sample.pid: float(sample.multiprocessors) for sample in samples if sample.pid}
 
     def _memory(self, handle: ctypes.c_void_p) -> tuple[int | None, int | None]:
         """Return used and total bytes; drivers before 510 count their own reserve as used."""

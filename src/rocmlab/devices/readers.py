@@ -1,15 +1,18 @@
-"""How much devices are used, for whoever asks every few seconds: busy share, VRAM and power; what is read stays open.
+"""What devices report, for whoever asks every second or two: what is read stays open.
 
-These are the same fields, by the same rules, as in the Samples of `rocmlab.devices.sample`; the others are None.
+A full Reader gives the Samples of `rocmlab.devices.sample`, and adds the CPU's load, which takes two readings. Others
+give busy share, VRAM and power by the same rules; the other fields are None.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from rocmlab.devices import cuda, gpu_metrics, roots, sampling
+from rocmlab.devices import cpu, cuda, gpu_metrics, roots, sampling
+from rocmlab.devices.card_reader import CardReader
 from rocmlab.devices.model import Device, Sample
 from rocmlab.devices.roots import KeptFile
 
@@ -29,6 +32,8 @@ TOTAL = "mem_info_vram_total"
 class Reader(Protocol):
     """Reads one device."""
 
+    energy_joules: float | None  # counted by the device itself until the last full reading; None where it does not
+
     def read(self) -> Sample:
         """Return what it reports now; a sleeping device is not woken."""
 
@@ -45,28 +50,40 @@ class Readers:
         self._stack = ExitStack()
         self._library: Nvml | None = None
         self._is_asked = False  # for the library
+        self._asking = threading.Lock()
 
-    def open(self, device: Device) -> Reader | None:
-        """Return what reads a device; None where nothing can be known of it, as of the CPU."""
+    def open(self, device: Device, full: bool = False, errors_seconds: float = 0.0) -> Reader | None:
+        """Return what reads a device; None where nothing can be known of it, as of the CPU's use.
+
+        Args:
+            device: one of this host.
+            full: read all fields of a Sample.
+            errors_seconds: how old counts of memory errors may be in a full reading of an AMD GPU.
+        """
         if device.simulated != self._is_simulated:
             return None  # a device of another host
         if device.backend == "rocm":
             folder = sampling.find_folder(device, self._root)
-            return None if folder is None else _Files(folder)
-        return self._open_cuda(device) if device.backend == "cuda" else None
+            if folder is None:
+                return None
+            return CardReader(folder, self._root, errors_seconds) if full else _Files(folder)
+        if device.backend == "cpu" and full:
+            return _Processor(self._root)
+        return self._open_cuda(device, full=full) if device.backend == "cuda" else None
 
-    def _open_cuda(self, device: Device) -> Reader | None:
+    def _open_cuda(self, device: Device, *, full: bool) -> Reader | None:
         if self._is_simulated or not cuda.has_driver(self._root):
             return None
         from rocmlab.devices import nvml
 
-        if not self._is_asked:
-            self._is_asked = True
-            self._library = self._stack.enter_context(nvml.session())
+        with self._asking:  # by several threads, where one hangs
+            if not self._is_asked:
+                self._is_asked = True
+                self._library = self._stack.enter_context(nvml.session())
         library = self._library
         for _, handle in library.handles() if library else ():
             if library and library.text("nvmlDeviceGetUUID", handle) == device.unique_id:
-                return _Handle(library, handle)
+                return _FullHandle(library, handle) if full else _Handle(library, handle)
         return None
 
     def close(self) -> None:
@@ -75,7 +92,9 @@ class Readers:
 
 
 class _Files:
-    """Reads an AMD GPU through descriptors that stay open."""
+    """Reads how much an AMD GPU is used, through descriptors that stay open."""
+
+    energy_joules: float | None = None
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -116,7 +135,9 @@ class _Files:
 
 
 class _Handle:
-    """Reads an NVIDIA GPU."""
+    """Reads how much an NVIDIA GPU is used."""
+
+    energy_joules: float | None = None
 
     def __init__(self, library: Nvml, handle: c_void_p) -> None:
         self._library, self._handle = library, handle
@@ -126,3 +147,48 @@ class _Handle:
 
     def close(self) -> None:
         """Keep nothing: the library is that of all Readers."""
+
+
+class _FullHandle(_Handle):
+    """Reads everything of an NVIDIA GPU, its energy too: millijoules since the driver was loaded (Volta and later)."""
+
+    def read(self) -> Sample:
+        import ctypes
+
+        energy = ctypes.c_ulonglong()
+        has_energy = self._library.succeeds("nvmlDeviceGetTotalEnergyConsumption", self._handle, ctypes.byref(energy))
+        self.energy_joules = energy.value / 1e3 if has_energy else None
+        return Sample(time.time(), **self._library.reading(self._handle))
+
+
+class _Processor:
+    """Reads the CPU: the host's memory, and the share of its processors' time that was not idle since the last reading.
+
+    Source: `/proc/meminfo`; the first line of `/proc/stat`, where waiting for a disk counts as idle.
+    """
+
+    energy_joules: float | None = None
+
+    def __init__(self, root: Path) -> None:
+        self._memory, self._times = KeptFile(root / "proc/meminfo"), KeptFile(root / "proc/stat")
+        self._before: tuple[int, int] | None = None
+
+    def read(self) -> Sample:
+        now = time.time()
+        used, total = cpu.memory_in_use(self._memory.read_text() or "")
+        return Sample(now, busy_percent=self._busy(), gtt_used_bytes=used, gtt_total_bytes=total)
+
+    def _busy(self) -> float | None:
+        words = (self._times.read_text() or "").partition("\n")[0].split()
+        if len(words) < 6 or words[0] != "cpu" or not all(word.isascii() and word.isdigit() for word in words[1:9]):
+            return None
+        ticks = [int(word) for word in words[1:9]]  # user nice system idle iowait irq softirq steal; guests are in user
+        idle, whole = ticks[3] + ticks[4], sum(ticks)
+        before, self._before = self._before, (idle, whole)
+        if before is None or whole <= before[1]:
+            return None
+        return max(0.0, min(100.0, 100 * (1 - (idle - before[0]) / (whole - before[1]))))
+
+    def close(self) -> None:
+        self._memory.close()
+        self._times.close()

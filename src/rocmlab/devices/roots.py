@@ -38,7 +38,7 @@ def read_bytes(path: Path | str, limit: int = LIMIT_BYTES) -> bytes | None:
     name = os.fspath(path)
     try:
         announce(name)
-        handle = _open(name)
+        handle = open_file(name)
         try:
             return _drain(handle, min(limit, LIMIT_BYTES))
         finally:
@@ -47,7 +47,7 @@ def read_bytes(path: Path | str, limit: int = LIMIT_BYTES) -> bytes | None:
         return None
 
 
-def _open(name: str) -> int:
+def open_file(name: str) -> int:
     """Open an ordinary file to read; never wait for it, as for a FIFO.
 
     Raises:
@@ -70,10 +70,11 @@ def _drain(handle: int, limit: int) -> bytes:
 
 def read_text(path: Path | str) -> str | None:
     """Return a small system file without padding (captures pad with NUL bytes), or None if it cannot be read."""
-    return _text(read_bytes(path))
+    return to_text(read_bytes(path))
 
 
-def _text(content: bytes | None) -> str | None:
+def to_text(content: bytes | None) -> str | None:
+    """Return what the content of a small system file says, or None of nothing."""
     return None if content is None else content.split(b"\0", 1)[0].decode("utf-8", "replace").strip()
 
 
@@ -85,8 +86,8 @@ class KeptFile:
     """
 
     def __init__(self, path: Path | str) -> None:
-        self.name = os.fspath(path)
         self._handle: int | None = None
+        self.name = os.fspath(path)
 
     def read_bytes(self) -> bytes | None:
         """Return at most 64 KiB of what the file holds now, or None if it cannot be read."""
@@ -95,7 +96,7 @@ class KeptFile:
             if self._handle is not None and not os.fstat(self._handle).st_nlink:
                 self.close()
             if self._handle is None:
-                self._handle = _open(self.name)
+                self._handle = open_file(self.name)
             return os.pread(self._handle, LIMIT_BYTES, 0)
         except (OSError, ValueError):
             self.close()
@@ -103,13 +104,17 @@ class KeptFile:
 
     def read_text(self) -> str | None:
         """Return what the function `read_text` does."""
-        return _text(self.read_bytes())
+        return to_text(self.read_bytes())
 
     def close(self) -> None:
         """Give the descriptor back."""
         if self._handle is not None:
             handle, self._handle = self._handle, None
             os.close(handle)
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # `os` may be gone when the interpreter ends
+        if self._handle is not None:
+            close(self._handle)
 
 
 def read_integer(path: Path | str) -> int | None:
@@ -159,6 +164,11 @@ def announce(name: str) -> None:
         if fault:
             number = getattr(errno, fault, errno.EIO)
             raise OSError(number, os.strerror(number), name)
+
+
+def must_announce(root: str) -> bool:
+    """Tell whether reads below a root must be announced one by one: a watchdog listens, or that host has faults."""
+    return on_read is not None or (os.access(f"{root}/{FAULTS_FILE}", os.F_OK) and bool(_faults(root)))
 
 
 def announce_only(name: str) -> None:

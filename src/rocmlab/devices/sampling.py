@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from rocmlab.devices import gpu_metrics, roots
 from rocmlab.devices.gpu_metrics import Metrics
@@ -203,56 +204,47 @@ def to_sample(time_seconds: float, contents: Contents) -> Sample:
     Power is the average where the driver gives one, else the present value. The fan's percentage is that of its
     control signal, as rocm-smi prints it, else that of its speed.
     """
-    texts, table = contents.texts, contents.metrics or Metrics((0, 0))
-    gtt_total = known("bytes", integer(texts, "mem_info_gtt_total"))
-    core_now, core_max = clocks(texts.get("pp_dpm_sclk", ""))
-    memory_now, memory_max = clocks(texts.get("pp_dpm_mclk", ""))
+    texts, table = contents.texts, contents.metrics
     corrected, uncorrected = errors(contents.errors)
+    values: dict[str, Any] = {name: value_of(rule, texts, table) for name, rule in RULES.items()}
+    combine(values, texts)
     return Sample(
         time_seconds=time_seconds,
-        **use(texts, contents.metrics),
-        memory_busy_percent=_percent(integer(texts, "mem_busy_percent"), table.memory_busy_percent),
-        gtt_used_bytes=_used(integer(texts, "mem_info_gtt_used"), gtt_total),
-        gtt_total_bytes=gtt_total,
-        power_cap_watts=known("watts", divided(texts, "power1_cap", MICRO)),
-        power_cap_max_watts=known("watts", divided(texts, "power1_cap_max", MICRO)),
-        edge_celsius=known("celsius", divided(texts, "edge_input", MILLI), table.edge_celsius),
-        edge_critical_celsius=known("critical", divided(texts, "edge_crit", MILLI)),
-        junction_celsius=known("celsius", divided(texts, "junction_input", MILLI), table.hotspot_celsius),
-        junction_critical_celsius=known("critical", divided(texts, "junction_crit", MILLI)),
-        memory_celsius=known("celsius", divided(texts, "memory_input", MILLI), table.memory_celsius),
-        memory_critical_celsius=known("critical", divided(texts, "memory_crit", MILLI)),
-        core_clock_hertz=known("hertz", integer(texts, "sclk_input"), core_now, table.core_clock_hertz),
-        core_clock_max_hertz=known("hertz", core_max),
-        memory_clock_hertz=known("hertz", integer(texts, "mclk_input"), memory_now, table.memory_clock_hertz),
-        memory_clock_max_hertz=known("hertz", memory_max),
-        voltage_volts=known("volts", divided(texts, "vddgfx_input", MILLI), table.voltage_volts),
-        fan_rpm=known("rpm", integer(texts, "fan1_input"), table.fan_rpm),
-        fan_percent=_fan_percent(texts),
-        link_width=known("width", integer(texts, "current_link_width"), table.link_width),
-        link_speed_gts=known("gts", link_speed(texts.get("current_link_speed", "")), table.link_speed_gts),
-        pcie_replays=known("replays", integer(texts, "pcie_replay_count"), table.pcie_replays),
         ecc_corrected=corrected,
         ecc_uncorrected=uncorrected,
-        throttle_reasons=table.throttle_reasons,
-        performance_level=_word(texts.get("power_dpm_force_performance_level", "")),
+        throttle_reasons=table.throttle_reasons if table else None,
+        performance_level=level(texts.get("power_dpm_force_performance_level", "")),
+        **values,
     )
 
 
 def use(texts: Mapping[str, str], table: Metrics | None) -> dict[str, Any]:
     """Return those fields of a Sample alone that say how much a GPU is used."""
-    total = known("bytes", integer(texts, "mem_info_vram_total"))
-    return {
-        "busy_percent": _percent(integer(texts, "gpu_busy_percent"), table.busy_percent if table else None),
-        "vram_used_bytes": _used(integer(texts, "mem_info_vram_used"), total),
-        "vram_total_bytes": total,
-        "power_watts": known(
-            "watts",
-            divided(texts, "power1_average", MICRO),
-            divided(texts, "power1_input", MICRO),
-            table.power_watts if table else None,
-        ),
-    }
+    names = ("busy_percent", "vram_used_bytes", "vram_total_bytes", "power_watts")
+    values: dict[str, Any] = {name: value_of(RULES[name], texts, table) for name in names}
+    combine(values, {})
+    return {name: values[name] for name in names}
+
+
+def value_of(rule: Rule, texts: Mapping[str, str], table: Metrics | None) -> int | float | None:
+    """Return one field of a Sample: what the first source says that can be true."""
+    for name, read in rule.sources:
+        value = known(rule.unit, read(texts.get(name, "")))
+        if value is not None:
+            return value
+    return known(rule.unit, getattr(table, rule.column)) if table and rule.column else None
+
+
+def combine(values: dict[str, Any], texts: Mapping[str, str]) -> None:
+    """Settle what several fields or files decide together: shares end at 100 %, memory in use at what there is."""
+    for name in ("busy_percent", "memory_busy_percent"):
+        if values.get(name) is not None:
+            values[name] = min(float(values[name]), 100.0)
+    for kind in ("vram", "gtt"):
+        used, total = values.get(f"{kind}_used_bytes"), values.get(f"{kind}_total_bytes")
+        if used is not None and total is not None and used > total:
+            values[f"{kind}_used_bytes"] = None  # more than there is cannot be true
+    values["fan_percent"] = fan_percent(*(whole(texts.get(name, "")) for name in ("pwm1", "fan1_input", "fan1_max")))
 
 
 def known(unit: str, *candidates: Number | None) -> Number | None:
@@ -264,17 +256,24 @@ def known(unit: str, *candidates: Number | None) -> Number | None:
     return None
 
 
-def integer(texts: Mapping[str, str], name: str) -> int | None:
-    """Return the decimal number that a file holds and nothing else."""
-    return roots.integer(texts.get(name))
+def whole(text: str) -> int | None:
+    """Return the decimal number that a text is and nothing else."""
+    return roots.integer(text)
 
 
-def divided(texts: Mapping[str, str], name: str, divisor: float) -> float | None:
-    """Return a file's number in base units: files of hwmon hold millionths or thousandths."""
-    number = integer(texts, name)
-    return None if number is None else number / divisor
+def thousandths(text: str) -> float | None:
+    """Return a number of hwmon that counts thousandths, in base units."""
+    number = roots.integer(text)
+    return None if number is None else number / MILLI
 
 
+def millionths(text: str) -> float | None:
+    """Return a number of hwmon that counts millionths, in base units."""
+    number = roots.integer(text)
+    return None if number is None else number / MICRO
+
+
+@lru_cache(maxsize=64)
 def clocks(text: str) -> tuple[int | None, int | None]:
     """Return the present clock and the highest level in hertz, from the lines of a `pp_dpm_*` file.
 
@@ -306,25 +305,63 @@ def errors(texts: Mapping[str, str]) -> tuple[dict[str, int] | None, dict[str, i
     return corrected or None, uncorrected or None
 
 
-def _percent(*candidates: float | None) -> float | None:
-    percent = known("percent", *candidates)
-    return None if percent is None else min(float(percent), 100.0)
-
-
-def _used(used: int | None, total: int | None) -> int | None:
-    """Return memory in use; more than there is cannot be true."""
-    used = known("bytes", used)
-    return None if used is not None and total is not None and used > total else used
-
-
-def _fan_percent(texts: Mapping[str, str]) -> float | None:
-    signal = integer(texts, "pwm1")
-    speed, fastest = integer(texts, "fan1_input"), integer(texts, "fan1_max")
-    return _percent(
+def fan_percent(signal: int | None, speed: int | None, fastest: int | None) -> float | None:
+    """Return how far a fan is driven, from its control signal, else from its speed."""
+    percent = known(
+        "percent",
         None if signal is None else 100 * signal / PWM_MAX,
         100 * speed / fastest if speed is not None and fastest else None,
     )
+    return None if percent is None else min(percent, 100.0)
 
 
-def _word(text: str) -> str | None:
+def level(text: str) -> str | None:
+    """Return the word for the performance level; None where it is no word."""
     return text if re.fullmatch(r"[a-z_]{1,32}", text) else None
+
+
+def present_clock(text: str) -> int | None:
+    """Return the present clock of a `pp_dpm_*` file in hertz."""
+    return clocks(text)[0]
+
+
+def highest_clock(text: str) -> int | None:
+    """Return the highest level of a `pp_dpm_*` file in hertz."""
+    return clocks(text)[1]
+
+
+class Rule(NamedTuple):
+    """Where one field of a Sample comes from: the first of these that tells what can be true."""
+
+    unit: str  # of LIMITS
+    sources: tuple[tuple[str, Callable[[str], int | float | None]], ...]  # files, and what makes base units of each
+    column: str | None = None  # of the table, where no file tells
+
+
+# The fields that are one number; `to_sample` adds the others, and `combine` settles those that depend on each other.
+RULES: Mapping[str, Rule] = {
+    "busy_percent": Rule("percent", (("gpu_busy_percent", whole),), "busy_percent"),
+    "memory_busy_percent": Rule("percent", (("mem_busy_percent", whole),), "memory_busy_percent"),
+    "vram_used_bytes": Rule("bytes", (("mem_info_vram_used", whole),)),
+    "vram_total_bytes": Rule("bytes", (("mem_info_vram_total", whole),)),
+    "gtt_used_bytes": Rule("bytes", (("mem_info_gtt_used", whole),)),
+    "gtt_total_bytes": Rule("bytes", (("mem_info_gtt_total", whole),)),
+    "power_watts": Rule("watts", (("power1_average", millionths), ("power1_input", millionths)), "power_watts"),
+    "power_cap_watts": Rule("watts", (("power1_cap", millionths),)),
+    "power_cap_max_watts": Rule("watts", (("power1_cap_max", millionths),)),
+    "edge_celsius": Rule("celsius", (("edge_input", thousandths),), "edge_celsius"),
+    "edge_critical_celsius": Rule("critical", (("edge_crit", thousandths),)),
+    "junction_celsius": Rule("celsius", (("junction_input", thousandths),), "hotspot_celsius"),
+    "junction_critical_celsius": Rule("critical", (("junction_crit", thousandths),)),
+    "memory_celsius": Rule("celsius", (("memory_input", thousandths),), "memory_celsius"),
+    "memory_critical_celsius": Rule("critical", (("memory_crit", thousandths),)),
+    "core_clock_hertz": Rule("hertz", (("sclk_input", whole), ("pp_dpm_sclk", present_clock)), "core_clock_hertz"),
+    "core_clock_max_hertz": Rule("hertz", (("pp_dpm_sclk", highest_clock),)),
+    "memory_clock_hertz": Rule("hertz", (("mclk_input", whole), ("pp_dpm_mclk", present_clock)), "memory_clock_hertz"),
+    "memory_clock_max_hertz": Rule("hertz", (("pp_dpm_mclk", highest_clock),)),
+    "voltage_volts": Rule("volts", (("vddgfx_input", thousandths),), "voltage_volts"),
+    "fan_rpm": Rule("rpm", (("fan1_input", whole),), "fan_rpm"),
+    "link_width": Rule("width", (("current_link_width", whole),), "link_width"),
+    "link_speed_gts": Rule("gts", (("current_link_speed", link_speed),), "link_speed_gts"),
+    "pcie_replays": Rule("replays", (("pcie_replay_count", whole),), "pcie_replays"),
+}

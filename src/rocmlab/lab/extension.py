@@ -18,8 +18,9 @@ from tornado.ioloop import PeriodicCallback
 
 from rocmlab.errors import RocmlabError
 from rocmlab.lab.provisioner import RocmlabProvisioner
+from rocmlab.lab.server.idle import CULLING as SETTING
+from rocmlab.lab.server.idle import seconds
 
-SETTING = "CULL_IDLE_GPU_KERNELS_SECONDS"
 MOST_NOTICE_SECONDS = 300.0
 NOTICE_SHARE = 0.1  # of the limit
 MOST_PAUSE_SECONDS = 30.0
@@ -31,15 +32,7 @@ def limit_seconds(text: str) -> float:
     Raises:
         RocmlabError: it is none.
     """
-    try:
-        limit = float(text or "0")
-    except ValueError:
-        limit = -1.0
-    if 0 <= limit < float("inf"):
-        return limit
-    raise RocmlabError(
-        f"{SETTING}={text} is no time", "it is a number of seconds, and 0 is off", f"make up {SETTING}=3600"
-    )
+    return seconds(SETTING, text or "0")
 
 
 class Culler:

@@ -1,4 +1,4 @@
-"""Make an environment's JupyterLab ours: its kernels, its server's configuration, the defaults of its interface.
+"""Make an environment's JupyterLab ours: its kernels, its server's configuration, its panel, the interface's defaults.
 
 Run as `python -m rocmlab.lab.install --prefix PREFIX --tensorflow PYTHON --torch PYTHON`.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,12 @@ DEFAULTS = {
     "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
 }
 
+log = logging.getLogger("rocmlab")
+
+PANEL = "rocmlab-panel"  # as its package.json calls it
+EXTENSIONS = {"rocmlab.lab.server": True}
+BUILT = Path(__file__).with_name("labextension")
+
 
 def write_defaults(prefix: Path) -> Path:
     """Write JupyterLab's `overrides.json` below `prefix`. Source: JupyterLab's documentation, "Advanced usage"."""
@@ -25,6 +32,25 @@ def write_defaults(prefix: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(DEFAULTS, indent=1) + "\n", encoding="utf-8")
     return path
+
+
+def install_panel(prefix: Path) -> Path | None:
+    """Enable the GPU panel's half in the server, and copy the other, which is built, to where JupyterLab looks for it.
+
+    Returns:
+        The copy's folder; None in a checkout in which `scripts/build-frontend` was never run.
+    """
+    enabled = prefix / "etc/jupyter/jupyter_server_config.d/rocmlab.json"
+    enabled.parent.mkdir(parents=True, exist_ok=True)
+    enabled.write_text(
+        json.dumps({"ServerApp": {"jpserver_extensions": EXTENSIONS}}, indent=1) + "\n", encoding="utf-8"
+    )
+    target = prefix / "share/jupyter/labextensions" / PANEL
+    shutil.rmtree(target, ignore_errors=True)
+    if not (BUILT / "package.json").is_file():
+        return None
+    shutil.copytree(BUILT, target)
+    return target
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,6 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     pythons = {name: python for name in kernels.TITLES if (python := getattr(chosen, name))}
     kernels.install(chosen.prefix, pythons, chosen.constraints)
     write_defaults(chosen.prefix)
+    if install_panel(chosen.prefix) is None:
+        log.warning("JupyterLab gets no GPU panel: it is not built (scripts/build-frontend)")
     configuration = chosen.prefix / "etc/jupyter/jupyter_config.py"
     configuration.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(Path(__file__).with_name("jupyter_config.py"), configuration)

@@ -163,7 +163,6 @@ def _ours(notebook: Path, environment: Mapping[str, str]) -> Cost:
         job: dict[str, object] = {
             "notebook": str(notebook),
             "output": str(notebook.with_suffix(".ours.ipynb")),
-            "html": None,
             "parameters": {},
             "kernel": KERNEL,
             "language": "python",

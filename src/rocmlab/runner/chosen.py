@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from rocmlab.devices import Device, visibility
 from rocmlab.errors import RocmlabError
+from rocmlab.runner import words
 
 
 def choose_gpus(devices: Sequence[Device], choice: str | None, environment: Mapping[str, str]) -> list[Device]:
@@ -20,9 +21,9 @@ def choose_gpus(devices: Sequence[Device], choice: str | None, environment: Mapp
         RocmlabError: the choice cannot be had; a GPU that was asked for is never replaced by the CPU.
     """
     backend = environment.get("ROCMLAB_BACKEND")
-    seen = [
-        device for device in visibility.mark_hidden(devices, environment) if device.backend == backend or not backend
-    ]
+    found = visibility.mark_hidden(devices, environment)
+    # Simulated GPUs can be asked for where the CPU computes: they are leased and shown, and say what they are.
+    seen = [each for each in found if not backend or each.backend == backend or (choice and each.simulated)]
     if choice is None:
         chosen = visibility.remaining(seen, environment)
         if not chosen and backend in ("rocm", "cuda") and not visibility.hides_all(environment, backend):
@@ -41,9 +42,11 @@ def choose_gpus(devices: Sequence[Device], choice: str | None, environment: Mapp
         return visibility.select(seen, choice)
     usable = visibility.select(seen, "all")
     if int(choice) > len(usable):
+        have = len(usable)
+        instead = "none" if not have else str(have) if have > 1 else "all"
         raise RocmlabError(
-            f"--gpus {choice} asks for {choice} GPUs",
-            f"{len(usable)} can be used here",
-            "ask for fewer, or `rocmlab devices` says why a GPU cannot be used",
+            f"--gpus {choice} asks for {words.plural(int(choice), 'GPU')}",
+            f"{have or 'none'} can be used here",
+            f"--gpus {instead}; `rocmlab devices` says why a GPU cannot be used",
         )
     return usable[: int(choice)]

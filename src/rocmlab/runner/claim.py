@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from rocmlab.devices import Device
 from rocmlab.runner import occupants, words
+from rocmlab.runner.aside import DRIVERS
 from rocmlab.runner.folder import RunFolder
 from rocmlab.runner.jobs import Job
 from rocmlab.runner.leases import Holder, Lease, Leases
@@ -22,8 +24,6 @@ FIRST_SECONDS = 0.05  # a lock may be looked at just then
 POLL_SECONDS = 0.25
 LINGER_SECONDS = 0.5  # the driver still lists a process that has just ended
 WORTH_TELLING_SECONDS = 1.0
-
-Seen = Mapping[Device, Sequence[Occupant]]
 
 
 class Claim:
@@ -50,7 +50,10 @@ class Claim:
         self._leases = Leases.of_share(folder.path.parent.parent)
         self._count = len(place.gpus)
         self._is_settled = not place.gpus
-        self._seen: Seen = {}
+        self._asked: set[Device] = set()  # of which drivers were asked for their processes
+        self._seen: dict[Device, Sequence[Occupant]] = {}  # what they said
+        for who, devices in self._drivers():
+            self._seen.update(DRIVERS.now(who, partial(occupants.on_devices, devices)) or {})
         self._attempt()
 
     async def settled(self, is_stopped: Callable[[], bool]) -> bool:
@@ -61,6 +64,9 @@ class Claim:
             if is_stopped():
                 return False
             is_its_turn = bool(self._place.options())
+            await self._look()
+            if is_stopped():
+                return False
             self._attempt()
             if is_its_turn and not self._is_settled and not has_said:
                 self._say_who()
@@ -79,11 +85,24 @@ class Claim:
             self.lease.release()
             self.lease = None
 
+    def _drivers(self) -> list[tuple[str, list[Device]]]:
+        """Return whom to ask for the processes on the GPUs that may be had, or are had: KFD by GPU, and NVML once."""
+        gpus = self._place.gpus if self._is_settled else self._place.options()
+        self._asked = set(gpus)
+        asked = [(f"the process list of {gpu.pci_address or gpu.name}", [gpu]) for gpu in gpus if gpu.backend == "rocm"]
+        others = [gpu for gpu in gpus if gpu.backend != "rocm"]
+        return [*asked, *([("the process list of NVML", others)] if others else [])]
+
+    async def _look(self) -> None:
+        """Note the processes on the GPUs; of one whose driver hangs nothing is known."""
+        asked = self._drivers()
+        reads = (DRIVERS.later(who, partial(occupants.on_devices, devices)) for who, devices in asked)
+        self._seen = {device: each for found in await asyncio.gather(*reads) for device, each in (found or {}).items()}
+
     def _attempt(self) -> None:
-        options = () if self._is_settled else self._place.options()
+        options = [] if self._is_settled else [gpu for gpu in self._place.options() if gpu in self._asked]
         if not options:
             return
-        self._seen = occupants.on_devices(options)
         clean_first = sorted(options, key=lambda device: bool(self._foreign_on(device)))
         try:
             self.lease = self._leases.pick(clean_first, self._count, Holder.here(self._job.notebook))
@@ -121,7 +140,7 @@ class Claim:
         if not any(self._foreign_on(gpu) for gpu in self._place.gpus):
             return
         await asyncio.sleep(LINGER_SECONDS)
-        self._seen = await asyncio.to_thread(occupants.on_devices, self._place.gpus)
+        await self._look()
         for gpu in self._place.gpus:
             if others := self._foreign_on(gpu):
                 label = words.device_label([gpu.as_dict()])

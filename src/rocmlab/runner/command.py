@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import os
 import sys
@@ -12,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rocmlab.errors import RocmlabError
-from rocmlab.runner import files, grid, lists, options, parameters, selection, words
+from rocmlab.runner import files, grid, lists, notice, options, parameters, selection, words
 from rocmlab.runner.jobs import Job, Request, name_uniquely, stem
 from rocmlab.runner.options import parser as parser
+from rocmlab.runner.warmth import Warmth
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,10 +53,12 @@ def main(arguments: Sequence[str]) -> int:
     options.check(asked)
     if asked.list:
         return _list(asked)
-    task = _continued(asked) if asked.resume else _new(asked)
-    if asked.dry_run:
-        return _plan(task)
-    run = _run(task)
+    with contextlib.closing(Warmth()) as warmth:
+        with notice.shown(notice.preparing(asked.resume, asked.notebooks)):
+            task = _continued(asked, warmth) if asked.resume else _new(asked, warmth)
+        if asked.dry_run:
+            return _plan(task)
+        run = _run(task, warmth)
     if asked.json:
         sys.stdout.write(files.to_json(run.as_dict()) + "\n")
     else:
@@ -78,16 +82,16 @@ def _list(asked: argparse.Namespace) -> int:
     return 0
 
 
-def _new(asked: argparse.Namespace) -> _Task:
+def _new(asked: argparse.Namespace, warmth: Warmth) -> _Task:
     from rocmlab.runner.plan import Before
 
     axes = parameters.parse(asked.parameters)
     earlier = _earlier(asked.compare, _share(asked))
     requests = _requests(asked, axes)
-    return _task(asked, requests, _share(asked), earlier, None, lambda jobs: Before())
+    return _task(asked, warmth, requests, _share(asked), earlier, None, lambda jobs: Before())
 
 
-def _continued(asked: argparse.Namespace) -> _Task:
+def _continued(asked: argparse.Namespace, warmth: Warmth) -> _Task:
     from rocmlab.runner import resume
 
     folder = resume.find(asked.resume, _share(asked) / "runs")
@@ -99,6 +103,7 @@ def _continued(asked: argparse.Namespace) -> _Task:
     requests = resume.requests(session, selection.notebooks_folder(os.environ))
     task = _task(
         asked,
+        warmth,
         requests,
         share,
         _earlier(asked.compare, share),
@@ -110,6 +115,7 @@ def _continued(asked: argparse.Namespace) -> _Task:
 
 def _task(
     asked: argparse.Namespace,
+    warmth: Warmth,
     requests: list[Request],
     share: Path,
     earlier: dict[str, Any] | None,
@@ -117,18 +123,23 @@ def _task(
     before: Any,  # noqa: ANN401  jobs -> Before
 ) -> _Task:
     from rocmlab.devices import discover
-    from rocmlab.runner import history
+    from rocmlab.runner import history, plan
     from rocmlab.runner.placement import Slots, choose_gpus, free_vram
-    from rocmlab.runner.preflight import jobs_of
 
     devices = discover()
     gpus = choose_gpus(devices, asked.gpus, os.environ)
     slots = Slots(gpus, devices[-1], is_mixed=asked.mixed, free_vram=free_vram)
+    if asked.warm != "off" and _engine(asked) == "rocmlab" and not asked.dry_run:
+        warmth.begin(requests, slots.usual_environment(os.environ))  # imports while the jobs are looked at
+    from rocmlab.runner.preflight import jobs_of
+
     jobs = jobs_of(requests)
     jobs = jobs if folder else name_uniquely(jobs)
     seconds = history.expected_seconds(jobs, share / "runs")
     task = _Task(asked, jobs, slots, share, seconds, before(jobs), earlier, folder)
     if not asked.dry_run:
+        if folder is None:
+            plan.check_any(jobs, slots)  # a run of which no job can start leaves no folder
         _check_not_inside(task)
     return task
 
@@ -159,7 +170,10 @@ def _requests(asked: argparse.Namespace, axes: dict[str, list[Any]]) -> list[Req
         "timeout_seconds": asked.timeout,
     }
     given = {name: value for name, value in said.items() if value is not None}
-    entries = [replace(entry, axes={**entry.axes, **axes}, **given) for entry in entries]
+    entries = [
+        replace(entry, axes={**entry.axes, **axes}, source="words" if axes else entry.source, **given)
+        for entry in entries
+    ]
     requests = grid.expand(entries, folder)
     _check_anything(requests, folder)
     return requests
@@ -187,7 +201,11 @@ def _earlier(which: str | None, share: Path) -> dict[str, Any] | None:
     return compare.load(which, share / "runs") if which else None
 
 
-def _run(task: _Task) -> Run:
+def _engine(asked: argparse.Namespace) -> str:
+    return asked.engine or os.environ.get("ROCMLAB_ENGINE") or "rocmlab"
+
+
+def _run(task: _Task, warmth: Warmth) -> Run:
     from rocmlab.runner import progress
     from rocmlab.runner.folder import RunFolder
     from rocmlab.runner.plan import Rules
@@ -197,7 +215,7 @@ def _run(task: _Task) -> Run:
 
     asked = task.asked
     environment = {**os.environ, "ROCMLAB_SHARE": str(task.share)}
-    engine: Any = asked.engine or environment.get("ROCMLAB_ENGINE") or "rocmlab"
+    engine: Any = _engine(asked)
     environment["ROCMLAB_ENGINE"] = engine
     folder = task.folder or RunFolder.create(task.share, asked.name or _name(task))
     console = _console(to_stderr=True)
@@ -215,16 +233,18 @@ def _run(task: _Task) -> Run:
                 folder=folder,
                 slots=task.slots,
                 display=display,
-                limits=Limits(asked.timeout, cell_seconds),
+                limits=Limits(asked.timeout, cell_seconds, asked.memory),
                 environment=environment,
                 earlier=task.earlier,
                 rules=Rules(asked.retries, asked.fail_fast, asked.warm, engine),
                 expected_seconds=task.seconds,
                 meters=meters,
+                warmth=warmth,
                 before=task.before,
                 options=options.kept(asked, task.earlier),
             )
     except OSError as err:
+        folder.remove_stub()
         what = f"the run folder {words.path(folder.path)} cannot be written"
         raise RocmlabError(what, str(err), "make room there, or choose another place: --share DIR") from err
 

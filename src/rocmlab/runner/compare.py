@@ -79,7 +79,10 @@ def _find(which: str, runs: Path) -> Path:
 
 
 def _last(runs: Path) -> Path:
-    """Return the results of the newest run that has ended; the name begins with the time, to the second."""
+    """Return the results of the newest run that has ended and of which a job has run.
+
+    The name begins with the time, to the second.
+    """
     found = [path for path in runs.glob(f"*/{RESULTS}") if path.is_file()] if runs.is_dir() else []
     if not found:
         raise RocmlabError(
@@ -87,7 +90,17 @@ def _last(runs: Path) -> Path:
             f"{runs} has none that ended",
             "leave --compare out the first time",
         )
-    return max(found, key=lambda path: (path.parent.name[:16], path.stat().st_mtime))
+    newest = sorted(found, key=lambda path: (path.parent.name[:16], path.stat().st_mtime), reverse=True)
+    return next((path for path in newest if not _is_empty(path)), newest[0])
+
+
+def _is_empty(results: Path) -> bool:
+    """Tell whether none of a run's jobs has run; False where that cannot be read, which is then said."""
+    try:
+        jobs = json.loads(results.read_text(encoding="utf-8"))["jobs"]
+        return all(job["status"] == "not run" for job in jobs)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
 
 
 def _other(runs: Path) -> str:
@@ -115,38 +128,64 @@ def _wrong(found: object) -> str:
         for name, kinds in NEEDED.items():
             if name not in job or not isinstance(job[name], kinds):
                 return f"jobs[{number}].{name} is missing or of another type"
+        if not isinstance(job.get("defaults", {}), dict):
+            return f"jobs[{number}].defaults is not an object"
         if not all(isinstance(device, dict) for device in job["devices"]):
             return f"jobs[{number}].devices is not a list of objects"
     return ""
 
 
 def _pairs(then: Sequence[Job], now: Sequence[Job]) -> Iterator[Pair]:
-    """Yield jobs of the same notebook and parameters; those of this run first, in their order.
+    """Yield jobs of the same notebook and parameters, defaults included; those of this run first, in their order.
 
     A notebook is the same by its path, else by its file name: in a container it lies elsewhere than on the host. Where
-    several jobs are alike, the first goes with the first.
+    several jobs are alike, the first goes with the first. An older run did not keep the defaults of its notebooks: its
+    jobs go by what they were given.
     """
     found: dict[int, int] = {}  # place in `now` -> place in `then`
-    for key in (_by_path, _by_name):
-        taken = set(found.values())
-        free: dict[Hashable, deque[int]] = {}
-        for place, job in enumerate(then):
-            if place not in taken:
-                free.setdefault(key(job), deque()).append(place)
-        for place, job in enumerate(now):
-            if place not in found and (alike := free.get(key(job))):
-                found[place] = alike.popleft()
+    for point in (_effective, _given):
+        for file in (_path, _name):
+            taken = set(found.values())
+            free: dict[Hashable, deque[int]] = {}
+            for place, job in enumerate(then):
+                if place not in taken and (point is _effective or "defaults" not in job):
+                    free.setdefault((file(job), point(job)), deque()).append(place)
+            for place, job in enumerate(now):
+                if place not in found and (alike := free.get((file(job), point(job)))):
+                    found[place] = alike.popleft()
     yield from ((then[found[place]] if place in found else None, job) for place, job in enumerate(now))
     taken = set(found.values())
     yield from ((job, None) for place, job in enumerate(then) if place not in taken)
 
 
-def _by_path(job: Job) -> Hashable:
-    return job["notebook"], canonical(job["parameters"])
+def _path(job: Job) -> str:
+    return str(job["notebook"])
 
 
-def _by_name(job: Job) -> Hashable:
-    return Path(job["notebook"]).name, canonical(job["parameters"])
+def _name(job: Job) -> str:
+    return Path(job["notebook"]).name
+
+
+def _given(job: Job) -> str:
+    return canonical(job["parameters"])
+
+
+def _effective(job: Job) -> str:
+    return canonical(_plain(_values(job)))
+
+
+def _values(job: Job) -> dict[str, Any]:
+    """Return what the notebook ran with."""
+    return {**job.get("defaults", {}), **job["parameters"]}
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401  any JSON value
+    """Return a value whose numbers are equal where Python's are: 1.0 is 1."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _named(job: Job) -> dict[str, Any]:
@@ -190,7 +229,8 @@ def _numbers(job: Job | None) -> dict[str, float]:
     """Return the recorded numbers less those that repeat a parameter."""
     if job is None:
         return {}
-    return {name: value for name, value in numbers(job["recorded"]).items() if job["parameters"].get(name) != value}
+    values = _values(job)
+    return {name: value for name, value in numbers(job["recorded"]).items() if values.get(name) != value}
 
 
 def _devices(job: Job) -> list[str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rocmlab.runner import files
+from rocmlab.runner.engine.titles import is_injected
 
 RECORD = "application/vnd.rocmlab.record+json"  # rocmlab.training.metrics writes it
 OUR_ERRORS = ("Timeout", "Killed", "KernelDied")  # what cut a notebook short
@@ -29,7 +30,7 @@ class Executed:
     """The content of an executed notebook, as far as a result needs it."""
 
     cells_done: int  # code cells that ran to their end
-    cells_total: int  # code cells
+    cells_total: int  # code cells, without the one that papermill adds for parameters
     recorded: dict[str, Any]
     error: dict[str, Any] | None
     warnings: list[str] = field(default_factory=list)
@@ -48,6 +49,7 @@ def summarise(notebook: Notebook) -> Executed:
     """Return what a notebook says of its execution. What a file has that is no notebook's is passed over."""
     cells = _dicts(notebook.get("cells"))
     code = [cell for cell in cells if cell.get("cell_type") == "code"]
+    own = [cell for cell in code if not is_injected(cell)]
     recorded: dict[str, Any] = {}
     warnings: list[str] = []
     for bundle in (_dict(output.get("data")).get(RECORD) for cell in code for output in _dicts(cell.get("outputs"))):
@@ -58,8 +60,8 @@ def summarise(notebook: Notebook) -> Executed:
         else:
             recorded |= bundle
     return Executed(
-        cells_done=sum(_status(cell) == "completed" for cell in code),
-        cells_total=len(code),
+        cells_done=sum(_status(cell) == "completed" for cell in own),
+        cells_total=len(own),
         recorded=recorded,
         error=_error(cells),
         warnings=warnings,
@@ -99,7 +101,7 @@ def _status(cell: Notebook) -> str | None:
 def _error(cells: list[Notebook]) -> dict[str, Any] | None:
     number = 0
     for index, cell in enumerate(cells):
-        number += cell.get("cell_type") == "code"
+        number += cell.get("cell_type") == "code" and not is_injected(cell)
         if _status(cell) != "failed":
             continue
         outputs = [output for output in _dicts(cell.get("outputs")) if output.get("output_type") == "error"]
@@ -107,7 +109,7 @@ def _error(cells: list[Notebook]) -> dict[str, Any] | None:
         return {
             "name": _text(last.get("ename")) or "Error",
             "value": ANSI.sub("", _text(last.get("evalue"))),
-            "cell": number,  # counting code cells from 1, as on the screen
+            "cell": max(1, number),  # counting code cells from 1, as on the screen
             "cell_index": index,  # in the executed notebook, from 0
             "source": "\n".join(_text(cell.get("source")).strip().splitlines()[:SHOWN_LINES]),
         }

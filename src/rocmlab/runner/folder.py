@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import glob
 import json
 import logging
 import os
@@ -19,7 +21,8 @@ from rocmlab.runner.jobs import safe_name
 
 log = logging.getLogger("rocmlab")
 
-KINDS = {"notebook": ".ipynb", "html": ".html", "log": ".log"}
+DRAFT = files.draft_of("(ipynb|html|json|xml)")
+KINDS = {"notebook": ".ipynb", "html": ".html", "log": ".log", "samples": ".samples.jsonl"}
 
 
 def now() -> str:
@@ -64,7 +67,7 @@ class RunFolder:
         raise RocmlabError(f"{runs} has a thousand runs of this second", "a loop?", "try again in a second")
 
     def file(self, job: str, kind: str) -> Path:
-        """Return the path of a job's file: its executed `notebook`, its `html` or its `log`."""
+        """Return the path of a job's file: its executed `notebook`, its `html`, `log` or `samples`."""
         return self.path / f"{job}{KINDS[kind]}"
 
     def files(self, job: str) -> dict[str, str]:
@@ -109,6 +112,31 @@ class RunFolder:
         except OSError:
             return False
         return False
+
+    def is_stub(self) -> bool:
+        """Tell whether it ended before it had begun: no whole line in its journal, no results, nobody at work."""
+        try:
+            with self.journal_path.open("rb") as journal:
+                has_begun = journal.readline().endswith(b"\n")
+        except OSError:
+            return False
+        return not has_begun and not self.results_path.exists() and not self.is_going()
+
+    def remove_stub(self) -> None:
+        """Remove the folder if nothing but an empty journal is in it: the run never began."""
+        with contextlib.suppress(OSError):
+            if self.path.is_dir() and self.is_stub() and self.journal_path.stat().st_size == 0:
+                self.journal_path.unlink()
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
+
+    def remove_drafts(self, job: str | None = None) -> None:
+        """Remove what a process that was killed while it saved has left: of one job, or all where nobody saves now."""
+        begin = "*" if job is None else f"{glob.escape(job)}.*"
+        for path in self.path.glob(f".{begin}"):
+            if DRAFT.fullmatch(path.name):
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
     def _owner(self) -> str:
         said = [event for event in self.journal() if event.get("event") in ("run started", "run resumed")]

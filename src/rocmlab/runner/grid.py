@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from rocmlab.errors import RocmlabError
 from rocmlab.runner import selection, words
-from rocmlab.runner.jobs import Request, cut, stem
+from rocmlab.runner.jobs import Request, Source, cut, stem
 
 LARGEST = 10_000  # jobs of a run
 LONGEST_VALUE_BYTES = 24  # of a value in a job's name
@@ -63,6 +63,7 @@ class Entry:
     vram_bytes: int | None = None
     is_mixed: bool | None = None
     timeout_seconds: float | None = None
+    source: Source = field(default="words", compare=False)  # where it stands, not what it says
 
 
 def expand(entries: Sequence[Entry], folder: Path) -> list[Request]:
@@ -101,5 +102,6 @@ def _request(entry: Entry, found: selection.Found, point: dict[str, Any], *, is_
         vram_bytes=entry.vram_bytes,
         is_mixed=entry.is_mixed,
         timeout_seconds=entry.timeout_seconds,
+        source=entry.source,
         problem=found.problem,
     )

@@ -13,6 +13,9 @@ from rocmlab.errors import Problem
 
 Status = Literal["ok", "failed", "timeout", "killed", "kernel died", "not run"]
 EXIT_CODES: dict[Status, int] = {"ok": 0, "failed": 1, "timeout": 124, "killed": 137, "kernel died": 138}
+Source = Literal["words", "yaml", "csv"]  # of the command line, or of a list
+INTERRUPTED = "the run was interrupted"  # the error of a job that ran then
+STOPPED = "it was stopped: "  # the beginning of the error of one that `--fail-fast` ended
 USAGE = 2  # the exit code of a job that could not be run at all
 LONGEST_NAME_BYTES = 180  # what is added to it must fit into the 255 bytes of a file name, too
 TAKEN = ("report",)  # report.html is the run's own
@@ -32,6 +35,7 @@ class Request:
     is_mixed: bool | None = None
     timeout_seconds: float | None = None
     problem: Problem | None = None  # why there is no such notebook
+    source: Source = "words"  # where its parameters stand, so that an error can say what to write there
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,7 @@ class Job:
     vram_bytes: int | None = None  # which each of its GPUs must have; None: any
     is_mixed: bool = False  # whether its GPUs may be of different products
     timeout_seconds: float | None = None  # its own limit; None: the run's
+    defaults: dict[str, Any] = field(default_factory=dict)  # of the notebook, where no parameter is given
     key: str | None = None  # same key, same result: what `--resume` goes by; None where it cannot be known
     problem: Problem | None = None  # why it cannot be run; None if it can
     request: Request | None = None  # what was asked for; a run that is continued asks for the same again
@@ -73,11 +78,18 @@ class Result:
     warnings: list[str] = field(default_factory=list)
     simulated: bool = False  # a device was, or the notebook recorded that it stood in for one
     attempts: list[dict[str, Any]] = field(default_factory=list)  # how it ended before, oldest first
+    defaults: dict[str, Any] = field(default_factory=dict)  # parameters that were not given, as the notebook sets them
 
     @property
     def is_ok(self) -> bool:
         """Whether the notebook ran to its end without an error."""
         return self.status == "ok"
+
+    @property
+    def stopped(self) -> str:
+        """`interrupted` or `stopped` where the run, and not the notebook or the system, ended it; else empty."""
+        why = str((self.error or {}).get("value", "")) if self.status == "killed" else ""
+        return "interrupted" if why == INTERRUPTED else "stopped" if why.startswith(STOPPED) else ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return all fields, ready for JSON."""
@@ -95,6 +107,7 @@ def not_run(job: Job, problem: Problem | None = None) -> Result:
         status="not run",
         exit_code=USAGE if problem else None,
         error=describe(problem) if problem else None,
+        defaults=dict(job.defaults),
     )
 
 

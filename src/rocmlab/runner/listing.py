@@ -22,12 +22,15 @@ SHOWN_LETTERS = 19  # of a time: to the second
 
 
 def runs_of(runs: Path) -> list[dict[str, Any]]:
-    """Return the runs of a share, newest first; one that cannot be read is listed as `unreadable`."""
-    return [_run(path.parent) for path in history.newest(runs, "journal.jsonl", MOST)]
+    """Return the runs of a share, newest first.
+
+    One that cannot be read is listed as `unreadable`; one that never began is left out.
+    """
+    folders = [RunFolder(path.parent) for path in history.newest(runs, "journal.jsonl", MOST)]
+    return [_run(folder) for folder in folders if not folder.is_stub()]
 
 
-def _run(path: Path) -> dict[str, Any]:
-    folder = RunFolder(path)
+def _run(folder: RunFolder) -> dict[str, Any]:
     found = _from_results(folder)
     if folder.is_going():
         return {**_from_journal(folder), "status": "running"}

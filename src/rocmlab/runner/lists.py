@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rocmlab.errors import RocmlabError
-from rocmlab.runner import parameters, wishes
+from rocmlab.runner import parameters, wishes, words
 from rocmlab.runner.grid import LARGEST, Entry, check
 
 LARGEST_BYTES = 8_000_000
@@ -21,6 +21,7 @@ LONGEST_LINE = 1_000_000  # bytes
 LARGEST_NODES = 1_000_000  # values of a YAML file with all its aliases followed
 FIELDS = ("notebook", "name", "kernel", "gpus", "vram", "mixed", "timeout")
 COLUMNS = ("notebook", "kernel", "gpus", "vram", "name", "timeout")
+SEPARATORS = {";": "semicolons", "\t": "tabs"}  # of spreadsheets in countries that write 0,5
 MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"\x00\x00\xfe\xff": "UTF-32"}
 
 WISHES: Mapping[str, tuple[str, Callable[[object, str], Any]]] = {
@@ -42,7 +43,7 @@ def read(path: Path) -> list[Entry]:
     text = _text(path)
     entries = list(_rows(path, text) if path.suffix.lower() == ".csv" else _yaml(path, text))
     if not entries:
-        raise RocmlabError(f"{path.name} lists no job", "it is empty", "write an entry: - notebook: 01_mnist_fc.ipynb")
+        raise _empty(path, text)
     check(len(entries), f"{path.name} lists one each")
     names: dict[str, int] = {}
     for number, entry in enumerate(entries, 1):
@@ -53,6 +54,15 @@ def read(path: Path) -> list[Entry]:
             raise RocmlabError(what, "a name belongs to one job", "give it another, or leave `name` out")
         names[entry.name] = number
     return entries
+
+
+def _empty(path: Path, text: str) -> RocmlabError:
+    if path.suffix.lower() != ".csv":
+        why = "nothing in it begins with `- `" if text.strip() else "it is empty"
+        return RocmlabError(f"{path.name} lists no job", why, "write an entry:\n- notebook: 01_mnist_fc")
+    if text.strip():
+        return RocmlabError(f"{path.name} lists no job", "it has column names only", "add a line: 01_mnist_fc")
+    return RocmlabError(f"{path.name} lists no job", "it is empty", "write two lines:\nnotebook\n01_mnist_fc")
 
 
 def _text(path: Path) -> str:
@@ -167,7 +177,7 @@ class _Yaml:
         said = {**defaults, **own, "axes": axes}
         if "word" not in said:
             raise _at(self.path, node, number)("it names no notebook", "each entry needs one", "add notebook: a.ipynb")
-        return Entry(here=self.path.absolute().parent, **said)
+        return Entry(here=self.path.absolute().parent, source="yaml", **said)
 
     def _said(self, node: Any, known: Sequence[str], number: int | None) -> dict[str, Any]:  # noqa: ANN401
         """Return the fields of an `Entry` that a mapping gives."""
@@ -239,7 +249,11 @@ def _field(name: str, value: object, fail: Fail) -> tuple[str, Any]:
     """Return a field of an `Entry` and its value."""
     if name in ("notebook", "name", "kernel"):
         if not isinstance(value, str) or not value.strip() or "\0" in value:
-            raise fail(f"{name} = {value!r}", "this is no text, or nothing", f"write {name}: and a name")
+            raise fail(
+                f"{name} = {value!r}",
+                "this is no text, or nothing",
+                f"{name}: 01_mnist_fc" if name == "notebook" else f"{name}: a name in letters",
+            )
         return {"notebook": "word"}.get(name, name), value
     key, read_wish = WISHES[name]
     try:
@@ -268,8 +282,8 @@ def _rows(path: Path, text: str) -> Iterator[Entry]:
                 header = _header(row, fail)
                 continue
             if len(row) != len(header):
-                why = f"the first line names {len(header)} columns"
-                raise fail(f"it has {len(row)} cells", why, 'a comma in a cell needs quotes: "a,b"')
+                why = f"the first line names {words.plural(len(header), 'column')}"
+                raise fail(f"it has {words.plural(len(row), 'cell')}", why, 'a comma in a cell needs quotes: "a,b"')
             yield _row(dict(zip(header, row, strict=True)), path, fail)
     except csv.Error as err:
         raise RocmlabError(f"{path.name}, line {before + 1}: this is not CSV", str(err), "close the quotes") from err
@@ -277,6 +291,10 @@ def _rows(path: Path, text: str) -> Iterator[Entry]:
 
 def _header(row: Sequence[str], fail: Fail) -> list[str]:
     header = [cell.strip() for cell in row]
+    if len(header) == 1 and (sign := next((each for each in SEPARATORS if each in header[0]), None)):
+        name = SEPARATORS[sign]
+        fix = 'save it with commas; a cell that has a comma needs quotes then: "0,5"'
+        raise fail(f"its columns are separated by {name}", f"{header[0]!r} is one name: columns end at a comma", fix)
     if "notebook" not in header:
         raise fail("there is no column `notebook`", f"its columns are {', '.join(header)}", "name the columns first")
     for name in header:
@@ -301,7 +319,9 @@ def _row(cells: Mapping[str, str], path: Path, fail: Fail) -> Entry:
         try:
             said["axes"][name] = [parameters.read_value(text, name)]
         except RocmlabError as err:
-            raise fail(err.problem.what, err.problem.why, err.problem.fix) from err
+            raise fail(
+                err.problem.what, err.problem.why, "put quotes of its own around the text: 'text: and a colon'"
+            ) from err
     if "word" not in said:
         raise fail("it names no notebook", "each line needs one", "fill the column `notebook`")
-    return Entry(here=path.absolute().parent, **said)
+    return Entry(here=path.absolute().parent, source="csv", **said)

@@ -6,21 +6,18 @@ the host, which inside a container mean nothing: there a process on a leased GPU
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rocmlab.devices import Device, is_simulated, roots, system_root
+from rocmlab.devices.nvml import UNKNOWN_BYTES as UNKNOWN_BYTES
+from rocmlab.devices.processes import KFD_PROCESSES, LEAST_BYTES
 
 if TYPE_CHECKING:
     from rocmlab.devices.nvml import Nvml
     from rocmlab.runner.leases import Holder
-
-LEAST_BYTES = 64 * 2**20  # of KFD: HIP_VISIBLE_DEVICES leaves a process a little memory on the GPUs it does not use
-UNKNOWN_BYTES = 2**64 - 1  # NVML where the driver does not tell, as in WSL2
-MOST_PROCESSES = 256
 
 
 @dataclass(frozen=True)
@@ -68,23 +65,12 @@ def on_devices(devices: Sequence[Device], root: Path | None = None) -> dict[Devi
 
 
 def _of_kfd(gpu_id: int, root: Path) -> Iterator[Occupant]:
-    folder = root / "sys/class/kfd/kfd/proc"
+    folder = root / KFD_PROCESSES
     for name in roots.list_names(folder):
         pid = roots.integer(name)
         vram_bytes = roots.read_integer(folder / name / f"vram_{gpu_id}") if pid else None
         if pid and vram_bytes and vram_bytes >= LEAST_BYTES:  # every process lists every GPU
             yield _seen(pid, vram_bytes, root)
-
-
-class _Process(ctypes.Structure):
-    """`nvmlProcessInfo_t` since driver 455."""
-
-    _fields_ = (
-        ("pid", ctypes.c_uint),
-        ("used_bytes", ctypes.c_ulonglong),
-        ("gpu_instance", ctypes.c_uint),
-        ("compute_instance", ctypes.c_uint),
-    )
 
 
 def of_nvml(library: Nvml, devices: Sequence[Device], root: Path) -> dict[Device, list[Occupant]]:
@@ -94,19 +80,8 @@ def of_nvml(library: Nvml, devices: Sequence[Device], root: Path) -> dict[Device
     for _, handle in library.handles():
         device = by_id.get(library.text("nvmlDeviceGetUUID", handle) or "")
         if device is not None:
-            found[device] = list(_running(library, handle, root))
+            found[device] = [_seen(pid, vram_bytes, root) for pid, vram_bytes in library.processes(handle)]
     return found
-
-
-def _running(library: Nvml, handle: ctypes.c_void_p, root: Path) -> Iterator[Occupant]:
-    processes = (_Process * MOST_PROCESSES)()
-    for call in ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"):
-        count = ctypes.c_uint(MOST_PROCESSES)
-        if library.succeeds(call, handle, ctypes.byref(count), processes):
-            for process in processes[: count.value]:
-                used = process.used_bytes
-                yield _seen(process.pid, None if used == UNKNOWN_BYTES else used, root)
-            return
 
 
 def _seen(pid: int, vram_bytes: int | None, root: Path) -> Occupant:

@@ -3,20 +3,44 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from rocmlab.errors import RocmlabError
-from rocmlab.runner import wishes
+from rocmlab.runner import parameters, wishes
 
-KEPT = ("gpus", "mixed", "timeout", "cell_timeout", "retries", "fail_fast", "engine", "warm")
+KEPT = ("gpus", "mixed", "timeout", "cell_timeout", "memory", "retries", "fail_fast", "engine", "warm")
 WITH_RESUME = ("resume", "share", "json", "dry_run", "list")
 MOST_RETRIES = 1000
+HELP = "rocmlab run --help lists the options"
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that says what is wrong in three lines, and not how everything is used."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse the words.
+
+        Raises:
+            RocmlabError: always.
+        """
+        what, why, fix = message.removeprefix("argument "), "the words do not fit together", HELP
+        if unknown := re.match(r"unrecognized arguments: (-[^\s=]*)", message):
+            what, why = f"{unknown[1]} is no option of rocmlab run", "nothing has that name"
+            near = difflib.get_close_matches(
+                unknown[1], [each for each in self._option_string_actions if len(each) > 2], 1
+            )
+            fix = f"did you mean {near[0]}?" if near else HELP
+        elif lacking := re.match(r"(.*): expected one argument", what):
+            what, why = f"{lacking[1]} stands alone", "it needs a value behind it"
+        raise RocmlabError(what, why, fix)
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of `rocmlab run`."""
-    made = argparse.ArgumentParser(
+    made = _Parser(
         prog="rocmlab run",
         description="Run notebooks headless, one process each, spread over the GPUs.",
         epilog="A comma between values of -p makes a grid: -p lr=0.1,0.01 -p seed=1,2 is four jobs of each notebook. "
@@ -35,6 +59,7 @@ def parser() -> argparse.ArgumentParser:
         dest="parameters",
         action="append",
         default=[],
+        type=parameters.check_pair,
         metavar="NAME=VALUE[,VALUE…]",
         help="a parameter for every notebook, as YAML; several values make a grid; may be repeated",
     )
@@ -43,8 +68,21 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--share", metavar="DIR", help="the share; results go to DIR/runs (default: the lab's share)")
     made.add_argument("--name", help="the name of the run (default: of the notebook, or `notebooks`)")
     made.add_argument("--kernel", metavar="NAME", help="the kernel to use (default: each notebook's own)")
-    made.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="the longest a notebook may take")
-    made.add_argument("--cell-timeout", type=_seconds, metavar="SECONDS", help="the longest a cell may take")
+    made.add_argument(
+        "--timeout", type=_wish(wishes.seconds, "--timeout"), metavar="SECONDS", help="the longest a notebook may take"
+    )
+    made.add_argument(
+        "--cell-timeout",
+        type=_wish(wishes.seconds, "--cell-timeout"),
+        metavar="SECONDS",
+        help="the longest a cell may take",
+    )
+    made.add_argument(
+        "--memory",
+        type=_wish(wishes.memory, "--memory"),
+        metavar="SIZE",
+        help="the most host memory that a notebook's kernel may allocate, such as 16GB (Linux; default: no limit)",
+    )
     _add_rules(made)
     made.add_argument("--compare", metavar="RUN", help="an earlier run: its folder, its name in the share, or `last`")
     made.add_argument(
@@ -59,13 +97,13 @@ def parser() -> argparse.ArgumentParser:
 def _add_wishes(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "--job-gpus",
-        type=_wish(wishes.gpus, "a job's GPUs"),
+        type=_wish(wishes.gpus, "--job-gpus"),
         metavar="N|all",
         help="how many GPUs each notebook gets (default: what its metadata says, else one)",
     )
     made.add_argument(
         "--vram",
-        type=_wish(wishes.vram, "VRAM"),
+        type=_wish(wishes.vram, "--vram"),
         metavar="SIZE",
         help="what each GPU of a notebook must have and have free, such as 24GB (default: what its metadata says)",
     )
@@ -82,29 +120,37 @@ def _add_rules(made: argparse.ArgumentParser) -> None:
     )
     made.add_argument("--fail-fast", action="store_true", help="stop everything when the first notebook fails")
     made.add_argument(
-        "--engine", choices=("rocmlab", "papermill"), help="papermill: its own engine, as a reference to compare with"
+        "--engine",
+        type=_one_of("--engine", "rocmlab", "papermill"),
+        metavar="rocmlab|papermill",
+        help="papermill: its own engine, as a reference to compare with",
     )
-    made.add_argument("--warm", choices=("auto", "off"), default="auto", help="off: start every kernel cold")
-
-
-def _seconds(text: str) -> float:
-    return float(_wish(wishes.seconds, "a time")(text))
+    made.add_argument(
+        "--warm",
+        type=_one_of("--warm", "auto", "off"),
+        default="auto",
+        metavar="auto|off",
+        help="off: start every kernel cold",
+    )
 
 
 def _wish(read: Callable[[object, str], Any], what: str) -> Callable[[str], Any]:
-    def convert(text: str) -> Any:  # noqa: ANN401  a number, or `all`
-        try:
-            return read(text, what)
-        except RocmlabError as err:
-            raise argparse.ArgumentTypeError(f"{text}: {err.problem.why}; {err.problem.fix}") from err
-
-    return convert
+    return lambda text: read(text, what)
 
 
 def _retries(text: str) -> int:
     if text.isascii() and text.isdecimal() and int(text) <= MOST_RETRIES:
         return int(text)
-    raise argparse.ArgumentTypeError(f"{text} is no number of retries from 0 to {MOST_RETRIES}")
+    raise RocmlabError(f"--retries = {text!r}", f"this is no number from 0 to {MOST_RETRIES}", "--retries 2")
+
+
+def _one_of(name: str, *choices: str) -> Callable[[str], str]:
+    def convert(text: str) -> str:
+        if text in choices:
+            return text
+        raise RocmlabError(f"{name} = {text!r}", f"it is one of {', '.join(choices)}", f"{name} {choices[0]}")
+
+    return convert
 
 
 def check(asked: argparse.Namespace) -> None:

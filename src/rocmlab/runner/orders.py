@@ -37,7 +37,9 @@ class Orders:
 
     def is_waiting(self) -> bool:
         """Tell whether there is an order."""
-        return bool(select.select([self._socket], [], [], 0)[0])
+        poll = select.poll()  # `select` refuses a descriptor above 1023
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(0))
 
     def take(self) -> tuple[Order, list[int]] | None:
         """Wait for an order and return it with its descriptors; None if the runner is gone."""

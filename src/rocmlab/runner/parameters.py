@@ -22,9 +22,7 @@ def parse(words: Iterable[str]) -> dict[str, list[Any]]:
 
 
 def _parse(word: str) -> tuple[str, list[Any]]:
-    name, equals, text = word.partition("=")
-    if not equals or not name.isidentifier():
-        raise RocmlabError(f"-p {word} is not NAME=VALUE", "a parameter needs a name and a value", "-p epochs=2")
+    name, _, text = check_pair(word).partition("=")
     texts = list(split(text))
     if len(texts) > 1 and not all(texts):
         raise RocmlabError(
@@ -34,6 +32,26 @@ def _parse(word: str) -> tuple[str, list[Any]]:
     if len({json.dumps(value, sort_keys=True) for value in values}) < len(values):
         raise RocmlabError(f"-p {word} has a value twice", "each value of a grid makes a job", "name each value once")
     return name, values
+
+
+def check_pair(text: str) -> str:
+    """Return a word of `-p` if it has a name and `=`; its values are read later, for that needs PyYAML.
+
+    Raises:
+        RocmlabError: it has not.
+    """
+    name, equals, _ = text.partition("=")
+    if equals and name.isidentifier():
+        return text
+    if not equals:
+        why, fix = "a parameter needs a name and a value", "-p epochs=2"
+    elif not name:
+        why, fix = "the name is missing", f"-p epochs{text}"
+    else:
+        near = re.sub(r"\W+", "_", name.strip()).strip("_") or "epochs"
+        why = f"{name!r} is no name of a parameter: letters, digits and _, with no spaces around"
+        fix = f"-p {near if near.isidentifier() else '_' + near}{text[len(name) :]}"
+    raise RocmlabError(f"-p {text} is not NAME=VALUE", why, fix)
 
 
 def split(text: str) -> Iterator[str]:

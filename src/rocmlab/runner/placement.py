@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from rocmlab.devices import Device, visibility
 from rocmlab.errors import Problem
 from rocmlab.runner import words
+from rocmlab.runner.aside import DRIVERS
 from rocmlab.runner.chosen import choose_gpus as choose_gpus
 from rocmlab.runner.jobs import Job
 
@@ -124,15 +125,20 @@ class Slots:
             )
         if wanted <= largest:
             return None
+        asked = words.plural(wanted, "GPU")
         if wanted <= len(self.gpus):
             with_vram = f" with {gigabytes(job.vram_bytes)} of VRAM" if job.vram_bytes else " of one product"
             why = f"this run has {largest}{with_vram}: {words.device_names(self.gpus)}"
-            return Problem(f"it asks for {wanted} GPUs", why, "ask for fewer, or let it mix products: --mixed")
+            return Problem(f"it asks for {asked}", why, "ask for fewer, or let it mix products: --mixed")
         return Problem(
-            f"it asks for {wanted} GPUs",
-            f"this run has {len(self.gpus)}",
+            f"it asks for {asked}",
+            f"this run has {len(self.gpus) or 'none'}",
             'ask for fewer ("all" takes what there is), or run it where there are more',
         )
+
+    def usual_environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment of a job that asks for no number of GPUs, but for which of them it gets."""
+        return Place((), self._threads(1)).environment(base)
 
     def signature(self, job: Job) -> Hashable:
         """Return what all jobs share that could stand in for each other when a place is given out."""
@@ -364,10 +370,10 @@ def gigabytes(count: int | None) -> str:
 
 
 def free_vram(gpu: Device) -> int | None:
-    """Return how much VRAM of a GPU is free now; None where the driver does not tell, or the GPU sleeps."""
+    """Return how much VRAM of a GPU is free now; None where the driver does not tell or hangs, or the GPU sleeps."""
     from rocmlab.devices import sample
 
-    now = sample(gpu)
+    now = DRIVERS.now(f"the memory of {gpu.pci_address or gpu.name}", lambda: sample(gpu))
     if gpu.is_apu or now is None or now.vram_used_bytes is None or gpu.vram_bytes is None:
         return None
     return max(0, gpu.vram_bytes - now.vram_used_bytes)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rocmlab.errors import RocmlabError
-from rocmlab.runner import keys, wishes
-from rocmlab.runner.jobs import Job, Request, stem
+from rocmlab.runner import defaults, keys, wishes
+from rocmlab.runner.jobs import Job, Request, Source, stem
 from rocmlab.runner.selection import Found
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ class _Reader:
         self._notebooks: dict[str, Any] = {}
         self._kernels: dict[str | None, KernelSpec | RocmlabError] = {}
         self._known: dict[tuple[str, str | None], Mapping[str, Any] | RocmlabError | None] = {}
+        self._defaults: dict[tuple[str, str], Mapping[str, Any] | RocmlabError] = {}
         self.inputs = keys.Inputs()
 
     def notebook(self, path: str) -> Any:  # noqa: ANN401  a NotebookNode
@@ -77,12 +78,23 @@ class _Reader:
         """
         return _once(self._kernels, name, lambda: _kernel(name, self.specs))
 
+    def defaults(self, path: str, language: str) -> Mapping[str, Any]:
+        """Return what a notebook's own cell sets its parameters to."""
+        made: Mapping[str, Any] = _once(
+            self._defaults, (path, language), lambda: defaults.of(self.notebook(path), language)
+        )
+        return made
+
     def known(self, path: str, kernel: str, language: str) -> Mapping[str, Any] | None:
         """Return the parameters that a notebook declares; None where papermill cannot tell."""
         known: Mapping[str, Any] | None = _once(
             self._known, (path, kernel), lambda: _declared(self.notebook(path), kernel, language)
         )
         return known
+
+
+def _left(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in defaults.items() if name not in given}
 
 
 def _once(kept: dict[Any, Any], key: object, make: Callable[[], Any]) -> Any:  # noqa: ANN401  what `make` returns
@@ -118,7 +130,7 @@ def _examine(request: Request, reader: _Reader) -> Job:
         if request.parameters:
             known = reader.known(request.notebook, name, language)
             if known is not None:
-                _check_parameters(request.parameters, known)
+                _check_parameters(request.parameters, known, request.source)
         made = replace(
             job,
             kernel=name,
@@ -126,6 +138,7 @@ def _examine(request: Request, reader: _Reader) -> Job:
             gpus=wished.gpus if request.gpus is None else request.gpus,
             vram_bytes=request.vram_bytes or wished.vram_bytes,
             is_mixed=wished.is_mixed if request.is_mixed is None else request.is_mixed,
+            defaults=_left(reader.defaults(request.notebook, language), request.parameters),
         )
         key = keys.of(made, notebook, spec, reader.image, reader.inputs)
     except RocmlabError as err:
@@ -220,10 +233,10 @@ def _declared(notebook: Any, kernel: str, language: str) -> Mapping[str, Any] | 
     return known
 
 
-def _check_parameters(parameters: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+def _check_parameters(parameters: Mapping[str, Any], known: Mapping[str, Any], source: Source) -> None:
     unknown = [name for name in parameters if name not in known]
     if not unknown:
-        _check_types(parameters, known)
+        _check_types(parameters, known, source)
         return
     existing = ", ".join(f"{name}={each['default']}" for name, each in known.items())
     why = f"it has these: {existing}" if known else "it has no cell tagged `parameters`"
@@ -235,7 +248,7 @@ def _check_parameters(parameters: Mapping[str, Any], known: Mapping[str, Any]) -
     )
 
 
-def _check_types(parameters: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+def _check_types(parameters: Mapping[str, Any], known: Mapping[str, Any], source: Source) -> None:
     """Compare values with the types that the notebook declares; a parameter without a plain type takes anything."""
     for name, value in parameters.items():
         declared = known[name].get("inferred_type_name")
@@ -244,8 +257,15 @@ def _check_types(parameters: Mapping[str, Any], known: Mapping[str, Any]) -> Non
             raise RocmlabError(
                 f"{name}={value} is not of type {declared}",
                 f"the notebook declares {name}: {declared} = {known[name]['default']}",
-                f"-p {name}={known[name]['default']}",
+                _written(name, known[name]["default"], source),
             )
+
+
+def _written(name: str, value: str, source: Source) -> str:
+    """Return how a value is given where the job's parameters stand."""
+    if source == "words":
+        return f"-p {name}={value}"
+    return f"write {value} in the column {name}" if source == "csv" else f"parameters: {{{name}: {value}}}"
 
 
 def _tagged(notebook: Any) -> Any:  # noqa: ANN401  a NotebookNode

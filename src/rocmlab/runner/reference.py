@@ -24,7 +24,7 @@ from rocmlab.runner.engine import kernel
 from rocmlab.runner.engine.ends import describe
 from rocmlab.runner.engine.lifeline import Lifeline
 from rocmlab.runner.engine.notebooks import escape
-from rocmlab.runner.engine.titles import title_of
+from rocmlab.runner.engine.titles import numbered, title_of
 from rocmlab.runner.executed import ANSI
 from rocmlab.runner.jobs import Status
 
@@ -44,14 +44,14 @@ class Manager(NotebookExecutionManager):  # type: ignore[misc]
     def __init__(self, report: Report, *arguments: Any, **options: Any) -> None:  # noqa: ANN401  papermill's own
         super().__init__(*arguments, **options)
         self.report = report
-        code = [index for index, cell in enumerate(self.nb.cells) if cell.cell_type == "code"]
-        self.numbers = {index: number for number, index in enumerate(code, 1)}  # of code cells, from 1
+        self.numbers = numbered(self.nb.cells)
 
     def cell_start(self, cell: Any, cell_index: int, **options: Any) -> None:  # noqa: ANN401
         """Save, and report that a code cell starts."""
         super().cell_start(cell, cell_index, **options)
         if cell_index in self.numbers:
-            number, total, title = self.numbers[cell_index], len(self.numbers), title_of(self.nb.cells, cell_index)
+            number, total = self.numbers[cell_index], max(self.numbers.values())
+            title = title_of(self.nb.cells, cell_index)
             sys.stdout.write(f"--- cell {number} of {total}: {title}\n")
             sys.stdout.flush()
             self.report("cell", index=cell_index, number=number, total=total, title=title)

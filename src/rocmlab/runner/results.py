@@ -68,6 +68,7 @@ class Run:
             OSError: the folder cannot be written.
         """
         results = self.as_dict()
+        self.folder.remove_drafts()
         self.folder.save_results(results)
         try:
             report.write(results, self.folder.path)
@@ -112,6 +113,7 @@ def result_of(
         warnings=[*ending.warnings, *(said.warnings if said else [])],
         simulated=any(device.simulated for device in place.devices) or recorded.get("simulated") is True,
         attempts=[dict(each) for each in attempts],
+        defaults=dict(job.defaults),
     )
 
 

@@ -17,7 +17,7 @@ from rocmlab.runner.plan import Before
 
 LAST = "last"
 JOURNAL = "journal.jsonl"
-ASKED = ("word", "notebook", "name", "kernel", "gpus", "vram_bytes", "is_mixed", "timeout_seconds")
+ASKED = ("word", "notebook", "name", "kernel", "gpus", "vram_bytes", "is_mixed", "timeout_seconds", "source")
 OF_A_RESULT = {each.name for each in fields(Result)}
 
 
@@ -64,10 +64,11 @@ def find(which: str, runs: Path) -> RunFolder:
         RocmlabError: there is no such run.
     """
     if which == LAST:
-        newest = history.newest(runs, JOURNAL, 1)
-        if not newest:
-            raise RocmlabError("--resume last: there is no run", f"{runs} has none", "leave --resume out")
-        return RunFolder(newest[0].parent)
+        folders = (RunFolder(path.parent) for path in history.newest(runs, JOURNAL))
+        newest = next((folder for folder in folders if not folder.is_stub()), None)
+        if newest is None:
+            raise RocmlabError("--resume last: there is no run", f"{runs} has none that began", "leave --resume out")
+        return newest
     for folder in (Path(which).expanduser(), runs / which):
         if (folder / JOURNAL).is_file():
             return RunFolder(folder.absolute())
@@ -182,6 +183,7 @@ def before(session: Session, jobs: Sequence[Job]) -> Before:
 def set_aside(folder: RunFolder, session: Session, found: Before) -> Before:
     """Rename what jobs that are run again have left, and note it in the journal, which must be locked."""
     attempts = dict(found.attempts)
+    folder.remove_drafts()
     for name, each in attempts.items():
         last = session.entries[name].last
         kept = retries.set_aside(folder, name)

@@ -25,6 +25,7 @@ def set_aside(folder: RunFolder, job: str) -> dict[str, str]:
 
     `NAME.log` becomes `NAME.attempt1.log`, with the first number that none of its files has.
     """
+    folder.remove_drafts(job)
     left = folder.files(job)
     if not left:
         return {}

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from rocmlab.runner import resume, retries
 from rocmlab.runner.folder import RunFolder, now
-from rocmlab.runner.jobs import EXIT_CODES, Job, Result, Status, not_run
+from rocmlab.runner.jobs import EXIT_CODES, STOPPED, Job, Result, Status, not_run
 from rocmlab.runner.placement import Place, Slots, gigabytes
 from rocmlab.runner.plan import Before, Queue, Rules, longest_first
 from rocmlab.runner.results import Run as Run
@@ -23,6 +23,7 @@ from rocmlab.runner.results import identify, repair, result_of
 from rocmlab.runner.results import versions as versions
 from rocmlab.runner.supervisor import Ending, Event, Limits, Supervisor
 from rocmlab.runner.usage import Meters
+from rocmlab.runner.warmth import Warmth
 from rocmlab.runner.workers import Workers
 
 log = logging.getLogger("rocmlab")
@@ -60,6 +61,7 @@ def run(
     rules: Rules | None = None,
     expected_seconds: Mapping[str, float] | None = None,
     meters: Meters | None = None,
+    warmth: Warmth | None = None,
     before: Before | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Run:
@@ -79,6 +81,7 @@ def run(
         rules: how it goes about its jobs; None: no retries, no fail-fast.
         expected_seconds: how long jobs may take, by name, as far as that is known; the longest go first.
         meters: what reads the devices; None: one of its own.
+        warmth: the warm parents, some of which may have been started; None: of its own. They end with the run.
         before: what an earlier session of this run has left; None: this is the first.
         options: what `--resume` needs to know of the command line; see `resume.read`.
 
@@ -87,7 +90,9 @@ def run(
         OSError: the folder cannot be written.
     """
     base = dict(os.environ if environment is None else environment)
-    runner = _Runner(jobs, folder, slots, display, limits or Limits(), base, rules or Rules(), before or Before())
+    rules = rules or Rules()
+    workers = Workers(base, slots.count, warm=rules.warm, engine=rules.engine, warmth=warmth)
+    runner = _Runner(jobs, folder, slots, display, limits or Limits(), workers, rules, before or Before())
     runner.meters = meters or runner.meters
     folder.lock()
     try:
@@ -104,7 +109,7 @@ class _Runner:
         slots: Slots,
         display: Display,
         limits: Limits,
-        environment: Mapping[str, str],
+        workers: Workers,
         rules: Rules,
         before: Before,
     ) -> None:
@@ -116,7 +121,7 @@ class _Runner:
         self.limits = limits
         self.rules = rules
         self.before = before
-        self.workers = Workers(environment, slots.count, warm=rules.warm, engine=rules.engine)
+        self.workers = workers
         self.meters = Meters()
         self.results: dict[str, Result] = dict(before.results)
         self.attempts: dict[str, list[dict[str, Any]]] = {name: list(each) for name, each in before.attempts.items()}
@@ -261,7 +266,7 @@ class _Runner:
             result = replace(not_run(job), warnings=[*ending.warnings, *self._why_not()], attempts=attempts)
         else:
             if self.failed and ending.status == "killed":
-                ending = replace(ending, message=f"it was stopped: {self.failed} failed, and --fail-fast stops there")
+                ending = replace(ending, message=f"{STOPPED}{self.failed} failed, and --fail-fast stops there")
             result = await asyncio.to_thread(self._result_of, job, supervisor.place, ending, attempts)
         if self._may_try_again(result):
             result = await self._converted(result)

@@ -53,11 +53,17 @@ def find_list(word: str, folder: Path) -> Path:
     """Return the file of a job list: relative to here, to the project or to the lab's notebooks.
 
     Raises:
-        RocmlabError: there is no such file.
+        RocmlabError: there is no such file, or it is a folder.
     """
-    for candidate in _candidates(word, folder, Path.cwd()):
+    candidates = list(_candidates(word, folder, Path.cwd()))
+    for candidate in candidates:
         if candidate.is_file():
             return candidate
+    if any(candidate.is_dir() for candidate in candidates):
+        why = f"a word that ends with {Path(word).suffix} is a list of jobs, which is one file"
+        raise RocmlabError(
+            f"{word} is a folder, not a job list", why, f"name a list in it, or its notebooks: '{word}/*.ipynb'"
+        )
     raise RocmlabError(
         f"no such job list: {word}",
         f"it is neither here nor in {os.path.relpath(folder)}",
@@ -70,7 +76,8 @@ def _find(word: str, folder: Path, here: Path) -> Iterator[Found]:
         if paths := _paths(word, candidate):
             yield from (Found(word, path) for path in paths)
             return
-    yield Found(word, None, _missing(word, folder))
+    empty = next((each for each in _candidates(word, folder, here) if each.is_dir()), None)
+    yield Found(word, None, _missing(word, folder) if empty is None else _without_notebooks(word, empty))
 
 
 def _paths(word: str, candidate: Path) -> list[Path]:
@@ -108,6 +115,14 @@ def _notebooks(folder: Path) -> list[Path]:
 def _visible(paths: Iterator[Path]) -> list[Path]:
     kept = (path for path in paths if path.suffix == ".ipynb" and CHECKPOINTS not in path.parts)
     return sorted(path for path in kept if path.is_file() and not path.name.startswith("."))
+
+
+def _without_notebooks(word: str, folder: Path) -> Problem:
+    lists = sorted(path.name for path in folder.iterdir() if is_list(path.name))
+    more = f", and this one has lists: {', '.join(lists[:SHOWN])}" if lists else ""
+    why = f"a folder means the .ipynb files in it{more}"
+    fix = f"rocmlab run {os.path.join(word, lists[0])}" if lists else "name another folder, or a notebook"
+    return Problem(f"there is no notebook in {word}", why, fix)
 
 
 def _missing(word: str, folder: Path) -> Problem:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from rocmlab.runner import report, words
 from rocmlab.runner.jobs import Result
-from rocmlab.runner.progress import STYLES
 from rocmlab.runner.results import Run
+from rocmlab.runner.view import STYLES
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,6 +41,11 @@ def show(run: Run, console: Console) -> None:
     console.print(_totals(run), soft_wrap=True)
 
 
+def _said(result: Result) -> str:
+    """Return how a job ended in a word; one that the run itself ended is no failure of its own."""
+    return result.stopped or result.status
+
+
 def _warnings(run: Run) -> dict[str, list[str]]:
     """Return each warning once, with the names of the jobs that have it."""
     found: dict[str, list[str]] = {}
@@ -67,7 +72,7 @@ def _table(run: Run) -> Table:
         if result.attempts:
             device += f", attempt {len(result.attempts) + 1}"
         cells = "" if result.cells_total is None else f"{result.cells_done}/{result.cells_total}"
-        status = Text(result.status, style=STYLES.get(result.status, "red"))
+        status = Text(_said(result), style=STYLES.get(_said(result), "red"))
         values = Text(words.recorded(result.recorded))
         table.add_row(Text(result.name), status, device, words.duration(result.seconds), cells, values)
     return table
@@ -112,7 +117,7 @@ def _failure(run: Run, result: Result) -> Text:
 
     error = result.error or {}
     cell = f" in cell {error['cell']} of {result.cells_total}" if error.get("cell") else ""
-    text = Text.assemble((result.name, "bold"), " ", (result.status, STYLES.get(result.status, "red")), cell)
+    text = Text.assemble((result.name, "bold"), " ", (_said(result), STYLES.get(_said(result), "red")), cell)
     source = error.get("source", "").splitlines()
     for line in source[:SHOWN_LINES]:
         text.append(f"\n  │ {line}", "dim")
@@ -130,7 +135,7 @@ def _failure(run: Run, result: Result) -> Text:
 def _totals(run: Run) -> Text:
     from rich.text import Text
 
-    counts = Counter(result.status for result in run.results)
+    counts = Counter(map(_said, run.results))
     text = Text()
     for status, count in counts.items():
         text.append(f"{count} {status}", STYLES.get(status, "red"))

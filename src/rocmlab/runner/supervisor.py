@@ -16,7 +16,7 @@ from typing import Any, Literal
 from rocmlab.runner import processes
 from rocmlab.runner.claim import Claim
 from rocmlab.runner.folder import RunFolder, now
-from rocmlab.runner.jobs import Job, Status
+from rocmlab.runner.jobs import INTERRUPTED, Job, Status
 from rocmlab.runner.link import Event as Event
 from rocmlab.runner.link import Link
 from rocmlab.runner.placement import Place
@@ -24,16 +24,19 @@ from rocmlab.runner.usage import Meters
 from rocmlab.runner.workers import Workers
 
 LEASED = "ROCMLAB_LEASED"  # environment of a job: the runner has chosen, and leased, its devices
+NOTEBOOK, RUN, NAME = "ROCMLAB_NOTEBOOK", "ROCMLAB_RUN", "ROCMLAB_JOB_NAME"  # what it is, for whoever looks at it
+NOTE = "owner.json"  # the same in its scratch folder, whose name has its mark: a forked kernel shows no environment
 ATTEMPTS = 3  # at giving a job to a worker; one may die while it has nothing to do
 MOST_WARNINGS = 100
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How long a job may take."""
+    """How long a job may take, and how much memory."""
 
     notebook_seconds: float | None = None
     cell_seconds: float | None = None
+    memory_bytes: int | None = None  # that its kernel may allocate
     grace_seconds: float = 5.0  # to save, between being asked to stop and being killed
 
 
@@ -96,7 +99,7 @@ class Supervisor:
             if not await self._claim.settled(lambda: bool(self._stopped)) or self._stopped:
                 return Ending("not run", "", None, self._warnings)
             started, begin = now(), time.monotonic()
-            self.meters.begin(self.job.name, self.place.devices)
+            self.meters.begin(self.job.name, self.place.devices, self.folder.file(self.job.name, "samples"))
             if self.limits.notebook_seconds is not None:
                 timer = asyncio.get_running_loop().call_later(self.limits.notebook_seconds, self.stop, "timeout")
             status, message = self._judge(await self._work())  # whoever stops it from now on is too late
@@ -122,7 +125,8 @@ class Supervisor:
 
     async def _work(self) -> int:
         """Have a worker run the job, and return the exit code of one that ended over it, else 0."""
-        with tempfile.TemporaryDirectory(prefix="rocmlab-job-", ignore_cleanup_errors=True) as scratch:
+        prefix = f"rocmlab-job-{self.mark}-"
+        with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as scratch:
             description = Path(scratch, "job.json")
             content = json.dumps(self._description(scratch))
             for _ in range(ATTEMPTS):
@@ -130,6 +134,7 @@ class Supervisor:
                     mode=0o700, exist_ok=True
                 )  # a worker removes what it has read, or all when it fails
                 description.write_text(content, encoding="utf-8")
+                Path(scratch, NOTE).write_text(json.dumps(self._note()), encoding="utf-8")
                 self._worker = self._worker or self.workers.take()
                 if self._give(self._worker, description):
                     await self._listen(self._worker)
@@ -167,6 +172,7 @@ class Supervisor:
             "kernel": self.job.kernel,
             "language": self.job.language,
             "cell_timeout_seconds": self.limits.cell_seconds,
+            "memory_bytes": self.limits.memory_bytes,
             "engine": self.workers.engine,
             "lease": lease.as_dict() if lease else None,
             "environment": self._environment() | {"JUPYTER_RUNTIME_DIR": scratch},  # it goes when the job goes
@@ -175,7 +181,12 @@ class Supervisor:
         }
 
     def _environment(self) -> dict[str, str]:
-        return {**self.place.environment(self.workers.environment), processes.MARK: self.mark, LEASED: "1"}
+        note = self._note()
+        own = {NOTEBOOK: note["notebook"], RUN: note["run"], NAME: note["job"]}
+        return {**self.place.environment(self.workers.environment), **own, processes.MARK: self.mark, LEASED: "1"}
+
+    def _note(self) -> dict[str, str]:
+        return {"notebook": self.job.notebook, "run": self.folder.path.name, "job": self.job.name}
 
     async def _listen(self, worker: Link) -> None:
         """Take what a worker says, until the job or the worker has ended."""
@@ -192,6 +203,7 @@ class Supervisor:
             return
         if kind == "cell":
             self._running_cell = event["index"]
+            self.workers.expect_conversion()
         elif kind == "cell done":
             self._running_cell = None
         elif kind == "warning" and len(self._warnings) < MOST_WARNINGS:
@@ -204,6 +216,8 @@ class Supervisor:
         """Ask the worker to save and leave the notebook; kill it when it does not."""
         if self._ended:
             return
+        if why == "interrupted" and not self._stopped:
+            self._see({"event": "stopping"})
         self._stopped = self._stopped or why
         if self._worker is None:
             return
@@ -243,7 +257,7 @@ class Supervisor:
         if self._stopped == "timeout":
             return "timeout", f"the notebook ran longer than {self.limits.notebook_seconds:g} s"
         if self._stopped == "interrupted":
-            return "killed", "the run was interrupted"
+            return "killed", INTERRUPTED
         if self._fault:
             return "failed", f"its worker was ended: {self._fault}"
         if code == -9:

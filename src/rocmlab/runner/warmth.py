@@ -6,6 +6,9 @@ from one parent. A job for which there is no parent starts its kernel cold.
 
 from __future__ import annotations
 
+import functools
+import itertools
+import json
 import logging
 import tempfile
 from collections import Counter
@@ -14,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rocmlab.runner.engine import kernel
-from rocmlab.runner.jobs import Job
+from rocmlab.runner.jobs import Job, Request
 
 if TYPE_CHECKING:
     from rocmlab.runner.warm import Parent
@@ -23,6 +26,7 @@ log = logging.getLogger("rocmlab")
 
 LEAST_JOBS = 2  # the first waits for the parent's import as it would for its own
 MOST_RESTARTS = 2
+LOOKED_AT = 50  # of the requests, before they are examined
 
 
 class Warmth:
@@ -32,10 +36,48 @@ class Warmth:
         self._jobs: Counter[Hashable] = Counter()
         self._parents: dict[str, Parent] = {}
         self._restarts: Counter[str] = Counter()
+        self._early: set[str] = set()  # keys of parents that no job has asked for yet
+
+    @property
+    def parents(self) -> list[Parent]:
+        """Return those that were started and not ended."""
+        return list(self._parents.values())
 
     def expect(self, jobs: Iterable[Job]) -> None:
         """Note which jobs are to come."""
         self._jobs.update(map(_group, jobs))
+
+    def begin(self, requests: Iterable[Request], environment: Mapping[str, str]) -> None:
+        """Start a parent for the kernelspec that most of the first jobs will use, before they are examined.
+
+        That takes as long as an import, and both go on at the same time. What looks as if it could not be run is left
+        alone: whoever examines it says why.
+
+        Args:
+            requests: in the order in which they were asked for.
+            environment: that of a job which asks for nothing in particular.
+        """
+        names = Counter(filter(None, map(_kernel_name, itertools.islice(requests, LOOKED_AT))))
+        for name, count in names.most_common(1):
+            if count < LEAST_JOBS:
+                return
+            try:
+                self._begin(name, environment)
+            except Exception:
+                log.debug("no early warm parent for %s", name, exc_info=True)
+
+    def _begin(self, name: str, environment: Mapping[str, str]) -> None:
+        specification = kernel.read(name)
+        if specification is None or not kernel.is_local(specification.get("metadata") or {}):
+            return
+        from rocmlab.runner import warm
+
+        if modules := warm.modules_for(name, specification):
+            python = kernel.interpreter(specification)
+            inherited = kernel.environment(specification, environment)
+            key = warm.key(python, modules, inherited)
+            self._parents[key] = warm.start(python, modules, inherited, Path(tempfile.gettempdir()))
+            self._early.add(key)
 
     def address(self, job: Job, environment: Mapping[str, str]) -> tuple[str | None, str | None]:
         """Return the address of a parent for a job's kernel, and, where there should be one, why there is none.
@@ -71,14 +113,36 @@ class Warmth:
             self._restarts[key] += 1  # it has served, and was killed since
             parent.close()
             parent = None
+        self._early.discard(key)
         if parent is None:
+            self._close_early()  # they were not what the jobs want
             parent = self._parents[key] = warm.start(python, modules, inherited, Path(tempfile.gettempdir()))
         return (None, parent.why) if parent.why else (parent.address, None)
+
+    def _close_early(self) -> None:
+        while self._early:
+            self._parents.pop(self._early.pop()).close()
 
     def close(self) -> None:
         """End all parents."""
         while self._parents:
             self._parents.popitem()[1].close()
+
+
+@functools.lru_cache(maxsize=LOOKED_AT)
+def _name_in(path: str) -> str | None:
+    """Return the kernelspec that a notebook names, if it asks for nothing else."""
+    try:
+        metadata = json.loads(Path(path).read_bytes())["metadata"]
+        return None if "rocmlab" in metadata else str(metadata["kernelspec"]["name"])
+    except (OSError, ValueError, TypeError, LookupError):
+        return None
+
+
+def _kernel_name(request: Request) -> str | None:
+    if request.notebook is None or request.gpus is not None:
+        return None
+    return request.kernel or _name_in(request.notebook)
 
 
 def _group(job: Job) -> Hashable:

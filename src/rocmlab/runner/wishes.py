@@ -14,7 +14,7 @@ UNITS: dict[str, int] = {"": 1, "B": 1} | {
     for power, prefix in enumerate("KMGT")
     for end, base in (("B", 1000), ("IB", 1024), ("", 1000))
 }
-USE_GPUS = 'use "all" or a number; 0 is the CPU'
+USE_GPUS = 'write "all" or a number; 0 is the CPU'
 
 
 def gpus(value: object, what: str) -> int | Literal["all"]:
@@ -38,8 +38,8 @@ def gpus(value: object, what: str) -> int | Literal["all"]:
     raise RocmlabError(f"{what} = {value!r}", "this is not a number of GPUs", USE_GPUS)
 
 
-def vram(value: object, what: str) -> int:
-    """Return how many bytes of VRAM are asked for: of `24GB` (10^9), `24GiB` (2^30), `512 MB`, or a number of bytes.
+def memory(value: object, what: str, kind: str = "memory") -> int:
+    """Return how many bytes of memory are meant: of `24GB` (10^9), `24GiB` (2^30), `512 MB`, or a number of bytes.
 
     Raises:
         RocmlabError: it is something else, or less than a megabyte.
@@ -51,9 +51,19 @@ def vram(value: object, what: str) -> int:
         found = round(float(parts[1]) * unit) if parts and unit else None
     elif isinstance(value, int) and not isinstance(value, bool):
         found = value
-    if found is None or found < LEAST_BYTES:  # `24` is no 24 bytes
-        raise RocmlabError(f"{what} = {value!r}", "this is no amount of VRAM", "use 24GB, 512MB, or a number of bytes")
-    return found
+    if found is not None and found >= LEAST_BYTES:
+        return found
+    bare = str(value).strip()
+    if re.fullmatch(r"\d{1,5}(\.\d+)?", bare, re.ASCII) and float(bare):  # `24` is no 24 bytes
+        raise RocmlabError(f"{what} = {value!r}", f"this is {bare} bytes: the unit is missing", f'write "{bare} GB"')
+    raise RocmlabError(
+        f"{what} = {value!r}", f"this is no amount of {kind}", 'write "24 GB", "512 MB", or a number of bytes'
+    )
+
+
+def vram(value: object, what: str) -> int:
+    """Return how many bytes of VRAM are asked for; see `memory`."""
+    return memory(value, what, "VRAM")
 
 
 def mixed(value: object, what: str) -> bool:

@@ -49,7 +49,7 @@ class Worker:
         self.lease = Lease.inherited(job["lease"]) if job.get("lease") else None
 
     def run(self) -> Outcome:
-        """Execute, and convert what came of it to HTML if that is wanted; return how it ended and why."""
+        """Execute, and return how it ended and why."""
         signal.signal(signal.SIGTERM, self._stop)
         self.report("begun")
         try:
@@ -60,8 +60,6 @@ class Worker:
         self.is_sound = self.is_sound and status in ("ok", "failed")
         if message:
             self._say(f"{status}: {message}")
-        if status in ("ok", "failed"):  # after any other end the runner looks at the notebook first
-            self._convert()
         if why := lost_output():
             self.report("warning", message=f"its log is not complete: {why}")
         return status, message[:2000]
@@ -132,17 +130,17 @@ class Worker:
     def _start_kernel(self, folder: str) -> Kernel:
         from rocmlab.runner.engine import kernel
 
-        name, why = self.job["kernel"], self.job.get("cold")
+        name, why, memory = self.job["kernel"], self.job.get("cold"), self.job.get("memory_bytes")
         if address := self.job.get("warm"):
             from rocmlab.runner.warm import Refused
 
             try:
-                return kernel.start(name, folder, os.environ, self.lease, address)
+                return kernel.start(name, folder, os.environ, self.lease, address, memory)
             except Refused as err:
                 why = str(err)
         if why:
             self._see("warning", message=f"cold start: {why}")
-        return kernel.start(name, folder, os.environ, self.lease)
+        return kernel.start(name, folder, os.environ, self.lease, memory_bytes=memory)
 
     def _stage(self, notebook: dict[str, Any]) -> Stage:
         from rocmlab.runner.engine.limits import Limits
@@ -159,17 +157,6 @@ class Worker:
             see=self._see,
             side=SideLog(None, f"{Path(self.job['output']).stem}.log"),  # the job's log, which has everything
         )
-
-    def _convert(self) -> None:
-        if not self.job.get("html"):
-            return
-        from rocmlab.runner import html
-
-        try:
-            html.write(Path(self.job["output"]), Path(self.job["html"]))
-        except Exception as err:  # the notebook itself is there; say it and go on
-            traceback.print_exc(file=sys.stdout)
-            self.report("warning", message=f"no HTML: {type(err).__name__}: {err}"[:500])
 
 
 def plain(text: str) -> str:

@@ -29,13 +29,19 @@ class Workers:
     """
 
     def __init__(
-        self, environment: Mapping[str, str], slots: int, *, warm: str = "auto", engine: str = "rocmlab"
+        self,
+        environment: Mapping[str, str],
+        slots: int,
+        *,
+        warm: str = "auto",
+        engine: str = "rocmlab",
+        warmth: Warmth | None = None,
     ) -> None:
         self.environment = dict(environment)
         self.slots = slots
         self.warm = warm
         self.engine = engine
-        self._warmth = Warmth()
+        self._warmth = warmth or Warmth()
         self._idle: list[Link] = []
         self._all: set[Link] = set()
         self._ending: set[asyncio.Task[None]] = set()
@@ -73,9 +79,13 @@ class Workers:
             ending.add_done_callback(self._ending.discard)
         worker = Link(WORKER, self.environment)
         self._all.add(worker)
-        with contextlib.suppress(OSError):  # said when there is something to convert
-            self._start_converter()  # ready when the first job has ended
         return worker
+
+    def expect_conversion(self) -> None:
+        """Get ready to convert: a job's notebook is being run, so the cores have time."""
+        if self._converts:
+            with contextlib.suppress(OSError):  # said when there is something to convert
+                self._start_converter()
 
     def give_back(self, worker: Link) -> None:
         """Keep a worker for another job."""

@@ -9,7 +9,7 @@ from pathlib import Path
 # Not the notebooks: Compose binds the folder itself, and saving one there must not rebuild the image.
 IMAGE_SOURCES = ("docker", "requirements", "src", "pyproject.toml", "README.md", "LICENSE")
 NATIVE_SOURCES = ("requirements", "pyproject.toml", "src/rocmlab/lab")
-IGNORED = {"__pycache__", ".ipynb_checkpoints"}
+IGNORED = {"__pycache__", ".ipynb_checkpoints", "monitoring"}
 
 
 def digest(project: Path, sources: Iterable[str], facts: Mapping[str, str]) -> str:

@@ -24,7 +24,13 @@ from rocmlab.stack.lab import Say
 from rocmlab.stack.settings import Settings
 
 SHARE_FOLDERS = ("data", "models", "runs", "cache", "leases")
-FOR_KERNELS = ("CULL_IDLE_GPU_KERNELS_SECONDS", "WARM_KERNELS")  # settings that JupyterLab reads itself
+FOR_KERNELS = (  # settings that JupyterLab reads itself
+    "CULL_IDLE_GPU_KERNELS_SECONDS",
+    "GPU_METRICS_NAMES",
+    "IDLE_GPU_WARNING_SECONDS",
+    "RECORD_GPUS",
+    "WARM_KERNELS",
+)
 STOP_SECONDS = 10.0
 BUSY_SECONDS = 20.0  # a server whose machine swaps may need that long for an answer
 SOCKET_FOLDER_BYTES = 50  # a socket's path has at most 104 bytes, and Jupyter adds kernel-<uuid>-ipc-<n>

@@ -79,13 +79,17 @@ def remarks(project: Project) -> list[str]:
     return said
 
 
-def plan(folder: Path) -> Project:
+def plan(folder: Path, settings: Settings | None = None) -> Project:
     """Look at the host and decide; nothing is written.
+
+    Args:
+        folder: the project's.
+        settings: its settings; None: those of `.env` and the environment.
 
     Raises:
         RocmlabError: a setting is wrong, or what was asked for cannot be had.
     """
-    settings = configuration.load(folder)
+    settings = settings or configuration.load(folder)
     configuration.port_of(settings)
     root = _root(settings)
     _look_only_at(root)
@@ -175,7 +179,7 @@ def prepare(project: Project, say: Say, *, persist: bool = True, always: bool = 
     Raises:
         RocmlabError: a file cannot be written, or building or installing failed.
     """
-    persist = persist or not project.settings.env_path.exists()
+    persist = not project.settings.guest and (persist or not project.settings.env_path.exists())
     write(project, persist=persist)
     try:
         project.lab.prepare(say, always=always)

@@ -32,6 +32,8 @@ def resolve(settings: Settings, choice: Choice, devices: list[Device], root: Pat
         "TORCH_INDEX": settings.chosen.get("TORCH_INDEX", TORCH_INDEXES[choice.backend]),
     }
     values |= {name: path for name, path in pip_environment(settings, os.environ).items() if path}
+    if password := settings.last("GRAFANA_PASSWORD"):  # which `make monitoring` made: Grafana knows no other any more
+        values["GRAFANA_PASSWORD"] = password
     if choice.is_simulated:
         values["ROCMLAB_ROOT"] = str(root)
     if choice.runtime in CONTAINERS:

@@ -20,19 +20,24 @@ def url(port: int, token: str) -> str:
     return f"http://127.0.0.1:{port}/lab?token={token}"
 
 
-def ask(port: int, token: str, path: str, *, method: str = "GET", timeout_seconds: float = 2.0) -> tuple[int, Any]:
-    """Make a request with the lab's token.
+def ask(
+    port: int, token: str, path: str, *, method: str = "GET", body: object = None, timeout_seconds: float = 2.0
+) -> tuple[int, Any]:
+    """Make a request with the lab's token, and with a body of JSON unless that is None.
 
     Returns:
         The HTTP status and the decoded JSON; status 0 when nothing that speaks HTTP answered.
     """
     request = urllib.request.Request(
-        f"http://127.0.0.1:{port}{path}", method=method, headers={"Authorization": f"token {token}"}
+        f"http://127.0.0.1:{port}{path}",
+        method=method,
+        headers={"Authorization": f"token {token}"},
+        data=None if body is None else json.dumps(body).encode(),
     )
     try:
         with OPENER.open(request, timeout=timeout_seconds) as answer:
-            body = answer.read()
-            return answer.status, json.loads(body) if body else None
+            text = answer.read()
+            return answer.status, json.loads(text) if text else None
     except urllib.error.HTTPError as err:
         return err.code, None
     except (OSError, ValueError):

@@ -65,6 +65,20 @@ SETTINGS = (
         "shut down a kernel that has GPUs and did nothing for so long, warned first; 0: never",
     ),
     Setting("WARM_KERNELS", "on", "fork JupyterLab's kernels from a parent that has imported the framework: on or off"),
+    Setting(
+        "IDLE_GPU_WARNING_SECONDS", "600", "the panel warns of a kernel that holds GPU memory idly so long; 0: never"
+    ),
+    Setting(
+        "RECORD_GPUS",
+        "off",
+        "on: the panel's server reads the GPUs all the time, so that its history is there for whoever comes; on or off",
+    ),
+    Setting("GPU_METRICS_NAMES", "rocmlab", "names of the metrics: rocmlab (ours), amd (its exporter's), or both"),
+    Setting("PROMETHEUS_IMAGE", "prom/prometheus:v3.11.3", "the image of `make monitoring`'s Prometheus"),
+    Setting("PROMETHEUS_PORT", "9090", "its port on 127.0.0.1"),
+    Setting("GRAFANA_IMAGE", "grafana/grafana:12.3.1", "the image of `make monitoring`'s Grafana"),
+    Setting("GRAFANA_PORT", "3000", "its port on 127.0.0.1"),
+    Setting("GRAFANA_PASSWORD", "192 random bits, made once", "the password of Grafana's user admin"),
     Setting("PYTHON", "python3", "the interpreter of the native lab (3.11 to 3.13)"),
     Setting(
         "COMPOSE_PROJECT_NAME",
@@ -79,7 +93,14 @@ DEFAULTS = {
     "GPU_PASSTHROUGH": "nodes",
     "PORT": "8888",
     "CULL_IDLE_GPU_KERNELS_SECONDS": "0",
+    "IDLE_GPU_WARNING_SECONDS": "600",
+    "RECORD_GPUS": "off",
     "WARM_KERNELS": "on",
+    "GPU_METRICS_NAMES": "rocmlab",
+    "PROMETHEUS_IMAGE": "prom/prometheus:v3.11.3",
+    "PROMETHEUS_PORT": "9090",
+    "GRAFANA_IMAGE": "grafana/grafana:12.3.1",
+    "GRAFANA_PORT": "3000",
     "NOTEBOOKS_DIR": "./notebooks",
 }
 BASE_IMAGES = {  # source and date of each tag: docs/images.md
@@ -120,11 +141,12 @@ class Settings:
     chosen: dict[str, str]  # what a person chose, by name
     written: dict[str, str] = field(default_factory=dict)  # what rocmlab wrote into `.env` last
     reset: frozenset[str] = frozenset()  # chosen once, set back to the default by a flag
+    guest: str = ""  # the name of a lab beside the project's own, which leaves `.env` as it is; empty: the own one
 
     @property
     def state(self) -> Path:
         """The folder for what rocmlab itself remembers."""
-        return self.project / ".rocmlab"
+        return self.project / ".rocmlab" / self.guest
 
     @property
     def env_path(self) -> Path:

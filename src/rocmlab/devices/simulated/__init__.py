@@ -3,6 +3,7 @@
 from rocmlab.devices.simulated.faults import KINDS, Fault, parse_fault
 from rocmlab.devices.simulated.hosts import PARTITIONS, PROFILES
 from rocmlab.devices.simulated.loads import PATTERNS
+from rocmlab.devices.simulated.processes import GpuUse
 from rocmlab.devices.simulated.products import PRODUCTS
 from rocmlab.devices.simulated.writer import Live, is_ours, write_host
 
@@ -13,6 +14,7 @@ __all__ = [
     "PRODUCTS",
     "PROFILES",
     "Fault",
+    "GpuUse",
     "Live",
     "is_ours",
     "parse_fault",

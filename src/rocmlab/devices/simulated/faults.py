@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from rocmlab.devices.simulated import cards, system, topology
+from rocmlab.devices.simulated import cards, processes, system, topology
 from rocmlab.devices.simulated.hosts import Gpu, Host
 from rocmlab.devices.simulated.trees import Tree
 from rocmlab.errors import RocmlabError
@@ -104,9 +104,7 @@ def _lost(tree: Tree, host: Host, gpus: Sequence[Gpu], fault: Fault, reads: dict
         tree.remove(gpu.folder)
         for platform in cards.platforms(gpu):
             tree.remove(cards.xcp_folder(platform))
-        pid = topology.FIRST_PID + gpu.number
-        tree.remove(f"{topology.KFD}/proc/{pid}")
-        tree.remove(f"proc/{pid}")
+        processes.leave(tree, gpu)
 
 
 def _failing_read(error: str, default: tuple[str, ...]) -> Apply:
@@ -190,9 +188,7 @@ def _without_compute(tree: Tree, gpu: Gpu) -> None:
     """Take a GPU out of KFD, with the processes that compute on it."""
     for partition in gpu.partitions:
         tree.remove(topology.node_folder(partition.node))
-    pid = topology.FIRST_PID + gpu.number
-    tree.remove(f"{topology.KFD}/proc/{pid}")
-    tree.remove(f"proc/{pid}")
+    processes.leave(tree, gpu)
 
 
 def _ecc(tree: Tree, host: Host, gpus: Sequence[Gpu], fault: Fault, reads: dict[str, str]) -> None:

@@ -1,16 +1,14 @@
-"""The KFD topology: a node per CPU socket, then one per GPU or partition, with memory and links; and its processes."""
+"""The KFD topology: a node per CPU socket, then one per GPU or partition, with memory and links."""
 
 from __future__ import annotations
 
 from rocmlab.devices.simulated.hosts import Gpu, Host, Partition
-from rocmlab.devices.simulated.loads import State
 from rocmlab.devices.simulated.trees import Node, Tree
 
 KFD = "sys/devices/virtual/kfd/kfd"
 KFD_MAJOR = 238
 CORES = 16  # of each socket
 PCIE, XGMI, CPU_LINK = 2, 11, 1  # kinds of io_links
-FIRST_PID = 41001
 
 
 def add_topology(tree: Tree, host: Host, *, mode: int, gid: int | None) -> None:
@@ -37,38 +35,6 @@ def add_topology(tree: Tree, host: Host, *, mode: int, gid: int | None) -> None:
 def node_folder(node: int) -> str:
     """Return the folder of one node."""
     return f"{KFD}/topology/nodes/{node}"
-
-
-def processes(host: Host, states: dict[int, State]) -> dict[str, bytes]:
-    """Return the files of the compute processes: one for each GPU that works.
-
-    Args:
-        host: the host.
-        states: of each GPU, by its number.
-    """
-    tree = Tree()
-    for gpu in host.gpus:
-        state = states.get(gpu.number)
-        if state is None or state.busy < 2:
-            continue
-        pid = FIRST_PID + gpu.number
-        folder = f"{KFD}/proc/{pid}"
-        tree.put(folder, pasid=32770 + gpu.number)
-        for partition in gpu.partitions:
-            kfd_id = partition.gpu_id
-            units = gpu.product.compute_units // len(gpu.partitions)
-            tree.put(
-                folder,
-                **{
-                    f"vram_{kfd_id}": state.vram_used // len(gpu.partitions) * 19 // 20,
-                    f"sdma_{kfd_id}": int(state.seconds * 120),
-                },
-            )
-            tree.put(f"{folder}/stats_{kfd_id}", cu_occupancy=int(units * state.busy / 100), evicted_ms=0)
-            tree.put(f"{folder}/queues/{partition.number}", gpuid=kfd_id, size=1 << 20, type=0)
-        tree.put(f"proc/{pid}", comm="python3", cmdline=b"python3\0train.py\0")
-        tree.put_lines(f"proc/{pid}/status", ("Name:\tpython3", f"Pid:\t{pid}", "PPid:\t1", f"NSpid:\t{pid}"))
-    return tree.files
 
 
 def _add_socket(tree: Tree, host: Host, socket: int) -> None:

@@ -9,10 +9,11 @@ from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
-from rocmlab.devices.simulated import cards, system, topology, trees
+from rocmlab.devices.simulated import cards, processes, system, topology, trees
 from rocmlab.devices.simulated.faults import Fault, adjust_host, apply_faults, parse_fault
 from rocmlab.devices.simulated.hosts import Host, plan
 from rocmlab.devices.simulated.loads import State, parse_busy, state_at
+from rocmlab.devices.simulated.processes import GpuUse
 from rocmlab.devices.simulated.trees import Tree
 from rocmlab.errors import RocmlabError
 
@@ -38,18 +39,20 @@ class Live:
         seed: int = 0,
         character_nodes: bool = False,
         node_mode: int | None = None,
+        processes: Sequence[GpuUse] | None = None,
     ) -> None:
         """Write the host as it is at 0 seconds; the arguments are those of `write_host`."""
         self.folder = folder
+        self.processes = processes  # whoever changes them sees it with the next step
         self._faults = [parse_fault(fault) if isinstance(fault, str) else fault for fault in faults]
         extra = ("raphael",) if any(fault.kind == "igpu" for fault in self._faults) else ()
         planned = plan(profile, gpus, partition=partition, products=products, extra=extra, seed=seed)
         self.host: Host = adjust_host(replace(planned, partitions_are_functions=partitions_are_functions), self._faults)
-        self._pattern = parse_busy(busy, len(self.host.gpus))
+        self.pattern = parse_busy(busy, len(self.host.gpus))  # whoever replaces it sees it with the next step
         mode = node_mode if node_mode is not None else 0o660 if character_nodes else OPEN_TO_ALL
         self._fixed = _fixed(self.host, mode=mode, gid=system.RENDER_GID if character_nodes else None)
         mark = {"profile": profile, "gpus": len(self.host.gpus), "partition": partition, "busy": busy, "seed": seed}
-        self._fixed.files[MARK] = (json.dumps(mark, indent=1) + "\n").encode()
+        self._mark = mark
         self._states: dict[int, State] = {}
         self._tree = self._at(0.0)
         _claim(folder)
@@ -66,14 +69,27 @@ class Live:
         tree.files, tree.nodes = dict(tree.files), dict(tree.nodes)
         tree.links, tree.folders = dict(tree.links), set(tree.folders)
         self._states = {
-            gpu.number: state_at(gpu, gpu.number, self._pattern, seconds, self._states.get(gpu.number))
+            gpu.number: state_at(gpu, gpu.number, self.pattern, seconds, self._states.get(gpu.number))
             for gpu in self.host.gpus
         }
+        tree.files[MARK] = self._marked()
+        states, uses = self._used(self._states)
         for gpu in self.host.gpus:
-            tree.files.update(cards.readings(gpu, self._states[gpu.number]))
-        tree.files.update(topology.processes(self.host, self._states))
+            tree.files.update(cards.readings(gpu, states[gpu.number]))
+        tree.files.update(processes.files(self.host, uses))
         apply_faults(tree, self.host, self._faults, seconds)
         return tree
+
+    def _used(self, states: dict[int, State]) -> tuple[dict[int, State], Sequence[GpuUse]]:
+        """Return the processes, and the states of the GPUs with the memory that these have."""
+        if self.processes is None:
+            return states, processes.made_up(self.host, states)
+        return processes.with_their_memory(self.host.gpus, states, self.processes), self.processes
+
+    def _marked(self) -> bytes:
+        """Say what this is; with processes of this machine also by which process ids they are counted."""
+        counted = {} if self.processes is None else {processes.NAMESPACE: processes.namespace()}
+        return (json.dumps({**self._mark, **counted}, indent=1) + "\n").encode()
 
 
 def write_host(
@@ -89,6 +105,7 @@ def write_host(
     seed: int = 0,
     character_nodes: bool = False,
     node_mode: int | None = None,
+    processes: Sequence[GpuUse] | None = None,
 ) -> Path:
     """Write a simulated host.
 
@@ -104,6 +121,7 @@ def write_host(
         seed: decides serial numbers and the like; the same seed writes the same files.
         character_nodes: make real character devices, of group render with mode 0660; only root can.
         node_mode: permission bits of the device nodes; None for 0666 (0660 with `character_nodes`).
+        processes: what uses the GPUs; None for one made-up process on each GPU that works.
 
     Returns:
         The folder, for `ROCMLAB_ROOT` or `discover(root)`.
@@ -123,6 +141,7 @@ def write_host(
         seed=seed,
         character_nodes=character_nodes,
         node_mode=node_mode,
+        processes=processes,
     )
     return folder
 

@@ -16,7 +16,7 @@ from rocmlab.runner.engine.outputs import CellOutputs, Display
 from rocmlab.runner.engine.record import Recorder
 from rocmlab.runner.engine.signals import Signals
 from rocmlab.runner.engine.stage import Stage
-from rocmlab.runner.engine.titles import title_of
+from rocmlab.runner.engine.titles import numbered, title_of
 from rocmlab.runner.engine.watch import Watch
 
 TICK_SECONDS = 0.5
@@ -90,13 +90,13 @@ class Execution:
 
     def _run_cells(self) -> bool:
         self.watch.begin()
-        code = [index for index, cell in enumerate(self.notebook["cells"]) if cell["cell_type"] == "code"]
-        numbers = {index: number for number, index in enumerate(code, 1)}
+        numbers = numbered(self.notebook["cells"])
+        total = max(numbers.values(), default=0)
         for index, cell in enumerate(self.notebook["cells"]):
             self.recorder.cell_start(cell)
             if index in numbers:
                 title = title_of(self.notebook["cells"], index)
-                self.stage.see("cell", index=index, number=numbers[index], total=len(numbers), title=title)
+                self.stage.see("cell", index=index, number=numbers[index], total=total, title=title)
             is_failed = self._run_cell(cell, numbers.get(index, 0)) if _is_runnable(cell) else False
             self.recorder.cell_end(cell, is_failed)
             self.stage.see("cell done" if index in numbers else "text done", index=index)
@@ -185,6 +185,8 @@ class Execution:
     def _check_alive(self) -> None:
         if not self.kernel.ended():
             return
+        if self._is_winding_down and self.messages.waiting is None:
+            return  # it was asked to end, and no cell's output is awaited
         self.messages.drain(DRAIN_SECONDS)
         if not self._is_winding_down:
             raise self.watch.death()

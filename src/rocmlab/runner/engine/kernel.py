@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import secrets
 import shutil
 import signal
@@ -26,7 +27,13 @@ if TYPE_CHECKING:
 
 LONGEST_SOCKET_BYTES = 103  # sun_path less its end: 107 on Linux, 103 on macOS
 PORTS = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
-OOM_COUNTERS = ("/sys/fs/cgroup{group}/memory.events", "/sys/fs/cgroup/memory.events")  # cgroup v2
+OOM_COUNTERS = (
+    "/sys/fs/cgroup{group}/memory.events",
+    "/sys/fs/cgroup/memory.events",
+    "/sys/fs/cgroup/memory{memory}/memory.oom_control",
+    "/sys/fs/cgroup/memory/memory.oom_control",
+    "/proc/vmstat",
+)
 
 OURS = ("local-provisioner", "rocmlab-provisioner")  # ours takes a lease, which a job has already
 
@@ -65,20 +72,37 @@ def find(name: str) -> tuple[Specification, str]:
     Raises:
         jupyter_client.kernelspec.NoSuchKernel: there is none of that name.
     """
+    if found := _in_folders(name):
+        return found
+    from jupyter_client.kernelspec import KernelSpecManager  # the interpreter's own kernel, other spellings, the error
+
+    described = KernelSpecManager().get_kernel_spec(name)
+    return described.to_dict(), described.resource_dir
+
+
+def read(name: str) -> Specification | None:
+    """Return a kernelspec without the search that `find` makes for one whose name is not that of its folder."""
+    found = _in_folders(name)
+    return found[0] if found else None
+
+
+def _in_folders(name: str) -> tuple[Specification, str] | None:
     from jupyter_core.paths import jupyter_path
 
     for folder in jupyter_path("kernels"):
         path = Path(folder, name.lower(), "kernel.json")
         with contextlib.suppress(OSError, ValueError):
             return json.loads(path.read_text(encoding="utf-8")), str(path.parent)
-    from jupyter_client.kernelspec import KernelSpecManager  # the interpreter's own kernel, other spellings, the error
-
-    found = KernelSpecManager().get_kernel_spec(name)
-    return found.to_dict(), found.resource_dir
+    return None
 
 
 def start(
-    name: str, cwd: str, inherited: Mapping[str, str], lease: Lease | None = None, warm: str | None = None
+    name: str,
+    cwd: str,
+    inherited: Mapping[str, str],
+    lease: Lease | None = None,
+    warm: str | None = None,
+    memory_bytes: int | None = None,
 ) -> Kernel:
     """Start a kernel; it is not ready yet.
 
@@ -89,6 +113,8 @@ def start(
         lease: on its GPUs, which passes to the kernel's process. A kernel that is not started here, such as a remote
             one, leaves it with this process.
         warm: address of a parent that is to fork it; None: it is started cold.
+        memory_bytes: the most that it and each process that it starts may allocate; None: no limit. A kernel that is
+            not started here has none.
 
     Raises:
         rocmlab.runner.warm.Refused: the parent forks none; it can be started cold.
@@ -99,14 +125,27 @@ def start(
 
         return ProvisionedKernel(name, cwd, inherited)
     if warm is None:
-        return LocalKernel(specification, folder, cwd, inherited, lease)
+        started = LocalKernel(specification, folder, cwd, inherited, lease)
+        limit_memory(started.process.pid, memory_bytes)
+        return started
     from rocmlab.runner.warm.kernel import start as fork
 
     locks = lease.descriptors if lease else ()
     forked = fork(warm, cwd, environment(specification, inherited), locks, inherited.get(processes.MARK))
     if lease:
         lease.passed_to(forked.pid)
+    limit_memory(forked.pid, memory_bytes)
     return forked
+
+
+def limit_memory(pid: int, memory_bytes: int | None) -> None:
+    """Let a process, and what it will start, allocate no more than this; where there is no `prlimit`, do nothing.
+
+    The limit is RLIMIT_DATA: private memory that can be written, touched or not. A mapped file does not count.
+    """
+    if memory_bytes is not None and sys.platform == "linux":
+        with contextlib.suppress(ProcessLookupError):  # it has ended already, which is found out later
+            resource.prlimit(pid, resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
 
 
 def is_local(metadata: Mapping[str, Any]) -> bool:
@@ -297,14 +336,21 @@ def environment(specification: Specification, inherited: Mapping[str, str]) -> d
 
 
 def _oom_kills() -> int:
-    """Return how many processes of this control group the system has killed for want of memory."""
-    group = ""
+    """Return how many processes of this control group the system has killed for want of memory.
+
+    Source: `memory.events` (cgroup v2), `memory.oom_control` (v1); `/proc/vmstat` where the group keeps no account.
+    """
+    groups = {"": "", "memory": ""}  # by controller; v2 has one for all
     with contextlib.suppress(OSError):
-        group = Path("/proc/self/cgroup").read_text(encoding="utf-8").strip().rpartition("::")[2]
+        for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+            _, controllers, group = line.split(":", 2)
+            groups |= {name: group.rstrip("/") for name in controllers.split(",")}
     for pattern in OOM_COUNTERS:
         with contextlib.suppress(OSError, ValueError):
-            lines = Path(pattern.format(group=group.rstrip("/"))).read_text(encoding="utf-8").splitlines()
-            return int(dict(line.split() for line in lines).get("oom_kill", 0))
+            path = Path(pattern.format(group=groups[""], memory=groups["memory"]))
+            counts = dict(line.split() for line in path.read_text(encoding="utf-8").splitlines())
+            if "oom_kill" in counts:
+                return int(counts["oom_kill"])
     return 0
 
 

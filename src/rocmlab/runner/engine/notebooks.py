@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from rocmlab.runner import files
 
 Notebook = dict[str, Any]
 ERROR_MARKER = "papermill-error-cell-tag"  # of the cells that papermill adds to a failed notebook
@@ -75,14 +76,7 @@ def pieces(notebook: Mapping[str, Any]) -> Iterator[str]:
 
 def save(notebook: Mapping[str, Any], path: Path) -> None:
     """Replace a file by a notebook, at once: whoever reads sees the old one or the new one."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with draft.open("w", encoding="utf-8", errors="backslashreplace") as file:
-            file.writelines(pieces(notebook))
-        os.replace(draft, path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
+    files.write_pieces(path, pieces(notebook))
 
 
 def mark_errors(notebook: Notebook) -> tuple[Notebook, str]:

@@ -2,7 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+INJECTED = "injected-parameters"  # papermill's own cell behind the one that is tagged `parameters`
+
+
+def numbered(cells: list[Any]) -> dict[int, int]:
+    """Return the number of each code cell by its place; papermill's own has that of the one before."""
+    numbers: dict[int, int] = {}
+    count = 0
+    for index, cell in enumerate(cells):
+        if cell["cell_type"] == "code":
+            count += not is_injected(cell)
+            numbers[index] = max(1, count)
+    return numbers
+
+
+def is_injected(cell: Mapping[str, Any]) -> bool:
+    """Tell whether a cell is papermill's own, and not the notebook's."""
+    metadata = cell.get("metadata")
+    tags = metadata.get("tags") if isinstance(metadata, Mapping) else None
+    return isinstance(tags, list) and INJECTED in tags
 
 
 def title_of(cells: list[Any], index: int) -> str:

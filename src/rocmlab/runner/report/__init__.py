@@ -26,4 +26,4 @@ def write(results: Mapping[str, Any], folder: Path) -> None:
 
     failures = {job["name"]: read(job, folder) for job in results["jobs"] if job["error"] is not None}
     files.write_text(folder / JUNIT, junit.render(results, failures))
-    files.write_text(folder / HTML, page.render(results, failures))
+    files.write_text(folder / HTML, page.render(results, failures, folder))

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from rocmlab.runner import words
-from rocmlab.runner.report import tables, values
+from rocmlab.runner.report import device_use, tables, values
 from rocmlab.runner.report.failures import FORBIDDEN, Failure
 
 NOISE = 0.05  # share by which VRAM and energy of the same work differ from run to run, readings being seconds apart
@@ -22,18 +22,19 @@ USAGE: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("energy_joules", "energy", words.energy),
 )
 WHOLE_FAILURES = 40  # that are shown with cell, output and traceback, so that the page can be opened
-FILES = {"html": "notebook", "log": "log", "notebook": ".ipynb"}  # kind -> what its link is called
+FILES = {"html": "notebook", "log": "log", "notebook": ".ipynb", "samples": "samples"}  # kind -> name of its link
 OUTCOMES = {"broken": "broken", "mended": "mended", "other": "ends otherwise", "new": "new", "same": ""}
 
 Job = Mapping[str, Any]  # of results.json
 
 
-def render(results: Mapping[str, Any], failures: Mapping[str, Failure]) -> str:
+def render(results: Mapping[str, Any], failures: Mapping[str, Failure], folder: Path | None = None) -> str:
     """Return the page.
 
     Args:
         results: the content of `results.json`.
         failures: by name of job, what there is to read about it.
+        folder: where the samples of the jobs lie; None to leave their plots out.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -59,6 +60,7 @@ def render(results: Mapping[str, Any], failures: Mapping[str, Failure]) -> str:
         usage={job["name"]: _usage(job["devices"]) for job in jobs},
         columns=_columns(jobs),
         energy=_energy(jobs),
+        uses=device_use.plots(jobs, folder) if folder else [],
         unnamed={job["name"]: unnamed(job) for job in jobs},
         attempts={job["name"]: attempts(job) for job in jobs},
         groups=tables.describe(jobs),

@@ -15,13 +15,13 @@ import importlib.util
 import json
 import os
 import random
-import resource
 import select
 import signal
 import sys
 import tempfile
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -84,13 +84,18 @@ def _take_over(request: Request, keep: Sequence[int]) -> None:
     os.environ.update(request.environment)
     os.environ[marks.NAME] = request.mark
     _change_directory(request.cwd)
-    if request.memory_bytes is not None:
-        resource.setrlimit(resource.RLIMIT_DATA, (request.memory_bytes, request.memory_bytes))
     tempfile.tempdir = None  # found again, in this environment
     _seeds()
     _threads()
     _leases(request.leases)
+    _forget_ends()
     gc.enable()
+
+
+def _forget_ends() -> None:
+    """Leave what the parent's objects do at their end to the parent: its temporary folders are not this kernel's."""
+    for each in list(getattr(weakref.finalize, "_registry", ())):
+        each.atexit = False
 
 
 def _descriptors(request: Request, keep: Sequence[int]) -> None:

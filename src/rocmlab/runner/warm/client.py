@@ -33,7 +33,6 @@ def fork(
     connection_file: str | None = None,
     mark: str | None = None,
     arguments: Sequence[str] = ("--HistoryManager.hist_file=:memory:",),
-    memory_bytes: int | None = None,
     answer_seconds: float = ANSWER_SECONDS,
 ) -> Forked:
     """Have a kernel forked; when this returns, its sockets are bound.
@@ -52,7 +51,6 @@ def fork(
             a folder of its own.
         mark: of its job, 16 hexadecimal digits; None for one of its own.
         arguments: more words for ipykernel's command line.
-        memory_bytes: the most private memory that it may have; None for no limit.
         answer_seconds: how long to wait.
 
     Raises:
@@ -65,7 +63,6 @@ def fork(
         "connection_file": None if connection_file is None else os.path.abspath(connection_file),
         "mark": mark,
         "arguments": list(arguments),
-        "memory_bytes": memory_bytes,
     }
     read_end, lifeline = os.pipe()
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -19,7 +19,6 @@ def start(
     environment: Mapping[str, str],
     descriptors: Sequence[int] = (),
     mark: str | None = None,
-    memory_bytes: int | None = None,
 ) -> WarmKernel:
     """Have a kernel forked for the engine.
 
@@ -29,7 +28,6 @@ def start(
         environment: all of it, the kernelspec's own included.
         descriptors: of its lease.
         mark: of its job.
-        memory_bytes: the most private memory that it may have; None for no limit.
 
     Raises:
         Refused: there is none; start it cold.
@@ -44,7 +42,6 @@ def start(
             descriptors=descriptors,
             output=write_end,
             mark=mark,
-            memory_bytes=memory_bytes,
         )
     except BaseException:
         os.close(read_end)

@@ -56,6 +56,7 @@ OF_KERNELS = (
     "ipykernel.debugger",
     "ipykernel_launcher",
     "IPython.core.completerlib",
+    "IPython.core.debugger",
     "IPython.core.oinspect",
     "IPython.extensions.storemagic",
     "faulthandler",

@@ -26,7 +26,6 @@ class Request:
     connection: dict[str, Any]
     connection_file: str
     arguments: list[str]  # more words for ipykernel's command line
-    memory_bytes: int | None  # the most private memory that it may have; None for no limit
     output: int  # a descriptor for its output
     lifeline: int  # a pipe whose other end the client holds
     leases: list[int]
@@ -54,9 +53,6 @@ def parse(message: Mapping[str, Any], descriptors: Sequence[int], added: Mapping
     words = _typed(message, "arguments", list, [])
     if not all(isinstance(word, str) for word in words):
         raise TypeError("arguments are text")
-    memory_bytes = _typed(message, "memory_bytes", int, None)
-    if memory_bytes is not None and memory_bytes <= 0:
-        raise ValueError(f"no memory_bytes: {memory_bytes}")
     return Request(
         cwd=_typed(message, "cwd", str),
         environment={**added, **_environment(message)},
@@ -64,7 +60,6 @@ def parse(message: Mapping[str, Any], descriptors: Sequence[int], added: Mapping
         connection=_typed(message, "connection", dict, None) or _connection(scratch),
         connection_file=_typed(message, "connection_file", str, None) or os.path.join(scratch, "kernel.json"),
         arguments=words,
-        memory_bytes=memory_bytes,
         output=descriptors[0],
         lifeline=descriptors[1],
         leases=list(descriptors[2:]),

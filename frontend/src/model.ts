@@ -1,0 +1,189 @@
+/**
+ * What the server tells under `rocmlab/api/`: the fields that are shown, named as there.
+ * Base units (bytes, W, °C, Hz, percent 0-100); null is unknown, never 0.
+ */
+
+type Unknown<T> = T | null;
+
+export interface Device {
+  id: string;
+  backend: string;
+  index: Unknown<number>;
+  name: string;
+  is_usable: boolean;
+  why_not: Unknown<string>;
+  gfx: Unknown<string>;
+  pci_address: Unknown<string>;
+  render_node: Unknown<string>;
+  smi_index: Unknown<number>;
+  is_apu: Unknown<boolean>;
+  vram_bytes: Unknown<number>;
+  gtt_bytes: Unknown<number>;
+  driver: Unknown<string>;
+  partition: Unknown<number>;
+  compute_partition: Unknown<string>;
+  link_width_max: Unknown<number>;
+  link_speed_max_gts: Unknown<number>;
+}
+
+export interface Sample {
+  time_seconds: number;
+  is_asleep: boolean;
+  busy_percent: Unknown<number>;
+  memory_busy_percent: Unknown<number>;
+  vram_used_bytes: Unknown<number>;
+  vram_total_bytes: Unknown<number>;
+  gtt_used_bytes: Unknown<number>;
+  gtt_total_bytes: Unknown<number>;
+  power_watts: Unknown<number>;
+  power_cap_watts: Unknown<number>;
+  edge_celsius: Unknown<number>;
+  edge_critical_celsius: Unknown<number>;
+  junction_celsius: Unknown<number>;
+  junction_critical_celsius: Unknown<number>;
+  memory_celsius: Unknown<number>;
+  memory_critical_celsius: Unknown<number>;
+  core_clock_hertz: Unknown<number>;
+  core_clock_max_hertz: Unknown<number>;
+  memory_clock_hertz: Unknown<number>;
+  memory_clock_max_hertz: Unknown<number>;
+  fan_rpm: Unknown<number>;
+  fan_percent: Unknown<number>;
+  link_width: Unknown<number>;
+  link_speed_gts: Unknown<number>;
+  pcie_replays: Unknown<number>;
+  ecc_corrected: Unknown<Record<string, number>>;
+  ecc_uncorrected: Unknown<Record<string, number>>;
+  throttle_reasons: Unknown<string[]>;
+  performance_level: Unknown<string>;
+}
+
+export interface Owner {
+  kind: string;
+  notebook: Unknown<string>;
+  kernel_id: Unknown<string>;
+  kernel_name: Unknown<string>;
+  kernel_state: Unknown<string>;
+  idle_seconds: Unknown<number>;
+  run: Unknown<string>;
+  job: Unknown<string>;
+  container: Unknown<string>;
+  is_estimated: boolean;
+}
+
+export interface GpuProcess {
+  device: string;
+  pid: number;
+  local_pid: Unknown<number>;
+  name: Unknown<string>;
+  command: Unknown<string>;
+  user: Unknown<string>;
+  started_seconds: Unknown<number>;
+  vram_bytes: Unknown<number>;
+  compute_units_percent: Unknown<number>;
+  owner: Unknown<Owner>;
+  is_estimated: boolean;
+}
+
+export interface Snapshot {
+  time_seconds: number;
+  samples: Record<string, Sample>;
+  energy_joules: Record<string, Unknown<number>>;
+  processes: Unknown<GpuProcess[]>;
+}
+
+export interface Kernel {
+  kernel_id: string;
+  pid: Unknown<number>;
+  notebook: Unknown<string>;
+  kernel_name: Unknown<string>;
+  state: Unknown<string>;
+  idle_seconds: Unknown<number>;
+  idle_since_seconds: Unknown<number>; // Unix time
+  devices: string[];
+  since: Unknown<string | number>;
+}
+
+export interface Lease {
+  device: string;
+  notebook: Unknown<string>;
+  owner: Unknown<string>;
+  host: Unknown<string>;
+  pid: Unknown<number>;
+  started: Unknown<string>;
+  kernel_id: Unknown<string>; // if it is one of this server
+}
+
+export interface Problem {
+  what: string;
+  why: string;
+  fix: string;
+  status?: string; // blocks, or warns where everything works, only worse
+}
+
+/** A kernel that has long done nothing and keeps GPU memory from others. */
+export interface IdleHolder {
+  kernel_id: string;
+  kernel_name: Unknown<string>;
+  notebook: Unknown<string>;
+  idle_since_seconds: Unknown<number>;
+  devices: string[];
+  vram_bytes: Unknown<number>;
+  is_estimated: boolean;
+}
+
+export interface State {
+  leases: Lease[];
+  kernels: Kernel[];
+  problems: Problem[];
+  idle_holders: IdleHolder[];
+}
+
+export interface Devices {
+  simulated: boolean;
+  devices: Device[];
+  problems: Problem[];
+}
+
+export interface History {
+  times: Record<string, number[]>;
+  series: Record<string, Record<string, Unknown<number>[]>>;
+}
+
+/** Return what to call a device in one or two words: `GPU 0`, by its HIP (or CUDA) index, or `CPU`. */
+export function shortName(device: Device | undefined, id: string): string {
+  if (device === undefined) {
+    return id;
+  }
+  if (device.backend === 'cpu') {
+    return 'CPU';
+  }
+  return device.index === null ? `GPU ${device.pci_address ?? device.id}` : `GPU ${device.index}`;
+}
+
+export function isGpu(device: Device): boolean {
+  return device.backend !== 'cpu';
+}
+
+/** Return whether a device's memory is that of the host: an APU keeps models in GTT, the CPU has nothing else. */
+export function usesHostMemory(device: Device): boolean {
+  return device.is_apu === true || device.backend === 'cpu';
+}
+
+/** Return what is shown as a device's memory: GTT of an APU, the host's memory of the CPU, else VRAM. */
+export function memoryOf(
+  device: Device,
+  sample: Sample | undefined
+): { used: number | null; total: number | null } {
+  if (usesHostMemory(device)) {
+    return { used: sample?.gtt_used_bytes ?? null, total: sample?.gtt_total_bytes ?? device.gtt_bytes };
+  }
+  return { used: sample?.vram_used_bytes ?? null, total: sample?.vram_total_bytes ?? device.vram_bytes };
+}
+
+export function memoryName(device: Device): string {
+  if (device.backend === 'cpu') {
+    return 'Memory';
+  }
+  return device.is_apu === true ? 'GTT' : 'VRAM';
+}

@@ -1,0 +1,175 @@
+/** The notebooks and processes on the GPUs, and what can be done with their kernels. */
+
+import { button, List, make, setAttribute, setHidden, setText, type View } from './dom';
+import { deviceNames, memoryText, type Holder } from './holders';
+import type { Store } from './store';
+import { duration, percent, plain, UNKNOWN } from './units';
+
+export type Action = 'interrupt' | 'restart' | 'shutdown';
+export type Act = (action: Action, holder: Holder) => void;
+
+const HEADERS = [
+  'Notebook or program',
+  'Device',
+  'GPU memory',
+  'Compute units',
+  'State',
+  'Processes',
+  'Actions'
+];
+const LABELS: [Action, string][] = [
+  ['interrupt', 'Interrupt'],
+  ['restart', 'Restart'],
+  ['shutdown', 'Shut down']
+];
+
+/** Return what a row's kernel does. */
+function stateOf(store: Store, holder: Holder): string {
+  const owner = holder.processes[0]?.owner ?? null;
+  const state = holder.kernel?.state ?? owner?.kernel_state ?? null;
+  if (state === null) {
+    return UNKNOWN;
+  }
+  const idle = holder.kernel
+    ? store.secondsSince(holder.kernel.idle_since_seconds)
+    : (owner?.idle_seconds ?? null);
+  return state === 'idle' && idle !== null ? `idle for ${duration(idle)}` : plain(state);
+}
+
+function unitsOf(holder: Holder): string {
+  const known = holder.processes.flatMap(each =>
+    each.compute_units_percent === null ? [] : [each.compute_units_percent]
+  );
+  return percent(known.length > 0 ? Math.max(...known) : null);
+}
+
+function processesOf(holder: Holder): string {
+  const [first] = holder.processes;
+  if (first === undefined) {
+    return holder.kernel?.pid ? `PID ${holder.kernel.pid}` : UNKNOWN;
+  }
+  const pids = [...new Set(holder.processes.map(each => each.pid))];
+  return pids.length === 1 ? `PID ${first.pid}` : `${pids.length}, first PID ${first.pid}`;
+}
+
+class Row implements View<Holder> {
+  readonly node: HTMLElement;
+  private holder: Holder;
+  private readonly name: HTMLElement;
+  private readonly link: HTMLButtonElement;
+  private readonly text = make('span', { class: 'rocmlab-Row-text' });
+  private readonly detail = make('span', { class: 'rocmlab-Row-detail' });
+  private readonly estimated = make(
+    'span',
+    {
+      class: 'rocmlab-Chip rocmlab-mod-quiet',
+      title: 'inferred, not read: from in here, the processes of the GPU cannot be told apart'
+    },
+    'estimated'
+  );
+  private readonly cells = HEADERS.slice(1, -1).map(header =>
+    make('td', { role: 'cell', 'data-label': header })
+  );
+  private readonly actions = make('td', { role: 'cell', class: 'rocmlab-Row-actions' });
+  private readonly buttons: [string, HTMLButtonElement][];
+  private isPending = '';
+
+  constructor(
+    private readonly store: Store,
+    holder: Holder,
+    act: Act
+  ) {
+    this.holder = holder;
+    this.link = button('', () => store.host.openNotebook(this.holder.notebook ?? ''), {
+      class: 'rocmlab-Link'
+    });
+    const names = make('span', { class: 'rocmlab-Row-name' }, this.link, this.text, this.estimated);
+    this.name = make('th', { scope: 'row', role: 'rowheader' }, names, this.detail);
+    this.buttons = LABELS.map(([action, label]) => [
+      label,
+      button(label, () => this.isPending || act(action, this.holder), { 'data-action': action })
+    ]);
+    this.actions.append(...this.buttons.map(([, each]) => each));
+    this.node = make('tr', { role: 'row' }, this.name, ...this.cells, this.actions);
+  }
+
+  /** Say what is being done; empty when it is done. */
+  pending(what: string): void {
+    this.isPending = what;
+    this.node.classList.toggle('rocmlab-mod-pending', what !== '');
+    for (const [, each] of this.buttons) {
+      setAttribute(each, 'aria-disabled', what === '' ? null : 'true');
+    }
+    this.update(this.holder);
+  }
+
+  update(holder: Holder): void {
+    this.holder = holder;
+    const canOpen = holder.notebook !== null;
+    setHidden(this.link, !canOpen);
+    setHidden(this.text, canOpen);
+    setText(this.link, canOpen ? holder.name : '');
+    setText(this.text, canOpen ? '' : holder.name);
+    setAttribute(this.link, 'aria-label', `Open ${holder.name}`);
+    setText(this.detail, holder.detail);
+    setHidden(this.estimated, !holder.isEstimated);
+    const texts = [
+      deviceNames(holder.devices, this.store.devices),
+      memoryText(holder),
+      unitsOf(holder),
+      this.isPending || stateOf(this.store, holder),
+      processesOf(holder)
+    ];
+    this.cells.forEach((cell, index) => setText(cell, texts[index] ?? UNKNOWN));
+    const title = holder.processes
+      .map(each => plain(`${each.pid} ${each.user ?? ''} ${each.command ?? each.name ?? ''}`))
+      .join('\n');
+    setAttribute(this.name, 'title', title || null);
+    for (const [label, each] of this.buttons) {
+      setHidden(each, holder.kernel === null);
+      setAttribute(each, 'aria-label', `${label} ${holder.name}`);
+    }
+  }
+}
+
+export class HoldersTable {
+  readonly node: HTMLElement;
+  private readonly heading = make('h2', { tabindex: '-1' }, 'Notebooks and processes');
+  private readonly none = make('p', { class: 'rocmlab-None' }, 'No process and no lease on any GPU.');
+  private readonly table: HTMLElement;
+  private readonly rows: List<Holder>;
+
+  constructor(store: Store, act: Act) {
+    const body = make('tbody', { role: 'rowgroup' });
+    const headers = HEADERS.map(header => make('th', { scope: 'col', role: 'columnheader' }, header));
+    const head = make('thead', { role: 'rowgroup' }, make('tr', { role: 'row' }, ...headers));
+    // The roles are those that the elements have; in a narrow panel their `display` changes, which would take them away.
+    this.table = make(
+      'table',
+      { class: 'rocmlab-Table', role: 'table', 'aria-label': 'Notebooks and processes' },
+      head,
+      body
+    );
+    this.node = make('section', { class: 'rocmlab-Section' }, this.heading, this.none, this.table);
+    this.rows = new List(
+      body,
+      holder => holder.key,
+      holder => new Row(store, holder, act)
+    );
+  }
+
+  update(holders: Holder[]): void {
+    const focused = document.activeElement;
+    const hadFocus = this.table.contains(focused);
+    setHidden(this.none, holders.length > 0);
+    setHidden(this.table, holders.length === 0);
+    this.rows.update(holders);
+    if (hadFocus && !this.node.contains(document.activeElement)) {
+      this.heading.focus({ preventScroll: true }); // the row that had it is gone
+    }
+  }
+
+  pending(key: string, what: string): void {
+    (this.rows.get(key) as Row | undefined)?.pending(what);
+  }
+}

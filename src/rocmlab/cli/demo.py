@@ -1,0 +1,159 @@
+"""`rocmlab demo`: the lab on a simulated host, with pretended trainings, until Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rocmlab.cli import demo_work
+from rocmlab.cli.main import verb_parser
+from rocmlab.cli.up import say
+from rocmlab.devices.simulated import Live
+from rocmlab.errors import RocmlabError
+from rocmlab.stack import demo, server
+from rocmlab.stack import project as projects
+from rocmlab.stack.project import Project
+
+GPUS = 4
+RUN_GPUS = "1,2"  # the forgotten notebook has the first, and one is free
+STEP_SECONDS = 0.5
+LOOK_SECONDS = 1.0  # who has leased what
+STOP_SECONDS = 20.0  # for the pretended run to save and report
+
+
+def main(verb: str, arguments: Sequence[str]) -> int:
+    """Show what one would get: exit code 0 when it is ended by Ctrl-C, SIGTERM or --seconds."""
+    asked = _parser(verb).parse_args(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    folder = projects.find()
+    settings = demo.settings(folder, asked.port)
+    _refuse_beside_another(settings.state, folder)
+    demo.clear(settings)
+    live = Live(settings.state / "host", gpus=GPUS, processes=())
+    demo_work.mark(settings.state)
+    notebooks = demo_work.write_notebooks(settings.state / "notebooks")
+    project = demo.plan(folder, settings)
+    say("SIMULATED: four GPUs that are not there, and trainings that only pretend; nothing here computes on a GPU")
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        project = demo.start(project, say)
+        _open_idle_notebook(project, notebooks.idle)
+        started.append(_pretend(project, notebooks.training))
+        _announce(project, settings.state / "host")
+        _show(live, project, settings.state, asked.seconds)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+        say("ending the demonstration")  # another Ctrl-C would leave the lab running
+        try:
+            _end(project, started)
+        finally:
+            demo.clear(settings)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+    return 0
+
+
+def _parser(verb: str) -> argparse.ArgumentParser:
+    parser = verb_parser(verb)
+    parser.add_argument("--port", type=int, metavar="N", help="of its JupyterLab (default: the first free from 8898)")
+    parser.add_argument("--seconds", type=float, metavar="S", help="end after so long (default: at Ctrl-C)")
+    return parser
+
+
+def _refuse_beside_another(state: Path, folder: Path) -> None:
+    """Refuse where something runs that the demonstration would disturb.
+
+    Raises:
+        RocmlabError: it does.
+    """
+    if demo_work.is_running(state):
+        raise RocmlabError(
+            "the demonstration runs already", f"its host is {state / 'host'}", "end it with Ctrl-C there"
+        )
+    try:
+        own = projects.reopen(folder)
+    except RocmlabError:
+        return  # there is none
+    if own.choice.runtime == "native" and own.lab.is_running():
+        raise RocmlabError(
+            "a lab runs here",
+            "it shares its environment, and so its list of kernels, with the demonstration",
+            "make down",
+        )
+
+
+def _open_idle_notebook(project: Project, notebook: str) -> None:
+    """Have JupyterLab start a kernel that holds a GPU and does nothing."""
+    port, token = int(project.values["PORT"]), project.values["JUPYTER_TOKEN"]
+    specs = server.ask(port, token, "/api/kernelspecs", timeout_seconds=20)[1] or {}
+    names = sorted(specs.get("kernelspecs", ()))
+    name = next((each for each in ("torch", "tensorflow") if each in names), names[0] if names else "")
+    path = f"work/{notebook}"
+    body = {"path": path, "name": notebook, "type": "notebook", "kernel": {"name": name}}
+    status, _ = server.ask(port, token, "/api/sessions", method="POST", body=body, timeout_seconds=120)
+    if status != 201:
+        say(f"the notebook that only holds a GPU could not be opened (HTTP {status})")
+
+
+def _pretend(project: Project, notebook: str) -> subprocess.Popen[bytes]:
+    """Start a run of pretended trainings inside the lab."""
+    inside = project.lab.inside()
+    assert inside is not None
+    words, environment = inside
+    rates = ",".join(map(str, demo_work.RATES))
+    command = [*words, "run", notebook, "--gpus", RUN_GPUS, "--name", "pretended", "-p", f"lr={rates}"]
+    log = project.settings.state / "run.log"
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            command,
+            env=dict(environment),
+            cwd=project.settings.state,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+
+
+def _announce(project: Project, host: Path) -> None:
+    page = project.url.replace("/lab?", "/rocmlab/?")
+    print(f"\n  JupyterLab  {project.url}\n  its panel   {page}\n")
+    print("  in another terminal:")
+    print(f"    ROCMLAB_ROOT={host} scripts/rocmlab smi --watch")
+    print(f"    ROCMLAB_ROOT={host} scripts/rocmlab nvitop")
+    print(f"    ROCMLAB_ROOT={host} scripts/rocmlab devices\n\n  Ctrl-C ends it and removes what it made\n", flush=True)
+
+
+def _show(live: Live, project: Project, state: Path, seconds: float | None) -> None:
+    """Move the values: each leased GPU works for the kernel that has it."""
+    port, token = int(project.values["PORT"]), project.values["JUPYTER_TOKEN"]
+    work = demo_work.Work(state / "share", live.folder)
+    live.pattern = work.busy_percent
+    began, looked = time.monotonic(), 0.0
+    while seconds is None or time.monotonic() - began < seconds:
+        passed = time.monotonic() - began
+        if passed - looked >= LOOK_SECONDS or not looked:
+            rows = server.ask(port, token, "/rocmlab/api/kernels")[1]
+            work.look(rows if isinstance(rows, list) else [], passed)
+            looked = passed
+        live.processes = work.uses(passed)
+        live.step(passed)
+        time.sleep(STEP_SECONDS)
+
+
+def _end(project: Project, started: Sequence[subprocess.Popen[bytes]]) -> None:
+    for each in started:
+        each.send_signal(signal.SIGINT)
+    for each in started:
+        try:
+            each.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            each.kill()
+            each.wait()
+    project.lab.stop(lambda _: None)

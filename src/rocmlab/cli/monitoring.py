@@ -1,0 +1,59 @@
+"""`rocmlab monitoring`: Prometheus and Grafana beside the lab, or how to point one's own Prometheus at it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rocmlab.cli.main import verb_parser
+from rocmlab.cli.up import say
+from rocmlab.errors import RocmlabError
+from rocmlab.stack import monitoring
+from rocmlab.stack import project as projects
+from rocmlab.stack.project import Project
+
+
+def main(verb: str, arguments: Sequence[str]) -> int:
+    """Start or stop the monitoring of the lab that the last `make up` left."""
+    parser = verb_parser(verb, epilog="Settings: PROMETHEUS_PORT, GRAFANA_PORT and others, docs/settings.md.")
+    parser.add_argument(
+        "what", nargs="?", default="up", choices=("up", "down"), help="up: start (default); down: stop, data stay"
+    )
+    chosen = parser.parse_args(arguments)
+    project = projects.reopen(projects.find())
+    if project.choice.runtime != "docker":
+        return _explain(project, chosen.what)
+    with projects.locked(project, say):
+        found = monitoring.Monitoring(project)
+        if chosen.what == "down":
+            found.stop()
+            say("the monitoring is stopped; what it recorded stays")
+            return 0
+        found.start(say)
+    target = found.target()
+    print(f"\n  Grafana     {found.grafana_url}   user admin, password {found.password}")
+    print(f"  Prometheus  {found.prometheus_url}   alerts: {found.prometheus_url}/alerts\n")
+    if target.health == "up":
+        print("Prometheus asks the lab every 15 s. make monitoring-down stops it, and so does make down.")
+        return 0
+    raise RocmlabError(
+        "Prometheus runs, and gets no metrics of the lab",
+        target.error or "it has not been asked yet",
+        "make logs; if the lab is older than this clone: make up",
+        exit_code=1,
+    )
+
+
+def _explain(project: Project, what: str) -> int:
+    runtime = project.choice.runtime
+    if what == "down":
+        say(f"there is nothing to stop: beside a lab whose runtime is {runtime} none of ours is started")
+        return 0
+    if not project.lab.is_running():
+        raise RocmlabError("the lab does not run", "its metrics come from itself", "make up")
+    say(
+        f"this lab's runtime is {runtime}; the containers of the monitoring need Docker.\n"
+        "A Prometheus of your own asks it with this in its configuration:\n"
+    )
+    print(monitoring.scrape_configuration(project))
+    say("Grafana's dashboard: docker/monitoring/grafana/dashboards/rocmlab.json; more in docs/monitoring.md")
+    return 0

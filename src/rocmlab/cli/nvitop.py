@@ -1,0 +1,50 @@
+"""`rocmlab nvitop`: the real nvitop, on AMD GPUs too; where it is not installed, that of the running lab."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+
+from rocmlab.cli.devices import use_remembered_root
+from rocmlab.cli.main import verb_parser
+from rocmlab.cli.nvml_exec import become
+from rocmlab.errors import RocmlabError
+from rocmlab.telemetry.seam import programs
+
+EPILOG = "Everything else is for nvitop: `rocmlab nvitop -1` prints once, `rocmlab nvitop -- --help` lists its options."
+
+
+def main(verb: str, arguments: Sequence[str]) -> int:
+    """Become nvitop, here or in the lab."""
+    if list(arguments[:1]) in (["-h"], ["--help"]):
+        verb_parser(verb, usage="rocmlab nvitop [options of nvitop]", epilog=EPILOG).print_help()
+        return 0
+    words = list(arguments[1:] if list(arguments[:1]) == ["--"] else arguments)
+    if programs.is_module_here("nvitop"):
+        command = [sys.executable, "-m", "nvitop"]
+    elif path := shutil.which("nvitop"):
+        command = [path]
+    else:
+        return _in_the_lab(verb, words)
+    use_remembered_root()
+    return become([*command, *words], with_notebooks=True)
+
+
+def _in_the_lab(verb: str, words: Sequence[str]) -> int:
+    """Run it in the running lab, where it is installed."""
+    from rocmlab.stack import project as projects
+    from rocmlab.stack.native import NativeLab
+
+    why = "nvitop is not installed for this Python, nor on PATH"
+    fix = "make up, and then make top; or without the lab: python3 -m pip install nvitop"
+    if os.environ.get("ROCMLAB_RUNTIME"):
+        raise RocmlabError("nvitop is missing in the lab", "something has removed it", "make build, then make up")
+    try:
+        lab = projects.reopen(projects.find()).lab
+    except RocmlabError as err:
+        raise RocmlabError("there is no nvitop", f"{why}, and {err.problem.what}", fix) from err
+    if not (lab.is_running() or (isinstance(lab, NativeLab) and lab.is_prepared())):
+        raise RocmlabError("there is no nvitop", f"{why}, and the lab, which has it, does not run", fix)
+    return lab.run([verb, *words])

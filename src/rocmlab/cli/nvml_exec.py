@@ -1,0 +1,67 @@
+"""`rocmlab nvml-exec -- COMMAND`: a program that knows NVIDIA's NVML alone, with AMD GPUs in its view."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from rocmlab.cli import guard
+from rocmlab.cli.devices import use_remembered_root
+from rocmlab.cli.main import verb_parser
+from rocmlab.devices import system_root
+from rocmlab.telemetry.seam import install, programs
+
+LIMIT_SECONDS = 5.0
+
+
+def main(verb: str, arguments: Sequence[str]) -> int:
+    """Become the command; its exit code is ours."""
+    parser = verb_parser(verb, usage="rocmlab nvml-exec [--notebooks] -- COMMAND …")
+    parser.add_argument(
+        "--notebooks", action="store_true", help="put notebooks in front of the command lines that the program shows"
+    )
+    options, command = _divided(arguments)
+    chosen = parser.parse_args(options)
+    if not command:
+        parser.error("name a command behind --, such as: rocmlab nvml-exec -- gpustat")
+    use_remembered_root()
+    return become(command, with_notebooks=chosen.notebooks, note="NVIDIA's NVML answers here: rocmlab is not needed")
+
+
+def _divided(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return our own options, and the command behind them."""
+    words = list(arguments)
+    at = next((turn for turn, word in enumerate(words) if word == "--" or not word.startswith("-")), len(words))
+    return words[:at], words[at + 1 :] if words[at : at + 1] == ["--"] else words[at:]
+
+
+def become(command: Sequence[str], *, with_notebooks: bool, note: str = "") -> int:
+    """Replace this process by a command, with AMD GPUs in its view unless NVIDIA's own library answers.
+
+    Args:
+        command: of a Python program.
+        with_notebooks: put notebooks in front of the command lines that it shows.
+        note: what to say where the command needs no help.
+
+    Raises:
+        RocmlabError: there is no such command, it is no Python program, or there is no GPU.
+    """
+    root = system_root()
+    if programs.tells_and_ends(command):
+        return replace_by(command)
+    if guard.within(LIMIT_SECONDS, lambda: install.nvidia_answers(root)):
+        if note:
+            print(note, file=sys.stderr)
+        return replace_by(command)
+    program = programs.find(command)
+    guard.within(LIMIT_SECONDS, lambda: install.check(root))
+    return replace_by(program.with_gpus(with_notebooks=with_notebooks))
+
+
+def replace_by(command: Sequence[str]) -> int:
+    """Become a command; there is no way back, so that signals and the terminal are its own."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    path = programs.locate(command[0])
+    os.execv(path, [path, *command[1:]])

@@ -1,0 +1,238 @@
+"""Samples of devices in a file while something runs, and what they say in a few numbers.
+
+The file has a JSON object a line: a head, a line for each Sample with only what is known, and an end. docs/record.md
+explains it. Whoever reads it bears with a torn last line, and with a file that has no end yet.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+from rocmlab.devices.model import Device, Sample, device_id
+from rocmlab.errors import RocmlabError
+
+TYPE_CHECKING = False  # `typing` itself would cost milliseconds at each start
+if TYPE_CHECKING:
+    from io import FileIO
+    from typing import Any
+
+__all__ = ["GAP_SECONDS", "Recorder", "Recording", "Summary", "area", "device_id", "read", "series", "summarise"]
+VERSION = 1
+GAP_SECONDS = 30.0  # between two readings; over a longer one no energy is claimed
+LINE_BYTES = 65536  # most that a line may have
+
+
+class Recorder:
+    """Writes one file. Each line is in the file when its method returns.
+
+    After the end, or when the disk has not taken a line, the file is closed, and what comes later is left out. Any
+    thread may write.
+    """
+
+    def __init__(self, path: Path, devices: Sequence[Device], command: Sequence[str] | None = None) -> None:
+        """Begin a file, or begin it anew.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        self.path = path
+        self._lock = threading.Lock()
+        self._file: FileIO = path.open("wb", buffering=0)
+        names = ("backend", "index", "name", "gfx", "pci_address", "vram_bytes")
+        self._write(
+            {
+                "rocmlab_samples": VERSION,
+                "started": time.time(),
+                "simulated": any(device.simulated for device in devices),
+                "command": None if command is None else list(command),
+                "devices": {device_id(device): {name: getattr(device, name) for name in names} for device in devices},
+            }
+        )
+
+    def add(self, device: str, sample: Sample) -> None:
+        """Write what a device, by `device_id`, says.
+
+        Raises:
+            OSError: the disk does not take it.
+        """
+        known = {
+            name: _short(value) for name, value in vars(sample).items() if value is not None and value is not False
+        }
+        self._write({"device": device, **known})
+
+    def move(self, path: Path) -> None:
+        """Give the file another name in its folder, in place of the file that has it.
+
+        Raises:
+            OSError: it keeps its name.
+        """
+        os.replace(self.path, path)
+        self.path = path
+
+    def end(self, exit_code: int | None = None, energy_joules: Mapping[str, float | None] | None = None) -> None:
+        """Write the end, and close the file; one that is closed stays as it is.
+
+        Args:
+            exit_code: of what ran; None where there is none.
+            energy_joules: by device, where somebody knows better than the area below the power.
+
+        Raises:
+            OSError: the disk does not take it.
+        """
+        try:
+            energy = {name: joules for name, joules in (energy_joules or {}).items() if joules is not None}
+            self._write({"ended": time.time(), "exit_code": exit_code, "energy_joules": energy})
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Close the file, without an end if it has none."""
+        with self._lock:
+            self._file.close()
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        rest = (json.dumps(line, separators=(",", ":")) + "\n").encode()
+        with self._lock:
+            if self._file.closed:
+                return
+            try:
+                while rest:
+                    rest = rest[self._file.write(rest) or 0 :]
+            except OSError:
+                self._file.close()
+                raise
+
+
+def _short(value: Any) -> Any:  # noqa: ANN401
+    """Return a number without digits that no sensor has."""
+    return round(value, 3) if isinstance(value, float) else value
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What a file says."""
+
+    started: float  # Unix time
+    ended: float | None  # None: it goes on, or its writer was killed
+    simulated: bool
+    command: tuple[str, ...] | None
+    exit_code: int | None
+    devices: dict[str, dict[str, Any]]  # by id
+    samples: dict[str, list[dict[str, Any]]]  # by device: fields of each Sample that are known, in order of time
+    energy_joules: dict[str, float] = field(default_factory=dict)
+
+
+def read(path: Path) -> Recording:
+    """Return what a file says; lines that are torn or mean nothing are left out.
+
+    Raises:
+        RocmlabError: it is no such file, or of a version to come.
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        head = _parsed(file.readline(LINE_BYTES * 16))
+        if head.get("rocmlab_samples") != VERSION:
+            raise RocmlabError(
+                f"{path} holds no samples that this version reads",
+                f"its first line has no word of version {VERSION}",
+                "give a file that `rocmlab record` or `rocmlab run` has written",
+            )
+        devices = {str(name): dict(said) for name, said in dict(head.get("devices") or {}).items()}
+        samples: dict[str, list[dict[str, Any]]] = {name: [] for name in devices}
+        end: dict[str, Any] = {}
+        for raw in file:
+            line = _parsed(raw)
+            if isinstance(line.get("time_seconds"), int | float) and line.get("device") in samples:
+                samples[line["device"]].append(line)
+            elif "ended" in line:
+                end = line
+    command = head.get("command")
+    return Recording(
+        started=float(head.get("started") or 0.0),
+        ended=end.get("ended"),
+        simulated=bool(head.get("simulated")),
+        command=tuple(map(str, command)) if isinstance(command, list) else None,
+        exit_code=end.get("exit_code"),
+        devices=devices,
+        samples=samples,
+        energy_joules=dict(end.get("energy_joules") or {}),
+    )
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How one device was used while something ran; None is unknown."""
+
+    device: str
+    name: str
+    seconds: float  # between the first and the last reading
+    mean_busy_percent: float | None
+    max_busy_percent: float | None
+    peak_vram_bytes: int | None  # of the host's memory where the device is the CPU
+    mean_power_watts: float | None
+    energy_joules: float | None
+
+
+def summarise(recording: Recording) -> list[Summary]:
+    """Return a few numbers for each device; means are over time."""
+    found = []
+    for device, samples in recording.samples.items():
+        busy = series(samples, "busy_percent")
+        power = series(samples, "power_watts")
+        memory = series(samples, "gtt_used_bytes" if device == "cpu" else "vram_used_bytes")
+        times = [float(sample["time_seconds"]) for sample in samples]
+        energy = recording.energy_joules.get(device, area(power)[0] if len(power) > 1 else None)
+        found.append(
+            Summary(
+                device=device,
+                name=str(recording.devices[device].get("name") or device),
+                seconds=times[-1] - times[0] if times else 0.0,
+                mean_busy_percent=_mean(busy),
+                max_busy_percent=max((value for _, value in busy), default=None),
+                peak_vram_bytes=int(max(value for _, value in memory)) if memory else None,
+                mean_power_watts=_mean(power),
+                energy_joules=energy,
+            )
+        )
+    return found
+
+
+def series(samples: Sequence[Mapping[str, Any]], name: str) -> list[tuple[float, float]]:
+    """Return time and value of each Sample that has the field."""
+    return [
+        (float(sample["time_seconds"]), float(sample[name]))
+        for sample in samples
+        if isinstance(sample.get(name), int | float)
+    ]
+
+
+def area(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return the area below a curve, and how many seconds it stretches over, without long gaps."""
+    whole = seconds = 0.0
+    for (begin, first), (end, last) in pairwise(points):
+        if 0 < end - begin <= GAP_SECONDS:
+            whole += (end - begin) * (first + last) / 2
+            seconds += end - begin
+    return whole, seconds
+
+
+def _mean(points: Sequence[tuple[float, float]]) -> float | None:
+    whole, seconds = area(points)
+    if seconds > 0:
+        return whole / seconds
+    return points[-1][1] if points else None

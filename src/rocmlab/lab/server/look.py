@@ -1,0 +1,75 @@
+"""What is looked at besides samples: who leases which GPU, and what the doctor finds. All of it may block."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rocmlab.devices import Device, discover
+from rocmlab.errors import RocmlabError
+from rocmlab.lab.server.paths import Shown
+from rocmlab.lab.server.wire import problem_json
+from rocmlab.telemetry.model import device_id
+
+NOT_CHEAP = ("gpu.answers",)  # starts a child process; the sampler notices a silent card by itself
+LEASED = ("rocm", "cuda")
+
+
+def devices(root: Path) -> list[Device]:
+    """Return every device, usable or not: a mask does not keep a GPU from being watched."""
+    return discover(root)
+
+
+def leases(seen: Sequence[Device], shown: Shown, environment: Mapping[str, str] = os.environ) -> list[dict[str, Any]]:
+    """Return who holds which GPU: kernels of this server and of others, and jobs of the runner.
+
+    Args:
+        seen: the devices.
+        shown: what the server shows, by which notebooks are called.
+        environment: has ROCMLAB_SHARE.
+
+    Raises:
+        RocmlabError: nobody can tell.
+    """
+    from rocmlab.runner.leases import Leases
+
+    share = environment.get("ROCMLAB_SHARE")
+    if not share:
+        raise RocmlabError(
+            "leases cannot be shown",
+            "ROCMLAB_SHARE, where they lie, is not set in this server's environment",
+            "start the lab with make up",
+        )
+    found = Leases.of_share(Path(share))
+    held = []
+    for device in seen:
+        if device.backend not in LEASED:
+            continue
+        try:
+            holder = found.holder(device)
+        except OSError as err:
+            raise RocmlabError(
+                "leases cannot be shown",
+                f"{found.folder} cannot be read: {err.strerror or err}",
+                f"give the lab's user access to {found.folder}",
+            ) from err
+        if holder:
+            row = {"device": device_id(device), "index": device.index, "name": device.name, **asdict(holder)}
+            held.append({**row, "notebook": shown.of_lease(holder.notebook, holder.host)})
+    return held
+
+
+def problems(root: Path) -> list[dict[str, Any]]:
+    """Return what the doctor's checks of the inside of a lab find, but for those that start something."""
+    from rocmlab import doctor
+    from rocmlab.doctor.checks import ALL
+    from rocmlab.doctor.examine import merged, run
+    from rocmlab.doctor.model import CONTAINER
+
+    situation = doctor.Situation(root=root, side=CONTAINER, with_frameworks=False)
+    cheap = [check for check in ALL if not check.is_framework and check.id not in NOT_CHEAP]
+    found = merged(run(cheap, situation))
+    return [problem_json(each.problem, each.check, each.status) for each in found if each.problem]

@@ -1,0 +1,222 @@
+"""What all views of one server share: one sampler, one state, and those who watch."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import aclosing, suppress
+from pathlib import Path
+from typing import Any
+
+from rocmlab.devices import Device, is_simulated, system_root
+from rocmlab.errors import RocmlabError
+from rocmlab.lab.server import less, telemetry
+from rocmlab.lab.server.aside import Aside
+from rocmlab.lab.server.broadcast import Broadcast
+from rocmlab.lab.server.kernels import Kernels, Row
+from rocmlab.lab.server.paths import Shown
+from rocmlab.lab.server.state import State
+from rocmlab.lab.server.telemetry import Telemetry
+from rocmlab.lab.server.wire import event, failure, history_json, problem_json
+from rocmlab.telemetry.model import Snapshot, device_id
+
+log = logging.getLogger("rocmlab")
+
+STATE_SECONDS = 1.5  # until the next look at the kernels where no snapshot comes
+PATIENCE_SECONDS = 5.0  # after a failure of the sampler
+CLOSE_SECONDS = 1.0  # at most, in which the server ends
+SILENT_SECONDS = 10.0  # without a snapshot
+RECORDING_PATIENCE_SECONDS = 60.0
+
+
+class Panel:
+    """One server's GPUs and kernels, for everybody who watches them. Nothing happens while nobody does or records."""
+
+    def __init__(self, kernels: Any, sessions: Any, folder: Path) -> None:  # noqa: ANN401
+        """Prepare; nothing is looked at.
+
+        Args:
+            kernels: jupyter_server's manager of kernels.
+            sessions: that of sessions.
+            folder: what the server shows.
+        """
+        shown = Shown(folder)
+        self.root = system_root()
+        self.kernels = Kernels(kernels, sessions)
+        self.state = State(self.root, self.kernels, shown)
+        self.telemetry = Telemetry(self.root, lambda: self.state.rows, shown)
+        self._writing: Aside[tuple[bytes, str]] = Aside("the metrics", 10.0)
+        self._packing: Aside[bytes] = Aside("the history", 30.0)
+        self._recording: asyncio.Task[None] | None = None
+        self.broadcast = Broadcast(self._start, self._stop)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._snapshot: Snapshot | None = None
+        self._sampled_seconds = 0.0  # on the monotonic clock
+        self._failure: list[Row] = []  # of the sampler
+        self._news = asyncio.Event()
+
+    # -- what views ask for ----------------------------------------------------------------------------------------
+
+    async def devices(self) -> Row:
+        """Return every device with its id, and what is wrong with them."""
+        watched = self.telemetry.devices if len(self.broadcast) else ()
+        found: Sequence[Device] = watched or await self.state.devices()
+        self.state.begin_to_ask_doctor(self.telemetry.devices, self._news.set)
+        await self.state.doctor_answered()
+        return {
+            "simulated": is_simulated(self.root),
+            "devices": [{**device.as_dict(), "id": device_id(device)} for device in found],
+            "problems": [*self._failure, *self.state.found],
+        }
+
+    async def history(self, seconds: float, metrics: Sequence[str], is_packed: bool) -> bytes:
+        """Return as JSON what was sampled in the last seconds; of all metrics, if none is named.
+
+        Args:
+            seconds: how far back.
+            metrics: names of fields of a Sample.
+            is_packed: whether the JSON is to be compressed with gzip.
+
+        Raises:
+            WrongRequestError: there is no such metric.
+        """
+        times, series = await telemetry.history(await self.telemetry.hub(), seconds, metrics)
+        return await self._packing.do_own(lambda: history_json(times, series, is_packed))
+
+    async def metrics(self, names: str, accept: str, sees_kernels: bool = True) -> tuple[bytes, str]:
+        """Return the metrics of now as Prometheus reads them, and their content type; nobody need be watching.
+
+        Args:
+            names: rocmlab, amd or both.
+            accept: that header of the request.
+            sees_kernels: whether who asks may know of kernels and their notebooks.
+
+        Raises:
+            WrongRequestError: there are no such names.
+        """
+        telemetry.check_names(names)
+        await self.state.kernels()
+        snapshot = await self.telemetry.now()
+        devices = self.telemetry.devices
+        leases = await self.state.leases(devices)
+        if not sees_kernels:
+            snapshot, leases = less.of_snapshot(snapshot), less.of_leases(leases)
+        return await self._writing.do_own(
+            lambda: telemetry.exposition(snapshot, devices, names, accept, leases, self.root)
+        )
+
+    async def act(self, kernel_id: str, action: str) -> None:
+        """Do it to a kernel, and tell all viewers at once.
+
+        Raises:
+            RocmlabError: it could not be done.
+        """
+        try:
+            await self.kernels.act(kernel_id, action)
+        finally:
+            self.state.forget_leases()
+            self._news.set()
+
+    async def close(self) -> None:
+        """Let the viewers go, and stop; what does not end within a second is left behind."""
+        self.broadcast.close()
+        tasks = [*self._tasks, *self.state.tasks(), *([self._recording] if self._recording else [])]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=CLOSE_SECONDS / 2)
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self.telemetry.close(), CLOSE_SECONDS / 2)
+
+    def record(self) -> None:
+        """Read the devices from now on, though nobody watches, so that the history is there for whoever comes."""
+        if self._recording is None:
+            self._recording = asyncio.ensure_future(self._record())
+
+    async def _record(self) -> None:
+        said = ""
+        while True:
+            try:
+                hub = await self.telemetry.hub()
+                break
+            except Exception as err:
+                why = failure("the GPUs cannot be sampled", err)["why"]
+                if why != said:
+                    log.warning("RECORD_GPUS=on, but nothing is recorded: %s", why)
+                said = why
+            await asyncio.sleep(RECORDING_PATIENCE_SECONDS)
+        with hub.keep():
+            while True:
+                with suppress(Exception):  # each view says why
+                    await self.state.kernels()  # the owners of processes are found with them
+                await asyncio.sleep(telemetry.PROCESSES_SECONDS)
+
+    # -- while somebody watches ------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self._snapshot, self._sampled_seconds = None, time.monotonic()
+        self._tasks = [asyncio.ensure_future(each) for each in (self._sample(), self._look())]
+
+    def _stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        self._tasks = []
+
+    async def _sample(self) -> None:
+        """Pass each snapshot on, in the same bytes to all; try again where it fails."""
+        while True:
+            try:
+                async with aclosing(self.telemetry.watch()) as snapshots:  # type: ignore[type-var]
+                    async for snapshot in snapshots:
+                        self._snapshot, self._sampled_seconds, self._failure = snapshot, time.monotonic(), []
+                        self.broadcast.send("snapshot", *_snapshot_events(snapshot))
+                        self._news.set()  # the state is looked at now, too, which saves the process a wake-up
+            except Exception as err:
+                self._failure = [failure("the GPUs cannot be sampled", err)]
+            await asyncio.sleep(PATIENCE_SECONDS)
+
+    async def _look(self) -> None:
+        """Pass the state on when it has changed; the doctor's answer comes when it comes."""
+        sent: Any = None
+        while True:
+            self._news.clear()
+            self.state.begin_to_ask_doctor(self.telemetry.devices, self._news.set)
+            try:
+                state = await self.state.now(self._snapshot, self.telemetry.devices, self._failures())
+                known = _lasting(state)
+                if known != sent:
+                    sent = known
+                    self.broadcast.send("state", *_state_events(state))
+            except Exception:
+                log.exception("the state of the GPU panel could not be sent")
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._news.wait(), STATE_SECONDS)
+
+    def _failures(self) -> list[Row]:
+        """Return what is wrong with the sampler, and what it found wrong."""
+        if self._failure:
+            return self._failure
+        if time.monotonic() - self._sampled_seconds < SILENT_SECONDS:
+            return [problem_json(problem) for problem in self.telemetry.problems]
+        silent = RocmlabError(
+            f"there was no sample for more than {SILENT_SECONDS:g} seconds",
+            "a driver does not answer",
+            "on the host: make doctor",
+        )
+        return [failure("", silent)]
+
+
+def _snapshot_events(snapshot: Snapshot) -> tuple[bytes, Callable[[], bytes]]:
+    return event("snapshot", snapshot.as_dict()), lambda: event("snapshot", less.of_snapshot(snapshot).as_dict())
+
+
+def _state_events(state: Row) -> tuple[bytes, Callable[[], bytes]]:
+    return event("state", state), lambda: event("state", less.of_state(state))
+
+
+def _lasting(state: Row) -> Row:
+    """Return what counts as news: all but the seconds for which a kernel has been idle, which grow by themselves."""
+    changing = {name: [{**row, "idle_seconds": None} for row in state[name]] for name in ("kernels", "idle_holders")}
+    return {**state, **changing}

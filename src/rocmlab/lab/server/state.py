@@ -1,0 +1,146 @@
+"""What a server knows besides samples: its kernels, who leases which GPU, what is wrong, and who holds memory idly."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rocmlab.devices import Device
+from rocmlab.errors import RocmlabError
+from rocmlab.lab.server import idle, look
+from rocmlab.lab.server.aside import Aside
+from rocmlab.lab.server.kernels import Kernels, Row
+from rocmlab.lab.server.paths import Shown
+from rocmlab.lab.server.wire import failure
+from rocmlab.telemetry.model import Snapshot, device_id
+
+LEASES_SECONDS = 2.0  # between two looks
+DOCTOR_SECONDS = 300.0  # each time costs some 40 ms of a core with eight GPUs
+DOCTOR_LEAST_SECONDS = 60.0
+PATIENCE_SECONDS = 3.0  # with the doctor, for who waits for it
+NEVER = float("-inf")
+
+
+class State:
+    """What is asked anew only when the last answer is old."""
+
+    def __init__(self, root: Path, kernels: Kernels, shown: Shown) -> None:
+        self.root = root
+        self._shown = shown
+        self.rows: tuple[Row, ...] = ()  # of the kernels; replaced as a whole, because the sampler's thread reads it
+        self.found: list[Row] = []  # by the doctor
+        self._kernels = kernels
+        self._held: list[Row] = []
+        self._held_problems: list[Row] = []
+        self._leases_asked = self._doctor_asked = NEVER
+        self._asking: asyncio.Task[None] | None = None  # the doctor
+        self._examined: Sequence[Device] = ()  # the devices when the doctor was asked
+        self._known: Sequence[Device] = ()
+        self._devices: Aside[list[Device]] = Aside("the devices", 10.0)
+        self._leases: Aside[list[Row]] = Aside("the leases", 5.0)
+        self._problems: Aside[list[Row]] = Aside("the doctor's findings", 60.0)
+
+    async def devices(self) -> list[Device]:
+        """Return every device, by a look at the host."""
+        self._known = found = await self._devices.do(lambda: look.devices(self.root))
+        return found
+
+    async def kernels(self) -> list[Row]:
+        """Return the kernels of now."""
+        rows = await self._kernels.rows()
+        self.rows = tuple(rows)
+        return rows
+
+    async def leases(self, devices: Sequence[Device]) -> list[Row]:
+        """Return who holds which GPU; those of our kernels with the notebook's path of now and the kernel's id."""
+        if time.monotonic() - self._leases_asked >= LEASES_SECONDS:
+            self._leases_asked = time.monotonic()
+            try:
+                seen = devices or self._known or await self.devices()
+                self._held, self._held_problems = await self._leases.do(lambda: look.leases(seen, self._shown)), []
+            except Exception as err:
+                self._held, self._held_problems = [], [failure("leases cannot be shown", err)]
+        return _named(self._held, self.rows)
+
+    def forget_leases(self) -> None:
+        """Look at them again next time, because something was done to a kernel."""
+        self._leases_asked = NEVER
+
+    def begin_to_ask_doctor(self, devices: Sequence[Device], told: Callable[[], None]) -> None:
+        """Ask the doctor again, if the last answer is old, and sooner if the host has other devices than then.
+
+        Args:
+            devices: as the sampler has them now.
+            told: called when there is another answer.
+        """
+        is_asked = self._asking is not None and not self._asking.done()
+        quiet = time.monotonic() - self._doctor_asked
+        self._examined = self._examined or devices  # the sampler may not have looked yet when the doctor was asked
+        is_other = quiet >= DOCTOR_LEAST_SECONDS and _ids(devices) != _ids(self._examined)
+        if not is_asked and (is_other or quiet >= DOCTOR_SECONDS):
+            self._doctor_asked, self._examined = time.monotonic(), devices
+            self._asking = asyncio.ensure_future(self._ask(told))
+
+    async def doctor_answered(self) -> None:
+        """Wait for the doctor, if it is asked, but not for long."""
+        if self._asking is not None:
+            await asyncio.wait([self._asking], timeout=PATIENCE_SECONDS)
+
+    async def _ask(self, told: Callable[[], None]) -> None:
+        try:
+            self.found = await self._problems.do(lambda: look.problems(self.root))
+        except Exception as err:
+            self.found = [failure("the doctor could not look", err)]
+        told()
+
+    async def now(self, snapshot: Snapshot | None, devices: Sequence[Device], failures: Sequence[Row]) -> Row:
+        """Return all of it, ready for JSON.
+
+        Args:
+            snapshot: the last one, with its processes.
+            devices: of the sampler; empty if it has not looked yet.
+            failures: of the sampler.
+        """
+        problems: list[Row] = list(failures)
+        holders: list[Row] = []
+        rows: list[Row] = []
+        try:
+            rows = await self.kernels()
+            holders = idle.holders(rows, snapshot.processes if snapshot else None, idle.Limits.of(os.environ))
+        except RocmlabError as err:
+            problems.append(failure("", err))
+        except Exception as err:
+            problems.append(failure("the kernels cannot be listed", err))
+        leases = await self.leases(devices)
+        return {
+            "leases": leases,
+            "kernels": rows,
+            "problems": _distinct([*problems, *self._held_problems, *self.found]),
+            "idle_holders": holders,
+        }
+
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """Return what is under way."""
+        return [self._asking] if self._asking else []
+
+
+def _ids(devices: Sequence[Device]) -> list[str]:
+    return [device_id(device) for device in devices]
+
+
+def _distinct(problems: Sequence[Row]) -> list[Row]:
+    """Return each once: the sampler may have found what the doctor finds."""
+    return list({problem["what"]: problem for problem in problems}.values())
+
+
+def _named(leases: Sequence[Row], kernels: Sequence[Row]) -> list[Row]:
+    owners = {device: kernel for kernel in kernels if kernel["since"] for device in kernel["devices"]}
+    found = []
+    for lease in leases:
+        kernel = owners.get(lease["device"])
+        notebook = (kernel["notebook"] if kernel else None) or lease["notebook"]
+        found.append({**lease, "notebook": notebook, "kernel_id": kernel["kernel_id"] if kernel else None})
+    return found

@@ -1,0 +1,202 @@
+"""Prometheus and Grafana beside the running lab: the overlay docker/compose.monitoring.yaml of its Compose project."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rocmlab.errors import RocmlabError
+from rocmlab.stack import envfile, process, server
+from rocmlab.stack import settings as configuration
+from rocmlab.stack.container import ContainerLab
+from rocmlab.stack.lab import Say
+from rocmlab.stack.project import Project
+from rocmlab.stack.settings import Settings
+
+OVERLAY = "docker/compose.monitoring.yaml"
+SERVICES = ("prometheus", "grafana")
+OWN = ("PROMETHEUS_IMAGE", "PROMETHEUS_PORT", "GRAFANA_IMAGE", "GRAFANA_PORT", "GRAFANA_PASSWORD")
+TOKEN_FILE = ".rocmlab/metrics-token"  # for a Prometheus that is not ours
+START_SECONDS = 60.0
+PULL_SECONDS = 900.0  # both images together are about 300 MB
+
+
+@dataclass(frozen=True)
+class Target:
+    """How Prometheus fares with what it asks."""
+
+    health: str  # up, down or unknown
+    error: str  # the last one; empty if there was none
+
+
+class Monitoring:
+    """The two services of one project, in its own network, so that they reach the lab by its name."""
+
+    def __init__(self, project: Project, environment: Mapping[str, str] | None = None) -> None:
+        """Read the settings.
+
+        Args:
+            project: the lab's, as the last `make up` left it.
+            environment: where settings given behind the target are; by default this process's.
+
+        Raises:
+            RocmlabError: the lab is not Docker's, or a port is none.
+        """
+        if project.choice.runtime != "docker":
+            raise RocmlabError(
+                f"the monitoring runs beside a lab in Docker, and this lab is {project.choice.runtime}",
+                "it is an overlay of the Compose project",
+                "rocmlab monitoring, without a word behind it, says how to point your own Prometheus at this lab",
+            )
+        environment = os.environ if environment is None else environment
+        given = {name: environment[name] for name in OWN if name in environment}
+        self.project = project
+        self.settings = configuration.load(project.settings.project, given)
+        self.password = self.settings.last("GRAFANA_PASSWORD") or secrets.token_hex(24)
+        self.prometheus_port = _port(self.settings, "PROMETHEUS_PORT")
+        self.grafana_port = _port(self.settings, "GRAFANA_PORT")
+
+    @property
+    def prometheus_url(self) -> str:
+        """Where Prometheus is."""
+        return f"http://127.0.0.1:{self.prometheus_port}"
+
+    @property
+    def grafana_url(self) -> str:
+        """Where Grafana is."""
+        return f"http://127.0.0.1:{self.grafana_port}"
+
+    def start(self, say: Say, services: tuple[str, ...] = SERVICES) -> None:
+        """Start the services, and wait until Prometheus answers.
+
+        Raises:
+            RocmlabError: the lab does not run, a port is taken, an image cannot be had, or Prometheus does not start.
+        """
+        if not self.project.lab.is_running():
+            raise RocmlabError("the lab does not run", "without it Prometheus has nothing to ask", "make up")
+        self._check_ports()
+        resolved = {**self.settings.written, "GRAFANA_PASSWORD": self.password}
+        configuration.save(self.settings, resolved)
+        say("starting Prometheus and Grafana (the first time their images are pulled)")
+        code, output = self._compose("up", "--detach", "--quiet-pull", *services)
+        if code:
+            last = output.strip().splitlines()[-1] if output.strip() else "docker compose printed nothing"
+            raise RocmlabError(
+                "the monitoring could not be started",
+                last,
+                "mend that, or name other images: make monitoring PROMETHEUS_IMAGE=… GRAFANA_IMAGE=…",
+            )
+        self._wait()
+
+    def stop(self) -> None:
+        """Remove the containers; what they have recorded stays in its volumes.
+
+        Raises:
+            RocmlabError: the engine refuses.
+        """
+        code, output = self._compose("rm", "--stop", "--force", *SERVICES)
+        if code:
+            raise RocmlabError("the monitoring could not be stopped", output.strip()[-400:], "docker compose ps")
+
+    def target(self, timeout_seconds: float = 30.0) -> Target:
+        """Return how Prometheus fares with the lab, once it has asked it."""
+        deadline = time.monotonic() + timeout_seconds
+        found = Target("unknown", "")
+        while time.monotonic() < deadline:
+            answer = _ask(f"{self.prometheus_url}/api/v1/targets?state=active")
+            if answer:
+                active = json.loads(answer)["data"]["activeTargets"]
+                found = Target(active[0]["health"], active[0]["lastError"]) if active else found
+                if found.health != "unknown":
+                    return found
+            time.sleep(0.5)
+        return found
+
+    def _check_ports(self) -> None:
+        running = self._running()
+        for service, port, name in (
+            ("prometheus", self.prometheus_port, "PROMETHEUS_PORT"),
+            ("grafana", self.grafana_port, "GRAFANA_PORT"),
+        ):
+            if service not in running and not server.is_free(port):
+                other = next(
+                    (number for number in range(port + 1, min(port + 100, 65536)) if server.is_free(number)), 0
+                )
+                raise RocmlabError(
+                    f"port {port} on 127.0.0.1 cannot be had for {service.capitalize()}",
+                    "another program listens on it, or this user may not",
+                    f"make monitoring {name}={other or port + 1}",
+                )
+
+    def _running(self) -> list[str]:
+        code, output = self._compose("ps", "--services", "--status", "running")
+        return output.split() if code == 0 else []
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            if _ask(f"{self.prometheus_url}/-/ready"):
+                return
+            time.sleep(0.2)
+        _, log = self._compose("logs", "--no-log-prefix", "--tail", "5", "prometheus")
+        raise RocmlabError(
+            "Prometheus does not answer", f"its last words:\n{log.strip()}", "docker compose logs prometheus"
+        )
+
+    def _compose(self, *arguments: str) -> tuple[int, str]:
+        values = self.project.values
+        files = [name for name in values["COMPOSE_FILE"].split(":") if name != OVERLAY]
+        own = {name: self.settings.get(name) for name in OWN if self.settings.get(name)}
+        base = self.project.lab.environment if isinstance(self.project.lab, ContainerLab) else dict(os.environ)
+        environment = {**base, **own, "GRAFANA_PASSWORD": self.password, "COMPOSE_FILE": ":".join([*files, OVERLAY])}
+        folder = str(self.project.settings.project)
+        command = ["docker", "compose", "--project-directory", folder, "--progress", "plain", *arguments]
+        return process.capture(command, env=environment, timeout_seconds=PULL_SECONDS)
+
+
+def _port(settings: Settings, name: str) -> int:
+    text = settings.get(name)
+    if text.isascii() and text.isdigit() and 0 < int(text) < 65536:
+        return int(text)
+    raise RocmlabError(
+        f"{name}={text} is not a port", "a port is a number from 1 to 65535", f"make monitoring {name}="
+    )  # fmt: skip
+
+
+def _ask(url: str) -> bytes | None:
+    """Return what a server on the loopback answers with status 200, else None."""
+    try:
+        with server.OPENER.open(urllib.request.Request(url), timeout=5) as answer:
+            content: bytes = answer.read()
+            return content or b" "
+    except (OSError, urllib.error.HTTPError):
+        return None
+
+
+def scrape_configuration(project: Project) -> str:
+    """Return what a Prometheus of one's own needs in its configuration to ask this lab; write the token's file."""
+    folder = project.settings.project.resolve()
+    path = folder / TOKEN_FILE
+    envfile.write(path, project.values["JUPYTER_TOKEN"] + "\n")
+    return f"""\
+rule_files:
+  - {_quoted(folder / "docker/monitoring/rules.yml")}
+scrape_configs:
+  - job_name: rocmlab
+    metrics_path: /rocmlab/metrics
+    authorization:
+      credentials_file: {_quoted(path)}  # mode 0600: Prometheus must run as you, or be given a copy
+    static_configs:
+      - targets: ["127.0.0.1:{project.values["PORT"]}"]
+"""
+
+
+def _quoted(path: Path) -> str:
+    return json.dumps(str(path), ensure_ascii=False)  # which YAML reads, too

@@ -1,0 +1,56 @@
+"""How much energy a device has used since somebody began to count."""
+
+from __future__ import annotations
+
+GAP_SECONDS = 90.0  # between two readings of power; over a longer one nothing is claimed
+PROOF_SECONDS = 10.0  # before which a card's own count may run ahead of its power
+FACTOR = 2.0  # within which they agree
+LEAST_JOULES = 20.0  # below which rounding decides
+
+
+class EnergyMeter:
+    """Adds up what one device uses: by its own count where it has one that agrees with its power, else from its power.
+
+    A count that stands still, runs backwards, or grows less than half or (after ten seconds) more than twice as fast as
+    the area below the power is not believed. What is told never falls.
+    """
+
+    def __init__(self) -> None:
+        self.joules: float | None = None  # since the first reading; None as long as nothing can be told
+        self._last: tuple[float, float] | None = None  # time and watts
+        self._count: float | None = None  # of the device, last seen
+        self._counted = 0.0
+        self._area = 0.0
+        self._seconds = 0.0  # that both stretch over
+        self._is_counting = False
+
+    def add(self, now: float, watts: float | None, count: float | None) -> None:
+        """Take a reading.
+
+        Args:
+            now: seconds of a clock that is never set.
+            watts: what it draws; None is unknown.
+            count: joules by its own accumulator, whose beginning does not matter; None where it has none.
+        """
+        area = None
+        if watts is not None:
+            if self._last is not None and now - self._last[0] <= GAP_SECONDS:
+                area = (now - self._last[0]) * (watts + self._last[1]) / 2
+                self._seconds += now - self._last[0]
+            self._last = (now, watts)
+        growth = None
+        if count is not None:
+            if self._count is not None and count >= self._count:
+                growth = count - self._count
+            self._count = count
+            self._is_counting = self._is_counting or growth is not None
+        if area is None and growth is None:
+            return
+        self._area += area if area is not None else growth or 0.0
+        self._counted += growth if growth is not None else (area or 0.0) if count is not None else 0.0
+        self.joules = max(self.joules or 0.0, self._counted if self._is_counting and self._agrees() else self._area)
+
+    def _agrees(self) -> bool:
+        if self._counted < self._area / FACTOR:
+            return False
+        return self._seconds < PROOF_SECONDS or self._counted <= max(self._area, LEAST_JOULES) * FACTOR

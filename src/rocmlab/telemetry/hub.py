@@ -1,0 +1,307 @@
+"""One sampler for all who watch: read once a second while somebody looks or records, and not at all otherwise.
+
+All that touches the system happens in three threads: one for the readings, and one each for what takes longer, which
+devices there are and which processes use them. Whatever hangs there, the event loop goes on, and so do the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rocmlab.devices import Device, survey
+from rocmlab.devices.roots import list_names, read_text
+from rocmlab.errors import Problem
+from rocmlab.telemetry.history import History
+from rocmlab.telemetry.model import GpuProcess, Snapshot, device_id
+from rocmlab.telemetry.sampler import Sampler
+
+log = logging.getLogger("rocmlab")
+
+FIND_SECONDS = 2.0  # after which it is looked whether there are other devices
+FIND_ALL_SECONDS = 60.0  # after which they are found anew in any case: another user may use them now
+ASLEEP_SECONDS = 2.0  # between readings while every GPU sleeps
+FIRST_SECONDS = 10.0  # how long the first reading waits for the devices
+LONG_SECONDS = 10.0  # after which looking for devices or processes is a problem; the processes of before are forgotten
+SIDE = {"devices": "the devices", "processes": "the processes on the devices"}  # what is looked for beside the readings
+
+T = TypeVar("T")
+Attribute = Callable[[Sequence[Device]], Sequence[GpuProcess]]
+
+
+class Hub:
+    """The devices of one host, for many viewers. Its methods belong to one event loop."""
+
+    def __init__(
+        self,
+        root: Path,
+        interval_seconds: float = 1.0,
+        attribute: Attribute | None = None,
+        processes_seconds: float = 2.0,
+    ) -> None:
+        """Prepare to watch; nothing is read before somebody does.
+
+        Args:
+            root: of the host.
+            interval_seconds: between two readings.
+            attribute: finds the processes on the devices, with their owners; None to leave them out.
+            processes_seconds: between two of its calls.
+        """
+        self.history = History()
+        self.latest: Snapshot | None = None
+        self.devices: Sequence[Device] = ()
+        self._root = root
+        self._interval_seconds = interval_seconds
+        self._attribute = attribute
+        self._processes_seconds = processes_seconds
+        self._processes: tuple[GpuProcess, ...] | None = None
+        self._sampler = Sampler((), root)
+        self._viewers: set[asyncio.Queue[Snapshot | None]] = set()
+        self._keepers = 0
+        self._running: asyncio.Task[None] | None = None
+        self._side: dict[str, asyncio.Task[None]] = {}  # what goes on in the threads beside the readings
+        self._side_at: dict[str, float] = {}  # when it was begun
+        self._troubles: dict[str, Problem] = {}  # with that
+        self._found_problems: Sequence[Problem] = ()  # of the devices
+        self._hardware: object = None  # tells whether there are other devices
+        self._found_at = float("-inf")
+        self._reading = _Thread("rocmlab-hub")
+        self._finding = _Thread("rocmlab-hub-devices")
+        self._attributing = _Thread("rocmlab-hub-processes")
+        self._is_closed = False
+
+    async def watch(self) -> AsyncGenerator[Snapshot, None]:
+        """Yield each Snapshot as it is taken, the latest one at once if it is fresh; a slow viewer misses some.
+
+        Close it (`contextlib.aclosing`) when the viewer is gone: as long as it is open, devices are read.
+        """
+        if self._is_closed:
+            return
+        news: asyncio.Queue[Snapshot | None] = asyncio.Queue(maxsize=1)
+        if self._running is not None and self.latest is not None:
+            news.put_nowait(self.latest)
+        self._viewers.add(news)
+        self._start()
+        try:
+            while (snapshot := await news.get()) is not None:
+                yield snapshot
+        finally:
+            self._viewers.discard(news)
+
+    @contextmanager
+    def keep(self) -> Iterator[None]:
+        """Have the devices read, and the history grow, though nobody watches."""
+        self._keepers += 1
+        self._start()
+        try:
+            yield
+        finally:
+            self._keepers -= 1
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether devices are read at present."""
+        return self._running is not None
+
+    @property
+    def problems(self) -> Sequence[Problem]:
+        """What is wrong with the devices, and with looking for them and for the processes on them."""
+        return (*self._found_problems, *self._troubles.values())
+
+    async def close(self) -> None:
+        """End; viewers see their iteration end."""
+        self._is_closed = True
+        tasks = [task for task in (self._running, *self._side.values()) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for news in self._viewers:
+            _offer(news, None)
+        self._reading.end(self._sampler.close)
+        self._finding.end()
+        self._attributing.end()
+
+    def _start(self) -> None:
+        if self._running is None and not self._is_closed:
+            self._running = asyncio.get_running_loop().create_task(self._run())
+            self._running.add_done_callback(self._has_ended)
+
+    def _has_ended(self, task: asyncio.Task[None]) -> None:
+        self._running = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("the devices are not read any more", exc_info=error)
+        elif self._is_wanted():
+            self._start()  # somebody came just as it ended
+
+    def _is_wanted(self) -> bool:
+        return bool(self._viewers or self._keepers) and not self._is_closed
+
+    async def _run(self) -> None:
+        """Read as long as somebody wants it."""
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        self._processes = None  # those of the last viewing may have ended
+        if "processes" in self._side and self._side["processes"].done():
+            del self._side_at["processes"]  # they are looked for at once
+        self._begin("devices", FIND_SECONDS, self._find)
+        await asyncio.wait([self._side["devices"]], timeout=FIRST_SECONDS)
+        while self._is_wanted():
+            self._begin("devices", FIND_SECONDS, self._find)
+            if self._attribute is not None:
+                self._begin("processes", self._processes_seconds, self._find_processes)
+            self._tell_what_hangs()
+            if list(self._sampler.devices) != list(self.devices):
+                devices = self.devices
+                await self._reading.do(lambda devices=devices: setattr(self._sampler, "devices", devices))  # type: ignore[misc]
+            self._publish(await self._reading.do(self._sampler.read))
+            due = max(due + self._pause_seconds(), loop.time())
+            await asyncio.sleep(due - loop.time())
+
+    def _pause_seconds(self) -> float:
+        """Return how long to wait for the next reading: longer while there are only sleeping GPUs."""
+        gpus = [sample for name, sample in self.latest.samples.items() if name != "cpu"] if self.latest else []
+        is_idle = bool(gpus) and all(sample.is_asleep for sample in gpus)
+        return max(self._interval_seconds, ASLEEP_SECONDS) if is_idle else self._interval_seconds
+
+    def _publish(self, snapshot: Snapshot) -> None:
+        self.history.add(snapshot)
+        self.latest = replace(snapshot, processes=self._processes)
+        for news in self._viewers:
+            _offer(news, self.latest)
+
+    def _begin(self, name: str, every_seconds: float, work: Callable[[], Any]) -> None:
+        """Start one piece of what is done beside the readings if it is due, and not still going on."""
+        now = asyncio.get_running_loop().time()
+        if name in self._side and not self._side[name].done():
+            return
+        if now >= self._side_at.get(name, float("-inf")) + every_seconds:
+            self._side_at[name] = now
+            self._side[name] = asyncio.get_running_loop().create_task(self._try(name, work))
+
+    async def _try(self, name: str, work: Callable[[], Any]) -> None:
+        """Do it, and tell what goes wrong; the readings go on."""
+        try:
+            await work()
+        except Exception as err:
+            if name not in self._troubles:
+                log.exception("%s could not be found", SIDE[name])
+            self._troubles[name] = Problem(
+                f"{SIDE[name]} could not be found",
+                f"{type(err).__name__}: {err}",
+                "report it, with the lines of the server's log",
+            )
+            if name == "processes":
+                self._processes = None
+        else:
+            self._troubles.pop(name, None)
+
+    def _tell_what_hangs(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for name, task in self._side.items():
+            if task.done() or now - self._side_at[name] < LONG_SECONDS:
+                continue
+            problem = Problem(
+                f"looking for {SIDE[name]} takes longer than {LONG_SECONDS:g} seconds",
+                "a GPU or its driver hangs",
+                "see `sudo dmesg | grep -i -e amdgpu -e nvrm | tail`; a hung GPU needs a restart",
+            )
+            if name not in self._troubles:
+                log.warning("%s", problem.what)
+            self._troubles[name] = problem
+            if name == "processes":
+                self._processes = None
+
+    async def _find(self) -> None:
+        """Find the devices anew if the host has changed."""
+        now = asyncio.get_running_loop().time()
+        hardware = await self._finding.do(self._look)
+        if hardware == self._hardware and now - self._found_at < FIND_ALL_SECONDS:
+            return
+        devices, problems = await self._finding.do(lambda: survey(self._root))
+        self._hardware, self._found_at = hardware, now
+        gone = {device_id(device) for device in self.devices} - {device_id(device) for device in devices}
+        if gone:
+            log.warning("gone: %s", ", ".join(sorted(gone)))
+        self.devices, self._found_problems = devices, problems
+
+    def _look(self) -> object:
+        """Return what differs when there are other devices; it costs a hundredth of finding them."""
+        return (
+            list_names(self._root / "sys/class/drm"),
+            read_text(self._root / "sys/class/kfd/kfd/topology/generation_id"),
+            list_names(self._root / "dev/dri"),
+            [name for name in list_names(self._root / "dev") if name.startswith(("kfd", "nvidia"))],
+        )
+
+    async def _find_processes(self) -> None:
+        attribute, devices, running = self._attribute, self.devices, self._running
+        if attribute is None:
+            return
+        found = tuple(await self._attributing.do(lambda: attribute(devices)))
+        if self._running is running:  # else they are those of a viewing that has ended
+            self._processes = found
+
+
+def _offer(news: asyncio.Queue[Snapshot | None], snapshot: Snapshot | None) -> None:
+    """Give a viewer the newest Snapshot in place of one that it has not taken yet."""
+    if news.full():
+        news.get_nowait()
+    news.put_nowait(snapshot)
+
+
+class _Thread:
+    """A thread that does one thing after another; unlike that of an executor, nobody waits for it at the end."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._works: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    async def do(self, work: Callable[[], T]) -> T:
+        """Return what the work makes."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def deliver(result: T | None, error: BaseException | None) -> None:
+            if future.cancelled():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)  # type: ignore[arg-type]
+
+        def run() -> None:
+            result, error = None, None
+            try:
+                result = work()
+            except Exception as err:  # it is the caller's
+                error = err
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(deliver, result, error)
+
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+            self._thread.start()
+        self._works.put(run)
+        return await future
+
+    def end(self, last: Callable[[], None] | None = None) -> None:
+        """Do a last thing, and end; if the thread hangs, neither happens."""
+        if self._thread is None:
+            if last is not None:
+                last()
+            return
+        if last is not None:
+            self._works.put(last)
+        self._works.put(None)
+
+    def _work(self) -> None:
+        while (work := self._works.get()) is not None:
+            work()

@@ -1,0 +1,266 @@
+"""What devices and their processes do, as metrics for Prometheus: OpenMetrics, or the older text where it is asked for.
+
+Base units throughout: bytes, watts, degrees Celsius, hertz, joules, seconds, and shares from 0 to 1. An unknown value
+is absent, never 0. Names and labels: docs/monitoring.md. `rocmlab.telemetry.compat` adds those of AMD's own exporter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rocmlab import __version__
+from rocmlab.devices import Device, Sample
+from rocmlab.errors import RocmlabError
+from rocmlab.telemetry.metrics_families import Families, Labels
+from rocmlab.telemetry.model import GpuProcess, Owner, Snapshot, device_id
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+NAMES = ("rocmlab", "amd", "both")
+GIGA = 1e9
+
+Leases = Iterable[tuple[str, str | None]]  # device (by `device_id`) and notebook
+
+# name, meaning, more labels, field of a Sample, what it is divided by
+GAUGES: tuple[tuple[str, str, Mapping[str, str], str, float], ...] = (
+    ("busy_ratio", "Share of time in which the GPU worked, 0 to 1.", {}, "busy_percent", 100),
+    ("memory_busy_ratio", "Share of time in which its memory controller worked.", {}, "memory_busy_percent", 100),
+    ("vram_used_bytes", "Its own memory in use.", {}, "vram_used_bytes", 1),
+    ("vram_total_bytes", "Its own memory.", {}, "vram_total_bytes", 1),
+    ("gtt_used_bytes", "Memory of the host that it uses; an APU's models live there.", {}, "gtt_used_bytes", 1),
+    ("gtt_total_bytes", "Memory of the host that it may use.", {}, "gtt_total_bytes", 1),
+    ("power_watts", "What it draws; the average where the driver gives one.", {}, "power_watts", 1),
+    ("power_cap_watts", "What it may draw, as set.", {}, "power_cap_watts", 1),
+    ("power_cap_max_watts", "The highest cap that can be set.", {}, "power_cap_max_watts", 1),
+    ("temperature_celsius", "Temperature by sensor.", {"sensor": "edge"}, "edge_celsius", 1),
+    ("temperature_celsius", "Temperature by sensor.", {"sensor": "junction"}, "junction_celsius", 1),
+    ("temperature_celsius", "Temperature by sensor.", {"sensor": "memory"}, "memory_celsius", 1),
+    ("temperature_critical_celsius", "Limit by sensor.", {"sensor": "edge"}, "edge_critical_celsius", 1),
+    ("temperature_critical_celsius", "Limit by sensor.", {"sensor": "junction"}, "junction_critical_celsius", 1),
+    ("temperature_critical_celsius", "Limit by sensor.", {"sensor": "memory"}, "memory_critical_celsius", 1),
+    ("clock_hertz", "Clock by domain.", {"domain": "core"}, "core_clock_hertz", 1),
+    ("clock_hertz", "Clock by domain.", {"domain": "memory"}, "memory_clock_hertz", 1),
+    ("clock_max_hertz", "Highest clock by domain.", {"domain": "core"}, "core_clock_max_hertz", 1),
+    ("clock_max_hertz", "Highest clock by domain.", {"domain": "memory"}, "memory_clock_max_hertz", 1),
+    ("voltage_volts", "Voltage of the core.", {}, "voltage_volts", 1),
+    ("fan_rpm", "Turns of the fan per minute.", {}, "fan_rpm", 1),
+    ("fan_ratio", "Speed of the fan, 0 to 1 of its full speed.", {}, "fan_percent", 100),
+    ("pcie_link_width_lanes", "PCIe lanes in use.", {}, "link_width", 1),
+)
+
+
+def exposition(
+    snapshot: Snapshot,
+    devices: Sequence[Device],
+    *,
+    names: str = "rocmlab",
+    accept: str = "",
+    leases: Leases | None = None,
+    root: Path | None = None,
+) -> tuple[bytes, str]:
+    """Return the metrics of one instant, and their content type.
+
+    Args:
+        snapshot: what the devices report. A device that has no sample there, or one without a single value, is down.
+        devices: which there are; the CPU has no metrics here.
+        names: rocmlab (ours), amd (those of AMD's own exporter) or both.
+        accept: the header `Accept` of the request; without it, or without OpenMetrics in it, the older text.
+        leases: which devices are leased, and by which notebook; None: not known here.
+        root: the host, which AMD's labels for part number and firmware are read from; `$ROCMLAB_ROOT` or `/`.
+
+    Raises:
+        RocmlabError: prometheus_client is not installed, or there are no such names.
+    """
+    encoder, content_type, registry = _client(accept)
+    families = collect(snapshot, devices, names=names, leases=leases, root=root)
+    registry.register(families)
+    return encoder(registry), content_type
+
+
+def _client(accept: str) -> tuple[Callable[..., bytes], str, CollectorRegistry]:
+    try:
+        from prometheus_client import CollectorRegistry
+        from prometheus_client.exposition import choose_encoder
+    except ImportError as err:
+        raise RocmlabError(
+            "prometheus_client is not installed",
+            "metrics are written with it, and this Python does not have it",
+            "python3 -m pip install prometheus_client; or take the lab's own: <its address>/rocmlab/metrics",
+        ) from err
+    encoder, content_type = choose_encoder(accept)
+    return encoder, content_type, CollectorRegistry(auto_describe=False)
+
+
+def collect(
+    snapshot: Snapshot,
+    devices: Sequence[Device],
+    *,
+    names: str = "rocmlab",
+    leases: Leases | None = None,
+    root: Path | None = None,
+) -> Families:
+    """Return the families of `exposition`, not yet written."""
+    if names not in NAMES:
+        raise RocmlabError(f"there are no metrics called {names!r}", "", f"choose one of: {', '.join(NAMES)}")
+    families = Families()
+    gpus = [device for device in devices if device.backend != "cpu"]
+    held = list(leases) if leases is not None else None
+    if names in ("rocmlab", "both"):
+        _add_ours(families, snapshot, gpus, held)
+    if names in ("amd", "both"):
+        from rocmlab.telemetry import compat
+
+        compat.add(families, snapshot, gpus, held or (), root)
+    return families
+
+
+def labels_of(device: Device) -> dict[str, object]:
+    """Return the labels that say which device it is."""
+    return {
+        "gpu": device.index,
+        "smi_index": device.smi_index,
+        "pci": device.pci_address,
+        "partition": device.partition,
+        "uuid": device.unique_id,
+        "model": device.name,
+        "gfx": device.gfx,
+        "simulated": "1" if device.simulated else None,
+    }
+
+
+def is_up(device: Device, sample: Sample | None) -> bool | None:
+    """Tell whether a device answers; None for a partition without sensors of its own."""
+    if device.partition:
+        return None
+    if sample is None:
+        return False
+    unread = ("time_seconds", "is_asleep")
+    return sample.is_asleep or any(value is not None for name, value in vars(sample).items() if name not in unread)
+
+
+def _add_ours(
+    families: Families, snapshot: Snapshot, gpus: Sequence[Device], leases: Sequence[tuple[str, str | None]] | None
+) -> None:
+    simulated = {"simulated": "1" if any(gpu.simulated for gpu in gpus) else None}
+    families.info("rocmlab_exporter", "The exporter itself.", {"version": __version__, **simulated})
+    families.gauge("rocmlab_sample_time_seconds", "When this was read, in Unix time.", simulated, snapshot.time_seconds)
+    present = [gpu for gpu in gpus if is_up(gpu, snapshot.samples.get(device_id(gpu))) is not False]
+    families.gauge("rocmlab_gpus", "GPUs that answer, usable or not.", simulated, len(present))
+    for gpu in gpus:
+        _add_device(families, gpu, snapshot.samples.get(device_id(gpu)), snapshot.energy_joules.get(device_id(gpu)))
+    by_id = {device_id(gpu): gpu for gpu in gpus}
+    for process in snapshot.processes or ():
+        if process.device in by_id:
+            _add_process(families, by_id[process.device], process)
+    for name, notebook in leases or ():
+        if name in by_id:
+            labels = {**labels_of(by_id[name]), "notebook": notebook}
+            families.gauge("rocmlab_lease_held", "1 for each GPU that a notebook has for itself.", labels, 1)
+
+
+def _add_device(families: Families, gpu: Device, sample: Sample | None, energy_joules: float | None) -> None:
+    labels = labels_of(gpu)
+    more = {
+        "backend": gpu.backend,
+        "architecture": gpu.architecture,
+        "driver": gpu.driver,
+        "render_node": gpu.render_node,
+        "compute_partition": gpu.compute_partition,
+        "memory_partition": gpu.memory_partition,
+    }
+    families.info("rocmlab_gpu", "Which GPU this is.", {**labels, **more})
+    families.gauge("rocmlab_gpu_usable", "1 if this process may use it.", labels, gpu.is_usable)
+    families.gauge("rocmlab_gpu_up", "1 if it answers, 0 if nothing can be read from it.", labels, is_up(gpu, sample))
+    families.gauge(
+        "rocmlab_gpu_pcie_link_width_max_lanes", "PCIe lanes that card and slot have.", labels, gpu.link_width_max
+    )
+    families.gauge(
+        "rocmlab_gpu_pcie_link_max_transfers_per_second",
+        "PCIe transfers per second and lane that card and slot can do.",
+        labels,
+        None if gpu.link_speed_max_gts is None else gpu.link_speed_max_gts * GIGA,
+    )
+    if sample is None:
+        return
+    asleep = sample.is_asleep if is_up(gpu, sample) else None
+    families.gauge("rocmlab_gpu_asleep", "1 while it is suspended; nothing else is read then.", labels, asleep)
+    for name, meaning, more_labels, field, divisor in GAUGES:
+        value = getattr(sample, field)
+        families.gauge(
+            f"rocmlab_gpu_{name}", meaning, {**labels, **more_labels}, None if value is None else value / divisor
+        )
+    families.counter("rocmlab_gpu_energy_joules_total", "Energy since the sampler was started.", labels, energy_joules)
+    families.counter(
+        "rocmlab_gpu_pcie_replays_total", "PCIe packets sent again since the driver was loaded.", labels,
+        sample.pcie_replays,
+    )  # fmt: skip
+    families.gauge(
+        "rocmlab_gpu_pcie_link_transfers_per_second",
+        "PCIe transfers per second and lane.",
+        labels,
+        None if sample.link_speed_gts is None else sample.link_speed_gts * GIGA,
+    )
+    _add_errors(families, labels, sample)
+    if sample.throttle_reasons is not None:
+        families.gauge(
+            "rocmlab_gpu_throttled", "1 while it holds its clocks back.", labels, bool(sample.throttle_reasons)
+        )
+        for reason in sample.throttle_reasons:
+            families.gauge(
+                "rocmlab_gpu_throttle_active",
+                "1 for each reason for which it holds its clocks back.",
+                {**labels, "reason": reason},
+                1,
+            )
+
+
+def _add_errors(families: Families, labels: Labels, sample: Sample) -> None:
+    for severity, counts in (("corrected", sample.ecc_corrected), ("uncorrected", sample.ecc_uncorrected)):
+        for block, count in (counts or {}).items():
+            families.counter(
+                "rocmlab_gpu_ecc_errors_total",
+                "Errors in memories, by block and severity, since the driver was loaded.",
+                {**labels, "block": block, "severity": severity},
+                count,
+            )
+
+
+def _add_process(families: Families, gpu: Device, process: GpuProcess) -> None:
+    owner = process.owner or Owner("process")
+    labels = {
+        **labels_of(gpu),
+        "pid": process.pid,
+        "process": process.name,
+        "user": process.user,
+        "owner": owner.kind,
+        "notebook": owner.notebook,
+        "kernel_id": owner.kernel_id,
+        "run": owner.run,
+        "job": owner.job,
+        "container": owner.container,
+        "estimated": "1" if owner.is_estimated or process.is_estimated else None,
+    }
+    share = process.compute_units_percent
+    families.gauge("rocmlab_gpu_process_vram_bytes", "GPU memory that a process holds.", labels, process.vram_bytes)
+    families.gauge(
+        "rocmlab_gpu_process_compute_units_ratio",
+        "Share of the compute units that a process occupies at this instant.",
+        labels,
+        None if share is None else share / 100,
+    )
+    families.counter(
+        "rocmlab_gpu_process_sdma_seconds_total", "Time that its copies took.", labels, process.sdma_seconds
+    )
+    families.counter(
+        "rocmlab_gpu_process_evicted_seconds_total", "Time for which it was put aside for others.", labels,
+        process.evicted_seconds,
+    )  # fmt: skip
+    families.gauge(
+        "rocmlab_gpu_process_kernel_idle_seconds",
+        "Time since the last work of the kernel that it belongs to; absent while the kernel works.",
+        labels,
+        owner.idle_seconds,
+    )

@@ -1,0 +1,187 @@
+"""The devices of `rocmlab smi`, a line each, in as many columns as the screen has room for.
+
+What needs somebody (missing PCIe lanes, memory errors, throttling, …) and has no room in a column stands below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rocmlab.telemetry import smi_cells as cells
+from rocmlab.telemetry import smi_columns
+from rocmlab.telemetry.smi_columns import AT_THE_LEFT, IDENTITY, TITLES, Layout
+from rocmlab.telemetry.smi_text import bar, clean, cut, line_width, pad, wrap
+
+TYPE_CHECKING = False  # `typing` itself would cost milliseconds at each start
+if TYPE_CHECKING:
+    from rocmlab.telemetry.smi_cells import Row
+    from rocmlab.telemetry.smi_text import Line, Span
+
+
+@dataclass
+class _Entry:
+    """One line of the table: a device, or those partitions of a GPU that have no sensors of their own."""
+
+    device: Row
+    sample: Row
+    spans: dict[str, Span]  # by column
+    said: Span | None = None  # in the place of all values
+    others: list[Row] = field(default_factory=list)  # further partitions, on the same line
+
+
+def table(devices: Sequence[Row], samples: Mapping[str, Row], columns: int, hung: Sequence[str] = ()) -> list[Line]:
+    """Return title, a line for each GPU, and below it what somebody must see.
+
+    Args:
+        devices: GPUs as `Device.as_dict()` with their `id`.
+        samples: `Sample.as_dict()` by id.
+        columns: the width of the screen.
+        hung: ids of the devices whose driver does not answer.
+    """
+    entries = _entries(devices, samples, hung)
+    titles = {**TITLES, **_titles(entries)}
+    layout = smi_columns.layout([entry.spans for entry in entries], titles, columns)
+    notes = _merged([note for entry in entries for note in _notes(entry, layout)])
+    if titles["temperature"] == "temp" and "temperature" in layout.widths and _has_marks(entries):
+        notes.append(("j: junction (the hotspot), e: edge", "dim"))
+    return [
+        _title_line(titles, layout),
+        *(_line(entry, layout, columns) for entry in entries),
+        *([(part, level)] for text, level in notes for part in wrap(text, columns, "  ", "    ")),
+    ]
+
+
+def _entries(devices: Sequence[Row], samples: Mapping[str, Row], hung: Sequence[str]) -> list[_Entry]:
+    entries: list[_Entry] = []
+    for device in devices:
+        sample = samples.get(device["id"]) or {}
+        is_silent = not cells.has_reading(sample)
+        if is_silent and entries and _is_part_of(device, entries[-1].device):
+            _add_part(entries, device)
+            continue
+        entry = _Entry(device, sample, smi_columns.spans(device, sample))
+        if device["id"] in hung and is_silent:
+            entry.said = ("does not answer", "bad")
+        elif sample.get("is_asleep"):
+            entry.said = ("asleep", "dim")
+        elif is_silent:
+            entry.said = ("no reading", "warn")
+        entries.append(entry)
+    return entries
+
+
+def _is_part_of(device: Row, whole: Row) -> bool:
+    """Tell whether it is a further partition of that GPU; older drivers number these as PCI functions."""
+    addresses = [(each.get("pci_address") or "").rpartition(".")[0] for each in (device, whole)]
+    return bool(device.get("partition") and addresses[0]) and addresses[0] == addresses[1]
+
+
+def _add_part(entries: list[_Entry], device: Row) -> None:
+    """Put partitions without sensors on one line below the GPU whose sensors they share."""
+    if not entries[-1].others:
+        entries.append(_Entry(device, {}, smi_columns.spans(device, {})))
+    entry = entries[-1]
+    entry.others.append(device)
+    first, last = entry.others[0], entry.others[-1]
+    for name, texts in {
+        "gpu": (cells.number(first), cells.number(last).split()[-1]),
+        "smi": (entry.spans["smi"][0].partition("-")[0], str(last.get("smi_index"))),
+    }.items():
+        if len(entry.others) > 1:
+            entry.spans[name] = ("-".join(texts), entry.spans[name][1])
+    entry.spans["name"] = ("", "")
+    size, count = first.get("vram_bytes"), len(entry.others)
+    each = f", {size / cells.GIB:.1f} GiB{' each' * (count > 1)}" if size else ""
+    entry.said = (f"{count} more partition{'s' * (count > 1)}{each}, with the sensors of the GPU above", "dim")
+
+
+def _titles(entries: Sequence[_Entry]) -> dict[str, str]:
+    """Name what the cards really have; where they differ, each temperature says which it is."""
+    sensors = {name for entry in entries if (name := cells.sensor(entry.device, entry.sample))}
+    pools = {cells.uses_gtt(entry.device, entry.sample) for entry in entries if not entry.said}
+    found = {"memory": "VRAM"} if pools == {False} else {}
+    if len(pools) == 2:
+        for entry in entries:
+            text, level = entry.spans["memory"]
+            if text.endswith("GiB"):
+                entry.spans["memory"] = (text + " " * len(" GTT"), level)
+    if len(sensors) == 1 and sensors != {"GPU"}:
+        found["temperature"] = sensors.pop()
+    elif len(sensors) > 1:
+        for entry in entries:
+            text, level = entry.spans["temperature"]
+            if (text, level) != cells.UNKNOWN:
+                mark = cells.sensor(entry.device, entry.sample)[:1]
+                entry.spans["temperature"] = (f"{text} {mark if mark in 'je' else ' '}", level)
+    return found
+
+
+def _has_marks(entries: Sequence[_Entry]) -> bool:
+    return any(entry.spans["temperature"][0].endswith((" j", " e")) for entry in entries)
+
+
+def _title_line(titles: Mapping[str, str], layout: Layout) -> Line:
+    line: Line = []
+    for name, size in layout.widths.items():
+        size += layout.bar_of(name) + 1 if layout.bar_of(name) else 0
+        line += [(" " * layout.gap, "")] * bool(line)
+        line.append((pad(titles[name], size, right=name not in AT_THE_LEFT and not layout.bar_of(name)), "dim"))
+    return line
+
+
+def _line(entry: _Entry, layout: Layout, columns: int) -> Line:
+    line: Line = []
+    for name, size in layout.widths.items():
+        if entry.said and name not in IDENTITY:
+            continue
+        line += [(" " * layout.gap, "")] * bool(line)
+        text, level = entry.spans[name]
+        if layout.bar_of(name):
+            line += _bar(name, entry, layout)
+        line.append((pad(text, size, right=name not in AT_THE_LEFT), level))
+    if entry.said:
+        text, level = entry.said
+        line += [(" " * layout.gap, ""), (cut(text, columns - line_width(line) - layout.gap), level)]
+    return line
+
+
+def _bar(name: str, entry: _Entry, layout: Layout) -> Line:
+    busy = entry.sample.get("busy_percent")
+    if name == "busy":
+        share, level = None if busy is None else busy / 100, cells.busy_level(busy)
+    else:
+        share = cells.memory_share(entry.device, entry.sample)
+        level = cells.memory_level(entry.device, entry.sample)
+    filled, empty = bar(share, layout.bar_of(name))
+    return [(filled, level), (empty + " ", "dim")]
+
+
+def _notes(entry: _Entry, layout: Layout) -> list[tuple[str, Span]]:
+    """Return what somebody must see of a device and no column shows: its name, and the rest."""
+    notes: list[Span] = []
+    if not entry.device["is_usable"]:
+        why = clean(str(entry.device.get("why_not") or "for a reason that is not known"))
+        notes.append((f"not usable: {why}", "warn"))
+    if not entry.said:
+        reasons, level = entry.spans["throttle"]
+        if level == "warn" and "throttle" not in layout.widths:
+            notes.append((f"throttled: {reasons}", level))
+        counts, level = cells.errors(entry.sample, ("corrected", "uncorrected"))
+        if level in ("warn", "bad") and "errors" not in layout.widths:
+            notes.append((f"memory errors: {counts}", level))
+        if cells.is_degraded(entry.device, entry.sample) and "link" not in layout.widths:
+            notes.append((f"PCIe link {entry.spans['link'][0]}", "bad"))
+    device = entry.device
+    name = device.get("pci_address") if device["index"] is None else None  # HIP has no number for it
+    return [(name or cells.number(device), note) for note in notes]
+
+
+def _merged(notes: Sequence[tuple[str, Span]]) -> list[Span]:
+    """Return a line for each note, with the names of all devices that it is about."""
+    names: dict[Span, list[str]] = {}
+    for name, note in notes:
+        label, _, index = name.rpartition(" ")
+        before = names.setdefault(note, [])
+        before.append(index if before and before[0].startswith(f"{label} ") else name)
+    return [(f"{', '.join(about)}: {text}", level) for (text, level), about in names.items()]

@@ -1,0 +1,281 @@
+"""The GPU panel as a person sees it: in JupyterLab, and as a page of its own, on a simulated host that changes."""
+
+from __future__ import annotations
+
+import os
+import re
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from kernel_hosts import simulated_host
+from panel_labs import WAIT, Lab, card, contrast, kernel, numbers, open_page, open_panel, row, session, value
+from test_lab import picture
+
+from rocmlab.devices import sample
+from rocmlab.devices.simulated import GpuUse
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+pytestmark = pytest.mark.browser
+REACTION_SECONDS = 1.5
+GIB = 1 << 30
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
+    """A running JupyterLab with the panel."""
+    with simulated_host(tmp_path, monkeypatch) as host:
+        lab = Lab(host, tmp_path)
+        try:
+            lab.start()
+            yield lab
+        finally:
+            lab.stop()
+
+
+@pytest.fixture
+def complaints(page: Page) -> list[str]:
+    """What the page writes to the console besides information; filled while the test runs."""
+    found: list[str] = []
+    page.on("console", lambda message: found.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: found.append(str(error)))
+    return found
+
+
+def test_the_panel_shows_what_the_tree_has(lab: Lab, page: Page, complaints: list[str]) -> None:
+    """Every number is that of the files of its device, in words a screen reader has too, and marked as SIMULATED."""
+    lab.use(GpuUse(pid=os.getpid(), gpu=1, vram_bytes=7 * GIB, cu_occupancy=48))
+    open_panel(page, lab)
+    page.wait_for_selector(f".rocmlab-Table >> text=PID {os.getpid()}", timeout=WAIT)
+
+    assert page.locator(".rocmlab-Banner").inner_text().startswith("SIMULATED")
+    for device in lab.host.devices:
+        truth = sample(device, lab.root)
+        assert card(page, device).locator("h3").inner_text() == f"GPU {device.index}"
+        assert numbers(value(page, device, "busy")) == [truth.busy_percent]
+        used, total = (truth.vram_used_bytes or 0) / GIB, (truth.vram_total_bytes or 0) / GIB
+        assert numbers(value(page, device, "memory")) == pytest.approx([used, total], abs=0.051)
+        power = [truth.power_watts or 0, truth.power_cap_watts or 0]
+        assert numbers(value(page, device, "power")) == pytest.approx(power, abs=0.51)
+        assert numbers(value(page, device, "temperature")) == pytest.approx([truth.junction_celsius], abs=0.51)
+        plot = card(page, device).locator(".rocmlab-mod-busy [role=img]")
+        assert plot.get_attribute("aria-label").startswith(f"Busy of GPU {device.index}: now ")
+        assert card(page, device).locator("canvas").count() == 4
+    cells = page.locator(".rocmlab-Table tbody tr td").all_inner_texts()
+    assert [cell.replace("\xa0", " ") for cell in cells[:3]] == ["GPU 1", "7.0 GiB", "50 %"]
+    assert page.locator(".rocmlab-Table th[scope=col]").count() == 7
+    assert complaints == []
+
+
+def test_it_reacts_to_a_change_within_a_second_and_a_half(lab: Lab, page: Page) -> None:
+    """From a file's new content to the number on the screen, in the middle of five changes."""
+    open_panel(page, lab)
+    device = lab.host.devices[0]
+    shown = card(page, device).locator(".rocmlab-mod-busy .rocmlab-Chart-value")
+    file = lab.root / f"sys/bus/pci/devices/{device.pci_address}/gpu_busy_percent"
+    took = []
+    for percent in (11, 23, 35, 47, 59):
+        begin = time.monotonic()
+        file.write_text(f"{percent}\n")
+        shown.filter(has_text=re.compile(rf"^{percent}\s%")).wait_for(timeout=WAIT)
+        took.append(time.monotonic() - begin)
+        page.wait_for_timeout(170)  # so that not each change meets the sampler in the same moment
+
+    assert statistics.median(took) < REACTION_SECONDS, took
+
+
+def test_a_notebook_is_shown_by_its_name_of_now_and_can_be_shut_down(
+    lab: Lab, page: Page, complaints: list[str]
+) -> None:
+    """Its kernel's memory has its name, also after it was renamed; `Shut down` ends it and frees its lease."""
+    lab.notebook("first.ipynb")
+    page.goto(lab.url("lab/tree/first.ipynb"))
+    page.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status=idle]", timeout=WAIT)
+    pid = kernel(page, lab, "first.ipynb")["pid"]
+    assert lab.host.holders() == ["first.ipynb", None]
+    lab.use(GpuUse(pid=pid, gpu=0, vram_bytes=9 * GIB, cu_occupancy=10))
+
+    item = page.locator(".rocmlab-StatusItem-button")
+    item.filter(has_text=re.compile(r"GPU 0\s+40\s%\s+9\.0/24\.0\sGiB")).wait_for(timeout=WAIT)
+    page.locator(f".rocmlab-StatusItem-button[title*='this kernel, PID {pid}: 9.0']").wait_for(timeout=WAIT)
+    picture(page, "panel_status_bar")
+    item.click()
+    row(page, "first.ipynb").filter(has_text="9.0").wait_for(timeout=WAIT)
+    assert "leased to first.ipynb" in card(page, lab.host.devices[0]).inner_text()
+
+    tab = page.locator(".lm-DockPanel-tabBar .lm-TabBar-tab")
+    tab.filter(has_text="first.ipynb").click()
+    tab.filter(has_text="first.ipynb").click(button="right")
+    page.get_by_role("menuitem", name=re.compile("^Rename")).first.click()
+    page.locator(".jp-Dialog input").first.fill("renamed.ipynb")
+    page.get_by_role("button", name=re.compile("^Rename")).click()
+    tab.filter(has_text="GPUs").click()
+    row(page, "renamed.ipynb").filter(has_text="9.0").wait_for(timeout=WAIT)
+    assert row(page, "first.ipynb").count() == 0
+
+    row(page, "renamed.ipynb").get_by_role("button", name="Shut down").click()
+    page.locator(".jp-Dialog").get_by_text("That frees 9.0").wait_for(timeout=WAIT)
+    page.locator(".jp-Dialog").get_by_role("button", name="Shut down").click()
+    lab.use_no_more(pid)
+    row(page, "renamed.ipynb").wait_for(state="detached", timeout=WAIT)
+
+    assert lab.host.holders() == [None, None]
+    page.get_by_text("free: no lease").first.wait_for(timeout=WAIT)
+    assert complaints == []
+
+
+def test_the_page_of_its_own_is_usable_by_keyboard(lab: Lab, page: Page, complaints: list[str]) -> None:
+    """Below a base URL: Tab reaches a kernel's buttons, Enter asks, Escape leaves it alone, and Enter twice ends it."""
+    started = session(page, lab, "idle.ipynb")
+    lab.use(GpuUse(pid=started["pid"], gpu=0, vram_bytes=5 * GIB))
+    open_page(page, lab)
+    assert "token" not in page.url
+    free = page.get_by_role("button", name="Shut down idle.ipynb to free 5.0")
+    free.wait_for(timeout=WAIT)
+    assert free.inner_text().replace("\xa0", " ") == "Shut down to free 5.0 GiB"
+
+    focused = page.locator(":focus")
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        if focused.get_attribute("aria-label") == "Shut down idle.ipynb":
+            break
+    assert focused.get_attribute("aria-label") == "Shut down idle.ipynb"
+    page.keyboard.press("Enter")
+    dialog = page.get_by_role("dialog", name="Shut down idle.ipynb?")
+    dialog.wait_for(timeout=WAIT)
+    assert focused.inner_text() == "Cancel"
+    page.keyboard.press("Escape")
+    dialog.wait_for(state="detached", timeout=WAIT)
+    assert focused.get_attribute("aria-label") == "Shut down idle.ipynb"
+    assert lab.host.holders() == ["idle.ipynb", None]
+
+    page.keyboard.press("Space")
+    dialog.wait_for(timeout=WAIT)
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    lab.use_no_more(started["pid"])
+    row(page, "idle.ipynb").wait_for(state="detached", timeout=WAIT)
+    page.get_by_text("idle.ipynb was shut down.").wait_for(state="attached", timeout=WAIT)
+    assert lab.host.holders() == [None, None]
+    assert complaints == []
+
+
+def test_the_doctors_findings_are_shown_with_a_fix_to_copy(lab: Lab, page: Page, complaints: list[str]) -> None:
+    """Where a node is missing the panel says what, why, and the command that mends it, which a button copies."""
+    (lab.root / "dev/kfd").unlink()
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    open_page(page, lab)
+    problem = page.locator(".rocmlab-Problem").filter(has_text="/dev/kfd").first
+    problem.wait_for(timeout=WAIT)
+    fix = problem.locator("code").inner_text()
+
+    problem.get_by_role("button", name="Copy the fix").click()
+    problem.get_by_text("Copied").wait_for(timeout=WAIT)
+
+    assert fix
+    assert page.evaluate("navigator.clipboard.readText()") == fix
+    assert all(text.strip() for text in problem.locator("p").all_inner_texts())
+    assert complaints == []
+
+
+def test_a_kernel_without_a_gpu_is_called_cpu(lab: Lab, page: Page) -> None:
+    """The status bar does not sample for it, and does not show another kernel's GPU."""
+    streams: list[str] = []
+    page.on("request", lambda request: streams.append(request.url) if "api/stream" in request.url else None)
+    lab.notebook("plain.ipynb", "torch-cpu")
+    page.goto(lab.url("lab/tree/plain.ipynb"))
+    item = page.locator(".rocmlab-StatusItem-button")
+    item.filter(has_text="CPU").wait_for(timeout=WAIT)
+
+    assert item.inner_text() == "CPU"
+    assert streams == []
+
+
+def test_a_lost_connection_is_said_and_comes_back(lab: Lab, page: Page) -> None:
+    """While the server is away the page says so; afterwards it goes on by itself."""
+    open_page(page, lab)
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+
+    lab.stop()
+    page.get_by_text("connection lost: trying again…").first.wait_for(timeout=WAIT)
+    lab.start()
+    page.wait_for_selector(".rocmlab-Status[data-status=live]", timeout=WAIT)
+
+    assert page.locator("[role=status]").inner_text() == "Connected again."
+    assert errors == []
+
+
+def test_nothing_is_asked_for_while_nobody_looks(lab: Lab, page: Page) -> None:
+    """The stream ends with the last view of it, such as when another tab of JupyterLab covers the panel."""
+    streams: list[str] = []
+    page.on("request", lambda request: streams.append("opened") if "api/stream" in request.url else None)
+    page.on("requestfailed", lambda request: streams.append("closed") if "api/stream" in request.url else None)
+    open_panel(page, lab)
+    assert streams == ["opened"]
+
+    page.keyboard.press("Control+Shift+l")  # a new launcher, which covers it
+    page.locator(".jp-LauncherCard").first.wait_for(timeout=WAIT)
+    end = time.monotonic() + WAIT / 1000
+    while len(streams) < 2 and time.monotonic() < end:
+        page.wait_for_timeout(50)
+
+    assert streams == ["opened", "closed"]
+
+
+TEXTS = (
+    ".rocmlab-Summary",
+    ".rocmlab-Banner strong",
+    ".rocmlab-Chart-title",
+    ".rocmlab-mod-busy .rocmlab-Chart-value",
+    ".rocmlab-mod-memory .rocmlab-Chart-value",
+    ".rocmlab-mod-power .rocmlab-Chart-value",
+    ".rocmlab-mod-temperature .rocmlab-Chart-value",
+    ".rocmlab-Card-lease",
+    ".rocmlab-Table thead th",
+    ".rocmlab-Button",
+)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_light_and_dark_can_be_read(lab: Lab, page: Page, scheme: str) -> None:
+    """Every text has WCAG's contrast of 4.5, no width makes it scroll sideways, and a name is text and nothing else."""
+    name = "train <img src=x>.ipynb"
+    started = session(page, lab, name)
+    lab.use(GpuUse(pid=started["pid"], gpu=0, vram_bytes=11 * GIB, cu_occupancy=40))
+    page.emulate_media(color_scheme=scheme)
+    open_page(page, lab)
+    row(page, name).filter(has_text="11.0").wait_for(timeout=WAIT)
+    assert page.locator("img").count() == 0
+
+    for text in TEXTS:
+        assert contrast(page, text) >= 4.5, text
+    for width in (1280, 800, 300):
+        page.set_viewport_size({"width": width, "height": 860})
+        picture(page, f"panel_page_{scheme}_{width}")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), width
+
+
+def test_it_follows_the_theme_of_jupyterlab(lab: Lab, page: Page, complaints: list[str]) -> None:
+    """The dark theme changes the panel's colours, those of the charts too, without a reload."""
+    open_panel(page, lab)
+    plot = card(page, lab.host.devices[0]).locator("canvas").first
+    plot.wait_for(timeout=WAIT)
+    picture(page, "panel_lab_light")
+    before = plot.evaluate("node => node.toDataURL()")
+    page.get_by_role("menuitem", name="Settings", exact=True).click()
+    page.get_by_text("Theme", exact=True).hover()
+    page.get_by_text("JupyterLab Dark", exact=True).click()
+    page.wait_for_selector("body[data-jp-theme-light=false]", state="attached", timeout=WAIT)
+    page.wait_for_timeout(1500)  # a snapshot later
+    picture(page, "panel_lab_dark")
+
+    assert plot.evaluate("node => node.toDataURL()") != before
+    for text in TEXTS[:-1]:
+        assert contrast(page, text) >= 4.5, text
+    assert complaints == []

@@ -1,0 +1,126 @@
+"""A card whose driver never answers costs a second, once, and never the run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+import time
+from pathlib import Path
+
+import notebook_files
+import pytest
+
+from rocmlab.devices import discover
+from rocmlab.devices.simulated import write_host
+from rocmlab.runner import claim, placement
+from rocmlab.runner.aside import Aside
+from rocmlab.runner.command import main
+from rocmlab.runner.placement import free_vram
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with two notebooks, as the current folder."""
+    for name in "ab":
+        notebook_files.write(tmp_path / f"notebooks/{name}.ipynb", "print(1)")
+    monkeypatch.chdir(tmp_path)
+    for module in (claim, placement):  # what hangs in one test must not count in the next
+        monkeypatch.setattr(module, "DRIVERS", Aside(seconds=0.5))
+    return tmp_path
+
+
+def test_what_hangs_is_asked_once(caplog: pytest.LogCaptureFixture) -> None:
+    """The first who asks waits a little, the others not at all; when it answers again, it is asked again."""
+    aside, gate, calls = Aside(seconds=0.2), threading.Event(), []
+
+    def read() -> int:
+        calls.append(1)
+        gate.wait(60)
+        return len(calls)
+
+    async def several() -> tuple[list[int | None], float]:
+        first = await asyncio.gather(*(aside.later("a card", read) for _ in range(3)))
+        begin = time.monotonic()
+        again = [await aside.later("a card", read) for _ in range(100)]
+        assert aside.now("a card", read) is None
+        return [*first, *again], time.monotonic() - begin
+
+    with caplog.at_level(logging.WARNING, "rocmlab"):
+        answers, seconds = asyncio.run(several())
+    calls_meanwhile = len(calls)
+    gate.set()
+    end = time.monotonic() + 60
+    while (answer := aside.now("a card", read)) is None:
+        assert time.monotonic() < end
+
+    assert answers == [None] * 103
+    assert calls_meanwhile == 1
+    assert seconds < 10  # a hundred times the limit are 20
+    assert answer == 2
+    assert [record.getMessage() for record in caplog.records] == [
+        "a card cannot be read: no answer within 0.2 s; it is not waited for"
+    ]
+
+
+def test_what_answers_is_passed_on_as_it_is() -> None:
+    """Also an error, and also to several who ask at once."""
+    aside = Aside(seconds=60)
+
+    async def several() -> list[int | None]:
+        return await asyncio.gather(*(aside.later("a card", lambda: 7) for _ in range(5)))
+
+    assert asyncio.run(several()) == [7] * 5
+    assert aside.now("nothing", lambda: None) is None
+    with pytest.raises(ZeroDivisionError):
+        aside.now("a card", lambda: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(aside.later("a card", lambda: 1 // 0))
+
+
+def test_a_hanging_sensor_hides_the_free_memory_and_no_more(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A simulated host with the fault `hang`: what is free is unknown, soon, and at once the next time."""
+    root = write_host(project / "host", gpus=2, faults=["hang:0"])
+    monkeypatch.setenv("ROCMLAB_ROOT", str(root))
+    hanging, sound = discover(root)[:2]
+
+    first = free_vram(hanging)
+    begin = time.monotonic()
+    again = [free_vram(hanging) for _ in range(100)]
+    seconds = time.monotonic() - begin
+
+    assert first is None
+    assert again == [None] * 100
+    assert seconds < 25  # a hundred times the limit are 50
+    assert free_vram(sound)
+
+
+@pytest.mark.parametrize("file", ["", "sys/class/kfd/kfd/proc/4711/vram_{kfd_id}"])
+def test_a_run_goes_on_beside_a_card_that_hangs(
+    file: str,
+    project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its sensors hang, or KFD's list of what uses it does: jobs are placed, leased and run to their end."""
+    root = write_host(project / "host", gpus=2, faults=["hang:0"])
+    monkeypatch.setenv("ROCMLAB_ROOT", str(root))
+    if file:
+        path = file.format(kfd_id=discover(root)[0].kfd_id)
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text("2147483648\n")
+        path = str((root / path).resolve().relative_to(root.resolve()))  # behind the links of /sys
+        faults = root / "rocmlab-faults.json"
+        faults.write_text(json.dumps({**json.loads(faults.read_text()), path: "hang"}))
+
+    with caplog.at_level(logging.WARNING, "rocmlab"):
+        code = main(["a", "b", "--gpus", "2", "--vram", "1GB", "--warm", "off", "--timeout", "120", "--json"])
+
+    results = json.loads(capsys.readouterr().out)
+    assert code == 0
+    hung = {"the memory", "the process list"} if file else {"the memory"}
+    assert {line.partition(" of 0000:")[0] for line in caplog.messages if "cannot be read" in line} == hung
+    assert {job["devices"][0]["index"] for job in results["jobs"]} == {0, 1}
+    assert (Path(results["run"]["folder"]) / "report.html").is_file()
