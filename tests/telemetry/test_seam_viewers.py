@@ -8,8 +8,8 @@ import os
 import pty
 import re
 import select
-import signal
 import shutil
+import signal
 import socket
 import struct
 import subprocess
