@@ -172,9 +172,9 @@ def test_descriptors_are_kept_in_bounds_and_given_back(tmp_path: Path, monkeypat
     live.step(2.0)
 
     assert finder.find(gpus(tmp_path)) == []
-    assert before < during <= before + 5
+    assert before < during <= before + 10  # of forty
     assert {each.vram_bytes for each in changed} == {2 * GIB}
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_a_file_that_fails_is_unknown_and_the_rest_is_there(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import pty
 import re
 import select
 import shutil
-import signal
 import socket
 import struct
 import subprocess
@@ -32,7 +31,6 @@ from rocmlab.telemetry.seam import programs
 from rocmlab.telemetry.seam.gpus import PID_LIMIT
 
 LIMIT_SECONDS = 120  # of a program on a slow machine
-REDRAW_SECONDS = 10.0
 CONTROL = re.compile(rb"\x1b(\[[0-9;?]*[ -/]*[@-~]|[()][0-9A-Za-z]|[=>78])|\x0f|\x0e")
 KERNEL = "0c0ffee0-1234-4321-abcd-0123456789ab"
 
@@ -186,32 +184,20 @@ class Terminal:
 
     def __init__(self, command: list[str], environment: dict[str, str]) -> None:
         self._own, theirs = pty.openpty()
-        self._rows = 50
-        self._resize(self._rows)
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 140, 0, 0))
+        environment = {name: text for name, text in environment.items() if name not in ("LINES", "COLUMNS")}
         self.process = subprocess.Popen(
             command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
         )
         os.close(theirs)
         self.text = ""
 
-    def _resize(self, rows: int) -> None:
-        fcntl.ioctl(self._own, termios.TIOCSWINSZ, struct.pack("HHHH", rows, 140, 0, 0))
-
-    def _have_it_drawn(self) -> None:
-        """Let the window have another size: all of it is drawn, and not only what has changed since."""
-        self._rows ^= 1
-        self._resize(self._rows)
-        self.process.send_signal(signal.SIGWINCH)
-
     def wait_for(self, *fragments: str) -> None:
         """Read until all of these have been on the screen since the last call."""
         self.text, raw = "", b""
-        deadline, redraw = time.monotonic() + LIMIT_SECONDS, time.monotonic() + REDRAW_SECONDS
+        deadline = time.monotonic() + LIMIT_SECONDS
         while not all(fragment in self.text for fragment in fragments):
             assert time.monotonic() < deadline, f"{fragments} not in {self.text[-4000:]}"
-            if time.monotonic() > redraw:
-                self._have_it_drawn()
-                redraw += REDRAW_SECONDS
             if select.select([self._own], [], [], 1.0)[0]:
                 try:
                     raw += os.read(self._own, 65536)
