@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 import engines
 import oracle_tools
 from clones import Clone, clone, without_docker
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell: children would ignore it, too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 OURS = (
     "BACKEND",
