@@ -119,7 +119,7 @@ class TestUp:
         printed, _ = run.communicate(timeout=60)
 
         assert run.returncode == 1, printed
-        assert "killed" in printed
+        assert "interrupted" in printed
         assert subprocess.run(kernels, capture_output=True, check=False).returncode == 1
 
     def test_run_notebooks_works_while_the_lab_is_down(self, lab: Clone, first_up: str) -> None:
