@@ -222,7 +222,7 @@ def test_paths_are_those_that_are_shown(tmp_path: Path) -> None:
     shown = Shown(root)
 
     assert shown.name(f"{work}/a/b.ipynb") == "work/a/b.ipynb"
-    assert shown.name(f"{root}/work/b.ipynb") == "work/b.ipynb"
+    assert shown.name(str(root / "work" / "b.ipynb")) == "work/b.ipynb"
     assert shown.name(f"{root}/b.ipynb") == "b.ipynb"
     assert shown.name(f"{share}/runs/b.ipynb") == "share/runs/b.ipynb"
     assert shown.name(f"{tmp_path}/way/b.ipynb") == "work/b.ipynb"

@@ -13,6 +13,7 @@ import logging
 import tempfile
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,17 +68,9 @@ class Warmth:
                 log.debug("no early warm parent for %s", name, exc_info=True)
 
     def _begin(self, name: str, environment: Mapping[str, str]) -> None:
-        specification = kernel.read(name)
-        if specification is None or not kernel.is_local(specification.get("metadata") or {}):
-            return
-        from rocmlab.runner import warm
-
-        if modules := warm.modules_for(name, specification):
-            python = kernel.interpreter(specification)
-            inherited = kernel.environment(specification, environment)
-            key = warm.key(python, modules, inherited)
-            self._parents[key] = warm.start(python, modules, inherited, Path(tempfile.gettempdir()))
-            self._early.add(key)
+        if recipe := _recipe(name, environment):
+            self._parents[recipe.key] = recipe.start()
+            self._early.add(recipe.key)
 
     def address(self, job: Job, environment: Mapping[str, str]) -> tuple[str | None, str | None]:
         """Return the address of a parent for a job's kernel, and, where there should be one, why there is none.
@@ -95,17 +88,10 @@ class Warmth:
             return None, f"{type(err).__name__}: {err}"
 
     def _address(self, job: Job, name: str, environment: Mapping[str, str]) -> tuple[str | None, str | None]:
-        specification, _ = kernel.find(name)
-        if not kernel.is_local(specification.get("metadata") or {}):
+        recipe = _recipe(name, environment)
+        if recipe is None:
             return None, None
-        from rocmlab.runner import warm
-
-        modules = warm.modules_for(name, specification)
-        if not modules:
-            return None, None
-        python = kernel.interpreter(specification)
-        inherited = kernel.environment(specification, environment)
-        key = warm.key(python, modules, inherited)
+        key = recipe.key
         parent = self._parents.get(key)
         if parent is None and self._jobs[_group(job)] < LEAST_JOBS:
             return None, None
@@ -116,7 +102,7 @@ class Warmth:
         self._early.discard(key)
         if parent is None:
             self._close_early()  # they were not what the jobs want
-            parent = self._parents[key] = warm.start(python, modules, inherited, Path(tempfile.gettempdir()))
+            parent = self._parents[key] = recipe.start()
         return (None, parent.why) if parent.why else (parent.address, None)
 
     def _close_early(self) -> None:
@@ -127,6 +113,37 @@ class Warmth:
         """End all parents."""
         while self._parents:
             self._parents.popitem()[1].close()
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """What a parent is started with."""
+
+    key: str  # what differs whenever two kernels cannot have the same parent
+    python: str
+    modules: tuple[str, ...]
+    environment: dict[str, str]
+
+    def start(self) -> Parent:
+        """Start it."""
+        from rocmlab.runner import warm
+
+        return warm.start(self.python, self.modules, self.environment, Path(tempfile.gettempdir()))
+
+
+def _recipe(name: str, environment: Mapping[str, str]) -> _Recipe | None:
+    """Return how a parent for kernels of a kernelspec is started; None if they are to be started cold."""
+    specification, _ = kernel.find(name)
+    if not kernel.is_local(specification.get("metadata") or {}):
+        return None
+    from rocmlab.runner import warm
+
+    modules = warm.modules_for(name, specification)
+    if not modules:
+        return None
+    python = kernel.interpreter(specification)
+    inherited = kernel.environment(specification, environment)
+    return _Recipe(warm.key(python, modules, inherited), python, modules, inherited)
 
 
 @functools.lru_cache(maxsize=LOOKED_AT)

@@ -72,28 +72,16 @@ def find(name: str) -> tuple[Specification, str]:
     Raises:
         jupyter_client.kernelspec.NoSuchKernel: there is none of that name.
     """
-    if found := _in_folders(name):
-        return found
-    from jupyter_client.kernelspec import KernelSpecManager  # the interpreter's own kernel, other spellings, the error
-
-    described = KernelSpecManager().get_kernel_spec(name)
-    return described.to_dict(), described.resource_dir
-
-
-def read(name: str) -> Specification | None:
-    """Return a kernelspec without the search that `find` makes for one whose name is not that of its folder."""
-    found = _in_folders(name)
-    return found[0] if found else None
-
-
-def _in_folders(name: str) -> tuple[Specification, str] | None:
     from jupyter_core.paths import jupyter_path
 
     for folder in jupyter_path("kernels"):
         path = Path(folder, name.lower(), "kernel.json")
         with contextlib.suppress(OSError, ValueError):
             return json.loads(path.read_text(encoding="utf-8")), str(path.parent)
-    return None
+    from jupyter_client.kernelspec import KernelSpecManager  # the interpreter's own kernel, other spellings, the error
+
+    found = KernelSpecManager().get_kernel_spec(name)
+    return found.to_dict(), found.resource_dir
 
 
 def start(
