@@ -7,6 +7,7 @@ ROCMLAB = PYTHONPATH=src $(PYTHON) -m rocmlab
 export NOTEBOOKS ?=
 export PARAMS ?=
 export RUN ?=
+export BENCH ?=
 TESTS ?= tests
 
 .PHONY: help up run-notebooks url status logs shell down build clean devices smi top leases kernels demo doctor monitoring monitoring-down bench test lint lock
@@ -57,8 +58,8 @@ build: ## Build the image (or make the environment) without starting
 	@$(ROCMLAB) build
 clean: ## Stop, and remove the image or the environment; the share stays
 	@$(ROCMLAB) clean
-bench: ## Measure how fast the lab starts and rebuilds
-	@$(ROCMLAB) bench up
+bench: ## Measure training, and the notebooks on GPU and CPU (BENCH="train --quick", BENCH=up)
+	@$(ROCMLAB) bench
 
 # -- For those who work on rocmlab
 test: .venv-test/ready ## Run all tests; says why any is skipped (TESTS=tests/stack for some)

@@ -32,6 +32,7 @@ OURS = (
     "JUPYTER_TOKEN",
     "BASE_IMAGE",
     "TORCH_INDEX",
+    "JAX_PACKAGES",
     "PYTHON",
     "TENSORFLOW_INDEX",
     "WHEELS",

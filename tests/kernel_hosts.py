@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 from jupyter_client.manager import AsyncKernelManager
 from jupyter_client.multikernelmanager import AsyncMultiKernelManager
+from jupyter_client.provisioning import KernelProvisionerFactory
 
 from rocmlab.devices import Device, discover
 from rocmlab.devices.simulated import write_host
 from rocmlab.lab import gpus, kernels, offers
-from rocmlab.runner.leases import Holder, Leases
+from rocmlab.runner.places.leases import Holder, Leases
 
 WAIT_SECONDS = 60.0
 REPOSITORY = Path(__file__).parents[1]
@@ -76,6 +77,7 @@ def simulated_host(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Host]:
     """A simulated host with two GPUs, rocmlab installed, and a Jupyter that finds only what a test offers."""
     installed = register(folder / "installed")
     patch.syspath_prepend(str(installed))
+    KernelProvisionerFactory.clear_instance()  # it looks for provisioners once, perhaps before this one was there
     path = os.pathsep.join(filter(None, (str(installed), str(REPOSITORY / "src"), os.environ.get("PYTHONPATH"))))
     with tempfile.TemporaryDirectory(prefix="rocmlab-test-", dir="/tmp") as short:  # sockets need a short path
         values = {

@@ -1,10 +1,12 @@
 """Stop the build when an environment is not what its backend promises.
 
-Usage: PYTHON verify.py BACKEND tensorflow|torch|lab, run by the interpreter in question. No GPU is needed.
+Usage: PYTHON verify.py BACKEND tensorflow|torch|jax|lab [JAX_PACKAGES], run by the interpreter in question. No GPU is
+needed.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
 
 
@@ -41,6 +43,28 @@ def torch(backend: str) -> None:
     sys.stderr.write(f"PyTorch {torch.__version__}: {found}\n")
 
 
+def jax(backend: str, packages: str = "") -> None:
+    """Check that JAX imports, and that it will find the plugin for the backend's GPU where packages were given.
+
+    Source: JAX looks for its plugins among the entry points of the group `jax_plugins` (xla_rocm7, xla_cuda13).
+    """
+    import jax
+
+    found = {plugin.name: plugin for plugin in importlib.metadata.entry_points(group="jax_plugins")}
+    if packages and not any(backend in name for name in found):
+        sys.exit(
+            f"error: JAX {jax.__version__} in {sys.prefix} has no plugin for {backend} (it has {sorted(found)}), so it "
+            f"would compute on the CPU, though JAX_PACKAGES={packages!r} was asked for: name the plugin for {backend} "
+            "and this JAX there, or take it back with JAX_PACKAGES="
+        )
+    for name, plugin in found.items():
+        try:
+            plugin.load()
+        except Exception as err:
+            sys.exit(f"error: JAX's plugin {name} cannot be imported ({err!r}): name another version in JAX_PACKAGES")
+    sys.stderr.write(f"JAX {jax.__version__}: {sorted(found) or 'cpu'}\n")
+
+
 def lab(_backend: str) -> None:
     """Check that JupyterLab starts without the grammar that costs every Jupyter program a second."""
     import jupyterlab.labapp
@@ -54,4 +78,4 @@ def lab(_backend: str) -> None:
 
 
 if __name__ == "__main__":
-    {"tensorflow": tensorflow, "torch": torch, "lab": lab}[sys.argv[2]](sys.argv[1])
+    {"tensorflow": tensorflow, "torch": torch, "jax": jax, "lab": lab}[sys.argv[2]](sys.argv[1], *sys.argv[3:])

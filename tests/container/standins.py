@@ -64,6 +64,16 @@ def torch(folder: Path, *, hip: str | None) -> None:
     wheel(folder, "triton-rocm", "3.7.0", {"triton/__init__.py": ""})
 
 
+def jax_plugin(folder: Path, kind: str) -> str:
+    """JAX's plugin for `rocm7` or `cuda13`, which registers as the real ones do; return what asks pip for it."""
+    name, version = f"jax-{kind}-plugin", "0.10.2+standin"
+    module = name.replace("-", "_")
+    entry_points = f"[jax_plugins]\nxla_{kind} = {module}\n"
+    files = {f"{module}/__init__.py": "", f"{module}-{version}.dist-info/entry_points.txt": entry_points}
+    wheel(folder, name, version, files)
+    return f"{name}=={version}"
+
+
 @contextmanager
 def host_nodes(groups: Mapping[str, int], mode: int = 0o660) -> Iterator[None]:
     """Put device nodes on this very host, each owned by a group; what is /dev/null opens for whom the mode lets.

@@ -74,7 +74,8 @@ def rocm_base(make_base) -> str:
 def rocm_image(rocm_base: str, make_project, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The ROCm image on the stand-in base."""
     wheels = torch_wheels(tmp_path_factory.mktemp("hip"), hip="7.2.0")
-    tag = make_project("rocm", BASE_IMAGE=rocm_base, WHEELS=wheels, TORCH_INDEX="").build()
+    jax = standins.jax_plugin(Path(wheels), "rocm7")
+    tag = make_project("rocm", BASE_IMAGE=rocm_base, WHEELS=wheels, TORCH_INDEX="", JAX_PACKAGES=jax).build()
     yield tag
     docker("image", "rm", tag)
 
@@ -96,6 +97,7 @@ def test_base_keeps_its_own_packages(rocm_image: str) -> None:
     assert kernel["env"]["PIP_CONSTRAINT"] == "/etc/rocmlab-constraints.txt"
     assert record["versions"]["torch"]["torch"] == "2.13.0+rocm7.2"
     assert record["versions"]["torch"]["triton-rocm"] == "3.7.0"
+    assert record["versions"]["torch"]["jax-rocm7-plugin"] == "0.10.2+standin"
 
 
 def test_our_layers_stay_small(rocm_image: str, base_image: str) -> None:
@@ -131,6 +133,15 @@ def test_pytorch_without_hip_stops_the_build(rocm_base: str, make_project, tmp_p
 
     with pytest.raises(RuntimeError, match=r"PyTorch 2\.13\.0 is not built for rocm .* set TORCH_INDEX"):
         make_project("rocm", BASE_IMAGE=rocm_base, WHEELS=wheels, TORCH_INDEX="").build()
+
+
+def test_a_jax_that_would_not_find_its_plugin_stops_the_build(rocm_base: str, make_project, tmp_path: Path) -> None:
+    """Packages were asked for, and none of them is the plugin for AMD's GPUs."""
+    wheels = torch_wheels(tmp_path, hip="7.2.0")
+    jax = standins.jax_plugin(Path(wheels), "cuda13")
+
+    with pytest.raises(RuntimeError, match=r"has no plugin for rocm.*JAX_PACKAGES="):
+        make_project("rocm", BASE_IMAGE=rocm_base, WHEELS=wheels, TORCH_INDEX="", JAX_PACKAGES=jax).build()
 
 
 def test_tensorflow_without_rocm_stops_the_build(make_base, make_project) -> None:

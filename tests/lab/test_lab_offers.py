@@ -16,7 +16,7 @@ from rocmlab.cli import main as run_verb
 from rocmlab.devices.simulated import write_host
 from rocmlab.errors import RocmlabError
 from rocmlab.lab import gpus, icons, kernels, offers
-from rocmlab.runner.leases import Holder
+from rocmlab.runner.places.leases import Holder
 
 XTX = "AMD Radeon RX 7900 XTX"
 

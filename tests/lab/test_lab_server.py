@@ -21,7 +21,7 @@ from panel_servers import TOKEN, Reads, Server, wait
 from rocmlab.devices.simulated import write_host
 from rocmlab.lab.server import page
 from rocmlab.lab.server.broadcast import MOST_VIEWERS
-from rocmlab.runner.leases import Holder
+from rocmlab.runner.places.leases import Holder
 
 FIRST, SECOND = "0000:03:00.0", "0000:06:00.0"
 GETS = ("api/devices", "api/history", "api/stream", "api/kernels", "metrics")

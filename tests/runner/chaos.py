@@ -21,7 +21,7 @@ from pathlib import Path
 import notebook_files
 
 from rocmlab.devices import discover
-from rocmlab.runner.leases import Leases
+from rocmlab.runner.places.leases import Leases
 
 TOKEN = "ROCMLAB_TEST_TOKEN"
 CLEAN_WITHIN_SECONDS = 2.0
@@ -202,9 +202,9 @@ def _kind(command: list[bytes], pid: int, parent: int, runner: int | None) -> st
     words = b" ".join(command)
     if pid == runner:
         return "runner"
-    if b"rocmlab.runner.serving" in words:
+    if b"rocmlab.runner.working.serving" in words:
         return "worker"
-    if b"rocmlab.runner.converting" in words:
+    if b"rocmlab.runner.working.converting" in words:
         return "converter"
     if b"parent.py" in words:
         return "warm parent" if parent == runner else "kernel"

@@ -7,13 +7,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import kept_converter
 import notebook_files
 import pytest
 from watching import Watcher
 
 from rocmlab.devices import Device
-from rocmlab.runner.folder import RunFolder
-from rocmlab.runner.placement import Slots
+from rocmlab.runner.ground.folder import RunFolder
+from rocmlab.runner.places.placement import Slots
 
 
 @pytest.fixture
@@ -55,6 +56,13 @@ def slots(gpus: list[Device], cpu: Device) -> Slots:
 def run_folder(tmp_path: Path) -> RunFolder:
     """An empty run folder."""
     return RunFolder.create(tmp_path / "share", "test")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _converter_is_kept(kernel: str) -> Iterator[None]:
+    """Runs in this process share one converter, started in the environment of the test kernel."""
+    with kept_converter.kept():
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

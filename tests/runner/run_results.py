@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rocmlab.runner import files
-from rocmlab.runner.jobs import EXIT_CODES, Result
+from rocmlab.runner.ground import files
+from rocmlab.runner.ground.jobs import EXIT_CODES, Result
 
 GPU = {"backend": "rocm", "index": 0, "name": "Radeon RX 7900 XTX", "gfx": "gfx1100", "pci_address": "0000:03:00.0"}
 CPU = {"backend": "cpu", "index": 0, "name": "a processor", "gfx": None, "pci_address": None}

@@ -12,12 +12,16 @@ from pathlib import Path
 import notebook_files
 import pytest
 
+from rocmlab.cli import leases
 from rocmlab.devices import discover
 from rocmlab.devices.simulated import write_host
-from rocmlab.runner import claim, placement
-from rocmlab.runner.aside import Aside
+from rocmlab.lab import ownership
 from rocmlab.runner.command import main
-from rocmlab.runner.placement import free_vram
+from rocmlab.runner.ground.aside import Aside
+from rocmlab.runner.places import claim, occupants, placement
+from rocmlab.runner.places.placement import free_vram
+
+PROCESSES = "sys/class/kfd/kfd/proc/4711/vram_{kfd_id}"
 
 
 @pytest.fixture
@@ -26,9 +30,19 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in "ab":
         notebook_files.write(tmp_path / f"notebooks/{name}.ipynb", "print(1)")
     monkeypatch.chdir(tmp_path)
-    for module in (claim, placement):  # what hangs in one test must not count in the next
+    for module in (claim, occupants, placement):  # what hangs in one test must not count in the next
         monkeypatch.setattr(module, "DRIVERS", Aside(seconds=0.5))
     return tmp_path
+
+
+def hang(root: Path, file: str) -> None:
+    """Let a file of the first card, such as `{kfd_id}`, never answer."""
+    path = file.format(kfd_id=discover(root)[0].kfd_id)
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    (root / path).write_text("2147483648\n")
+    path = str((root / path).resolve().relative_to(root.resolve()))  # behind the links of /sys
+    faults = root / "rocmlab-faults.json"
+    faults.write_text(json.dumps({**json.loads(faults.read_text()), path: "hang"}))
 
 
 def test_what_hangs_is_asked_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -96,7 +110,7 @@ def test_a_hanging_sensor_hides_the_free_memory_and_no_more(project: Path, monke
     assert free_vram(sound)
 
 
-@pytest.mark.parametrize("file", ["", "sys/class/kfd/kfd/proc/4711/vram_{kfd_id}"])
+@pytest.mark.parametrize("file", ["", PROCESSES])
 def test_a_run_goes_on_beside_a_card_that_hangs(
     file: str,
     project: Path,
@@ -108,12 +122,7 @@ def test_a_run_goes_on_beside_a_card_that_hangs(
     root = write_host(project / "host", gpus=2, faults=["hang:0"])
     monkeypatch.setenv("ROCMLAB_ROOT", str(root))
     if file:
-        path = file.format(kfd_id=discover(root)[0].kfd_id)
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_text("2147483648\n")
-        path = str((root / path).resolve().relative_to(root.resolve()))  # behind the links of /sys
-        faults = root / "rocmlab-faults.json"
-        faults.write_text(json.dumps({**json.loads(faults.read_text()), path: "hang"}))
+        hang(root, file)
 
     with caplog.at_level(logging.WARNING, "rocmlab"):
         code = main(["a", "b", "--gpus", "2", "--vram", "1GB", "--warm", "off", "--timeout", "120", "--json"])
@@ -124,3 +133,25 @@ def test_a_run_goes_on_beside_a_card_that_hangs(
     assert {line.partition(" of 0000:")[0] for line in caplog.messages if "cannot be read" in line} == hung
     assert {job["devices"][0]["index"] for job in results["jobs"]} == {0, 1}
     assert (Path(results["run"]["folder"]) / "report.html").is_file()
+
+
+def test_leases_are_shown_and_kernels_get_theirs_beside_a_card_that_hangs(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """KFD's list of what uses it never answers: `rocmlab leases` says so, and JupyterLab's kernel has its GPU."""
+    root = write_host(project / "host", gpus=2, faults=["hang:0"])
+    monkeypatch.setenv("ROCMLAB_ROOT", str(root))
+    hang(root, PROCESSES)
+
+    code = leases.main("leases", ["--share", str(project / "share"), "--json"])
+    found = json.loads(capsys.readouterr().out)["gpus"]
+    leases.main("leases", ["--share", str(project / "share")])
+    text = capsys.readouterr().out
+    owned = ownership.claim("all", "a.ipynb", {"ROCMLAB_SHARE": str(project / "share")}, "PyTorch")
+    owned.release()
+
+    assert code == 0
+    assert [gpu["foreign"] for gpu in found] == [None, []]
+    assert text.count("its driver does not answer, so its processes are not known") == 1
+    assert [device.index for device in owned.devices] == [0, 1]
+    assert owned.lease

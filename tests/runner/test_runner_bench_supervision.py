@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from rocmlab.errors import RocmlabError
-from rocmlab.runner import bench_supervision
+from rocmlab.runner.bench import supervision
 
 # A parent with a child that idles and one that has worked; the latter stands for a kernel.
 FAMILY = """
@@ -35,8 +35,8 @@ def test_kernels_are_left_out() -> None:
     ) as parent:
         kernel = int(parent.stdout.readline())
 
-        with_it = bench_supervision._cpu_seconds(parent.pid, set())
-        without = bench_supervision._cpu_seconds(parent.pid, {kernel})
+        with_it = supervision._cpu_seconds(parent.pid, set())
+        without = supervision._cpu_seconds(parent.pid, {kernel})
 
         for child in psutil.Process(parent.pid).children():
             child.kill()
@@ -45,10 +45,12 @@ def test_kernels_are_left_out() -> None:
     assert 0.45 < with_it - without < 1.0
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-def test_eight_jobs_are_watched_side_by_side(terminal: bool) -> None:
-    """A real run on eight simulated GPUs, shortened; whoever watches uses something, and far less than a core."""
-    (percent,) = bench_supervision.measure(1, terminal=terminal, cell_seconds=0.5)
+@pytest.mark.parametrize(("terminal", "jobs"), [(True, 4), (False, 2)])
+def test_jobs_are_watched_side_by_side(terminal: bool, jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real run on some simulated GPUs, shortened; whoever watches uses something, and far less than a core."""
+    monkeypatch.setattr(supervision, "JOBS", jobs)
+
+    (percent,) = supervision.measure(1, terminal=terminal, cell_seconds=0.4)
 
     assert 0 < percent < 60
 
@@ -63,5 +65,5 @@ def test_notebooks_that_do_not_run_are_no_figure(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Path, "write_text", broken)
 
     with pytest.raises(RocmlabError, match="side by side") as caught:
-        bench_supervision.measure(1, terminal=False, cell_seconds=0.1)
+        supervision.measure(1, terminal=False, cell_seconds=0.1)
     assert "missing a key: cells" in caught.value.problem.why

@@ -15,7 +15,7 @@ from rocmlab.devices import simulated
 
 KILLS = int(os.environ.get("CHAOS_KILLS", "40"))  # the figures in docs/verification.md are of 240
 KILLS_OF_ONE_RUN = 20
-JOBS = 12
+JOBS = 8
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

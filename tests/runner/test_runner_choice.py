@@ -8,7 +8,7 @@ import pytest
 
 from rocmlab.devices import Device, visibility
 from rocmlab.errors import RocmlabError
-from rocmlab.runner.placement import choose_gpus
+from rocmlab.runner.places.placement import choose_gpus
 
 LAB = {"ROCMLAB_BACKEND": "rocm"}
 

@@ -14,10 +14,10 @@ from rich.console import Console
 from rocmlab.devices import Device
 from rocmlab.devices.simulated import write_host
 from rocmlab.errors import RocmlabError
-from rocmlab.runner import progress
 from rocmlab.runner.command import main
-from rocmlab.runner.jobs import Job, Result
-from rocmlab.runner.placement import Place
+from rocmlab.runner.ground.jobs import Job, Result
+from rocmlab.runner.places.placement import Place
+from rocmlab.runner.screen import progress
 
 TRAIN = (
     notebook_files.PARAMETERS + "epochs: int = 1  # how often",

@@ -12,7 +12,7 @@ import pytest
 
 from rocmlab.cli import bench as verb
 from rocmlab.errors import RocmlabError
-from rocmlab.runner import bench
+from rocmlab.runner.bench import rows as bench
 
 
 def test_both_sides_are_measured_in_turn() -> None:

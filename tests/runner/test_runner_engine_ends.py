@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import engine_runs
@@ -167,10 +168,26 @@ def test_a_notebook_is_saved_now_and_then(tmp_path: Path, monkeypatch: pytest.Mo
     plain = notebooks.save
     monkeypatch.setattr(notebooks, "save", lambda notebook, path: (saves.append(path), plain(notebook, path)))
 
-    ran = engine_runs.run(tmp_path, *["x = 1"] * 50, "import time; time.sleep(2.5)", save_seconds=1)
+    ran = engine_runs.run(tmp_path, *["x = 1"] * 50, "import time; time.sleep(1.5)", save_seconds=1)
 
     assert ran.error is None
     assert 3 <= len(saves) <= 8
+
+
+def test_a_quiet_cell_wakes_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a cell says nothing the engine sleeps until something is due, and its end is noticed at once."""
+    moments: list[float] = []
+    take = messages.Messages.take
+    monkeypatch.setattr(
+        messages.Messages, "take", lambda self, ready: (moments.append(time.monotonic()), take(self, ready))[1]
+    )
+
+    ran = engine_runs.run(tmp_path, "import time; time.sleep(2.5)", save_seconds=0.3)
+
+    took = ran.notebook["cells"][0]["metadata"]["papermill"]["duration"]
+    assert ran.error is None
+    assert 2.5 <= took < 7
+    assert max(later - earlier for earlier, later in pairwise(moments)) > 1.5
 
 
 def test_a_disk_that_is_full_for_a_while_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,14 +9,14 @@ import notebook_files
 from watching import Watcher
 
 from rocmlab.devices import Device
-from rocmlab.runner.folder import RunFolder
-from rocmlab.runner.jobs import name_uniquely
-from rocmlab.runner.leases import Leases
-from rocmlab.runner.placement import Slots
-from rocmlab.runner.plan import Rules
-from rocmlab.runner.preflight import examine
+from rocmlab.runner.asking.preflight import examine
+from rocmlab.runner.asking.selection import Found
+from rocmlab.runner.ground.folder import RunFolder
+from rocmlab.runner.ground.jobs import name_uniquely
+from rocmlab.runner.places.leases import Leases
+from rocmlab.runner.places.placement import Slots
+from rocmlab.runner.places.plan import Rules
 from rocmlab.runner.runs import run
-from rocmlab.runner.selection import Found
 
 HELD = """
 import os

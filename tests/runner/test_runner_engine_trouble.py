@@ -17,12 +17,12 @@ from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from watching import Watcher
 
 from rocmlab.devices import Device
+from rocmlab.runner.asking.preflight import examine
+from rocmlab.runner.asking.selection import Found
 from rocmlab.runner.engine import kernel
-from rocmlab.runner.folder import RunFolder
-from rocmlab.runner.placement import Slots
-from rocmlab.runner.preflight import examine
+from rocmlab.runner.ground.folder import RunFolder
+from rocmlab.runner.places.placement import Slots
 from rocmlab.runner.runs import run
-from rocmlab.runner.selection import Found
 
 NEVER_LETS_GO = "import re\nre.match('(a+)+$', 'a' * 60 + 'b')  # holds the interpreter, and hears no signal"
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocmlab.errors import RocmlabError
-from rocmlab.runner import grid, parameters
+from rocmlab.runner.asking import grid, parameters
+from rocmlab.runner.asking.grid import Entry
 from rocmlab.runner.command import main
-from rocmlab.runner.grid import Entry
-from rocmlab.runner.jobs import LONGEST_NAME_BYTES, Job, name_uniquely, safe_name
+from rocmlab.runner.ground.jobs import LONGEST_NAME_BYTES, Job, name_uniquely, safe_name
 
 
 @pytest.mark.parametrize(

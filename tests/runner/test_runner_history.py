@@ -9,10 +9,11 @@ import notebook_files
 import pytest
 import run_results
 
-from rocmlab.runner import files, history
 from rocmlab.runner.command import main
-from rocmlab.runner.folder import RunFolder
-from rocmlab.runner.jobs import Job
+from rocmlab.runner.ground import files
+from rocmlab.runner.ground.folder import RunFolder
+from rocmlab.runner.ground.jobs import Job
+from rocmlab.runner.outcome import history
 
 
 def write_run(share: Path, name: str, *jobs: dict) -> Path:

@@ -9,7 +9,8 @@ from xml.etree import ElementTree
 import pytest
 import run_results
 
-from rocmlab.runner import junit, report
+from rocmlab.runner import report
+from rocmlab.runner.report import junit
 from rocmlab.runner.report.failures import Failure
 
 # What both schemas allow: attributes (all required by Ant but `skipped`) and children, in this order.

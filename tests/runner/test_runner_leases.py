@@ -26,14 +26,14 @@ from watching import Watcher, eventually, is_alive
 from rocmlab.cli import main
 from rocmlab.devices import Device, discover
 from rocmlab.devices.nvml import Nvml
-from rocmlab.runner import handover, leases, occupants
-from rocmlab.runner.folder import RunFolder
-from rocmlab.runner.jobs import Job, name_uniquely
-from rocmlab.runner.leases import Holder, Lease, Leases
-from rocmlab.runner.placement import Slots
-from rocmlab.runner.preflight import examine
+from rocmlab.runner.asking.preflight import examine
+from rocmlab.runner.asking.selection import Found
+from rocmlab.runner.ground.folder import RunFolder
+from rocmlab.runner.ground.jobs import Job, name_uniquely
+from rocmlab.runner.places import handover, leases, occupants
+from rocmlab.runner.places.leases import Holder, Lease, Leases
+from rocmlab.runner.places.placement import Slots
 from rocmlab.runner.runs import Run, run
-from rocmlab.runner.selection import Found
 
 FREE_WITHIN_SECONDS = 2.0
 STEPS = 100_000  # of the random schedules
@@ -164,7 +164,7 @@ def test_a_text_that_cannot_be_written_does_not_cost_the_lease(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("rocmlab.runner.files.write_text", full)
+    monkeypatch.setattr("rocmlab.runner.ground.files.write_text", full)
     lease = Leases(tmp_path).take(gpus[:1], ME)
 
     assert Leases(tmp_path).holder(gpus[0]) == Holder()
@@ -285,7 +285,7 @@ def test_no_schedule_leads_to_a_double_lease(tmp_path: Path, monkeypatch: pytest
 RUNNER = """
 import os, subprocess, sys, time
 from pathlib import Path
-from rocmlab.runner.leases import Holder, Leases
+from rocmlab.runner.places.leases import Holder, Leases
 import hosts
 lease = Leases(Path(sys.argv[1])).take([hosts.device(0), hosts.device(1)], Holder.here("n.ipynb"))
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"],
@@ -509,11 +509,11 @@ KILLED = """
 import sys
 from pathlib import Path
 from rocmlab.devices import Device
-from rocmlab.runner.folder import RunFolder
-from rocmlab.runner.placement import Slots
-from rocmlab.runner.preflight import examine
+from rocmlab.runner.ground.folder import RunFolder
+from rocmlab.runner.places.placement import Slots
+from rocmlab.runner.asking.preflight import examine
 from rocmlab.runner.runs import run
-from rocmlab.runner.selection import Found
+from rocmlab.runner.asking.selection import Found
 from watching import Watcher
 import hosts
 cpu = Device(backend="cpu", index=0, name="a processor", is_usable=True)

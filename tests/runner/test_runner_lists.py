@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocmlab.errors import RocmlabError
-from rocmlab.runner import lists
+from rocmlab.runner.asking import lists
+from rocmlab.runner.asking.grid import Entry
 from rocmlab.runner.command import main
-from rocmlab.runner.grid import Entry
 
 LIST = """
 defaults:

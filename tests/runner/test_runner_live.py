@@ -20,10 +20,10 @@ import pytest
 from rich.console import Console
 
 from rocmlab.devices import Device
-from rocmlab.runner import progress
-from rocmlab.runner.jobs import INTERRUPTED, STOPPED, Job, Result
-from rocmlab.runner.placement import Place
-from rocmlab.runner.usage import Meters
+from rocmlab.runner.ground.jobs import INTERRUPTED, STOPPED, Job, Result
+from rocmlab.runner.places.placement import Place
+from rocmlab.runner.places.usage import Meters
+from rocmlab.runner.screen import progress
 
 
 class Known(Meters):
@@ -243,9 +243,9 @@ SHOW = """
 import sys
 from rich.console import Console
 from rocmlab.devices import Device
-from rocmlab.runner import progress
-from rocmlab.runner.jobs import Job
-from rocmlab.runner.placement import Place
+from rocmlab.runner.screen import progress
+from rocmlab.runner.ground.jobs import Job
+from rocmlab.runner.places.placement import Place
 with progress.display(Console(file=sys.stderr), 3) as view:
     job = Job("train", "train")
     view.started(job, Place((Device(backend="cpu", index=0, name="a processor", is_usable=True),), 1))

@@ -15,9 +15,9 @@ import pytest
 
 from rocmlab.cli import main as cli
 from rocmlab.errors import RocmlabError
-from rocmlab.runner import folder as folders
 from rocmlab.runner.command import main
-from rocmlab.runner.folder import RunFolder
+from rocmlab.runner.ground import folder as folders
+from rocmlab.runner.ground.folder import RunFolder
 
 DECLARED = notebook_files.PARAMETERS + "lr: float = 1.0"
 
@@ -235,7 +235,7 @@ def test_something_is_shown_before_the_run_begins(is_terminal: bool, project: Pa
     """The first words come before notebooks, kernels and devices are looked at; a terminal shows them for that long."""
     program = (
         "import sys\n"
-        "from rocmlab.runner import command, preflight\n"
+        "from rocmlab.runner import command\nfrom rocmlab.runner.asking import preflight\n"
         "def halt(requests): sys.stdin.read(); raise SystemExit(3)\n"
         "preflight.jobs_of = halt\n"
         "command.main(['train', '--gpus', 'none'])\n"

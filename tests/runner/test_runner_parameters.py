@@ -7,7 +7,7 @@ import math
 import pytest
 
 from rocmlab.errors import RocmlabError
-from rocmlab.runner import parameters
+from rocmlab.runner.asking import parameters
 
 
 @pytest.mark.parametrize(
@@ -60,6 +60,12 @@ def test_what_is_not_a_parameter_is_refused(word: str) -> None:
     assert caught.value.exit_code == 2
 
 
-def test_the_last_value_wins() -> None:
-    """A parameter given twice has its last value."""
-    assert parameters.parse(["epochs=1,3", "seed=7", "epochs=2"]) == {"epochs": [2], "seed": [7]}
+def test_a_parameter_given_twice_is_refused() -> None:
+    """Whichever counted, the other would be lost without a word; a grid is written with a comma."""
+    assert parameters.parse(["epochs=1,3", "seed=7"]) == {"epochs": [1, 3], "seed": [7]}
+
+    with pytest.raises(RocmlabError) as caught:
+        parameters.parse(["epochs=1", "seed=7", "epochs=2"])
+
+    assert caught.value.problem.what == "-p epochs is given twice"
+    assert "-p epochs=A,B" in caught.value.problem.fix

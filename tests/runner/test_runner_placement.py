@@ -6,8 +6,8 @@ import pytest
 
 from rocmlab.devices import Device
 from rocmlab.errors import RocmlabError
-from rocmlab.runner.jobs import Job
-from rocmlab.runner.placement import Slots, choose_gpus
+from rocmlab.runner.ground.jobs import Job
+from rocmlab.runner.places.placement import Slots, choose_gpus
 
 
 def job(name: str, gpus=None) -> Job:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from rocmlab.devices import Device, discover
 from rocmlab.devices.simulated import write_host
-from rocmlab.runner.jobs import Job
-from rocmlab.runner.placement import Place, Slots, free_vram
-from rocmlab.runner.plan import Queue, longest_first
+from rocmlab.runner.ground.jobs import Job
+from rocmlab.runner.places.placement import Place, Slots, free_vram
+from rocmlab.runner.places.plan import Queue, longest_first
 
 GIB = 2**30
 CPU = Device(backend="cpu", index=0, name="a processor", is_usable=True)

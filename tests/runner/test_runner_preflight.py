@@ -8,9 +8,9 @@ from pathlib import Path
 import notebook_files
 import pytest
 
-from rocmlab.runner.jobs import Job, name_uniquely
-from rocmlab.runner.preflight import examine
-from rocmlab.runner.selection import Found
+from rocmlab.runner.asking.preflight import examine
+from rocmlab.runner.asking.selection import Found
+from rocmlab.runner.ground.jobs import Job, name_uniquely
 
 DECLARED = notebook_files.PARAMETERS + "epochs: int = 1  # how often\nlearning_rate = 1e-3\ndevice: str = 'auto'"
 

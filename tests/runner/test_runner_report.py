@@ -15,13 +15,14 @@ import pytest
 import run_results
 
 from rocmlab.devices import Device
-from rocmlab.runner import report, runs, schema
-from rocmlab.runner.folder import RunFolder
-from rocmlab.runner.jobs import Result
-from rocmlab.runner.placement import Slots
-from rocmlab.runner.preflight import examine
+from rocmlab.runner import report, runs
+from rocmlab.runner.asking.preflight import examine
+from rocmlab.runner.asking.selection import Found
+from rocmlab.runner.ground import schema
+from rocmlab.runner.ground.folder import RunFolder
+from rocmlab.runner.ground.jobs import Result
+from rocmlab.runner.places.placement import Slots
 from rocmlab.runner.report import failures, page, plots, values
-from rocmlab.runner.selection import Found
 
 HOSTILE = "\"><script>alert(1)</script>'é😀../{{ 7*7 }}\x07\x1b[31m\ud800"
 
@@ -373,7 +374,7 @@ def test_a_real_run_leaves_a_report(tmp_path: Path, cpu: Device, run_folder: Run
 
 def runs_jobs(paths: list[Path]) -> list:
     """Return the jobs of these notebooks."""
-    from rocmlab.runner.jobs import name_uniquely
+    from rocmlab.runner.ground.jobs import name_uniquely
 
     return name_uniquely(examine([Found(str(path), path) for path in paths], {}))
 

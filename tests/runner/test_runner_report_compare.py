@@ -14,9 +14,13 @@ import run_results
 from rich.console import Console
 
 from rocmlab.errors import RocmlabError
-from rocmlab.runner import compare, defaults, report, schema, summary
+from rocmlab.runner import report
+from rocmlab.runner.asking import defaults
 from rocmlab.runner.command import main
+from rocmlab.runner.ground import schema
+from rocmlab.runner.outcome import compare
 from rocmlab.runner.report import page
+from rocmlab.runner.screen import summary
 
 
 def save(runs: Path, name: str, *jobs: dict) -> Path:

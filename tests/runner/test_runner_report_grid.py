@@ -11,7 +11,8 @@ import jsonschema
 import pytest
 import run_results
 
-from rocmlab.runner import report, schema, words
+from rocmlab.runner import report
+from rocmlab.runner.ground import schema, words
 from rocmlab.runner.report import layout, page, plots, tables, values
 
 HOSTILE = "<script>alert(1)</script>\u202egnp.\nnext line" + "x" * 10_000

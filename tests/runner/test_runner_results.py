@@ -10,10 +10,12 @@ import notebook_files
 import pytest
 
 from rocmlab.errors import RocmlabError
-from rocmlab.runner import executed, files, html, words
+from rocmlab.runner.engine import executed
 from rocmlab.runner.engine.ends import describe
 from rocmlab.runner.engine.titles import title_of
-from rocmlab.runner.folder import RunFolder
+from rocmlab.runner.ground import files, words
+from rocmlab.runner.ground.folder import RunFolder
+from rocmlab.runner.working import html
 from rocmlab.training.metrics import MIME_TYPE
 
 

@@ -19,11 +19,12 @@ import notebook_files
 import pytest
 
 from rocmlab.errors import RocmlabError
-from rocmlab.runner import keys, resume
+from rocmlab.runner.asking import keys
+from rocmlab.runner.asking.preflight import jobs_of
 from rocmlab.runner.command import main
-from rocmlab.runner.folder import RunFolder
-from rocmlab.runner.jobs import Job, Request
-from rocmlab.runner.preflight import jobs_of
+from rocmlab.runner.ground.folder import RunFolder
+from rocmlab.runner.ground.jobs import Job, Request
+from rocmlab.runner.outcome import resume
 
 COUNT = """
 import os

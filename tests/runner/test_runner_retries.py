@@ -10,15 +10,15 @@ import pytest
 from watching import Watcher
 
 from rocmlab.devices import Device
+from rocmlab.runner.asking.preflight import examine
+from rocmlab.runner.asking.selection import Found
 from rocmlab.runner.command import main
-from rocmlab.runner.folder import KINDS, RunFolder
-from rocmlab.runner.jobs import Result, name_uniquely
-from rocmlab.runner.placement import Slots
-from rocmlab.runner.plan import Rules
-from rocmlab.runner.preflight import examine
+from rocmlab.runner.ground.folder import KINDS, RunFolder
+from rocmlab.runner.ground.jobs import Result, name_uniquely
+from rocmlab.runner.places.placement import Slots
+from rocmlab.runner.places.plan import Rules
 from rocmlab.runner.runs import Run, run
-from rocmlab.runner.selection import Found
-from rocmlab.runner.supervisor import Limits
+from rocmlab.runner.working.supervisor import Limits
 
 DIES_ONCE = """
 import os, pathlib, signal, time
@@ -27,7 +27,7 @@ with seen.open("a") as notes:
     notes.write(os.environ.get("HIP_VISIBLE_DEVICES", "") + "\\n")
 if len(seen.read_text().splitlines()) <= {times}:
     print("before the end", flush=True)
-    time.sleep(1)  # what a process has not sent yet dies with it
+    time.sleep({wait})  # what a process has not sent yet dies with it
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -41,7 +41,9 @@ def run_all(paths: list[Path], folder: RunFolder, slots: Slots, rules: Rules, li
 def test_a_dead_kernel_is_tried_again_on_another_gpu(tmp_path: Path, slots: Slots, run_folder: RunFolder) -> None:
     """The earlier attempt's notebook and log are kept, and the result tells of it."""
     seen = tmp_path / "seen"
-    path = notebook_files.write(tmp_path / "dies.ipynb", DIES_ONCE.format(path=str(seen), times=1), "print('done')")
+    path = notebook_files.write(
+        tmp_path / "dies.ipynb", DIES_ONCE.format(path=str(seen), times=1, wait=1), "print('done')"
+    )
 
     done = run_all([path], run_folder, slots, Rules(retries=1))
 
@@ -69,7 +71,7 @@ def test_what_a_killed_save_has_left_goes_with_the_next_attempt(
     for name in (*drafts, *others):
         (run / name).touch()
     lists = f"import os\nprint('sees', *sorted(name for name in os.listdir({str(run)!r}) if name in {drafts!r}))"
-    cells = (lists, DIES_ONCE.format(path=str(tmp_path / "seen"), times=1))
+    cells = (lists, DIES_ONCE.format(path=str(tmp_path / "seen"), times=1, wait=0))
     path = notebook_files.write(tmp_path / "dies.ipynb", *cells)
 
     done = run_all([path], run_folder, slots, Rules(retries=1))
@@ -83,7 +85,7 @@ def test_what_a_killed_save_has_left_goes_with_the_next_attempt(
 def test_the_number_of_retries_is_kept(tmp_path: Path, slots: Slots, run_folder: RunFolder) -> None:
     """After the last one the job has failed, with all its attempts."""
     seen = tmp_path / "seen"
-    path = notebook_files.write(tmp_path / "dies.ipynb", DIES_ONCE.format(path=str(seen), times=9))
+    path = notebook_files.write(tmp_path / "dies.ipynb", DIES_ONCE.format(path=str(seen), times=9, wait=0))
 
     done = run_all([path], run_folder, slots, Rules(retries=2))
 
@@ -147,7 +149,7 @@ def test_the_command_tries_once_more_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One retry without a word; the log and the table tell of it."""
-    dies = DIES_ONCE.format(path=str(tmp_path / "seen"), times=1)
+    dies = DIES_ONCE.format(path=str(tmp_path / "seen"), times=1, wait=0)
     notebook_files.write(tmp_path / "notebooks/dies.ipynb", dies)
     monkeypatch.chdir(tmp_path)
 

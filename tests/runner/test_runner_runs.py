@@ -16,14 +16,14 @@ import pytest
 from watching import Watcher
 
 from rocmlab.devices import Device
-from rocmlab.runner import processes
-from rocmlab.runner.folder import KINDS, RunFolder
-from rocmlab.runner.jobs import Result, name_uniquely
-from rocmlab.runner.placement import Slots
-from rocmlab.runner.preflight import examine
+from rocmlab.runner.asking.preflight import examine
+from rocmlab.runner.asking.selection import Found
+from rocmlab.runner.ground import processes
+from rocmlab.runner.ground.folder import KINDS, RunFolder
+from rocmlab.runner.ground.jobs import Result, name_uniquely
+from rocmlab.runner.places.placement import Slots
 from rocmlab.runner.runs import Run, run
-from rocmlab.runner.selection import Found
-from rocmlab.runner.supervisor import Limits
+from rocmlab.runner.working.supervisor import Limits
 
 OF_THE_RUN = {"journal.jsonl", "results.json", "report.html", "junit.xml"}
 LEAVE_A_CHILD = """

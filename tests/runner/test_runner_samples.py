@@ -12,9 +12,9 @@ import pytest
 
 from rocmlab.devices import Device, discover, recording
 from rocmlab.devices.simulated import Live
-from rocmlab.runner import usage
 from rocmlab.runner.command import main
-from rocmlab.runner.usage import Meters
+from rocmlab.runner.places import usage
+from rocmlab.runner.places.usage import Meters
 
 PATIENCE_SECONDS = 60.0
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rocmlab.runner import selection
+from rocmlab.runner.asking import selection
 
 
 @pytest.fixture

@@ -14,9 +14,10 @@ import pytest
 
 from rocmlab.devices import Device, discover, roots, sample
 from rocmlab.devices.simulated import Live
-from rocmlab.runner import usage, words
 from rocmlab.runner.command import main
-from rocmlab.runner.usage import UNKNOWN, Meters
+from rocmlab.runner.ground import words
+from rocmlab.runner.places import usage
+from rocmlab.runner.places.usage import UNKNOWN, Meters
 
 PATIENCE_SECONDS = 10.0
 
@@ -256,17 +257,6 @@ def test_the_processor_is_not_measured(tmp_path: Path) -> None:
     assert made.end("a") == [UNKNOWN]
     assert made.end("a") == made.end("b") == []
     made.close()
-
-
-@pytest.mark.usefixtures("quick")
-def test_over_a_gap_nothing_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that slept for an hour did not burn an hour's energy."""
-    curve = usage._Curve()
-    for now, value in ((0.0, 100.0), (2.0, 200.0), (4.0, None), (6.0, 200.0), (3600.0, 200.0), (3602.0, 100.0)):
-        curve.add(now, value)
-
-    assert (curve.area, curve.seconds) == (300 + 800 + 300, 8)
-    assert curve.mean == 175
 
 
 def test_eight_devices_cost_next_to_nothing(tmp_path: Path, meters: Meters) -> None:

@@ -14,10 +14,10 @@ import psutil
 import pytest
 from warm_kernels import Talk, ask, gone, lives, started_cold, warm
 
-from rocmlab.runner import processes
 from rocmlab.runner import warm as warm_kernels
+from rocmlab.runner.engine.forked import WarmKernel
+from rocmlab.runner.ground import processes
 from rocmlab.runner.warm import Parent, Refused
-from rocmlab.runner.warm.kernel import WarmKernel
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm kernels need Linux")
 

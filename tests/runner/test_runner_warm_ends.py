@@ -30,28 +30,28 @@ ctypes.PyDLL(None).sleep(60)
 """
 CLIENT = """
 import os, signal, sys
-from rocmlab.runner.warm import kernel
+from rocmlab.runner.engine import forked
 from warm_kernels import Talk, ask
 address, folder, code = sys.argv[1:]
-forked = kernel.start(address, folder, dict(os.environ), mark="fedcba9876543210")
-ask(forked.connection, "import subprocess")
-other = ask(forked.connection, "o = subprocess.Popen(['sleep', '60'], start_new_session=True)", "o.pid")
-same = ask(forked.connection, "o = subprocess.Popen(['sleep', '60'])", "o.pid")
+running = forked.start(address, folder, dict(os.environ), mark="fedcba9876543210")
+ask(running.connection, "import subprocess")
+other = ask(running.connection, "o = subprocess.Popen(['sleep', '60'], start_new_session=True)", "o.pid")
+same = ask(running.connection, "o = subprocess.Popen(['sleep', '60'])", "o.pid")
 if code:
-    talk = Talk(forked.connection)
+    talk = Talk(running.connection)
     talk.send(code)
-print(forked.pid, other, same, flush=True)
+print(running.pid, other, same, flush=True)
 signal.pause()
 """
 STARTER = """
 import os, signal, sys
 from pathlib import Path
 from rocmlab.runner import warm
-from rocmlab.runner.warm import kernel
+from rocmlab.runner.engine import forked
 parent = warm.start(sys.executable, [sys.argv[2]], dict(os.environ), Path(sys.argv[1]))
 if sys.argv[2] == "json":
-    forked = kernel.start(parent.address, sys.argv[1], dict(os.environ))
-    print(parent.pid, forked.pid, flush=True)
+    running = forked.start(parent.address, sys.argv[1], dict(os.environ))
+    print(parent.pid, running.pid, flush=True)
 else:
     print(parent.pid, flush=True)
 signal.pause()

@@ -17,16 +17,16 @@ import pytest
 from watching import Watcher
 
 from rocmlab.devices import Device
-from rocmlab.runner.folder import RunFolder
-from rocmlab.runner.jobs import Request, name_uniquely
-from rocmlab.runner.leases import Leases
-from rocmlab.runner.placement import Slots
-from rocmlab.runner.plan import Rules
-from rocmlab.runner.preflight import examine
+from rocmlab.runner.asking.preflight import examine
+from rocmlab.runner.asking.selection import Found
+from rocmlab.runner.ground.folder import RunFolder
+from rocmlab.runner.ground.jobs import Request, name_uniquely
+from rocmlab.runner.places.leases import Leases
+from rocmlab.runner.places.placement import Slots
+from rocmlab.runner.places.plan import Rules
 from rocmlab.runner.runs import Run, run
-from rocmlab.runner.selection import Found
-from rocmlab.runner.supervisor import Limits
-from rocmlab.runner.warmth import Warmth
+from rocmlab.runner.working.supervisor import Limits
+from rocmlab.runner.working.warmth import Warmth
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm kernels need Linux")
 

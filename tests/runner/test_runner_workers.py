@@ -22,19 +22,19 @@ import pytest
 from watching import Watcher, eventually, is_alive
 
 from rocmlab.devices import Device
-from rocmlab.runner import processes
+from rocmlab.runner.asking.preflight import examine
+from rocmlab.runner.asking.selection import Found
 from rocmlab.runner.engine.execution import SHUTDOWN_SECONDS
-from rocmlab.runner.folder import RunFolder
-from rocmlab.runner.jobs import name_uniquely
-from rocmlab.runner.leases import Leases
-from rocmlab.runner.link import Link
-from rocmlab.runner.placement import Slots
-from rocmlab.runner.plan import Before
-from rocmlab.runner.preflight import examine
+from rocmlab.runner.ground import processes
+from rocmlab.runner.ground.folder import RunFolder
+from rocmlab.runner.ground.jobs import name_uniquely
+from rocmlab.runner.places.leases import Leases
+from rocmlab.runner.places.placement import Slots
+from rocmlab.runner.places.plan import Before
 from rocmlab.runner.runs import Run, run
-from rocmlab.runner.selection import Found
-from rocmlab.runner.supervisor import Limits
-from rocmlab.runner.workers import CONVERTER, Workers
+from rocmlab.runner.working.link import Link
+from rocmlab.runner.working.supervisor import Limits
+from rocmlab.runner.working.workers import CONVERTER, Workers
 
 GONE_WITHIN_SECONDS = 10.0  # on a machine with much else to do; the figures are in docs/verification.md
 SAYS_WHO = "import os; print('worker', os.getppid(), 'end')"
@@ -129,7 +129,7 @@ def test_a_worker_that_is_killed_while_idle_costs_nothing(tmp_path: Path, cpu: D
 
 
 def test_many_jobs_leave_the_runner_and_its_workers_as_they_were(tmp_path: Path, gpus: list[Device]) -> None:
-    """Forty notebooks on two slots: two workers, no file left open, hardly any memory, no kernel that would not end."""
+    """28 notebooks on two slots: two workers, no file left open, hardly any memory, no kernel that would not end."""
     sizes: list[tuple[int, int, frozenset[int]]] = []
     cpu = Device(backend="cpu", index=0, name="a processor", is_usable=True)
 
@@ -142,14 +142,14 @@ def test_many_jobs_leave_the_runner_and_its_workers_as_they_were(tmp_path: Path,
             sizes.append((memory, me.num_fds(), frozenset(child.pid for child in below)))
 
     path = notebook_files.write(tmp_path / "n.ipynb", "pass")
-    jobs = name_uniquely(examine([Found(str(path), path)] * 40, {}))
+    jobs = name_uniquely(examine([Found(str(path), path)] * 28, {}))
 
     done = run(jobs, folder=RunFolder.create(tmp_path / "share", "test"), slots=Slots(gpus, cpu), display=Measuring())
 
     assert done.is_ok, [result.error for result in done.results]
     assert all(done.folder.file(job.name, "html").exists() for job in jobs)
     assert len(frozenset().union(*(pids for _, _, pids in sizes))) == 2
-    assert sizes[-2][0] - sizes[10][0] < 12_000_000
+    assert sizes[-2][0] - sizes[10][0] < 8_000_000
     assert sizes[-2][1] <= sizes[10][1] + 4
     assert max(result.seconds for result in done.results) < SHUTDOWN_SECONDS
 
@@ -197,7 +197,7 @@ def test_a_process_that_cannot_start_is_told_in_the_log(
     tmp_path: Path, cpu: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three attempts, then the job fails, and its log has the process's own words."""
-    monkeypatch.setattr("rocmlab.runner.workers.WORKER", "rocmlab.runner.there_is_no_such_worker")
+    monkeypatch.setattr("rocmlab.runner.working.workers.WORKER", "rocmlab.runner.there_is_no_such_worker")
 
     done = execute(tmp_path, Slots([], cpu), {"n": ("1",)})
 
@@ -225,7 +225,7 @@ def test_a_conversion_survives_its_process(tmp_path: Path, monkeypatch: pytest.M
                 self.process.wait()
                 self.process.returncode = None  # as if it were killed just after it was looked at
 
-    monkeypatch.setattr("rocmlab.runner.workers.Link", Killed)
+    monkeypatch.setattr("rocmlab.runner.working.workers.Link", Killed)
 
     async def convert() -> list[str | None]:
         workers = Workers(os.environ, 1)
@@ -249,7 +249,7 @@ def convert_with(source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """Run a notebook with a converter that is another program; it is in the module `another`."""
     (folder / "modules").mkdir()
     (folder / "modules/another.py").write_text(source)
-    monkeypatch.setattr("rocmlab.runner.workers.CONVERTER", "another")
+    monkeypatch.setattr("rocmlab.runner.working.workers.CONVERTER", "another")
     environment = {**os.environ, "PYTHONPATH": f"{folder / 'modules'}:{os.environ['PYTHONPATH']}"}
     cpu = Device(backend="cpu", index=0, name="a processor", is_usable=True)
     return execute(folder, Slots([], cpu), {"n": ("1",)}, environment=environment)
@@ -257,7 +257,7 @@ def convert_with(source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_conversion_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its process is killed, the job is in the journal before that, and the result says why there is no HTML."""
-    monkeypatch.setattr("rocmlab.runner.workers.CONVERSION_SECONDS", 1.5)
+    monkeypatch.setattr("rocmlab.runner.working.workers.CONVERSION_SECONDS", 1.5)
     source = "import os, pathlib, sys, time\npathlib.Path(%r).write_text(str(os.getpid()))\ntime.sleep(600)"
 
     done = convert_with(source % str(tmp_path / "pid"), tmp_path, monkeypatch)
@@ -288,7 +288,7 @@ def test_an_interrupted_conversion_is_made_up_for_when_the_run_is_continued(
             os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr("rocmlab.runner.workers.CONVERTER", "hangs")
+        patch.setattr("rocmlab.runner.working.workers.CONVERTER", "hangs")
         patch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ['PYTHONPATH']}")
         cut = run(jobs, folder=folder, slots=Slots([], cpu), display=Interrupts())
     before = Before({"n": cut.results[0]}, {}, cut.started, cut.seconds, [])
@@ -313,7 +313,7 @@ def test_a_converter_that_cannot_be_started_costs_only_the_html(
                 raise BlockingIOError(11, "Resource temporarily unavailable")
             super().__init__(module, environment)
 
-    monkeypatch.setattr("rocmlab.runner.workers.Link", Refused)
+    monkeypatch.setattr("rocmlab.runner.working.workers.Link", Refused)
 
     done = execute(tmp_path, Slots([], cpu), {"1": (SAYS_WHO,), "2": (SAYS_WHO,)})
 
@@ -431,12 +431,12 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from rocmlab.devices import Device
-from rocmlab.runner.folder import RunFolder
-from rocmlab.runner.placement import Slots
-from rocmlab.runner.plan import Rules
-from rocmlab.runner.preflight import examine
+from rocmlab.runner.ground.folder import RunFolder
+from rocmlab.runner.places.placement import Slots
+from rocmlab.runner.places.plan import Rules
+from rocmlab.runner.asking.preflight import examine
 from rocmlab.runner.runs import run
-from rocmlab.runner.selection import Found
+from rocmlab.runner.asking.selection import Found
 from watching import Watcher
 import hosts
 cpu = Device(backend="cpu", index=0, name="a processor", is_usable=True)
@@ -481,7 +481,7 @@ def running(
 def is_worker(process: psutil.Process) -> bool:
     """Return whether a process is a worker; one that has just ended is none."""
     try:
-        return "rocmlab.runner.serving" in process.cmdline()
+        return "rocmlab.runner.working.serving" in process.cmdline()
     except psutil.Error:
         return False
 

@@ -15,9 +15,9 @@ from typing import Any
 import zmq
 from jupyter_client.session import Session
 
+from rocmlab.runner.engine import forked
 from rocmlab.runner.engine import kernel as cold
-from rocmlab.runner.warm import kernel as forked
-from rocmlab.runner.warm.kernel import WarmKernel
+from rocmlab.runner.engine.forked import WarmKernel
 
 ANSWER_SECONDS = 60.0
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rocmlab.runner.jobs import Result
+from rocmlab.runner.ground.jobs import Result
 
 
 class Watcher:

@@ -141,6 +141,17 @@ class TestValues:
         assert values(tmp_path, tmp_path, TORCH_INDEX="")["TORCH_INDEX"] == ""
         assert values(tmp_path, tmp_path)["TORCH_INDEX"] == resolve.TORCH_INDEXES["rocm"]
 
+    def test_jaxs_plugin_is_none_until_one_is_named(self, tmp_path: Path) -> None:
+        """Without a choice nothing is written; a choice comes through, and lasts."""
+        new = tmp_path / "new"
+        new.mkdir()
+        words = "jax-cuda13-plugin[with-cuda]==0.10.2 other==1"
+        named = values(tmp_path, tmp_path, JAX_PACKAGES=words)
+        settings.save(settings.load(tmp_path, {"JAX_PACKAGES": words}), named)
+
+        assert "JAX_PACKAGES" not in values(new, tmp_path)
+        assert values(tmp_path, tmp_path)["JAX_PACKAGES"] == words
+
 
 class TestPip:
     """What pip knows of mirrors and proxies is lent to the build."""

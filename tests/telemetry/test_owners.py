@@ -26,13 +26,13 @@ from pretenders import WAIT_SECONDS, attributed, gpus, reader
 from rocmlab.devices import Device
 from rocmlab.devices.simulated import write_host
 from rocmlab.lab import warmth
-from rocmlab.runner.folder import RunFolder
-from rocmlab.runner.jobs import name_uniquely
-from rocmlab.runner.placement import Slots
-from rocmlab.runner.plan import Rules
-from rocmlab.runner.preflight import examine
+from rocmlab.runner.asking.preflight import examine
+from rocmlab.runner.asking.selection import Found
+from rocmlab.runner.ground.folder import RunFolder
+from rocmlab.runner.ground.jobs import name_uniquely
+from rocmlab.runner.places.placement import Slots
+from rocmlab.runner.places.plan import Rules
 from rocmlab.runner.runs import run
-from rocmlab.runner.selection import Found
 from rocmlab.telemetry.model import GpuProcess, Owner
 from rocmlab.telemetry.owners import LabSource, ProcSource, merged
 

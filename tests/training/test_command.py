@@ -46,8 +46,20 @@ def test_list_tells_what_is_in_the_share(tmp_path, capsys):
     main(["list", "--share", str(tmp_path)])
     after = capsys.readouterr().out
 
-    assert before == {"mnist": False, "fashion_mnist": False, "tiny": False}
+    assert before == dict.fromkeys(("mnist", "fashion_mnist", "trec", "minilm", "tiny"), False)
     assert [line.split()[0] for line in after.splitlines() if "in the share" in line] == ["tiny"]
+
+
+def test_list_shows_small_sizes_and_the_folder_of_models(tmp_path, capsys):
+    """Questions of less than a megabyte are not 0 MB, and weights belong into the share's folder for models."""
+    main(["list", "--share", str(tmp_path)])
+    shown = capsys.readouterr().out
+    main(["list", "--share", str(tmp_path), "--json"])
+
+    folders = {row["name"]: row["folder"] for row in json.loads(capsys.readouterr().out)}
+    assert "trec           not fetched   0.4 MB" in shown
+    assert folders["minilm"] == str(tmp_path / "models/minilm")
+    assert folders["trec"] == str(tmp_path / "data/trec")
 
 
 def test_unknown_name_is_a_usage_error(capsys):

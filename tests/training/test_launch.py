@@ -8,13 +8,17 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from rocmlab.devices import Device
 from rocmlab.errors import RocmlabError
 from rocmlab.training import interpreters, launch
+from rocmlab.training.collectives import Collectives
 
+FOUND = Collectives("nccl", {"NCCL_P2P_DISABLE": "1"}, 12.5, ("nccl: hangs",))
 SRC = str(Path(launch.__file__).parents[2])
 
 # What torchelastic does as far as launch relies on it: a process per rank in a session of its own, prefixed lines,
@@ -108,11 +112,11 @@ def test_gpus_are_counted_within_the_mask_of_this_process(script, capfd, monkeyp
     if mask is not None:
         monkeypatch.setenv("HIP_VISIBLE_DEVICES", mask)
 
-    launch.run(script("print(os.environ['HIP_VISIBLE_DEVICES'], os.environ['WORLD_SIZE'])\n"), gpus=gpus)
+    program = script("print(os.environ['HIP_VISIBLE_DEVICES'], os.environ['WORLD_SIZE'])\n")
+    launch.run(program, gpus=gpus, collectives=FOUND)
 
-    assert set(capfd.readouterr().out.splitlines()) == {
-        f"[rank {rank}] {seen} {len(gpus)}" for rank in range(len(gpus))
-    }
+    lines = set(capfd.readouterr().out.splitlines()) - set(FOUND.sentence().splitlines())
+    assert lines == {f"[rank {rank}] {seen} {len(gpus)}" for rank in range(len(gpus))}
 
 
 @pytest.mark.usefixtures("torch")
@@ -126,7 +130,94 @@ def test_gpus_that_the_mask_does_not_have_are_an_error(script, monkeypatch, mask
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", mask)
 
     with pytest.raises(RocmlabError, match="cannot be picked"):
-        launch.run(script(""), gpus=gpus)
+        launch.run(script(""), gpus=gpus, collectives=FOUND)
+
+
+@pytest.mark.usefixtures("torch")
+def test_ranks_talk_the_way_that_the_probe_found(script, capfd, monkeypatch):
+    """Before GPUs train together it is found out how they can talk; the ranks get that way and its remedies."""
+    probed = []
+
+    def probe(**where):
+        probed.append(where)
+        return FOUND
+
+    monkeypatch.setattr(launch.probes, "probe", probe)
+    names = ("ROCMLAB_COLLECTIVES", "NCCL_P2P_DISABLE", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
+    program = script(f"print(*(os.environ.get(name) for name in {names}))\n")
+
+    launch.run(program, gpus=[0, 1])
+    launch.run(program, gpus=[0])
+    launch.run(program, processes=2)
+
+    assert probed == [{"gpus": [0, 1]}]
+    lines = sorted(capfd.readouterr().out.splitlines())
+    ranks = [f"[rank {rank}] {way}" for rank, way in ((0, "gloo None 3"), (0, "nccl 1 3"), (0, "nccl None 3"))]
+    assert lines == sorted([*FOUND.sentence().splitlines(), *ranks, "[rank 1] gloo None 3", "[rank 1] nccl 1 3"])
+
+
+@pytest.mark.usefixtures("torch")
+def test_after_a_failure_on_gpus_the_way_is_probed_again(script, monkeypatch):
+    """What was remembered may be what failed."""
+    forgotten = []
+    monkeypatch.setattr(launch.probes, "forget", lambda gpus: forgotten.append(list(gpus)))
+
+    with pytest.raises(RocmlabError, match="failed") as caught:
+        launch.run(script("sys.exit(1)"), gpus=[0, 1], collectives=FOUND)
+
+    assert forgotten == [[0, 1]]
+    assert "NCCL_DEBUG=WARN" in caught.value.problem.fix
+
+
+XTX = Device("rocm", 0, "Radeon RX 7900 XTX", is_usable=True, gfx="gfx1100", pci_address="0000:03:00.0", is_apu=False)
+GRAPHICS = Device("rocm", 1, "Radeon Graphics", is_usable=True, gfx="gfx1036", pci_address="0000:0d:00.0", is_apu=True)
+
+
+@pytest.mark.usefixtures("torch")
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        (GRAPHICS, "Radeon Graphics (gfx1036, APU, 0000:0d:00.0)"),
+        (replace(XTX, index=1, gfx="gfx1030"), "gfx1030"),
+        (replace(XTX, index=1, name="Radeon RX 7900 XT"), "Radeon RX 7900 XT (gfx1100"),
+    ],
+    ids=["a processor's graphics", "another gfx", "another name"],
+)
+def test_gpus_of_different_kinds_are_refused(script, monkeypatch, other, named):
+    """The job would hang; the error names both kinds, why, and the mask that works."""
+    monkeypatch.setattr(launch, "discover", lambda: [other, XTX, replace(XTX, index=2)])
+
+    with pytest.raises(RocmlabError, match="different kinds") as caught:
+        launch.run(script(""), gpus=[0, 1, 2], collectives=FOUND)
+
+    problem = caught.value.problem
+    assert named in problem.what
+    assert problem.fix.endswith("HIP_VISIBLE_DEVICES=0,2")
+    launch.refuse_mixed([XTX, replace(XTX, index=2)])
+
+
+@pytest.mark.parametrize(
+    ("failed", "notes", "first"),
+    [
+        ({0: 1, 1: -9}, {0: 5}, (1, -9)),
+        ({0: 1, 1: 1}, {0: 8, 1: 5}, (1, 1)),
+        ({0: 1, 1: 7}, {0: 5}, (1, 7)),
+        ({0: -6, 1: 1}, {1: 5}, (1, 1)),
+        ({0: -6}, {}, (0, -6)),
+        ({}, {}, (None, 1)),
+    ],
+    ids=["killed", "raised earlier", "left at once", "abort after it", "abort alone", "nothing told"],
+)
+def test_rank_to_blame_is_the_one_that_failed_first(tmp_path, failed, notes, first):
+    """Those that only lost their partner are not blamed, whatever torchelastic saw first."""
+    told = "\n".join(
+        f"[{rank}]:\n  rank      : {rank} (local_rank: {rank})\n  exitcode  : {code} (pid: 4{rank})"
+        for rank, code in failed.items()
+    )
+    for rank, when in notes.items():
+        (tmp_path / f"rank{rank}").write_text(str(when))
+
+    assert launch._culprit(told, 1, tmp_path) == first
 
 
 @pytest.mark.usefixtures("torch")

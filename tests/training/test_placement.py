@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -43,6 +44,48 @@ def install_tensorflow(monkeypatch, gpus=(), build=()):
     module.sysconfig = SimpleNamespace(get_build_info=lambda: dict.fromkeys(build, True))
     monkeypatch.setitem(sys.modules, "tensorflow", module)
     return module
+
+
+def install_jax(monkeypatch, *devices, fault=None):
+    """Put a module in the place of JAX that lists devices (platform, kind, version of the platform); return it."""
+    listed = [
+        SimpleNamespace(
+            platform=platform, device_kind=kind, id=number, client=SimpleNamespace(platform_version=version)
+        )
+        for number, (platform, kind, version) in enumerate(devices)
+    ]
+    cpu = SimpleNamespace(platform="cpu", device_kind="cpu", id=0)
+    config = SimpleNamespace(jax_default_device=None, jax_platforms=None)
+    config.update = lambda name, value: setattr(config, name, value)
+
+    def local_devices():
+        if fault:
+            raise RuntimeError(fault)
+        return listed or [cpu]
+
+    jax = SimpleNamespace(config=config, local_devices=local_devices, devices=lambda kind: [cpu])
+    monkeypatch.setitem(sys.modules, "jax", jax)
+    return jax
+
+
+def install_keras(monkeypatch, backend, torch_device="cuda:0"):
+    """Put a module in the place of Keras that computes with `backend`, on PyTorch on this device; return it."""
+    keras = SimpleNamespace(device_now=torch_device)
+
+    @contextmanager
+    def device(name):
+        before, keras.device_now = keras.device_now, name
+        yield
+        keras.device_now = before
+
+    def zeros(shape):
+        kind, _, index = keras.device_now.partition(":")
+        return SimpleNamespace(device=SimpleNamespace(type=kind, index=int(index) if index else None))
+
+    keras.backend = SimpleNamespace(backend=lambda: backend)
+    keras.device, keras.ops = device, SimpleNamespace(zeros=zeros)
+    monkeypatch.setitem(sys.modules, "keras", keras)
+    return keras
 
 
 def test_torch_on_rocm_is_told_from_cuda(monkeypatch):
@@ -89,10 +132,85 @@ def test_tensorflow_pci_address_comes_from_its_own_list(monkeypatch):
     assert placement.describe("tensorflow")["pci"] == "0000:0a:00.0"
 
 
-@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+@pytest.mark.parametrize(
+    ("device", "backend"),
+    [
+        (("gpu", "AMD Instinct MI300X", "PJRT C API\nrocm 70200"), "rocm"),
+        (("gpu", "NVIDIA H200", "PJRT C API\ncuda 12090"), "cuda"),
+        (("METAL", "Metal", "jax-metal 0.1.1"), "metal"),
+    ],
+)
+def test_jax_says_through_its_client_what_made_a_gpu(monkeypatch, device, backend):
+    """JAX calls AMD's and NVIDIA's devices `gpu`; the version of the client tells which. It knows no PCI address."""
+    install_jax(monkeypatch, device)
+
+    found = placement.visible("jax")
+
+    assert found[0] == {"backend": backend, "name": device[1], "index": 0, "pci": None, "simulated": False}
+    assert [one["backend"] for one in found] == [backend, "cpu"]
+
+
+def test_choosing_the_cpu_keeps_jax_off_the_gpus(monkeypatch):
+    """After `cpu` JAX starts no GPU, and computes on the CPU if it had started one already."""
+    jax = install_jax(monkeypatch, ("gpu", "AMD Instinct MI300X", "rocm 70200"))
+
+    assert placement.choose("jax", "cpu")["backend"] == "cpu"
+    assert jax.config.jax_platforms == "cpu"
+    assert jax.config.jax_default_device.platform == "cpu"
+    assert placement.describe("jax")["backend"] == "cpu"
+
+
+def test_a_jax_that_cannot_start_says_why(monkeypatch):
+    """What JAX says itself is the reason."""
+    install_jax(monkeypatch, fault="Unable to initialize backend 'rocm'")
+
+    with pytest.raises(RocmlabError, match="Unable to initialize backend 'rocm'"):
+        placement.choose("jax")
+
+
+@pytest.mark.parametrize("framework", ["jax", "tensorflow", "torch"])
+def test_keras_is_placed_as_its_backend_is(monkeypatch, framework):
+    """`keras` means the framework that Keras computes with, and no other that is installed."""
+    install_torch(monkeypatch, ["a card"], hip="7.2")
+    install_tensorflow(monkeypatch, ["a card"], ["is_rocm_build"])
+    install_jax(monkeypatch, ("gpu", "a card", "rocm 70200"))
+    install_keras(monkeypatch, framework)
+
+    assert placement.choose("keras") == placement.describe(framework)
+    assert placement.choose("keras", "cpu")["backend"] == "cpu"
+    assert placement.describe("keras")["backend"] == "cpu"
+
+
+def test_keras_on_torch_is_on_a_gpu_of_its_own_accord_until_the_cpu_is_chosen(monkeypatch):
+    """Keras puts tensors of PyTorch on a GPU; choosing the CPU changes that, and choosing again changes it back."""
+    install_torch(monkeypatch, ["a card"], hip="7.2")
+    keras = install_keras(monkeypatch, "torch")
+
+    placement.choose("keras", "cpu")
+    assert keras.device_now == "cpu"
+
+    assert placement.choose("keras", "gpu")["backend"] == "rocm"
+    assert keras.device_now == "cuda:0"
+
+
+def test_keras_on_torch_is_where_its_tensors_are(monkeypatch):
+    """KERAS_TORCH_DEVICE may name another GPU than the first, or the CPU: what a tensor says counts."""
+    install_torch(monkeypatch, ["a card", "a card"], hip="7.2")
+
+    install_keras(monkeypatch, "torch", "cuda:1")
+    assert placement.describe("keras")["index"] == 1
+
+    install_keras(monkeypatch, "torch", "cpu")
+    assert placement.describe("keras")["backend"] == "cpu"
+    with pytest.raises(RocmlabError, match="sees no GPU"):
+        placement.choose("keras", "gpu")
+
+
+@pytest.mark.parametrize("framework", ["jax", "torch", "tensorflow"])
 def test_without_a_gpu_the_answer_is_the_cpu(monkeypatch, framework):
     """A framework without a GPU is described as CPU, whatever the host has; asking for a GPU is an error."""
     install_torch(monkeypatch)
+    install_jax(monkeypatch)
     install_tensorflow(monkeypatch, build=["is_rocm_build"])
 
     assert placement.choose(framework)["backend"] == "cpu"

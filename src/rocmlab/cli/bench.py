@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
+import os
 import platform
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rocmlab import __version__
@@ -17,14 +20,22 @@ from rocmlab.stack import project as projects
 
 BENCHES = (
     "up: starting, starting again, rebuilding, sizes, imports; devices: finding the GPUs, checking the machine; "
-    "runner: running a notebook; telemetry: what looking at the GPUs costs"
+    "runner: running a notebook; telemetry: what looking at the GPUs costs; "
+    "train: training, and the notebooks on GPU and CPU; multi-gpu: training on several GPUs"
 )
+OWN = {  # those with options of their own: `main(verb, arguments)`, the name of the bench not among them
+    "train": "rocmlab.cli.bench_train",
+    "multi-gpu": "rocmlab.cli.bench_multi_gpu",
+}
 
 
 def main(verb: str, arguments: Sequence[str]) -> int:
-    """Measure one thing and print a table, or JSON."""
+    """Measure one thing and print a table, or JSON; without a name, training."""
+    arguments = list(arguments) or _from_make(os.environ)
+    if not arguments or arguments[0] in OWN:
+        return _in_the_lab(verb, arguments)
     parser = verb_parser(verb)
-    parser.add_argument("name", choices=["up", "devices", "runner", "telemetry"], help=BENCHES)
+    parser.add_argument("name", choices=["up", "devices", "runner", "telemetry", *OWN], help=BENCHES)
     parser.add_argument("--runs", type=_positive, default=5, help="how often each figure is taken (default 5)")
     parser.add_argument("--theirs", metavar="COMMAND", help="devices, telemetry: compare with this (default: rocm-smi)")
     parser.add_argument("--row", action="append", metavar="NAME", help="runner, telemetry: only this row, repeatable")
@@ -51,6 +62,53 @@ def main(verb: str, arguments: Sequence[str]) -> int:
     for name, why in report.get("skipped", {}).items():
         print(f"{name}: not measured, {why}", file=sys.stderr)
     return 0
+
+
+def _from_make(environment: Mapping[str, str]) -> list[str]:
+    """Return what `make bench BENCH="train --quick"` says, quotes honoured, so that no shell reads it."""
+    try:
+        return shlex.split(environment.get("BENCH", ""))
+    except ValueError as err:
+        raise RocmlabError("BENCH cannot be read", f"{err}", "close the quotes: BENCH='train --quick'") from err
+
+
+def _in_the_lab(verb: str, arguments: Sequence[str]) -> int:
+    """Measure training; on the host the lab is prepared, as for `rocmlab run`, and gets these words."""
+    if not os.environ.get("ROCMLAB_RUNTIME"):
+        return _from_the_host([verb, *arguments])
+    if arguments:
+        return int(importlib.import_module(OWN[arguments[0]]).main(verb, arguments[1:]))
+    code = int(importlib.import_module(OWN["train"]).main(verb, ["--notebooks"]))
+    if _count_gpus() >= 2:
+        code = max(code, int(importlib.import_module(OWN["multi-gpu"]).main(verb, [])))
+    return code
+
+
+def _count_gpus() -> int:
+    from rocmlab.devices import discover
+    from rocmlab.runner.places.chosen import choose_gpus
+
+    return sum(
+        gpu.backend in ("rocm", "cuda") and not gpu.simulated for gpu in choose_gpus(discover(), None, os.environ)
+    )
+
+
+def _from_the_host(words: Sequence[str]) -> int:
+    from rocmlab.cli.up import announce, note
+    from rocmlab.stack.container import ContainerLab
+
+    if words[1:2] == ["train"]:
+        from rocmlab.cli import bench_train
+
+        bench_train.parser(words[0]).parse_args(words[2:])  # a wrong word is told before anything is built
+    project = projects.plan(projects.find())
+    announce(project, note)
+    with projects.locked(project, note):
+        project = projects.prepare(project, note, persist=False)
+    code = project.lab.run(list(words))
+    if isinstance(project.lab, ContainerLab) and "/" not in project.values["SHARE"]:
+        note(f"what was kept lies in the {project.lab.share()}, below bench/; JupyterLab shows it")
+    return code
 
 
 def _positive(text: str) -> int:
@@ -97,7 +155,7 @@ def _devices(runs: int, theirs: str | None) -> dict[str, Any]:
 
 def _runner(runs: int, names: Sequence[str] | None) -> dict[str, Any]:
     from rocmlab.devices import discover
-    from rocmlab.runner import bench as of_runner
+    from rocmlab.runner.bench import rows as of_runner
     from rocmlab.runner.runs import versions
 
     figures = of_runner.measure(runs, names or of_runner.ROWS)

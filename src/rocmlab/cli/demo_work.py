@@ -11,7 +11,7 @@ from typing import Any
 
 from rocmlab.devices import Device, discover
 from rocmlab.devices.simulated import PATTERNS, GpuUse, is_ours
-from rocmlab.runner.leases import Holder, Leases
+from rocmlab.runner.places.leases import Holder, Leases
 from rocmlab.telemetry.model import device_id
 
 RATES = (0.1, 0.03, 0.01, 0.003, 0.001)  # of the pretended trainings, two at a time

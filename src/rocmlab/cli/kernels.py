@@ -97,7 +97,7 @@ def _holders(devices: Sequence[Device]) -> dict[Device, str | None]:
     share = os.environ.get("ROCMLAB_SHARE")
     if not share or not devices:
         return dict.fromkeys(devices)
-    from rocmlab.runner.leases import Leases
+    from rocmlab.runner.places.leases import Leases
 
     leases = Leases.of_share(Path(share))
     return {device: str(holder) if (holder := leases.holder(device)) else None for device in devices}

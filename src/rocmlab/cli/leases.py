@@ -13,9 +13,9 @@ from rocmlab.cli.main import verb_parser
 from rocmlab.cli.table import LABELS
 from rocmlab.devices import Device, discover, is_simulated, system_root
 from rocmlab.errors import RocmlabError
-from rocmlab.runner import occupants
-from rocmlab.runner.leases import Holder, Leases
-from rocmlab.runner.occupants import Occupant
+from rocmlab.runner.places import occupants
+from rocmlab.runner.places.leases import Holder, Leases
+from rocmlab.runner.places.occupants import Occupant
 
 
 def main(verb: str, arguments: Sequence[str]) -> int:
@@ -66,13 +66,15 @@ class State:
 
     gpu: Device
     holder: Holder | None  # of its lease; None if it is free
-    foreign: list[Occupant]  # what uses it without a lease
+    foreign: list[Occupant] | None  # what uses it without a lease; None if its driver does not answer
 
     def as_dict(self) -> dict[str, Any]:
         """Return it ready for JSON."""
         names = ("backend", "index", "name", "pci_address", "partition", "unique_id")
         identity = {name: getattr(self.gpu, name) for name in names}
-        foreign = [{"pid": each.pid, "name": each.name, "vram_bytes": each.vram_bytes} for each in self.foreign]
+        foreign = None
+        if self.foreign is not None:
+            foreign = [{"pid": each.pid, "name": each.name, "vram_bytes": each.vram_bytes} for each in self.foreign]
         return {**identity, "lease": asdict(self.holder) if self.holder else None, "foreign": foreign}
 
     def lines(self) -> list[str]:
@@ -82,7 +84,8 @@ class State:
         return [
             "  ".join(filter(None, words)),
             f"  leased to {self.holder}" if self.holder else "  not leased",
-            *(f"  used without a lease by {each}" for each in self.foreign),
+            *(f"  used without a lease by {each}" for each in self.foreign or ()),
+            *(["  its driver does not answer, so its processes are not known"] if self.foreign is None else []),
         ]
 
 
@@ -90,11 +93,11 @@ def _states(share: Path) -> list[State]:
     """Return the state of every GPU, whether or not this process may use it: a mask does not hide who holds it."""
     leases = Leases.of_share(share)
     gpus = [device for device in discover() if device.backend != "cpu"]
-    seen = occupants.on_devices(gpus)
+    seen = occupants.in_time(gpus)
     found = []
     for gpu in gpus:
         holder = leases.holder(gpu)
-        found.append(State(gpu, holder, occupants.foreign(seen[gpu], holder)))
+        found.append(State(gpu, holder, occupants.foreign(seen[gpu], holder) if gpu in seen else None))
     return found
 
 

@@ -25,7 +25,7 @@ def main(verb: str, arguments: Sequence[str]) -> int:
 
 def _from_the_host(verb: str, arguments: Sequence[str]) -> int:
     from rocmlab.cli.up import announce, note
-    from rocmlab.runner.options import check, parser
+    from rocmlab.runner.asking.options import check, parser
     from rocmlab.stack import project as projects
     from rocmlab.stack.container import ContainerLab
 
@@ -58,7 +58,7 @@ def _inside(project: Project, word: str) -> str:
 
     A relative path that is a list here is translated, too: what the container finds by the same name may be another.
     """
-    from rocmlab.runner.selection import is_list
+    from rocmlab.runner.asking.selection import is_list
     from rocmlab.stack.container import ContainerLab
 
     is_path = Path(word).is_absolute() or (is_list(word) and Path(word).is_file())

@@ -12,9 +12,9 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 
+from rocmlab.devices.integral import Integral
 from rocmlab.devices.model import Device, Sample, device_id
 from rocmlab.errors import RocmlabError
 
@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from io import FileIO
     from typing import Any
 
-__all__ = ["GAP_SECONDS", "Recorder", "Recording", "Summary", "area", "device_id", "read", "series", "summarise"]
+__all__ = ["Recorder", "Recording", "Summary", "device_id", "integral", "read", "series", "summarise"]
 VERSION = 1
-GAP_SECONDS = 30.0  # between two readings; over a longer one no energy is claimed
 LINE_BYTES = 65536  # most that a line may have
 
 
@@ -195,17 +194,18 @@ def summarise(recording: Recording) -> list[Summary]:
         busy = series(samples, "busy_percent")
         power = series(samples, "power_watts")
         memory = series(samples, "gtt_used_bytes" if device == "cpu" else "vram_used_bytes")
+        power_area = integral(power)
         times = [float(sample["time_seconds"]) for sample in samples]
-        energy = recording.energy_joules.get(device, area(power)[0] if len(power) > 1 else None)
+        energy = recording.energy_joules.get(device, power_area.area if len(power) > 1 else None)
         found.append(
             Summary(
                 device=device,
                 name=str(recording.devices[device].get("name") or device),
                 seconds=times[-1] - times[0] if times else 0.0,
-                mean_busy_percent=_mean(busy),
+                mean_busy_percent=integral(busy).mean,
                 max_busy_percent=max((value for _, value in busy), default=None),
                 peak_vram_bytes=int(max(value for _, value in memory)) if memory else None,
-                mean_power_watts=_mean(power),
+                mean_power_watts=power_area.mean,
                 energy_joules=energy,
             )
         )
@@ -221,18 +221,9 @@ def series(samples: Sequence[Mapping[str, Any]], name: str) -> list[tuple[float,
     ]
 
 
-def area(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return the area below a curve, and how many seconds it stretches over, without long gaps."""
-    whole = seconds = 0.0
-    for (begin, first), (end, last) in pairwise(points):
-        if 0 < end - begin <= GAP_SECONDS:
-            whole += (end - begin) * (first + last) / 2
-            seconds += end - begin
-    return whole, seconds
-
-
-def _mean(points: Sequence[tuple[float, float]]) -> float | None:
-    whole, seconds = area(points)
-    if seconds > 0:
-        return whole / seconds
-    return points[-1][1] if points else None
+def integral(points: Sequence[tuple[float, float]]) -> Integral:
+    """Return the area below a curve, with how many seconds it stretches over and the mean."""
+    found = Integral()
+    for now, value in points:
+        found.add(now, value)
+    return found

@@ -32,6 +32,7 @@ def specification(name: str, python: str, constraints: str | None = None) -> dic
         "KERAS_BACKEND": name,
         "TF_CPP_MIN_LOG_LEVEL": "2",  # errors only: TensorFlow's information is not the reader's concern
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",  # a notebook takes the memory it needs, not the whole GPU
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # the same for JAX
         "PYDEVD_DISABLE_FILE_VALIDATION": "1",  # no warning about frozen modules in every log
     }
     if constraints:

@@ -14,8 +14,8 @@ from typing import Any
 from rocmlab.devices import Device, visibility
 from rocmlab.errors import RocmlabError
 from rocmlab.lab.gpus import Gpus, are_mixed, label, look, printable
-from rocmlab.runner import occupants
-from rocmlab.runner.leases import Holder, Lease, Leases
+from rocmlab.runner.places import occupants
+from rocmlab.runner.places.leases import Holder, Lease, Leases
 
 log = logging.getLogger("rocmlab")
 
@@ -122,7 +122,7 @@ def _options(wanted: int | str, gpus: Gpus, title: str) -> tuple[list[Device], i
 
 def _leased(options: Sequence[Device], count: int, holder: Holder, environment: Mapping[str, str], title: str) -> Owned:
     """Lease so many of these GPUs; those that are used without a lease are taken last, and with a warning."""
-    seen = occupants.on_devices(options)
+    seen = occupants.in_time(options)
     clean_first = sorted(options, key=lambda device: bool(occupants.foreign(seen.get(device, ()), None)))
     share = environment.get("ROCMLAB_SHARE")
     if not share:
@@ -149,9 +149,9 @@ def _leased(options: Sequence[Device], count: int, holder: Holder, environment: 
 def _with_warnings(owned: Owned, *warnings: str) -> Owned:
     """Add a warning for each GPU that somebody uses without a lease, and log them all."""
     found = list(warnings)
-    if any(occupants.foreign(seen, None) for seen in occupants.on_devices(owned.devices).values()):
+    if any(occupants.foreign(seen, None) for seen in occupants.in_time(owned.devices).values()):
         time.sleep(LINGER_SECONDS)  # claims are made in a thread of their own
-        for device, seen in occupants.on_devices(owned.devices).items():
+        for device, seen in occupants.in_time(owned.devices).items():
             if others := occupants.foreign(seen, None):
                 found.append(f"{label(device)} is also used by {', '.join(map(str, others))}, without a lease")
     for text in found:

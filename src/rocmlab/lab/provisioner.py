@@ -28,7 +28,7 @@ from rocmlab.devices import visibility
 from rocmlab.errors import RocmlabError
 from rocmlab.lab import kernels, ownership, warmth
 from rocmlab.lab.ownership import Owned
-from rocmlab.runner import handover
+from rocmlab.runner.places import handover
 
 REASON = "ROCMLAB_REFUSAL"  # what the kernel in a refused one's place says
 ANSWER_SECONDS = 20.0  # for a driver and a share to be looked at

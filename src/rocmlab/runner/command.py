@@ -13,17 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rocmlab.errors import RocmlabError
-from rocmlab.runner import files, grid, lists, notice, options, parameters, selection, words
-from rocmlab.runner.jobs import Job, Request, name_uniquely, stem
-from rocmlab.runner.options import parser as parser
-from rocmlab.runner.warmth import Warmth
+from rocmlab.runner.asking import grid, notice, options, parameters, selection
+from rocmlab.runner.asking.options import parser as parser
+from rocmlab.runner.ground import files, words
+from rocmlab.runner.ground.jobs import Job, Request, name_uniquely, stem
+from rocmlab.runner.working.warmth import Warmth
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from rocmlab.runner.folder import RunFolder
-    from rocmlab.runner.placement import Slots
-    from rocmlab.runner.plan import Before
+    from rocmlab.runner.ground.folder import RunFolder
+    from rocmlab.runner.places.placement import Slots
+    from rocmlab.runner.places.plan import Before
     from rocmlab.runner.runs import Run
 
 WIDTH_OF_A_LOG = 160  # columns, where there is no terminal to ask
@@ -62,14 +63,14 @@ def main(arguments: Sequence[str]) -> int:
     if asked.json:
         sys.stdout.write(files.to_json(run.as_dict()) + "\n")
     else:
-        from rocmlab.runner import summary
+        from rocmlab.runner.screen import summary
 
         summary.show(run, _console())
     return 0 if run.is_ok else 1
 
 
 def _list(asked: argparse.Namespace) -> int:
-    from rocmlab.runner import listing
+    from rocmlab.runner.outcome import listing
 
     runs = _share(asked) / "runs"
     found = listing.runs_of(runs)
@@ -83,7 +84,7 @@ def _list(asked: argparse.Namespace) -> int:
 
 
 def _new(asked: argparse.Namespace, warmth: Warmth) -> _Task:
-    from rocmlab.runner.plan import Before
+    from rocmlab.runner.places.plan import Before
 
     axes = parameters.parse(asked.parameters)
     earlier = _earlier(asked.compare, _share(asked))
@@ -92,7 +93,7 @@ def _new(asked: argparse.Namespace, warmth: Warmth) -> _Task:
 
 
 def _continued(asked: argparse.Namespace, warmth: Warmth) -> _Task:
-    from rocmlab.runner import resume
+    from rocmlab.runner.outcome import resume
 
     folder = resume.find(asked.resume, _share(asked) / "runs")
     if not asked.dry_run:
@@ -123,15 +124,16 @@ def _task(
     before: Any,  # noqa: ANN401  jobs -> Before
 ) -> _Task:
     from rocmlab.devices import discover
-    from rocmlab.runner import history, plan
-    from rocmlab.runner.placement import Slots, choose_gpus, free_vram
+    from rocmlab.runner.places.placement import Slots, choose_gpus, free_vram
 
     devices = discover()
     gpus = choose_gpus(devices, asked.gpus, os.environ)
     slots = Slots(gpus, devices[-1], is_mixed=asked.mixed, free_vram=free_vram)
     if asked.warm != "off" and _engine(asked) == "rocmlab" and not asked.dry_run:
         warmth.begin(requests, slots.usual_environment(os.environ))  # imports while the jobs are looked at
-    from rocmlab.runner.preflight import jobs_of
+    from rocmlab.runner.asking.preflight import jobs_of
+    from rocmlab.runner.outcome import history
+    from rocmlab.runner.places import plan  # what takes long has begun
 
     jobs = jobs_of(requests)
     jobs = jobs if folder else name_uniquely(jobs)
@@ -146,7 +148,7 @@ def _task(
 
 def _check_not_inside(task: _Task) -> None:
     """Refuse to wait for ever for the lease of the job that this run is started from."""
-    from rocmlab.runner.supervisor import LEASED
+    from rocmlab.runner.working.supervisor import LEASED
 
     left = [job for job in task.jobs if not job.problem and job.name not in task.before.results]
     if os.environ.get(LEASED) == "1" and task.slots.gpus and any(map(task.slots.wanted, left)):
@@ -162,7 +164,7 @@ def _requests(asked: argparse.Namespace, axes: dict[str, list[Any]]) -> list[Req
     folder = selection.notebooks_folder(os.environ)
     entries: list[grid.Entry] = []
     for word in asked.notebooks or [str(found.notebook) for found in selection.find([], folder)]:
-        entries += lists.read(selection.find_list(word, folder)) if selection.is_list(word) else [grid.Entry(word)]
+        entries += _listed(word, folder) if selection.is_list(word) else [grid.Entry(word)]
     said = {
         "kernel": asked.kernel,
         "gpus": asked.job_gpus,
@@ -177,6 +179,12 @@ def _requests(asked: argparse.Namespace, axes: dict[str, list[Any]]) -> list[Req
     requests = grid.expand(entries, folder)
     _check_anything(requests, folder)
     return requests
+
+
+def _listed(word: str, folder: Path) -> list[grid.Entry]:
+    from rocmlab.runner.asking import lists
+
+    return lists.read(selection.find_list(word, folder))
 
 
 def _check_anything(requests: Sequence[Request], folder: Path) -> None:
@@ -196,9 +204,11 @@ def _share(asked: argparse.Namespace) -> Path:
 
 def _earlier(which: str | None, share: Path) -> dict[str, Any] | None:
     """Return the results of the run to compare with, before anything runs: a night is too late to learn of a typo."""
-    from rocmlab.runner import compare
+    if not which:
+        return None
+    from rocmlab.runner.outcome import compare
 
-    return compare.load(which, share / "runs") if which else None
+    return compare.load(which, share / "runs")
 
 
 def _engine(asked: argparse.Namespace) -> str:
@@ -206,12 +216,12 @@ def _engine(asked: argparse.Namespace) -> str:
 
 
 def _run(task: _Task, warmth: Warmth) -> Run:
-    from rocmlab.runner import progress
-    from rocmlab.runner.folder import RunFolder
-    from rocmlab.runner.plan import Rules
+    from rocmlab.runner.ground.folder import RunFolder
+    from rocmlab.runner.places.plan import Rules
+    from rocmlab.runner.places.usage import Meters
     from rocmlab.runner.runs import run
-    from rocmlab.runner.supervisor import Limits
-    from rocmlab.runner.usage import Meters
+    from rocmlab.runner.screen import progress
+    from rocmlab.runner.working.supervisor import Limits
 
     asked = task.asked
     environment = {**os.environ, "ROCMLAB_SHARE": str(task.share)}
@@ -276,8 +286,8 @@ def _console(*, to_stderr: bool = False) -> Console:
 
 def _plan(task: _Task) -> int:
     """Print what would run, in that order; the exit code says whether all of it could."""
-    from rocmlab.runner import preview
-    from rocmlab.runner.plan import longest_first, planned
+    from rocmlab.runner.places.plan import longest_first, planned
+    from rocmlab.runner.screen import preview
 
     plan = [planned(job, task.slots, task.seconds, task.before) for job in longest_first(task.jobs, task.seconds)]
     if task.asked.json:

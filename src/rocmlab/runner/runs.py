@@ -13,18 +13,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from rocmlab.runner import resume, retries
-from rocmlab.runner.folder import RunFolder, now
-from rocmlab.runner.jobs import EXIT_CODES, STOPPED, Job, Result, Status, not_run
-from rocmlab.runner.placement import Place, Slots, gigabytes
-from rocmlab.runner.plan import Before, Queue, Rules, longest_first
-from rocmlab.runner.results import Run as Run
-from rocmlab.runner.results import identify, repair, result_of
-from rocmlab.runner.results import versions as versions
-from rocmlab.runner.supervisor import Ending, Event, Limits, Supervisor
-from rocmlab.runner.usage import Meters
-from rocmlab.runner.warmth import Warmth
-from rocmlab.runner.workers import Workers
+from rocmlab.runner.ground.folder import RunFolder, now
+from rocmlab.runner.ground.jobs import EXIT_CODES, STOPPED, Job, Result, Status, not_run
+from rocmlab.runner.outcome import resume, retries
+from rocmlab.runner.outcome.results import Run as Run
+from rocmlab.runner.outcome.results import identify, repair, result_of
+from rocmlab.runner.outcome.results import versions as versions
+from rocmlab.runner.places.placement import Place, Slots, gigabytes
+from rocmlab.runner.places.plan import Before, Queue, Rules, longest_first
+from rocmlab.runner.places.usage import Meters
+from rocmlab.runner.working.supervisor import Ending, Event, Limits, Supervisor
+from rocmlab.runner.working.warmth import Warmth
+from rocmlab.runner.working.workers import Workers
 
 log = logging.getLogger("rocmlab")
 

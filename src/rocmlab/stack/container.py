@@ -71,7 +71,8 @@ class ContainerLab(ABC):
     @property
     def inputs(self) -> str:
         """A digest of all the image is made from; the image carries it as the label `rocmlab.inputs`."""
-        facts = {name: self.values.get(name, "") for name in ("BASE_IMAGE", "TORCH_INDEX", "ROCMLAB_BACKEND")}
+        names = ("BASE_IMAGE", "TORCH_INDEX", "JAX_PACKAGES", "ROCMLAB_BACKEND")
+        facts = {name: self.values.get(name, "") for name in names}
         return fingerprint.digest(self.settings.project, fingerprint.IMAGE_SOURCES, facts)
 
     def engine(self, *arguments: str, timeout_seconds: float = 60) -> tuple[int, str]:

@@ -40,6 +40,7 @@ class Environment:
     torch_index: str  # an index for the PyTorch wheel; empty: pip's own configuration
     tensorflow_index: str = ""  # rocm: where AMD's TensorFlow wheels lie
     wheels: str = ""  # a folder of wheels tried before any index
+    jax_packages: str = ""  # JAX's plugin for the GPU, in pip's words; empty: JAX computes on the CPU
 
     @property
     def folder(self) -> Path:
@@ -63,6 +64,7 @@ class Environment:
             "python": self.python,
             "torch_index": self.torch_index,
             "tensorflow_index": self.tensorflow_index,
+            "jax_packages": self.jax_packages,
             "project": str(self.project),
         }
         return fingerprint.digest(self.project, fingerprint.NATIVE_SOURCES, facts)
@@ -83,6 +85,7 @@ class Environment:
         """
         version = check_python(self.python)
         record = {"backend": self.backend, "python": version, "project": str(self.project)}
+        record |= {"jax_packages": self.jax_packages} if self.jax_packages else {}
         is_new = not self._matches(record)
         if is_new and self.folder.exists():
             say("removing .venv: it is for another backend, Python or folder, or half made")
@@ -108,7 +111,9 @@ class Environment:
             found = json.loads(self.marker.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return False
-        return isinstance(found, dict) and record.items() <= found.items() and self.interpreter.exists()
+        if not isinstance(found, dict) or found.get("jax_packages", "") != self.jax_packages:
+            return False  # a plugin that was taken back would stay
+        return record.items() <= found.items() and self.interpreter.exists()
 
     def verify(self, interpreter: Path) -> None:
         """Make sure that an interpreter's frameworks are builds for the backend; the image's build asks the same.
@@ -116,16 +121,18 @@ class Environment:
         Raises:
             RocmlabError: one is not, or cannot be imported.
         """
-        for framework in ("tensorflow", "torch"):
+        for framework in ("tensorflow", "torch", "jax"):
             program = str(self.project / "docker/build/verify.py")
             command = [str(interpreter), program, self.backend, framework]
+            command += [self.jax_packages] if framework == "jax" else []
             code, output = process.capture(command, timeout_seconds=300)
             if code:
                 said = [line for line in output.splitlines() if line.strip()][-1:] or ["it cannot be imported"]
+                fix = "make up RUNTIME=docker" if self.backend == "rocm" else "make up BACKEND=cpu"
                 raise RocmlabError(
                     f"{framework} is not what the backend {self.backend} needs",
                     said[0].removeprefix("error: "),
-                    "make up RUNTIME=docker" if self.backend == "rocm" else "make up BACKEND=cpu",
+                    "make up JAX_PACKAGES=" if framework == "jax" and self.jax_packages else fix,
                 )
 
     def check_disk(self) -> None:
@@ -164,6 +171,12 @@ class Environment:
             )
             yield Step("AMD's TensorFlow", wanted)
         yield self._torch_step()
+        if self.jax_packages:
+            pinned = self.folder / "pinned.txt"
+            pinned.write_text(pins(lock.read_text(encoding="utf-8")) + f"torch=={TORCH_VERSION}\n", encoding="utf-8")
+            links = ("--find-links", self.wheels) if self.wheels else ()
+            words = (*links, "--constraint", str(pinned), *self.jax_packages.split())
+            yield Step(f"JAX's plugin ({self.jax_packages})", words)
         yield Step("rocmlab", ("--no-deps", "--no-build-isolation", "--editable", str(self.project)))
 
     def _torch_step(self) -> Step:
@@ -231,6 +244,12 @@ def without(lock: str, names: set[str]) -> str:
     """Return a locked requirements text without some packages and their hashes."""
     blocks = re.split(r"^(?=[A-Za-z0-9])", lock, flags=re.MULTILINE)
     return "".join(block for block in blocks if not ((name := PACKAGE.match(block)) and name[1] in names))
+
+
+def pins(lock: str) -> str:
+    """Return a locked requirements text without the hashes, as pip wants its constraints."""
+    found = (line.removesuffix("\\").rstrip() for line in lock.splitlines() if PACKAGE.match(line))
+    return "".join(f"{line}\n" for line in found)
 
 
 def check_python(python: str) -> str:

@@ -158,6 +158,7 @@ def _assemble(settings: Settings, choice: Choice, engine: Engine, podman: Podman
         backend=choice.backend,
         python=settings.get("PYTHON") or "python3",
         torch_index=values["TORCH_INDEX"],
+        jax_packages=values.get("JAX_PACKAGES", ""),
         tensorflow_index=tensorflow,
         wheels=settings.get("WHEELS"),
     )
@@ -302,7 +303,8 @@ def _described(settings: Settings, values: dict[str, str]) -> Project | None:
     if runtime == "podman":
         return Project(settings, choice, values, PodmanLab(settings, values, Podman(is_usable=True), gpus.Passed()))
     python = settings.get("PYTHON") or "python3"
-    environment = Environment(settings.project, backend, python, values.get("TORCH_INDEX", ""))
+    jax = values.get("JAX_PACKAGES", "")
+    environment = Environment(settings.project, backend, python, values.get("TORCH_INDEX", ""), jax_packages=jax)
     return Project(settings, choice, values, NativeLab(settings, values, environment))
 
 

@@ -32,6 +32,8 @@ def resolve(settings: Settings, choice: Choice, devices: list[Device], root: Pat
         "TORCH_INDEX": settings.chosen.get("TORCH_INDEX", TORCH_INDEXES[choice.backend]),
     }
     values |= {name: path for name, path in pip_environment(settings, os.environ).items() if path}
+    if packages := settings.get("JAX_PACKAGES"):
+        values["JAX_PACKAGES"] = packages
     if password := settings.last("GRAFANA_PASSWORD"):  # which `make monitoring` made: Grafana knows no other any more
         values["GRAFANA_PASSWORD"] = password
     if choice.is_simulated:

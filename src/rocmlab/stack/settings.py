@@ -45,6 +45,9 @@ SETTINGS = (
         "where the PyTorch wheel comes from; empty: pip's own index",
     ),
     Setting(
+        "JAX_PACKAGES", "none: JAX on the CPU", "pip's words for JAX's plugin for the GPU, of the locked JAX's version"
+    ),
+    Setting(
         "TENSORFLOW_INDEX",
         "AMD's, by ROCm version",
         "where native ROCm gets tensorflow-rocm (pip --find-links)",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-GAP_SECONDS = 90.0  # between two readings of power; over a longer one nothing is claimed
+from rocmlab.devices.integral import Integral
+
 PROOF_SECONDS = 10.0  # before which a card's own count may run ahead of its power
 FACTOR = 2.0  # within which they agree
 LEAST_JOULES = 20.0  # below which rounding decides
@@ -17,11 +18,10 @@ class EnergyMeter:
 
     def __init__(self) -> None:
         self.joules: float | None = None  # since the first reading; None as long as nothing can be told
-        self._last: tuple[float, float] | None = None  # time and watts
+        self._power = Integral()
         self._count: float | None = None  # of the device, last seen
         self._counted = 0.0
         self._area = 0.0
-        self._seconds = 0.0  # that both stretch over
         self._is_counting = False
 
     def add(self, now: float, watts: float | None, count: float | None) -> None:
@@ -32,12 +32,7 @@ class EnergyMeter:
             watts: what it draws; None is unknown.
             count: joules by its own accumulator, whose beginning does not matter; None where it has none.
         """
-        area = None
-        if watts is not None:
-            if self._last is not None and now - self._last[0] <= GAP_SECONDS:
-                area = (now - self._last[0]) * (watts + self._last[1]) / 2
-                self._seconds += now - self._last[0]
-            self._last = (now, watts)
+        area = self._power.add(now, watts)
         growth = None
         if count is not None:
             if self._count is not None and count >= self._count:
@@ -53,4 +48,4 @@ class EnergyMeter:
     def _agrees(self) -> bool:
         if self._counted < self._area / FACTOR:
             return False
-        return self._seconds < PROOF_SECONDS or self._counted <= max(self._area, LEAST_JOULES) * FACTOR
+        return self._power.seconds < PROOF_SECONDS or self._counted <= max(self._area, LEAST_JOULES) * FACTOR

@@ -16,6 +16,8 @@ from pathlib import Path
 
 from rocmlab.errors import RocmlabError
 
+KERNELS = {"jax": "torch", "transformers": "torch", "pyopencl": "torch"}  # what lives in another one's kernel
+
 
 @dataclass(frozen=True)
 class Interpreter:
@@ -30,20 +32,20 @@ class Interpreter:
 
 
 def find(framework: str) -> Interpreter:
-    """Return the interpreter of the kernel named `framework`; else this one, if it can import the framework.
+    """Return the interpreter of the kernel that has `framework`; else this one, if it can import the framework.
 
     Raises:
         RocmlabError: there is neither.
     """
     for folder in _kernel_folders():
-        path = folder / framework / "kernel.json"
+        path = folder / KERNELS.get(framework, framework) / "kernel.json"
         if path.is_file():
             return _read(path)
     if importlib.util.find_spec(framework) is not None:
         return Interpreter(sys.executable, {})
     raise RocmlabError(
         f"no interpreter with {framework} was found",
-        f"there is no kernelspec `{framework}`, and {sys.executable} cannot import it",
+        f"there is no kernelspec `{KERNELS.get(framework, framework)}`, and {sys.executable} cannot import it",
         "run `make up`, which installs both frameworks and their kernels",
     )
 

@@ -6,31 +6,30 @@ not survive a fork. So the workers run a script, one process per device.
 
 from __future__ import annotations
 
-import ctypes
 import os
-import queue
 import re
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from rocmlab.devices import visibility
+from rocmlab.devices import Device, discover, visibility
 from rocmlab.errors import RocmlabError
-from rocmlab.training import interpreters
+from rocmlab.training import children, interpreters
+from rocmlab.training import collectives as probes
+from rocmlab.training.collectives import Collectives
 
 Ranks = dict[int | None, deque[str]]  # the last lines of each rank; None: of torchelastic itself
 KEPT_LINES = 15  # of each rank, for the error
-GRACE_SECONDS = 15  # for torchelastic to end its workers
 LINE = re.compile(r"^\[rank(?P<rank>\d+)\]: ?(?:\[rank\d+\]: ?)?(?P<text>.*)$")  # PyTorch may say it twice
-FAILED_RANK = re.compile(r"Root Cause.*?rank\s*:\s*(\d+)", re.DOTALL)
+FAILED_RANK = re.compile(r"\brank\s*:\s*(?P<rank>\d+)(?:[^\n]*\n\s*exitcode\s*:\s*(?P<code>-?\d+))?")
 RANK = Path(__file__).with_name("rank.py")
-NCCL_FIX = "try NCCL_P2P_DISABLE=1, then NCCL_SHM_DISABLE=1, then HSA_ENABLE_SDMA=0; NCCL_DEBUG=WARN says more"
+TOLD = "ROCMLAB_COLLECTIVES"  # tells the ranks how to talk: nccl or gloo
+NOTES = "ROCMLAB_RANK_NOTES"  # the folder where rank.py notes when its script raised
 
 
 def run(
@@ -39,30 +38,41 @@ def run(
     processes: int | None = None,
     gpus: Sequence[int] = (),
     time_limit_seconds: float = 600,
+    collectives: Collectives | None = None,
 ) -> None:
     """Run a PyTorch script in one process per device, and show its output line by line.
 
-    Each process finds RANK, LOCAL_RANK and WORLD_SIZE in its environment; LOCAL_RANK numbers its GPU.
+    Each process finds RANK, LOCAL_RANK and WORLD_SIZE in its environment; LOCAL_RANK numbers its GPU. How ranks talk
+    is in ROCMLAB_COLLECTIVES, for `init_process_group`: `nccl` (RCCL on AMD) or `gloo`.
 
     Args:
         script: the program, written for one device.
         arguments: what it gets on its command line.
         processes: how many processes on the CPU; GPUs are hidden from them, and they share the cores evenly.
-        gpus: the GPUs to use instead, numbered as PyTorch numbers them in this process.
+        gpus: the GPUs to use instead, numbered as PyTorch numbers them in this process; all of one kind.
         time_limit_seconds: after which all of it is ended.
+        collectives: how GPUs talk to each other; None: found out first by `collectives.probe`, which remembers it.
 
     Raises:
-        RocmlabError: a process failed (with its last lines), the time was up, or PyTorch is not here.
+        RocmlabError: a process failed (with its last lines), the time was up, the GPUs are of different kinds or
+            cannot talk to each other, or PyTorch is not here.
     """
     if bool(processes) == bool(gpus):
         raise RocmlabError("say either processes or gpus", "a run is on the CPU or on GPUs", "run(script, processes=2)")
     count = len(gpus) if gpus else int(processes or 0)
     torch = interpreters.find("torch")
-    env = _environment(torch.environment(), count, gpus)
+    env = children.rank_environment(torch.environment(), count, gpus)
+    if len(gpus) > 1:
+        refuse_mixed(_known(gpus))
+        collectives = collectives or probes.probe(gpus=gpus)
+        sys.stdout.write(f"{collectives.sentence()}\n")
+    env[TOLD] = collectives.backend if collectives else "nccl" if gpus else "gloo"
+    env |= collectives.environment if collectives else {}
     options = ["--standalone", f"--nproc-per-node={count}", "--role=rank", "--tee=3"]
     ranks: Ranks = {}
     with tempfile.TemporaryDirectory(prefix="rocmlab-launch-") as logs:  # torchelastic tees through files
         options.append(f"--log-dir={logs}")
+        env[NOTES] = logs
         command = [torch.python, "-m", "torch.distributed.run", *options, str(RANK), str(script), *arguments]
         try:
             code = _stream(command, env, time.monotonic() + time_limit_seconds, ranks)
@@ -70,11 +80,42 @@ def run(
             raise RocmlabError(
                 f"{script} was not done after {time_limit_seconds:g} seconds on {count} devices",
                 _last_lines(ranks) or "it printed nothing",
-                "raise time_limit_seconds" + (f"; if a collective hangs: {NCCL_FIX}" if gpus else ""),
+                "raise time_limit_seconds" + _collective_fix(gpus),
                 exit_code=1,
             ) from err
-    if code != 0:
-        raise _failure(script, code, ranks, bool(gpus))
+        if code != 0:
+            raise _failure(script, code, ranks, gpus, Path(logs))
+
+
+def refuse_mixed(gpus: Sequence[Device]) -> None:
+    """Make sure that GPUs can share one job: one name, one gfx, no processor's own graphics beside a card.
+
+    Raises:
+        RocmlabError: they cannot; with the largest group that can.
+    """
+    kinds: dict[tuple[str, str | None, bool], list[Device]] = {}
+    for gpu in gpus:
+        kinds.setdefault((gpu.name, gpu.gfx, bool(gpu.is_apu)), []).append(gpu)
+    if len(kinds) < 2:
+        return
+    cards = [group for (_name, _gfx, is_apu), group in kinds.items() if not is_apu] or list(kinds.values())
+    largest = max(cards, key=len)
+    raise RocmlabError(
+        "GPUs of different kinds cannot share one job: " + ", ".join(_kind(gpu) for gpu in gpus),
+        "a collective over different kinds hangs or fails (a processor's own graphics beside a card always does), "
+        "and every step would wait for the slowest",
+        "use GPUs of one kind: HIP_VISIBLE_DEVICES=" + ",".join(str(gpu.index) for gpu in largest),
+    )
+
+
+def _kind(gpu: Device) -> str:
+    return f"{gpu.name} ({', '.join(filter(None, [gpu.gfx, 'APU' if gpu.is_apu else '', gpu.pci_address]))})"
+
+
+def _known(gpus: Sequence[int]) -> list[Device]:
+    """Return the GPUs at these places as the system describes them; empty where it does not know them (WSL2)."""
+    left = visibility.remaining(discover(), os.environ)
+    return [left[number] for number in gpus] if max(gpus) < len(left) else []
 
 
 def _stream(command: list[str], env: dict[str, str], deadline: float, ranks: Ranks) -> int:
@@ -92,66 +133,14 @@ def _stream(command: list[str], env: dict[str, str], deadline: float, ranks: Ran
         text=True,
         errors="replace",
         start_new_session=True,
-        preexec_fn=_end_with_parent(),
+        preexec_fn=children.end_with_parent(),
     )
     try:
-        for line in _lines(process, deadline):
+        for line in children.lines(process, deadline):
             _show(line, ranks)
         return process.wait()
     finally:
-        _end(process)
-
-
-def _environment(base: dict[str, str], count: int, gpus: Sequence[int]) -> dict[str, str]:
-    env = visibility.narrow(base, gpus)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    env["OMP_NUM_THREADS"] = env["MKL_NUM_THREADS"] = str(max(1, cores // count))
-    env["PYTHONUNBUFFERED"] = "1"  # lines appear when they are printed
-    # torchelastic's own log repeats for every rank what the error below says once.
-    env.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    if not gpus:
-        # Without it gloo asks for the address of this host's name, which a container or laptop may not have.
-        env.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-    return env
-
-
-def _end_with_parent() -> Callable[[], None] | None:
-    """Return what a Linux child calls so that it ends when the notebook's kernel is killed, and not later."""
-    if not sys.platform.startswith("linux"):
-        return None
-    prctl = ctypes.CDLL(None).prctl
-
-    def ask() -> None:
-        prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-
-    return ask
-
-
-def _lines(process: subprocess.Popen[str], deadline: float) -> Iterator[str]:
-    """Yield lines as they come.
-
-    Raises:
-        TimeoutError: the deadline passed.
-    """
-    stdout = process.stdout
-    assert stdout is not None
-    arrived: queue.Queue[str | None] = queue.Queue()
-
-    def read() -> None:
-        with stdout:
-            for line in stdout:
-                arrived.put(line.rstrip("\n"))
-        arrived.put(None)
-
-    threading.Thread(target=read, daemon=True).start()
-    while True:
-        try:
-            line = arrived.get(timeout=max(0.0, deadline - time.monotonic()))
-        except queue.Empty:
-            raise TimeoutError from None
-        if line is None:
-            return
-        yield line
+        children.end([process], env[children.MARK])
 
 
 def _show(line: str, ranks: Ranks) -> None:
@@ -165,55 +154,49 @@ def _show(line: str, ranks: Ranks) -> None:
         sys.stdout.flush()
 
 
-def _failure(script: str | Path, code: int, ranks: Ranks, is_gpu: bool) -> RocmlabError:
-    own = "\n".join(ranks.get(None, ()))
-    match = FAILED_RANK.search(own)
-    rank = int(match[1]) if match else None
+def _failure(script: str | Path, code: int, ranks: Ranks, gpus: Sequence[int], notes: Path) -> RocmlabError:
+    rank, code = _culprit("\n".join(ranks.get(None, ())), code, notes)
     who = f"rank {rank} of {script}" if rank is not None else f"{script}"
-    last = ranks.get(rank) or ranks.get(None) or ()
     return RocmlabError(
-        f"{who} failed (exit code {code})",
-        "\n".join(list(last)[-KEPT_LINES:]) or "it printed nothing",
-        f"mend {script} where these lines point" + (f"; if RCCL is to blame: {NCCL_FIX}" if is_gpu else ""),
+        f"{who} failed ({children.ending(code)})",
+        "\n".join(list(ranks.get(rank, ()))[-KEPT_LINES:]) or "it printed nothing",
+        f"mend {script} where these lines point" + _collective_fix(gpus),
         exit_code=1,
     )
 
 
+def _culprit(told: str, code: int, notes: Path) -> tuple[int | None, int]:
+    """Return the rank that failed first and its exit code; the others fail because their partner is gone.
+
+    A rank that was killed or left at once has written no note. An abort without a note comes last: so ends a process
+    whose collective never came back.
+
+    Args:
+        told: torchelastic's own lines, with the failures it saw ("rank : 1 (local_rank: 1)", "exitcode : -9").
+        code: torchelastic's exit code, for want of a better one.
+        notes: the folder with what `rank.py` noted.
+    """
+    failed = {int(match["rank"]): int(match["code"] or code) for match in FAILED_RANK.finditer(told)}
+    if not failed:
+        return None, code
+
+    def order(rank: int) -> tuple[int, int]:
+        note = notes / f"rank{rank}"
+        if note.is_file():
+            return 1, int(note.read_text() or 0)
+        return (2 if failed[rank] == -signal.SIGABRT else 0), 0
+
+    first = min(failed, key=order)
+    return first, failed[first]
+
+
+def _collective_fix(gpus: Sequence[int]) -> str:
+    """Say what to do if the GPUs' talk is to blame, and look again next time how they can talk."""
+    if len(gpus) < 2:
+        return ""
+    probes.forget(gpus)
+    return "; if a collective is to blame: the next run probes the ways again, and NCCL_DEBUG=WARN says more"
+
+
 def _last_lines(ranks: Ranks) -> str:
     return "\n".join(f"[rank {rank}] {lines[-1]}" for rank, lines in ranks.items() if rank is not None)
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """End torchelastic and, through it, its workers, which are in sessions of their own."""
-    if process.poll() is not None:
-        return
-    workers = _descendants(process.pid)
-    process.terminate()
-    try:
-        process.wait(GRACE_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-        for pid in workers:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-
-
-def _descendants(parent: int) -> list[int]:
-    """Return the processes below `parent`. Source: /proc/<pid>/stat; empty where there is no /proc."""
-    children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # ended meanwhile
-        children.setdefault(int(fields[1]), []).append(int(stat.parent.name))
-    found: list[int] = []
-    waiting = [parent]
-    while waiting:
-        below = children.get(waiting.pop(), [])
-        found += below
-        waiting += below
-    return found

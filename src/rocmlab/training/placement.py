@@ -6,10 +6,12 @@ say so.
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from rocmlab.devices import discover
@@ -17,6 +19,8 @@ from rocmlab.errors import RocmlabError
 
 Description = dict[str, Any]  # backend, name, index, pci, simulated
 CHOICES = ("auto", "gpu", "cpu")
+_keras_scope = ExitStack()  # what makes Keras on PyTorch compute on the CPU, for as long as it is wanted
+atexit.register(_keras_scope.close)
 
 
 def choose(framework: str, device: str = "auto") -> Description:
@@ -25,11 +29,17 @@ def choose(framework: str, device: str = "auto") -> Description:
     Call it before the framework computes anything. `auto` takes the first GPU the framework can use, else the
     CPU; `gpu` insists on one; `cpu` hides them all from this process.
 
+    Args:
+        framework: `tensorflow`, `jax` or `torch`; `keras` for the one that Keras computes with.
+        device: `auto`, `gpu` or `cpu`.
+
     Raises:
         RocmlabError: a GPU was asked for and the framework has none, or the words are unknown.
     """
     if device not in CHOICES:
         raise RocmlabError(f"device={device!r} is unknown", "", f"use one of: {', '.join(CHOICES)}")
+    if framework == "keras":
+        _keras_scope.close()
     if device == "cpu":
         _hide_gpus(framework)
         return _cpu()
@@ -99,7 +109,7 @@ def _description(backend: str, name: str, index: int, pci: str | None = None) ->
 
 
 def _reader(framework: str) -> Callable[[], list[Description]]:
-    readers = {"tensorflow": _tensorflow_gpus, "torch": _torch_gpus}
+    readers = {"tensorflow": _tensorflow_gpus, "jax": _jax_gpus, "torch": _torch_gpus, "keras": _keras_gpus}
     if framework not in readers:
         raise RocmlabError(f"framework {framework!r} is unknown", "", f"use one of: {', '.join(readers)}")
     return readers[framework]
@@ -107,11 +117,34 @@ def _reader(framework: str) -> Callable[[], list[Description]]:
 
 def _hide_gpus(framework: str) -> None:
     _reader(framework)
+    if framework == "keras":
+        import keras
+
+        framework = keras.backend.backend()
+        if framework == "torch":  # Keras puts tensors on a GPU of its own accord
+            _keras_scope.enter_context(keras.device("cpu"))
     if framework == "tensorflow":
         import tensorflow as tf
 
         tf.config.set_visible_devices([], "GPU")
-    # PyTorch computes on a GPU only where a program says so; there is nothing to hide.
+    if framework == "jax":
+        import jax
+
+        jax.config.update("jax_platforms", "cpu")  # keeps JAX from taking a GPU's memory, if it has not started
+        jax.config.update("jax_default_device", jax.devices("cpu")[0])
+    # PyTorch itself computes on a GPU only where a program says so; there is nothing to hide.
+
+
+def _keras_gpus() -> list[Description]:
+    """Return the GPUs of Keras' backend, the one it computes on first."""
+    import keras
+
+    framework = keras.backend.backend()
+    gpus = _reader(framework)()
+    if framework != "torch":
+        return gpus
+    used = keras.ops.zeros(1).device  # `KERAS_TORCH_DEVICE` or a scope may have it elsewhere than on the first GPU
+    return [] if used.type == "cpu" else sorted(gpus, key=lambda one: one["index"] != (used.index or 0))
 
 
 def _tensorflow_gpus() -> list[Description]:
@@ -140,6 +173,27 @@ def _tensorflow_pci(index: int) -> str | None:
             match = re.search(r"pci bus id: ([0-9a-fA-F:.]+)", local.physical_device_desc)
             return match[1].lower() if match else None
     return None
+
+
+def _jax_gpus() -> list[Description]:
+    """Return the GPUs JAX computes on; none if it was told to compute on the CPU. JAX does not tell PCI addresses."""
+    import jax
+
+    if getattr(jax.config.jax_default_device, "platform", jax.config.jax_default_device) == "cpu":
+        return []
+    try:
+        found = jax.local_devices()
+    except RuntimeError as err:
+        raise RocmlabError(
+            "JAX cannot start", str(err), 'unset JAX_PLATFORMS, or use device="cpu"; `make doctor` looks at the GPUs'
+        ) from err
+    return [_description(_jax_backend(one), one.device_kind, one.id) for one in found if one.platform != "cpu"]
+
+
+def _jax_backend(device: Any) -> str:  # noqa: ANN401  a jax.Device
+    """Return what made a device of JAX: it calls those of ROCm and CUDA both `gpu`, their client knows more."""
+    words = f"{device.platform} {device.client.platform_version}".lower()
+    return next((word for word in ("rocm", "metal") if word in words), "cuda")
 
 
 def _torch_gpus() -> list[Description]:

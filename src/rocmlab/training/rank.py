@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+import time
 import traceback
 
 
@@ -21,13 +22,25 @@ def main() -> int:
         runpy.run_path(sys.argv[0], run_name="__main__")
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
+            if end.code:
+                _note()
             return end.code or 0
         sys.stderr.write(f"{end.code}\n")
+        _note()
         return 1
     except BaseException:  # whatever it is, it is shown as the interpreter would show it
+        _note()
         traceback.print_exc()
         return 1
     return 0
+
+
+def _note() -> None:
+    """Note when this rank failed: the first to fail is to blame, the others lost their partner."""
+    folder, rank = os.environ.get("ROCMLAB_RANK_NOTES"), os.environ.get("RANK")
+    if folder and rank:
+        with open(os.path.join(folder, f"rank{rank}"), "w", encoding="ascii") as note:
+            note.write(str(time.time_ns()))
 
 
 if __name__ == "__main__":

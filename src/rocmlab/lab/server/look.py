@@ -34,7 +34,7 @@ def leases(seen: Sequence[Device], shown: Shown, environment: Mapping[str, str] 
     Raises:
         RocmlabError: nobody can tell.
     """
-    from rocmlab.runner.leases import Leases
+    from rocmlab.runner.places.leases import Leases
 
     share = environment.get("ROCMLAB_SHARE")
     if not share:

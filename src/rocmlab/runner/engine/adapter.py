@@ -17,7 +17,7 @@ from papermill.engines import Engine
 from papermill.iorw import LocalHandler, papermill_io, write_ipynb
 from papermill.log import logger
 
-from rocmlab.runner import files
+from rocmlab.runner.ground import files
 
 LIMITS = (
     "cell_seconds",
@@ -87,10 +87,10 @@ class RocmlabEngine(Engine):  # type: ignore[misc]
         """
         import nbformat
 
-        from rocmlab.runner import processes
         from rocmlab.runner.engine import kernel
         from rocmlab.runner.engine.ends import Cut
         from rocmlab.runner.engine.execution import Execution
+        from rocmlab.runner.ground import processes
 
         target = _local(output_path)
         if target is not None and output_path is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from rocmlab.runner.jobs import Status
+from rocmlab.runner.ground.jobs import Status
 
 NAMES: dict[Status, str] = {"timeout": "Timeout", "killed": "Killed", "kernel died": "KernelDied"}
 

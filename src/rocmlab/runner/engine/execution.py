@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -19,7 +20,7 @@ from rocmlab.runner.engine.stage import Stage
 from rocmlab.runner.engine.titles import numbered, title_of
 from rocmlab.runner.engine.watch import Watch
 
-TICK_SECONDS = 0.5
+TICK_SECONDS = 0.5  # where the system cannot tell that the kernel has ended, and while a kernel starts
 ASK_AGAIN_SECONDS = 0.5  # whether the kernel is ready
 LATE_OUTPUT_SECONDS = 10.0  # of silence after a cell's reply, until its end is taken as lost
 DRAIN_SECONDS = 0.2  # for the last words of a kernel that has died
@@ -55,7 +56,6 @@ class Execution:
         self._save_notebook = save
         self._display = Display()
         self._is_winding_down = False
-        self._next_tick = 0.0
 
     def run(self) -> bool:
         """Run all cells; afterwards the kernel is gone and the notebook is saved, whatever happened.
@@ -131,7 +131,7 @@ class Execution:
     def _is_done(self, waiting: Waiting) -> bool:
         if waiting.reply is None or waiting.is_idle:
             return waiting.reply is not None
-        if time.monotonic() - max(waiting.replied, waiting.last_output) > LATE_OUTPUT_SECONDS:
+        if time.monotonic() >= _late(waiting):
             self.stage.warn("the kernel did not say that a cell has ended; its output may be incomplete")
             return True
         return False
@@ -160,27 +160,42 @@ class Execution:
         if "language_info" in messages.info:
             self.notebook["metadata"]["language_info"] = messages.info["language_info"]
 
-    def _pump(self, seconds: float = TICK_SECONDS) -> None:
-        """Wait for something, take it, and check what has to be checked.
+    def _pump(self, seconds: float = math.inf) -> None:
+        """Wait for something, or until something has to be checked or saved; take it, and check.
+
+        Args:
+            seconds: the longest to wait.
 
         Raises:
             Cut: something ends the notebook.
         """
-        ready = self.messages.poll(seconds)
-        self.messages.take(ready)
+        due = self._due()
+        ready = self.messages.poll(min(seconds, due - time.monotonic()))
+        if self.messages.take(ready):
+            self.recorder.is_changed = True
         if self.signals.wake is not None and self.signals.wake in ready:
             self.signals.wake.recv(4096)
         if self.signals.number and not self._is_winding_down:
             number = self.signals.number
             raise Cut("killed", f"the run was stopped by {signal.Signals(number).name}", number)
-        is_due = time.monotonic() >= self._next_tick
-        if self.kernel.sentinel in ready or is_due:
+        is_due = time.monotonic() >= due
+        if is_due or self.kernel.sentinel in ready:
             self._check_alive()
         if is_due:
-            self._next_tick = time.monotonic() + TICK_SECONDS
-            self.recorder.save_now_and_then()
+            self.recorder.save_changes()
             if not self._is_winding_down:
                 self.watch.check()
+
+    def _due(self) -> float:
+        """Return when something has to be checked or saved, whatever the kernel says until then."""
+        waiting = self.messages.waiting
+        is_late = waiting is not None and waiting.reply is not None and not waiting.is_idle
+        return min(
+            time.monotonic() + TICK_SECONDS if self.kernel.sentinel is None else math.inf,
+            _late(waiting) if waiting is not None and is_late else math.inf,
+            self.recorder.due,
+            math.inf if self._is_winding_down else self.watch.due,
+        )
 
     def _check_alive(self) -> None:
         if not self.kernel.ended():
@@ -227,6 +242,11 @@ class Execution:
         if self.messages.waiting is not None:
             self.messages.waiting.outputs.render()
         self._save_notebook()
+
+
+def _late(waiting: Waiting) -> float:
+    """Return when the end of a cell that has replied is taken as lost."""
+    return max(waiting.replied, waiting.last_output) + LATE_OUTPUT_SECONDS
 
 
 def _is_runnable(cell: Mapping[str, Any]) -> bool:

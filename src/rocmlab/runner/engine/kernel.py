@@ -19,11 +19,12 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rocmlab.runner import handover, processes
 from rocmlab.runner.engine.lifeline import Lifeline
+from rocmlab.runner.ground import processes
+from rocmlab.runner.places import handover
 
 if TYPE_CHECKING:
-    from rocmlab.runner.leases import Lease
+    from rocmlab.runner.places.leases import Lease
 
 LONGEST_SOCKET_BYTES = 103  # sun_path less its end: 107 on Linux, 103 on macOS
 PORTS = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
@@ -116,7 +117,7 @@ def start(
         started = LocalKernel(specification, folder, cwd, inherited, lease)
         limit_memory(started.process.pid, memory_bytes)
         return started
-    from rocmlab.runner.warm.kernel import start as fork
+    from rocmlab.runner.engine.forked import start as fork
 
     locks = lease.descriptors if lease else ()
     forked = fork(warm, cwd, environment(specification, inherited), locks, inherited.get(processes.MARK))

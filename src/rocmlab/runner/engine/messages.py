@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -67,10 +68,10 @@ class Messages:
 
     def poll(self, seconds: float) -> Ready:
         """Wait until something can be taken, or a registered descriptor is ready."""
-        return dict(self.poller.poll(int(seconds * 1000)))
+        return dict(self.poller.poll(None if seconds == math.inf else math.ceil(max(0.0, seconds) * 1000)))
 
-    def take(self, ready: Ready) -> None:
-        """Take what is there."""
+    def take(self, ready: Ready) -> bool:
+        """Take what is there, and return whether it may have changed the notebook."""
         if self.channels.shell in ready:
             self._take_replies()
         if self.channels.iopub in ready:
@@ -79,6 +80,7 @@ class Messages:
             self._take_heartbeats()
         if self._kernel.output in ready:
             self.read_output()
+        return self.channels.shell in ready or self.channels.iopub in ready
 
     def drain(self, seconds: float) -> None:
         """Take the last words of a kernel that has ended."""

@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from rocmlab.runner import files
+from rocmlab.runner.ground import files
 
 Notebook = dict[str, Any]
 ERROR_MARKER = "papermill-error-cell-tag"  # of the cells that papermill adds to a failed notebook

@@ -5,6 +5,7 @@ Source: papermill 2.7, engines.py, `NotebookExecutionManager`.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone
@@ -18,7 +19,11 @@ SLOWEST_SHARE = 0.05  # of the time that saving may take
 
 
 class Recorder:
-    """Writes states and times into a notebook's metadata, and saves it."""
+    """Writes states and times into a notebook's metadata, and saves it.
+
+    Attributes:
+        is_changed: whether the notebook may differ from what was saved last.
+    """
 
     def __init__(
         self, notebook: Notebook, save: Callable[[], None], every_seconds: float, warn: Callable[[str], None]
@@ -27,6 +32,7 @@ class Recorder:
         self._save = save
         self._every_seconds = every_seconds
         self._warn = warn
+        self.is_changed = True
         self._next_save = 0.0
         self._is_cut = False
         self._started = datetime.now(timezone.utc)
@@ -45,10 +51,11 @@ class Recorder:
     def cell_start(self, cell: Notebook) -> None:
         """Note that a cell runs."""
         cell["metadata"]["papermill"] |= _state("running", False) | {"start_time": _now()}
-        self.save_now_and_then()
+        self.is_changed = True
+        self.save_changes()
 
     def cell_end(self, cell: Notebook, is_failed: bool) -> None:
-        """Note that a cell has ended by itself."""
+        """Note that a cell has ended by itself; it is saved with what comes next."""
         state = cell["metadata"]["papermill"]
         end = datetime.now(timezone.utc)
         state["status"] = "failed" if is_failed else "completed"
@@ -57,7 +64,7 @@ class Recorder:
         if is_failed:
             state["exception"] = True
             self.notebook["metadata"]["papermill"]["exception"] = True
-        self.save_now_and_then()
+        self.is_changed = True
 
     def cut(self, cut: Cut) -> None:
         """Note that the notebook was cut short: the cell that ran has failed, those behind it were not reached."""
@@ -76,9 +83,14 @@ class Recorder:
         whole |= {"end_time": end.isoformat(), "duration": (end - self._started).total_seconds()}
         self.save_at_last()
 
-    def save_now_and_then(self) -> None:
-        """Save if the last time is long enough ago; a notebook that takes long to save is saved less often."""
-        if time.monotonic() < self._next_save:
+    @property
+    def due(self) -> float:
+        """When changes are to be saved, of `time.monotonic`; infinite where there are none."""
+        return self._next_save if self.is_changed else math.inf
+
+    def save_changes(self) -> None:
+        """Save changes if the last time is long enough ago; a notebook that takes long to save is saved less often."""
+        if time.monotonic() < self.due:
             return
         try:
             self.save()
@@ -103,6 +115,7 @@ class Recorder:
         """Save."""
         begin = time.monotonic()
         self._save()
+        self.is_changed = False
         took = time.monotonic() - begin
         self._next_save = begin + took + max(self._every_seconds, took / SLOWEST_SHARE)
 

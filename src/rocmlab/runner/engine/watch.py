@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 
@@ -13,7 +14,7 @@ from rocmlab.runner.engine.kernel import Kernel
 from rocmlab.runner.engine.messages import Messages
 from rocmlab.runner.engine.stage import Stage
 
-HEARTBEAT_SECONDS = 5.0  # between two
+HEARTBEAT_SECONDS = 5.0  # of silence, until the kernel is asked whether it lives; and between two such questions
 
 
 class Watch:
@@ -25,12 +26,35 @@ class Watch:
         self._stage = stage
         self._limits = stage.limits
         self._began = time.monotonic()
+        self._beat_seconds = min(HEARTBEAT_SECONDS, stage.limits.silent_seconds / 4)
         self._next_beat = 0.0
         self._stopped_since: float | None = None
 
     def begin(self) -> None:
         """Start the clock of the notebook."""
         self._began = time.monotonic()
+
+    @property
+    def due(self) -> float:
+        """When there is something to check, of `time.monotonic`: a heartbeat, or the next limit."""
+        limits, waiting = self._limits, self._messages.waiting
+        due = self._beat
+        if self._messages.info is not None:
+            due = min(due, self._messages.last_beat + limits.silent_seconds)
+        if self._stopped_since is not None:
+            due = min(due, self._stopped_since + limits.silent_seconds)
+        if limits.notebook_seconds is not None:
+            due = min(due, self._began + limits.notebook_seconds)
+        if waiting is None or waiting.reply is not None:
+            return due
+        cell = math.inf if limits.cell_seconds is None else waiting.began + limits.cell_seconds
+        idle = math.inf if limits.idle_seconds is None else waiting.last_output + limits.idle_seconds
+        return min(due, cell, idle)
+
+    @property
+    def _beat(self) -> float:
+        """When the kernel is to be asked whether it lives: not while it talks."""
+        return max(self._next_beat, self._messages.last_beat + self._beat_seconds)
 
     def check(self) -> None:
         """Look at the clock.
@@ -54,27 +78,29 @@ class Watch:
     def _check_silence(self) -> None:
         """Notice a kernel that is stopped or whose process does not even answer its heartbeat."""
         moment, longest = time.monotonic(), self._limits.silent_seconds
-        if moment >= self._next_beat:
-            self._next_beat = moment + min(HEARTBEAT_SECONDS, longest / 4)
+        if self._stopped_since is not None and self._messages.last_beat > self._stopped_since:
+            self._stopped_since = None  # it talks again
+        if moment >= self._beat:
+            self._next_beat = moment + self._beat_seconds
             self._messages.channels.heartbeat.send_multipart([b"", b"ping"], zmq.NOBLOCK)
             if not self._kernel.is_stopped():
                 self._stopped_since = None
             elif self._stopped_since is None:
                 self._stopped_since = moment
                 self._stage.warn("the kernel's process is stopped (SIGSTOP)")
-        is_late = moment - self._messages.last_beat > longest and self._messages.info is not None
-        if self._stopped_since is not None and (is_late or moment - self._stopped_since > longest):
+        is_late = moment - self._messages.last_beat >= longest and self._messages.info is not None
+        if self._stopped_since is not None and (is_late or moment - self._stopped_since >= longest):
             raise Cut("kernel died", f"the kernel's process was stopped (SIGSTOP) for {longest:g} s")
         if is_late:
             raise Cut("kernel died", f"the kernel hangs: it did not answer its heartbeat for {longest:g} s")
 
     def _check_limits(self) -> None:
         moment, limits, waiting = time.monotonic(), self._limits, self._messages.waiting
-        if limits.notebook_seconds is not None and moment - self._began > limits.notebook_seconds:
+        if limits.notebook_seconds is not None and moment - self._began >= limits.notebook_seconds:
             raise Cut("timeout", f"the notebook ran longer than {limits.notebook_seconds:g} s")
         if waiting is None or waiting.reply is not None:
             return
-        if limits.cell_seconds is not None and moment - waiting.began > limits.cell_seconds:
+        if limits.cell_seconds is not None and moment - waiting.began >= limits.cell_seconds:
             raise Cut("timeout", f"a cell ran longer than {limits.cell_seconds:g} s")
-        if limits.idle_seconds is not None and moment - waiting.last_output > limits.idle_seconds:
+        if limits.idle_seconds is not None and moment - waiting.last_output >= limits.idle_seconds:
             raise Cut("timeout", f"a cell printed nothing for {limits.idle_seconds:g} s")

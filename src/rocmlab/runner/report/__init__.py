@@ -20,8 +20,8 @@ def write(results: Mapping[str, Any], folder: Path) -> None:
     Raises:
         OSError: the folder cannot be written.
     """
-    from rocmlab.runner import files, junit
-    from rocmlab.runner.report import page
+    from rocmlab.runner.ground import files
+    from rocmlab.runner.report import junit, page
     from rocmlab.runner.report.failures import read
 
     failures = {job["name"]: read(job, folder) for job in results["jobs"] if job["error"] is not None}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rocmlab.runner import executed
+from rocmlab.runner.engine import executed
 
 LONGEST = 12_000  # characters of a text; what a person reads of 200 MB is its end
 SOURCE_LINES = 60

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rocmlab.runner import words
+from rocmlab.runner.ground import words
 from rocmlab.runner.report.values import Group, by, canonical, is_chance, is_number, numbers
 
 SERIES = 8  # lines that can be told apart

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from rocmlab.runner import words
+from rocmlab.runner.ground import words
 from rocmlab.runner.report import device_use, tables, values
 from rocmlab.runner.report.failures import FORBIDDEN, Failure
 

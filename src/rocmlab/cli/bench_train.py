@@ -1,0 +1,169 @@
+"""`rocmlab bench train`: `fit_resident` against `fit`, and the notebooks on the GPU and on the CPU."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rocmlab import __version__
+from rocmlab.cli import train_page
+from rocmlab.cli.main import verb_parser
+from rocmlab.stack import bench as of_stack
+from rocmlab.training import bench
+
+SHORT_RUNS, RUNS = 2, 5
+SHORT_SAMPLES = 6_400  # of the digits
+
+
+def main(verb: str, arguments: Sequence[str]) -> int:
+    """Measure, in the lab, print what was found and keep it in the share."""
+    chosen = parser(verb).parse_args(arguments)
+    share = Path(chosen.share or os.environ.get("ROCMLAB_SHARE") or "share").expanduser().absolute()
+    report = measure(chosen, share)
+    files = store(report, share / "bench")
+    if chosen.json:
+        print(json.dumps({**report, "files": files}, indent=1))
+    else:
+        print("\n".join(lines(report)))
+        print(f"\nkept: {files['html']}\n      {files['json']}")
+    notebooks = report.get("notebooks") or {"rows": []}
+    return 1 if any(side["problem"] for row in notebooks["rows"] for side in row["sides"].values()) else 0
+
+
+def measure(chosen: argparse.Namespace, share: Path) -> dict[str, Any]:
+    """Return the report: rows as the other benchmarks have them, each with what else is known of it."""
+    runs = chosen.runs or (SHORT_RUNS if chosen.quick else RUNS)
+    samples = chosen.samples or (SHORT_SAMPLES if chosen.quick else None)
+    found = bench.measure(chosen.row, runs=runs, samples=samples, device=chosen.device, say=_say)
+    report: dict[str, Any] = {
+        "bench": "train",
+        "measured": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "device": ", ".join(dict.fromkeys(row["device"]["name"] for row in found.rows)),
+        "simulated": any(row["device"]["simulated"] for row in found.rows),
+        "versions": _versions(found.rows),
+        "rows": [_row(row) for row in found.rows],
+        "skipped": found.skipped,
+    }
+    if chosen.notebooks:
+        from rocmlab.cli import train_pairs
+
+        report["notebooks"] = train_pairs.compare(full=chosen.full, repeats=chosen.repeats, share=share, say=_say)
+    return report
+
+
+def _row(row: Mapping[str, Any]) -> dict[str, Any]:
+    scale = 1e6 / row["samples"]
+    ours, theirs = ([scale * value for value in row[name]] for name in ("seconds", "seconds_theirs"))
+    figures = of_stack.row(row["name"], "us/sample", ours, theirs).as_dict()
+    kept = ("how", "device", "framework", "samples", "batch_size", "parameters", "accuracy", "accuracy_theirs")
+    return {
+        **figures,
+        "spread_theirs": [round(min(theirs), 3), round(max(theirs), 3)],
+        "seconds_per_epoch": round(row["median_seconds"], 4),
+        "seconds_compile": round(row["seconds_compile"], 3),
+        "seconds_compile_theirs": round(row["seconds_compile_theirs"], 3),
+        **{name: row[name] for name in kept},
+    }
+
+
+def _versions(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    frameworks = {name: version for row in rows for name, version in row["versions"].items()}
+    return {"rocmlab": __version__, "python": sys.version.split()[0], **dict(sorted(frameworks.items()))}
+
+
+def store(report: Mapping[str, Any], folder: Path) -> dict[str, str]:
+    """Write the report as JSON and as a page, and return where."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-train"
+    texts = {"json": json.dumps(report, indent=1) + "\n", "html": train_page.render(report)}
+    files = {}
+    for kind, text in texts.items():
+        path = folder / f"{stem}.{kind}"
+        path.write_text(text, encoding="utf-8")
+        files[kind] = str(path)
+    return files
+
+
+def lines(report: Mapping[str, Any]) -> list[str]:
+    """Return the report for a terminal."""
+    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
+    found = [f"{report['device']}; {versions}", ""]
+    found.append(
+        f"{'µs a sample':22}{'resident':>10}{'fit':>10}{'ratio':>8}  {'least … most':>17}{'accuracy':>10}  device"
+    )
+    for row in report["rows"]:
+        least, most = row["spread"]
+        found.append(
+            f"{row['name']:22}{row['ours']:10.2f}{row['theirs']:10.2f}{row['ratio']:7.2f}x  "
+            f"{f'{least:.2f} … {most:.2f}':>17}{row['accuracy']:10.4f}  "
+            f"{row['device']['backend']}: {row['device']['name']}"
+        )
+    found += [f"  {row['name']}: {row['how']}; first epoch {row['seconds_compile']:.1f} s" for row in report["rows"]]
+    found += [f"{name}: not measured, {why}" for name, why in report["skipped"].items()]
+    return found + (_notebook_lines(report["notebooks"]) if "notebooks" in report else [])
+
+
+def _notebook_lines(notebooks: Mapping[str, Any]) -> list[str]:
+    length = "at full length" if notebooks["full"] else "short"
+    found = ["", f"the notebooks, {length}; below each what its article said, {notebooks['published']}"]
+    found.append(f"{'notebook':22}{'µs a sample':>14}{'s an epoch':>12}{'ratio':>8}{'joules':>8}  quality, device")
+    for row in notebooks["rows"]:
+        for side, figures in row["sides"].items():
+            ratio = f"{row['ratio']:7.2f}x" if side == "gpu" and row["ratio"] else f"{'':8}"
+            told = f"  {side.upper()}: {figures['problem']}" if figures["problem"] else _figures(figures, ratio)
+            found.append(f"{row['notebook']:22}{told}")
+        found.append(f"{'':22}  {row['published']}")
+    return found
+
+
+def _figures(side: Mapping[str, Any], ratio: str) -> str:
+    def number(name: str, form: str, width: int) -> str:
+        return f"{'':{width}}" if side[name] is None else format(side[name], f"{width}{form}")
+
+    quality = side["quality"]
+    told = f"{quality['name']} {quality['value']:.4f}" if isinstance(quality["value"], float) else ""
+    return (
+        f"{number('microseconds_per_sample', ',.1f', 14)}{number('seconds_per_epoch', ',.2f', 12)}{ratio}"
+        f"{number('energy_joules', ',.0f', 8)}  {told}, {side['backend']}: {side['device']}"
+    )
+
+
+def parser(verb: str) -> argparse.ArgumentParser:
+    """Return the parser of `rocmlab bench train`."""
+    made = verb_parser(verb)
+    made.prog += " train"
+    made.description = "Measure training: fit_resident against Keras' fit, in turn; and the notebooks on GPU and CPU."
+    made.add_argument(
+        "--row",
+        action="append",
+        choices=bench.ROWS,
+        metavar="NAME",
+        help=f"only this, repeatable: {', '.join(bench.ROWS)}",
+    )
+    made.add_argument("--runs", type=_positive, help=f"timed epochs of each side (default {RUNS})")
+    made.add_argument("--samples", type=_positive, help="samples of an epoch (default: by row and device)")
+    made.add_argument("--device", choices=bench.DEVICES, default="auto", help="of the rows (default: auto)")
+    made.add_argument("--notebooks", action="store_true", help="also run 01, 02, 06 and 07, GPU pinned, then hidden")
+    made.add_argument("--full", action="store_true", help="the notebooks at full length; on a CPU that takes hours")
+    made.add_argument("--repeats", type=_positive, default=1, help="runs of the notebooks on each side (default 1)")
+    made.add_argument("--quick", action="store_true", help=f"rows of {SHORT_RUNS} epochs of few samples")
+    made.add_argument("--share", metavar="DIR", help="the share; the report goes to DIR/bench (default: the lab's)")
+    made.add_argument("--json", action="store_true", help="print it as JSON")
+    return made
+
+
+def _positive(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text[:9]) < 10_000_000):
+        msg = f"{text} is no number from 1 on"
+        raise argparse.ArgumentTypeError(msg)
+    return int(text)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

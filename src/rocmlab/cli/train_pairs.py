@@ -1,0 +1,179 @@
+"""The notebooks of `rocmlab bench train --notebooks`: each once with the GPU pinned, and once with all GPUs hidden.
+
+The runner makes the pairs, a run for each side; what is shown is what its `results.json` says of the device that the
+framework itself named. A figure that was computed on the CPU is never a GPU's, whatever the job was pinned to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rocmlab.devices import discover
+from rocmlab.errors import RocmlabError
+from rocmlab.runner.asking import selection
+from rocmlab.runner.places.chosen import choose_gpus
+from rocmlab.runner.report.values import used
+
+Json = Mapping[str, Any]
+WHEN = "published 2019-2022, other hardware"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One notebook: how a short run of it is asked for, and what its article said."""
+
+    prefix: str
+    short: Mapping[str, Any]  # parameters: epochs enough that the first, which compiles, is left out where it can be
+    published: str
+
+
+WORKLOADS = (
+    Workload("01_mnist_fc", {"epochs": 3}, "47 µs a sample on an RX 480, 43 on a Tesla K80 (a “step” was a sample)"),
+    Workload(
+        "02_mnist_cnn",
+        {"epochs": 3, "limit": 12_000},
+        "GPU 2.78x its CPU (R9 M380, i5); 2.1x (Radeon Pro 560X, 19 and 40 ms)",
+    ),
+    Workload("06_segmentation_unet", {"quick": True}, "328 ms an image of 512 x 512 on an M1's GPU, 2x its CPU"),
+    Workload(
+        "07_bert_trec",
+        {"quick": True},
+        "M1's GPU 2.14x its CPU, head only; inference 1.59x at batch 64, 2.37x at 256, 0.42x at 8",
+    ),
+)
+
+
+def compare(*, full: bool, repeats: int, share: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """Run the notebooks on both sides and return the comparison.
+
+    Args:
+        full: with their own defaults; else short.
+        repeats: how often each side runs, the sides in turn.
+        share: where the runs are kept.
+        say: prints a line of progress.
+
+    Raises:
+        RocmlabError: none of the notebooks is here, or they cannot be run at all.
+    """
+    found = present(selection.notebooks_folder(os.environ))
+    gpus = [gpu for gpu in choose_gpus(discover(), None, os.environ) if gpu.backend != "cpu" and not gpu.simulated]
+    sides = {"gpu": "1", "cpu": "none"} if gpus else {"cpu": "none"}
+    if not gpus:
+        say("there is no GPU here: the notebooks run on the CPU alone, and there is no ratio")
+    jobs: dict[str, list[Json]] = {side: [] for side in sides}
+    names = ", ".join(one.prefix for one, _ in found)
+    folders = []
+    for number in range(repeats):
+        for side, which in sides.items():
+            say(f"notebooks on the {side.upper()}, {number + 1} of {repeats}: {names}")
+            results = _run(found, which, side, full=full, share=share)
+            folders.append(str(results["run"]["folder"]))
+            jobs[side] += results["jobs"]
+    return {
+        "full": full,
+        "repeats": repeats,
+        "gpu": gpus[0].name if gpus else None,
+        "published": WHEN,
+        "runs": folders,
+        "rows": [row(one, jobs) for one, _ in found],
+    }
+
+
+def present(folder: Path) -> list[tuple[Workload, Path]]:
+    """Return those notebooks that are in the folder.
+
+    Raises:
+        RocmlabError: none is.
+    """
+    found = [(one, path) for one in WORKLOADS if (path := folder / f"{one.prefix}.ipynb").is_file()]
+    if not found:
+        names = ", ".join(one.prefix for one in WORKLOADS)
+        raise RocmlabError(f"{folder} has none of the notebooks to compare", names, "set NOTEBOOKS_DIR to their folder")
+    return found
+
+
+def row(one: Workload, jobs: Mapping[str, Sequence[Json]]) -> dict[str, Any]:
+    """Return what both sides of a notebook measured; `ratio` is how many times faster the GPU was, None without one."""
+    sides = {
+        side: _side(side, [job for job in of_side if Path(job["notebook"]).stem == one.prefix])
+        for side, of_side in jobs.items()
+    }
+    times = [sides.get(side, {}).get("microseconds_per_sample") for side in ("cpu", "gpu")]
+    ratio = round(times[0] / times[1], 2) if times[0] and times[1] else None
+    return {"notebook": one.prefix, "sides": sides, "ratio": ratio, "published": one.published}
+
+
+def _side(side: str, jobs: Sequence[Json]) -> dict[str, Any]:
+    """Return the medians over the runs of one notebook on one side; `problem` says why there are none."""
+    problems = list(filter(None, (_problem(side, job) for job in jobs))) if jobs else ["it was not run"]
+    known = [job["recorded"] for job in jobs if _computed_on(job, side)] if not problems else []
+    times = [value for recorded in known if (value := recorded.get("microseconds_per_sample"))]
+    joules = [value for job in jobs if (value := used(job["devices"])["energy_joules"]) is not None]
+    accepted = known[-1].get("acceptance") or {} if known else {}
+    return {
+        "device": known[-1]["device"]["name"] if known else None,
+        "backend": known[-1]["device"]["backend"] if known else None,
+        "framework": known[-1].get("framework") if known else None,
+        "microseconds_per_sample": median(times) if times else None,
+        "spread": [min(times), max(times)] if len(times) > 1 else None,
+        "seconds_per_epoch": _median(known, "seconds_per_epoch"),
+        "quality": {"name": accepted.get("name"), "value": accepted.get("value")},
+        "energy_joules": median(joules) if joules and known else None,
+        "seconds": median(job["seconds"] for job in jobs) if known else None,
+        "problem": problems[0] if problems else None,
+    }
+
+
+def _problem(side: str, job: Json) -> str | None:
+    if job["status"] != "ok":
+        error = job["error"] or {}
+        return f"{job['status']}: {error.get('name', '')} {error.get('value', '')}".strip()[:300]
+    if job["simulated"]:
+        return "simulated, which says nothing about speed"
+    if not _computed_on(job, side):
+        where = (job["recorded"].get("device") or {}).get("name", "an unknown device")
+        return f"it computed on {where}, which is no figure of a {side.upper()}"
+    return None
+
+
+def _computed_on(job: Json, side: str) -> bool:
+    """Tell whether the framework itself named a device of this side."""
+    backend = (job["recorded"].get("device") or {}).get("backend")
+    return backend is not None and (backend == "cpu") == (side == "cpu")
+
+
+def _median(known: Sequence[Json], name: str) -> float | None:
+    values = [recorded[name] for recorded in known if isinstance(recorded.get(name), int | float)]
+    return median(values) if values else None
+
+
+def _run(found: Sequence[tuple[Workload, Path]], which: str, side: str, *, full: bool, share: Path) -> Json:
+    """Run the notebooks by `rocmlab run`, and return its results.json."""
+    jobs = [
+        {"notebook": str(path.resolve()), **({} if full else {"parameters": dict(one.short)})} for one, path in found
+    ]
+    with tempfile.TemporaryDirectory(prefix="rocmlab-bench-") as folder:
+        listed = Path(folder, "notebooks.yaml")
+        listed.write_text(json.dumps(jobs), encoding="utf-8")  # JSON is YAML
+        command = [sys.executable, "-m", "rocmlab", "run", str(listed), "--gpus", which, "--name", f"bench-{side}"]
+        done = subprocess.run(
+            [*command, "--share", str(share), "--json"], stdout=subprocess.PIPE, text=True, check=False
+        )
+    try:
+        results: Json = json.loads(done.stdout)
+    except ValueError as err:
+        raise RocmlabError(
+            f"the notebooks were not run on the {side.upper()}",
+            f"rocmlab run ended with {done.returncode}; what it said stands above",
+            "mend that, or leave --notebooks out",
+        ) from err
+    return results

@@ -1,0 +1,1 @@
+"""What `rocmlab bench runner` measures."""

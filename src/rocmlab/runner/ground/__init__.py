@@ -1,0 +1,1 @@
+"""What all of the runner stands on: jobs and results, files, words, the run folder, processes."""

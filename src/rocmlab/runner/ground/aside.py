@@ -1,0 +1,91 @@
+"""Reads that may never return, each in a thread of its own: a card whose driver hangs must not stop the run.
+
+Such a thread cannot be ended. It is left behind, and what it reads is not asked for again until it returns.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+import threading
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+log = logging.getLogger("rocmlab")
+
+ANSWER_SECONDS = 1.0  # a driver takes milliseconds; one that wakes a card takes a few hundred
+
+T = TypeVar("T")
+
+
+class Aside:
+    """Asks drivers, and goes on without an answer."""
+
+    def __init__(self, seconds: float = ANSWER_SECONDS) -> None:
+        self.seconds = seconds
+        self._open: dict[Hashable, concurrent.futures.Future[Any]] = {}
+        self._hanging: set[Hashable] = set()
+        self._lock = threading.Lock()
+
+    def now(self, key: Hashable, read: Callable[[], T]) -> T | None:
+        """Return what a function reads, None if that takes too long or an earlier read of that key still hangs.
+
+        Raises:
+            Exception: what the function raises.
+        """
+        future = self._ask(key, read)
+        answer: T | None = None
+        try:
+            answer = None if future is None else future.result(self.seconds)
+        except concurrent.futures.TimeoutError:
+            self._give_up(key)
+        return answer
+
+    async def later(self, key: Hashable, read: Callable[[], T]) -> T | None:
+        """Return the same, while the event loop goes on."""
+        import asyncio  # not before `rocmlab run` has started what takes long
+
+        future = self._ask(key, read)
+        answer: T | None = None
+        try:
+            if future is not None:  # others may wait for the same one
+                answer = await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), self.seconds)
+        except asyncio.TimeoutError:
+            self._give_up(key)
+        return answer
+
+    def _ask(self, key: Hashable, read: Callable[[], Any]) -> concurrent.futures.Future[Any] | None:
+        with self._lock:
+            if key in self._hanging:
+                return None
+            if key in self._open:
+                return self._open[key]
+            future = self._open[key] = concurrent.futures.Future[Any]()
+        # Not a thread of a pool, whose end the interpreter would wait for.
+        threading.Thread(target=self._read, args=(key, read, future), name="rocmlab-aside", daemon=True).start()
+        return future
+
+    def _read(self, key: Hashable, read: Callable[[], Any], future: concurrent.futures.Future[Any]) -> None:
+        answer: Any = None
+        error: BaseException | None = None
+        try:
+            answer = read()
+        except BaseException as err:
+            error = err
+        with self._lock:
+            del self._open[key]
+            self._hanging.discard(key)
+        if error is None:
+            future.set_result(answer)
+        else:
+            future.set_exception(error)
+
+    def _give_up(self, key: Hashable) -> None:
+        with self._lock:
+            if key not in self._open or key in self._hanging:
+                return
+            self._hanging.add(key)
+        log.warning("%s cannot be read: no answer within %g s; it is not waited for", key, self.seconds)
+
+
+DRIVERS = Aside()

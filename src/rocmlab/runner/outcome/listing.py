@@ -1,0 +1,101 @@
+"""`rocmlab run --list`: the runs of a share, newest first."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rocmlab.runner.ground import words
+from rocmlab.runner.ground.folder import RunFolder
+from rocmlab.runner.outcome import history
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+log = logging.getLogger("rocmlab")
+
+MOST = 1000  # runs
+SHOWN_LETTERS = 19  # of a time: to the second
+
+
+def runs_of(runs: Path) -> list[dict[str, Any]]:
+    """Return the runs of a share, newest first.
+
+    One that cannot be read is listed as `unreadable`; one that never began is left out.
+    """
+    folders = [RunFolder(path.parent) for path in history.newest(runs, "journal.jsonl", MOST)]
+    return [_run(folder) for folder in folders if not folder.is_stub()]
+
+
+def _run(folder: RunFolder) -> dict[str, Any]:
+    found = _from_results(folder)
+    if folder.is_going():
+        return {**_from_journal(folder), "status": "running"}
+    return found or _from_journal(folder)
+
+
+def _from_results(folder: RunFolder) -> dict[str, Any] | None:
+    try:
+        results = json.loads(folder.results_path.read_text(encoding="utf-8"))
+        run, counts = results["run"], Counter(str(job["status"]) for job in results["jobs"])
+        return _entry(folder, str(run["status"]), run["started"], run["seconds"], counts, len(results["jobs"]))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as err:
+        log.debug("%s: %s: %s", folder.results_path, type(err).__name__, err)
+        return None
+
+
+def _from_journal(folder: RunFolder) -> dict[str, Any]:
+    """Return what is known of a run that has not ended, or was cut short."""
+    started, jobs, last = None, 0, {}
+    try:
+        for event in folder.journal():
+            if event.get("event") == "run started":
+                started, jobs = event.get("time"), len(event.get("jobs", ()))
+            elif event.get("event") == "job finished":
+                last[event.get("job")] = str(event["result"]["status"])
+    except (OSError, KeyError, TypeError) as err:
+        log.debug("%s: %s: %s", folder.journal_path, type(err).__name__, err)
+    status = "cut short" if started else "unreadable"
+    return _entry(folder, status, started, None, Counter(last.values()), jobs)
+
+
+def _entry(
+    folder: RunFolder, status: str, started: str | None, seconds: float | None, counts: Mapping[str, int], jobs: int
+) -> dict[str, Any]:
+    return {
+        "name": folder.path.name,
+        "folder": str(folder.path),
+        "status": status,
+        "started": started,
+        "seconds": seconds,
+        "jobs": jobs,
+        "counts": dict(counts),
+    }
+
+
+def table(found: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the runs as a table."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
+    for title in ("run", "started (UTC)", "status"):
+        made.add_column(title, no_wrap=True)
+    made.add_column("jobs")
+    made.add_column("time", justify="right", no_wrap=True)
+    styles = {"ok": "green", "running": "cyan"}
+    for run in found:
+        started = str(run["started"] or "")[:SHOWN_LETTERS].replace("T", " ")
+        open_count = run["jobs"] - sum(run["counts"].values())
+        counts = [f"{count} {status}" for status, count in run["counts"].items()]
+        counts += [f"{open_count} open"] if open_count > 0 else []
+        status = Text(run["status"], styles.get(run["status"], "red"))
+        made.add_row(Text(run["name"], "bold"), started, status, ", ".join(counts), words.duration(run["seconds"]))
+    return made

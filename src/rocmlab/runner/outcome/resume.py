@@ -1,0 +1,196 @@
+"""Continuing a run in its own folder: its journal says what was asked for, what has ended, and what was cut short."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rocmlab.errors import RocmlabError
+from rocmlab.runner.asking import keys, selection
+from rocmlab.runner.ground import words
+from rocmlab.runner.ground.folder import RunFolder
+from rocmlab.runner.ground.jobs import Job, Request, Result
+from rocmlab.runner.outcome import history, retries
+from rocmlab.runner.places.plan import Before
+
+LAST = "last"
+JOURNAL = "journal.jsonl"
+ASKED = ("word", "notebook", "name", "kernel", "gpus", "vram_bytes", "is_mixed", "timeout_seconds", "source")
+OF_A_RESULT = {each.name for each in fields(Result)}
+
+
+@dataclass
+class Entry:
+    """What a journal says of one job."""
+
+    name: str
+    request: Request
+    result: Result | None = None  # of its last end
+    key: str | None = None  # when it ended
+    attempts: list[dict[str, Any]] = field(default_factory=list)  # before the last
+    last: dict[str, Any] | None = None  # its last attempt, if that left anything
+
+
+@dataclass
+class Session:
+    """What a journal says of a run."""
+
+    options: dict[str, Any]  # of the command line
+    entries: dict[str, Entry]
+    started: str
+    seconds: float
+
+
+def described(job: Job) -> dict[str, Any]:
+    """Return a job as the journal's `run started` has it: enough to ask for it again."""
+    request = job.request or Request(job.notebook, job.notebook, job.parameters, kernel=job.kernel, gpus=job.gpus)
+    asked = {name: getattr(request, name) for name in ASKED if getattr(request, name) is not None}
+    made = {"name": job.name, "notebook": job.notebook, "parameters": job.parameters, "key": job.key, "asked": asked}
+    exact = json.dumps(job.parameters)
+    # Strict JSON has no word for infinity and NaN
+    return made if "Infinity" not in exact and "NaN" not in exact else {**made, "parameters_exact": exact}
+
+
+def find(which: str, runs: Path) -> RunFolder:
+    """Return the folder of a run to continue.
+
+    Args:
+        which: its folder, its name in `runs`, or `last`.
+        runs: where the runs of this share lie.
+
+    Raises:
+        RocmlabError: there is no such run.
+    """
+    if which == LAST:
+        folders = (RunFolder(path.parent) for path in history.newest(runs, JOURNAL))
+        newest = next((folder for folder in folders if not folder.is_stub()), None)
+        if newest is None:
+            raise RocmlabError("--resume last: there is no run", f"{runs} has none that began", "leave --resume out")
+        return newest
+    for folder in (Path(which).expanduser(), runs / which):
+        if (folder / JOURNAL).is_file():
+            return RunFolder(folder.absolute())
+    why = f"neither {which} nor {runs / which} has a {JOURNAL}"
+    raise RocmlabError(f"--resume {which}: there is no such run", why, "`rocmlab run --list` lists them")
+
+
+def read(folder: RunFolder) -> Session:
+    """Return what the journal of a run says.
+
+    Raises:
+        RocmlabError: it does not say what was to be run.
+    """
+    session: Session | None = None
+    times: list[tuple[str, str]] = []  # begin and end of each session
+    try:
+        for event in folder.journal():
+            if event.get("event") == "run started" and session is None:
+                session = _begun(event)
+            if event.get("event") in ("run started", "run resumed"):
+                times.append((event["time"], event["time"]))
+            elif times:
+                times[-1] = (times[-1][0], event["time"])
+            entry = session.entries.get(str(event.get("job"))) if session else None
+            if entry:
+                _take(entry, event)
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as err:
+        raise _unreadable(folder, f"{type(err).__name__}: {err}") from err
+    if session is None:
+        raise _unreadable(folder, "it does not say what was to be run: it is of an older rocmlab, or was cut short")
+    return replace(session, seconds=sum(_seconds(*pair) for pair in times))
+
+
+def _unreadable(folder: RunFolder, why: str) -> RocmlabError:
+    where = words.path(folder.journal_path)
+    return RocmlabError(f"{where} cannot be continued", why, "start a new run: the same words without --resume")
+
+
+def _begun(event: Mapping[str, Any]) -> Session:
+    entries = {}
+    for described_job in event["jobs"]:
+        exact = described_job.get("parameters_exact")
+        values = json.loads(exact) if exact else described_job["parameters"]
+        request = Request(**{"notebook": None, **described_job["asked"]}, parameters=values)
+        entries[described_job["name"]] = Entry(described_job["name"], request)
+    return Session(dict(event["options"]), entries, event["time"], 0.0)
+
+
+def _take(entry: Entry, event: Mapping[str, Any]) -> None:
+    kind = event["event"]
+    if kind == "job started":
+        why = "the runner was ended while it ran"
+        entry.last = {"status": "killed", "message": why, "started": event["time"], "seconds": None}
+        entry.last |= {"devices": event.get("devices", []), "files": {}}
+    elif kind == "job retried":
+        entry.attempts.append(event["attempt"])
+        entry.last, entry.result = None, None
+    elif kind == "job finished":
+        result = {name: value for name, value in event["result"].items() if name in OF_A_RESULT}
+        # What a job recorded as infinite is null in the journal as it is in `results.json`; its parameters are known.
+        entry.result = Result(**{**result, "parameters": entry.request.parameters})
+        entry.key = event.get("key")
+        entry.last = None if entry.result.status == "not run" else retries.attempt(result, {})
+
+
+def _seconds(begin: str, end: str) -> float:
+    times = [datetime.fromisoformat(time.replace("Z", "+00:00")) for time in (begin, end)]
+    return max(0.0, (times[1] - times[0]).total_seconds())
+
+
+def requests(session: Session, notebooks: Path) -> list[Request]:
+    """Return what was asked for; a notebook that was missing may be there by now."""
+    found = []
+    for entry in session.entries.values():
+        request = replace(entry.request, name=entry.name)
+        if request.notebook is None:
+            again = selection.find([request.word], notebooks)[0]
+            there = str(again.notebook) if again.notebook else None
+            request = replace(request, notebook=there, problem=again.problem)
+        found.append(request)
+    return found
+
+
+def before(session: Session, jobs: Sequence[Job]) -> Before:
+    """Return what need not be run again, what must be and why.
+
+    Args:
+        session: what the journal says.
+        jobs: the same jobs, as their notebooks are now.
+    """
+    results: dict[str, Result] = {}
+    attempts: dict[str, list[dict[str, Any]]] = {}
+    notes: list[str] = []
+    for job in jobs:
+        entry = session.entries[job.name]
+        if entry.result is None or not entry.result.is_ok:
+            pass
+        elif job.key is None or entry.key is None:
+            results[job.name] = entry.result
+            why = job.problem.what if job.problem else "the journal does not say what it was"
+            notes.append(f"{job.name}: its result is kept, but cannot be checked: {why}")
+        elif job.key != entry.key:
+            notes.append(f"{job.name}: run again, because its {keys.changes(entry.key, job.key)} changed")
+        else:
+            results[job.name] = entry.result
+        if job.name not in results:
+            attempts[job.name] = [*entry.attempts, *([entry.last] if entry.last else [])]
+    done = f"{len(results)} of {words.plural(len(jobs), 'job')} had finished and will not be run again"
+    return Before(results, attempts, session.started, session.seconds, [done, *notes])
+
+
+def set_aside(folder: RunFolder, session: Session, found: Before) -> Before:
+    """Rename what jobs that are run again have left, and note it in the journal, which must be locked."""
+    attempts = dict(found.attempts)
+    folder.remove_drafts()
+    for name, each in attempts.items():
+        last = session.entries[name].last
+        kept = retries.set_aside(folder, name)
+        if last:
+            attempt = {**last, "files": kept}
+            attempts[name] = [*each[:-1], attempt]
+            folder.log("job retried", job=name, attempt=attempt)
+    return replace(found, attempts=attempts)

@@ -1,0 +1,143 @@
+"""What a run will do: its jobs in the order of their turn, by which rules, and how long that may take."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rocmlab.devices import Device
+from rocmlab.errors import Problem, RocmlabError
+from rocmlab.runner.ground import words
+from rocmlab.runner.ground.jobs import Job, Result, describe
+from rocmlab.runner.places.placement import Slots
+
+SHOWN_NAMES = 3  # of the jobs that have the same problem
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How a run goes about its jobs."""
+
+    retries: int = 0  # of a job whose kernel died or was killed
+    fail_fast: bool = False  # stop everything at the first failure
+    warm: Literal["auto", "off"] = "auto"
+    engine: Literal["rocmlab", "papermill"] = "rocmlab"
+
+
+@dataclass(frozen=True)
+class Before:
+    """What an earlier session of the same run has left; nothing if this is the first."""
+
+    results: Mapping[str, Result] = field(default_factory=dict)  # by name; not run again
+    attempts: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)  # by name, of those that are run again
+    started: str | None = None  # of the first session
+    seconds: float = 0.0  # of all sessions
+    notes: Sequence[str] = ()
+
+
+def longest_first(jobs: Sequence[Job], seconds: Mapping[str, float]) -> list[Job]:
+    """Return jobs in the order of their turn: unknown times first, as given, for they may be long; then the longest."""
+    return sorted(jobs, key=lambda job: -seconds.get(job.name, float("inf")))
+
+
+class Queue:
+    """The jobs that wait for their turn. Those that ask for the same stand in one line, so that few are looked at."""
+
+    def __init__(self, jobs: Sequence[Job], slots: Slots) -> None:
+        self._slots = slots
+        self._lines: dict[Hashable, deque[tuple[int, Job]]] = {}
+        self._count = 0
+        self._first = 0
+        self.avoid: dict[str, Collection[Device]] = {}  # by name, the GPUs on which a job has ended badly
+        for number, job in enumerate(jobs, 1):
+            self._line(job).append((number, job))
+            self._count += 1
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Job]:
+        """Go through the jobs in the order of their turn."""
+        return iter([job for _, job in sorted((each for line in self._lines.values() for each in line), key=_turn)])
+
+    def heads(self) -> list[Job]:
+        """Return the first of each line, in the order of their turn."""
+        return [job for _, job in sorted((line[0] for line in self._lines.values()), key=_turn)]
+
+    def remove(self, job: Job) -> None:
+        """Take out the head of a line."""
+        signature = self._signature(job)
+        line = self._lines[signature]
+        line.popleft()
+        if not line:
+            del self._lines[signature]
+        self._count -= 1
+        self.avoid.pop(job.name, None)
+
+    def put_first(self, job: Job, avoid: Collection[Device]) -> None:
+        """Put a job before all others, to be placed elsewhere than on these GPUs if it can be."""
+        self.avoid[job.name] = avoid
+        self._first -= 1
+        self._line(job).appendleft((self._first, job))
+        self._count += 1
+
+    def _line(self, job: Job) -> deque[tuple[int, Job]]:
+        return self._lines.setdefault(self._signature(job), deque())
+
+    def _signature(self, job: Job) -> Hashable:
+        return (self._slots.signature(job), job.name if job.name in self.avoid else None)
+
+
+def _turn(waiting: tuple[int, Job]) -> int:
+    return waiting[0]
+
+
+def check_any(jobs: Sequence[Job], slots: Slots) -> None:
+    """Refuse a run of which no job can start, and give each reason once.
+
+    Raises:
+        RocmlabError: none can.
+    """
+    found: dict[Problem, list[str]] = {}
+    for job in jobs:
+        problem = job.problem or slots.problem(job)
+        if problem is None:
+            return
+        is_of_the_word = job.request is not None and problem == job.request.problem  # which it names
+        found.setdefault(problem, []).append("" if is_of_the_word else job.name)
+    if len(found) == 1:
+        ((problem, names),) = found.items()
+        raise RocmlabError(_said_of(names, problem.what), problem.why, problem.fix)
+    raise RocmlabError(
+        f"none of these {words.plural(len(jobs), 'job')} can run",
+        "\n".join(f"{_said_of(names, problem.what)} ({problem.why})" for problem, names in found.items()),
+        "\n".join(dict.fromkeys(problem.fix for problem in found)),
+    )
+
+
+def _said_of(names: Sequence[str], what: str) -> str:
+    """Return a reason with those whom it concerns: `a, b and 3 more: its kernel 'x' is not here`."""
+    named = list(filter(None, names))
+    if not named:
+        return what
+    more = f" and {len(named) - SHOWN_NAMES} more" if len(named) > SHOWN_NAMES else ""
+    return f"{', '.join(named[:SHOWN_NAMES])}{more}: {what}"
+
+
+def planned(job: Job, slots: Slots, seconds: Mapping[str, float], before: Before) -> dict[str, Any]:
+    """Return what a dry run says of a job."""
+    problem = job.problem or slots.problem(job)
+    is_done = job.name in before.results
+    return {
+        "name": job.name,
+        "notebook": job.notebook,
+        "parameters": job.parameters,
+        "kernel": job.kernel,
+        "gpus": None if problem else slots.wanted(job),
+        "vram_bytes": job.vram_bytes,
+        "expected_seconds": seconds.get(job.name),
+        "skipped": is_done,
+        "problem": describe(problem) if problem and not is_done else None,
+    }

@@ -1,0 +1,69 @@
+"""`rocmlab run --dry-run`: what would run, in which order, and how long it may take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rocmlab.runner.ground import words
+from rocmlab.runner.places.placement import gigabytes
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+
+def show(plan: Sequence[Mapping[str, Any]], slots: int, console: Console) -> None:
+    """Print a plan: the table, what cannot run and why, and the sum."""
+    console.print(_table(plan))
+    for each in plan:
+        if each["problem"]:
+            lines = (
+                f"{each['name']}: {each['problem']['value']}",
+                *(f"  {name}: {each['problem'][name]}" for name in ("why", "fix")),
+            )
+            console.print("\n".join(lines), markup=False, soft_wrap=True)
+    console.print(_sum(plan, slots), markup=False, soft_wrap=True)
+
+
+def _sum(plan: Sequence[Mapping[str, Any]], slots: int) -> str:
+    to_run = [each for each in plan if not each["problem"] and not each["skipped"]]
+    known = [each["expected_seconds"] for each in to_run if each["expected_seconds"] is not None]
+    side_by_side = f"{slots} side by side" if slots > 1 else "one after another"
+    text = f"{words.plural(len(to_run), 'job')} to run, {side_by_side}"
+    if known:
+        guess = max(sum(known) / slots, *known)
+        text += f"; about {words.duration(guess)} by earlier runs"
+        if len(known) < len(to_run):
+            text += f", and {words.plural(len(to_run) - len(known), 'job')} of unknown length"
+    return text
+
+
+def _table(plan: Sequence[Mapping[str, Any]]) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
+    for title in ("notebook", "kernel", "gets"):
+        table.add_column(title)
+    table.add_column("expected", justify="right", no_wrap=True)
+    table.add_column("parameters", overflow="fold")
+    for each in plan:
+        values = Text(" ".join(f"{name}={words.value(value)}" for name, value in each["parameters"].items()))
+        expected = words.duration(each["expected_seconds"])
+        table.add_row(Text(each["name"], "bold"), Text(each["kernel"] or ""), _gets(each), expected, values)
+    return table
+
+
+def _gets(each: Mapping[str, Any]) -> Any:  # noqa: ANN401  a Text of rich, which is imported late
+    from rich.text import Text
+
+    if each["skipped"]:
+        return Text("finished", "green")
+    if each["problem"]:
+        return Text("cannot run", "yellow")
+    if not each["gpus"]:
+        return Text("CPU")
+    with_vram = f", {gigabytes(each['vram_bytes'])} each" if each["vram_bytes"] else ""
+    return Text(words.plural(each["gpus"], "GPU") + with_vram)

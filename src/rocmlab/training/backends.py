@@ -1,0 +1,96 @@
+"""Which backend Keras computes with. It is chosen by `KERAS_BACKEND`, which Keras reads once: at its import."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from typing import Any
+
+from rocmlab.errors import RocmlabError
+
+TITLES = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
+KERNELS = {"tensorflow": "tensorflow", "jax": "torch", "torch": "torch"}  # the kernel of the lab that has each
+VARIABLE = "KERAS_BACKEND"
+
+
+def use(backend: str = "auto") -> str:
+    """Make Keras compute with this backend, and return its name. Call it before `import keras`.
+
+    A kernel may have imported Keras before its first cell: one that was forked from a warm parent has. Then the
+    backend it has is what it keeps, and asking for another is an error.
+
+    Args:
+        backend: `tensorflow`, `jax` or `torch`; `auto` takes what the kernel has: that of a Keras which is imported,
+            else that of `KERAS_BACKEND`, else the first of the three that is installed.
+
+    Raises:
+        RocmlabError: the word is unknown, the backend is not installed here, or Keras has another one already.
+    """
+    if backend not in ("auto", *TITLES):
+        raise RocmlabError(f"backend={backend!r} is unknown", "", f"use one of: auto, {', '.join(TITLES)}")
+    present = _of_imported_keras()
+    wanted = _of_kernel(present) if backend == "auto" else backend
+    if present is not None and present != wanted:
+        raise RocmlabError(
+            f'backend="{wanted}", but Keras computes with {present} in this kernel and cannot change',
+            "keras was imported already, by an earlier cell or by the warm parent of this kernel (docs/warm.md)",
+            f"restart the kernel and run from the top; if it says this again, {_choose_kernel(wanted)}",
+        )
+    for module in ("keras", wanted):
+        if not _is_installed(module):
+            title = TITLES.get(module, "Keras")
+            raise RocmlabError(
+                f'backend="{wanted}", but {title} is not installed for this kernel',
+                f"{sys.executable} cannot import {module}",
+                _choose_kernel(wanted),
+            )
+    os.environ[VARIABLE] = wanted
+    return wanted
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Keras and of the framework it computes with, both as imported; it imports Keras."""
+    import keras
+
+    framework = keras.backend.backend()
+    return {"keras": keras.__version__, framework: sys.modules[framework].__version__}
+
+
+def _of_imported_keras() -> str | None:
+    keras: Any = sys.modules.get("keras")
+    return None if keras is None else str(keras.backend.backend())
+
+
+def _of_kernel(present: str | None) -> str:
+    """Return the kernel's own backend.
+
+    Raises:
+        RocmlabError: there is none, or it is one that has no training (numpy, openvino).
+    """
+    own = present or os.environ.get(VARIABLE) or next(filter(_is_installed, TITLES), None)
+    if own is None:
+        raise RocmlabError(
+            "Keras has no backend here",
+            f"{sys.executable} can import none of: {', '.join(TITLES)}",
+            "choose the kernel `tensorflow` or `torch`: in JupyterLab Kernel > Change Kernel…, headless --kernel",
+        )
+    if own not in TITLES:
+        raise RocmlabError(
+            f"Keras' backend {own!r} cannot train",
+            f"{VARIABLE} says so" if present is None else "keras was imported with it",
+            f"set {VARIABLE} to one of: {', '.join(TITLES)}, and restart the kernel",
+        )
+    return own
+
+
+def _choose_kernel(backend: str) -> str:
+    kernel = KERNELS[backend]
+    return (
+        f"choose the kernel `{kernel}`, which has {TITLES[backend]}: in JupyterLab Kernel > Change Kernel…, "
+        f"headless: rocmlab run NOTEBOOK --kernel {kernel} -p backend={backend}"
+    )
+
+
+def _is_installed(module: str) -> bool:
+    return module in sys.modules or importlib.util.find_spec(module) is not None

@@ -1,0 +1,141 @@
+"""How long training takes: Keras' `fit` against `fit_resident`, the same model, data and backend.
+
+Each row is measured by a process of its own (`bench_row`), in the interpreter that has its backend: Keras has one
+backend a process, and what one framework leaves on a device would be in the way of the next.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rocmlab.devices import visibility
+from rocmlab.errors import RocmlabError
+from rocmlab.training import interpreters
+
+BACKENDS = ("tensorflow", "torch", "jax")
+WORKLOADS = ("mnist_fc", "mnist_cnn", "unet")
+ROWS = tuple(f"{workload}_{backend}" for workload in WORKLOADS for backend in BACKENDS)
+USUAL = ("mnist_fc_tensorflow", "mnist_fc_torch", "mnist_fc_jax", "mnist_cnn_tensorflow")
+TITLES = {"tensorflow": "TensorFlow", "torch": "PyTorch", "jax": "JAX"}
+DEVICES = ("auto", "gpu", "cpu")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was measured: `rows` as `bench_row` describes them, and why the others were not."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+
+def measure(
+    names: Sequence[str] | None = None,
+    *,
+    runs: int = 5,
+    samples: int | None = None,
+    device: str = "auto",
+    say: Callable[[str], None] = lambda line: None,
+) -> Report:
+    """Measure rows, one after the other.
+
+    Args:
+        names: of the rows; None: the usual ones.
+        runs: epochs of each side after the first, which compiles.
+        samples: of an epoch; None: what suits workload and device, see `bench_row.SAMPLES`.
+        device: `auto`, `gpu` (an error where there is none) or `cpu` (GPUs are hidden).
+        say: prints a line of progress.
+
+    Raises:
+        RocmlabError: there is no such row, a row that was named cannot be measured here, or measuring failed.
+    """
+    if unknown := sorted(set(names or ()) - set(ROWS)):
+        raise RocmlabError(f"no such row: {', '.join(unknown)}", "", f"one of {', '.join(ROWS)}")
+    report = Report()
+    for name in dict.fromkeys(names or USUAL):
+        workload, _, backend = name.rpartition("_")
+        try:
+            interpreter = interpreters.find(backend)
+            missing = _missing(interpreter, backend)
+        except RocmlabError as err:
+            if names:
+                raise
+            report.skipped[name] = err.problem.what
+            continue
+        if missing:
+            if names:
+                raise RocmlabError(f"{name} cannot be measured", missing, "make build, which installs it")
+            report.skipped[name] = missing
+            continue
+        say(f"{name}: measuring")
+        report.rows.append({"name": name, **_run(interpreter, workload, backend, runs, samples, device)})
+    if not report.rows:
+        raise RocmlabError(
+            "nothing was measured",
+            "\n".join(f"{name}: {why}" for name, why in report.skipped.items()),
+            "run it in the lab: make bench",
+        )
+    return report
+
+
+def environment(base: Mapping[str, str], backend: str, device: str) -> dict[str, str]:
+    """Return the environment of a row's process: one backend, and no GPU where the CPU was asked for."""
+    env = {**base, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "2", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+    if device != "cpu":
+        return env
+    return {**visibility.apply(env, ()), "JAX_PLATFORMS": "cpu"}
+
+
+def _missing(interpreter: interpreters.Interpreter, backend: str) -> str:
+    """Return what the interpreter lacks for a backend, as a sentence; empty if nothing."""
+    program = f"import importlib.util as u; print(*(n for n in ('keras', '{backend}') if u.find_spec(n) is None))"
+    done = subprocess.run(
+        [interpreter.python, "-c", program], env=interpreter.environment(), capture_output=True, text=True, check=False
+    )
+    lacking = done.stdout.split()
+    if done.returncode:
+        return f"{interpreter.python} does not run: {done.stderr.strip()[-200:]}"
+    return f"{interpreter.python} has no {' and no '.join(lacking)}" if lacking else ""
+
+
+def _run(
+    interpreter: interpreters.Interpreter, workload: str, backend: str, runs: int, samples: int | None, device: str
+) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="rocmlab-bench-") as folder:
+        answer = Path(folder, "row.json")
+        order = {"workload": workload, "backend": backend, "runs": runs, "samples": samples, "device": device}
+        # Its words go to stderr, so that stdout stays JSON; a child of this group ends with Ctrl-C.
+        done = subprocess.run(
+            [interpreter.python, "-m", "rocmlab.training.bench_row", json.dumps(order), str(answer)],
+            env=environment(interpreter.environment(), backend, device),
+            stdout=sys.stderr.fileno() if _has_stderr() else subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        if not answer.is_file():
+            said = [line for line in done.stderr.splitlines() if line.strip()][-15:]
+            raise RocmlabError(
+                f"{workload}_{backend} was not measured: the process ended with {done.returncode}",
+                "\n".join(said) or f"{interpreter.python} said nothing",
+                "mend that; `make doctor` says what is wrong with the devices",
+                exit_code=1,
+            )
+        found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+    if problem := found.get("problem"):
+        raise RocmlabError(problem["what"], problem["why"], problem["fix"])
+    return found
+
+
+def _has_stderr() -> bool:
+    try:
+        sys.stderr.fileno()
+    except (OSError, ValueError, AttributeError):
+        return False
+    return True

@@ -1,0 +1,107 @@
+"""The networks of the notebooks 01, 02 and 06, compiled, for `rocmlab bench train`; Keras is imported by its caller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Model = Any  # a compiled keras.Model
+
+
+def fc() -> Model:
+    """784-512-512-10 with dropout: 669,706 parameters; inputs (n, 784)."""
+    import keras
+
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            keras.Input((784,)),
+            layers.Dense(512, activation="relu"),
+            layers.Dropout(0.2),
+            layers.Dense(512, activation="relu"),
+            layers.Dropout(0.2),
+            layers.Dense(10, activation="softmax"),
+        ]
+    )
+    model.compile(keras.optimizers.RMSprop(0.001), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def cnn() -> Model:
+    """Two convolutions and a dense layer: 1,199,882 parameters; inputs (n, 28, 28, 1).
+
+    Adadelta's learning rate is written out: it was 1.0 by default once, and is 0.001 now, which trains badly.
+    """
+    import keras
+
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            keras.Input((28, 28, 1)),
+            layers.Conv2D(32, 3, activation="relu"),
+            layers.Conv2D(64, 3, activation="relu"),
+            layers.MaxPooling2D(2),
+            layers.Dropout(0.25),
+            layers.Flatten(),
+            layers.Dense(128, activation="relu"),
+            layers.Dropout(0.5),
+            layers.Dense(10, activation="softmax"),
+        ]
+    )
+    model.compile(keras.optimizers.Adadelta(1.0), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def unet(size: int) -> Callable[[], Model]:
+    """Return what makes the U-Net for pictures of this size; at 512 pixels the article's, 20,886,706 parameters."""
+    return lambda: _unet(size, base=8 if size >= 512 else 4)
+
+
+def _unet(size: int, base: int) -> Model:
+    import keras
+
+    layers = keras.layers
+    levels = {64: 2, 128: 3, 256: 4, 512: 5}[size]
+    inputs = keras.Input((size, size, 1))
+    x = layers.Conv2D(base, 3, padding="same", use_bias=False)(inputs)
+    x = layers.Activation("sigmoid")(layers.BatchNormalization(momentum=0.95)(x))
+    bridges = [x]
+    multiple = 1
+    for multiple in (1, 2, 4, 16, 64)[:levels]:
+        x = _unit(x, layers.Conv2D(multiple * base, 3, strides=2, padding="same", use_bias=False))
+        narrow = _unit(x, layers.Conv2D(multiple * base, 1, padding="same", use_bias=False), 0.5)
+        wide = _unit(x, layers.SeparableConv2D(multiple * base, 5, padding="same", use_bias=False), 0.5)
+        x = layers.Concatenate()([narrow, wide])
+        bridges.append(x)
+    for factor in (2, 4):  # 16 → 12 → 8 pixels
+        x = _unit(x, layers.SeparableConv2D(factor * multiple * base, 5, use_bias=False))
+    for multiple, bridge in zip((64, 48, 20, 7, 3, 3)[-levels - 1 :], reversed(bridges), strict=True):
+        x = layers.UpSampling2D(interpolation="bilinear")(x)
+        x = _unit(x, layers.Conv2DTranspose(multiple * base, 3, padding="same", use_bias=False))
+        x = layers.Concatenate()([x, bridge])
+    x = _unit(x, layers.Conv2D(4 * base, 3, use_bias=False), None)
+    x = _unit(x, layers.Conv2DTranspose(2 * base, 3, use_bias=False), None)
+    x = layers.Concatenate()([x, inputs])
+    model = keras.Model(inputs, layers.Conv2D(1, 1, activation="sigmoid", dtype="float32")(x))
+    optimizer = keras.optimizers.SGD(0.05, momentum=0.95, nesterov=True)
+    iou = keras.metrics.BinaryIoU(target_class_ids=[1], threshold=0.5, name="iou")
+    model.compile(optimizer, _overlap_loss, metrics=[iou])
+    return model
+
+
+def _unit(x: Any, convolution: Any, dropout: float | None = 0.25) -> Any:  # noqa: ANN401  Keras has no types
+    """A convolution, batch normalisation, a leaky ReLU and dropout."""
+    import keras
+
+    layers = keras.layers
+    x = layers.LeakyReLU(0.2)(layers.BatchNormalization(momentum=0.95)(convolution(x)))
+    return x if dropout is None else layers.Dropout(dropout)(x)
+
+
+def _overlap_loss(mask: Any, said: Any) -> Any:  # noqa: ANN401  tensors (batch, size, size, 1)
+    """Squared error plus 1 - IoU², over the whole batch."""
+    from keras import ops
+
+    both = ops.sum(mask * said)
+    iou = (both + 1) / (ops.sum(mask) + ops.sum(said) - both + 1)
+    return ops.mean(ops.square(mask - said)) + 1 - ops.square(iou)

@@ -1,0 +1,131 @@
+"""The processes of a job on several devices: their environment, their output, and that none outlives the job.
+
+Every process of a job carries a mark in its environment, so that those are found, too, that its ranks started
+themselves (a DataLoader's workers) and left behind when they died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import queue
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from rocmlab.devices import visibility
+
+GRACE_SECONDS = 15  # for a process to end by itself after SIGTERM
+MARK = "ROCMLAB_JOB"
+
+
+def rank_environment(base: Mapping[str, str], count: int, gpus: Sequence[int]) -> dict[str, str]:
+    """Return the environment of a job's `count` ranks: the chosen GPUs and no other, an even share of the cores.
+
+    Raises:
+        RocmlabError: the masks of `base` do not leave these GPUs.
+    """
+    env = visibility.narrow(base, gpus)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    env["OMP_NUM_THREADS"] = env["MKL_NUM_THREADS"] = str(max(1, cores // count))
+    env["PYTHONUNBUFFERED"] = "1"  # lines appear when they are printed
+    env[MARK] = secrets.token_hex(8)
+    if not gpus:
+        env.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait leave the core to the other ranks
+    # torchelastic's own log repeats for every rank what the error says once.
+    env.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    # A collective that fails or takes too long ends its process; cleaning up first may hang as the collective did.
+    env.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")
+    env.setdefault("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "60")  # of the thread that watches over the collectives
+    # Without it gloo asks for the address of this host's name, which a container or laptop may not have.
+    env.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    return env
+
+
+def end_with_parent() -> Callable[[], None] | None:
+    """Return what a Linux child calls so that it ends when the notebook's kernel is killed, and not later."""
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl = ctypes.CDLL(None).prctl
+
+    def ask() -> None:
+        prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+    return ask
+
+
+def lines(process: subprocess.Popen[str], deadline: float) -> Iterator[str]:
+    """Yield the lines of a process as they come, until it has closed its output.
+
+    Raises:
+        TimeoutError: the deadline (of `time.monotonic`) passed.
+    """
+    stdout = process.stdout
+    assert stdout is not None
+    arrived: queue.Queue[str | None] = queue.Queue()
+
+    def read() -> None:
+        with stdout:
+            for line in stdout:
+                arrived.put(line.rstrip("\n"))
+        arrived.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        try:
+            line = arrived.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            raise TimeoutError from None
+        if line is None:
+            return
+        yield line
+
+
+def end(processes: Sequence[subprocess.Popen[str]], mark: str, grace_seconds: float = GRACE_SECONDS) -> None:
+    """End the processes of a job, with SIGKILL after a grace, and whatever of it is left; reap all of them."""
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
+    deadline = time.monotonic() + grace_seconds
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, deadline - time.monotonic()))
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+    for pid in marked(mark):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    for process in processes:
+        # A process in a driver's uninterruptible sleep outlives SIGKILL; waiting for it would hang this kernel, too.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_SECONDS)
+
+
+def marked(mark: str) -> list[int]:
+    """Return the processes that carry this mark. Source: /proc/<pid>/environ; empty where there is no /proc."""
+    wanted, found = f"{MARK}={mark}".encode(), []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if wanted in environ.read_bytes().split(b"\0"):
+                found.append(int(environ.parent.name))
+        except OSError:
+            continue  # ended meanwhile, or somebody else's
+    return found
+
+
+def ending(code: int) -> str:
+    """Say how a process ended: its exit code, or the signal that killed it (a negative code)."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"killed by {name}" + (", often for want of memory" if name == "SIGKILL" else "")

@@ -1,0 +1,133 @@
+"""OpenCL devices for notebooks that write their own kernels: which there are, and which one to use.
+
+A processor that OpenCL drives (PoCL) is called a CPU here, whatever it can do.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from rocmlab.errors import RocmlabError
+from rocmlab.training.placement import CHOICES, Description
+
+Device = Any  # pyopencl.Device
+
+INSTALL = (
+    "on a CPU: pip install 'pyopencl[pocl]' into this kernel's environment\n"
+    "on Debian or Ubuntu: sudo apt-get install pocl-opencl-icd (a CPU) or mesa-opencl-icd (AMD GPUs without ROCm; "
+    "set RUSTICL_ENABLE=radeonsi)\n"
+    "with ROCm: sudo apt-get install rocm-opencl-runtime\n"
+    "then look at `clinfo -l`, and whether /dev/kfd and /dev/dri can be opened (make doctor)"
+)
+
+
+def choose(device: str = "auto", platform: str = "") -> tuple[Device, Description]:
+    """Return the OpenCL device a notebook asked for, and its description.
+
+    `auto` takes the first GPU, else the first CPU; `gpu` insists on a GPU; `cpu` on a CPU. The description is that
+    of `placement`, with `platform` and `driver` (their names and versions) besides.
+
+    Args:
+        device: "auto", "gpu" or "cpu".
+        platform: only devices of platforms whose name contains this, in any case; "" takes all.
+
+    Raises:
+        RocmlabError: OpenCL, a platform of that name or a device of that kind is missing, or the words are unknown.
+    """
+    if device not in CHOICES:
+        raise RocmlabError(f"device={device!r} is unknown", "", f"use one of: {', '.join(CHOICES)}")
+    found = visible(platform)
+    kinds = {"auto": ("gpu", "cpu"), "gpu": ("gpu",), "cpu": ("cpu",)}[device]
+    for kind in kinds:
+        for one, description in found:
+            if (description["backend"] == "cpu") == (kind == "cpu"):
+                return one, description
+    listed = ", ".join(f"{one['name']} ({one['platform']})" for _device, one in found) or "no device"
+    wanted = " or ".join(kind.upper() for kind in kinds)
+    raise RocmlabError(
+        f"device={device!r}, but OpenCL has no {wanted}",
+        f"its platforms list: {listed}",
+        INSTALL,
+    )
+
+
+def visible(platform: str = "") -> list[tuple[Device, Description]]:
+    """Return every GPU and CPU that OpenCL's platforms list, in their order, with its description.
+
+    Raises:
+        RocmlabError: pyopencl is not installed, there is no platform, or none of that name.
+    """
+    cl = _pyopencl()
+    try:
+        platforms = cl.get_platforms()
+    except cl.Error:  # the loader's way to say that it found no driver
+        platforms = []
+    if not platforms:
+        raise RocmlabError("OpenCL has no platform here", "no driver (ICD) is installed that its loader finds", INSTALL)
+    chosen = [one for one in platforms if platform.lower() in one.name.lower()]
+    if not chosen:
+        names = ", ".join(one.name for one in platforms)
+        raise RocmlabError(
+            f"platform={platform!r} is not here", f"the platforms are: {names}", f"leave it empty, or:\n{INSTALL}"
+        )
+    found = [(device, one) for one in chosen for device in _devices(cl, one)]
+    return [(device, _describe(cl, device, one, index)) for index, (device, one) in enumerate(found)]
+
+
+def _pyopencl() -> Any:  # noqa: ANN401  the module
+    try:
+        return importlib.import_module("pyopencl")
+    except ImportError as err:
+        raise RocmlabError("pyopencl is not installed for this kernel", f"importing it failed: {err}", INSTALL) from err
+
+
+def _devices(cl: Any, platform: Any) -> list[Device]:  # noqa: ANN401  pyopencl and its Platform
+    """Return a platform's GPUs and CPUs; a platform without devices says so by an error."""
+    try:
+        found = platform.get_devices()
+    except cl.Error:
+        return []
+    return [one for one in found if one.type & (cl.device_type.GPU | cl.device_type.CPU)]
+
+
+def _describe(cl: Any, device: Device, platform: Any, index: int) -> Description:  # noqa: ANN401
+    return {
+        "backend": _backend(cl, device),
+        "name": _name(device),
+        "index": index,
+        "pci": _pci(device),
+        "simulated": False,
+        "platform": f"{platform.name} ({' '.join(platform.version.split(',')[0].split())})",
+        "driver": device.driver_version,
+    }
+
+
+def _backend(cl: Any, device: Device) -> str:  # noqa: ANN401
+    """Return the kind of hardware: rocm (AMD GPUs, whichever driver), cuda, metal, cpu, or opencl for other GPUs."""
+    if device.type & cl.device_type.CPU:
+        return "cpu"
+    maker = device.vendor.lower()
+    makers = {"advanced micro devices": "rocm", "amd": "rocm", "nvidia": "cuda", "apple": "metal"}
+    return next((backend for word, backend in makers.items() if word in maker), "opencl")
+
+
+def _name(device: Device) -> str:
+    """Return the product's name; ROCm's `name` is the gfx target, and the product stands in an extension of AMD."""
+    board = getattr(device, "board_name_amd", "") if "cl_amd_device_attribute_query" in device.extensions else ""
+    name = device.name.strip()
+    return f"{board.strip()} ({name})" if board and board.strip() != name else name
+
+
+def _pci(device: Device) -> str | None:
+    """Return the PCI address; None where the driver does not tell.
+
+    Source: CL_DEVICE_TOPOLOGY_AMD, or CL_DEVICE_PCI_*_ID_NV.
+    """
+    if "cl_amd_device_attribute_query" in device.extensions:
+        at = device.topology_amd
+        return f"0000:{at.bus & 0xFF:02x}:{at.device:02x}.{at.function:x}"
+    if "cl_nv_device_attribute_query" in device.extensions:
+        slot = device.pci_slot_id_nv  # device and function in one number, as PCI has them
+        return f"{device.pci_domain_id_nv:04x}:{device.pci_bus_id_nv:02x}:{slot >> 3:02x}.{slot & 7:x}"
+    return None

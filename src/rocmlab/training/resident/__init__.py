@@ -1,0 +1,5 @@
+"""Training with the data on the device and an epoch as one compiled program, for Keras on any backend and PyTorch."""
+
+from rocmlab.training.resident.fit import Fit, fit_resident
+
+__all__ = ["Fit", "fit_resident"]

@@ -1,0 +1,145 @@
+"""The callbacks of `fit_resident`: Keras' own for a Keras model, a small list of the same calls for a torch module."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from rocmlab.training.resident.engine import Model
+
+Logs = dict[str, Any]
+BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
+TEST_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
+
+
+class Callbacks(Protocol):
+    """What the epoch loop calls; the names and arguments are those of Keras."""
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        """Before the first epoch."""
+
+    def on_train_end(self, logs: Logs | None = None) -> None:
+        """After the last epoch."""
+
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
+        """Before an epoch."""
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """After an epoch and its validation."""
+
+    def on_test_begin(self, logs: Logs | None = None) -> None:
+        """Before a validation."""
+
+    def on_test_end(self, logs: Logs | None = None) -> None:
+        """After a validation."""
+
+
+def of_keras(model: Model, callbacks: object, verbose: str | int, epochs: int, steps: int) -> tuple[Callbacks, Any]:
+    """Return Keras' CallbackList with its History and progress line, and that History."""
+    import keras
+
+    given = _listed(callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else callbacks)
+    found = keras.callbacks.CallbackList(
+        given, add_history=True, add_progbar=verbose != 0, model=model, verbose=verbose, epochs=epochs, steps=steps
+    )
+    _warn_of_batch_hooks(found.callbacks, keras.callbacks.Callback)
+    return found, model.history
+
+
+def of_torch(model: Model, callbacks: object, verbose: str | int, epochs: int, steps: int) -> tuple[Callbacks, Any]:
+    """Return the list of callbacks of a plain torch module, which is its own history.
+
+    A callback is an object with any of the methods of `Callbacks` (and `set_model`, `set_params`, as in Keras), or a
+    function of epoch and logs that is called after each epoch.
+    """
+    given = _listed(callbacks)
+    found = PlainCallbacks(model, given, verbose, {"verbose": verbose, "epochs": epochs, "steps": steps})
+    _warn_of_batch_hooks(given, object)
+    return found, found
+
+
+class PlainCallbacks:
+    """Calls callbacks without Keras, keeps the history and prints a line per epoch."""
+
+    def __init__(self, model: Model, callbacks: Sequence[Any], verbose: str | int, params: Logs) -> None:
+        self.history: dict[str, list[Any]] = {}
+        self.epoch: list[int] = []
+        self.params = params
+        self._callbacks, self._verbose = callbacks, verbose
+        for callback in callbacks:
+            for name, value in (("set_params", params), ("set_model", model)):
+                getattr(callback, name, _nothing)(value)
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        """Tell every callback."""
+        self._call("on_train_begin", logs)
+
+    def on_train_end(self, logs: Logs | None = None) -> None:
+        """Tell every callback."""
+        self._call("on_train_end", logs)
+
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
+        """Tell every callback."""
+        self._call("on_epoch_begin", epoch, logs)
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Keep and print the logs, and tell every callback; plain functions are called here."""
+        logs = logs or {}
+        self._call("on_epoch_end", epoch, logs)
+        for callback in self._callbacks:
+            if callable(callback) and not hasattr(callback, "on_epoch_end"):
+                callback(epoch, logs)
+        self.epoch.append(epoch)
+        for name, value in logs.items():
+            self.history.setdefault(name, []).append(value)
+        if self._verbose:
+            told = " - ".join(f"{name}: {value:.4g}" for name, value in logs.items())
+            sys.stdout.write(f"Epoch {epoch + 1}/{self.params['epochs']} - {told}\n")
+
+    def on_test_begin(self, logs: Logs | None = None) -> None:
+        """Tell every callback."""
+        self._call("on_test_begin", logs)
+
+    def on_test_end(self, logs: Logs | None = None) -> None:
+        """Tell every callback."""
+        self._call("on_test_end", logs)
+
+    def _call(self, name: str, *arguments: object) -> None:
+        for callback in self._callbacks:
+            getattr(callback, name, _nothing)(*arguments)
+
+
+def _listed(callbacks: object) -> list[Any]:
+    """Return one callback, several or none as a list."""
+    if callbacks is None:
+        return []
+    return list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
+
+
+def _nothing(*_arguments: object) -> None:
+    """Stand for a method that a callback does not have."""
+
+
+def _warn_of_batch_hooks(callbacks: Sequence[Any], base: type) -> None:
+    """Say which callbacks wait for calls at each batch: an epoch is one program and makes none."""
+    waiting = [type(one).__name__ for one in callbacks if _waits_for_batches(one, base)]
+    if waiting:
+        warnings.warn(
+            f"fit_resident does not call callbacks at each batch (an epoch is one program): {', '.join(waiting)}",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+def _waits_for_batches(callback: object, base: type) -> bool:
+    # Keras' own that act at epochs override batch hooks, too: the progress line, and checkpoints of whole epochs.
+    if type(callback).__name__ == "ProgbarLogger" or getattr(callback, "save_freq", None) == "epoch":
+        return False
+    return any(_overrides(callback, name, base) for name in (*BATCH_HOOKS, *TEST_HOOKS))
+
+
+def _overrides(callback: object, name: str, base: type) -> bool:
+    own: Callable[..., Any] | None = getattr(type(callback), name, None)
+    return name in vars(callback) or own is not getattr(base, name, None)

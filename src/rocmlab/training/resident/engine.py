@@ -1,0 +1,120 @@
+"""The interface between `fit_resident` and whatever runs an epoch: one engine per framework.
+
+An engine keeps the training data on the device and runs a whole epoch there. `fit_resident` owns everything
+around it: checks, callbacks, history, validation's place in the epoch, seconds. Each engine is a module with one
+factory, `build(model, data, options) -> Engine`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+Model = Any  # of Keras or PyTorch
+Array = Any  # of numpy or a framework; inside a program perhaps a number
+Tree = Any  # an array, None, or a dict, list or tuple of trees
+
+
+class Engine(Protocol):
+    """Runs epochs of one model over one set of data; the calls come in the order begin, train, evaluate, end."""
+
+    @property
+    def how(self) -> str:
+        """One sentence: what runs an epoch, and why nothing faster if it fell back; it may change while training."""
+
+    def begin(self, epoch: int) -> None:
+        """Take the model's current weights, optimizer state and learning rate: a callback may have changed them."""
+
+    def train(self, epoch: int) -> dict[str, float]:
+        """Train one epoch and block until the device is done; the logs are named as `fit` names them."""
+
+    def evaluate(self) -> dict[str, float]:
+        """Return the logs of the validation set, named without `val_`; only called when there is one."""
+
+    def end(self, epoch: int) -> None:
+        """Put the current state back into the model, so that callbacks can read, save or replace it."""
+
+    def close(self) -> None:
+        """Give the device's memory back; the model keeps its state. Called once, also after an error."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples as trees of numpy arrays, every leaf with the same first dimension; floats are in Keras' floatx."""
+
+    x: Tree  # leaves (count, ...)
+    y: Tree  # leaves (count, ...), None when the model needs no targets
+    sample_weight: Tree  # leaves (count, ...), None when there are none
+    count: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all arrays together."""
+        return sum(int(leaf.nbytes) for leaf in leaves((self.x, self.y, self.sample_weight)))
+
+    def take(self, index: slice | Array) -> Samples:
+        """Return the samples of `index`: a slice (a view) or an array of integers (a copy)."""
+        x, y, weight = tree_map(lambda leaf: leaf[index], (self.x, self.y, self.sample_weight))
+        return Samples(x, y, weight, len(range(self.count)[index]) if isinstance(index, slice) else len(index))
+
+
+@dataclass(frozen=True)
+class Data:
+    """What to train on, and what to validate with after each epoch."""
+
+    train: Samples
+    validation: Samples | None = None
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to train: the arguments of `fit_resident` after its checks."""
+
+    batch_size: int = 32  # also of the validation
+    epochs: int = 1
+    initial_epoch: int = 0
+    shuffle: bool = True
+    seed: int = 0  # of the order of the samples, 0 to 2^31-1; drawn by `fit_resident` when its caller gave none
+    memory_bytes: int | None = None  # of the device for the data; None: what is free, less a reserve
+    optimizer: Any = None  # this and the next two only for a plain torch module
+    loss: Callable[..., Any] | None = None
+    metrics: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+
+    def steps(self, count: int) -> int:
+        """Batches of an epoch over `count` samples, the last one possibly smaller."""
+        return -(-count // self.batch_size)
+
+
+def leaves(tree: Tree) -> Iterator[Any]:
+    """Yield the arrays of a tree, without its Nones; dicts by sorted key, as frameworks flatten them."""
+    if isinstance(tree, Mapping):
+        for key in sorted(tree):
+            yield from leaves(tree[key])
+    elif isinstance(tree, (list, tuple)):
+        for part in tree:
+            yield from leaves(part)
+    elif tree is not None:
+        yield tree
+
+
+def count_of(tree: Tree) -> int:
+    """Return the first dimension of a tree's arrays."""
+    return int(next(leaves(tree)).shape[0])
+
+
+def tree_map(function: Callable[[Any], Any], tree: Tree) -> Tree:
+    """Return the tree with `function` applied to every array; Nones, key order and container types stay."""
+    if isinstance(tree, Mapping):
+        return {key: tree_map(function, part) for key, part in tree.items()}
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(tree_map(function, part) for part in tree))
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(tree_map(function, part) for part in tree)
+    return None if tree is None else function(tree)
+
+
+def fell_back(reason: str) -> None:
+    """Warn, once per cause, that an epoch runs a slower way than it could; the engine's `how` says the same."""
+    warnings.warn(f"fit_resident: {reason}", RuntimeWarning, stacklevel=3)

@@ -1,0 +1,239 @@
+"""`fit_resident`: train with the data on the device and a whole epoch as one program."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rocmlab.errors import RocmlabError
+from rocmlab.training.resident import callbacks as callback_lists
+from rocmlab.training.resident import samples
+from rocmlab.training.resident.callbacks import Callbacks
+from rocmlab.training.resident.engine import Data, Engine, Model, Options, Tree
+
+KERAS_ENGINES = {"jax": "keras_jax", "tensorflow": "keras_tensorflow", "torch": "keras_torch"}
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a training did; `history`, `epoch` and `params` are those of Keras' History."""
+
+    model: Any
+    history: dict[str, list[Any]]  # one value an epoch; validation's names begin with val_
+    epoch: list[int]  # numbers of the epochs that were run, from 0
+    params: dict[str, Any]  # verbose, epochs, steps
+    how: str  # one sentence: what ran an epoch, and why nothing faster if it fell back
+    seconds: list[float] = field(default_factory=list)  # training only, per epoch, synchronised; the first compiles
+
+
+def fit_resident(
+    model: Model,
+    x: Tree,
+    y: Tree = None,
+    *,
+    batch_size: int = 32,
+    epochs: int = 1,
+    validation_data: Tree = None,
+    shuffle: bool = True,
+    seed: int | None = None,
+    callbacks: object = (),
+    verbose: str | int = "auto",
+    initial_epoch: int = 0,
+    sample_weight: Tree = None,
+    optimizer: object = None,
+    loss: Callable[..., Any] | None = None,
+    metrics: Mapping[str, Callable[..., Any]] | None = None,
+    memory_bytes: int | None = None,
+) -> Fit:
+    """Train a model as `fit` does, with the data on the device and each epoch as one compiled program.
+
+    Args:
+        model: a compiled Keras 3 model on any backend, or a plain torch module.
+        x: inputs: an array, or a list, tuple or dict of arrays, every one (samples, ...).
+        y: targets, likewise.
+        batch_size: samples a step; the last batch of an epoch takes what is left.
+        epochs: the epoch to stop before, counted from 0.
+        validation_data: (x, y) or (x, y, sample_weight), run through the model after each epoch.
+        shuffle: draw a new order for each epoch, on the device.
+        seed: of that order, 0 to 2^31-1; None: drawn from NumPy's, which `keras.utils.set_random_seed` sets.
+        callbacks: Keras callbacks; batch hooks are not called. For a torch module see `callbacks.of_torch`.
+        verbose: 0 nothing, 1 or "auto" a progress line, 2 a line per epoch.
+        initial_epoch: the epoch to begin with.
+        sample_weight: weights of the samples' losses, (samples, ...).
+        optimizer: only for a plain torch module: its optimizer.
+        loss: only for a plain torch module: f(outputs, targets) -> scalar or per-sample tensor.
+        metrics: only for a plain torch module: name -> f(outputs, targets) -> per-sample or scalar tensor.
+        memory_bytes: how much of the device's memory the data may take; None: what is free, less a reserve.
+
+    Raises:
+        RocmlabError: the model is not compiled, arrays do not fit together, or an argument is out of range.
+    """
+    keras_backend = _keras_backend(model)
+    is_keras = keras_backend is not None
+    _check(batch_size, epochs, initial_epoch, seed, memory_bytes)
+    _check_model(model, is_keras, optimizer, loss, metrics)
+    floats = _floatx() if is_keras else None
+    data = samples.gather(x, y, sample_weight, validation_data, floats)
+    options = Options(
+        batch_size=batch_size,
+        epochs=epochs,
+        initial_epoch=initial_epoch,
+        shuffle=bool(shuffle),
+        seed=int(np.random.randint(2**31 - 1)) if seed is None else int(seed),
+        memory_bytes=memory_bytes,
+        optimizer=optimizer,
+        loss=loss,
+        metrics=dict(metrics or {}),
+    )
+    if is_keras:
+        _build_keras(model, data, options)
+    name = KERAS_ENGINES[keras_backend] if keras_backend else "plain_torch"
+    module = importlib.import_module(f"rocmlab.training.resident.{name}")
+    make = callback_lists.of_keras if is_keras else callback_lists.of_torch
+    found, history = make(model, callbacks, verbose, epochs, options.steps(data.train.count))
+    engine: Engine = module.build(model, data, options)
+    seconds = _loop(model, engine, data, options, found)
+    return Fit(model, history.history, list(history.epoch), dict(history.params), engine.how, seconds)
+
+
+def _loop(model: Model, engine: Engine, data: Data, options: Options, callbacks: Callbacks) -> list[float]:
+    """Run the epochs and everything that happens between them; return the seconds of training."""
+    seconds: list[float] = []
+    logs: dict[str, Any] = {}
+    model.stop_training = False
+    try:
+        callbacks.on_train_begin()
+        # Keras' BackupAndRestore says here where an interrupted training goes on.
+        first = getattr(model, "_initial_epoch", None) or options.initial_epoch
+        for epoch in range(first, options.epochs):
+            callbacks.on_epoch_begin(epoch)
+            began = time.perf_counter()
+            engine.begin(epoch)
+            logs = engine.train(epoch)
+            seconds.append(time.perf_counter() - began)
+            if data.validation is not None:
+                logs = {**logs, **_validate(engine, callbacks)}
+            engine.end(epoch)
+            callbacks.on_epoch_end(epoch, logs)
+            if model.stop_training:
+                break
+    finally:
+        engine.close()
+        _finalize(model, options)
+    callbacks.on_train_end(logs)
+    return seconds
+
+
+def _validate(engine: Engine, callbacks: Callbacks) -> dict[str, Any]:
+    callbacks.on_test_begin()
+    logs = engine.evaluate()
+    callbacks.on_test_end(logs)
+    return {f"val_{name}": value for name, value in logs.items()}
+
+
+def _finalize(model: Model, options: Options) -> None:
+    """Let a Keras optimizer put its averaged weights in place, as `fit` does at its end."""
+    finalize = getattr(getattr(model, "optimizer", None), "finalize_variable_values", None)
+    if callable(finalize) and options.epochs > 0:
+        finalize(model.trainable_weights)
+
+
+def _keras_backend(model: Model) -> str | None:
+    """Return the backend of a Keras model, or None for a torch module.
+
+    Raises:
+        RocmlabError: it is neither, or a model of Keras on a backend that cannot train.
+    """
+    keras, torch = sys.modules.get("keras"), sys.modules.get("torch")
+    if keras is not None and hasattr(keras, "Model") and isinstance(model, keras.Model):
+        backend = str(keras.backend.backend())
+        if backend in KERAS_ENGINES:
+            return backend
+        raise RocmlabError(
+            f"Keras runs on {backend}, which does not train",
+            "fit_resident needs a backend with gradients",
+            f"set KERAS_BACKEND to one of: {', '.join(KERAS_ENGINES)}",
+        )
+    if torch is not None and isinstance(model, torch.nn.Module):
+        return None
+    raise RocmlabError(
+        f"fit_resident cannot train a {type(model).__module__}.{type(model).__qualname__}",
+        "it trains compiled Keras 3 models and torch modules",
+        "pass a keras.Model after compile(), or a torch.nn.Module with optimizer= and loss=",
+    )
+
+
+def _floatx() -> str:
+    import keras
+
+    return str(keras.config.floatx())
+
+
+def _check(batch_size: int, epochs: int, initial_epoch: int, seed: int | None, memory_bytes: int | None) -> None:
+    """Refuse numbers out of range.
+
+    Raises:
+        RocmlabError: one of them is.
+    """
+    integers = (int, np.integer)
+    rules = (
+        ("batch_size", batch_size, 1, "a step needs at least one sample"),
+        ("epochs", epochs, 0, "it is the epoch to stop before"),
+        ("initial_epoch", initial_epoch, 0, "it is the epoch to begin with"),
+        ("seed", 0 if seed is None else seed, 0, "it seeds the order of the samples"),
+        ("memory_bytes", 1 if memory_bytes is None else memory_bytes, 1, "it is a number of bytes"),
+    )
+    for name, value, least, why in rules:
+        if isinstance(value, bool) or not isinstance(value, integers) or value < least:
+            raise RocmlabError(f"{name}={value!r} is no whole number of at least {least}", why, f"pass {name}={least}")
+    if seed is not None and seed >= 2**31:
+        raise RocmlabError(f"seed={seed!r} is too large", "devices draw from 31 bits", "pass a seed below 2^31")
+
+
+def _check_model(model: Model, is_keras: bool, optimizer: object, loss: object, metrics: object) -> None:
+    """Refuse a model that cannot be trained as it is.
+
+    Raises:
+        RocmlabError: it is not compiled, or the arguments are those of the other kind of model.
+    """
+    if is_keras and not getattr(model, "compiled", False):
+        raise RocmlabError(
+            f"the model {model.name!r} is not compiled",
+            "optimizer, loss and metrics come from compile()",
+            'model.compile(optimizer="rmsprop", loss="sparse_categorical_crossentropy", metrics=["accuracy"])',
+        )
+    given = [name for name, value in (("optimizer", optimizer), ("loss", loss), ("metrics", metrics)) if value]
+    if is_keras and given:
+        raise RocmlabError(
+            f"{', '.join(given)} given with a Keras model",
+            "a Keras model brings its own from compile()",
+            "leave them out, or compile() the model again with them",
+        )
+    if not is_keras and (optimizer is None or loss is None):
+        raise RocmlabError(
+            "a torch module needs optimizer= and loss=",
+            "it has no compile() to take them from",
+            "fit_resident(module, x, y, optimizer=torch.optim.RMSprop(module.parameters()), "
+            "loss=torch.nn.functional.cross_entropy)",
+        )
+
+
+def _build_keras(model: Model, data: Data, options: Options) -> None:
+    """Create what `fit` creates before its first step: variables of layers, losses, metrics and optimizer."""
+    first = data.train.take(slice(0, options.batch_size))
+    scope = getattr(model, "distribute_strategy", None)  # TensorFlow's; its variables must be created inside
+    build = getattr(model, "_symbolic_build", None)
+    if build is None:  # a Keras that does it another way: evaluating a batch builds everything but the optimizer
+        model.test_on_batch(first.x, first.y, sample_weight=first.sample_weight)
+        model.optimizer.build(model.trainable_variables)
+    elif scope is not None:
+        with scope.scope():
+            build(data_batch=(first.x, first.y, first.sample_weight))
+    else:
+        build(data_batch=(first.x, first.y, first.sample_weight))

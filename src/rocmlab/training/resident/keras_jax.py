@@ -1,0 +1,243 @@
+"""Keras on JAX: the data stay on the device and an epoch is one XLA program over them.
+
+Three ways, the first that works: an epoch in one program (`lax.scan` over the batches), a program per batch (for
+convolutions on a CPU, which XLA computes far more slowly inside a loop), and Keras' uncompiled step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import keras
+
+from rocmlab.errors import RocmlabError
+from rocmlab.training.resident import blocks
+from rocmlab.training.resident.engine import Array, Data, Engine, Model, Options, Samples, count_of, fell_back, tree_map
+from rocmlab.training.resident.jax_programs import Arrays, Programs, State
+
+Device = Any  # jax.Device
+Sharding = Any  # jax.sharding.Sharding
+EPOCH, BATCH, EAGER = "epoch", "batch", "step"
+TO_TRAIN = ("trainable", "other", "optimizer", "metrics")  # the parts of the state, in the order of a program's
+TO_TEST = ("trainable", "other", "metrics")
+
+
+def build(model: Model, data: Data, options: Options) -> Engine:
+    """Return the engine for a built and compiled Keras model whose backend is JAX.
+
+    Raises:
+        RocmlabError: the model's distribution spans several processes, or the memory allowed holds no two batches.
+    """
+    return JaxEngine(model, data, options)
+
+
+class JaxEngine:
+    """One model's epochs on JAX's default device, or on those of `keras.distribution`."""
+
+    def __init__(self, model: Model, data: Data, options: Options) -> None:
+        self._sharding = _data_sharding()
+        self._model, self._data, self._options = model, data, options
+        self._device = _device(self._sharding)
+        self._plan = blocks.plan(data, options, _free_bytes(self._device))
+        self._programs = Programs(
+            model, options, shuffle=options.shuffle and self._plan.is_resident, platform=self._device.platform
+        )
+        self._compiled: dict[tuple[str, bool], Callable[..., Any]] = {}
+        self._state: dict[str, list[Any]] = {}
+        self._train = self._put(data.train) if self._plan.is_resident else None
+        self._validation = None
+        if data.validation and len(self._plan.validation) == 1:
+            self._validation = self._put(data.validation)
+        self._way, self._reason = EPOCH, ""
+        if model.run_eagerly or not model.jit_compile:
+            self._way, self._reason = (
+                EAGER,
+                "the model, or a layer of it, is not to be compiled (run_eagerly, jit_compile)",
+            )
+
+    @property
+    def how(self) -> str:
+        """Say what runs an epoch, where, and why nothing faster if so."""
+        steps = self._options.steps(self._data.train.count)
+        kind = f"{self._device.device_kind} ({self._device.platform})"
+        what = {
+            EPOCH: f"one XLA program an epoch, a scan over its {steps} batches, on {kind}",
+            BATCH: f"one XLA program a batch, {steps} an epoch, on {kind}",
+            EAGER: f"Keras' uncompiled step, {steps} an epoch, on {kind}",
+        }[self._way]
+        parts = [what, self._plan.sentence or "data resident"]
+        if self._sharding is not None:
+            parts.append(f"each batch shared between {len(self._sharding.device_set)} devices")
+        return ", ".join(parts) + (f"; {self._reason}" if self._reason else "")
+
+    def begin(self, epoch: int) -> None:
+        """Take the state from the model's variables."""
+        parts = [[variable.value for variable in part] for part in self._programs.variables(training=True)]
+        self._state = dict(zip(TO_TRAIN, parts, strict=True))
+
+    def train(self, epoch: int) -> dict[str, float]:
+        """Train one epoch; the metrics are read once, at its end."""
+        return self._run(True, self._blocks_to_train(epoch), epoch)
+
+    def evaluate(self) -> dict[str, float]:
+        """Run the validation set through the model."""
+        if self._validation is not None:
+            return self._run(False, iter([self._validation]), 0)
+        samples = self._data.validation
+        assert samples is not None
+        return self._run(False, map(self._put, blocks.cut(samples, self._plan.validation)), 0)
+
+    def end(self, epoch: int) -> None:
+        """Forget the state: the model's variables have it since the last call."""
+        self._state = {}
+
+    def close(self) -> None:
+        """Forget the data and the programs; a state the model does not have yet goes back to it."""
+        self._give_back()
+        self._state = {}
+        self._train = self._validation = None
+        self._compiled.clear()
+
+    def _give_back(self) -> None:
+        """Assign the state to the model's variables, whose own values went into the programs and are no more."""
+        if not self._state:
+            return
+        parts = self._programs.variables(training=True)
+        for variables, values in zip(parts, self._state.values(), strict=True):
+            for variable, value in zip(variables, values, strict=True):
+                if variable.value is not value and not value.is_deleted():
+                    variable.assign(value)
+
+    def _blocks_to_train(self, epoch: int) -> Iterator[Arrays]:
+        if self._train is not None:
+            return iter([self._train])
+        order = blocks.order(self._data.train.count, self._options, epoch)
+        return map(self._put, blocks.cut(self._data.train, self._plan.train, order))
+
+    def _put(self, samples: Samples) -> Arrays:
+        """Start the transfer of samples to the device; every device of a distribution gets them all."""
+        x, y, weight = tree_map(
+            lambda leaf: jax.device_put(leaf, self._sharding), (samples.x, samples.y, samples.sample_weight)
+        )
+        return x, y, weight
+
+    def _run(self, training: bool, arrays: Iterator[Arrays], epoch: int) -> dict[str, float]:
+        """Run all blocks of an epoch; the next one is sent while the current one computes."""
+        logs: dict[str, Any] = {}
+        block: Arrays | None = next(arrays)
+        first = True
+        while block is not None:
+            earlier, logs = logs, self._with_fallback(training, block, epoch, first)
+            jax.block_until_ready(earlier)  # two blocks on the device at most: this one and the next
+            block, first = next(arrays, None), False
+        self._give_back()
+        return {name: _number(value) for name, value in jax.device_get(logs).items()}
+
+    def _with_fallback(self, training: bool, block: Arrays, epoch: int, first: bool) -> dict[str, Any]:
+        """Dispatch one block, a slower way where the faster one cannot be compiled; return the logs so far."""
+        while True:
+            state = self._read(training)
+            try:
+                self._spare_loops(training, state, block)
+                run = self._whole if self._way == EPOCH else self._one_by_one
+                return run(training, block, epoch, first)
+            except Exception as err:
+                if self._way == EAGER or any(value.is_deleted() for part in state for value in part):
+                    raise  # nothing slower is left, or the program had started: then it is no matter of compiling
+                self._slow_down(err)
+
+    def _spare_loops(self, training: bool, state: State, block: Arrays) -> None:
+        """Leave the scan where it is slower: on two cores a CNN's epoch took 9 times the CPU seconds in a scan."""
+        if self._way != EPOCH or self._device.platform != "cpu":
+            return
+        if self._programs.inspect(state, block, training=training).convolves:
+            self._way, self._reason = BATCH, "on a CPU, XLA computes convolutions many times slower inside a scan"
+
+    def _slow_down(self, err: Exception) -> None:
+        slower = {EPOCH: BATCH, BATCH: EAGER}[self._way]
+        words = (str(err).strip() or type(err).__name__).splitlines()[0]
+        self._reason = f"a whole {self._way} could not be compiled ({type(err).__name__}: {words[:200]})"
+        self._way = slower
+        fell_back(self.how)
+
+    def _whole(self, training: bool, block: Arrays, epoch: int, first: bool) -> dict[str, Any]:
+        program = self._program(EPOCH, training, lambda: self._programs.epoch(training=training))
+        state, logs = program(self._read(training), block, epoch, first)
+        self._keep(training, state)
+        results: dict[str, Any] = logs
+        return results
+
+    def _one_by_one(self, training: bool, block: Arrays, epoch: int, first: bool) -> dict[str, Any]:
+        """Run a block batch by batch, compiled or not; an interrupt leaves the model after the last batch."""
+        compiled = self._way == BATCH
+        step = self._program(self._way, training, lambda: self._programs.batch(training=training, compiled=compiled))
+        count = count_of(block)
+        order = None
+        if training and self._options.shuffle and self._train is not None:
+            order = self._program("order", True, lambda: jax.jit(self._programs.order, static_argnums=0))(count, epoch)
+        if first:
+            self._keep(training, self._programs.reset(self._read(training)))
+        logs: dict[str, Any] = {}
+        for start in range(0, count, self._options.batch_size):
+            size = min(self._options.batch_size, count - start)
+            logs, state = step(self._read(training), block, order, start, size)
+            self._keep(training, state)
+        results = self._programs.results(self._read(training))
+        return results if not isinstance(logs, dict) or set(results) == set(logs) else logs
+
+    def _read(self, training: bool) -> State:
+        return tuple(self._state[name] for name in (TO_TRAIN if training else TO_TEST))
+
+    def _keep(self, training: bool, state: State) -> None:
+        self._state.update(zip(TO_TRAIN if training else TO_TEST, state, strict=True))
+
+    def _program(self, name: str, training: bool, make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+        key = (name, training)
+        if key not in self._compiled:
+            self._compiled[key] = make()
+        return self._compiled[key]
+
+
+def _device(sharding: Sharding | None) -> Device:
+    """Return the device that computes, or the first of several, as JAX places it: a default may be set."""
+    if sharding is not None:
+        return sharding.mesh.devices.flat[0]
+    return next(iter(jax.numpy.zeros(()).devices()))
+
+
+def _data_sharding() -> Sharding | None:
+    """Return where the resident data lie under `keras.distribution`: whole on each device; None without one.
+
+    Raises:
+        RocmlabError: the distribution spans several processes, each of which holds other data.
+    """
+    distribution = keras.distribution.distribution()
+    if distribution is None:
+        return None
+    if jax.process_count() > 1:
+        raise RocmlabError(
+            f"fit_resident runs in one process, and this job has {jax.process_count()}",
+            "each process would have to hold a part of the data that the others do not know",
+            "use fit() there, or one process with all devices of this machine",
+        )
+    return jax.sharding.NamedSharding(distribution.device_mesh.backend_mesh, jax.sharding.PartitionSpec())
+
+
+def _free_bytes(device: Device) -> int | None:
+    """Return the memory JAX can still hand out on a device; None when it does not say."""
+    if device.platform == "cpu":
+        return blocks.host_free_bytes()
+    stats = device.memory_stats() or {}
+    if "bytes_limit" not in stats:
+        return None
+    return int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0))
+
+
+def _number(value: Array) -> Array:
+    """Return a log as a number; one that is an array stays one, as in `fit`."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return value

@@ -1,0 +1,202 @@
+"""Keras on TensorFlow: the data stay on the device, and one program runs the batches of an epoch over them.
+
+The ways, from the fastest that compiles: the whole loop as one XLA program (GPUs), a `tf.function` whose loop calls
+an XLA-compiled step (the CPU, where XLA runs the body of a loop on one core), the same without XLA, and Python's loop.
+The programs change the model's own variables, so there is nothing to take from the model or to give back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import tensorflow as tf
+
+from rocmlab.errors import RocmlabError
+from rocmlab.training.resident import blocks
+from rocmlab.training.resident.engine import Array, Data, Engine, Model, Options, Samples, tree_map
+from rocmlab.training.resident.tensorflow_loop import BATCH, EAGER, EPOCH, GRAPH, STEP, Arrays, Tensor
+from rocmlab.training.resident.tensorflow_pass import WORDS, Pass
+
+
+def build(model: Model, data: Data, options: Options) -> Engine:
+    """Return the engine for a built and compiled Keras model whose backend is TensorFlow.
+
+    Raises:
+        RocmlabError: a batch has fewer samples than the strategy has replicas, or the memory allowed holds no two
+            batches.
+    """
+    return TensorFlowEngine(model, data, options)
+
+
+class TensorFlowEngine:
+    """One model's epochs on the device of its variables, or on those of its distribution strategy."""
+
+    def __init__(self, model: Model, data: Data, options: Options) -> None:
+        self._model, self._data, self._options = model, data, options
+        self._strategy = model.distribute_strategy
+        self._replicas = int(self._strategy.num_replicas_in_sync)
+        self._check_parts()
+        if not model.optimizer.built:  # variables cannot be created inside a loop
+            with self._strategy.scope():
+                model.optimizer.build(model.trainable_variables)
+        self._device = _device_of(model)
+        self._plan = blocks.plan(data, options, _free_bytes(self._device))
+        self._train = self._put(data.train) if self._plan.is_resident else None
+        self._validation = None
+        if data.validation and len(self._plan.validation) == 1:
+            self._validation = self._put(data.validation)
+        ways, self._reason = self._possible_ways()
+        # On a CPU Keras uses XLA only when told to; there we decide.
+        common = (options.batch_size, ways, "CPU" in self._device and not model.jit_compile)
+        self._training = Pass(model, "train_step", *common)
+        self._testing = Pass(model, "test_step", *common)
+
+    @property
+    def how(self) -> str:
+        """Say what runs an epoch, where, and why nothing faster if so."""
+        steps = self._options.steps(self._data.train.count)
+        parts = [f"{WORDS[self._training.way].format(steps=steps)}, on {_spoken(self._device)}"]
+        parts.append(self._plan.sentence or "data resident")
+        if self._replicas > 1:
+            parts.append(f"each batch shared between {self._replicas} replicas")
+        reasons = dict.fromkeys(one for one in (self._reason, self._training.reason, self._testing.reason) if one)
+        return "; ".join([", ".join(parts), *reasons])
+
+    def begin(self, epoch: int) -> None:
+        """Do nothing: the programs read the model's variables."""
+
+    def train(self, epoch: int) -> dict[str, float]:
+        """Train one epoch; the metrics are read once, at its end."""
+        return self._training.run(lambda: self._blocks_to_train(epoch))
+
+    def evaluate(self) -> dict[str, float]:
+        """Run the validation set through the model."""
+        return self._testing.run(self._blocks_to_test)
+
+    def end(self, epoch: int) -> None:
+        """Do nothing: the programs have changed the model's variables."""
+
+    def close(self) -> None:
+        """Forget the data and the programs."""
+        self._train = self._validation = None
+        self._training.forget()
+        self._testing.forget()
+
+    def _possible_ways(self) -> tuple[list[str], str]:
+        if self._model.run_eagerly:
+            return [EAGER], "the model is compiled with run_eagerly"
+        if self._replicas > 1:
+            return [GRAPH, BATCH], "XLA cannot compile a step whose replicas exchange gradients"
+        if not all(getattr(layer, "supports_jit", True) for layer in _layers(self._model)):
+            return [GRAPH, BATCH], "a layer of the model does not support XLA"
+        if "CPU" in self._device:
+            return [STEP, GRAPH, BATCH], ""
+        if not self._model.jit_compile:
+            return [GRAPH, BATCH], "the model is compiled with jit_compile=False"
+        return [EPOCH, STEP, GRAPH, BATCH], ""
+
+    def _blocks_to_train(self, epoch: int) -> Iterator[tuple[Arrays, Tensor]]:
+        count = self._data.train.count
+        order = self._order(count, epoch)
+        if self._train is not None:
+            yield self._train, order
+            return
+        permutation = order.numpy()
+        yield from self._stream(blocks.cut(self._data.train, self._plan.train, permutation))
+
+    def _blocks_to_test(self) -> Iterator[tuple[Arrays, Tensor]]:
+        samples = self._data.validation
+        assert samples is not None
+        if self._validation is not None:
+            yield self._validation, tf.range(samples.count)
+            return
+        yield from self._stream(blocks.cut(samples, self._plan.validation))
+
+    def _stream(self, parts: Iterator[Samples]) -> Iterator[tuple[Arrays, Tensor]]:
+        """Yield blocks on the device; the next one is sent while the program works on the current one."""
+
+        def send() -> tuple[Arrays, Tensor] | None:
+            part = next(parts, None)
+            return None if part is None else (self._put(part), tf.range(part.count))
+
+        with ThreadPoolExecutor(1) as pool:
+            block = pool.submit(send).result()
+            while block is not None:
+                following = pool.submit(send)
+                yield block
+                block = following.result()
+
+    def _order(self, count: int, epoch: int) -> Tensor:
+        """Return the order of an epoch's samples, drawn on the device from seed and epoch: (count,) int32."""
+        with tf.device(self._device):
+            if not self._options.shuffle:
+                return tf.range(count)
+            draws = tf.random.stateless_uniform([count], [self._options.seed, epoch], 0, 2**31 - 1, tf.int32)
+            return tf.argsort(draws)
+
+    def _put(self, samples: Samples) -> Arrays:
+        """Return the samples as tensors on the device; with a strategy every replica's device gets them all."""
+        return tree_map(self._tensor, (samples.x, samples.y, samples.sample_weight))
+
+    def _tensor(self, leaf: Array) -> Any:  # noqa: ANN401  a tensor or a PerReplica value
+        if self._replicas == 1:
+            with tf.device(self._device):
+                return tf.constant(leaf)
+        devices = self._strategy.extended.worker_devices
+
+        def on_replica(context: Any) -> Tensor:  # noqa: ANN401  a ValueContext
+            with tf.device(devices[context.replica_id_in_sync_group]):
+                return tf.constant(leaf)
+
+        return self._strategy.experimental_distribute_values_from_function(on_replica)
+
+    def _check_parts(self) -> None:
+        """Refuse batches that leave a replica without a sample: the mean of nothing would spoil the weights.
+
+        Raises:
+            RocmlabError: one of the batches is that small.
+        """
+        sets = [self._data.train, *([self._data.validation] if self._data.validation else [])]
+        last = min((one.count - 1) % self._options.batch_size + 1 for one in sets)
+        if last < self._replicas:
+            raise RocmlabError(
+                f"the last batch has {last} sample(s) for {self._replicas} replicas",
+                f"each replica needs at least one; the batch size is {self._options.batch_size}",
+                f"leave the last {last} sample(s) out, or pass another batch_size",
+            )
+
+
+def _layers(model: Model) -> list[Any]:
+    """Return the model and every layer in it; where Keras does not list the inner ones, only those of the model."""
+    flatten = getattr(model, "_flatten_layers", None)
+    return list(flatten()) if callable(flatten) else [model, *model.layers]
+
+
+def _device_of(model: Model) -> str:
+    """Return the full name of the device that holds the model's weights: "/job:…/device:GPU:0"."""
+    held = [str(variable.value.device) for variable in model.variables]
+    return next((name for name in held if name), "/CPU:0")
+
+
+def _spoken(device: str) -> str:
+    return device.rsplit("device:", 1)[-1].lstrip("/")
+
+
+def _free_bytes(device: str) -> int | None:
+    """Return the memory TensorFlow can still hand out on a device; None when it does not say.
+
+    Source: `memory_limit` of `device_lib.list_local_devices()`, less what `get_memory_info` says is in use.
+    """
+    if "CPU" in device:
+        return blocks.host_free_bytes()
+    from tensorflow.python.client import device_lib
+
+    name = _spoken(device)
+    try:
+        used = int(tf.config.experimental.get_memory_info(name)["current"])
+    except (ValueError, NotImplementedError):  # a PluggableDevice that does not count
+        return None
+    limits = [int(one.memory_limit) for one in device_lib.list_local_devices() if one.name.endswith(f"device:{name}")]
+    return limits[0] - used if limits else None

@@ -1,0 +1,294 @@
+"""Keras on torch: the data stay on the device; on a GPU many steps are one CUDA or HIP graph.
+
+A step is that of Keras' trainer: its layers, its losses, its optimizer with its own slots. What is left out is what
+the host does around it for each batch, and what a graph cannot hold is done another way (`torch_updates`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import torch
+
+from rocmlab.training.resident import blocks, torch_store, torch_updates
+from rocmlab.training.resident.engine import Data, Engine, Options, Tree, fell_back, tree_map
+from rocmlab.training.resident.graphs import Graphs, Loop, Rows, describe
+from rocmlab.training.resident.torch_store import Batches, Store, Untyped, join
+
+
+def build(model: Untyped, data: Data, options: Options) -> Engine:
+    """Return the engine for a built and compiled Keras model whose backend is torch.
+
+    Raises:
+        RocmlabError: the memory allowed holds no two batches.
+    """
+    return TorchEngine(model, data, options)
+
+
+class TorchEngine:
+    """One Keras model's epochs on the device its variables are on."""
+
+    def __init__(self, model: Untyped, data: Data, options: Options) -> None:
+        self._model, self._data, self._options = model, data, options
+        self._device = _device(model)
+        self._plan = blocks.plan(data, options, torch_store.free_bytes(self._device))
+        self._train = Store(data.train, self._plan.train, self._device, options)
+        self._validation = (
+            Store(data.validation, self._plan.validation, self._device, options) if (data.validation) else None
+        )
+        self._reason = _uncapturable(model) if self._device.type == "cuda" else ""
+        if self._reason:
+            fell_back(f"{self._reason}; its steps run one after another")
+        self._training = TrainSteps(model, self._train.tensors)
+        self._trainer = self._runner(self._training, self._train.count)
+        self._evaluator: Loop | Graphs | None = None
+        if self._validation is not None:
+            testing = EvaluationSteps(model, self._validation.tensors)
+            self._evaluator = self._runner(testing, self._validation.count)
+        self._seen: Any = None
+
+    @property
+    def how(self) -> str:
+        """Say what runs an epoch, where, and why nothing faster if so."""
+        steps = self._options.steps(self._data.train.count)
+        name = torch_store.device_name(self._device)
+        return describe(self._trainer, steps, name, self._reason, self._plan.sentence)
+
+    def begin(self, epoch: int) -> None:
+        """Look whether a callback changed what a graph holds; weights and optimizer are the model's own throughout."""
+        del epoch
+        self._training.refresh()
+        state = _fingerprint(self._model)
+        if state != self._seen:
+            self._seen = state
+            for runner in (self._trainer, self._evaluator):
+                if isinstance(runner, Graphs):
+                    runner.forget()
+
+    def train(self, epoch: int) -> dict[str, float]:
+        """Train one epoch and wait for the device."""
+        model = self._model
+        model.reset_metrics()
+        model.train()
+        logs = None
+        seed = torch_store.stream_seed(self._options.seed, epoch)
+        with torch_store.random_stream(self._device, seed), _updates(model, self._device):
+            for order in self._train.orders(epoch, shuffle=self._options.shuffle):
+                logs = self._trainer.run(order)
+        model.eval()
+        found = _logs(model, logs)
+        torch_store.synchronise(self._device)
+        return found
+
+    def evaluate(self) -> dict[str, float]:
+        """Return the losses and metrics of the validation set."""
+        assert self._validation is not None
+        assert self._evaluator is not None
+        self._model.eval()
+        self._model.reset_metrics()
+        logs = None
+        for order in self._validation.orders(0, shuffle=False):
+            logs = self._evaluator.run(order)
+        return _logs(self._model, logs)
+
+    def end(self, epoch: int) -> None:
+        """Nothing to put back: the model's variables are trained in place."""
+
+    def close(self) -> None:
+        """Drop data, graphs and gradients."""
+        self._training.drop_gradients()
+        for runner in (self._trainer, self._evaluator):
+            if isinstance(runner, Graphs):
+                runner.forget()
+        self._train.tensors = (None, None, None)
+        if self._validation is not None:
+            self._validation.tensors = (None, None, None)
+
+    def _runner(self, steps: Untyped, count: int) -> Loop | Graphs:
+        if self._device.type != "cuda" or self._reason:
+            return Loop(steps, self._options.batch_size)
+        planned = self._options.steps(count) * max(0, self._options.epochs - self._options.initial_epoch)
+        return Graphs(steps, self._options.batch_size, planned, self._device, lambda: _recording(self._model))
+
+
+class TrainSteps:
+    """Training steps of a Keras model over rows of resident samples."""
+
+    def __init__(self, model: Untyped, tensors: Tree) -> None:
+        self._model, self._tensors = model, tensors
+        self._own = type(model).train_step is keras.Model.train_step
+        self._deferred = self._own and _additive(model)
+        self._row_bytes = torch_store.row_bytes(tensors)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take the lists of weights again: layers may have been frozen since."""
+        self._parameters = list(self._model.parameters())
+        self._weights = list(self._model.trainable_weights)
+        self._values = [weight.value for weight in self._weights]
+
+    def drop_gradients(self) -> None:
+        """Free the gradients; those of a graph lie in its memory."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def __call__(self, rows: Rows, batch: int) -> Untyped:
+        """Train the rows in steps of `batch`; return the logs of a train_step of the model's own, else None."""
+        batches = Batches(self._tensors, rows, batch, self._row_bytes)
+        if not self._own:
+            logs = None
+            for x, y, weight in batches:
+                logs = self._model.train_step(keras.utils.pack_x_y_sample_weight(x, y, weight))
+            self.drop_gradients()
+            return logs
+        pending: list[Any] = []
+        for x, y, weight in batches:
+            loss, outputs = self._step(x, y, weight)
+            pending.append((loss, outputs, x, y, weight))
+            if not self._deferred or torch_store.tensor_bytes(outputs) * len(pending) > torch_store.OUTPUT_BYTES:
+                _account(self._model, pending, batch)
+                pending = []
+        if pending:
+            _account(self._model, pending, batch)
+        self.drop_gradients()
+        return None
+
+    def _step(self, x: Tree, y: Tree, weight: Tree) -> tuple[Any, Any]:
+        """Do what Keras' train_step does up to the metrics; return the loss and the outputs."""
+        model = self._model
+        outputs = model(x, training=True) if model._call_has_training_arg else model(x)
+        self.drop_gradients()
+        loss = model._compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weight, training=True)
+        if self._weights:
+            model.optimizer.scale_loss(loss).backward()
+            with torch.no_grad():
+                model.optimizer.apply([value.grad for value in self._values], self._weights)
+        return loss.detach(), tree_map(torch.detach, outputs)
+
+
+class EvaluationSteps:
+    """Test steps of a Keras model over rows of resident samples."""
+
+    def __init__(self, model: Untyped, tensors: Tree) -> None:
+        self._model, self._tensors = model, tensors
+        self._row_bytes = torch_store.row_bytes(tensors)
+
+    def __call__(self, rows: Rows, batch: int) -> Untyped:
+        """Test the rows in steps of `batch`; return the last step's logs."""
+        logs = None
+        with torch.no_grad():
+            for x, y, weight in Batches(self._tensors, rows, batch, self._row_bytes):
+                logs = self._model.test_step(keras.utils.pack_x_y_sample_weight(x, y, weight))
+        return logs
+
+
+def _account(model: Untyped, pending: list[Any], batch: int) -> None:
+    """Add the losses and outputs of some steps to the model's loss and metrics, as each step of `fit` would have."""
+    losses = [loss for loss, *_ in pending]
+    mean = losses[0] if len(losses) == 1 else torch.stack(losses).mean()
+    model._loss_tracker.update_state(mean, sample_weight=batch * len(losses))
+    with torch.no_grad():
+        if type(model).compute_metrics is not keras.Model.compute_metrics:
+            for _, outputs, x, y, weight in pending:
+                model.compute_metrics(x, y, outputs, sample_weight=weight)
+        elif model._compile_metrics is not None:
+            outputs, y, weight = (join([step[place] for step in pending]) for place in (1, 3, 4))
+            model._compile_metrics.update_state(y, outputs, weight)
+
+
+def _additive(model: Untyped) -> bool:
+    """Whether metrics over several batches at once give what they give batch by batch: Keras' own do."""
+    if type(model).compute_metrics is not keras.Model.compute_metrics:
+        return False
+    found = model._compile_metrics.metrics if model._compile_metrics is not None else []
+    functions = [getattr(metric, "_fn", metric) for metric in found]
+    return all(
+        type(metric).__module__.startswith("keras.")
+        and getattr(function, "__module__", type(function).__module__).startswith("keras.")
+        for metric, function in zip(found, functions, strict=True)
+    )
+
+
+def _logs(model: Untyped, logs: Untyped) -> dict[str, float]:
+    """Read the metrics from the device; what a step of the model's own returned wins where Keras lets it."""
+    found = model.get_metrics_result() if logs is None else model._get_metrics_result_or_logs(logs)
+    return {name: float(value) if getattr(value, "ndim", 0) == 0 else value for name, value in found.items()}
+
+
+def _device(model: Untyped) -> torch.device:
+    """Return the device of the model's variables."""
+    for variable in (*model.variables, *model.optimizer.variables):
+        return torch.device(variable.value.device)
+    return torch.device("cpu")
+
+
+def _uncapturable(model: Untyped) -> str:
+    """Say why the host must take part in each step; empty when it need not, as far as can be seen beforehand."""
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    rate = optimizer._learning_rate
+    if callable(rate) and not isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+        return "its learning rate is a function that Python computes for each step"
+    if optimizer.gradient_accumulation_steps:
+        return "its optimizer accumulates gradients, which Keras decides on the host"
+    if optimizer.use_ema and optimizer.ema_overwrite_frequency:
+        return "its optimizer overwrites weights by their average, which Keras decides on the host"
+    return "the model was compiled with run_eagerly=True" if model.run_eagerly else ""
+
+
+@contextlib.contextmanager
+def _updates(model: Untyped, device: torch.device) -> Iterator[None]:
+    """Use the updates of `torch_updates` where they were tried."""
+    if device.type in ("cpu", "cuda"):
+        with torch_updates.in_place(model.optimizer, branchless=False):
+            yield
+    else:
+        yield
+
+
+@contextlib.contextmanager
+def _recording(model: Untyped) -> Iterator[None]:
+    """Make a step capturable and short: no branches in the optimizer, random numbers from the device's generator.
+
+    Keras seeds a new generator on the host for each call with a SeedGenerator; here that generator's state advances
+    as it does there, and the numbers come from torch's generator, which a graph can advance. The mean of a loss is
+    taken by one division instead of Keras' ten operations on single numbers, each a launch.
+    """
+    from keras.src.backend.torch import random as keras_random
+    from keras.src.losses import loss as keras_loss
+
+    seeded, reduced = keras_random.torch_seed_generator, keras_loss.reduce_values
+
+    def generator(seed: Untyped) -> Untyped:
+        if isinstance(seed, int):
+            return seeded(seed)
+        keras_random.draw_seed(seed)
+        return None
+
+    def reduce(values: Untyped, sample_weight: Untyped = None, reduction: Untyped = "sum_over_batch_size") -> Untyped:
+        if reduction not in ("sum_over_batch_size", "mean") or values.numel() == 0 or values.ndim == 0:
+            return reduced(values, sample_weight, reduction)
+        return torch.sum(values) / values.numel()
+
+    keras_random.torch_seed_generator, keras_loss.reduce_values = generator, reduce
+    try:
+        with torch_updates.in_place(model.optimizer, branchless=True):
+            yield
+    finally:
+        keras_random.torch_seed_generator, keras_loss.reduce_values = seeded, reduced
+
+
+def _fingerprint(model: Untyped) -> Untyped:
+    """Return everything of a model that a graph holds fixed: addresses, and numbers of the host."""
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    variables = (*model.variables, *model.optimizer.variables)
+    numbers = {key: value for key, value in vars(optimizer).items() if isinstance(value, (bool, int, float, str))}
+    layers = [(key, value) for layer in model._flatten_layers() for key, value in vars(layer).items()]
+    return (
+        [(variable.value.data_ptr(), variable.value.requires_grad) for variable in variables],
+        numbers,
+        id(optimizer._learning_rate),
+        [item for item in layers if isinstance(item[1], float)],
+    )

@@ -1,0 +1,297 @@
+"""A plain torch module with its own optimizer, loss and metrics: data on the device, many steps one graph on a GPU.
+
+The module is called as `module(x)`, or `module(*x)` and `module(**x)` where the inputs are a list, tuple or dict.
+Under `torch.autocast` around `fit_resident` the forward pass and the loss run in it; a scaler comes in
+`torch_optimizer.Scaled`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from rocmlab.errors import RocmlabError
+from rocmlab.training.resident import blocks, torch_store
+from rocmlab.training.resident.engine import Data, Engine, Options, Tree, fell_back, tree_map
+from rocmlab.training.resident.graphs import Graphs, Loop, Rows, describe
+from rocmlab.training.resident.torch_optimizer import Optimizer
+from rocmlab.training.resident.torch_store import Batches, Store, Untyped, join
+
+
+def build(module: Untyped, data: Data, options: Options) -> Engine:
+    """Return the engine for a torch module on the device its parameters are on.
+
+    Raises:
+        RocmlabError: it has no parameters, or the memory allowed holds no two batches.
+    """
+    return ModuleEngine(module, data, options)
+
+
+class ModuleEngine:
+    """One module's epochs on its device; under DistributedDataParallel each process trains its own part of the data."""
+
+    def __init__(self, module: Untyped, data: Data, options: Options) -> None:
+        self._module, self._data, self._options = module, data, options
+        self._inner = module.module if _is_parallel(module) else module
+        self._device = _device(module)
+        self._optimizer = Optimizer(options.optimizer, self._device)
+        self._plan = blocks.plan(data, options, torch_store.free_bytes(self._device))
+        self._train = Store(data.train, self._plan.train, self._device, options)
+        self._reason = self._uncapturable() if self._device.type == "cuda" else ""
+        if self._reason:
+            fell_back(f"{self._reason}; its steps run one after another")
+        elif self._device.type == "cuda":
+            self._optimizer.make_capturable()
+        self._modes = [(part, part.training) for part in module.modules()]
+        self._rank = torch.distributed.get_rank() if _is_parallel(module) else 0
+        self._totals = Totals(["loss", *options.metrics], self._device)
+        self._training = Training(module, self._optimizer, options, self._train.tensors, self._totals)
+        self._trainer = self._runner(self._training, self._train.count)
+        self._validation: Store | None = None
+        if data.validation is not None:
+            self._validation = Store(data.validation, self._plan.validation, self._device, options)
+            testing = Evaluation(self._inner, options, self._validation.tensors, self._totals)
+            self._evaluator = self._runner(testing, self._validation.count)
+        self._seen: Any = None
+
+    @property
+    def how(self) -> str:
+        """Say what runs an epoch, where, and why nothing faster if so."""
+        steps = self._options.steps(self._data.train.count)
+        name = torch_store.device_name(self._device)
+        return describe(self._trainer, steps, name, self._reason, self._plan.sentence)
+
+    def begin(self, epoch: int) -> None:
+        """Take the learning rate, and look whether a callback changed what a graph holds."""
+        del epoch
+        self._optimizer.begin()
+        state = _fingerprint(self._module, self._optimizer.optimizer)
+        if state != self._seen:
+            self._forget(epoch_state=state)
+
+    def train(self, epoch: int) -> dict[str, float]:
+        """Train one epoch and wait for the device."""
+        self._set_modes()
+        self._totals.clear()
+        # The processes of a job draw different dropout masks.
+        seed = torch_store.stream_seed(self._options.seed + self._rank, epoch)
+        with torch_store.random_stream(self._device, seed):
+            for order in self._train.orders(epoch, shuffle=self._options.shuffle):
+                self._trainer.run(order)
+        logs = self._totals.read(together=_is_parallel(self._module))
+        torch_store.synchronise(self._device)
+        self._seen = _fingerprint(self._module, self._optimizer.optimizer)
+        return logs
+
+    def evaluate(self) -> dict[str, float]:
+        """Return the loss and metrics of the validation set."""
+        assert self._validation is not None
+        self._module.eval()
+        self._totals.clear()
+        for order in self._validation.orders(0, shuffle=False):
+            self._evaluator.run(order)
+        logs = self._totals.read(together=_is_parallel(self._module))
+        self._set_modes()
+        return logs
+
+    def end(self, epoch: int) -> None:
+        """Give the learning rate back, so that a scheduler or a callback finds what it put there."""
+        self._optimizer.end()
+
+    def close(self) -> None:
+        """Drop data, graphs and gradients; the optimizer is as its caller made it, with its new state."""
+        self._optimizer.end()
+        self._optimizer.close()
+        for part, training in self._modes:
+            part.training = training
+        self._forget(epoch_state=None)
+        self._optimizer.drop_gradients()
+        for store in (self._train, self._validation):
+            if store is not None:
+                store.tensors = (None, None, None)
+
+    def _forget(self, *, epoch_state: Untyped) -> None:
+        self._seen = epoch_state
+        self._optimizer.forget()
+        for runner in (self._trainer, self._evaluator if self._validation is not None else None):
+            if isinstance(runner, Graphs):
+                runner.forget()
+
+    def _set_modes(self) -> None:
+        """Train: parts that the caller had put in evaluation mode inside a training module stay there."""
+        if not self._modes[0][1]:
+            self._module.train()
+            return
+        for part, training in self._modes:
+            part.training = training
+
+    def _uncapturable(self) -> str:
+        """Say why the host must take part in each step; empty when it need not, as far as can be seen beforehand."""
+        if _is_parallel(self._module):
+            return "DistributedDataParallel's exchange of gradients is not captured in a graph"
+        return self._optimizer.uncapturable()
+
+    def _runner(self, steps: Untyped, count: int) -> Untyped:
+        if self._device.type != "cuda" or self._reason:
+            return Loop(steps, self._options.batch_size)
+        planned = self._options.steps(count) * max(0, self._options.epochs - self._options.initial_epoch)
+        return Graphs(steps, self._options.batch_size, planned, self._device)
+
+
+class Totals:
+    """Sums of losses and metrics on the device, read once an epoch."""
+
+    def __init__(self, names: list[str], device: torch.device) -> None:
+        self._names = names
+        kind = torch.float32 if device.type == "mps" else torch.float64
+        self._sums = torch.zeros(len(names), dtype=kind, device=device)
+        self._count = torch.zeros((), dtype=kind, device=device)
+
+    def clear(self) -> None:
+        """Begin an epoch."""
+        self._sums.zero_()
+        self._count.zero_()
+
+    def add(self, means: list[torch.Tensor], samples: int) -> None:
+        """Add the mean of each quantity, (), over so many samples."""
+        self._sums.add_(torch.stack([mean.detach().to(self._sums.dtype) for mean in means]), alpha=samples)
+        self._count.add_(samples)
+
+    def read(self, *, together: bool) -> dict[str, float]:
+        """Return the means over everything added, over all processes of a job where they train together."""
+        values = torch.cat([self._sums, self._count.reshape(1)])
+        if together:
+            torch.distributed.all_reduce(values)
+        *sums, count = values.tolist()
+        return {name: total / count for name, total in zip(self._names, sums, strict=True)}
+
+
+class Training:
+    """Training steps of a module over rows of resident samples."""
+
+    def __init__(self, module: Untyped, optimizer: Optimizer, options: Options, tensors: Tree, totals: Totals) -> None:
+        self._module, self._optimizer, self._options = module, optimizer, options
+        self._tensors, self._totals = tensors, totals
+        self._row_bytes = torch_store.row_bytes(tensors)
+
+    def __call__(self, rows: Rows, batch: int) -> None:
+        """Train the rows in steps of `batch`."""
+        pending: list[Any] = []
+        for x, y, weight in Batches(self._tensors, rows, batch, self._row_bytes):
+            self._optimizer.drop_gradients()
+            outputs = call(self._module, x)
+            loss = loss_of(self._options.loss, outputs, y, weight)
+            with _outside_autocast(loss.device.type):
+                self._optimizer.step(loss)
+            pending.append((loss.detach(), tree_map(torch.detach, outputs), y))
+            if torch_store.tensor_bytes(pending[0][1]) * len(pending) > torch_store.OUTPUT_BYTES:
+                _account(self._options, self._totals, pending, batch)
+                pending = []
+        self._optimizer.drop_gradients()
+        if pending:
+            _account(self._options, self._totals, pending, batch)
+
+
+class Evaluation:
+    """Steps that only measure."""
+
+    def __init__(self, module: Untyped, options: Options, tensors: Tree, totals: Totals) -> None:
+        self._module, self._options, self._tensors, self._totals = module, options, tensors, totals
+        self._row_bytes = torch_store.row_bytes(tensors)
+
+    def __call__(self, rows: Rows, batch: int) -> None:
+        """Measure the rows in steps of `batch`."""
+        with torch.no_grad():
+            for x, y, weight in Batches(self._tensors, rows, batch, self._row_bytes):
+                outputs = call(self._module, x)
+                loss = loss_of(self._options.loss, outputs, y, weight)
+                _account(self._options, self._totals, [(loss, outputs, y)], batch)
+
+
+def call(module: Untyped, x: Tree) -> Untyped:
+    """Call the module on a batch: a dict by names, a list or tuple by places."""
+    if isinstance(x, Mapping):
+        return module(**x)
+    return module(*x) if isinstance(x, (list, tuple)) else module(x)
+
+
+def loss_of(loss: Untyped, outputs: Untyped, y: Tree, weight: Tree) -> torch.Tensor:
+    """Return the loss of a batch, (): the mean over its samples, each times its weight, as Keras takes it.
+
+    Raises:
+        RocmlabError: there are weights, but the loss gives no value per sample.
+    """
+    values = loss(outputs, y)
+    if weight is None:
+        return values if values.ndim == 0 else values.mean()
+    if values.ndim == 0 or values.shape[0] != weight.shape[0]:
+        raise RocmlabError(
+            f"sample weights with a loss of shape {tuple(values.shape)}",
+            "each sample's loss is multiplied by its weight, so the loss must give one value per sample",
+            'pass a loss that reduces nothing, for example torch.nn.CrossEntropyLoss(reduction="none")',
+        )
+    weighted = values * weight.reshape(weight.shape + (1,) * (values.ndim - weight.ndim))
+    return weighted.mean()
+
+
+def _account(options: Options, totals: Totals, pending: list[Any], batch: int) -> None:
+    """Add the losses and metrics of some steps; a metric with a value per sample is taken over all of them at once."""
+    losses = [loss for loss, _, _ in pending]
+    means = [losses[0] if len(losses) == 1 else torch.stack(losses).mean()]
+    joined: Any = None
+    with torch.no_grad():
+        for function in options.metrics.values():
+            values = [function(pending[0][1], pending[0][2])]
+            if len(pending) > 1 and values[0].ndim and values[0].shape[0] == batch:
+                joined = joined or [join([step[place] for step in pending]) for place in (1, 2)]
+                values = [function(*joined)]
+            else:
+                values += [function(outputs, y) for _, outputs, y in pending[1:]]
+            found = [value.to(torch.float32).mean() for value in values]
+            means.append(found[0] if len(found) == 1 else torch.stack(found).mean())
+    totals.add(means, batch * len(pending))
+
+
+def _is_parallel(module: Untyped) -> bool:
+    return isinstance(module, torch.nn.parallel.DistributedDataParallel)
+
+
+def _device(module: Untyped) -> torch.device:
+    """Return the device of the module's parameters.
+
+    Raises:
+        RocmlabError: it has none.
+    """
+    for parameter in module.parameters():
+        return torch.device(parameter.device)
+    raise RocmlabError(
+        f"{type(module).__name__} has no parameters", "there is nothing to train", "add layers to it in its __init__"
+    )
+
+
+@contextlib.contextmanager
+def _outside_autocast(kind: str) -> Iterator[None]:
+    """Leave the caller's autocast for gradients and update, and drop the casts of weights that are about to change."""
+    if not torch.is_autocast_enabled(kind):
+        yield
+        return
+    with torch.autocast(kind, enabled=False):
+        yield
+    torch.clear_autocast_cache()
+
+
+def _fingerprint(module: Untyped, optimizer: Untyped) -> Untyped:
+    """Return everything of a module and its optimizer that a graph holds fixed: addresses, and numbers of the host."""
+    tensors = [*module.parameters(), *module.buffers()]
+    for state in optimizer.state.values():
+        tensors += [value for value in state.values() if isinstance(value, torch.Tensor)]
+    groups = []
+    for group in optimizer.param_groups:
+        numbers = {key: value for key, value in group.items() if key != "params"}
+        rate = numbers.get("lr")
+        numbers["lr"] = rate.data_ptr() if isinstance(rate, torch.Tensor) else rate
+        groups.append((repr(numbers), len(group["params"])))
+    return [(tensor.data_ptr(), tensor.requires_grad) for tensor in tensors], groups

@@ -1,0 +1,84 @@
+"""What a caller hands to `fit_resident`, as trees of numpy arrays that fit together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from rocmlab.errors import RocmlabError
+from rocmlab.training.resident.engine import Array, Data, Samples, Tree, leaves, tree_map
+
+
+def gather(x: Tree, y: Tree, sample_weight: Tree, validation_data: Tree, floats: str | None) -> Data:
+    """Return training and validation samples as numpy arrays; `floats` is the type of every floating number.
+
+    Raises:
+        RocmlabError: something is no array, or the arrays differ in length.
+    """
+    train = _samples(x, y, sample_weight, floats, "the training data")
+    if validation_data is None:
+        return Data(train)
+    if not isinstance(validation_data, (tuple, list)) or len(validation_data) not in (2, 3):
+        raise RocmlabError(
+            f"validation_data is a {_kind(validation_data)}",
+            "it holds inputs and targets, and perhaps sample weights",
+            "pass validation_data=(x_test, y_test)",
+        )
+    weights = validation_data[2] if len(validation_data) == 3 else None
+    return Data(train, _samples(validation_data[0], validation_data[1], weights, floats, "validation_data"))
+
+
+def _samples(x: Tree, y: Tree, sample_weight: Tree, floats: str | None, name: str) -> Samples:
+    arrays = [tree_map(lambda leaf: _array(leaf, floats, name), part) for part in (x, y, sample_weight)]
+    lengths = sorted({int(leaf.shape[0]) for leaf in leaves(arrays)})
+    if len(lengths) != 1 or not any(True for _leaf in leaves(arrays[0])):
+        raise RocmlabError(
+            f"the arrays of {name} have different lengths: {', '.join(map(str, lengths)) or 'there are none'}",
+            "each sample needs its input, target and weight",
+            "compare len(x), len(y) and len(sample_weight)",
+        )
+    if lengths[0] == 0:
+        raise RocmlabError(f"{name} hold no sample", "the arrays are empty", "look at how they were made")
+    return Samples(arrays[0], arrays[1], _weights(arrays[2], arrays[1]), lengths[0])
+
+
+def _weights(sample_weight: Tree, y: Tree) -> Tree:
+    """Return sample weights in the structure of the targets: one array counts for each output, as in `fit`."""
+    if isinstance(y, (Mapping, list, tuple)) and isinstance(sample_weight, np.ndarray):
+        return tree_map(lambda _leaf: sample_weight, y)
+    return sample_weight
+
+
+def _array(value: Array, floats: str | None, name: str) -> Array:
+    """Return one array as numpy's, (samples, ...); floating numbers in the type `floats` unless that is None.
+
+    Raises:
+        RocmlabError: it is no array.
+    """
+    if callable(getattr(value, "detach", None)):  # a torch tensor, perhaps on a GPU
+        value = value.detach().cpu().numpy()
+    is_series = hasattr(value, "to_numpy") and getattr(value, "ndim", 0) == 1  # Keras makes them a column, too
+    if not hasattr(value, "__array__"):
+        raise RocmlabError(
+            f"{name} hold a {_kind(value)}, which is no array",
+            "resident data are arrays, or lists, tuples or dicts of arrays; generators, Dataset and PyDataset "
+            "make their batches while they train",
+            "use fit() for those, or make arrays of them first, for example with numpy.asarray()",
+        )
+    array = np.asarray(value)
+    if array.ndim == 0 or array.dtype == object:
+        raise RocmlabError(
+            f"{name} hold an array of shape {array.shape} and type {array.dtype}",
+            "its first dimension counts the samples, and its values are numbers",
+            "convert it to an array of numbers, (samples, ...)",
+        )
+    if is_series:
+        array = array[:, None]
+    if floats is not None and np.issubdtype(array.dtype, np.floating):
+        array = array.astype(floats, copy=False)
+    return array
+
+
+def _kind(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"

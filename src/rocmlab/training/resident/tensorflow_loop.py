@@ -1,0 +1,134 @@
+"""The loop over batches of Keras on TensorFlow, as programs of different speed that all do the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from rocmlab.training.resident.engine import Model, tree_map
+
+Tensor = Any  # tf.Tensor
+Arrays = Any  # x, y, sample_weight: trees of tensors (samples, ...), with a strategy PerReplica values of them
+Logs = dict[str, Any]
+Program = Callable[[Arrays, Tensor], Logs]  # resident samples and their order, (samples,) int32 -> last step's logs
+
+# From the fastest, where it compiles, to the one that always runs.
+EPOCH = "epoch"  # the whole loop is one XLA program
+STEP = "step"  # the loop is a TensorFlow graph, the step inside it an XLA program
+GRAPH = "graph"  # loop and step are one TensorFlow graph
+BATCH = "batch"  # Python's loop over a graph of one step, as in `fit`
+EAGER = "eager"  # Python's loop over operations, as in `fit` with run_eagerly
+
+# Measured on two cores: XLA's code for a CPU needs up to five times TensorFlow's time for convolutions of many
+# channels and a quarter more for batched products (attention); for the rest it takes 0.3 to 1 times of it.
+SLOW_IN_XLA = ("Conv", "DepthwiseConv", "BatchMatMul", "Einsum")
+
+
+class Loop:
+    """Runs one step of a model, training or testing, over all batches of the samples it is given."""
+
+    def __init__(self, model: Model, name: str, batch_size: int) -> None:
+        self._model, self._batch_size = model, batch_size
+        self._keras_step = getattr(model, name)  # `train_step` or `test_step`, perhaps the model's own
+        self._strategy = model.distribute_strategy
+        # Keras' own step returns the metrics so far; they are read once, after the last, so no step computes them.
+        own = any(
+            getattr(type(model), method) is not getattr(keras.Model, method) for method in (name, "compute_metrics")
+        )
+        self._has_logs = own or name in vars(model)
+
+    def program(self, way: str) -> Program:
+        """Return the program of one of the ways; it is traced and compiled when it is called first."""
+        if way == EAGER:
+            return self._python_loop(self._step)
+        if way == BATCH:
+            return self._python_loop(None)
+        step = self._xla_step() if way == STEP else tf.function(self._step, autograph=False)
+
+        def run(arrays: Arrays, order: Tensor) -> Logs:
+            full, last = self._sizes(order)
+
+            def body(index: Tensor) -> Tensor:
+                self._on_batch(step, arrays, order, index * self._batch_size, self._batch_size)
+                return index + 1
+
+            if full:
+                # One step after the other: what the next one reads is what this one wrote.
+                tf.while_loop(lambda index: index < full, body, [tf.constant(0)], parallel_iterations=1)
+            return self._on_batch(step, arrays, order, full * self._batch_size, last)
+
+        return _by_size(tf.function(run, autograph=False, jit_compile=True if way == EPOCH else None))
+
+    def slow_in_xla(self, arrays: Arrays, order: Tensor) -> str:
+        """Return the kind of operation that makes XLA the slower way on a CPU; empty when there is none."""
+        batch = self._batch(arrays, order, 0, min(self._batch_size, order.shape[0]))
+        graph = self._xla_step().get_concrete_function(batch).graph.as_graph_def()
+        nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+        found = sorted({node.op for node in nodes if node.op.startswith(SLOW_IN_XLA)})
+        return found[0] if found else ""
+
+    def _xla_step(self) -> Any:  # noqa: ANN401  a tf.function
+        if not hasattr(self, "_compiled"):
+            self._compiled = tf.function(self._step, autograph=False, jit_compile=True)
+        return self._compiled
+
+    def _python_loop(self, step: Callable[..., Logs] | None) -> Program:
+        on_batch = self._on_batch
+        if step is None:
+            step, on_batch = self._step, tf.function(self._on_batch, autograph=False)
+
+        def run(arrays: Arrays, order: Tensor) -> Logs:
+            full, last = self._sizes(order)
+            for index in range(full):
+                on_batch(step, arrays, order, tf.constant(index * self._batch_size), self._batch_size)
+            return on_batch(step, arrays, order, tf.constant(full * self._batch_size), last)
+
+        return run
+
+    def _sizes(self, order: Tensor) -> tuple[int, int]:
+        """Return the number of batches before the last, and the samples of the last."""
+        full = (order.shape[0] - 1) // self._batch_size
+        return full, order.shape[0] - full * self._batch_size
+
+    def _on_batch(self, step: Callable[..., Logs], arrays: Arrays, order: Tensor, start: Tensor, size: int) -> Logs:
+        """Run one step on the `size` samples that begin at place `start` of the order."""
+        if self._strategy.num_replicas_in_sync > 1:
+            return self._on_replicas(arrays, order, start, size)
+        return step(self._batch(arrays, order, start, size))
+
+    def _on_replicas(self, arrays: Arrays, order: Tensor, start: Tensor, size: int) -> Logs:
+        """Give each replica its part of a batch, as equal as can be; their gradients meet in Keras' optimizer."""
+        count = self._strategy.num_replicas_in_sync
+
+        def run(resident: Arrays) -> Logs:
+            number = int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
+            begin, end = size * number // count, size * (number + 1) // count
+            return self._step(self._batch(resident, order, start + begin, end - begin))
+
+        logs = self._strategy.run(run, args=(arrays,))
+        return {name: self._strategy.experimental_local_results(value)[0] for name, value in logs.items()}
+
+    def _batch(self, arrays: Arrays, order: Tensor, start: Tensor, size: int) -> Any:  # noqa: ANN401  as train_step takes
+        index = tf.slice(order, [start], [size])  # a length that is known beforehand: XLA compiles for one shape
+        x, y, weight = tree_map(lambda leaf: tf.gather(leaf, index), arrays)
+        return keras.utils.pack_x_y_sample_weight(x, y, weight)
+
+    def _step(self, batch: Any) -> Logs:  # noqa: ANN401
+        logs = self._keras_step(batch)
+        return logs if self._has_logs else {}
+
+
+def _by_size(function: Any) -> Program:  # noqa: ANN401  a tf.function
+    """Return the function with one trace for each number of samples: the data's, or a block's and the last block's."""
+    traced: dict[int, Program] = {}
+
+    def run(arrays: Arrays, order: Tensor) -> Logs:
+        count = int(order.shape[0])
+        if count not in traced:
+            traced[count] = function.get_concrete_function(arrays, order)
+        return traced[count](arrays, order)
+
+    return run

@@ -1,0 +1,110 @@
+"""One way after the other, from the fastest, until one runs a model's batches on TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from rocmlab.training.resident.engine import Array, Model, fell_back
+from rocmlab.training.resident.tensorflow_loop import BATCH, EAGER, EPOCH, GRAPH, STEP, Arrays, Logs, Loop, Tensor
+
+Blocks = Callable[[], Iterator[tuple[Arrays, Tensor]]]  # resident samples and their order, from the first block on
+
+WORDS = {
+    EPOCH: "one XLA program an epoch, a loop over its {steps} batches",
+    STEP: "one tf.function an epoch, a loop over its {steps} batches with an XLA-compiled step",
+    GRAPH: "one tf.function an epoch, a loop over its {steps} batches without XLA",
+    BATCH: "one tf.function a batch, {steps} an epoch",
+    EAGER: "Keras' uncompiled step, {steps} an epoch",
+}
+
+
+class Pass:
+    """Runs a set through the model, and looks for the fastest way to do so when it is first asked."""
+
+    def __init__(self, model: Model, step: str, batch_size: int, ways: Sequence[str], may_avoid_xla: bool) -> None:
+        self._model, self._may_avoid_xla = model, may_avoid_xla
+        self._loop = Loop(model, step, batch_size)
+        self._ways = list(ways)  # the fastest first
+        self._program: Callable[[Arrays, Tensor], Logs] | None = None
+        self._is_proven = False
+        self.reason = ""  # why it is not the fastest way
+
+    @property
+    def way(self) -> str:
+        """The way it goes at present."""
+        return self._ways[0]
+
+    def forget(self) -> None:
+        """Let go of the program and what it holds."""
+        self._program = None
+
+    def run(self, make_blocks: Blocks) -> dict[str, float]:
+        """Run all blocks once; the first time a slower way follows where a faster one cannot be compiled.
+
+        A program may fail after some of its steps (the last, smaller batch is compiled on its own), so the state
+        before them is kept until one way has come to its end.
+        """
+        if self._is_proven:
+            return self._run(make_blocks())
+        before = [(variable, variable.numpy()) for variable in _variables(self._model)]
+        while True:
+            try:
+                logs = self._run(make_blocks())
+            except Exception as err:
+                if len(self._ways) == 1:
+                    raise
+                for variable, value in before:
+                    variable.assign(value)
+                self._slow_down(err)
+            else:
+                self._is_proven = True
+                return logs
+
+    def _run(self, parts: Iterator[tuple[Arrays, Tensor]]) -> dict[str, float]:
+        self._model.reset_metrics()
+        logs: Logs = {}
+        for arrays, order in parts:
+            if self._program is None:
+                self._choose(arrays, order)
+                self._program = self._loop.program(self.way)
+            logs = self._program(arrays, order)
+        tf.test.experimental.sync_devices()
+        results = self._model.get_metrics_result()
+        if logs and set(logs) != set(results):  # a train_step of the model's own that returns something else
+            results = logs
+        return {name: _number(value) for name, value in results.items()}
+
+    def _choose(self, arrays: Arrays, order: Tensor) -> None:
+        """Leave XLA out where it is the slower way on a CPU."""
+        if self.way != STEP or not self._may_avoid_xla:
+            return
+        operation = self._loop.slow_in_xla(arrays, order)
+        if operation:
+            self._ways.remove(STEP)
+            self.reason = f"on a CPU XLA's code for {operation} is slower than TensorFlow's"
+
+    def _slow_down(self, err: Exception) -> None:
+        words = (str(err).strip() or type(err).__name__).splitlines()[0]
+        self.reason = f"not as one program for each {self.way} ({type(err).__name__}: {words[:200]})"
+        if self.way == GRAPH:
+            self.reason = self.reason.replace(f"each {GRAPH}", f"each {EPOCH}")
+        self._ways.pop(0)
+        self._program = None
+        fell_back(f"{WORDS[self.way].format(steps='its')}; {self.reason}")
+
+
+def _variables(model: Model) -> list[Any]:
+    """Return everything that training changes: weights, state, metrics and the optimizer's variables, each once."""
+    found = [*model.variables, *model.metrics_variables, *model.optimizer.variables]
+    return list({id(variable): variable for variable in found}.values())
+
+
+def _number(value: Array) -> Any:  # noqa: ANN401  a log that is an array stays one, as in `fit`
+    """Return a log as a number."""
+    array = np.asarray(keras.ops.convert_to_numpy(value))
+    return float(array) if array.ndim == 0 else array

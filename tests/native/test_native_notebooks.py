@@ -1,0 +1,94 @@
+"""What needs the frameworks, in the native lab's own environment: every notebook, short, and the tests marked so.
+
+The lab has no pytest: it finds the one that runs this file at the end of its path, behind all that is its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from clones import Clone
+
+from rocmlab.runner.asking import selection
+
+pytestmark = pytest.mark.native
+REPOSITORY = Path(__file__).parents[2]
+TESTS = "tests/training/frameworks"
+LIMIT_SECONDS = 2400
+PROGRAM = """
+import sys
+sys.path.append(sys.argv[1])
+import pytest
+sys.exit(pytest.main(sys.argv[2:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def built_lab(native_lab: Clone) -> Clone:
+    """The clone that cannot see Docker, its environment made."""
+    if not (native_lab.folder / ".venv/rocmlab-environment.json").is_file():  # which is written last
+        native_lab.make("build", timeout_seconds=LIMIT_SECONDS)
+    return native_lab
+
+
+def test_every_notebook_passes_when_it_is_short(built_lab: Clone) -> None:
+    """All of them, each with its own acceptance; none takes a CPU for a GPU."""
+    done = built_lab.make("run-notebooks", PARAMS="quick=true", timeout_seconds=LIMIT_SECONDS, succeeds=False)
+
+    runs = sorted((built_lab.folder / "share/runs").iterdir())
+    results = json.loads((runs[-1] / "results.json").read_text(encoding="utf-8"))
+    jobs = {Path(job["notebook"]).stem: job for job in results["jobs"]}
+    wrong = {name: (job["status"], job["error"]) for name, job in jobs.items() if job["status"] != "ok"}
+    assert not wrong, f"{wrong}\n{done.stdout[-3000:]}"
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert set(jobs) == {path.notebook.stem for path in selection.find([], built_lab.folder / "notebooks")}
+    assert {"cpu"} == {device["backend"] for job in jobs.values() for device in job["devices"]}
+    assert all(job["recorded"]["acceptance"]["ok"] for job in jobs.values())
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "jax", "torch"])
+def test_the_tests_of_the_frameworks_pass(built_lab: Clone, backend: str) -> None:
+    """One process for each backend of Keras, which has one a process."""
+    python = built_lab.folder / ".venv/bin/python"
+    version = subprocess.run(
+        [python, "-c", "import sys; print(*sys.version_info[:2])"], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert tuple(map(int, version)) == sys.version_info[:2], "the lab and these tests need one version of Python"
+
+    done = subprocess.run(
+        [
+            python,
+            "-c",
+            PROGRAM,
+            sysconfig.get_path("purelib"),
+            "-m",
+            "frameworks",
+            TESTS,
+            "-q",
+            "-p",
+            "no:cacheprovider",
+        ],
+        cwd=built_lab.folder,
+        env={
+            **built_lab.environment,
+            "KERAS_BACKEND": backend,
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+            "ROCMLAB_SHARE": str(built_lab.folder / "share"),
+            "PATH": f"{python.parent}{os.pathsep}{built_lab.environment['PATH']}",
+        },
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout[-8000:]
+    assert " passed" in done.stdout, done.stdout[-3000:]

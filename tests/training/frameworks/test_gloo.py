@@ -1,0 +1,104 @@
+"""Real ranks that talk by gloo: a dead one ends the job with its reason, and the probe finds the way that works."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from rocmlab.errors import RocmlabError
+from rocmlab.training import collectives, launch
+from rocmlab.training.collectives import Rung
+
+pytestmark = [
+    pytest.mark.frameworks,
+    pytest.mark.skipif(os.environ.get("KERAS_BACKEND", "torch") != "torch", reason="run it with KERAS_BACKEND=torch"),
+]
+
+# Ranks that add up for ever; what the second does after some steps is the test's own.
+PROGRAM = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+import torch
+import torch.distributed as dist
+
+dist.init_process_group(os.environ["ROCMLAB_COLLECTIVES"])
+rank, folder = dist.get_rank(), Path(sys.argv[1])
+Path(folder, f"pid{rank}").write_text(str(os.getpid()))
+print("rank", rank, "adds up", flush=True)
+for step in range(1_000_000):
+    dist.all_reduce(torch.ones(8))
+    if rank == 1 and step == 20:
+        child = subprocess.Popen(["sleep", "600"], start_new_session=True)  # as a loader of samples would be
+        Path(folder, "child").write_text(str(child.pid))
+        Path(folder, "died").write_text(str(time.time()))
+        ENDING
+"""
+ENDINGS = {
+    "kill -9": ("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL", "rank 1 adds up"),
+    "exception": ("raise ValueError('no such layer')", "exit code 1", "ValueError: no such layer"),
+    "os._exit": ("os._exit(7)", "exit code 7", "rank 1 adds up"),
+}
+# What PyTorch's processes run first: a collective that never comes back, unless the remedy is there.
+HANGS = """
+import os, sys
+if os.environ.get("NCCL_P2P_DISABLE") != "1" and os.environ.get("RANK") == "1":
+    import torch.distributed, time
+    torch.distributed.all_reduce = lambda *_, **__: time.sleep(600)
+"""
+
+
+def is_running(pid):
+    """Tell whether a process is there and not a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.fixture(autouse=True)
+def _no_share(monkeypatch):
+    """Remember nothing of one test in the next."""
+    monkeypatch.delenv("ROCMLAB_SHARE", raising=False)
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_dead_rank_ends_the_job_within_seconds_and_is_named(tmp_path, name):
+    """The others end, and what it had started; the error names it, how it ended and what it said last."""
+    act, how, last = ENDINGS[name]
+    program = tmp_path / "train.py"
+    program.write_text(PROGRAM.replace("ENDING", act))
+
+    with pytest.raises(RocmlabError, match=r"rank 1 of .*train\.py failed") as caught:
+        launch.run(program, str(tmp_path), processes=2)
+
+    seconds = time.time() - float((tmp_path / "died").read_text())
+    assert how in caught.value.problem.what
+    assert caught.value.problem.why.splitlines()[-1] == last
+    assert seconds < 30  # some seconds on a quiet machine
+    end = time.monotonic() + 20
+    for name in ("pid0", "pid1", "child"):
+        while is_running((tmp_path / name).read_text()):
+            assert time.monotonic() < end, f"{name} outlives the job"
+            time.sleep(0.02)
+
+
+def test_probe_climbs_over_what_fails_and_what_hangs(tmp_path, monkeypatch):
+    """A way that raises and a way that never answers are left behind, with the reason; the next one is taken."""
+    (tmp_path / "sitecustomize.py").write_text(HANGS)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    ladder = (
+        Rung("gloo", {"NCCL_P2P_DISABLE": "1", "GLOO_SOCKET_IFNAME": "none0"}),
+        Rung("gloo"),
+        Rung("gloo", {"NCCL_P2P_DISABLE": "1"}),
+    )
+
+    found = collectives.probe(processes=2, ladder=ladder, limit_seconds=8)
+
+    assert found.environment == {"NCCL_P2P_DISABLE": "1"}
+    assert found.gigabytes_per_second > 0
+    fails, hangs = found.tried
+    assert "none0" in fails.partition(": ")[2]
+    assert "hangs: no answer from rank" in hangs

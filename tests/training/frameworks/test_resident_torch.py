@@ -1,0 +1,539 @@
+"""Keras on torch and plain torch modules: trained on resident data, they end where `fit` or a loop takes them."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+from rocmlab.errors import RocmlabError
+
+pytestmark = [
+    pytest.mark.frameworks,
+    pytest.mark.skipif(os.environ.get("KERAS_BACKEND") != "torch", reason="KERAS_BACKEND=torch runs these tests"),
+    # Keras' variables do not know NumPy 2's argument yet; `get_weights` meets it.
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+]
+
+KERAS_OPTIMIZERS = {
+    "sgd": {},
+    "SGD": {"learning_rate": 0.05, "momentum": 0.9, "nesterov": True},
+    "rmsprop": {},
+    "RMSprop": {"centered": True, "momentum": 0.5},
+    "adam": {},
+    "Adam": {"amsgrad": True, "weight_decay": 0.01, "global_clipnorm": 0.5},
+    "Adadelta": {"learning_rate": 1.0},
+    "Nadam": {},
+    "Lion": {"learning_rate": 1e-3},
+    "adamw": {"gradient_accumulation_steps": 2},
+    "Adamax": {"use_ema": True},
+}
+TORCH_OPTIMIZERS = {
+    "SGD": {"lr": 0.05, "momentum": 0.9},
+    "Adam": {"lr": 1e-2, "amsgrad": True},
+    "AdamW": {"lr": 1e-2},
+    "RMSprop": {"lr": 1e-3, "centered": True},
+    "Adadelta": {},
+    "Adamax": {},
+    "NAdam": {},
+    "RAdam": {},
+}
+
+
+@pytest.fixture(scope="module")
+def torch():
+    """Return torch on one thread: the networks here are small."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    torch.set_num_threads(1)
+    return torch
+
+
+@pytest.fixture(scope="module")
+def keras(torch):
+    """Return Keras, which runs on torch in this process."""
+    return pytest.importorskip("keras", reason="Keras is not installed")
+
+
+@pytest.fixture
+def fit_resident():
+    """Return the function under test, by the way a notebook imports it."""
+    from rocmlab.training import fit_resident
+
+    return fit_resident
+
+
+def digits(count=150):
+    """Return samples of three classes that a small network can tell apart: (count, 12) float32, (count,) int64."""
+    rng = np.random.default_rng(7)
+    y = rng.integers(0, 3, count)
+    x = rng.normal(size=(count, 12)).astype("float32") + np.eye(3, 12, dtype="float32")[y] * 2
+    return x, y
+
+
+def dense(keras, *inner, optimizer="rmsprop", kind=None, **compile_arguments):
+    """Return a small compiled classifier, always with the same weights; smooth, so that rounding stays small."""
+    keras.utils.set_random_seed(1)
+    layers = [keras.Input((12,)), keras.layers.Dense(16, "tanh"), *inner, keras.layers.Dense(3, "softmax")]
+    model = (kind or keras.Sequential)(layers)
+    arguments = {"loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"], **compile_arguments}
+    model.compile(optimizer=optimizer, **arguments)
+    return model
+
+
+def plain(torch, drop=0.0, norm=False):
+    """Return a small torch classifier, always with the same weights."""
+    torch.manual_seed(1)
+    inner = [torch.nn.BatchNorm1d(16)] if norm else []
+    return torch.nn.Sequential(
+        torch.nn.Linear(12, 16), *inner, torch.nn.Tanh(), torch.nn.Dropout(drop), torch.nn.Linear(16, 3)
+    )
+
+
+def hits(outputs, targets):
+    """Return which samples are classified rightly: (batch,) float."""
+    return (outputs.argmax(-1) == targets).float()
+
+
+def loop(torch, module, optimizer, x, y, epochs, batch=16, after=None):
+    """Train by a hand-written loop without shuffling."""
+    x, y = torch.from_numpy(x), torch.from_numpy(y)
+    for _epoch in range(epochs):
+        for start in range(0, len(x), batch):
+            optimizer.zero_grad()
+            part = slice(start, start + batch)
+            torch.nn.functional.cross_entropy(module(x[part]), y[part]).backward()
+            optimizer.step()
+        if after is not None:
+            after()
+
+
+def assert_same(expected, found):
+    """Check that two Keras models hold the same weights, counters, seeds and optimizer state."""
+    pairs = [*zip(expected.variables, found.variables, strict=True)]
+    pairs += zip(expected.optimizer.variables, found.optimizer.variables, strict=True)
+    for one, other in pairs:
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=2e-4, atol=2e-5, err_msg=one.path)
+
+
+def assert_same_history(expected, found):
+    """Check that two histories have the same names in the same order and, within float tolerance, the same figures."""
+    assert list(expected) == list(found)
+    for name in expected:
+        np.testing.assert_allclose([float(v) for v in expected[name]], found[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def side_by_side(fit_resident, make, x, y, **arguments):
+    """Train one model by `fit` and its twin resident, check that they end alike, and return the second's Fit."""
+    arguments = {"batch_size": 16, "epochs": 2, "shuffle": False, "verbose": 0, **arguments}
+    expected, found = make(), make()
+    history = expected.fit(x, y, **arguments).history
+    trained = fit_resident(found, x, y, **arguments)
+    assert_same(expected, found)
+    assert_same_history(history, trained.history)
+    return trained
+
+
+@pytest.mark.parametrize("name", KERAS_OPTIMIZERS)
+def test_ends_where_fit_ends(keras, fit_resident, name):
+    """Every optimizer of Keras gives the weights, slots, steps and history of `fit`, remainder batch included."""
+    x, y = digits()
+    keys = {"class_name": name, "config": KERAS_OPTIMIZERS[name]}
+
+    side_by_side(fit_resident, lambda: dense(keras, optimizer=keras.optimizers.get(dict(keys))), x, y)
+
+
+def test_schedules_weights_and_validation_are_those_of_fit(keras, fit_resident):
+    """A schedule, sample weights, weighted metrics, validation and a callback that sets the rate work as in `fit`."""
+    x, y = digits()
+    weights = np.random.default_rng(1).random(len(x)).astype("float32")
+    data = {"sample_weight": weights, "validation_data": (x[:50], y[:50]), "epochs": 3}
+
+    def scheduled():
+        rate = keras.optimizers.schedules.ExponentialDecay(0.05, 5, 0.5)
+        return dense(keras, optimizer=keras.optimizers.SGD(rate), weighted_metrics=["accuracy"])
+
+    side_by_side(fit_resident, scheduled, x, y, **data)
+    halve = [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)]
+    side_by_side(fit_resident, lambda: dense(keras, optimizer="sgd"), x, y, callbacks=halve, **data)
+
+
+def test_batch_normalization_and_loss_scaling_are_those_of_fit(keras, fit_resident):
+    """Moving averages, regularization and the scale of a LossScaleOptimizer follow `fit`."""
+    x, y = digits()
+
+    def scaled():
+        keras.utils.set_random_seed(1)
+        layers = keras.layers
+        inner = layers.Dense(16, "tanh", use_bias=False, kernel_regularizer=keras.regularizers.L2(0.01))
+        model = keras.Sequential([keras.Input((12,)), inner, layers.BatchNormalization(), layers.Dense(3, "softmax")])
+        optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), dynamic_growth_steps=4)
+        model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
+        return model
+
+    side_by_side(fit_resident, scaled, x, y)
+
+
+def test_own_steps_and_own_metrics_are_called_for_each_batch(keras, fit_resident):
+    """A model's train_step and compute_metrics, and metrics of batches, count as in `fit`."""
+    x, y = digits()
+    calls = []
+
+    class Own(keras.Sequential):
+        def train_step(self, data):
+            calls.append(1)
+            return super().train_step(data)
+
+    class Measured(keras.Sequential):
+        def compute_metrics(self, x, y, y_pred, sample_weight=None):
+            return super().compute_metrics(x, y, y_pred, sample_weight)
+
+    def spread(y_true, y_pred):
+        return keras.ops.max(y_pred) - keras.ops.min(y_pred)
+
+    side_by_side(fit_resident, lambda: dense(keras, kind=Own), x, y)
+    assert len(calls) == 2 * 2 * 10
+    side_by_side(fit_resident, lambda: dense(keras, kind=Measured), x, y)
+    side_by_side(fit_resident, lambda: dense(keras, metrics=[spread, "accuracy"]), x, y)
+
+
+def test_blocks_give_the_weights_of_resident_data(keras, fit_resident):
+    """Data larger than the memory allowed are streamed, say so, and train to the same weights."""
+    x, y = digits()
+
+    trained = side_by_side(fit_resident, lambda: dense(keras), x, y)
+    blocks = dense(keras)
+    streamed = fit_resident(blocks, x, y, batch_size=16, epochs=2, shuffle=False, verbose=0, memory_bytes=4096)
+
+    assert_same(trained.model, blocks)
+    assert "resident blocks" in streamed.how
+    fit_resident(blocks, x, y, batch_size=16, epochs=1, verbose=0, memory_bytes=4096)
+    assert int(blocks.optimizer.iterations.numpy()) == 30
+
+
+def test_the_same_seed_gives_the_same_run(keras, torch, fit_resident):
+    """Order and dropout come from the seed; another seed gives another run, and the caller's stream stays."""
+    x, y = digits()
+    torch.manual_seed(3)
+    stream = torch.get_rng_state()
+    runs = []
+    for seed in (5, 5, 6):
+        model = dense(keras, keras.layers.Dropout(0.5))
+        torch.set_rng_state(stream)
+        runs.append(fit_resident(model, x, y, batch_size=16, epochs=2, verbose=0, seed=seed).history["loss"])
+        assert torch.equal(torch.get_rng_state(), stream)
+
+    assert runs[0] == runs[1]
+    assert runs[0] != runs[2]
+
+
+def test_reaches_the_accuracy_of_fit(keras, fit_resident):
+    """Shuffled and with dropout the network learns what it learns by `fit`."""
+    x, y = digits(600)
+
+    model = dense(keras, keras.layers.Dropout(0.1), optimizer=keras.optimizers.Adam(0.01))
+    trained = fit_resident(model, x[:500], y[:500], epochs=12, verbose=0, seed=0, validation_data=(x[500:], y[500:]))
+    other = dense(keras, keras.layers.Dropout(0.1), optimizer=keras.optimizers.Adam(0.01))
+    other.fit(x[:500], y[:500], epochs=12, verbose=0)
+
+    reached = trained.history["val_accuracy"][-1]
+    assert reached > 0.85
+    assert abs(reached - other.evaluate(x[500:], y[500:], verbose=0)[1]) < 0.08
+    assert len(trained.seconds) == 12
+    assert "the CPU" in trained.how
+
+
+@pytest.mark.parametrize("name", TORCH_OPTIMIZERS)
+def test_a_module_ends_where_a_loop_takes_it(torch, fit_resident, name):
+    """A plain module with BatchNorm, scheduler, metrics and validation ends as by a hand-written loop."""
+    x, y = digits()
+    runs = []
+    for _run in range(2):
+        module = plain(torch, norm=True)
+        optimizer = getattr(torch.optim, name)(module.parameters(), **TORCH_OPTIMIZERS[name])
+        runs.append((module, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)))
+    (expected, before, steps), (found, after, others) = runs
+
+    loop(torch, expected, before, x, y, 3, after=steps.step)
+    trained = fit_resident(
+        found,
+        x,
+        y,
+        batch_size=16,
+        epochs=3,
+        shuffle=False,
+        verbose=0,
+        optimizer=after,
+        loss=torch.nn.functional.cross_entropy,
+        metrics={"accuracy": hits},
+        callbacks=[lambda epoch, logs: others.step()],
+        validation_data=(x, y),
+    )
+
+    for key, value in expected.state_dict().items():
+        torch.testing.assert_close(found.state_dict()[key], value)
+    assert after.param_groups[0]["lr"] == before.param_groups[0]["lr"]
+    assert list(trained.history) == ["loss", "accuracy", "val_loss", "val_accuracy"]
+    found.eval()
+    with torch.no_grad():
+        right = hits(found(torch.from_numpy(x)), torch.from_numpy(y)).mean().item()
+    assert trained.history["val_accuracy"][-1] == pytest.approx(right)
+
+
+def test_sample_weights_of_a_module(torch, fit_resident):
+    """Weights multiply each sample's loss; a loss without values per sample is refused with the remedy."""
+    x, y = digits(32)
+    weights = np.repeat([0.0, 2.0], 16).astype("float32")
+    results = []
+    for data in ((x, y, weights), (x[16:], y[16:], None)):
+        module = plain(torch)
+        optimizer = torch.optim.SGD(module.parameters(), 0.1)
+        loss = torch.nn.CrossEntropyLoss(reduction="none")
+        fit_resident(
+            module,
+            data[0],
+            data[1],
+            sample_weight=data[2],
+            batch_size=32,
+            shuffle=False,
+            verbose=0,
+            optimizer=optimizer,
+            loss=loss,
+        )
+        results.append(module)
+
+    for one, other in zip(results[0].parameters(), results[1].parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+    with pytest.raises(RocmlabError, match="one value per sample"):
+        fit_resident(
+            plain(torch),
+            x,
+            y,
+            sample_weight=weights,
+            verbose=0,
+            loss=torch.nn.CrossEntropyLoss(),
+            optimizer=torch.optim.SGD(results[0].parameters(), 0.1),
+        )
+
+
+def test_several_inputs_autocast_and_modes(torch, fit_resident):
+    """A dict of inputs is passed by name, bfloat16 autocast trains, and frozen parts stay in evaluation mode."""
+    x, y = digits()
+
+    class Two(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.net = torch.nn.BatchNorm1d(12), plain(torch)
+
+        def forward(self, left, right):
+            return self.net(self.norm(left) + right)
+
+    module = Two()
+    module.norm.eval()
+    optimizer = torch.optim.Adam(module.parameters(), 0.02)
+    with torch.autocast("cpu", torch.bfloat16):
+        trained = fit_resident(
+            module,
+            {"left": x, "right": x},
+            y,
+            batch_size=16,
+            epochs=6,
+            verbose=0,
+            seed=0,
+            optimizer=optimizer,
+            loss=torch.nn.functional.cross_entropy,
+            metrics={"accuracy": hits},
+        )
+
+    assert trained.history["accuracy"][-1] > 0.8
+    assert int(module.norm.num_batches_tracked) == 0
+    assert module.training
+    assert not module.norm.training
+
+
+def test_parallel_modules_train_and_share_their_figures(torch, fit_resident):
+    """A module in DistributedDataParallel ends where the plain one does; its logs are those of all processes."""
+    x, y = digits()
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        modules = [plain(torch), torch.nn.parallel.DistributedDataParallel(plain(torch))]
+        fits = [
+            fit_resident(
+                module,
+                x,
+                y,
+                batch_size=16,
+                shuffle=False,
+                verbose=0,
+                validation_data=(x, y),
+                optimizer=torch.optim.SGD(module.parameters(), 0.1),
+                loss=torch.nn.functional.cross_entropy,
+            )
+            for module in modules
+        ]
+    finally:
+        torch.distributed.destroy_process_group()
+
+    for one, other in zip(*(module.parameters() for module in modules), strict=True):
+        torch.testing.assert_close(one, other)
+    for name, values in fits[0].history.items():
+        assert fits[1].history[name] == pytest.approx(values)
+
+
+def test_steps_as_a_graph_takes_them_train_the_same(keras, torch):
+    """Without branches, with constants made once and losses averaged by one division, Keras' step is the same."""
+    from rocmlab.training.resident import keras_torch
+    from rocmlab.training.resident.graphs import Constants
+
+    x, y = (torch.from_numpy(part) for part in digits(64))
+    for scale, updates in ((2.0**15, 32), (2.0**126, None)):
+        models = []
+        for recording in (False, True):
+            inner = keras.optimizers.Adam(0.01)
+            optimizer = keras.optimizers.LossScaleOptimizer(inner, initial_scale=scale, dynamic_growth_steps=3)
+            model = dense(keras, optimizer=optimizer)
+            model._symbolic_build(data_batch=(x, y, None))
+            steps, constants = keras_torch.TrainSteps(model, (x, y, None)), Constants("cpu")
+            for _epoch in range(8):
+                if not recording:
+                    steps(slice(0, 64), 16)
+                    continue
+                with keras_torch._recording(model), constants:
+                    steps(torch.arange(64), 16)
+            constants.check()
+            models.append(model)
+        assert_same(*models)
+        assert updates in (None, int(models[0].optimizer.iterations.numpy()))
+
+
+def test_seeded_dropout_advances_its_generator_when_recorded(keras, torch):
+    """Under recording the masks come from torch's generator, and Keras' seed advances as it does outside."""
+    from rocmlab.training.resident import keras_torch
+
+    model = dense(keras, keras.layers.Dropout(0.5, seed=3))
+    x = torch.ones(4, 12)
+    with keras_torch._recording(model):
+        outputs = [model(x, training=True) for _call in range(3)]
+
+    assert not torch.equal(outputs[0], outputs[1])
+    assert model.layers[1].seed_generator.state.numpy().tolist() == [3, 3]
+
+
+def test_constants_are_made_once_and_watched(torch):
+    """The same number is the same tensor, a fresh tensor is fresh, and a constant changed in place is noticed."""
+    from rocmlab.training.resident.graphs import Constants
+
+    constants = Constants("cpu")
+    with constants:
+        one = torch.as_tensor(0.5, dtype=torch.float32, device="cpu")
+        again = torch.as_tensor(0.5, dtype=torch.float32, device="cpu")
+        fresh = torch.tensor(0.5, dtype=torch.float32, device="cpu")
+        wide = torch.as_tensor(np.arange(3), device="cpu")
+    fresh += 1
+    constants.check()
+
+    assert one is again
+    assert one.item() == 0.5
+    assert wide.tolist() == [0, 1, 2]
+    one += 1
+    with pytest.raises(RuntimeError, match=r"in place: .*0\.5"):
+        constants.check()
+
+
+@pytest.mark.parametrize(
+    ("steps", "planned", "seconds", "size"),
+    [(468, 4680, 0.003, 36), (468, 4680, 0.06, 4), (40, 80, 0.001, 20), (3, 30, 0.001, 3), (468, 4680, 2.0, 1)],
+)
+def test_graphs_are_as_large_as_they_are_useful(torch, steps, planned, seconds, size):
+    """Few launches an epoch and little left over; slow steps and short trainings get small graphs."""
+    from rocmlab.training.resident.graphs import group_size
+
+    assert group_size(steps, planned, seconds) == size
+
+
+@pytest.mark.parametrize("name", TORCH_OPTIMIZERS)
+def test_an_optimizer_in_pieces_is_the_whole_one(torch, name):
+    """Updating views of parameters and state gives what updating them whole gives, counts of steps included."""
+    from rocmlab.training.resident.torch_optimizer import Pieces
+
+    torch.manual_seed(0)
+    start = [torch.randn(40, 30), torch.randn(30)]
+    sides = [[torch.nn.Parameter(value.clone()) for value in start] for _side in range(2)]
+    optimizers = [getattr(torch.optim, name)(side, **TORCH_OPTIMIZERS[name]) for side in sides]
+    pieces = None
+    for _step in range(6):
+        for one, other in zip(*sides, strict=True):
+            one.grad = torch.randn_like(one)
+            other.grad = one.grad.clone()
+        optimizers[0].step()
+        if pieces is None:
+            optimizers[1].step()
+            pieces = Pieces(optimizers[1], 256)
+        else:
+            pieces.step()
+
+    for one, other in zip(*sides, strict=True):
+        torch.testing.assert_close(one, other)
+        for key, value in optimizers[0].state[one].items():
+            torch.testing.assert_close(optimizers[1].state[other][key], value)
+
+
+def test_rates_and_capturable_come_back_as_they_were(torch):
+    """While steps may be captured the rate is a tensor and the counts lie on the device; afterwards nothing shows."""
+    from rocmlab.training.resident.torch_optimizer import Optimizer, Scaled
+
+    module = plain(torch)
+    given = torch.optim.Adam(module.parameters(), 0.01)
+    held = Optimizer(given, torch.device("cpu"))
+    held.make_capturable()
+    held.begin()
+    during = given.param_groups[0]["lr"]
+    assert isinstance(during, torch.Tensor)
+    assert given.param_groups[0]["capturable"]
+    held.end()
+    given.param_groups[0]["lr"] = 0.005  # as a scheduler does between epochs
+    held.begin()
+    assert given.param_groups[0]["lr"] is during
+    assert during.item() == pytest.approx(0.005)
+    held.end()
+    held.close()
+
+    assert given.param_groups[0]["lr"] == 0.005
+    assert given.param_groups[0]["capturable"] is False
+    assert "no `capturable`" in Optimizer(torch.optim.Adagrad(module.parameters()), torch.device("cpu")).uncapturable()
+    assert "fused=True" in Optimizer(Scaled(given, object()), torch.device("cpu")).uncapturable()
+    given.register_step_post_hook(lambda *_arguments: None)
+    assert "hooks" in held.uncapturable()
+
+
+def test_what_keras_decides_on_the_host_is_known_beforehand(keras):
+    """Gradient accumulation and rates computed by Python are named as reasons; an ordinary model has none."""
+    from rocmlab.training.resident.keras_torch import _uncapturable
+
+    optimizers = keras.optimizers
+    assert _uncapturable(dense(keras)) == ""
+    assert "accumulates" in _uncapturable(dense(keras, optimizer=optimizers.SGD(gradient_accumulation_steps=2)))
+    assert "Python" in _uncapturable(dense(keras, optimizer=optimizers.SGD(lambda: 0.1)))
+    assert "run_eagerly" in _uncapturable(dense(keras, run_eagerly=True))
+
+
+def test_changes_between_epochs_change_the_fingerprint(keras, torch):
+    """What a graph holds fixed is noticed: frozen layers, other rates of dropout, other numbers of the optimizer."""
+    from rocmlab.training.resident.keras_torch import _fingerprint
+
+    x, y = (torch.from_numpy(part) for part in digits(16))
+    model = dense(keras, keras.layers.Dropout(0.5), optimizer="adam")
+    model._symbolic_build(data_batch=(x, y, None))
+    seen = _fingerprint(model)
+    assert _fingerprint(model) == seen
+    model.optimizer.learning_rate = 0.5  # a variable: a graph reads it anew
+    assert _fingerprint(model) == seen
+    for change in (
+        lambda: setattr(model.layers[0], "trainable", False),
+        lambda: setattr(model.layers[1], "rate", 0.25),
+        lambda: setattr(model.optimizer, "beta_1", 0.8),
+    ):
+        before = _fingerprint(model)
+        change()
+        assert _fingerprint(model) != before

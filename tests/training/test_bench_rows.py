@@ -1,0 +1,127 @@
+"""`rocmlab bench train` before and after its processes: which interpreter, which environment, what failed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from rocmlab.errors import RocmlabError
+from rocmlab.training import bench, interpreters
+
+# Plays the measuring process: it writes down what it was started with, and answers as `bench_row` does.
+PYTHON = """\
+#!{python}
+import json, os, sys
+if sys.argv[1] == "-c":
+    sys.exit(print(os.environ.get("LACKING", "")))
+order = json.loads(sys.argv[3])
+if os.environ.get("FAILS"):
+    sys.exit("ImportError: libhsa-runtime64.so.1: cannot open shared object file")
+answer = {{"order": order, "module": sys.argv[2], "env": dict(os.environ)}}
+if os.environ.get("PROBLEM"):
+    answer = {{"problem": {{"what": "no such device", "why": "none", "fix": "use the CPU"}}}}
+open(sys.argv[4], "w").write(json.dumps(answer))
+"""
+
+
+@pytest.fixture
+def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The two kernels of the lab, both with an interpreter that only says how it was called."""
+    python = tmp_path / "python"
+    python.write_text(PYTHON.format(python=sys.executable))
+    python.chmod(0o755)
+    for name in ("tensorflow", "torch"):
+        spec = tmp_path / "kernels" / name / "kernel.json"
+        spec.parent.mkdir(parents=True)
+        spec.write_text(json.dumps({"argv": [str(python)], "env": {"KERNEL": name, "KERAS_BACKEND": name}}))
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+    return tmp_path / "kernels"
+
+
+@pytest.mark.parametrize(("backend", "kernel"), [("tensorflow", "tensorflow"), ("torch", "torch"), ("jax", "torch")])
+def test_each_backend_is_measured_in_the_interpreter_that_has_it(kernels: Path, backend: str, kernel: str) -> None:
+    """JAX lives in PyTorch's kernel; what that says of Keras' backend does not count for it."""
+    row = bench.measure([f"mnist_fc_{backend}"], runs=3, samples=640).rows[0]
+
+    assert row["env"]["KERNEL"] == kernel
+    assert row["env"]["KERAS_BACKEND"] == backend
+    assert row["order"] == {
+        "workload": "mnist_fc",
+        "backend": backend,
+        "runs": 3,
+        "samples": 640,
+        "device": "auto",
+    }
+
+
+def test_the_cpu_is_measured_with_all_gpus_hidden(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A framework that found a GPU there would be measured on it."""
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "0")
+
+    hidden = bench.measure(["mnist_fc_jax"], device="cpu").rows[0]["env"]
+    seen = bench.measure(["mnist_fc_jax"]).rows[0]["env"]
+
+    assert (hidden["HIP_VISIBLE_DEVICES"], hidden["CUDA_VISIBLE_DEVICES"], hidden["JAX_PLATFORMS"]) == (
+        "-1",
+        "-1",
+        "cpu",
+    )
+    assert seen["HIP_VISIBLE_DEVICES"] == "0"
+
+
+def test_the_usual_rows_are_those_of_the_issue(kernels: Path) -> None:
+    """Each once, in order."""
+    assert [row["name"] for row in bench.measure().rows] == [
+        "mnist_fc_tensorflow",
+        "mnist_fc_torch",
+        "mnist_fc_jax",
+        "mnist_cnn_tensorflow",
+    ]
+
+
+def test_a_backend_that_is_not_there_is_left_out_and_said(kernels: Path) -> None:
+    """Of the usual rows; one that was named is an error."""
+    spec = kernels / "tensorflow/kernel.json"
+    spec.write_text(json.dumps({**json.loads(spec.read_text()), "env": {"LACKING": "tensorflow"}}))
+
+    report = bench.measure()
+
+    assert [row["name"] for row in report.rows] == ["mnist_fc_torch", "mnist_fc_jax"]
+    assert "has no tensorflow" in report.skipped["mnist_fc_tensorflow"]
+    with pytest.raises(RocmlabError, match="mnist_cnn_tensorflow cannot be measured"):
+        bench.measure(["mnist_cnn_tensorflow"])
+
+
+def test_without_any_backend_it_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An empty table would say that all is well."""
+    monkeypatch.setattr(interpreters, "_kernel_folders", lambda: [tmp_path])
+    if any(interpreters.importlib.util.find_spec(name) for name in bench.BACKENDS):
+        pytest.skip("this interpreter has a framework itself: run .ci/run")
+
+    with pytest.raises(RocmlabError, match="nothing was measured") as caught:
+        bench.measure()
+
+    assert "no interpreter with tensorflow" in caught.value.problem.why
+
+
+def test_a_process_that_fails_is_told_in_its_own_words(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a problem that it names is that problem."""
+    monkeypatch.setenv("FAILS", "1")
+    with pytest.raises(RocmlabError, match="mnist_fc_torch was not measured") as caught:
+        bench.measure(["mnist_fc_torch"])
+    assert "libhsa-runtime64" in caught.value.problem.why
+    monkeypatch.delenv("FAILS")
+    monkeypatch.setenv("PROBLEM", "1")
+    with pytest.raises(RocmlabError, match="no such device"):
+        bench.measure(["mnist_fc_torch"])
+
+
+def test_an_unknown_row_is_an_error_with_the_names() -> None:
+    """A typing error must not measure everything."""
+    with pytest.raises(RocmlabError, match="no such row: mnist_fc_jaxx") as caught:
+        bench.measure(["mnist_fc_jaxx"])
+
+    assert "unet_torch" in caught.value.problem.fix
