@@ -22,7 +22,7 @@ help: ## Explain the targets
 # -- Everyday
 up: ## Start the lab and print its URL (builds it the first time)
 	@$(ROCMLAB) up
-run-notebooks: ## Run notebooks headless (NOTEBOOKS="01_mnist_fc" PARAMS="lr=0.1,0.01" RUN="--retries 2")
+run-notebooks: ## Run notebooks headless (NOTEBOOKS="01_mnist_fc" PARAMS="learning_rate=0.01,0.001" RUN="--retries 2")
 	@$(ROCMLAB) run
 url: ## Print the URL again, token included
 	@$(ROCMLAB) url

@@ -191,18 +191,51 @@ class _Loads(HTMLParser):
 
 def test_the_page_is_one_file_that_loads_nothing(tmp_path: Path) -> None:
     """It is kept beside the JSON; names from outside are text and no markup."""
-    files = bench_train.store(report(), tmp_path / "bench")
+    files = bench_train.store(report(), tmp_path / "bench", "20261121T100000Z-train")
     page = Path(files["html"]).read_text(encoding="utf-8")
     reader = _Loads()
     reader.feed(page)
 
     assert reader.found == []
     assert reader.open == []
-    assert re.fullmatch(r"\d{8}T\d{6}Z-train\.html", Path(files["html"]).name)
+    assert sorted(path.name for path in (tmp_path / "bench").iterdir()) == [
+        "20261121T100000Z-train.html",
+        "20261121T100000Z-train.json",
+    ]
     assert json.loads(Path(files["json"]).read_text(encoding="utf-8"))["rows"][0]["ours"] == 50.0
     assert "Radeon &lt;Pro&gt;" in page
     assert "<Pro>" not in page
     assert page.count("<svg") == 2
+
+
+def test_a_row_that_is_done_outlives_what_comes_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second process fails: the first row's figures were printed, and lie in the share as JSON and page."""
+    answer = tmp_path / "answer.json"
+    answer.write_text(json.dumps(measured()))
+    python = tmp_path / "python"
+    python.write_text(
+        f"#!{sys.executable}\nimport shutil, sys\n"
+        "if sys.argv[1] != '-c':\n"
+        f"    sys.exit(3) if 'cnn' in sys.argv[3] else shutil.copy({str(answer)!r}, sys.argv[4])\n"
+    )
+    python.chmod(0o755)
+    spec = tmp_path / "kernels/torch/kernel.json"
+    spec.parent.mkdir(parents=True)
+    spec.write_text(json.dumps({"argv": [str(python)], "env": {}}))
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+    words = ["--row", "mnist_fc_jax", "--row", "mnist_cnn_jax", "--share", str(tmp_path)]
+
+    with pytest.raises(RocmlabError, match="mnist_cnn_jax was not measured"):
+        bench_train.main("bench", words)
+
+    (kept,) = (tmp_path / "bench").glob("*-train.json")
+    assert [row["ours"] for row in json.loads(kept.read_text(encoding="utf-8"))["rows"]] == [50.0]
+    assert "mnist_fc_jax" in kept.with_suffix(".html").read_text(encoding="utf-8")
+    said = capsys.readouterr().err
+    assert "mnist_fc_jax: resident 50.00, fit 100.00 µs a sample, 2.00x" in said
+    assert str(kept) in said
 
 
 def test_a_report_without_notebooks_or_gpu_is_whole() -> None:

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ pytestmark = pytest.mark.native
 REPOSITORY = Path(__file__).parents[2]
 TESTS = "tests/training/frameworks"
 LIMIT_SECONDS = 2400
+BACKENDS = ("jax", "tensorflow", "torch")
 PROGRAM = """
 import sys
 sys.path.append(sys.argv[1])
@@ -52,43 +54,46 @@ def test_every_notebook_passes_when_it_is_short(built_lab: Clone) -> None:
     assert all(job["recorded"]["acceptance"]["ok"] for job in jobs.values())
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "jax", "torch"])
-def test_the_tests_of_the_frameworks_pass(built_lab: Clone, backend: str) -> None:
-    """One process for each backend of Keras, which has one a process."""
+@pytest.fixture(scope="module")
+def framework_tests(built_lab: Clone) -> dict[str, subprocess.CompletedProcess[str]]:
+    """The tests marked so, one process for each backend of Keras, two at a time."""
     python = built_lab.folder / ".venv/bin/python"
     version = subprocess.run(
         [python, "-c", "import sys; print(*sys.version_info[:2])"], capture_output=True, text=True, check=True
     ).stdout.split()
     assert tuple(map(int, version)) == sys.version_info[:2], "the lab and these tests need one version of Python"
+    options = ["-m", "frameworks", TESTS, "-q", "-p", "no:cacheprovider"]
 
-    done = subprocess.run(
-        [
-            python,
-            "-c",
-            PROGRAM,
-            sysconfig.get_path("purelib"),
-            "-m",
-            "frameworks",
-            TESTS,
-            "-q",
-            "-p",
-            "no:cacheprovider",
-        ],
-        cwd=built_lab.folder,
-        env={
-            **built_lab.environment,
-            "KERAS_BACKEND": backend,
-            "TF_CPP_MIN_LOG_LEVEL": "2",
-            "ROCMLAB_SHARE": str(built_lab.folder / "share"),
-            "PATH": f"{python.parent}{os.pathsep}{built_lab.environment['PATH']}",
-        },
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=LIMIT_SECONDS,
-        check=False,
-    )
+    def run(backend: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [python, "-c", PROGRAM, sysconfig.get_path("purelib"), *options],
+            cwd=built_lab.folder,
+            env={
+                **built_lab.environment,
+                "KERAS_BACKEND": backend,
+                "OMP_NUM_THREADS": "1",  # two processes on two cores
+                "TF_CPP_MIN_LOG_LEVEL": "2",
+                "ROCMLAB_SHARE": str(built_lab.folder / "share"),
+                "PATH": f"{python.parent}{os.pathsep}{built_lab.environment['PATH']}",
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=LIMIT_SECONDS,
+            check=False,
+        )
+
+    with ThreadPoolExecutor(2) as pool:  # the slowest first
+        return dict(zip(BACKENDS, pool.map(run, BACKENDS), strict=True))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_tests_of_the_frameworks_pass(
+    framework_tests: dict[str, subprocess.CompletedProcess[str]], backend: str
+) -> None:
+    """With each backend that Keras has."""
+    done = framework_tests[backend]
 
     assert done.returncode == 0, done.stdout[-8000:]
     assert " passed" in done.stdout, done.stdout[-3000:]

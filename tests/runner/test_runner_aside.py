@@ -7,13 +7,14 @@ import json
 import logging
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import notebook_files
 import pytest
 
 from rocmlab.cli import leases
-from rocmlab.devices import discover
+from rocmlab.devices import Device, discover
 from rocmlab.devices.simulated import write_host
 from rocmlab.lab import ownership
 from rocmlab.runner.command import main
@@ -155,3 +156,25 @@ def test_leases_are_shown_and_kernels_get_theirs_beside_a_card_that_hangs(
     assert text.count("its driver does not answer, so its processes are not known") == 1
     assert [device.index for device in owned.devices] == [0, 1]
     assert owned.lease
+
+
+def test_threads_that_ask_the_same_driver_get_their_own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two kernels of JupyterLab start at once, each on its NVIDIA GPU; neither hears of the other's."""
+    devices = [Device(backend="cuda", index=index, name="a GPU", is_usable=True) for index in range(2)]
+    is_asked, may_answer = threading.Event(), threading.Event()
+
+    def slowly(some: list[Device], _root: Path) -> dict[Device, list]:
+        is_asked.set()
+        may_answer.wait(0.8)
+        return {device: [] for device in some}
+
+    monkeypatch.setattr(occupants, "on_devices", slowly)
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(occupants.in_time, devices[:1])
+        is_asked.wait(5)
+        second = threads.submit(occupants.in_time, devices[1:])
+        time.sleep(0.2)  # until it waits for the same answer
+        may_answer.set()
+
+    assert list(first.result()) == devices[:1]
+    assert list(second.result()) == devices[1:]

@@ -16,7 +16,7 @@ import pytest
 from nbclient.exceptions import CellTimeoutError, DeadKernelError
 
 from rocmlab.errors import RocmlabError
-from rocmlab.runner.engine import execution, kernel, messages, notebooks
+from rocmlab.runner.engine import adapter, execution, kernel, messages, notebooks, watch
 
 GRANDCHILD = """
 import subprocess, sys
@@ -94,6 +94,20 @@ def test_a_limit_interrupts_and_says_where(
     names = [output["ename"] for output in ran.outputs(1) if output["output_type"] == "error"]
     assert names == ["KeyboardInterrupt", "Timeout"]
     assert ran.outputs(1)[-1]["evalue"] == message
+
+
+def test_the_start_of_the_kernel_is_no_part_of_the_notebooks_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel that takes longer to start than its cells may take together has a limit of its own."""
+    plain = kernel._command
+    late = "import os, sys, time; time.sleep(4); os.execv(sys.argv[1], sys.argv[1:])"
+    monkeypatch.setattr(kernel, "_command", lambda *given: [sys.executable, "-c", late, *plain(*given)])
+
+    ran = engine_runs.run(tmp_path, "1", notebook_seconds=3)
+
+    assert ran.error is None
+    assert ran.states == ["completed"]
 
 
 def test_a_cell_that_prints_is_not_idle(tmp_path: Path) -> None:
@@ -190,6 +204,26 @@ def test_a_quiet_cell_wakes_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert max(later - earlier for earlier, later in pairwise(moments)) > 1.5
 
 
+def test_a_save_that_takes_long_is_not_the_kernels_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a slow disk holds up the engine nobody asks the kernel, so its silence means nothing."""
+    stalls: list[Path] = []
+    plain = notebooks.save
+
+    def save(notebook: dict, path: Path) -> None:
+        plain(notebook, path)
+        if not stalls and notebook["cells"][0]["metadata"].get("execution"):  # the cell runs
+            stalls.append(path)
+            time.sleep(3)
+
+    monkeypatch.setattr(notebooks, "save", save)
+
+    ran = engine_runs.run(tmp_path, "import time; time.sleep(5)", save_seconds=0.1, silent_seconds=2)
+
+    assert stalls
+    assert ran.error is None
+    assert ran.states == ["completed"]
+
+
 def test_a_disk_that_is_full_for_a_while_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A save in between may fail; the one at the end counts."""
     calls: list[int] = []
@@ -220,6 +254,40 @@ def test_a_kernel_that_does_not_start_is_told(tmp_path: Path, monkeypatch: pytes
     assert "did not start" in str(dead.error)
     assert "no answer within 1 s" in str(mute.error)
     assert dead.states == mute.states == ["pending"]
+
+
+def test_an_end_that_the_system_does_not_tell_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without pidfd the process is looked at twice a second, also while it starts and while its children print."""
+    monkeypatch.setattr(kernel, "_sentinel", lambda _: None)
+    monkeypatch.setattr(watch, "HEARTBEAT_SECONDS", 60.0)  # nothing else makes the engine look
+    talks = "import time\nfor _ in range(300): print('I am here', flush=True); time.sleep(0.1)"
+    leaves = (
+        f"import os, subprocess, sys\nsubprocess.Popen([sys.executable, '-c', {talks!r}], start_new_session=True)\n"
+    )
+
+    begin = time.monotonic()
+    ran = engine_runs.run(tmp_path / "runs", leaves + "os.kill(os.getpid(), 9)", silent_seconds=600, save_seconds=600)
+    took = time.monotonic() - begin
+    monkeypatch.setattr(kernel, "_command", lambda *_: [sys.executable, "-c", leaves + "sys.exit('no framework')"])
+    starts = engine_runs.run(tmp_path / "starts", "1", start_seconds=8)
+
+    assert "SIGKILL" in ran.outputs(0)[-1]["evalue"]
+    assert took < 20
+    assert "ended with exit code 1" in str(starts.error)
+
+
+def test_a_flood_past_the_notebook_holds_no_limit_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process of the kernel prints faster than anybody can write it down; the clock is looked at all the same."""
+    monkeypatch.setattr(adapter, "_to_stderr", lambda _: time.sleep(0.02))
+    floods = "import os, time\nend = time.time() + 40\nwhile time.time() < end: os.write(1, bytes(65536))"
+    cell = f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', {floods!r}]).wait()"
+
+    begin = time.monotonic()
+    ran = engine_runs.run(tmp_path, cell, cell_seconds=2)
+
+    assert time.monotonic() - begin < 25
+    assert isinstance(ran.error, CellTimeoutError)
+    assert ran.states == ["failed"]
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,17 @@ def test_the_cpu_is_measured_with_all_gpus_hidden(kernels: Path, monkeypatch: py
     assert seen["HIP_VISIBLE_DEVICES"] == "0"
 
 
+def test_quick_shortens_the_digits_alone(kernels: Path) -> None:
+    """6,400 pictures of the U-Net would be more than a long run of it has; a number that was given counts."""
+    rows = ["mnist_cnn_jax", "unet_jax"]
+
+    quick = bench.measure(rows, quick=True).rows
+    given = bench.measure(rows, quick=True, samples=16).rows
+
+    assert [row["order"]["samples"] for row in quick] == [6_400, None]
+    assert [row["order"]["samples"] for row in given] == [16, 16]
+
+
 def test_the_usual_rows_are_those_of_the_issue(kernels: Path) -> None:
     """Each once, in order."""
     assert [row["name"] for row in bench.measure().rows] == [

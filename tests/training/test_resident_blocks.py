@@ -69,6 +69,19 @@ def test_a_large_validation_set_is_cut_and_a_small_one_stays():
     assert len(large.validation) > 1
 
 
+def test_places_for_both_sets_together_take_what_is_allowed():
+    """An engine that keeps blocks of training and validation at once gets smaller ones: two of each fit together."""
+    data, options = Data(samples(200), samples(100)), Options(batch_size=8, memory_bytes=1600)
+
+    apart, together = (blocks.plan(data, options, None, keeps_both=both) for both in (False, True))
+
+    def held(found):
+        sets = ((data.train, found.train), (data.validation, found.validation))
+        return sum(2 * next(blocks.cut(one, slices)).size_bytes for one, slices in sets)
+
+    assert held(together) <= 1600 < held(apart)
+
+
 def test_the_order_of_an_epoch_comes_from_seed_and_epoch():
     """Seed and epoch fix the order over the whole set; without shuffling there is none."""
     options = Options(seed=5)

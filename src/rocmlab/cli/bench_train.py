@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,15 @@ from rocmlab.stack import bench as of_stack
 from rocmlab.training import bench
 
 SHORT_RUNS, RUNS = 2, 5
-SHORT_SAMPLES = 6_400  # of the digits
 
 
 def main(verb: str, arguments: Sequence[str]) -> int:
     """Measure, in the lab, print what was found and keep it in the share."""
     chosen = parser(verb).parse_args(arguments)
     share = Path(chosen.share or os.environ.get("ROCMLAB_SHARE") or "share").expanduser().absolute()
-    report = measure(chosen, share)
-    files = store(report, share / "bench")
+    stem = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-train"
+    report = measure(chosen, share, lambda so_far: _say(f"kept: {store(so_far, share / 'bench', stem)['json']}"))
+    files = store(report, share / "bench", stem)
     if chosen.json:
         print(json.dumps({**report, "files": files}, indent=1))
     else:
@@ -36,25 +36,43 @@ def main(verb: str, arguments: Sequence[str]) -> int:
     return 1 if any(side["problem"] for row in notebooks["rows"] for side in row["sides"].values()) else 0
 
 
-def measure(chosen: argparse.Namespace, share: Path) -> dict[str, Any]:
-    """Return the report: rows as the other benchmarks have them, each with what else is known of it."""
+def measure(
+    chosen: argparse.Namespace, share: Path, keep: Callable[[dict[str, Any]], None] = lambda report: None
+) -> dict[str, Any]:
+    """Return the report: rows as the other benchmarks have them, each with what else is known of it.
+
+    Args:
+        chosen: the words of the command line.
+        share: where the notebooks' runs are kept.
+        keep: gets the report so far after each row, so that a time limit or a row that fails costs none of those done.
+    """
     runs = chosen.runs or (SHORT_RUNS if chosen.quick else RUNS)
-    samples = chosen.samples or (SHORT_SAMPLES if chosen.quick else None)
-    found = bench.measure(chosen.row, runs=runs, samples=samples, device=chosen.device, say=_say)
-    report: dict[str, Any] = {
+
+    def each(found: bench.Report) -> None:
+        _say(_short(_row(found.rows[-1])))
+        keep(_report(found))
+
+    found = bench.measure(
+        chosen.row, runs=runs, samples=chosen.samples, quick=chosen.quick, device=chosen.device, say=_say, each=each
+    )
+    report = _report(found)
+    if chosen.notebooks:
+        from rocmlab.cli import train_pairs
+
+        report["notebooks"] = train_pairs.compare(full=chosen.full, repeats=chosen.repeats, share=share, say=_say)
+    return report
+
+
+def _report(found: bench.Report) -> dict[str, Any]:
+    return {
         "bench": "train",
         "measured": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "device": ", ".join(dict.fromkeys(row["device"]["name"] for row in found.rows)),
         "simulated": any(row["device"]["simulated"] for row in found.rows),
         "versions": _versions(found.rows),
         "rows": [_row(row) for row in found.rows],
-        "skipped": found.skipped,
+        "skipped": dict(found.skipped),
     }
-    if chosen.notebooks:
-        from rocmlab.cli import train_pairs
-
-        report["notebooks"] = train_pairs.compare(full=chosen.full, repeats=chosen.repeats, share=share, say=_say)
-    return report
 
 
 def _row(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,15 +95,16 @@ def _versions(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return {"rocmlab": __version__, "python": sys.version.split()[0], **dict(sorted(frameworks.items()))}
 
 
-def store(report: Mapping[str, Any], folder: Path) -> dict[str, str]:
-    """Write the report as JSON and as a page, and return where."""
+def store(report: Mapping[str, Any], folder: Path, stem: str) -> dict[str, str]:
+    """Write the report as JSON and as a page, over an earlier one of this name, and return where."""
     folder.mkdir(parents=True, exist_ok=True)
-    stem = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-train"
     texts = {"json": json.dumps(report, indent=1) + "\n", "html": train_page.render(report)}
     files = {}
     for kind, text in texts.items():
         path = folder / f"{stem}.{kind}"
-        path.write_text(text, encoding="utf-8")
+        draft = folder / f".{stem}.{kind}"
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)  # whoever is ended in between leaves the earlier one whole
         files[kind] = str(path)
     return files
 
@@ -107,6 +126,11 @@ def lines(report: Mapping[str, Any]) -> list[str]:
     found += [f"  {row['name']}: {row['how']}; first epoch {row['seconds_compile']:.1f} s" for row in report["rows"]]
     found += [f"{name}: not measured, {why}" for name, why in report["skipped"].items()]
     return found + (_notebook_lines(report["notebooks"]) if "notebooks" in report else [])
+
+
+def _short(row: Mapping[str, Any]) -> str:
+    figures = f"resident {row['ours']:.2f}, fit {row['theirs']:.2f} µs a sample, {row['ratio']:.2f}x"
+    return f"{row['name']}: {figures}, accuracy {row['accuracy']:.4f}, {row['device']['name']}"
 
 
 def _notebook_lines(notebooks: Mapping[str, Any]) -> list[str]:
@@ -152,7 +176,7 @@ def parser(verb: str) -> argparse.ArgumentParser:
     made.add_argument("--notebooks", action="store_true", help="also run 01, 02, 06 and 07, GPU pinned, then hidden")
     made.add_argument("--full", action="store_true", help="the notebooks at full length; on a CPU that takes hours")
     made.add_argument("--repeats", type=_positive, default=1, help="runs of the notebooks on each side (default 1)")
-    made.add_argument("--quick", action="store_true", help=f"rows of {SHORT_RUNS} epochs of few samples")
+    made.add_argument("--quick", action="store_true", help=f"rows of {SHORT_RUNS} epochs, of the digits of few samples")
     made.add_argument("--share", metavar="DIR", help="the share; the report goes to DIR/bench (default: the lab's)")
     made.add_argument("--json", action="store_true", help="print it as JSON")
     return made

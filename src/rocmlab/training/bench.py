@@ -25,6 +25,7 @@ ROWS = tuple(f"{workload}_{backend}" for workload in WORKLOADS for backend in BA
 USUAL = ("mnist_fc_tensorflow", "mnist_fc_torch", "mnist_fc_jax", "mnist_cnn_tensorflow")
 TITLES = {"tensorflow": "TensorFlow", "torch": "PyTorch", "jax": "JAX"}
 DEVICES = ("auto", "gpu", "cpu")
+SHORT_SAMPLES = {"mnist_fc": 6_400, "mnist_cnn": 6_400}  # of a quick epoch; the U-Net's are few as they are
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,10 @@ def measure(
     *,
     runs: int = 5,
     samples: int | None = None,
+    quick: bool = False,
     device: str = "auto",
     say: Callable[[str], None] = lambda line: None,
+    each: Callable[[Report], None] = lambda report: None,
 ) -> Report:
     """Measure rows, one after the other.
 
@@ -49,8 +52,10 @@ def measure(
         names: of the rows; None: the usual ones.
         runs: epochs of each side after the first, which compiles.
         samples: of an epoch; None: what suits workload and device, see `bench_row.SAMPLES`.
+        quick: of the digits `SHORT_SAMPLES` an epoch, where `samples` says nothing.
         device: `auto`, `gpu` (an error where there is none) or `cpu` (GPUs are hidden).
         say: prints a line of progress.
+        each: gets the report so far after each row: the next one may take long, or fail.
 
     Raises:
         RocmlabError: there is no such row, a row that was named cannot be measured here, or measuring failed.
@@ -74,7 +79,9 @@ def measure(
             report.skipped[name] = missing
             continue
         say(f"{name}: measuring")
-        report.rows.append({"name": name, **_run(interpreter, workload, backend, runs, samples, device)})
+        count = samples or (SHORT_SAMPLES.get(workload) if quick else None)
+        report.rows.append({"name": name, **_run(interpreter, workload, backend, runs, count, device)})
+        each(report)
     if not report.rows:
         raise RocmlabError(
             "nothing was measured",

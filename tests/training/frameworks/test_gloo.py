@@ -31,7 +31,8 @@ print("rank", rank, "adds up", flush=True)
 for step in range(1_000_000):
     dist.all_reduce(torch.ones(8))
     if rank == 1 and step == 20:
-        child = subprocess.Popen(["sleep", "600"], start_new_session=True)  # as a loader of samples would be
+        wait = [sys.executable, "-c", "import time; time.sleep(600)"]
+        child = subprocess.Popen(wait, start_new_session=True)  # as a loader of samples would be
         Path(folder, "child").write_text(str(child.pid))
         Path(folder, "died").write_text(str(time.time()))
         ENDING

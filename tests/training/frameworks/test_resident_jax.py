@@ -106,6 +106,24 @@ class TestSameAsFit:
         assert "one XLA program an epoch" in result.how
         assert "data resident" in result.how
 
+    @pytest.mark.parametrize("small", [True, False])
+    def test_steps_written_out_four_times_as_on_a_gpu(self, keras, fit_resident, monkeypatch, small):
+        """Small steps stand four times in the program, large ones once; the weights are the same."""
+        from rocmlab.training.resident import jax_programs
+
+        written = []
+        scan = jax_programs.lax.scan
+        monkeypatch.setattr(
+            jax_programs.lax, "scan", lambda *given, **how: written.append(how.get("unroll")) or scan(*given, **how)
+        )
+        monkeypatch.setitem(jax_programs.UNROLL, "cpu", 4)
+        monkeypatch.setattr(jax_programs, "SMALL_STEP", 1000 if small else 10)
+        x, y = digits(230)
+
+        side_by_side(fit_resident, lambda: dense(keras), x, y)
+
+        assert (4 if small else 1) in written
+
     def test_weights_of_samples_added_losses_averages_and_seeds(self, keras, fit_resident):
         """Sample weights, regularisers and add_loss count as in fit; averages and seeds end where fit leaves them."""
         x, y = digits(80)
@@ -273,6 +291,22 @@ class TestCallbacks:
 
         assert int(model.optimizer.iterations) == 2
         assert np.isfinite(model.predict(x, verbose=0)).all()
+
+    def test_an_interrupted_training_keeps_its_own_weights(self, keras, fit_resident):
+        """Averaged weights take their place at the end and no sooner: who goes on needs those that were trained."""
+        x, y = digits(64)
+        model = dense(keras, optimizer=keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9))
+
+        class Stop(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch, logs=None):
+                self.trained = np.array(self.model.get_weights()[0])
+                raise KeyboardInterrupt
+
+        stop = Stop()
+        with pytest.raises(KeyboardInterrupt):
+            fit_resident(model, x, y, verbose=0, callbacks=[stop])
+
+        np.testing.assert_array_equal(model.get_weights()[0], stop.trained)
 
 
 class TestShuffle:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -361,6 +362,23 @@ class TestOrder:
         assert "data resident" in whole.how
         for name, values in whole.history.items():
             np.testing.assert_allclose(values, result.history[name], rtol=1e-3, err_msg=name)
+
+    def test_two_blocks_lie_on_the_device_at_most(self, keras, fit_resident, engine, monkeypatch):
+        """The block that was computed is gone before the one after the next is sent: each has half of the memory."""
+        x, y = clusters(330)
+        sent, alive, put = [], [], engine.TensorFlowEngine._put
+
+        def counted(self, samples):
+            block = put(self, samples)
+            sent.append(weakref.ref(block[0]))
+            alive.append(sum(one() is not None for one in sent))
+            return block
+
+        monkeypatch.setattr(engine.TensorFlowEngine, "_put", counted)
+        fit_resident(dense(keras), x, y, epochs=2, memory_bytes=4 * 32 * (12 * 4 + 8), verbose=0)
+
+        assert len(alive) == 2 * 6
+        assert max(alive) == 2
 
 
 MIRRORED = """

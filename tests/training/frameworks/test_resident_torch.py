@@ -211,6 +211,25 @@ def test_blocks_give_the_weights_of_resident_data(keras, fit_resident):
     assert int(blocks.optimizer.iterations.numpy()) == 30
 
 
+def test_blocks_of_both_sets_take_no_more_than_allowed(keras, torch):
+    """With a validation set too large as well, all places on the device together stay within the memory allowed."""
+    from rocmlab.training.resident import keras_torch
+    from rocmlab.training.resident.engine import Data, Options, Samples, leaves
+
+    x, y = digits()
+    samples = Samples(x, y, None, len(x))
+    model = dense(keras)
+    model.optimizer.build(model.trainable_variables)
+    allowed = 8 * samples.take(slice(0, 16)).size_bytes
+
+    engine = keras_torch.build(model, Data(samples, samples), Options(batch_size=16, memory_bytes=allowed))
+
+    stores = (engine._train, engine._validation)
+    assert not any(store.is_resident for store in stores)
+    held = [leaf for store in stores for leaf in leaves((store.tensors, store._incoming))]
+    assert sum(leaf.element_size() * leaf.numel() for leaf in held) <= allowed
+
+
 def test_the_same_seed_gives_the_same_run(keras, torch, fit_resident):
     """Order and dropout come from the seed; another seed gives another run, and the caller's stream stays."""
     x, y = digits()
@@ -278,6 +297,36 @@ def test_a_module_ends_where_a_loop_takes_it(torch, fit_resident, name):
     with torch.no_grad():
         right = hits(found(torch.from_numpy(x)), torch.from_numpy(y)).mean().item()
     assert trained.history["val_accuracy"][-1] == pytest.approx(right)
+
+
+def test_callbacks_of_keras_serve_a_module(keras, torch, fit_resident, recwarn):
+    """Early stopping ends a module's training, and is not said to wait for batches as TerminateOnNaN is."""
+    x, y = digits(32)
+    module = plain(torch)
+    common = {"optimizer": torch.optim.SGD(module.parameters(), 0.0), "loss": torch.nn.functional.cross_entropy}
+    stopping = keras.callbacks.EarlyStopping("loss", patience=1)
+
+    trained = fit_resident(module, x, y, epochs=5, verbose=0, callbacks=[stopping], shuffle=False, **common)
+
+    assert trained.epoch == [0, 1]
+    assert not [one for one in recwarn if "each batch" in str(one.message)]
+    with pytest.warns(UserWarning, match="TerminateOnNaN"):
+        fit_resident(module, x, y, verbose=0, callbacks=keras.callbacks.TerminateOnNaN(), **common)
+
+
+def test_a_column_of_weights_weighs_each_sample_once(torch):
+    """A table's column is (samples, 1): it weighs as (samples,) does; weights that are wider than the loss do not."""
+    from rocmlab.training.resident.plain_torch import loss_of
+
+    def squares(outputs, y):
+        return (outputs - y) ** 2
+
+    values, y, weights = torch.tensor([1.0, 2.0, 3.0]), torch.zeros(3), torch.tensor([0.0, 0.0, 1.0])
+
+    assert loss_of(squares, values, y, weights) == 3.0
+    assert loss_of(squares, values, y, weights[:, None]) == 3.0
+    with pytest.raises(RocmlabError, match=r"shape \(3, 2\) with a loss of shape \(3,\)"):
+        loss_of(squares, values, y, torch.ones(3, 2))
 
 
 def test_sample_weights_of_a_module(torch, fit_resident):

@@ -56,6 +56,7 @@ class Execution:
         self._save_notebook = save
         self._display = Display()
         self._is_winding_down = False
+        self._next_look = 0.0  # at a kernel whose end the system does not tell
 
     def run(self) -> bool:
         """Run all cells; afterwards the kernel is gone and the notebook is saved, whatever happened.
@@ -181,17 +182,18 @@ class Execution:
         is_due = time.monotonic() >= due
         if is_due or self.kernel.sentinel in ready:
             self._check_alive()
+            self._next_look = time.monotonic() + TICK_SECONDS
         if is_due:
-            self.recorder.save_changes()
             if not self._is_winding_down:
                 self.watch.check()
+            self.recorder.save_changes()  # last: a disk may take its time, in which the kernel cannot be heard
 
     def _due(self) -> float:
         """Return when something has to be checked or saved, whatever the kernel says until then."""
         waiting = self.messages.waiting
         is_late = waiting is not None and waiting.reply is not None and not waiting.is_idle
         return min(
-            time.monotonic() + TICK_SECONDS if self.kernel.sentinel is None else math.inf,
+            self._next_look if self.kernel.sentinel is None else math.inf,
             _late(waiting) if waiting is not None and is_late else math.inf,
             self.recorder.due,
             math.inf if self._is_winding_down else self.watch.due,

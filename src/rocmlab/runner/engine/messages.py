@@ -20,6 +20,7 @@ from rocmlab.runner.engine.wire import Channels, Message, now
 
 LAST_WORDS_BYTES = 4_000  # of what the kernel's process printed, shown where it died
 MOST_AT_ONCE = 100  # outputs taken before the clock is looked at again
+MOST_READS = 16  # the same of what the process prints; a full pipe holds one or two
 
 Ready = Mapping[Any, int]  # sockets and descriptors, as the poller names them
 
@@ -100,18 +101,21 @@ class Messages:
         if self._kernel.output is None:
             return
         with contextlib.suppress(BlockingIOError):
-            while data := os.read(self._kernel.output, 65_536):
+            for _ in range(MOST_READS):
+                data = os.read(self._kernel.output, 65_536)
+                if not data:
+                    self.poller.unregister(self._kernel.output)  # everybody has closed it
+                    os.close(self._kernel.output)
+                    self._kernel.output = None
+                    return
                 text = data.decode("utf-8", "replace")
                 self.last_words = (self.last_words + text)[-LAST_WORDS_BYTES:]
                 if self._stage.kernel_output is not None:
                     self._stage.kernel_output(text)
-            else:
-                self.poller.unregister(self._kernel.output)  # everybody has closed it
-                os.close(self._kernel.output)
-                self._kernel.output = None
 
     def _take_replies(self) -> None:
         while (message := self.channels.receive(self.channels.shell)) is not None:
+            self.last_beat = time.monotonic()
             if message.kind == "kernel_info_reply":
                 self.info = message.content
             elif self.waiting is not None and message.parent == self.waiting.request:

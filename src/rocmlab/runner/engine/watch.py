@@ -25,9 +25,10 @@ class Watch:
         self._messages = messages
         self._stage = stage
         self._limits = stage.limits
-        self._began = time.monotonic()
+        self._began = math.inf  # the first cell; the start of the kernel has a limit of its own
         self._beat_seconds = min(HEARTBEAT_SECONDS, stage.limits.silent_seconds / 4)
         self._next_beat = 0.0
+        self._asked = 0.0  # when the kernel was first asked since it last showed that it lives
         self._stopped_since: float | None = None
 
     def begin(self) -> None:
@@ -38,9 +39,7 @@ class Watch:
     def due(self) -> float:
         """When there is something to check, of `time.monotonic`: a heartbeat, or the next limit."""
         limits, waiting = self._limits, self._messages.waiting
-        due = self._beat
-        if self._messages.info is not None:
-            due = min(due, self._messages.last_beat + limits.silent_seconds)
+        due = min(self._beat, self._hangs)
         if self._stopped_since is not None:
             due = min(due, self._stopped_since + limits.silent_seconds)
         if limits.notebook_seconds is not None:
@@ -55,6 +54,13 @@ class Watch:
     def _beat(self) -> float:
         """When the kernel is to be asked whether it lives: not while it talks."""
         return max(self._next_beat, self._messages.last_beat + self._beat_seconds)
+
+    @property
+    def _hangs(self) -> float:
+        """When the kernel hangs if it has not answered; infinite if nobody asked, such as while a save took long."""
+        if self._messages.info is None or self._asked <= self._messages.last_beat:
+            return math.inf
+        return self._asked + self._limits.silent_seconds - self._beat_seconds
 
     def check(self) -> None:
         """Look at the clock.
@@ -82,13 +88,15 @@ class Watch:
             self._stopped_since = None  # it talks again
         if moment >= self._beat:
             self._next_beat = moment + self._beat_seconds
+            if self._asked <= self._messages.last_beat:
+                self._asked = moment
             self._messages.channels.heartbeat.send_multipart([b"", b"ping"], zmq.NOBLOCK)
             if not self._kernel.is_stopped():
                 self._stopped_since = None
             elif self._stopped_since is None:
                 self._stopped_since = moment
                 self._stage.warn("the kernel's process is stopped (SIGSTOP)")
-        is_late = moment - self._messages.last_beat >= longest and self._messages.info is not None
+        is_late = moment >= self._hangs
         if self._stopped_since is not None and (is_late or moment - self._stopped_since >= longest):
             raise Cut("kernel died", f"the kernel's process was stopped (SIGSTOP) for {longest:g} s")
         if is_late:

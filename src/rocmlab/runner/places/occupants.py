@@ -17,6 +17,8 @@ from rocmlab.devices.nvml import UNKNOWN_BYTES as UNKNOWN_BYTES
 from rocmlab.devices.processes import KFD_PROCESSES, LEAST_BYTES
 from rocmlab.runner.ground.aside import DRIVERS
 
+ATTEMPTS = 3  # a thread that asks NVML for other GPUs at the same moment may give its answer to this one, too
+
 if TYPE_CHECKING:
     from rocmlab.devices.nvml import Nvml
     from rocmlab.runner.places.leases import Holder
@@ -77,7 +79,12 @@ def in_time(devices: Sequence[Device]) -> dict[Device, list[Occupant]]:
     """Return the processes on each of these GPUs whose driver answers within a second; the others are left out."""
     found: dict[Device, list[Occupant]] = {}
     for who, some in drivers(devices):
-        found |= DRIVERS.now(who, partial(on_devices, some, system_root())) or {}
+        read, answer = partial(on_devices, some, system_root()), dict[Device, list[Occupant]]()
+        for _ in range(ATTEMPTS):
+            answer = DRIVERS.now(who, read) or {}
+            if not answer or set(some) <= set(answer):
+                break
+        found |= {device: answer[device] for device in some if device in answer}
     return found
 
 

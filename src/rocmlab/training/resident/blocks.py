@@ -38,8 +38,11 @@ class Plan:
         return len(self.train) == 1
 
 
-def plan(data: Data, options: Options, free_bytes: int | None) -> Plan:
+def plan(data: Data, options: Options, free_bytes: int | None, *, keeps_both: bool = False) -> Plan:
     """Decide how the data lie on a device with `free_bytes` free (None: unknown, taken as enough).
+
+    `keeps_both`: the engine's places for blocks of training and of validation lie on the device at the same time, so
+    that where both stream each has half of the memory.
 
     Raises:
         RocmlabError: not even two batches fit in the memory that the data may have.
@@ -50,7 +53,7 @@ def plan(data: Data, options: Options, free_bytes: int | None) -> Plan:
     if allowed is None or needed <= allowed:
         return Plan((slice(0, data.train.count),), _whole(data.validation), "")
     keep_validation = validation_bytes <= allowed // 4
-    room = allowed - validation_bytes if keep_validation else allowed
+    room = allowed - validation_bytes if keep_validation else allowed // (1 + keeps_both)
     train = _cut(data.train, options.batch_size, room)
     validation = _whole(data.validation)
     if data.validation and not keep_validation:

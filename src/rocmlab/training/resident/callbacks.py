@@ -56,7 +56,8 @@ def of_torch(model: Model, callbacks: object, verbose: str | int, epochs: int, s
     """
     given = _listed(callbacks)
     found = PlainCallbacks(model, given, verbose, {"verbose": verbose, "epochs": epochs, "steps": steps})
-    _warn_of_batch_hooks(given, object)
+    keras = sys.modules.get("keras")  # its callbacks serve a torch module, too, and inherit empty batch hooks
+    _warn_of_batch_hooks(given, getattr(getattr(keras, "callbacks", None), "Callback", object))
     return found, found
 
 
@@ -142,4 +143,5 @@ def _waits_for_batches(callback: object, base: type) -> bool:
 
 def _overrides(callback: object, name: str, base: type) -> bool:
     own: Callable[..., Any] | None = getattr(type(callback), name, None)
-    return name in vars(callback) or own is not getattr(base, name, None)
+    inherited = getattr(base, name, None) if isinstance(callback, base) else None
+    return name in getattr(callback, "__dict__", {}) or own is not inherited

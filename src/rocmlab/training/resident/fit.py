@@ -125,7 +125,7 @@ def _loop(model: Model, engine: Engine, data: Data, options: Options, callbacks:
                 break
     finally:
         engine.close()
-        _finalize(model, options)
+    _finalize(model, options)
     callbacks.on_train_end(logs)
     return seconds
 

@@ -34,7 +34,7 @@ class TorchEngine:
     def __init__(self, model: Untyped, data: Data, options: Options) -> None:
         self._model, self._data, self._options = model, data, options
         self._device = _device(model)
-        self._plan = blocks.plan(data, options, torch_store.free_bytes(self._device))
+        self._plan = blocks.plan(data, options, torch_store.free_bytes(self._device), keeps_both=True)
         self._train = Store(data.train, self._plan.train, self._device, options)
         self._validation = (
             Store(data.validation, self._plan.validation, self._device, options) if (data.validation) else None

@@ -38,7 +38,7 @@ class ModuleEngine:
         self._inner = module.module if _is_parallel(module) else module
         self._device = _device(module)
         self._optimizer = Optimizer(options.optimizer, self._device)
-        self._plan = blocks.plan(data, options, torch_store.free_bytes(self._device))
+        self._plan = blocks.plan(data, options, torch_store.free_bytes(self._device), keeps_both=True)
         self._train = Store(data.train, self._plan.train, self._device, options)
         self._reason = self._uncapturable() if self._device.type == "cuda" else ""
         if self._reason:
@@ -227,12 +227,15 @@ def loss_of(loss: Untyped, outputs: Untyped, y: Tree, weight: Tree) -> torch.Ten
     values = loss(outputs, y)
     if weight is None:
         return values if values.ndim == 0 else values.mean()
-    if values.ndim == 0 or values.shape[0] != weight.shape[0]:
+    is_wide = weight.ndim > values.ndim and weight.numel() != values.numel()
+    if values.ndim == 0 or values.shape[0] != weight.shape[0] or is_wide:
         raise RocmlabError(
-            f"sample weights with a loss of shape {tuple(values.shape)}",
+            f"sample weights of shape {tuple(weight.shape)} with a loss of shape {tuple(values.shape)}",
             "each sample's loss is multiplied by its weight, so the loss must give one value per sample",
             'pass a loss that reduces nothing, for example torch.nn.CrossEntropyLoss(reduction="none")',
         )
+    if weight.ndim > values.ndim:  # a column of weights; beside (samples,) it would weigh each loss by every weight
+        weight = weight.reshape(values.shape)
     weighted = values * weight.reshape(weight.shape + (1,) * (values.ndim - weight.ndim))
     return weighted.mean()
 

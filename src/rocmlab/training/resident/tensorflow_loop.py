@@ -22,8 +22,8 @@ GRAPH = "graph"  # loop and step are one TensorFlow graph
 BATCH = "batch"  # Python's loop over a graph of one step, as in `fit`
 EAGER = "eager"  # Python's loop over operations, as in `fit` with run_eagerly
 
-# Measured on two cores: XLA's code for a CPU needs up to five times TensorFlow's time for convolutions of many
-# channels and a quarter more for batched products (attention); for the rest it takes 0.3 to 1 times of it.
+# On a CPU XLA's code for convolutions of many channels and for batched products (attention) is slower than
+# TensorFlow's own kernels, for the rest it is not.
 SLOW_IN_XLA = ("Conv", "DepthwiseConv", "BatchMatMul", "Einsum")
 
 

@@ -73,6 +73,7 @@ class Pass:
                 self._choose(arrays, order)
                 self._program = self._loop.program(self.way)
             logs = self._program(arrays, order)
+            del arrays, order  # its memory is needed: the block after next is sent when the next one is asked for
         tf.test.experimental.sync_devices()
         results = self._model.get_metrics_result()
         if logs and set(logs) != set(results):  # a train_step of the model's own that returns something else
