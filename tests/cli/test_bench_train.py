@@ -54,7 +54,7 @@ def job(stem: str, device: dict[str, Any] | None, microseconds: float, **more: A
         "acceptance": {"name": "test_accuracy", "value": 0.97, "threshold": 0.94, "ok": True},
     }
     devices = [{"backend": "rocm", "index": 0, "name": "Radeon <Pro>", "energy_joules": 500.0}]
-    found = {"notebook": f"/work/{stem}.ipynb", "status": "ok", "error": None, "simulated": False, "seconds": 9.0}
+    found = {"notebook": f"/somewhere/{stem}.ipynb", "status": "ok", "error": None, "simulated": False, "seconds": 9.0}
     return {**found, "recorded": recorded, "devices": devices, **more}
 
 

@@ -205,8 +205,17 @@ def test_gpus_of_different_kinds_are_refused(script, monkeypatch, other, named):
         ({0: -6, 1: 1}, {1: 5}, (1, 1)),
         ({0: -6}, {}, (0, -6)),
         ({}, {}, (None, 1)),
+        ({0: -15, 1: -9}, {}, (1, -9)),  # torchelastic ends the others by SIGTERM
     ],
-    ids=["killed", "raised earlier", "left at once", "abort after it", "abort alone", "nothing told"],
+    ids=[
+        "killed",
+        "raised earlier",
+        "left at once",
+        "abort after it",
+        "abort alone",
+        "nothing told",
+        "ended by the launcher",
+    ],
 )
 def test_rank_to_blame_is_the_one_that_failed_first(tmp_path, failed, notes, first):
     """Those that only lost their partner are not blamed, whatever torchelastic saw first."""

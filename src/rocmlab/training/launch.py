@@ -168,8 +168,8 @@ def _failure(script: str | Path, code: int, ranks: Ranks, gpus: Sequence[int], n
 def _culprit(told: str, code: int, notes: Path) -> tuple[int | None, int]:
     """Return the rank that failed first and its exit code; the others fail because their partner is gone.
 
-    A rank that was killed or left at once has written no note. An abort without a note comes last: so ends a process
-    whose collective never came back.
+    A rank that was killed or left at once has written no note. An abort without a note comes late: so ends a process
+    whose collective never came back. SIGTERM comes last: torchelastic itself ends the others so.
 
     Args:
         told: torchelastic's own lines, with the failures it saw ("rank : 1 (local_rank: 1)", "exitcode : -9").
@@ -184,7 +184,7 @@ def _culprit(told: str, code: int, notes: Path) -> tuple[int | None, int]:
         note = notes / f"rank{rank}"
         if note.is_file():
             return 1, int(note.read_text() or 0)
-        return (2 if failed[rank] == -signal.SIGABRT else 0), 0
+        return {-signal.SIGABRT: 2, -signal.SIGTERM: 3}.get(failed[rank], 0), 0
 
     first = min(failed, key=order)
     return first, failed[first]
