@@ -15,7 +15,7 @@ import pytest
 
 from rocmlab.devices import Device
 from rocmlab.errors import RocmlabError
-from rocmlab.training import interpreters, launch
+from rocmlab.training import children, interpreters, launch
 from rocmlab.training.collectives import Collectives
 
 FOUND = Collectives("nccl", {"NCCL_P2P_DISABLE": "1"}, 12.5, ("nccl: hangs",))
@@ -334,3 +334,11 @@ def test_program_of_another_interpreter_is_run_and_its_output_returned(script, m
         interpreters.run("torch", "-c", "import sys; sys.exit(3)")
     with pytest.raises(RocmlabError, match=r"not done after 0\.5 seconds"):
         interpreters.run("torch", "-c", "import time; time.sleep(60)", time_limit_seconds=0.5)
+
+
+def test_ranks_keep_the_mark_of_the_job_that_started_them():
+    """By it the runner ends them after their kernel was killed; what the launcher ends them by is another one."""
+    first, second = (children.rank_environment({"ROCMLAB_JOB": "0123456789abcdef"}, 2, []) for _ in range(2))
+
+    assert first["ROCMLAB_JOB"] == "0123456789abcdef"
+    assert first[children.MARK] != second[children.MARK]

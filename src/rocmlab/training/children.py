@@ -18,11 +18,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from rocmlab.devices import visibility
 
 GRACE_SECONDS = 15  # for a process to end by itself after SIGTERM
-MARK = "ROCMLAB_JOB"
+MARK = "ROCMLAB_RANKS"  # not ROCMLAB_JOB: by that the runner finds what a dead kernel left, these ranks among it
 
 
 def rank_environment(base: Mapping[str, str], count: int, gpus: Sequence[int]) -> dict[str, str]:
@@ -58,6 +59,23 @@ def end_with_parent() -> Callable[[], None] | None:
         prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
     return ask
+
+
+def start(
+    command: Sequence[str], env: Mapping[str, str], output: IO[str] | int = subprocess.PIPE
+) -> subprocess.Popen[str]:
+    """Start a process in a session of its own that ends with this one; all it prints goes to `output`."""
+    return subprocess.Popen(
+        command,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+        preexec_fn=end_with_parent(),
+    )
 
 
 def lines(process: subprocess.Popen[str], deadline: float) -> Iterator[str]:

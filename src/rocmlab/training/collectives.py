@@ -148,25 +148,12 @@ def _attempt(rung: Rung, command: list[str], env: dict[str, str], count: int, ki
         try:
             for rank, output in enumerate(outputs):
                 words = [*command, rung.backend, str(folder / "meeting"), kind, str(SUM_BYTES[kind])]
-                ranks.append(_start(words, {**env, "RANK": str(rank), "LOCAL_RANK": str(rank)}, output))
+                with output.open("w") as file:
+                    ranks.append(children.start(words, {**env, "RANK": str(rank), "LOCAL_RANK": str(rank)}, file))
             _await(ranks, outputs, limit_seconds)
         finally:
             children.end(ranks, env[children.MARK], grace_seconds=0.5)
         return float(json.loads(outputs[0].read_text().splitlines()[-1])["gigabytes_per_second"])
-
-
-def _start(words: list[str], env: dict[str, str], output: Path) -> subprocess.Popen[str]:
-    with output.open("w") as file:
-        return subprocess.Popen(
-            words,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-            preexec_fn=children.end_with_parent(),
-        )
 
 
 def _await(ranks: Sequence[subprocess.Popen[str]], outputs: Sequence[Path], limit_seconds: float) -> None:

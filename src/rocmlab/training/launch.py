@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -124,17 +123,7 @@ def _stream(command: list[str], env: dict[str, str], deadline: float, ranks: Ran
     Raises:
         TimeoutError: the deadline passed.
     """
-    process = subprocess.Popen(
-        command,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-        preexec_fn=children.end_with_parent(),
-    )
+    process = children.start(command, env)
     try:
         for line in children.lines(process, deadline):
             _show(line, ranks)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -116,17 +115,7 @@ def _program(command: list[str], env: dict[str, str], time_limit_seconds: float)
         RocmlabError: it failed or took too long, with its last lines.
     """
     mark = os.urandom(8).hex()
-    process = subprocess.Popen(
-        command,
-        env={**env, children.MARK: mark},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-        preexec_fn=children.end_with_parent(),
-    )
+    process = children.start(command, {**env, children.MARK: mark})
     last: deque[str] = deque(maxlen=15)
     try:
         for line in children.lines(process, time.monotonic() + time_limit_seconds):
