@@ -8,9 +8,12 @@ export NOTEBOOKS ?=
 export PARAMS ?=
 export RUN ?=
 export BENCH ?=
+export ENGINE ?=
+export HEAD ?=
+export FORCE ?=
 TESTS ?= tests
 
-.PHONY: help up run-notebooks url status logs shell down build clean devices smi top leases kernels demo doctor monitoring monitoring-down bench test lint lock
+.PHONY: help up run-notebooks url status logs shell down build clean devices smi top leases kernels demo doctor monitoring monitoring-down cluster-up cluster-join cluster-status cluster-down bench test lint lock
 
 help: ## Explain the targets
 	@awk 'BEGIN {FS = ":.*## "; print "rocmlab: the Jupyter workstation for AMD GPUs\n"} \
@@ -22,7 +25,7 @@ help: ## Explain the targets
 # -- Everyday
 up: ## Start the lab and print its URL (builds it the first time)
 	@$(ROCMLAB) up
-run-notebooks: ## Run notebooks headless (NOTEBOOKS="01_mnist_fc" PARAMS="learning_rate=0.01,0.001" RUN="--retries 2")
+run-notebooks: ## Run notebooks headless (NOTEBOOKS="01_mnist_fc" PARAMS="learning_rate=0.01,0.001" RUN="--retries 2" ENGINE=ray)
 	@$(ROCMLAB) run
 url: ## Print the URL again, token included
 	@$(ROCMLAB) url
@@ -52,6 +55,16 @@ shell: ## Open a shell inside the lab
 	@$(ROCMLAB) shell
 down: ## Stop the lab; the share stays
 	@$(ROCMLAB) down
+
+# -- Several machines
+cluster-up: ## Make this machine the head of a Ray cluster; prints the line that others join with
+	@$(ROCMLAB) cluster up
+cluster-join: ## Join a cluster: HEAD=host:port CLUSTER_TOKEN=…, as the head printed it
+	@$(ROCMLAB) cluster join
+cluster-status: ## Show the nodes, their GPUs and versions, and what runs where
+	@$(ROCMLAB) cluster status
+cluster-down: ## Leave the cluster; on the head: end it (FORCE=1 even if notebooks run)
+	@$(ROCMLAB) cluster down
 
 # -- Now and then
 build: ## Build the image (or make the environment) without starting

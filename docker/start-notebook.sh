@@ -8,4 +8,6 @@ if [[ -z ${JUPYTER_TOKEN:-} ]]; then
   exit 2
 fi
 read -r -a arguments <<<"${NOTEBOOK_ARGS:-}"
-exec /opt/rocmlab/bin/jupyter-lab "${arguments[@]}" "$@"
+command=(/opt/rocmlab/bin/jupyter-lab "${arguments[@]}" "$@")
+if [[ ${CLUSTER:-off} != off ]]; then exec start-cluster.sh "${command[@]}"; fi
+exec "${command[@]}"

@@ -184,6 +184,25 @@ use_secrets() { # what a mirror or a TLS-inspecting proxy needs, lent by Compose
   if [[ -s $configuration && -r $configuration ]]; then export PIP_CONFIG_FILE=$configuration; fi
 }
 
+own_address() { # of the way out, as the Ray node finds it (192.0.2.1 is nobody's, and nothing is sent)
+  /opt/rocmlab/bin/python -S -E - <<<'import socket
+probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+probe.connect(("192.0.2.1", 9))
+print(probe.getsockname()[0])' 2>/dev/null || echo 127.0.0.1
+}
+
+use_cluster() { # a node of a Ray cluster: `ray.init()` in a notebook and `rocmlab run --engine ray` find it
+  if [[ ${CLUSTER:-off} == off ]]; then return; fi
+  if [[ $CLUSTER == head ]]; then
+    export CLUSTER_ADDRESS=${CLUSTER_ADDRESS:-$(own_address)}
+    export RAY_ADDRESS=$CLUSTER_ADDRESS:${CLUSTER_PORT:-6379}
+  else
+    export RAY_ADDRESS=$CLUSTER
+  fi
+  export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$JUPYTER_RUNTIME_DIR/cluster-token RAY_USAGE_STATS_ENABLED=0
+  export RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL=minor # nodes may differ in the last number of Python's version
+}
+
 # ---------------------------------------------------------------------------------------------------------------------
 
 # The first process of a container is tini's child; one of `docker exec` has no parent in here.
@@ -198,9 +217,14 @@ if [[ $is_first ]]; then prove_access; fi
 use_caches
 use_windows_libraries
 use_secrets
+use_cluster
 if [[ $is_first ]]; then
   rm -rf "$JUPYTER_RUNTIME_DIR" # of a server that was killed, where no root has removed it
   install -d -m 0700 "$JUPYTER_RUNTIME_DIR"
+  if [[ ${CLUSTER:-off} != off ]]; then # for the lab user alone; Compose lends it to everybody in here
+    (umask 077 && cat /run/secrets/cluster_token >"$RAY_AUTH_TOKEN_PATH") ||
+      fail "the cluster's token cannot be read" "there is no /run/secrets/cluster_token" "make cluster-up, or make cluster-join"
+  fi
   offer_kernels
   run_hooks before-notebook.d
 fi

@@ -17,6 +17,9 @@ from rocmlab.stack import envfile, server
 
 REPOSITORY = Path(__file__).parents[1]
 ENGINES = ("docker", "podman")
+# In the environment of pip: it compiles nothing, which is half of its time; Python does so with what is imported, the
+# first time. For options that begin with `--no-` pip wants a false value.
+UNCOMPILED = {"PIP_NO_COMPILE": "0"}
 
 
 @dataclass
@@ -83,6 +86,16 @@ def clone(folder: Path, **settings: str) -> Clone:
     dropped = ("ROCMLAB_", "PYTHONPATH", "VIRTUAL_ENV", "MAKE", "MFLAGS", "PYTEST_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     return Clone(folder, {"PORT": str(free_port()), **settings}, environment)
+
+
+def lighten(lock: Path, *names: str) -> None:
+    """Take packages out of a locked requirements file: those that nothing in the test at hand looks at."""
+    text = lock.read_text()
+    for name in names:
+        shorter = re.sub(rf"^{re.escape(name)}==.*(?:\n[ \t].*)*\n", "", text, flags=re.MULTILINE)
+        assert shorter != text, f"{lock} has no {name}"
+        text = shorter
+    lock.write_text(text)
 
 
 def without_docker(path: str) -> str:

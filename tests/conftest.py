@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import engines
 import oracle_tools
-from clones import Clone, clone, without_docker
+from clones import UNCOMPILED, Clone, clone, without_docker
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell: children would ignore it, too
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -46,6 +47,14 @@ OURS = (
     "RECORD_GPUS",
     "WARM_KERNELS",
     "COMPOSE_PROJECT_NAME",
+    "CLUSTER",
+    "CLUSTER_TOKEN",
+    "CLUSTER_ADDRESS",
+    "CLUSTER_PORT",
+    "CLUSTER_NETWORK",
+    "ENGINE",
+    "HEAD",
+    "FORCE",
 )
 
 
@@ -65,6 +74,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         ),
         "oracle": lambda: oracle_tools.missing(),
         "podman": lambda: engines.missing_podman(),
+        "cluster": lambda: "" if find_spec("ray") else "no Ray: pip install -r requirements/test.txt",
     }
     for item in items:
         for name, reason in reasons.items():
@@ -82,6 +92,7 @@ def base_image() -> str:
 def native_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clone]:
     """A clean clone that cannot see Docker; its `.venv` is installed from the package index once."""
     found = clone(tmp_path_factory.mktemp("native") / "rocmlab")
+    found.environment |= UNCOMPILED
     found.environment["PATH"] = without_docker(found.environment["PATH"])
     yield found
     found.make("clean", succeeds=False)

@@ -1,7 +1,8 @@
-"""Add to a TensorFlow that the base image brought what a kernel lacks, and prove that nothing else changed.
+"""Add to an environment what it lacks of a list of requirements, and prove that nothing else changed.
 
-Usage: PYTHON additions.py REQUIREMENTS CONSTRAINTS, run by the interpreter that has TensorFlow. The versions found
-are written to CONSTRAINTS; pip reads them in every later installation, so that none can replace this TensorFlow.
+Usage: PYTHON additions.py REQUIREMENTS [CONSTRAINTS], run by the interpreter of the environment. With CONSTRAINTS it is
+the one that has TensorFlow, which a kernel's needs are added to: the versions found are written there, and pip reads
+them in every later installation, so that none can replace this TensorFlow.
 """
 
 from __future__ import annotations
@@ -79,11 +80,13 @@ def open_to_users() -> None:
             os.chmod(folder, 0o2775)
 
 
-def main(requirements: Path, constraint: Path) -> None:
-    """Install what is missing, then compare."""
-    bootstrap()
+def add(requirements: Path) -> tuple[int, int]:
+    """Install what is missing, then compare; return how many distributions there were and how many came.
+
+    Raises:
+        SystemExit: a distribution changed, or does not go with the others.
+    """
     before, conflicts_before = installed(), conflicts()
-    constraint.write_text(constraints(before))
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as rest:
         rest.write(missing(requirements.read_text(), before))
         rest.flush()
@@ -93,12 +96,29 @@ def main(requirements: Path, constraint: Path) -> None:
     after = installed()
     for name, version in before.items():
         if after.get(name) != version:
-            sys.exit(f"error: the build changed {name} {version} of the base image to {after.get(name)}: report this")
+            sys.exit(f"error: the build changed {name} {version} of {sys.prefix} to {after.get(name)}: report this")
     if added := conflicts() - conflicts_before:
         sys.exit(
-            f"error: the base image's packages do not go with the lab's ({'; '.join(sorted(added))}): "
-            "choose a newer BASE_IMAGE, or loosen requirements/kernel.in and run scripts/lock"
+            f"error: the packages of {sys.prefix} do not go with the lab's ({'; '.join(sorted(added))}): choose a "
+            f"newer BASE_IMAGE, or loosen {requirements.with_suffix('.in').name} in requirements and run scripts/lock"
         )
+    return len(before), len(after) - len(before)
+
+
+def main(requirements: Path, constraint: Path | None = None) -> None:
+    """Add the requirements; where constraints are asked for, to a kernel that came with the base image."""
+    bootstrap()
+    if constraint:
+        constraint.write_text(constraints(installed()))
+    kept, added = add(requirements)
+    if constraint:
+        finish_kernel(requirements)
+    sys.stderr.write(f"{sys.executable}: {kept} distributions kept, {added} added\n")
+
+
+def finish_kernel(requirements: Path) -> None:
+    """Make sure that there is a kernel now, under our name only, and that users may add to it."""
+    after = installed()
     if not {"ipykernel", "matplotlib", "numpy"} <= set(after):
         sys.exit(f"error: {requirements} has no kernel for {sys.executable} ({sys.version}): choose another BASE_IMAGE")
     # ipykernel installs a kernel named python3 beside the interpreter; the lab offers `tensorflow` instead.
@@ -106,8 +126,7 @@ def main(requirements: Path, constraint: Path) -> None:
         for file in Path(prefix, "share/jupyter/kernels/python3").glob("*"):
             file.unlink()
     open_to_users()
-    sys.stderr.write(f"{sys.executable}: {len(before)} distributions kept, {len(after) - len(before)} added\n")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(*map(Path, sys.argv[1:]))

@@ -1,7 +1,7 @@
 """Stop the build when an environment is not what its backend promises.
 
-Usage: PYTHON verify.py BACKEND tensorflow|torch|jax|lab [JAX_PACKAGES], run by the interpreter in question. No GPU is
-needed.
+Usage: PYTHON verify.py BACKEND tensorflow|torch|jax|lab|cluster [JAX_PACKAGES|CLUSTER], run by the interpreter in
+question. No GPU is needed.
 """
 
 from __future__ import annotations
@@ -65,6 +65,14 @@ def jax(backend: str, packages: str = "") -> None:
     sys.stderr.write(f"JAX {jax.__version__}: {sorted(found) or 'cpu'}\n")
 
 
+def cluster(_backend: str, wanted: str = "") -> None:
+    """Check that Ray imports where the lab is to be part of a cluster."""
+    if wanted:
+        import ray
+
+        sys.stderr.write(f"Ray {ray.__version__} in {sys.prefix}\n")
+
+
 def lab(_backend: str) -> None:
     """Check that JupyterLab starts without the grammar that costs every Jupyter program a second."""
     import jupyterlab.labapp
@@ -78,4 +86,5 @@ def lab(_backend: str) -> None:
 
 
 if __name__ == "__main__":
-    {"tensorflow": tensorflow, "torch": torch, "jax": jax, "lab": lab}[sys.argv[2]](sys.argv[1], *sys.argv[3:])
+    checks = {"tensorflow": tensorflow, "torch": torch, "jax": jax, "lab": lab, "cluster": cluster}
+    checks[sys.argv[2]](sys.argv[1], *sys.argv[3:])

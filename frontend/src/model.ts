@@ -139,8 +139,47 @@ export interface State {
   idle_holders: IdleHolder[];
 }
 
+export interface ClusterDevice {
+  id: string;
+  index: Unknown<number>;
+  name: string;
+  gfx: Unknown<string>;
+  is_usable: boolean;
+  why_not: Unknown<string>;
+  is_asleep: boolean;
+  busy_percent: Unknown<number>;
+  memory_used_bytes: Unknown<number>; // VRAM, or GTT of an APU
+  memory_total_bytes: Unknown<number>;
+  lease: Unknown<{ notebook: Unknown<string>; owner: Unknown<string>; host: Unknown<string> }>;
+}
+
+export interface ClusterNode {
+  id: string;
+  hostname: string;
+  address: string;
+  is_alive: boolean;
+  is_head: boolean;
+  is_here: boolean; // it is this lab's
+  simulated: boolean;
+  cpus: Unknown<number>;
+  gpus: number; // that Ray may give away
+  rocm: Unknown<string>;
+  devices: Unknown<ClusterDevice[]>;
+  gpus_given: Unknown<number>; // to tasks, by Ray
+  jobs_without_gpu: Unknown<number>;
+  problem: Unknown<Problem>;
+}
+
+export interface Cluster {
+  state: 'starting' | 'alive' | 'lost';
+  age_seconds: Unknown<number>; // of what is told of the nodes
+  nodes: ClusterNode[];
+  problem: Unknown<Problem>;
+}
+
 export interface Devices {
   simulated: boolean;
+  is_in_cluster?: boolean;
   devices: Device[];
   problems: Problem[];
 }

@@ -1,6 +1,7 @@
 /** The panel: everything of `Store` on the screen, the same in JupyterLab and on the page of its own. */
 
 import { Card } from './card';
+import { ClusterSection } from './cluster';
 import { button, List, make, setAttribute, setHidden, setText } from './dom';
 import { deviceNames, holders, memoryText, type Holder } from './holders';
 import { isGpu, memoryOf, type Device, type IdleHolder, type Problem } from './model';
@@ -60,6 +61,7 @@ export class Panel {
   private readonly idle: List<IdleHolder>;
   private readonly problems: List<Problem>;
   private readonly table: HoldersTable;
+  private readonly cluster: ClusterSection;
   private readonly allCards = new Map<Element, Card>();
   private readonly sight: IntersectionObserver;
   private readonly sizes: ResizeObserver;
@@ -83,6 +85,7 @@ export class Panel {
       problemsNode
     );
     this.table = new HoldersTable(store, (action, holder) => void this.act(action, holder));
+    this.cluster = new ClusterSection(store, text => this.say(text));
     const dismiss = button('Dismiss', () => this.fail(''), {});
     this.alert.append(make('span'), dismiss);
     setHidden(this.alert, true);
@@ -103,6 +106,7 @@ export class Panel {
       this.warnings,
       this.table.node,
       devices,
+      this.cluster.node,
       this.problemsSection,
       this.spoken
     );
@@ -131,10 +135,12 @@ export class Panel {
     if (active && this.unwatch === null) {
       this.unwatch = this.store.watch(change => this.update(change));
       this.sizes.observe(this.node);
+      this.cluster.setActive(true);
       this.update('all');
     } else if (!active && this.unwatch !== null) {
       this.unwatch();
       this.unwatch = null;
+      this.cluster.setActive(false);
       this.sizes.disconnect();
     }
   }
@@ -202,6 +208,9 @@ export class Panel {
     setHidden(this.warnings, store.idle.length === 0);
     this.problems.update(store.problems);
     setHidden(this.problemsSection, store.problems.length === 0);
+    if (change === 'all') {
+      this.cluster.follow();
+    }
     this.announce();
     this.draw();
   }

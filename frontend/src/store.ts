@@ -28,6 +28,7 @@ export class Store implements Receiver {
   devices: Device[] = [];
   simulated = false;
   isLoaded = false; // the devices are known
+  isInCluster = false; // this lab is a node of one
   problems: Problem[] = [];
   time = Date.now() / 1000; // of the newest snapshot
   samples: Record<string, Sample> = {};
@@ -162,6 +163,7 @@ export class Store implements Receiver {
     const found = (await response.json()) as Devices;
     this.devices = found.devices;
     this.simulated = found.simulated;
+    this.isInCluster = found.is_in_cluster === true;
     this.problems = found.problems;
     const ids = new Set(found.devices.map(device => device.id));
     for (const id of [...this.series.keys()].filter(id => !ids.has(id))) {

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -72,6 +74,7 @@ def report(**more: Any) -> dict[str, Any]:
         "versions": {"rocmlab": "0.1.0", "jax": "0.10"},
         "rows": [bench_train._row(measured())],
         "skipped": {"mnist_fc_torch": "python has no torch"},
+        "failed": {"unet_jax": {"what": "it <ended> with 3", "why": "no memory", "fix": "less of it"}},
         "notebooks": {
             "full": False,
             "repeats": 1,
@@ -208,34 +211,73 @@ def test_the_page_is_one_file_that_loads_nothing(tmp_path: Path) -> None:
     assert page.count("<svg") == 2
 
 
-def test_a_row_that_is_done_outlives_what_comes_after(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The second process fails: the first row's figures were printed, and lie in the share as JSON and page."""
-    answer = tmp_path / "answer.json"
-    answer.write_text(json.dumps(measured()))
-    python = tmp_path / "python"
-    python.write_text(
-        f"#!{sys.executable}\nimport shutil, sys\n"
-        "if sys.argv[1] != '-c':\n"
-        f"    sys.exit(3) if 'cnn' in sys.argv[3] else shutil.copy({str(answer)!r}, sys.argv[4])\n"
-    )
+def fake_kernel(folder: Path, program: str) -> None:
+    """Make the kernel `torch` one whose interpreter runs this program in place of measuring; it has every backend."""
+    python = folder / "python"
+    python.write_text(f"#!{sys.executable}\nimport os, shutil, sys, time\nif sys.argv[1] != '-c':\n    {program}\n")
     python.chmod(0o755)
-    spec = tmp_path / "kernels/torch/kernel.json"
+    spec = folder / "kernels/torch/kernel.json"
     spec.parent.mkdir(parents=True)
     spec.write_text(json.dumps({"argv": [str(python)], "env": {}}))
-    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
-    words = ["--row", "mnist_fc_jax", "--row", "mnist_cnn_jax", "--share", str(tmp_path)]
 
-    with pytest.raises(RocmlabError, match="mnist_cnn_jax was not measured"):
-        bench_train.main("bench", words)
+
+def test_a_row_that_fails_costs_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first process fails: the second row is measured and kept, the failure is told, and the exit code is 1."""
+    answer = tmp_path / "answer.json"
+    answer.write_text(json.dumps(measured()))
+    fake_kernel(tmp_path, f"sys.exit(3) if 'cnn' in sys.argv[3] else shutil.copy({str(answer)!r}, sys.argv[4])")
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+    words = ["--row", "mnist_cnn_jax", "--row", "mnist_fc_jax", "--share", str(tmp_path)]
+
+    code = bench_train.main("bench", words)
 
     (kept,) = (tmp_path / "bench").glob("*-train.json")
-    assert [row["ours"] for row in json.loads(kept.read_text(encoding="utf-8"))["rows"]] == [50.0]
-    assert "mnist_fc_jax" in kept.with_suffix(".html").read_text(encoding="utf-8")
-    said = capsys.readouterr().err
-    assert "mnist_fc_jax: resident 50.00, fit 100.00 µs a sample, 2.00x" in said
-    assert str(kept) in said
+    found = json.loads(kept.read_text(encoding="utf-8"))
+    printed = capsys.readouterr()
+    assert code == 1
+    assert [row["ours"] for row in found["rows"]] == [50.0]
+    assert "the process ended with 3" in found["failed"]["mnist_cnn_jax"]["what"]
+    assert "mnist_cnn_jax: failed, mnist_cnn_jax was not measured" in printed.out
+    assert "mnist_cnn_jax was not measured" in kept.with_suffix(".html").read_text(encoding="utf-8")
+    assert "mnist_cnn_jax: failed" in printed.err
+    assert "mnist_fc_jax: resident 50.00, fit 100.00 µs a sample, 2.00x" in printed.err
+    assert str(kept) in printed.err
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux ends a child with its parent")
+def test_the_process_of_a_row_ends_with_the_command(tmp_path: Path, repository: Path) -> None:
+    """SIGTERM to the command alone, as a scheduler sends it: nothing goes on computing behind it."""
+    begun = tmp_path / "begun"
+    draft = tmp_path / "draft"
+    write = f"open({str(draft)!r}, 'w').write(str(os.getpid())), os.rename({str(draft)!r}, {str(begun)!r})"
+    fake_kernel(tmp_path, f"{write}, time.sleep(600)")
+    command = [sys.executable, "-m", "rocmlab", "bench", "train", "--row", "mnist_fc_jax", "--share", str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(repository / "src"), "JUPYTER_PATH": str(tmp_path)}
+    environment["ROCMLAB_RUNTIME"] = "native"  # as inside the lab
+    run = subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not begun.exists():
+        assert run.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    row = int(begun.read_text())
+
+    run.terminate()
+    run.wait(60)
+
+    while is_running(row):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def is_running(pid: int) -> bool:
+    """Tell whether a process is there and not just waiting to be reaped."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_a_report_without_notebooks_or_gpu_is_whole() -> None:
@@ -248,7 +290,10 @@ def test_a_report_without_notebooks_or_gpu_is_whole() -> None:
 
     assert "There is no GPU here" in page
     assert "The notebooks" not in train_page.render(plain)
-    assert "mnist_fc_torch: not measured, python has no torch" in "\n".join(bench_train.lines(plain))
+    shown = "\n".join(bench_train.lines(plain))
+    assert "mnist_fc_torch: not measured, python has no torch" in shown
+    assert "unet_jax: failed, it <ended> with 3\n  why: no memory" in shown
+    assert "unet_jax: failed, it &lt;ended&gt; with 3" in train_page.render(plain)
 
 
 def test_bars_are_as_long_as_their_logarithm() -> None:

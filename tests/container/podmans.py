@@ -91,16 +91,18 @@ class Host:
         return self.run("podman", "exec", f"{self.lab.settings['COMPOSE_PROJECT_NAME']}-lab", "start.sh", *command)
 
     def load(self, slim: str, backend: str = "cpu") -> None:
-        """Give this user the image under the name, and with the label, that `make up` looks for: nothing to build."""
+        """Give this user, whom the image is lent, a copy with the name and label that `make up` looks for.
+
+        So there is nothing to build, and the layers come from Docker once.
+        """
         program = "from rocmlab.stack import project; print(project.plan(project.find()).lab.inputs)"
         inputs = self.python(program, BACKEND=backend).strip()
         name = f"{self.lab.settings['COMPOSE_PROJECT_NAME']}:{backend}"
-        dockerfile = (
-            f"FROM {slim}\nENV ROCMLAB_BACKEND={backend}\nLABEL rocmlab.inputs={inputs} rocmlab.backend={backend}\n"
-        )
-        docker("build", f"--tag={name}", "-", text=dockerfile)
-        self.copy(name)
-        docker("image", "rm", name)
+        identity = self.run("podman", "images", "--quiet", slim).strip()
+        labels = f"rocmlab.inputs={inputs} rocmlab.backend={backend}"
+        text = f"FROM {identity}\nENV ROCMLAB_BACKEND={backend}\nLABEL {labels}\n"
+        options = ["--pull=never", "--format=docker", "--layers=false", f"--tag={name}"]
+        self.run("podman", "build", *options, "-", text=text)
 
     def copy(self, name: str) -> None:
         """Give this user an image that Docker has."""

@@ -124,6 +124,52 @@ def test_secrets_are_lent_and_not_kept(make_project, image: str, tmp_path: Path)
     assert kept == []
 
 
+class TestCluster:
+    """The overlay that `make cluster-up` and `make cluster-join` choose."""
+
+    def merged(self, make_project, **settings: str) -> dict:
+        """Return the configuration with the overlay on top."""
+        project = make_project("cpu", CLUSTER="192.168.1.10:6379", CLUSTER_TOKEN="c" * 64, PORT="8899", **settings)
+        project.settings["COMPOSE_FILE"] += f":{gpus.CLUSTER_OVERLAY}"
+        project.write()
+        return service(project)
+
+    def test_a_node_has_the_hosts_network(self, make_project) -> None:
+        """Ray is built in, and Jupyter is told its port on the loopback, for nothing is published there."""
+        lab = self.merged(make_project)
+
+        assert lab["network_mode"] == "host"
+        assert lab["build"]["args"]["CLUSTER"] == "1"
+        assert {name: lab["environment"][name] for name in ("CLUSTER", "CLUSTER_NETWORK", "PORT")} == {
+            "CLUSTER": "192.168.1.10:6379",
+            "CLUSTER_NETWORK": "host",
+            "PORT": "8899",
+        }
+
+    def test_the_token_is_a_secret_and_no_variable(self, make_project) -> None:
+        """`docker inspect` and the processes inside do not show it."""
+        lab = self.merged(make_project)
+
+        assert "cluster_token" in [secret["source"] for secret in lab["secrets"]]
+        assert "c" * 64 not in json.dumps(lab)
+
+    def test_another_network_publishes_jupyter_on_the_loopback(self, make_project) -> None:
+        """As without a cluster."""
+        lab = self.merged(make_project, CLUSTER_NETWORK="bridge")
+
+        assert lab["network_mode"] == "bridge"
+        assert [(port["host_ip"], port["published"]) for port in lab["ports"]] == [("127.0.0.1", "8899")]
+
+    def test_without_a_cluster_compose_says_what_to_do(self, make_project) -> None:
+        """The overlay alone, by hand."""
+        project = make_project("cpu")
+
+        done = project.compose("-f", "compose.yaml", "-f", gpus.CLUSTER_OVERLAY, "config")
+
+        assert done.returncode != 0
+        assert "make cluster-up" in done.stderr
+
+
 class TestFewerGpus:
     """The overlay that `make up GPUS=…` writes, as Compose merges it."""
 

@@ -93,15 +93,15 @@ class TestUp:
         assert lab.port == port
         assert lab.answers()
 
-    def test_run_notebooks_trains_on_all_of_mnist(self, lab: Clone, first_up: str) -> None:
-        """The main notebook reaches 98 % after 10 epochs in the container, and the run folder is on the share."""
-        done = lab.make("run-notebooks", NOTEBOOKS="01_mnist_fc")
+    def test_run_notebooks_trains_in_the_container(self, lab: Clone, first_up: str) -> None:
+        """One epoch on all digits meets its bar there, and the run folder is on the share; 98 % is the native lab's."""
+        done = lab.make("run-notebooks", NOTEBOOKS="01_mnist_fc", PARAMS="quick=true")
 
         name = done.stdout.rsplit("share/runs/", 1)[1].split()[0]
         text = docker("exec", container(lab), "cat", f"/home/jovyan/share/runs/{name}/results.json")
         job = json.loads(text)["jobs"][0]
         assert job["status"] == "ok"
-        assert job["recorded"]["acceptance"]["value"] >= 0.98
+        assert job["recorded"]["acceptance"]["value"] >= 0.945
 
     def test_a_signal_reaches_the_run_inside(self, lab: Clone, first_up: str) -> None:
         """Without a terminal `docker exec` passes nothing on, so we do: the run ends, saves, and leaves no kernel."""

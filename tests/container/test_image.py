@@ -49,6 +49,7 @@ def test_build_record_and_labels_agree(image: str, lab: Container, base_image: s
     assert record["base_image"] == labels["org.opencontainers.image.base.name"] == base_image
     assert record["versions"]["torch"]["torch"].startswith("2.")
     assert record["versions"]["tensorflow"]["tensorflow-cpu"].startswith("2.")
+    assert "ray" not in {*record["versions"]["lab"], *record["versions"]["torch"]}  # which only a cluster's lab has
     assert labels["org.opencontainers.image.title"] == "rocmlab"
     assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
 

@@ -50,17 +50,19 @@ def slim(image: str, make_project, base_image: str) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def root(slim: str, base_image: str) -> Iterator[Host]:
     """Rootful Podman with the image for the CPU."""
-    with podmans.rootful(base_image) as host:
+    with podmans.rootful(base_image) as host, host.lent(slim):
         host.load(slim)
         yield host
+        host.make("clean", succeeds=False)  # before the image goes that its own was made from
 
 
 @pytest.fixture(scope="module")
 def person(slim: str, base_image: str) -> Iterator[Host]:
     """Rootless Podman of a user who is in the groups of the nodes, with the image for the CPU."""
-    with podmans.rootless(base_image, tuple(NODES.values())) as host:
+    with podmans.rootless(base_image, tuple(NODES.values())) as host, host.lent(slim):
         host.load(slim)
         yield host
+        host.make("clean", succeeds=False)
 
 
 @pytest.fixture(params=["root", "person"])

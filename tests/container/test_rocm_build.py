@@ -14,10 +14,28 @@ from pathlib import Path
 
 import pytest
 import standins
-from clones import clone
+from clones import clone, lighten
 from containers import Container, docker
 
 pytestmark = pytest.mark.container
+# Of /opt/torch and of the kernel: most of what these take to install, and no check of the build looks at any of it. The
+# CPU image of the other tests has all of it.
+UNUSED_BESIDE_TORCH = (
+    "h5py",
+    "hf-xet",
+    "huggingface-hub",
+    "keras",
+    "networkx",
+    "optree",
+    "pocl-binary-distribution",
+    "pydantic-core",
+    "pyopencl",
+    "regex",
+    "sympy",
+    "tokenizers",
+    "transformers",
+)
+UNUSED_IN_KERNEL = ("contourpy", "fonttools", "kiwisolver", "matplotlib", "numpy", "pillow")
 DOCKERFILE = """
 FROM {base}
 COPY *.whl /tmp/
@@ -71,11 +89,29 @@ def rocm_base(make_base) -> str:
 
 
 @pytest.fixture(scope="module")
-def rocm_image(rocm_base: str, make_project, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The ROCm image on the stand-in base."""
+def make_light(make_project):
+    """Return a function that makes a project for ROCm whose /opt/torch lacks what is unused here."""
+
+    def make(**settings: str):
+        project = make_project("rocm", **settings)
+        lighten(project.folder / "requirements/torch.txt", *UNUSED_BESIDE_TORCH)
+        return project
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def rocm_settings(rocm_base: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What the image on the stand-in base is built from; whoever gives the same finds its layers in the cache."""
     wheels = torch_wheels(tmp_path_factory.mktemp("hip"), hip="7.2.0")
     jax = standins.jax_plugin(Path(wheels), "rocm7")
-    tag = make_project("rocm", BASE_IMAGE=rocm_base, WHEELS=wheels, TORCH_INDEX="", JAX_PACKAGES=jax).build()
+    return {"BASE_IMAGE": rocm_base, "WHEELS": wheels, "TORCH_INDEX": "", "JAX_PACKAGES": jax}
+
+
+@pytest.fixture(scope="module")
+def rocm_image(make_light, rocm_settings: dict[str, str]) -> Iterator[str]:
+    """The ROCm image on the stand-in base."""
+    tag = make_light(**rocm_settings).build()
     yield tag
     docker("image", "rm", tag)
 
@@ -127,21 +163,21 @@ def test_kernels_of_the_rocm_image_start(rocm_image: str) -> None:
     assert torch == "7.2.0\n"
 
 
-def test_pytorch_without_hip_stops_the_build(rocm_base: str, make_project, tmp_path: Path) -> None:
+def test_pytorch_without_hip_stops_the_build(rocm_base: str, make_light, tmp_path: Path) -> None:
     """A CPU PyTorch in a ROCm image would compute on the CPU without a word."""
     wheels = torch_wheels(tmp_path, hip=None)
 
     with pytest.raises(RuntimeError, match=r"PyTorch 2\.13\.0 is not built for rocm .* set TORCH_INDEX"):
-        make_project("rocm", BASE_IMAGE=rocm_base, WHEELS=wheels, TORCH_INDEX="").build()
+        make_light(BASE_IMAGE=rocm_base, WHEELS=wheels, TORCH_INDEX="").build()
 
 
-def test_a_jax_that_would_not_find_its_plugin_stops_the_build(rocm_base: str, make_project, tmp_path: Path) -> None:
+def test_a_jax_that_would_not_find_its_plugin_stops_the_build(rocm_base: str, make_light, tmp_path: Path) -> None:
     """Packages were asked for, and none of them is the plugin for AMD's GPUs."""
     wheels = torch_wheels(tmp_path, hip="7.2.0")
     jax = standins.jax_plugin(Path(wheels), "cuda13")
 
     with pytest.raises(RuntimeError, match=r"has no plugin for rocm.*JAX_PACKAGES="):
-        make_project("rocm", BASE_IMAGE=rocm_base, WHEELS=wheels, TORCH_INDEX="", JAX_PACKAGES=jax).build()
+        make_light(BASE_IMAGE=rocm_base, WHEELS=wheels, TORCH_INDEX="", JAX_PACKAGES=jax).build()
 
 
 def test_tensorflow_without_rocm_stops_the_build(make_base, make_project) -> None:
@@ -161,9 +197,11 @@ def test_base_without_tensorflow_stops_the_build(bare: str, make_project) -> Non
 def test_conflict_with_the_base_stops_the_build(make_base, make_project) -> None:
     """A base too old for the kernel is named at once, not by a kernel that dies later."""
     base = make_base("old", rocm=True, traitlets="4.0")
+    project = make_project("rocm", BASE_IMAGE=base)
+    lighten(project.folder / "requirements/kernel.txt", *UNUSED_IN_KERNEL)
 
-    with pytest.raises(RuntimeError, match=r"packages do not go with the lab's.*traitlets"):
-        make_project("rocm", BASE_IMAGE=base).build()
+    with pytest.raises(RuntimeError, match=r"packages of \S+ do not go with the lab's.*traitlets"):
+        project.build()
 
 
 @pytest.fixture
@@ -175,18 +213,16 @@ def host_nodes() -> Iterator[dict[str, int]]:
 
 
 def test_make_up_takes_an_amd_host_without_being_told(
-    rocm_base: str, host_nodes: dict[str, int], tmp_path_factory: pytest.TempPathFactory
+    rocm_settings: dict[str, str], host_nodes: dict[str, int], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Device nodes and an engine choose docker/rocm; `.env` has the nodes' numbers; no GPU inside is an error.
 
     The nodes are stand-ins, so the lab sees no GPU in the topology: `make up` must refuse to leave it running. Plain
     `docker compose up` then starts it from the same `.env`, and a process of the lab's user opens both nodes.
     """
-    wheels = torch_wheels(tmp_path_factory.mktemp("hip-up"), hip="7.2.0")
     name = f"rocmlab-test-rocm-{os.getpid()}"
-    found = clone(
-        tmp_path_factory.mktemp("rocm-up") / "rocmlab", BASE_IMAGE=rocm_base, WHEELS=wheels, COMPOSE_PROJECT_NAME=name
-    )
+    found = clone(tmp_path_factory.mktemp("rocm-up") / "rocmlab", COMPOSE_PROJECT_NAME=name, **rocm_settings)
+    lighten(found.folder / "requirements/torch.txt", *UNUSED_BESIDE_TORCH)
     try:
         done = found.make("up", succeeds=False)
 

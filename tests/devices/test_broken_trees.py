@@ -28,6 +28,7 @@ from rocmlab.devices.rocm import Rocm
 TREES = 10_000
 BATCH = 40  # trees of one hypothesis example
 AT_ONCE = 3  # how many things are broken in one tree
+WIDTHS = (50, 80, 120)  # of a terminal
 VALUES = (
     b"",
     b"\n",
@@ -178,14 +179,15 @@ def _replace(path: Path, kind: str, content: bytes, value: bytes, number: int) -
         path.chmod(0)
 
 
-def _check(*, with_sample: bool = True) -> None:
-    """Read, sample and print the tree, and look at what comes out."""
+def _check(width: int, *, with_sample: bool = True) -> None:
+    """Read, sample and print the tree, and look at what comes out; the text has a table of the usual width, too."""
     root = system_root()
     rows, problems = _found(root)
     for row in rows if with_sample else ():
         row["sample"] = sample(Device(**row), root).as_dict()
     found: dict[str, Any] = json.loads(_as_json(root, rows, problems), parse_constant=_no_constant)
-    assert _as_text(root, rows, problems).count("problem: ") >= len(problems)
+    text = _as_text(root, rows, problems)
+    assert text.count("problem: ") >= len(problems)
     devices = found["devices"]
     assert devices[-1]["backend"] == "cpu"
     usable = sorted(device["index"] for device in devices if device["is_usable"] and device["backend"] == "rocm")
@@ -193,7 +195,7 @@ def _check(*, with_sample: bool = True) -> None:
     for device in devices:
         assert device["is_usable"] == (device["index"] is not None) == (device["why_not"] is None)
         _check_values(device)
-    lines = [*table_lines(devices, 50), *table_lines(devices, 80), *table_lines(devices), *device_lines(devices)]
+    lines = [*text.splitlines(), *table_lines(devices, width), *device_lines(devices)]
     assert all(line.isascii() and line.isprintable() for line in lines)
     assert all(problem["what"] and problem["why"] and problem["fix"] for problem in found["problems"])
 
@@ -214,7 +216,7 @@ def _check_values(values: dict[str, Any]) -> None:
 def test_ten_thousand_broken_trees(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is read as an ordinary user would, whom permissions bind."""
     monkeypatch.setenv("ROCMLAB_ROOT", str(host))
-    _check()  # also imports what another user might not be able to read
+    _check(WIDTHS[0])  # also imports what another user might not be able to read
     broken = Broken(host)
     is_root = os.getuid() == 0
     done = 0
@@ -241,7 +243,7 @@ def test_ten_thousand_broken_trees(host: Path, monkeypatch: pytest.MonkeyPatch) 
                     broken.apply(mutation)
                 if is_root:
                     os.seteuid(65534)
-                _check(with_sample=number % 2 == 0)
+                _check(WIDTHS[done % len(WIDTHS)], with_sample=number % 2 == 0)
             finally:
                 if is_root:
                     os.seteuid(0)

@@ -161,6 +161,14 @@ class TestSummary:
         assert (nothing.seconds, nothing.mean_busy_percent, nothing.energy_joules) == (0, None, None)
         assert (one.mean_power_watts, one.energy_joules, one.peak_vram_bytes) == (9, None, None)
 
+    def test_the_energy_of_a_gap_alone_is_unknown(self, tmp_path: Path) -> None:
+        """Two readings an hour apart: nobody looked in between, which is not 0 joules."""
+        path = write(tmp_path / "a.jsonl", Sample(100.0, power_watts=90.0), Sample(3700.0, power_watts=90.0))
+
+        (found,) = summarise(read(path))
+
+        assert (found.seconds, found.mean_power_watts, found.energy_joules) == (3600, 90, None)
+
 
 class TestPlots:
     """Small pictures."""

@@ -87,6 +87,22 @@ def test_the_banner_says_what_the_kernel_has(host: Host) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.skipif(not Path("/proc/self/oom_score_adj").exists(), reason="no oom_score_adj: this is not Linux")
+def test_where_memory_runs_out_the_kernel_goes_before_the_server(host: Host) -> None:
+    """The system is told so of the kernel, and of nobody else."""
+    host.offer()
+    own = int(Path("/proc/self/oom_score_adj").read_text())
+
+    async def scenario() -> None:
+        async with started("torch") as talk:
+            adjusted = await talk.run("print(open('/proc/self/oom_score_adj').read())")
+            assert int(adjusted) == max(own, 300)
+
+    asyncio.run(scenario())
+
+    assert int(Path("/proc/self/oom_score_adj").read_text()) == own
+
+
 def test_all_gpus_are_had_together_or_not_at_all(host: Host) -> None:
     """One taken GPU is enough for a refusal, and the refused kernel holds nothing."""
     host.offer()

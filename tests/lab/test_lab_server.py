@@ -24,7 +24,7 @@ from rocmlab.lab.server.broadcast import MOST_VIEWERS
 from rocmlab.runner.places.leases import Holder
 
 FIRST, SECOND = "0000:03:00.0", "0000:06:00.0"
-GETS = ("api/devices", "api/history", "api/stream", "api/kernels", "metrics")
+GETS = ("api/devices", "api/history", "api/stream", "api/kernels", "api/cluster", "metrics")
 
 
 class Lab:
@@ -73,6 +73,12 @@ def test_devices_have_ids_and_say_that_they_are_simulated(lab: Lab) -> None:
     assert [device["id"] for device in found["devices"]] == [FIRST, SECOND, "cpu"]
     assert found["devices"][0]["name"] == "AMD Radeon RX 7900 XTX"
     assert all(device["simulated"] for device in found["devices"])
+
+
+def test_without_a_cluster_there_is_nothing_about_one(lab: Lab) -> None:
+    """The list of devices says so, so that no page asks; who asks all the same is told how there would be one."""
+    assert lab.server.json("rocmlab/api/devices")["is_in_cluster"] is False
+    assert "make cluster-up" in lab.server.json("rocmlab/api/cluster", status=404)["fix"]
 
 
 @pytest.mark.parametrize("path", GETS)

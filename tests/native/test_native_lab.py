@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 from clients import Server
-from clones import Clone, clone, printed_url
+from clones import UNCOMPILED, Clone, clone, lighten, printed_url
 
 from rocmlab.stack import server
 
 pytestmark = pytest.mark.native
+UNUSED = ("hf-xet", "huggingface-hub", "pocl-binary-distribution", "pyopencl", "regex", "tokenizers", "transformers")
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +84,21 @@ def test_run_notebooks_trains_on_all_of_mnist(lab: Clone, first_up: str) -> None
     assert list(runs[-1].glob("*.html"))
 
 
+def test_data_sets_are_listed_without_a_word_of_the_lab(lab: Clone, first_up: str) -> None:
+    """On the host the lab is asked, and there is nothing to make first."""
+    done = subprocess.run(
+        ["python3", "-m", "rocmlab", "datasets", "list"],
+        cwd=lab.folder,
+        env={**lab.environment, "PYTHONPATH": "src"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("mnist ")
+
+
 def test_a_run_of_which_nothing_can_start_is_an_error_and_leaves_nothing(lab: Clone, first_up: str) -> None:
     """The only notebook has no such parameter: it is said, with those that it has, and there is no results folder."""
     before = sorted((lab.folder / "share/runs").iterdir())
@@ -140,6 +156,8 @@ def test_the_log_of_a_session_with_a_kernel_is_free_of_warnings(lab: Clone, firs
 def test_without_an_image_registry_the_lab_goes_native(tmp_path_factory: pytest.TempPathFactory) -> None:
     """With an engine but no base image to be had, and no GPU at stake: it says so, goes native, and stays there."""
     found = clone(tmp_path_factory.mktemp("no-registry") / "rocmlab", BASE_IMAGE="registry.invalid/none:1")
+    found.environment |= UNCOMPILED
+    lighten(found.folder / "requirements/native.txt", *UNUSED)
     try:
         first = found.make("up").stdout
         second = found.make("up").stdout

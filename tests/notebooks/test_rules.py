@@ -36,7 +36,7 @@ def code(notebook):
 
 def test_every_notebook_is_here():
     """The rules below are checked on all of them, and their numbers have no gap."""
-    assert [path.stem[:2] for path in NOTEBOOKS] == [f"{number:02}" for number in range(11)]
+    assert [path.stem[:2] for path in NOTEBOOKS] == [f"{number:02}" for number in range(12)]
 
 
 def test_notebook_is_valid_and_current(notebook):

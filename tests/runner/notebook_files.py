@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import nbformat
@@ -28,13 +29,14 @@ def write(path: Path, *cells: str, kernel: str | None = "test-kernel", **metadat
     return path
 
 
-def write_kernel(folder: Path, python: str) -> None:
-    """Write a kernelspec."""
+def write_kernel(folder: Path, python: str, preload: Sequence[str] = ()) -> None:
+    """Write a kernelspec, whose kernels are forked where it names modules to import before."""
     folder.mkdir(parents=True)
     specification = {
         "argv": [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
         "display_name": "Test",
         "language": "python",
         "env": {"PYDEVD_DISABLE_FILE_VALIDATION": "1"},
+        "metadata": {"rocmlab": {"preload": list(preload)}},
     }
     (folder / "kernel.json").write_text(json.dumps(specification), encoding="utf-8")

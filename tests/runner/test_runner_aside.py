@@ -19,7 +19,7 @@ from rocmlab.devices.simulated import write_host
 from rocmlab.lab import ownership
 from rocmlab.runner.command import main
 from rocmlab.runner.ground.aside import Aside
-from rocmlab.runner.places import claim, occupants, placement
+from rocmlab.runner.places import occupants, placement
 from rocmlab.runner.places.placement import free_vram
 
 PROCESSES = "sys/class/kfd/kfd/proc/4711/vram_{kfd_id}"
@@ -31,7 +31,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in "ab":
         notebook_files.write(tmp_path / f"notebooks/{name}.ipynb", "print(1)")
     monkeypatch.chdir(tmp_path)
-    for module in (claim, occupants, placement):  # what hangs in one test must not count in the next
+    for module in (occupants, placement):  # what hangs in one test must not count in the next
         monkeypatch.setattr(module, "DRIVERS", Aside(seconds=0.5))
     return tmp_path
 
@@ -158,8 +158,9 @@ def test_leases_are_shown_and_kernels_get_theirs_beside_a_card_that_hangs(
     assert owned.lease
 
 
-def test_threads_that_ask_the_same_driver_get_their_own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two kernels of JupyterLab start at once, each on its NVIDIA GPU; neither hears of the other's."""
+@pytest.fixture
+def nvidia(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Device], threading.Event, threading.Event]:
+    """Two NVIDIA GPUs whose driver is slow; whether it was asked, and whether it may answer."""
     devices = [Device(backend="cuda", index=index, name="a GPU", is_usable=True) for index in range(2)]
     is_asked, may_answer = threading.Event(), threading.Event()
 
@@ -169,6 +170,14 @@ def test_threads_that_ask_the_same_driver_get_their_own_gpus(monkeypatch: pytest
         return {device: [] for device in some}
 
     monkeypatch.setattr(occupants, "on_devices", slowly)
+    return devices, is_asked, may_answer
+
+
+def test_threads_that_ask_the_same_driver_get_their_own_gpus(
+    nvidia: tuple[list[Device], threading.Event, threading.Event],
+) -> None:
+    """Two kernels of JupyterLab start at once, each on its NVIDIA GPU; neither hears of the other's."""
+    devices, is_asked, may_answer = nvidia
     with ThreadPoolExecutor() as threads:
         first = threads.submit(occupants.in_time, devices[:1])
         is_asked.wait(5)
@@ -178,3 +187,16 @@ def test_threads_that_ask_the_same_driver_get_their_own_gpus(monkeypatch: pytest
 
     assert list(first.result()) == devices[:1]
     assert list(second.result()) == devices[1:]
+
+
+def test_jobs_that_ask_the_same_driver_get_their_own_gpus(
+    nvidia: tuple[list[Device], threading.Event, threading.Event],
+) -> None:
+    """Two jobs of a run look at the same moment, each at its NVIDIA GPU; the second asks again for its own."""
+    devices, _is_asked, may_answer = nvidia
+
+    async def both() -> list[dict[Device, list[occupants.Occupant]]]:
+        asyncio.get_running_loop().call_later(0.2, may_answer.set)  # when both wait for the same answer
+        return await asyncio.gather(*(occupants.awaited([device]) for device in devices))
+
+    assert asyncio.run(both()) == [{device: []} for device in devices]

@@ -113,3 +113,20 @@ def test_a_notebook_that_the_system_kills_for_want_of_memory(tmp_path: Path) -> 
     assert [cell["metadata"]["papermill"]["status"] for cell in notebook["cells"]] == ["completed", "failed", "pending"]
     assert "it eats" in json.dumps(notebook["cells"][1]["outputs"])
     assert "✗ eats  killed" in ended.stderr
+
+
+@pytest.mark.skipif(not Path("/proc/self/oom_score_adj").exists(), reason="no oom_score_adj: this is not Linux")
+@pytest.mark.parametrize("warm", ["auto", "off"])
+def test_where_memory_runs_out_the_kernels_go_before_the_runner(tmp_path: Path, warm: str) -> None:
+    """The system is told so, for kernels that are started cold and for those that are forked."""
+    cell = "import pathlib, rocmlab\nrocmlab.record(adj=int(pathlib.Path('/proc/self/oom_score_adj').read_text()))"
+    for name in ("a", "b"):
+        notebook_files.write(tmp_path / f"notebooks/{name}.ipynb", cell)
+    environment = {**os.environ, "ROCMLAB_RUNTIME": "native"}
+    command = [sys.executable, "-m", "rocmlab", "run", "a", "b", "--gpus", "none", "--warm", warm, "--json"]
+
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+
+    assert ended.returncode == 0, ended.stderr
+    own = int(Path("/proc/self/oom_score_adj").read_text())
+    assert {job["recorded"]["adj"] for job in json.loads(ended.stdout)["jobs"]} == {max(own, 300)}

@@ -64,7 +64,7 @@ def refused(*arguments: str) -> RocmlabError:
         (["--engine", "nbclient"], "--engine = 'nbclient'", "--engine rocmlab"),
         (["--warm", "hot"], "--warm = 'hot'", "--warm auto"),
         (["--retrys", "2"], "--retrys is no option", "--retries?"),
-        (["--colour"], "--colour is no option", "--help"),
+        (["--sandwich"], "--sandwich is no option", "--help"),
     ],
 )
 def test_a_wrong_word_is_told_in_three_lines(

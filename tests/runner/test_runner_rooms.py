@@ -12,8 +12,9 @@ from rocmlab import runner
 
 FOLDER = Path(runner.__file__).parent
 # Each needs only earlier ones.
-ROOMS = ("ground", "asking", "places", "warm", "engine", "working", "report", "outcome", "screen")
+ROOMS = ("ground", "asking", "places", "warm", "engine", "working", "remote", "report", "outcome", "screen")
 TOP = ("runs", "command")
+EXPORT = "export"  # a room that needs what runs jobs
 BENCH = "bench"  # needs anything, and nothing needs it
 
 
@@ -30,7 +31,7 @@ def names_in(tree: ast.AST) -> Iterator[str]:
 
 def place_of(name: str) -> int:
     """Return how far up a room or a module is."""
-    return (*ROOMS, *TOP, BENCH).index(name)
+    return (*ROOMS, *TOP, EXPORT, BENCH).index(name)
 
 
 @pytest.mark.parametrize(

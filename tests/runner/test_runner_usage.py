@@ -67,6 +67,21 @@ def test_a_job_of_an_instant_has_figures(tmp_path: Path, meters: Meters) -> None
     assert [one["peak_vram_bytes"] for one in found] == [sample(one, tmp_path).vram_used_bytes for one in devices]
 
 
+def test_what_was_read_is_in_the_file_after_a_flush(tmp_path: Path) -> None:
+    """Its last line says that the job has ended; a node of a cluster hands the file over then."""
+    Live(tmp_path / "host", gpus=2, busy="0:95,1:10")
+    meters = Meters(tmp_path / "host")
+    try:
+        for number in range(20):
+            file = tmp_path / f"{number}.jsonl"
+            meters.begin("a", gpus(tmp_path / "host"), file)
+            meters.end("a")
+            assert meters.flush(PATIENCE_SECONDS)
+            assert '"ended"' in file.read_text().splitlines()[-1]
+    finally:
+        meters.close()
+
+
 @pytest.mark.usefixtures("quick")
 def test_the_peak_is_the_highest_reading_and_lies_in_the_middle(tmp_path: Path, meters: Meters) -> None:
     """What a device held for a while counts, though it held less before and after."""

@@ -87,6 +87,29 @@ def test_a_kernel_ends_with_its_client(parent: Parent, tmp_path: Path, code: str
         assert ask(another.connection, "", "1") == 1
 
 
+def test_a_starter_that_ignores_the_ends_of_children_does_no_harm(tmp_path: Path) -> None:
+    """Ray's processes do, and what they start inherits it: the parent serves on, and exit codes are true."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        found = warm_kernels.start(sys.executable, ["json"], dict(os.environ), tmp_path / "warm")
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    try:
+        assert found.ready(60), found.why
+        for code in (3, 0):
+            with warm(found.address, tmp_path) as kernel:
+                run = "__import__('subprocess').run(['sh', '-c', 'exit 7']).returncode"
+                assert ask(kernel.connection, "", run) == 7
+                talk = Talk(kernel.connection)
+                talk.send(f"import os; os._exit({code})")
+                assert kernel.forked.ended(10)
+                talk.close()
+                assert kernel.exit_code() == code
+        assert found.ready(5), found.why
+    finally:
+        found.close()
+
+
 def test_a_kernel_outlives_its_parent(parent: Parent, tmp_path: Path) -> None:
     """A person's work goes on; it can be watched, interrupted and ended, but nobody can know its exit code."""
     assert parent.pid is not None

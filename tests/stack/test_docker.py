@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from test_engine import docker
 
+from rocmlab.cluster.record import Record
 from rocmlab.errors import RocmlabError
 from rocmlab.stack import bench, gpus, settings
 from rocmlab.stack.docker import BaseImageUnreachable, DockerLab
@@ -132,6 +134,79 @@ class TestGpuOverlay:
 
         assert "devices" not in text
         assert 'HIP_VISIBLE_DEVICES: "-1"' in text
+
+
+class TestCluster:
+    """A lab that CLUSTER makes a node of a cluster."""
+
+    @pytest.mark.parametrize(("line", "is_same"), [("", True), ("CLUSTER=off", True), ("CLUSTER=head", False)])
+    def test_ray_makes_another_image(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, is_same: bool
+    ) -> None:
+        """So that `make cluster-up` builds it, and `make cluster-down` goes back; without a cluster nothing changes."""
+        before = lab(tmp_path, {"PATH": "/bin"}, monkeypatch).inputs
+
+        (tmp_path / ".env").write_text(f"{line}\n")
+
+        assert (lab(tmp_path, {"PATH": "/bin"}, monkeypatch).inputs == before) is is_same
+
+    def test_which_cluster_is_no_matter_of_the_image(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The head's image and a worker's are the same."""
+        (tmp_path / ".env").write_text("CLUSTER=head\n")
+        head = lab(tmp_path, {"PATH": "/bin"}, monkeypatch).inputs
+
+        (tmp_path / ".env").write_text("CLUSTER=192.168.1.10:6379\n")
+
+        assert lab(tmp_path, {"PATH": "/bin"}, monkeypatch).inputs == head
+
+    @pytest.mark.parametrize(
+        ("network", "port", "is_ours"), [("host", 8888, True), ("host", 9999, False), ("bridge", 8888, False)]
+    )
+    def test_in_the_hosts_network_the_lab_listens_itself(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, network: str, port: int, is_ours: bool
+    ) -> None:
+        """Nothing is published there; what is on the port is the lab if it was told to listen there."""
+        program = tmp_path / "docker"
+        inspected = f"{network}\nCLUSTER=head\nPORT={port}"
+        program.write_text(f"#!/bin/sh\ncase $1 in ps) echo abc;; inspect) cat <<'E'\n{inspected}\nE\n;; esac\n")
+        program.chmod(0o755)
+
+        found = lab(tmp_path, {"PATH": f"{tmp_path}:/bin:/usr/bin"}, monkeypatch, PORT="8888", COMPOSE_PROJECT_NAME="x")
+
+        assert found._publishes_port() is is_ours
+
+    @pytest.mark.parametrize(("wanted", "is_another"), [("a" * 64, False), ("b" * 64, True)])
+    def test_another_token_makes_another_container(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: str, is_another: bool
+    ) -> None:
+        """Compose keeps a container whose secret alone has changed, and the old token would stay in force."""
+        (tmp_path / ".env").write_text("CLUSTER=head\n")
+        program = tmp_path / "docker"
+        program.write_text(
+            "#!/bin/sh\ncase $1 in ps) echo abc;; exec) printf %s " + "a" * 64 + ";; compose) echo $*;; esac\n"
+        )
+        program.chmod(0o755)
+        environment = {"PATH": f"{tmp_path}:/bin:/usr/bin"}
+
+        found = lab(tmp_path, environment, monkeypatch, CLUSTER_TOKEN=wanted, COMPOSE_PROJECT_NAME="x")
+
+        assert ("--force-recreate" in found._bring_up()[1]) is is_another
+
+    def test_what_the_node_inside_says_is_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """From its record in the container, which is in the folder of the lab's user."""
+        (tmp_path / ".env").write_text("CLUSTER=head\nCLUSTER_PORT=7379\n")
+        said = Record(7, "ready", "172.18.0.2:7379", "172.18.0.2", 7379, is_head=True, gpus=2, simulated=True)
+        program = tmp_path / "docker"
+        program.write_text(
+            '#!/bin/sh\ncase "$*" in ps*) echo abc;;\n'
+            f"  \"exec abc cat /tmp/rocmlab-ray-1042-7379/node.json\") echo '{json.dumps(asdict(said))}';;\n"
+            "  *) exit 1;; esac\n"
+        )
+        program.chmod(0o755)
+
+        found = lab(tmp_path, {"PATH": f"{tmp_path}:/bin"}, monkeypatch, NB_UID="1042", COMPOSE_PROJECT_NAME="x")
+
+        assert found.node_record() == said
 
 
 class TestSizes:

@@ -42,6 +42,25 @@ def test_each_way_has_its_files(
     assert all((repository / name).is_file() for name in found if name != gpus.OVERLAY)
 
 
+def test_a_node_of_a_cluster_has_one_file_more(tmp_path: Path, repository: Path) -> None:
+    """It comes before the generated one."""
+    (tmp_path / ".env").write_text("CLUSTER=head\nGPUS=1\n")
+
+    found = gpus.overlays(settings.load(tmp_path, {}), SIMULATED)
+
+    assert found[-2:] == [gpus.CLUSTER_OVERLAY, gpus.OVERLAY]
+    assert (repository / gpus.CLUSTER_OVERLAY).is_file()
+
+
+def test_podman_has_no_cluster(tmp_path: Path) -> None:
+    """The error names the ways that work."""
+    (tmp_path / ".env").write_text("CLUSTER=192.168.1.10:6379\n")
+    found = settings.load(tmp_path, {})
+
+    with pytest.raises(RocmlabError, match=r"(?s)this lab runs in Podman.*RUNTIME=native"):
+        gpus.check(found, Choice("cpu", "podman", "test"), Engine(is_usable=False), [], tmp_path)
+
+
 class TestCdi:
     """GPU_PASSTHROUGH=cdi."""
 

@@ -130,6 +130,22 @@ def test_a_process_that_fails_is_told_in_its_own_words(kernels: Path, monkeypatc
         bench.measure(["mnist_fc_torch"])
 
 
+def test_rows_that_fail_alike_are_one_error(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No row was measured: where all have the same problem it is that, else each is told."""
+    monkeypatch.setenv("PROBLEM", "1")
+    with pytest.raises(RocmlabError, match=r"^no such device"):
+        bench.measure()
+    monkeypatch.delenv("PROBLEM")
+    monkeypatch.setenv("FAILS", "1")
+
+    with pytest.raises(RocmlabError, match="nothing was measured") as caught:
+        bench.measure(["mnist_fc_torch", "mnist_fc_jax"])
+
+    assert "mnist_fc_torch: mnist_fc_torch was not measured" in caught.value.problem.why
+    assert "mnist_fc_jax: mnist_fc_jax was not measured" in caught.value.problem.why
+    assert caught.value.exit_code == 1
+
+
 def test_an_unknown_row_is_an_error_with_the_names() -> None:
     """A typing error must not measure everything."""
     with pytest.raises(RocmlabError, match="no such row: mnist_fc_jaxx") as caught:

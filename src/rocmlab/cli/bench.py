@@ -10,6 +10,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from typing import Any
 
 from rocmlab import __version__
@@ -21,8 +22,10 @@ from rocmlab.stack import project as projects
 BENCHES = (
     "up: starting, starting again, rebuilding, sizes, imports; devices: finding the GPUs, checking the machine; "
     "runner: running a notebook; telemetry: what looking at the GPUs costs; "
+    "cluster: a run of 100,000 jobs on 8,000 simulated GPUs, and what Ray costs; "
     "train: training, and the notebooks on GPU and CPU; multi-gpu: training on several GPUs"
 )
+ONLY = "runner, telemetry, cluster: only this row, repeatable"
 OWN = {  # those with options of their own: `main(verb, arguments)`, the name of the bench not among them
     "train": "rocmlab.cli.bench_train",
     "multi-gpu": "rocmlab.cli.bench_multi_gpu",
@@ -35,10 +38,10 @@ def main(verb: str, arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in OWN:
         return _in_the_lab(verb, arguments)
     parser = verb_parser(verb)
-    parser.add_argument("name", choices=["up", "devices", "runner", "telemetry", *OWN], help=BENCHES)
+    parser.add_argument("name", choices=["up", "devices", "runner", "telemetry", "cluster", *OWN], help=BENCHES)
     parser.add_argument("--runs", type=_positive, default=5, help="how often each figure is taken (default 5)")
     parser.add_argument("--theirs", metavar="COMMAND", help="devices, telemetry: compare with this (default: rocm-smi)")
-    parser.add_argument("--row", action="append", metavar="NAME", help="runner, telemetry: only this row, repeatable")
+    parser.add_argument("--row", action="append", metavar="NAME", help=ONLY)
     parser.add_argument("--json", action="store_true", help="print it as JSON")
     chosen = parser.parse_args(arguments)
     report = {
@@ -46,6 +49,7 @@ def main(verb: str, arguments: Sequence[str]) -> int:
         "devices": lambda: _devices(chosen.runs, chosen.theirs),
         "runner": lambda: _runner(chosen.runs, chosen.row),
         "telemetry": lambda: _telemetry(chosen.runs, chosen.theirs, chosen.row),
+        "cluster": lambda: _cluster(chosen.runs, chosen.row),
     }[chosen.name]()
     rows: list[bench.Row] = report["rows"]
     if chosen.json:
@@ -181,6 +185,26 @@ def _telemetry(runs: int, theirs: str | None, names: Sequence[str] | None) -> di
         "versions": _versions(),
         "rows": [
             bench.row(name, figures.units[name], ours, figures.theirs.get(name, ()))
+            for name, ours in figures.ours.items()
+        ],
+        "skipped": figures.skipped,
+    }
+
+
+def _cluster(runs: int, names: Sequence[str] | None) -> dict[str, Any]:
+    from rocmlab.runner.bench import cluster, invented, ray_rows
+
+    figures = cluster.measure(runs, names or ())
+    fleet = f"{invented.GPUS}x {', '.join(product[0] for product in invented.PRODUCTS)}"
+    nodes = f"Ray nodes with {ray_rows.GPUS} simulated GPUs each"
+    kinds = [nodes if name in ray_rows.ROWS else fleet for name in figures.ours]
+    return {
+        "bench": "cluster",
+        "device": "; ".join(dict.fromkeys(kinds)),
+        "simulated": True,
+        "versions": {**_versions(), **({"ray": version("ray")} if nodes in kinds else {})},
+        "rows": [
+            bench.row(name, figures.units[name], ours, figures.theirs.get(name, ()), is_cost=name in ray_rows.COSTS)
             for name, ours in figures.ours.items()
         ],
         "skipped": figures.skipped,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 from rocmlab import __version__
 from rocmlab.cli import train_page
 from rocmlab.cli.main import verb_parser
+from rocmlab.errors import Problem
 from rocmlab.stack import bench as of_stack
 from rocmlab.training import bench
 
@@ -33,7 +35,8 @@ def main(verb: str, arguments: Sequence[str]) -> int:
         print("\n".join(lines(report)))
         print(f"\nkept: {files['html']}\n      {files['json']}")
     notebooks = report.get("notebooks") or {"rows": []}
-    return 1 if any(side["problem"] for row in notebooks["rows"] for side in row["sides"].values()) else 0
+    problems = [side["problem"] for row in notebooks["rows"] for side in row["sides"].values()]
+    return 1 if report["failed"] or any(problems) else 0
 
 
 def measure(
@@ -44,7 +47,7 @@ def measure(
     Args:
         chosen: the words of the command line.
         share: where the notebooks' runs are kept.
-        keep: gets the report so far after each row, so that a time limit or a row that fails costs none of those done.
+        keep: gets the report so far after each row, so that a time limit costs none of those done.
     """
     runs = chosen.runs or (SHORT_RUNS if chosen.quick else RUNS)
 
@@ -72,6 +75,7 @@ def _report(found: bench.Report) -> dict[str, Any]:
         "versions": _versions(found.rows),
         "rows": [_row(row) for row in found.rows],
         "skipped": dict(found.skipped),
+        "failed": {name: dataclasses.asdict(err.problem) for name, err in found.failed.items()},
     }
 
 
@@ -125,6 +129,7 @@ def lines(report: Mapping[str, Any]) -> list[str]:
         )
     found += [f"  {row['name']}: {row['how']}; first epoch {row['seconds_compile']:.1f} s" for row in report["rows"]]
     found += [f"{name}: not measured, {why}" for name, why in report["skipped"].items()]
+    found += [f"{name}: failed, {Problem(**problem)}" for name, problem in report["failed"].items()]
     return found + (_notebook_lines(report["notebooks"]) if "notebooks" in report else [])
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
 from rocmlab.cli.main import verb_parser
 from rocmlab.cli.table import device_lines
@@ -57,6 +59,7 @@ def status(project: Project, as_json: bool) -> int:
             "port": int(project.values["PORT"]),
             "share": project.lab.share(),
             "devices": devices,
+            "cluster": cluster_state(project),
         }
         print(json.dumps(facts, indent=1))
         return 0 if answers else 1
@@ -66,8 +69,31 @@ def status(project: Project, as_json: bool) -> int:
         print(f"url        {project.url}")
         for number, line in enumerate(device_lines(devices)):
             print(f"{'devices' if number == 0 else '':10} {line}")
+    if (node := cluster_state(project)) is not None:
+        print(
+            "\n".join(f"{'cluster' if number == 0 else '':10} {line}" for number, line in enumerate(node_lines(node)))
+        )
     print(f"share      {project.lab.share()}")
     return 0 if answers else 1
+
+
+def cluster_state(project: Project) -> dict[str, Any] | None:
+    """Return what the lab's Ray node says of itself, without `state` if it says nothing; None: there is none to be."""
+    if not project.settings.is_in_cluster:
+        return None
+    found = project.lab.node_record()
+    return {"cluster": project.settings.get("CLUSTER"), **({} if found is None else asdict(found))}
+
+
+def node_lines(node: Mapping[str, Any]) -> list[str]:
+    """Return the lab's node for a person."""
+    if problem := node.get("problem"):
+        return [f"the Ray node does not run: {problem['what']}", f"  why: {problem['why']}", f"  fix: {problem['fix']}"]
+    if node.get("state") not in ("starting", "ready"):
+        return ["the Ray node does not run: make up, which starts it; make logs says what it did"]
+    gpus = f"{node['gpus']} GPU{'s' * (node['gpus'] != 1)}" + " (SIMULATED)" * bool(node["simulated"] and node["gpus"])
+    where = f"head of {node['head']}" if node["is_head"] else f"node {node['address']} of {node['head']}"
+    return [f"{where}, with {gpus}" + ("" if node["state"] == "ready" else ", is starting")]
 
 
 def url(project: Project) -> int:

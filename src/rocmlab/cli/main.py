@@ -38,9 +38,11 @@ VERBS = {
     "cdi": ("rocmlab.cli.cdi", "write the CDI specification of this host's AMD GPUs"),
     "record": ("rocmlab.cli.record", "run any command, and record what the devices do meanwhile"),
     "run": ("rocmlab.cli.run", "run notebooks headless"),
+    "export": ("rocmlab.cli.export", "write a run for Slurm or Kubernetes"),
     "leases": ("rocmlab.cli.leases", "say which kernel holds which GPU, and what uses one without a lease"),
     "kernels": ("rocmlab.cli.kernels", "list what JupyterLab's launcher offers, or install it for the GPUs of now"),
     "datasets": ("rocmlab.cli.datasets", "fetch data sets into the share"),
+    "cluster": ("rocmlab.cli.cluster", "use several machines as one: up, join, status, down"),
     "bench": ("rocmlab.cli.bench", "measure, and print ratios"),
 }
 
@@ -97,7 +99,7 @@ def _check_make_variables(environment: Mapping[str, str]) -> None:
 
     from rocmlab.stack.settings import NAMES
 
-    known = (*NAMES, "NOTEBOOKS", "PARAMS", "RUN", "BENCH", "TESTS")
+    known = (*NAMES, "NOTEBOOKS", "PARAMS", "RUN", "BENCH", "TESTS", "ENGINE", "HEAD", "FORCE")
     given = re.findall(r"(?:^|\s)([A-Za-z_]\w*)=", environment.get("MAKEFLAGS", "").partition("-- ")[2])
     for name in given:
         if name not in known:

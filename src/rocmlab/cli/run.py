@@ -43,14 +43,16 @@ def _from_the_host(verb: str, arguments: Sequence[str]) -> int:
 
 
 def _from_make(environment: Mapping[str, str]) -> list[str]:
-    """Return what `make run-notebooks NOTEBOOKS=… PARAMS=… RUN=…` says, quotes honoured, so that no shell reads it."""
+    """Return what `make run-notebooks NOTEBOOKS=… PARAMS=… ENGINE=… RUN=…` says, quotes honoured: no shell reads it."""
     try:
         notebooks, pairs, more = (shlex.split(environment.get(name, "")) for name in ("NOTEBOOKS", "PARAMS", "RUN"))
     except ValueError as err:
         raise RocmlabError(
             "NOTEBOOKS, PARAMS or RUN cannot be read", f"{err}", "close the quotes: PARAMS='title=\"a b\"'"
         ) from err
-    return [*notebooks, *(word for pair in pairs for word in ("-p", pair)), *more]
+    engine = environment.get("ENGINE") or environment.get("ROCMLAB_ENGINE")
+    said = ["--engine", engine] if engine and not any(word.split("=")[0] == "--engine" for word in more) else []
+    return [*notebooks, *(word for pair in pairs for word in ("-p", pair)), *said, *more]
 
 
 def _inside(project: Project, word: str) -> str:

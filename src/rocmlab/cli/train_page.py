@@ -144,6 +144,7 @@ def _rows(report: Json) -> str:
     skipped = "".join(
         f"<p class='soft'>{escape(n)}: not measured, {escape(w)}</p>" for n, w in report["skipped"].items()
     )
+    skipped += "".join(f"<p>{escape(n)}: failed, {escape(p['what'])}</p>" for n, p in report["failed"].items())
     return (
         "<h2>One line instead of <code>fit</code></h2><p class='soft'>Equal fresh models on the same data, an epoch "
         "each in turn; medians, below them least and most. The first epoch, which compiles, is apart.</p>"

@@ -196,7 +196,7 @@ def summarise(recording: Recording) -> list[Summary]:
         memory = series(samples, "gtt_used_bytes" if device == "cpu" else "vram_used_bytes")
         power_area = integral(power)
         times = [float(sample["time_seconds"]) for sample in samples]
-        energy = recording.energy_joules.get(device, power_area.area if len(power) > 1 else None)
+        energy = recording.energy_joules.get(device, power_area.area if power_area.seconds else None)
         found.append(
             Summary(
                 device=device,

@@ -11,6 +11,7 @@ from typing import Any
 
 from rocmlab.devices import system_root
 from rocmlab.doctor import checks, inside
+from rocmlab.doctor import cluster as clusters
 from rocmlab.doctor.model import BLOCKS, CONTAINER, NOT_APPLICABLE, Check, Finding, UnansweredError, from_dict
 from rocmlab.doctor.situation import Situation
 from rocmlab.errors import RocmlabError
@@ -96,6 +97,7 @@ def _ask_meanwhile(situation: Situation, wanted: Wanted) -> Callable[[], dict[st
     if running is None or wanted.quick:
         return lambda: None
     limit = inside.QUICK_SECONDS + (_framework_limit(situation, wanted) if wanted.frameworks else 0)
+    limit += clusters.PROBE_SECONDS if clusters.is_asked(situation) else 0
     answers: list[dict[str, Any] | None] = []
     thread = threading.Thread(target=lambda: answers.append(inside.ask(running, wanted.options(), limit)), daemon=True)
     thread.start()

@@ -38,7 +38,7 @@ class Verdict:
     status: str  # ok, warns, blocks, not applicable, unknown
     evidence: tuple[str, ...] = ()  # what was read, verbatim
     problem: Problem | None = None  # where it warns or blocks
-    reason: str = ""  # where it is not applicable or unknown
+    reason: str = ""  # where it is not applicable or unknown; a remark where it is ok
     about: str | None = None  # the side where it must be mended, where that is the other one
     repair: Repair | None = None
 
@@ -46,6 +46,11 @@ class Verdict:
 def ok(*evidence: str) -> Verdict:
     """Nothing is wrong."""
     return Verdict(OK, evidence)
+
+
+def note(remark: str, *evidence: str) -> Verdict:
+    """Nothing is wrong, and there is something to know."""
+    return Verdict(OK, evidence, reason=remark)
 
 
 def blocks(what: str, why: str, fix: str, *evidence: str, about: str | None = None) -> Verdict:

@@ -42,6 +42,10 @@ class Screen:
             lines += ["", "Not known"]
             for finding in unknown:
                 lines += self._wrapped(f"{finding.check} ({_where(finding.side)}): {finding.reason}", "  ", "      ")
+        for finding in found:
+            if finding.status == OK and finding.reason:
+                said = f"Note: {finding.check} ({_where(finding.side)}): {finding.reason}"
+                lines += ["", *self._wrapped(said, "", "  ")]
         lines += ["", *self._fine(found)]
         return [*lines, *self._remarks(report)]
 

@@ -19,6 +19,7 @@ from rocmlab.devices import Device, discover, is_simulated, nodes, visibility
 from rocmlab.devices.cards import Cards
 from rocmlab.devices.rocm import Rocm
 from rocmlab.devices.roots import list_names, read_integer, read_text
+from rocmlab.doctor import cluster as clusters
 from rocmlab.doctor.model import CONTAINER, HOST, UnansweredError
 from rocmlab.errors import Problem, RocmlabError
 from rocmlab.stack import envfile
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 LIMIT_SECONDS = 2.0  # for one fact
 ENGINE_LIMIT_SECONDS = 25.0  # the engine's own limit is 20 s a command
+CLUSTER_LIMIT_SECONDS = 15.0  # each port is tried with a limit of its own
 CONTAINER_RUNTIMES = ("docker", "podman")
 
 
@@ -109,6 +111,8 @@ class Situation:
     operation_limit_seconds: float = 180.0  # for one framework on one device, its import included
     with_frameworks: bool = True
     lab_report: Mapping[str, Any] | None = None  # host: what the lab's own doctor said
+    given_cluster: clusters.Membership | None = None
+    given_seen: Mapping[str, Any] | None = None  # what the nodes of the cluster say
     _kept: dict[int, Any] = field(default_factory=dict, init=False, compare=False)  # a copy looks anew
 
     def once(self, asked: fact[T]) -> T:
@@ -312,6 +316,22 @@ class Situation:
         except KeyError:
             return None
 
+    # -- cluster -------------------------------------------------------------------------------------------------
+
+    @property
+    def cluster(self) -> clusters.Membership | None:
+        """What this machine is in its cluster, None where it is in none; only then anything is looked at."""
+        return self.given_cluster or (self._cluster if clusters.is_asked(self) else None)
+
+    @slow(CLUSTER_LIMIT_SECONDS)
+    def _cluster(self) -> clusters.Membership:
+        return clusters.look(self)
+
+    @slow(clusters.PROBE_SECONDS + 5)
+    def cluster_seen(self) -> Mapping[str, Any]:
+        """What the nodes of the cluster say, as `cluster_probe` prints it."""
+        return self.given_seen or clusters.ask(self.environment)
+
     # -- engine and lab ------------------------------------------------------------------------------------------
 
     @slow(ENGINE_LIMIT_SECONDS)
@@ -324,7 +344,8 @@ class Situation:
     @fact
     def env_values(self) -> dict[str, str]:
         """What `.env` says now."""
-        return envfile.parse(envfile.read(self.project.settings.env_path)) if self.project else {}
+        settings = self.project.settings if self.project else self.asked
+        return envfile.parse(envfile.read(settings.env_path)) if settings else {}
 
     @property
     def lab_environment(self) -> Mapping[str, str]:

@@ -8,8 +8,12 @@ import os
 c = get_config()  # noqa: F821  # traitlets defines it
 
 if os.environ.get("ROCMLAB_RUNTIME") in ("docker", "podman"):
-    # All addresses of the container; the engine publishes the port on the host's loopback only.
-    c.ServerApp.ip = "0.0.0.0"
+    if os.environ.get("CLUSTER_NETWORK") == "host":  # no network of the container's own, whose port would be published
+        c.ServerApp.ip = "127.0.0.1"
+        c.ServerApp.port = int(os.environ.get("PORT", "8888"))
+    else:
+        # All addresses of the container; the engine publishes the port on the host's loopback only.
+        c.ServerApp.ip = "0.0.0.0"
     # Shows work/ and share/.
     c.ServerApp.root_dir = "/home/jovyan"
 # The port that was asked for, or none: nobody would look for the lab at another one.

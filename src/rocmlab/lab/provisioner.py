@@ -28,6 +28,7 @@ from rocmlab.devices import visibility
 from rocmlab.errors import RocmlabError
 from rocmlab.lab import kernels, ownership, warmth
 from rocmlab.lab.ownership import Owned
+from rocmlab.runner.ground import processes
 from rocmlab.runner.places import handover
 
 REASON = "ROCMLAB_REFUSAL"  # what the kernel in a refused one's place says
@@ -70,6 +71,7 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
         except BaseException:
             self.let_go()
             raise
+        processes.let_go_first(self.pid)  # where memory runs out, the server is to stay
         if self.owned and self.owned.lease:
             await asyncio.to_thread(self.owned.belongs_to, self.pid)
             self._watch()

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rocmlab.runner.ground.folder import RunFolder
     from rocmlab.runner.places.placement import Slots
     from rocmlab.runner.places.plan import Before
+    from rocmlab.runner.remote.cluster import Cluster
     from rocmlab.runner.runs import Run
 
 WIDTH_OF_A_LOG = 160  # columns, where there is no terminal to ask
@@ -42,6 +43,21 @@ class _Task:
     before: Before
     earlier: dict[str, Any] | None  # the run to compare with
     folder: RunFolder | None  # of a run that is continued
+    cluster: Cluster | None  # None: this machine
+
+
+@dataclass
+class _Means:
+    """What was started before anything runs, and ends in any case."""
+
+    warmth: Warmth
+    cluster: Cluster | None = None
+
+    def close(self) -> None:
+        """End it."""
+        self.warmth.close()
+        if self.cluster is not None:
+            self.cluster.shut()
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -54,12 +70,12 @@ def main(arguments: Sequence[str]) -> int:
     options.check(asked)
     if asked.list:
         return _list(asked)
-    with contextlib.closing(Warmth()) as warmth:
+    with contextlib.closing(_Means(Warmth())) as means:
         with notice.shown(notice.preparing(asked.resume, asked.notebooks)):
-            task = _continued(asked, warmth) if asked.resume else _new(asked, warmth)
+            task = _continued(asked, means) if asked.resume else _new(asked, means)
         if asked.dry_run:
             return _plan(task)
-        run = _run(task, warmth)
+        run = _run(task, means.warmth)
     if asked.json:
         sys.stdout.write(files.to_json(run.as_dict()) + "\n")
     else:
@@ -83,16 +99,18 @@ def _list(asked: argparse.Namespace) -> int:
     return 0
 
 
-def _new(asked: argparse.Namespace, warmth: Warmth) -> _Task:
+def _new(asked: argparse.Namespace, means: _Means) -> _Task:
     from rocmlab.runner.places.plan import Before
+
+    _begin_cluster(asked, means)
 
     axes = parameters.parse(asked.parameters)
     earlier = _earlier(asked.compare, _share(asked))
-    requests = _requests(asked, axes)
-    return _task(asked, warmth, requests, _share(asked), earlier, None, lambda jobs: Before())
+    requests = requested(asked, axes)
+    return _task(asked, means, requests, _share(asked), earlier, None, lambda jobs: Before())
 
 
-def _continued(asked: argparse.Namespace, warmth: Warmth) -> _Task:
+def _continued(asked: argparse.Namespace, means: _Means) -> _Task:
     from rocmlab.runner.outcome import resume
 
     folder = resume.find(asked.resume, _share(asked) / "runs")
@@ -100,11 +118,12 @@ def _continued(asked: argparse.Namespace, warmth: Warmth) -> _Task:
         folder.lock()
     session = resume.read(folder)
     asked = options.restored(asked, session.options)
+    _begin_cluster(asked, means)
     share = folder.path.parent.parent
     requests = resume.requests(session, selection.notebooks_folder(os.environ))
     task = _task(
         asked,
-        warmth,
+        means,
         requests,
         share,
         _earlier(asked.compare, share),
@@ -114,15 +133,21 @@ def _continued(asked: argparse.Namespace, warmth: Warmth) -> _Task:
     return task if asked.dry_run else replace(task, before=resume.set_aside(folder, session, task.before))
 
 
-def _task(
-    asked: argparse.Namespace,
-    warmth: Warmth,
-    requests: list[Request],
-    share: Path,
-    earlier: dict[str, Any] | None,
-    folder: RunFolder | None,
-    before: Any,  # noqa: ANN401  jobs -> Before
-) -> _Task:
+def _begin_cluster(asked: argparse.Namespace, means: _Means) -> None:
+    """Start to connect to the cluster, if it is to run the jobs; that goes on while these are looked at."""
+    if _engine(asked) != "ray":
+        if given := [word for word, value in (("--cluster", asked.cluster), ("--exchange", asked.exchange)) if value]:
+            raise RocmlabError(
+                f"{' and '.join(given)} without --engine ray", "this machine alone runs the jobs", "add --engine ray"
+            )
+        return
+    from rocmlab.runner.remote.cluster import Cluster
+
+    means.cluster = Cluster(asked.cluster, os.environ, asked.exchange)
+
+
+def _slots(asked: argparse.Namespace, means: _Means, requests: list[Request]) -> Slots:
+    """Return the places of the run; on this machine imports begin, too, while the jobs are looked at."""
     from rocmlab.devices import discover
     from rocmlab.runner.places.placement import Slots, choose_gpus, free_vram
 
@@ -130,7 +155,20 @@ def _task(
     gpus = choose_gpus(devices, asked.gpus, os.environ)
     slots = Slots(gpus, devices[-1], is_mixed=asked.mixed, free_vram=free_vram)
     if asked.warm != "off" and _engine(asked) == "rocmlab" and not asked.dry_run:
-        warmth.begin(requests, slots.usual_environment(os.environ))  # imports while the jobs are looked at
+        means.warmth.begin(requests, slots.usual_environment(os.environ))
+    return slots
+
+
+def _task(
+    asked: argparse.Namespace,
+    means: _Means,
+    requests: list[Request],
+    share: Path,
+    earlier: dict[str, Any] | None,
+    folder: RunFolder | None,
+    before: Any,  # noqa: ANN401  jobs -> Before
+) -> _Task:
+    here = None if means.cluster else _slots(asked, means, requests)
     from rocmlab.runner.asking.preflight import jobs_of
     from rocmlab.runner.outcome import history
     from rocmlab.runner.places import plan  # what takes long has begun
@@ -138,7 +176,8 @@ def _task(
     jobs = jobs_of(requests)
     jobs = jobs if folder else name_uniquely(jobs)
     seconds = history.expected_seconds(jobs, share / "runs")
-    task = _Task(asked, jobs, slots, share, seconds, before(jobs), earlier, folder)
+    slots = here or _places(asked, means)
+    task = _Task(asked, jobs, slots, share, seconds, before(jobs), earlier, folder, means.cluster)
     if not asked.dry_run:
         if folder is None:
             plan.check_any(jobs, slots)  # a run of which no job can start leaves no folder
@@ -146,12 +185,17 @@ def _task(
     return task
 
 
+def _places(asked: argparse.Namespace, means: _Means) -> Slots:
+    assert means.cluster is not None
+    return means.cluster.find_places(asked.gpus, is_mixed=asked.mixed)
+
+
 def _check_not_inside(task: _Task) -> None:
     """Refuse to wait for ever for the lease of the job that this run is started from."""
     from rocmlab.runner.working.supervisor import LEASED
 
     left = [job for job in task.jobs if not job.problem and job.name not in task.before.results]
-    if os.environ.get(LEASED) == "1" and task.slots.gpus and any(map(task.slots.wanted, left)):
+    if os.environ.get(LEASED) == "1" and task.slots.gpus and not task.cluster and any(map(task.slots.wanted, left)):
         raise RocmlabError(
             "this runs inside a job of another run",
             f"its GPUs ({words.device_names(task.slots.gpus)}) are leased to that job's kernel until it ends",
@@ -159,7 +203,7 @@ def _check_not_inside(task: _Task) -> None:
         )
 
 
-def _requests(asked: argparse.Namespace, axes: dict[str, list[Any]]) -> list[Request]:
+def requested(asked: argparse.Namespace, axes: dict[str, list[Any]]) -> list[Request]:
     """Return what the command line asks for, lists read and grids laid out."""
     folder = selection.notebooks_folder(os.environ)
     entries: list[grid.Entry] = []
@@ -225,7 +269,7 @@ def _run(task: _Task, warmth: Warmth) -> Run:
 
     asked = task.asked
     environment = {**os.environ, "ROCMLAB_SHARE": str(task.share)}
-    engine: Any = _engine(asked)
+    engine: Any = "rocmlab" if task.cluster else _engine(asked)  # which is what a node of the cluster has, too
     environment["ROCMLAB_ENGINE"] = engine
     folder = task.folder or RunFolder.create(task.share, asked.name or _name(task))
     console = _console(to_stderr=True)
@@ -237,7 +281,8 @@ def _run(task: _Task, warmth: Warmth) -> Run:
     count = len(task.jobs) - len(task.before.results)
     seconds = {job.name: task.seconds.get(job.name) for job in task.jobs if job.name not in task.before.results}
     try:
-        with progress.display(console, count, slots=task.slots.count, expected=seconds, meters=meters) as display:
+        seen = None if task.cluster else meters  # of the devices of this machine
+        with progress.display(console, count, slots=task.slots.count, expected=seconds, meters=seen) as display:
             return run(
                 task.jobs,
                 folder=folder,
@@ -252,6 +297,7 @@ def _run(task: _Task, warmth: Warmth) -> Run:
                 warmth=warmth,
                 before=task.before,
                 options=options.kept(asked, task.earlier),
+                site=task.cluster,
             )
     except OSError as err:
         folder.remove_stub()
@@ -272,6 +318,8 @@ def _name(task: _Task) -> str:
 
 def _announce(task: _Task, folder: RunFolder, console: Console) -> None:
     where = words.device_names(task.slots.gpus) or "the CPU"
+    if task.cluster:
+        where += f" of {words.plural(len(task.cluster.nodes), 'node')}"
     count = words.plural(len(task.jobs), "notebook" if len(task.jobs) == 1 else "job")
     lines = [f"{count} on {where}, results in {words.path(folder.path)}", *task.before.notes[:1]]
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)

@@ -19,10 +19,11 @@ from rocmlab.runner.outcome import resume, retries
 from rocmlab.runner.outcome.results import Run as Run
 from rocmlab.runner.outcome.results import identify, repair, result_of
 from rocmlab.runner.outcome.results import versions as versions
-from rocmlab.runner.places.placement import Place, Slots, gigabytes
+from rocmlab.runner.places.placement import Place, Slots
 from rocmlab.runner.places.plan import Before, Queue, Rules, longest_first
 from rocmlab.runner.places.usage import Meters
-from rocmlab.runner.working.supervisor import Ending, Event, Limits, Supervisor
+from rocmlab.runner.working.site import Here, Site, Supervised
+from rocmlab.runner.working.supervisor import Ending, Event, Limits
 from rocmlab.runner.working.warmth import Warmth
 from rocmlab.runner.working.workers import Workers
 
@@ -31,6 +32,8 @@ log = logging.getLogger("rocmlab")
 NO_HTML = "no HTML: "
 HURRY_SECONDS = 5.0  # for what is left to convert when the run was interrupted and its jobs have ended
 LOOK_AGAIN_SECONDS = 2.0  # whether others have given back the memory that a job needs
+MOST_MOVES = 3  # of a job whose machine was lost
+MOST_PLACES = 5  # that are no good, of one job
 
 
 class Display(Protocol):
@@ -64,6 +67,7 @@ def run(
     warmth: Warmth | None = None,
     before: Before | None = None,
     options: Mapping[str, Any] | None = None,
+    site: Site | None = None,
 ) -> Run:
     """Run jobs, each in a process of its own, and write the folder's journal, results and report.
 
@@ -84,6 +88,7 @@ def run(
         warmth: the warm parents, some of which may have been started; None: of its own. They end with the run.
         before: what an earlier session of this run has left; None: this is the first.
         options: what `--resume` needs to know of the command line; see `resume.read`.
+        site: where the jobs are run, to which the slots belong; None: this machine.
 
     Raises:
         RocmlabError: another process works on this run.
@@ -92,8 +97,10 @@ def run(
     base = dict(os.environ if environment is None else environment)
     rules = rules or Rules()
     workers = Workers(base, slots.count, warm=rules.warm, engine=rules.engine, warmth=warmth)
-    runner = _Runner(jobs, folder, slots, display, limits or Limits(), workers, rules, before or Before())
-    runner.meters = meters or runner.meters
+    meters = meters or Meters()
+    site = site or Here(workers, meters)
+    runner = _Runner(jobs, folder, slots, display, limits or Limits(), workers, rules, before or Before(), site)
+    runner.meters = meters
     folder.lock()
     try:
         return asyncio.run(runner.run(earlier, expected_seconds or {}, options or {}))
@@ -112,7 +119,9 @@ class _Runner:
         workers: Workers,
         rules: Rules,
         before: Before,
+        site: Site,
     ) -> None:
+        self.site = site
         self.jobs = list(jobs)
         self.keys = {job.name: job.key for job in jobs}
         self.folder = folder
@@ -126,11 +135,15 @@ class _Runner:
         self.results: dict[str, Result] = dict(before.results)
         self.attempts: dict[str, list[dict[str, Any]]] = {name: list(each) for name, each in before.attempts.items()}
         self.retried: dict[str, int] = {}  # how often, in this session
+        self.moved: dict[str, int] = {}  # how often its machine was lost, in this session
+        self.unplaced: dict[str, int] = {}  # how often its place was no good before it began
+        self.gone: str | None = None  # why the cluster is
         self.told: set[str] = set()  # jobs of which it was said what they wait for
         self.waiting = Queue((), slots)
-        self.running: dict[asyncio.Task[None], Supervisor] = {}  # until their notebooks are converted
+        self.running: dict[asyncio.Task[None], Supervised] = {}  # until their notebooks are converted
+        self.ended: list[asyncio.Task[None]] = []  # of these
         self.at_work: set[str] = set()  # jobs that have not ended
-        self.freed = asyncio.Event()  # a job has given its place back
+        self.freed = asyncio.Event()  # a job has given its place back, or there are other places
         self.signals = 0
         self.failed: str | None = None  # the job for which `--fail-fast` stops the run
 
@@ -141,14 +154,14 @@ class _Runner:
         self._log_start(options)
         with self._signals():
             try:
-                self._line_up(expected_seconds)
+                await self._line_up(expected_seconds)
                 earlier_ones = [self._convert_earlier(result) for result in self.before.results.values()]
                 await asyncio.gather(self._work(), *earlier_ones)
             except BaseException:
                 await self._end_all()
                 raise
             finally:
-                await self.workers.close()
+                await asyncio.gather(self.workers.close(), self.site.close())
                 self.meters.close()
         for job in self.waiting:  # the run was interrupted, or stopped
             self._finish(replace(not_run(job), warnings=self._why_not(), attempts=self.attempts.get(job.name, [])))
@@ -161,14 +174,21 @@ class _Runner:
             slots=self.slots.count,
             versions=versions(),
             earlier=earlier,
-            notes=list(self.before.notes),
+            notes=[*self.before.notes, *self._how_to_go_on()],
         )
         run.save()
         self.folder.log("run finished", status=run.as_dict()["run"]["status"])
         return run
 
     def _why_not(self) -> list[str]:
+        if self.gone:
+            return [f"its turn never came: the cluster is gone: {self.gone}"]
         return [f"its turn never came: {self.failed} failed, and --fail-fast stops there"] if self.failed else []
+
+    def _how_to_go_on(self) -> list[str]:
+        if self.gone is None:
+            return []
+        return [f"the cluster is gone: {self.gone}; when it is back: rocmlab run --resume {self.folder.path.name}"]
 
     def _log_start(self, options: Mapping[str, Any]) -> None:
         who = {"pid": os.getpid(), "host": socket.gethostname(), "slots": self.slots.count}
@@ -179,7 +199,7 @@ class _Runner:
             jobs = [resume.described(job) for job in self.jobs]
             self.folder.log("run started", run=self.folder.path.name, **who, jobs=jobs, options=options)
 
-    def _line_up(self, expected_seconds: Mapping[str, float]) -> None:
+    async def _line_up(self, expected_seconds: Mapping[str, float]) -> None:
         possible: list[Job] = []
         for job in self.jobs:
             if job.name in self.results:
@@ -190,37 +210,43 @@ class _Runner:
             else:
                 possible.append(job)
         self.waiting = Queue(longest_first(possible, expected_seconds), self.slots)
-        self.workers.expect(possible)
+        await self.site.open(possible, self.folder, self.rules.warm, self._places_changed)
+
+    def _places_changed(self, gone: str | None) -> None:
+        self.gone = self.gone or gone
+        self.freed.set()
+
+    @property
+    def _goes_on(self) -> bool:
+        return not (self.signals or self.failed or self.gone)
 
     async def _work(self) -> None:
         while True:
-            while not self.signals and not self.failed and self._start_next():
+            while self._goes_on and self._start_next():
                 pass
-            if not self.running:
-                if self.signals or self.failed or not self.waiting:
-                    return
-                await self._wait_for_memory()
-                continue
-            self.freed.clear()
-            freed = asyncio.create_task(self.freed.wait())
-            done, _ = await asyncio.wait(
-                [*self.running, freed],
-                timeout=LOOK_AGAIN_SECONDS if self.waiting else None,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            freed.cancel()
-            for task in [task for task in self.running if task in done]:
+            while self.ended:
+                task = self.ended.pop()
                 del self.running[task]
                 task.result()  # an error of ours must not be lost
+            self.freed.clear()
+            if not self.running:
+                if not self._goes_on or not self.waiting:
+                    return
+                self._say_what_lacks()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.freed.wait(), LOOK_AGAIN_SECONDS if self.waiting else None)
 
-    async def _wait_for_memory(self) -> None:
-        """Wait a little: all GPUs are free, and yet none has the memory that the next job needs."""
+    def _end_of(self, task: asyncio.Task[None]) -> None:
+        self.ended.append(task)
+        self.freed.set()
+
+    def _say_what_lacks(self) -> None:
+        """Say once why nothing runs: all GPUs are free, and yet none has the memory that the next job needs."""
         for job in self.waiting.heads():
             if job.name not in self.told:
                 self.folder.log("job waits", job=job.name, vram_bytes=job.vram_bytes, held=[])
-                log.warning("%s waits until a GPU has %s free", job.name, gigabytes(job.vram_bytes))
+                log.warning("%s waits until %s", job.name, self.site.lack(job))
                 self.told.add(job.name)
-        await asyncio.sleep(LOOK_AGAIN_SECONDS)
 
     async def _end_all(self) -> None:
         """Leave nothing behind when this program itself fails."""
@@ -231,24 +257,34 @@ class _Runner:
 
     def _start_next(self) -> bool:
         """Start the job whose turn it is; tell whether one could be started."""
-        taken = self.slots.take(self.waiting.heads(), self.waiting.avoid)
+        taken = self.waiting.take()
         if taken is None:
             return False
         job, place = taken
-        self.waiting.remove(job)
         limits = replace(self.limits, notebook_seconds=job.timeout_seconds or self.limits.notebook_seconds)
-        see = self._viewer(job)
-        supervisor = Supervisor(job, place, self.folder, limits, see, self.workers, self.meters)
-        self.folder.log("job started", job=job.name, devices=identify(place))
-        self.display.started(job, place)
+        supervisor = self.site.supervise(job, place, limits, self._viewer(job, place))
+        if place.devices:
+            self._tell_started(job, place)
         self.at_work.add(job.name)
-        self.running[asyncio.create_task(self._run_job(supervisor))] = supervisor
+        task = asyncio.create_task(self._run_job(supervisor))
+        self.running[task] = supervisor
+        task.add_done_callback(self._end_of)
         return True
 
-    def _viewer(self, job: Job) -> Callable[[Event], None]:
-        return lambda event: self.display.event(job, event)
+    def _tell_started(self, job: Job, place: Place) -> None:
+        self.folder.log("job started", job=job.name, devices=identify(place))
+        self.display.started(job, place)
 
-    async def _run_job(self, supervisor: Supervisor) -> None:
+    def _viewer(self, job: Job, place: Place) -> Callable[[Event], None]:
+        def see(event: Event) -> None:
+            if event["event"] == "placed":  # only now is it known where
+                self._tell_started(job, place)
+            else:
+                self.display.event(job, event)
+
+        return see
+
+    async def _run_job(self, supervisor: Supervised) -> None:
         job = supervisor.job
         try:
             ending = await supervisor.run()
@@ -261,6 +297,10 @@ class _Runner:
             self.slots.give_back(supervisor.place)
         if ending.status == "ok" or not self.rules.fail_fast:
             self.freed.set()  # the next job need not wait for what is left to do for this one
+        if ending.is_unplaced and self._goes_on and self.unplaced.get(job.name, 0) < MOST_PLACES:
+            self.unplaced[job.name] = self.unplaced.get(job.name, 0) + 1
+            self._put_back(job, supervisor.place)
+            return
         attempts = self.attempts.get(job.name, [])
         if ending.status == "not run":  # it was stopped while it waited
             result = replace(not_run(job), warnings=[*ending.warnings, *self._why_not()], attempts=attempts)
@@ -268,10 +308,10 @@ class _Runner:
             if self.failed and ending.status == "killed":
                 ending = replace(ending, message=f"{STOPPED}{self.failed} failed, and --fail-fast stops there")
             result = await asyncio.to_thread(self._result_of, job, supervisor.place, ending, attempts)
-        if self._may_try_again(result):
+        if self._may_try_again(result, ending.is_lost):
             result = await self._converted(result)
-        if self._may_try_again(result):  # nobody has interrupted the run meanwhile
-            self._try_again(job, supervisor.place, result)
+        if self._may_try_again(result, ending.is_lost):  # nobody has interrupted the run meanwhile
+            self._try_again(job, supervisor.place, result, ending.is_lost)
             return
         self._finish(result)
         self.freed.set()
@@ -318,20 +358,28 @@ class _Runner:
         if self.signals and not self.at_work:
             asyncio.get_running_loop().call_later(HURRY_SECONDS, self.workers.stop_converting)
 
-    def _may_try_again(self, result: Result) -> bool:
-        if self.signals or self.failed or not retries.may_pass(result.status):
+    def _may_try_again(self, result: Result, is_lost: bool) -> bool:
+        if not self._goes_on or not retries.may_pass(result.status):
             return False
+        if is_lost:  # which is no fault of its own, and does not count against `--retries`
+            return self.moved.get(result.name, 0) < MOST_MOVES
         return self.retried.get(result.name, 0) < self.rules.retries
 
-    def _try_again(self, job: Job, place: Place, result: Result) -> None:
+    def _try_again(self, job: Job, place: Place, result: Result, is_lost: bool) -> None:
         kept = retries.attempt(result.as_dict(), retries.set_aside(self.folder, job.name))
         self.attempts.setdefault(job.name, []).append(kept)
-        self.retried[job.name] = self.retried.get(job.name, 0) + 1
+        count = self.moved if is_lost else self.retried
+        count[job.name] = count.get(job.name, 0) + 1
         self.folder.log("job retried", job=job.name, attempt=kept)
-        left = self.rules.retries - self.retried[job.name]
+        left = MOST_MOVES - count[job.name] if is_lost else self.rules.retries - count[job.name]
         self.display.event(job, {"event": "retried", **kept, "left": left})
+        self._put_back(job, place)
+
+    def _put_back(self, job: Job, place: Place) -> None:
+        """Have a job placed again, before all others, and elsewhere than here if it can be."""
         self.at_work.discard(job.name)
         self.waiting.put_first(job, place.gpus)
+        self.freed.set()
 
     def _finish(self, result: Result) -> None:
         self.results[result.name] = result

@@ -49,7 +49,7 @@ FRAMEWORK_STEPS = {  # by the command that each step runs
 
 @dataclass(frozen=True)
 class Row:
-    """One figure: ours, theirs where there is one, and how many times better ours is."""
+    """One figure: ours, theirs where there is one, and how many times better ours is (see `row`)."""
 
     name: str
     unit: str
@@ -64,15 +64,23 @@ class Row:
         return asdict(self)
 
 
-def row(name: str, unit: str, ours: Sequence[float], theirs: Sequence[float] = ()) -> Row:
-    """Return the medians of interleaved figures."""
+def row(name: str, unit: str, ours: Sequence[float], theirs: Sequence[float] = (), *, is_cost: bool = False) -> Row:
+    """Return the medians of interleaved figures.
+
+    Args:
+        name: of the row.
+        unit: of the figures, of which less is better.
+        ours: figures.
+        theirs: those to compare with; none: there is no ratio.
+        is_cost: ours does more and costs more: the ratio is ours to theirs.
+    """
     mine, other = statistics.median(ours), statistics.median(theirs) if theirs else None
     return Row(
         name=name,
         unit=unit,
         ours=round(mine, 3),
         theirs=round(other, 3) if other is not None else None,
-        ratio=round(other / mine, 2) if other is not None else None,
+        ratio=round(mine / other if is_cost else other / mine, 2) if other is not None else None,
         runs=len(ours),
         spread=(round(min(ours), 3), round(max(ours), 3)),
     )

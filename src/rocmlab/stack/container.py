@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from rocmlab import __version__
+from rocmlab.cluster import node, ports, record
+from rocmlab.cluster.record import Record
 from rocmlab.errors import RocmlabError
 from rocmlab.stack import fingerprint, process, server
 from rocmlab.stack.lab import Say
@@ -73,6 +75,7 @@ class ContainerLab(ABC):
         """A digest of all the image is made from; the image carries it as the label `rocmlab.inputs`."""
         names = ("BASE_IMAGE", "TORCH_INDEX", "JAX_PACKAGES", "ROCMLAB_BACKEND")
         facts = {name: self.values.get(name, "") for name in names}
+        facts |= {"CLUSTER": "1"} if self.settings.is_in_cluster else {}
         return fingerprint.digest(self.settings.project, fingerprint.IMAGE_SOURCES, facts)
 
     def engine(self, *arguments: str, timeout_seconds: float = 60) -> tuple[int, str]:
@@ -277,7 +280,12 @@ class ContainerLab(ABC):
         if container is None:
             return False
         code, output = self.engine("port", container)
-        return code == 0 and f"127.0.0.1:{self.port}" in output
+        if code == 0 and f"127.0.0.1:{self.port}" in output:
+            return True
+        # In the host's own network (a node of a cluster) nothing is published, and JupyterLab listens itself.
+        asked = "{{.HostConfig.NetworkMode}}{{range .Config.Env}}\n{{.}}{{end}}"
+        network, *variables = self.engine("inspect", "--format", asked, container)[1].splitlines() or [""]
+        return network == "host" and f"PORT={self.port}" in variables
 
     def _refusal(self, output: str) -> RocmlabError:
         said = output.strip().splitlines()[-1] if output.strip() else f"{self.program} printed nothing"
@@ -324,6 +332,12 @@ class ContainerLab(ABC):
             raise RocmlabError("the lab does not say which devices it sees", output.strip()[-400:], "make logs")
         found: list[dict[str, Any]] = json.loads(output)["devices"]
         return found
+
+    def node_record(self) -> Record | None:
+        """Return what the lab's Ray node says of itself; None where it says nothing."""
+        folder = node.usual_folder(ports.parse(self.settings.get("CLUSTER_PORT")), int(self.values["NB_UID"]))
+        code, text = self.engine("exec", self.container() or "", "cat", f"{folder}/node.json")
+        return record.parse(text) if code == 0 else None
 
     def run(self, arguments: Sequence[str]) -> int:
         """Run `rocmlab <arguments>` in the running lab, or in a container of its own if the lab is down."""

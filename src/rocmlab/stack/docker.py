@@ -44,11 +44,20 @@ class DockerLab(ContainerLab):
         return output.split()[0] if code == 0 and output.split() else None
 
     def _bring_up(self) -> tuple[int, str]:
+        anew = ["--force-recreate"] if self._has_another_token() else []
         return process.capture(
-            self._compose("--progress", "quiet", "up", "--detach", "--no-build", SERVICE),
+            self._compose("--progress", "quiet", "up", "--detach", "--no-build", *anew, SERVICE),
             env=self.environment,
             timeout_seconds=300,
         )
+
+    def _has_another_token(self) -> bool:
+        """Tell whether the running lab is a node with an earlier CLUSTER_TOKEN: Compose does not see such a change."""
+        container = self.container() if self.settings.is_in_cluster else None
+        if container is None:
+            return False
+        code, token = self.engine("exec", container, "cat", "/run/secrets/cluster_token")
+        return code == 0 and token.strip() != self.values.get("CLUSTER_TOKEN", "")
 
     def _owner(self) -> str:
         container = self.container(running_only=False)
@@ -56,8 +65,9 @@ class DockerLab(ContainerLab):
 
     def stop(self, say: Say) -> None:
         """Remove the container and the network; the volume stays."""
+        grace = "60" if self.settings.is_in_cluster else "10"  # Ray leaves tasks that run half a minute
         code, output = process.capture(
-            self._compose("--progress", "quiet", "down", "--remove-orphans", "--timeout", "10"),
+            self._compose("--progress", "quiet", "down", "--remove-orphans", "--timeout", grace),
             env=self.environment,
             timeout_seconds=120,
         )

@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rocmlab.errors import RocmlabError
@@ -41,6 +41,7 @@ class Environment:
     tensorflow_index: str = ""  # rocm: where AMD's TensorFlow wheels lie
     wheels: str = ""  # a folder of wheels tried before any index
     jax_packages: str = ""  # JAX's plugin for the GPU, in pip's words; empty: JAX computes on the CPU
+    has_cluster: bool = False  # with Ray, for a lab that is a node of a cluster
 
     @property
     def folder(self) -> Path:
@@ -67,6 +68,7 @@ class Environment:
             "jax_packages": self.jax_packages,
             "project": str(self.project),
         }
+        facts |= {"cluster": "ray"} if self.has_cluster else {}
         return fingerprint.digest(self.project, fingerprint.NATIVE_SOURCES, facts)
 
     def is_current(self) -> bool:
@@ -75,7 +77,8 @@ class Environment:
             recorded = json.loads(self.marker.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return False
-        return isinstance(recorded, dict) and recorded.get("fingerprint") == self.fingerprint()
+        fitting = {self.fingerprint(), replace(self, has_cluster=True).fingerprint()}  # Ray may lie there unused
+        return isinstance(recorded, dict) and recorded.get("fingerprint") in fitting
 
     def make(self, say: Say) -> None:
         """Make the environment, or bring it up to date.
@@ -177,6 +180,8 @@ class Environment:
             links = ("--find-links", self.wheels) if self.wheels else ()
             words = (*links, "--constraint", str(pinned), *self.jax_packages.split())
             yield Step(f"JAX's plugin ({self.jax_packages})", words)
+        if self.has_cluster:
+            yield Step("Ray, for the cluster", (*locked, str(self.project / "requirements/cluster.txt")))
         yield Step("rocmlab", ("--no-deps", "--no-build-isolation", "--editable", str(self.project)))
 
     def _torch_step(self) -> Step:

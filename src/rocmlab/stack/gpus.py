@@ -16,6 +16,7 @@ from rocmlab.stack.engine import Engine
 from rocmlab.stack.settings import Settings
 
 OVERLAY = ".rocmlab/compose.gpus.yaml"  # of the lab; a single run has one of its own
+CLUSTER_OVERLAY = "docker/compose.cluster.yaml"
 WAYS = ("nodes", "cdi")
 HEAD = "# Written by `make up`: exactly the GPUs that GPUS names.\nservices:\n  lab:\n"
 
@@ -26,6 +27,7 @@ def check(settings: Settings, choice: Choice, engine: Engine, devices: list[Devi
     Raises:
         RocmlabError: GPUS names GPUs that are not there, or GPU_PASSTHROUGH a way that does not work here.
     """
+    _check_cluster(settings, choice)
     _check_way(settings, choice, engine, root)
     if choice.is_rootless and choice.backend == "rocm" and not choice.is_wsl:
         _check_openable(root)
@@ -59,6 +61,15 @@ def _check_openable(root: Path) -> None:
             f"the GPU's nodes belong to the groups {groups} (usually render and video), and you are not in them",
             "sudo usermod -aG render,video $USER, log in again, then: podman system migrate\n"
             "or, as root: sudo make up; or on the CPU: make up BACKEND=cpu",
+        )
+
+
+def _check_cluster(settings: Settings, choice: Choice) -> None:
+    if choice.runtime == "podman" and settings.is_in_cluster:
+        raise RocmlabError(
+            f"CLUSTER={settings.get('CLUSTER')} was asked for, and this lab runs in Podman",
+            "a lab that is a node of a cluster runs in Docker, with the host's own network, or natively",
+            "make cluster-up RUNTIME=native (or RUNTIME=docker); or leave the cluster: make cluster-down",
         )
 
 
@@ -105,6 +116,8 @@ def overlays(settings: Settings, choice: Choice) -> list[str]:
         files.append("docker/compose.wsl.yaml")
     if choice.is_simulated:
         files.append("docker/compose.simulated.yaml")
+    if settings.is_in_cluster:
+        files.append(CLUSTER_OVERLAY)
     has_gpus = choice.backend in ("rocm", "cuda") or choice.is_simulated
     if has_gpus and (settings.get("GPUS") != "all" or _uses_cdi(settings, choice)):
         files.append(OVERLAY)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from rocmlab.cluster.record import Record
+
 Say = Callable[[str], None]  # prints one line of progress
 
 
@@ -44,6 +46,9 @@ class Lab(Protocol):
 
     def inside(self) -> tuple[list[str], Mapping[str, str]] | None:
         """Return what runs rocmlab inside the lab: words to put a verb behind, and their environment; None: nothing."""
+
+    def node_record(self) -> Record | None:
+        """Return what the lab's Ray node says of itself; None where it says nothing."""
 
     def run(self, arguments: Sequence[str]) -> int:
         """Run `rocmlab <arguments>` inside the lab and return its exit code."""

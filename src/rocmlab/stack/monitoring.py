@@ -47,12 +47,18 @@ class Monitoring:
             environment: where settings given behind the target are; by default this process's.
 
         Raises:
-            RocmlabError: the lab is not Docker's, or a port is none.
+            RocmlabError: the lab is not Docker's, or is a node of a cluster, or a port is none.
         """
         if project.choice.runtime != "docker":
             raise RocmlabError(
                 f"the monitoring runs beside a lab in Docker, and this lab is {project.choice.runtime}",
                 "it is an overlay of the Compose project",
+                "rocmlab monitoring, without a word behind it, says how to point your own Prometheus at this lab",
+            )
+        if project.settings.is_in_cluster:
+            raise RocmlabError(
+                "the monitoring runs in the network of the Compose project, and this lab is a node of a cluster",
+                "such a lab has the host's own network, where the other services do not reach it by its name",
                 "rocmlab monitoring, without a word behind it, says how to point your own Prometheus at this lab",
             )
         environment = os.environ if environment is None else environment

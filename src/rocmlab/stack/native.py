@@ -15,10 +15,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rocmlab.cluster import record
+from rocmlab.cluster.record import Record
 from rocmlab.devices import visibility
 from rocmlab.devices.discovery import discover
 from rocmlab.errors import RocmlabError
 from rocmlab.stack import process, server
+from rocmlab.stack.cluster import NativeNode
 from rocmlab.stack.environment import Environment
 from rocmlab.stack.lab import Say
 from rocmlab.stack.settings import Settings
@@ -37,7 +40,7 @@ SOCKET_FOLDER_BYTES = 50  # a socket's path has at most 104 bytes, and Jupyter a
 
 
 class NativeLab:
-    """JupyterLab from `.venv`, its log in `.rocmlab/jupyter.log`."""
+    """JupyterLab from `.venv`, its log in `.rocmlab/jupyter.log`; beside it the Ray node, if CLUSTER asks for one."""
 
     def __init__(self, settings: Settings, values: dict[str, str], environment: Environment) -> None:
         self.settings = settings
@@ -51,6 +54,7 @@ class NativeLab:
         self.log = settings.state / "jupyter.log"
         self.record = settings.state / "jupyter.json"  # pid and configuration of the running server
         self.child: subprocess.Popen[bytes] | None = None  # the server, if this very process started it
+        self.node = NativeNode(settings, environment.interpreter)
 
     # -- environment ---------------------------------------------------------------------------------------------
 
@@ -141,6 +145,7 @@ class NativeLab:
             "KERAS_HOME": str(self.share_folder / "cache/keras"),
             "HF_HOME": str(self.share_folder / "cache/huggingface"),
         }
+        env |= self.node.environment()
         backend, choice, root = self.values["ROCMLAB_BACKEND"], self.settings.get("GPUS"), Path("/")
         env.pop("ROCMLAB_ROOT", None)
         if simulated := self.settings.get("ROCMLAB_ROOT"):
@@ -173,6 +178,7 @@ class NativeLab:
         found |= {"NOTEBOOKS_DIR": str(self.notebooks), "GPUS": self.settings.get("GPUS")}
         for name in ("ROCMLAB_ROOT", *FOR_KERNELS):
             found[name] = self.settings.get(name)
+        found |= self.node.configuration()
         return {**found, "environment": self.venv.fingerprint()}
 
     def _is_configured(self) -> bool:
@@ -191,12 +197,13 @@ class NativeLab:
         Raises:
             RocmlabError: the port is taken, or the server dies at start; nothing is left running.
         """
+        self._start_node_too(say)
         is_configured = self.is_running() and self._is_configured()
         if is_configured and server.wait(self.port, self.token, self.is_running, BUSY_SECONDS):
             return False
         if not server.answers(self.port, self.token):
             server.check_free(self.port)  # before anything that runs is stopped
-        self.stop(lambda _: None)
+        self._stop_server()
         server.check_free(self.port)
         for name in ("config", "data"):
             (self.settings.state / name).mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -219,7 +226,7 @@ class NativeLab:
         self.record.write_text(json.dumps(record) + "\n", encoding="utf-8")
         if server.wait(self.port, self.token, lambda: started.poll() is None):
             return True
-        self.stop(lambda _: None)
+        self._stop_server()
         last = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-15:]
         raise RocmlabError(
             "the lab did not start",
@@ -236,7 +243,11 @@ class NativeLab:
             say(f"the launcher offers only the plain kernels, TensorFlow and PyTorch: {words[0]}")
 
     def stop(self, say: Say) -> None:
-        """Stop the server and every process it started."""
+        """Stop the server and every process it started, and the Ray node."""
+        self._stop_server()
+        self.node.stop(say)
+
+    def _stop_server(self) -> None:
         pid = self._pid()
         if pid is not None:
             self._end([pid, *descendants(pid)])
@@ -250,6 +261,28 @@ class NativeLab:
             self.child.wait()
             self.child = None
         self.record.unlink(missing_ok=True)
+
+    def node_record(self) -> Record | None:
+        """Return what the lab's Ray node says of itself, or said last; None where it says nothing."""
+        last = record.read(self.node.folder / "node.json")
+        return self.node.state() or (last if last and last.said else None)
+
+    def start_node(self, say: Say) -> bool:
+        """Start this machine's Ray node unless it runs as configured, and tell whether it was started.
+
+        Raises:
+            RocmlabError: it cannot start; it is not left running.
+        """
+        return self.node.start(self.server_environment(), self.settings.get("GPUS"), say)
+
+    def _start_node_too(self, say: Say) -> None:
+        """Start the node beside the server; one that cannot start does not take the lab along."""
+        if not self.settings.is_in_cluster:
+            return
+        try:
+            self.start_node(say)
+        except RocmlabError as err:
+            say(f"the lab starts without its Ray node: {err}")
 
     def _end(self, family: list[int]) -> None:
         """Ask the server to shut down, as JupyterLab's own menu does; then end what is left, first politely."""

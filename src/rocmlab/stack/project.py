@@ -13,8 +13,8 @@ from typing import Any
 from rocmlab.devices import discover
 from rocmlab.errors import RocmlabError
 from rocmlab.stack import choice as choosing
+from rocmlab.stack import cluster, envfile, gpus, podman_engine, resolve, server
 from rocmlab.stack import engine as engines
-from rocmlab.stack import envfile, gpus, podman_engine, resolve, server
 from rocmlab.stack import settings as configuration
 from rocmlab.stack.choice import CONTAINERS, Choice
 from rocmlab.stack.container import BaseImageUnreachable, ContainerLab
@@ -91,6 +91,7 @@ def plan(folder: Path, settings: Settings | None = None) -> Project:
     """
     settings = settings or configuration.load(folder)
     configuration.port_of(settings)
+    cluster.check(settings)
     root = _root(settings)
     _look_only_at(root)
     runtime = settings.get("RUNTIME")
@@ -161,6 +162,7 @@ def _assemble(settings: Settings, choice: Choice, engine: Engine, podman: Podman
         jax_packages=values.get("JAX_PACKAGES", ""),
         tensorflow_index=tensorflow,
         wheels=settings.get("WHEELS"),
+        has_cluster=settings.is_in_cluster,
     )
     return Project(settings, choice, values, NativeLab(settings, values, environment), previous, root)
 
@@ -305,6 +307,7 @@ def _described(settings: Settings, values: dict[str, str]) -> Project | None:
     python = settings.get("PYTHON") or "python3"
     jax = values.get("JAX_PACKAGES", "")
     environment = Environment(settings.project, backend, python, values.get("TORCH_INDEX", ""), jax_packages=jax)
+    environment.has_cluster = settings.is_in_cluster
     return Project(settings, choice, values, NativeLab(settings, values, environment))
 
 

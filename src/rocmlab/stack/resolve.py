@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rocmlab.devices import Device, nodes
 from rocmlab.errors import RocmlabError
-from rocmlab.stack import gpus
+from rocmlab.stack import cluster, gpus
 from rocmlab.stack.choice import CONTAINERS, Choice
 from rocmlab.stack.settings import BASE_IMAGES, TORCH_INDEXES, Settings, qualified
 
@@ -36,6 +36,7 @@ def resolve(settings: Settings, choice: Choice, devices: list[Device], root: Pat
         values["JAX_PACKAGES"] = packages
     if password := settings.last("GRAFANA_PASSWORD"):  # which `make monitoring` made: Grafana knows no other any more
         values["GRAFANA_PASSWORD"] = password
+    values |= cluster.values(settings)
     if choice.is_simulated:
         values["ROCMLAB_ROOT"] = str(root)
     if choice.runtime in CONTAINERS:

@@ -82,6 +82,15 @@ SETTINGS = (
     Setting("GRAFANA_IMAGE", "grafana/grafana:12.3.1", "the image of `make monitoring`'s Grafana"),
     Setting("GRAFANA_PORT", "3000", "its port on 127.0.0.1"),
     Setting("GRAFANA_PASSWORD", "192 random bits, made once", "the password of Grafana's user admin"),
+    Setting(
+        "CLUSTER",
+        "off",
+        "off, head (this machine starts a Ray cluster), or HOST:PORT of the head whose cluster this machine joins",
+    ),
+    Setting("CLUSTER_TOKEN", "256 random bits, made once by the head", "what every node of the cluster must know"),
+    Setting("CLUSTER_ADDRESS", "that of the way to the head, or out", "this machine's own address in the cluster"),
+    Setting("CLUSTER_PORT", "6379", "the head's port, and where the node's other ports begin (docs/cluster.md)"),
+    Setting("CLUSTER_NETWORK", "host", "the container's network while it is a node: host, bridge, or one of yours"),
     Setting("PYTHON", "python3", "the interpreter of the native lab (3.11 to 3.13)"),
     Setting(
         "COMPOSE_PROJECT_NAME",
@@ -105,6 +114,9 @@ DEFAULTS = {
     "GRAFANA_IMAGE": "grafana/grafana:12.3.1",
     "GRAFANA_PORT": "3000",
     "NOTEBOOKS_DIR": "./notebooks",
+    "CLUSTER": "off",
+    "CLUSTER_PORT": "6379",
+    "CLUSTER_NETWORK": "host",
 }
 BASE_IMAGES = {  # source and date of each tag: docs/images.md
     "radeon": "rocm/tensorflow:rocm7.2-py3.12-tf2.20-dev",
@@ -155,6 +167,11 @@ class Settings:
     def env_path(self) -> Path:
         """The `.env` file."""
         return self.project / ".env"
+
+    @property
+    def is_in_cluster(self) -> bool:
+        """Tell whether the lab is to be a node of a Ray cluster."""
+        return self.get("CLUSTER") not in ("", "off")
 
     def get(self, name: str) -> str:
         """Return what a person chose, else the default if it is the same on every machine, else an empty string."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from rocmlab.devices import visibility
 from rocmlab.errors import RocmlabError
-from rocmlab.training import interpreters
+from rocmlab.training import children, interpreters
 
 BACKENDS = ("tensorflow", "torch", "jax")
 WORKLOADS = ("mnist_fc", "mnist_cnn", "unet")
@@ -33,7 +33,8 @@ class Report:
     """What was measured: `rows` as `bench_row` describes them, and why the others were not."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
-    skipped: dict[str, str] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)  # their backend is not here, and nobody named them
+    failed: dict[str, RocmlabError] = field(default_factory=dict)
 
 
 def measure(
@@ -46,7 +47,7 @@ def measure(
     say: Callable[[str], None] = lambda line: None,
     each: Callable[[Report], None] = lambda report: None,
 ) -> Report:
-    """Measure rows, one after the other.
+    """Measure rows, one after the other; one that fails is noted, and the next one is measured.
 
     Args:
         names: of the rows; None: the usual ones.
@@ -55,10 +56,10 @@ def measure(
         quick: of the digits `SHORT_SAMPLES` an epoch, where `samples` says nothing.
         device: `auto`, `gpu` (an error where there is none) or `cpu` (GPUs are hidden).
         say: prints a line of progress.
-        each: gets the report so far after each row: the next one may take long, or fail.
+        each: gets the report so far after each row: the next one may take long.
 
     Raises:
-        RocmlabError: there is no such row, a row that was named cannot be measured here, or measuring failed.
+        RocmlabError: there is no such row, or not one was measured.
     """
     if unknown := sorted(set(names or ()) - set(ROWS)):
         raise RocmlabError(f"no such row: {', '.join(unknown)}", "", f"one of {', '.join(ROWS)}")
@@ -66,29 +67,43 @@ def measure(
     for name in dict.fromkeys(names or USUAL):
         workload, _, backend = name.rpartition("_")
         try:
-            interpreter = interpreters.find(backend)
-            missing = _missing(interpreter, backend)
+            interpreter = _interpreter(name, backend)
         except RocmlabError as err:
             if names:
-                raise
-            report.skipped[name] = err.problem.what
-            continue
-        if missing:
-            if names:
-                raise RocmlabError(f"{name} cannot be measured", missing, "make build, which installs it")
-            report.skipped[name] = missing
+                _fail(report, name, err, say)
+            else:
+                report.skipped[name] = err.problem.what
             continue
         say(f"{name}: measuring")
         count = samples or (SHORT_SAMPLES.get(workload) if quick else None)
-        report.rows.append({"name": name, **_run(interpreter, workload, backend, runs, count, device)})
-        each(report)
+        try:
+            report.rows.append({"name": name, **_run(interpreter, workload, backend, runs, count, device)})
+        except RocmlabError as err:
+            _fail(report, name, err, say)
+        else:
+            each(report)
     if not report.rows:
-        raise RocmlabError(
-            "nothing was measured",
-            "\n".join(f"{name}: {why}" for name, why in report.skipped.items()),
-            "run it in the lab: make bench",
-        )
+        raise _nothing(report)
     return report
+
+
+def _fail(report: Report, name: str, err: RocmlabError, say: Callable[[str], None]) -> None:
+    report.failed[name] = err
+    say(f"{name}: failed: {err.problem.what}")
+
+
+def _nothing(report: Report) -> RocmlabError:
+    """Return the error that says why no row was measured: that of the rows themselves where it is one and the same."""
+    errors = list(report.failed.values())
+    if errors and len({err.problem.what for err in errors}) == 1:
+        return errors[0]
+    reasons = report.skipped | {name: str(err.problem) for name, err in report.failed.items()}
+    return RocmlabError(
+        "nothing was measured",
+        "\n".join(f"{name}: {why}" for name, why in reasons.items()),
+        errors[0].problem.fix if errors else "run it in the lab: make bench",
+        exit_code=1 if errors else 2,
+    )
 
 
 def environment(base: Mapping[str, str], backend: str, device: str) -> dict[str, str]:
@@ -97,6 +112,18 @@ def environment(base: Mapping[str, str], backend: str, device: str) -> dict[str,
     if device != "cpu":
         return env
     return {**visibility.apply(env, ()), "JAX_PLATFORMS": "cpu"}
+
+
+def _interpreter(name: str, backend: str) -> interpreters.Interpreter:
+    """Return the interpreter that can measure a row.
+
+    Raises:
+        RocmlabError: there is none.
+    """
+    found = interpreters.find(backend)
+    if missing := _missing(found, backend):
+        raise RocmlabError(missing, f"so {name} cannot be measured", "make build, which installs it")
+    return found
 
 
 def _missing(interpreter: interpreters.Interpreter, backend: str) -> str:
@@ -117,7 +144,8 @@ def _run(
     with tempfile.TemporaryDirectory(prefix="rocmlab-bench-") as folder:
         answer = Path(folder, "row.json")
         order = {"workload": workload, "backend": backend, "runs": runs, "samples": samples, "device": device}
-        # Its words go to stderr, so that stdout stays JSON; a child of this group ends with Ctrl-C.
+        # Its words go to stderr, so that stdout stays JSON. A child of this group ends with Ctrl-C, and on Linux
+        # with this process, however that ends.
         done = subprocess.run(
             [interpreter.python, "-m", "rocmlab.training.bench_row", json.dumps(order), str(answer)],
             env=environment(interpreter.environment(), backend, device),
@@ -125,6 +153,7 @@ def _run(
             stderr=subprocess.PIPE,
             text=True,
             check=False,
+            preexec_fn=children.end_with_parent(),
         )
         if not answer.is_file():
             said = [line for line in done.stderr.splitlines() if line.strip()][-15:]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from small_models import assert_same, assert_same_history, dense, digits, side_by_side
 
 import rocmlab
 from rocmlab.errors import RocmlabError
@@ -32,61 +33,6 @@ def keras(tmp_path_factory):
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     return keras
-
-
-@pytest.fixture
-def fit_resident():
-    """Return the function under test, by the way a notebook imports it."""
-    from rocmlab.training import fit_resident
-
-    return fit_resident
-
-
-def digits(count=150):
-    """Return samples of three classes that a small network can tell apart: (count, 12) float32, (count,) int."""
-    rng = np.random.default_rng(7)
-    y = rng.integers(0, 3, count)
-    x = rng.normal(size=(count, 12)).astype("float32") + np.eye(3, 12, dtype="float32")[y] * 2
-    return x, y
-
-
-def dense(keras, *inner, seed=1, optimizer="rmsprop", **compile_arguments):
-    """Return a small compiled classifier, always with the same weights."""
-    keras.utils.set_random_seed(seed)
-    layers = [keras.Input((12,)), keras.layers.Dense(16, "relu"), *inner, keras.layers.Dense(3, "softmax")]
-    model = keras.Sequential(layers)
-    arguments = {"loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"], **compile_arguments}
-    model.compile(optimizer=optimizer, **arguments)
-    return model
-
-
-def assert_same(expected, found):
-    """Check that two models hold the same weights, counters, seeds and optimizer state."""
-    for name in ("trainable_variables", "non_trainable_variables"):
-        pairs = zip(getattr(expected, name), getattr(found, name), strict=True)
-        for one, other in pairs:
-            np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=2e-4, atol=2e-5, err_msg=one.path)
-    for one, other in zip(expected.optimizer.variables, found.optimizer.variables, strict=True):
-        np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=2e-4, atol=2e-5, err_msg=one.path)
-
-
-def assert_same_history(expected, found):
-    """Check that two histories have the same names and, within float tolerance, the same figures."""
-    assert sorted(expected) == sorted(found)
-    for name in expected:
-        np.testing.assert_allclose(expected[name], found[name], rtol=1e-3, atol=1e-4, err_msg=name)
-
-
-def side_by_side(fit_resident, make, x, y, **arguments):
-    """Train two equal models without shuffling, one by each way; return both and check that they agree."""
-    common = {"batch_size": 32, "epochs": 2, "shuffle": False, "verbose": 0, **arguments}
-    theirs, ours = make(), make()
-    history = theirs.fit(x, y, **common)
-    result = fit_resident(ours, x, y, **common)
-
-    assert_same(theirs, ours)
-    assert_same_history(history.history, result.history)
-    return theirs, ours, result
 
 
 class TestSameAsFit:
@@ -392,7 +338,7 @@ class TestFallback:
 
     def test_run_eagerly_is_respected(self, keras, fit_resident):
         """A model compiled to run eagerly does so on resident data."""
-        x, y = digits(40)
+        x, y = digits(32)  # one batch: each operation is compiled for each shape
 
         theirs, ours = dense(keras, optimizer="sgd"), dense(keras, optimizer="sgd", run_eagerly=True)
         theirs.fit(x, y, epochs=1, shuffle=False, verbose=0)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 
 import numpy as np
 import pytest
+import small_models
+from small_models import assert_same, digits
 
 from rocmlab.errors import RocmlabError
 
@@ -16,6 +19,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
 ]
 
+dense = partial(small_models.dense, activation="tanh")  # smooth, so that rounding stays small
 KERAS_OPTIMIZERS = {
     "sgd": {},
     "SGD": {"learning_rate": 0.05, "momentum": 0.9, "nesterov": True},
@@ -55,32 +59,6 @@ def keras(torch):
     return pytest.importorskip("keras", reason="Keras is not installed")
 
 
-@pytest.fixture
-def fit_resident():
-    """Return the function under test, by the way a notebook imports it."""
-    from rocmlab.training import fit_resident
-
-    return fit_resident
-
-
-def digits(count=150):
-    """Return samples of three classes that a small network can tell apart: (count, 12) float32, (count,) int64."""
-    rng = np.random.default_rng(7)
-    y = rng.integers(0, 3, count)
-    x = rng.normal(size=(count, 12)).astype("float32") + np.eye(3, 12, dtype="float32")[y] * 2
-    return x, y
-
-
-def dense(keras, *inner, optimizer="rmsprop", kind=None, **compile_arguments):
-    """Return a small compiled classifier, always with the same weights; smooth, so that rounding stays small."""
-    keras.utils.set_random_seed(1)
-    layers = [keras.Input((12,)), keras.layers.Dense(16, "tanh"), *inner, keras.layers.Dense(3, "softmax")]
-    model = (kind or keras.Sequential)(layers)
-    arguments = {"loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"], **compile_arguments}
-    model.compile(optimizer=optimizer, **arguments)
-    return model
-
-
 def plain(torch, drop=0.0, norm=False):
     """Return a small torch classifier, always with the same weights."""
     torch.manual_seed(1)
@@ -108,30 +86,10 @@ def loop(torch, module, optimizer, x, y, epochs, batch=16, after=None):
             after()
 
 
-def assert_same(expected, found):
-    """Check that two Keras models hold the same weights, counters, seeds and optimizer state."""
-    pairs = [*zip(expected.variables, found.variables, strict=True)]
-    pairs += zip(expected.optimizer.variables, found.optimizer.variables, strict=True)
-    for one, other in pairs:
-        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=2e-4, atol=2e-5, err_msg=one.path)
-
-
-def assert_same_history(expected, found):
-    """Check that two histories have the same names in the same order and, within float tolerance, the same figures."""
-    assert list(expected) == list(found)
-    for name in expected:
-        np.testing.assert_allclose([float(v) for v in expected[name]], found[name], rtol=1e-4, atol=1e-5, err_msg=name)
-
-
 def side_by_side(fit_resident, make, x, y, **arguments):
     """Train one model by `fit` and its twin resident, check that they end alike, and return the second's Fit."""
-    arguments = {"batch_size": 16, "epochs": 2, "shuffle": False, "verbose": 0, **arguments}
-    expected, found = make(), make()
-    history = expected.fit(x, y, **arguments).history
-    trained = fit_resident(found, x, y, **arguments)
-    assert_same(expected, found)
-    assert_same_history(history, trained.history)
-    return trained
+    given = {"batch_size": 16, **arguments}
+    return small_models.side_by_side(fit_resident, make, x, y, history_rtol=1e-4, **given)[2]
 
 
 @pytest.mark.parametrize("name", KERAS_OPTIMIZERS)
@@ -172,6 +130,48 @@ def test_batch_normalization_and_loss_scaling_are_those_of_fit(keras, fit_reside
         return model
 
     side_by_side(fit_resident, scaled, x, y)
+
+
+def test_layers_for_pictures_in_fewer_passes_are_those_of_fit(keras, fit_resident):
+    """Convolutions, pooling, and normalisation in its variants end in the same weights and moving figures."""
+    layers = keras.layers
+    usual = own_pieces(keras)
+
+    def make():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential(
+            [
+                keras.Input((12, 12, 2)),
+                layers.Conv2D(6, 3, padding="same"),
+                layers.BatchNormalization(momentum=0.9),
+                layers.MaxPooling2D(2),
+                layers.Conv2DTranspose(4, 3, strides=2, padding="same"),
+                layers.BatchNormalization(scale=False, center=False),
+                layers.SeparableConv2D(4, 3),
+                layers.BatchNormalization(axis=1),
+                layers.AveragePooling2D(2),
+                layers.BatchNormalization(trainable=False),
+                layers.Flatten(),
+                layers.BatchNormalization(),
+                layers.Dense(3, activation="softmax"),
+            ]
+        )
+        model.compile(keras.optimizers.SGD(0.05), "sparse_categorical_crossentropy", metrics=["accuracy"])
+        return model
+
+    x = np.random.default_rng(0).normal(1, 3, (90, 12, 12, 2)).astype("float32")
+    y = (x[:, 0, 0, 0] > 1).astype("int32") + (x[:, 5, 5, 1] > 2)
+
+    small_models.side_by_side(fit_resident, make, x, y, batch_size=32, epochs=3)
+
+    assert own_pieces(keras) == usual, "they are Keras' own again"
+
+
+def own_pieces(keras):
+    """Return what `torch_layers` replaces while a model trains."""
+    from keras.src.backend.torch import nn
+
+    return keras.layers.BatchNormalization.call, nn._transpose_spatial_inputs
 
 
 def test_own_steps_and_own_metrics_are_called_for_each_batch(keras, fit_resident):
@@ -224,7 +224,7 @@ def test_blocks_of_both_sets_take_no_more_than_allowed(keras, torch):
 
     engine = keras_torch.build(model, Data(samples, samples), Options(batch_size=16, memory_bytes=allowed))
 
-    stores = (engine._train, engine._validation)
+    stores = (engine._epochs._train, engine._epochs._validation)
     assert not any(store.is_resident for store in stores)
     held = [leaf for store in stores for leaf in leaves((store.tensors, store._incoming))]
     assert sum(leaf.element_size() * leaf.numel() for leaf in held) <= allowed

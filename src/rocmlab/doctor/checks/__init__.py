@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from rocmlab.doctor.checks import driver, engine, frameworks, gpus, lab, masks, nodes, platform, project
+from rocmlab.doctor.checks import (
+    cluster,
+    cluster_nodes,
+    driver,
+    engine,
+    frameworks,
+    gpus,
+    lab,
+    masks,
+    nodes,
+    platform,
+    project,
+)
 from rocmlab.doctor.model import Check
 
 ALL: tuple[Check, ...] = (
@@ -31,13 +43,25 @@ ALL: tuple[Check, ...] = (
     project.stale,
     masks.conflict,
     masks.override,
+    cluster.token,
+    cluster.address,
+    cluster.ports,
+    cluster.head,
     lab.answers,
     lab.devices,
     lab.groups,
+    cluster.node,
+    cluster_nodes.lost,
+    cluster_nodes.links,
     frameworks.tensorflow_clobbered,
     frameworks.torch_clobbered,
     frameworks.tensorflow_computes,
     frameworks.torch_computes,
+    cluster_nodes.clock,
+    cluster_nodes.versions,
+    cluster_nodes.share,
+    cluster_nodes.disk,
+    cluster_nodes.gfx,
     platform.userspace,
     gpus.support,
     platform.shm,

@@ -20,7 +20,7 @@ from tornado import web
 from tornado.iostream import StreamClosedError
 
 from rocmlab.errors import Problem
-from rocmlab.lab.server import page, wire
+from rocmlab.lab.server import cluster, page, wire
 
 if TYPE_CHECKING:
     from rocmlab.lab.server.broadcast import Viewer
@@ -47,6 +47,7 @@ def routes(panel: Callable[[], Panel]) -> list[Route]:
         (r"/rocmlab/api/stream", StreamHandler, given),
         (r"/rocmlab/api/kernels", KernelsHandler, given),
         (rf"/rocmlab/api/kernels/([\w-]+)/({'|'.join(ACTIONS)})", ActionHandler, given),
+        (r"/rocmlab/api/cluster", ClusterHandler, given),
         (r"/rocmlab/metrics", MetricsHandler, given),
         *page.routes(),
     ]
@@ -177,6 +178,20 @@ class ActionHandler(Handler):
         with refusing(f"the kernel {kernel_id[:64]} cannot be reached", status=500):
             await self.panel.act(kernel_id, action)
             self.answer({"kernel_id": kernel_id, "action": action})
+
+
+class ClusterHandler(Handler):
+    """`GET api/cluster`."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Answer with the nodes of the cluster that this lab is in, 404 where it is in none."""
+        if not self.panel.cluster.is_member:
+            raise RefusedError(404, cluster.NOT_A_MEMBER)
+        with refusing("the cluster cannot be asked"):
+            told = await self.panel.cluster.now()
+            self.answer(told if await self.sees_kernels() else cluster.without_users(told))
 
 
 class MetricsHandler(Handler):

@@ -15,6 +15,7 @@ from rocmlab.lab.server.wire import problem_json
 from rocmlab.telemetry.model import device_id
 
 NOT_CHEAP = ("gpu.answers",)  # starts a child process; the sampler notices a silent card by itself
+IN_ITS_SECTION = "cluster."  # the panel asks the cluster itself, and says there what is wrong
 LEASED = ("rocm", "cuda")
 
 
@@ -70,6 +71,6 @@ def problems(root: Path) -> list[dict[str, Any]]:
     from rocmlab.doctor.model import CONTAINER
 
     situation = doctor.Situation(root=root, side=CONTAINER, with_frameworks=False)
-    cheap = [check for check in ALL if not check.is_framework and check.id not in NOT_CHEAP]
+    cheap = [check for check in ALL if not check.is_framework and not check.id.startswith((*NOT_CHEAP, IN_ITS_SECTION))]
     found = merged(run(cheap, situation))
     return [problem_json(each.problem, each.check, each.status) for each in found if each.problem]

@@ -15,6 +15,7 @@ from rocmlab.errors import RocmlabError
 from rocmlab.lab.server import less, telemetry
 from rocmlab.lab.server.aside import Aside
 from rocmlab.lab.server.broadcast import Broadcast
+from rocmlab.lab.server.cluster import Cluster
 from rocmlab.lab.server.kernels import Kernels, Row
 from rocmlab.lab.server.paths import Shown
 from rocmlab.lab.server.state import State
@@ -47,6 +48,7 @@ class Panel:
         self.kernels = Kernels(kernels, sessions)
         self.state = State(self.root, self.kernels, shown)
         self.telemetry = Telemetry(self.root, lambda: self.state.rows, shown)
+        self.cluster = Cluster()
         self._writing: Aside[tuple[bytes, str]] = Aside("the metrics", 10.0)
         self._packing: Aside[bytes] = Aside("the history", 30.0)
         self._recording: asyncio.Task[None] | None = None
@@ -67,6 +69,7 @@ class Panel:
         await self.state.doctor_answered()
         return {
             "simulated": is_simulated(self.root),
+            "is_in_cluster": self.cluster.is_member,
             "devices": [{**device.as_dict(), "id": device_id(device)} for device in found],
             "problems": [*self._failure, *self.state.found],
         }
@@ -127,6 +130,8 @@ class Panel:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=CLOSE_SECONDS / 2)
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self.cluster.close(), CLOSE_SECONDS / 2)
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self.telemetry.close(), CLOSE_SECONDS / 2)
 

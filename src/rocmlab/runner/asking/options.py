@@ -12,9 +12,10 @@ from rocmlab.errors import RocmlabError
 from rocmlab.runner.asking import parameters, wishes
 
 KEPT = ("gpus", "mixed", "timeout", "cell_timeout", "memory", "retries", "fail_fast", "engine", "warm")
-WITH_RESUME = ("resume", "share", "json", "dry_run", "list")
+WITH_RESUME = ("resume", "share", "json", "dry_run", "list", "cluster", "exchange")
 MOST_RETRIES = 1000
 HELP = "rocmlab run --help lists the options"
+ENGINES = ("rocmlab", "papermill", "ray")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -121,9 +122,20 @@ def _add_rules(made: argparse.ArgumentParser) -> None:
     made.add_argument("--fail-fast", action="store_true", help="stop everything when the first notebook fails")
     made.add_argument(
         "--engine",
-        type=_one_of("--engine", "rocmlab", "papermill"),
-        metavar="rocmlab|papermill",
-        help="papermill: its own engine, as a reference to compare with",
+        type=_one_of("--engine", *ENGINES),
+        metavar="|".join(ENGINES),
+        help="ray: on the machines of the cluster; papermill: its own engine, as a reference to compare with",
+    )
+    made.add_argument(
+        "--cluster",
+        metavar="HOST:PORT",
+        help="the head of the cluster, with --engine ray (default: the one this machine belongs to)",
+    )
+    made.add_argument(
+        "--exchange",
+        metavar="URL",
+        help="where machines of the cluster leave results that cannot see the share, such as s3://bucket/folder "
+        "(default: Ray brings them)",
     )
     made.add_argument(
         "--warm",

@@ -99,13 +99,20 @@ def _once(folder: Path, *, terminal: bool, cell_seconds: float) -> float:
     return 100 * (last - first) / (end - begin)
 
 
-def write_kernel(folder: Path, name: str) -> None:
-    """Write the kernelspec of a plain kernel of this interpreter into a folder for JUPYTER_PATH."""
-    specification = {
+def write_kernel(folder: Path, name: str, *, is_warm: bool = False) -> None:
+    """Write the kernelspec of a plain kernel of this interpreter into a folder for JUPYTER_PATH.
+
+    Args:
+        folder: for JUPYTER_PATH.
+        name: of the kernelspec.
+        is_warm: whether its kernels are forked from a parent, as those of a lab are.
+    """
+    specification: dict[str, object] = {
         "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
         "display_name": name,
         "language": "python",
         "env": {"PYDEVD_DISABLE_FILE_VALIDATION": "1"},
+        "metadata": {"rocmlab": {"preload": ["ipykernel"] if is_warm else []}},
     }
     path = folder / "kernels" / name / "kernel.json"
     path.parent.mkdir(parents=True)

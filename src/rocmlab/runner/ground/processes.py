@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import psutil
 
 MARK = "ROCMLAB_JOB"
+EXPENDABLE = 300  # oom_score_adj, in thousandths of the memory there is; browsers give it to their pages
 ROUNDS = 5  # a process may start another while it is looked for
 
 
@@ -54,6 +56,17 @@ def end(mark: str, grace_seconds: float = 2.0) -> list[int]:
         _signal(pids, "terminate" if is_polite else "kill")
         psutil.wait_procs(_processes(pids), timeout=grace_seconds if is_polite else 1.0)
     return marked(mark)
+
+
+def let_go_first(pid: int) -> None:
+    """Have a process, and what it starts from now on, ended before the runner where the system runs out of memory.
+
+    Source: /proc/PID/oom_score_adj, which anyone may raise; where there is none, nothing is changed.
+    """
+    path = Path(f"/proc/{pid}/oom_score_adj")
+    with contextlib.suppress(OSError, ValueError):
+        if int(path.read_text(encoding="ascii")) < EXPENDABLE:
+            path.write_text(str(EXPENDABLE), encoding="ascii")
 
 
 def _signal(pids: Sequence[int], verb: str) -> None:

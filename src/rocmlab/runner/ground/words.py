@@ -31,12 +31,13 @@ def clock(seconds: float) -> str:
 
 
 def device_label(devices: Sequence[Mapping[str, Any]]) -> str:
-    """Return the devices of a job in a word or two: `CPU`, `GPU 1`, `GPU 0,1`."""
+    """Return the devices of a job in a word or two: `CPU`, `GPU 1`, `GPU 0,1`, `GPU 0 on lab2` in a cluster."""
     if not devices:
         return ""
     label = LABELS.get(devices[0]["backend"], str(devices[0]["backend"]))
     numbers = [str(device["index"]) for device in devices if device["backend"] != "cpu" and device["index"] is not None]
-    return f"{label} {','.join(numbers)}".strip()
+    where = f" on {devices[0]['node']}" if devices[0].get("node") else ""
+    return f"{label} {','.join(numbers)}".strip() + where
 
 
 def device_names(devices: Sequence[Device]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rocmlab.runner.ground import words
-from rocmlab.runner.ground.folder import RunFolder
+from rocmlab.runner.ground.folder import PARTS, RunFolder
 from rocmlab.runner.outcome import history
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def _from_results(folder: RunFolder) -> dict[str, Any] | None:
 
 
 def _from_journal(folder: RunFolder) -> dict[str, Any]:
-    """Return what is known of a run that has not ended, or was cut short."""
+    """Return what is known of a run that has not ended, was cut short, or runs elsewhere."""
     started, jobs, last = None, 0, {}
     try:
         for event in folder.journal():
@@ -62,7 +62,21 @@ def _from_journal(folder: RunFolder) -> dict[str, Any]:
     except (OSError, KeyError, TypeError) as err:
         log.debug("%s: %s: %s", folder.journal_path, type(err).__name__, err)
     status = "cut short" if started else "unreadable"
+    if started and (folder.path / PARTS).is_dir():
+        status, last = "exported", last | _in_parts(folder.path / PARTS)
     return _entry(folder, status, started, None, Counter(last.values()), jobs)
+
+
+def _in_parts(parts: Path) -> dict[Any, str]:
+    """Return how the jobs of an exported run have ended so far, by name."""
+    found = {}
+    for path in parts.glob("*.json"):
+        try:
+            jobs = json.loads(path.read_text(encoding="utf-8"))["jobs"]
+            found.update({job["name"]: str(job["status"]) for job in jobs})
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as err:
+            log.debug("%s: %s: %s", path, type(err).__name__, err)
+    return found
 
 
 def _entry(
@@ -90,7 +104,7 @@ def table(found: Sequence[Mapping[str, Any]]) -> Table:
         made.add_column(title, no_wrap=True)
     made.add_column("jobs")
     made.add_column("time", justify="right", no_wrap=True)
-    styles = {"ok": "green", "running": "cyan"}
+    styles = {"ok": "green", "running": "cyan", "exported": "cyan"}
     for run in found:
         started = str(run["started"] or "")[:SHOWN_LETTERS].replace("T", " ")
         open_count = run["jobs"] - sum(run["counts"].values())

@@ -74,6 +74,8 @@ class Run:
         results = self.as_dict()
         self.folder.remove_drafts()
         self.folder.save_results(results)
+        if not self.folder.has_report:
+            return
         try:
             report.write(results, self.folder.path)
         except OSError:
@@ -124,7 +126,8 @@ def result_of(
 def identify(place: Place) -> list[dict[str, Any]]:
     """Return a job's devices as its result and the journal name them."""
     names = ("backend", "index", "name", "gfx", "pci_address")
-    return [{name: getattr(device, name) for name in names} for device in place.devices]
+    where = {"node": place.node} if place.node else {}
+    return [{name: getattr(device, name) for name in names} | where for device in place.devices]
 
 
 def versions() -> dict[str, Any]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from pathlib import Path
@@ -12,7 +15,7 @@ from typing import Any
 from rocmlab.errors import RocmlabError
 from rocmlab.runner.asking import keys, selection
 from rocmlab.runner.ground import words
-from rocmlab.runner.ground.folder import RunFolder
+from rocmlab.runner.ground.folder import KINDS, RunFolder
 from rocmlab.runner.ground.jobs import Job, Request, Result
 from rocmlab.runner.outcome import history, retries
 from rocmlab.runner.places.plan import Before
@@ -32,7 +35,17 @@ class Entry:
     result: Result | None = None  # of its last end
     key: str | None = None  # when it ended
     attempts: list[dict[str, Any]] = field(default_factory=list)  # before the last
-    last: dict[str, Any] | None = None  # its last attempt, if that left anything
+    begun: Mapping[str, Any] | None = None  # the event of its last start, if nothing is said of its end
+
+    @property
+    def last(self) -> dict[str, Any] | None:
+        """Its last attempt, if that left anything."""
+        if self.begun:
+            killed = {"status": "killed", "message": "the runner was ended while it ran"}
+            when = {"started": self.begun["time"], "seconds": None}
+            return {**killed, **when, "devices": self.begun.get("devices", []), "files": {}}
+        has_ended = self.result is not None and self.result.status != "not run"
+        return retries.attempt(vars(self.result), {}) if has_ended else None
 
 
 @dataclass
@@ -87,21 +100,34 @@ def read(folder: RunFolder) -> Session:
     session: Session | None = None
     times: list[tuple[str, str]] = []  # begin and end of each session
     try:
-        for event in folder.journal():
-            if event.get("event") == "run started" and session is None:
-                session = _begun(event)
-            if event.get("event") in ("run started", "run resumed"):
-                times.append((event["time"], event["time"]))
-            elif times:
-                times[-1] = (times[-1][0], event["time"])
-            entry = session.entries.get(str(event.get("job"))) if session else None
-            if entry:
-                _take(entry, event)
+        with _no_garbage():
+            for event in folder.journal():
+                if event.get("event") == "run started" and session is None:
+                    session = _begun(event)
+                if event.get("event") in ("run started", "run resumed"):
+                    times.append((event["time"], event["time"]))
+                elif times:
+                    times[-1] = (times[-1][0], event["time"])
+                entry = session.entries.get(str(event.get("job"))) if session else None
+                if entry:
+                    _take(entry, event)
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as err:
         raise _unreadable(folder, f"{type(err).__name__}: {err}") from err
     if session is None:
         raise _unreadable(folder, "it does not say what was to be run: it is of an older rocmlab, or was cut short")
     return replace(session, seconds=sum(_seconds(*pair) for pair in times))
+
+
+@contextlib.contextmanager
+def _no_garbage() -> Iterator[None]:
+    """Look for no garbage meanwhile: of a hundred thousand jobs all is kept, and looking takes as long as reading."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _unreadable(folder: RunFolder, why: str) -> RocmlabError:
@@ -122,18 +148,17 @@ def _begun(event: Mapping[str, Any]) -> Session:
 def _take(entry: Entry, event: Mapping[str, Any]) -> None:
     kind = event["event"]
     if kind == "job started":
-        why = "the runner was ended while it ran"
-        entry.last = {"status": "killed", "message": why, "started": event["time"], "seconds": None}
-        entry.last |= {"devices": event.get("devices", []), "files": {}}
+        entry.begun = event
     elif kind == "job retried":
         entry.attempts.append(event["attempt"])
-        entry.last, entry.result = None, None
+        entry.begun = entry.result = None
     elif kind == "job finished":
-        result = {name: value for name, value in event["result"].items() if name in OF_A_RESULT}
+        said = event["result"]
+        if not said.keys() <= OF_A_RESULT:  # of a newer rocmlab
+            said = {name: value for name, value in said.items() if name in OF_A_RESULT}
         # What a job recorded as infinite is null in the journal as it is in `results.json`; its parameters are known.
-        entry.result = Result(**{**result, "parameters": entry.request.parameters})
-        entry.key = event.get("key")
-        entry.last = None if entry.result.status == "not run" else retries.attempt(result, {})
+        said["parameters"] = entry.request.parameters
+        entry.begun, entry.result, entry.key = None, Result(**said), event.get("key")
 
 
 def _seconds(begin: str, end: str) -> float:
@@ -186,9 +211,11 @@ def set_aside(folder: RunFolder, session: Session, found: Before) -> Before:
     """Rename what jobs that are run again have left, and note it in the journal, which must be locked."""
     attempts = dict(found.attempts)
     folder.remove_drafts()
+    there = set(os.listdir(folder.path))  # once: most of those that are run again never began
     for name, each in attempts.items():
         last = session.entries[name].last
-        kept = retries.set_aside(folder, name)
+        has_left = any(f"{name}{ending}" in there for ending in KINDS.values())
+        kept = retries.set_aside(folder, name) if has_left else {}
         if last:
             attempt = {**last, "files": kept}
             attempts[name] = [*each[:-1], attempt]

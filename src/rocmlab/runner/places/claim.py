@@ -6,12 +6,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from rocmlab.devices import Device
 from rocmlab.runner.ground import words
-from rocmlab.runner.ground.aside import DRIVERS
 from rocmlab.runner.ground.folder import RunFolder
 from rocmlab.runner.ground.jobs import Job
 from rocmlab.runner.places import occupants
@@ -48,11 +46,11 @@ class Claim:
         self._folder = folder
         self._warnings = warnings  # of the job's result
         self._see = see  # called when it waits, and when it has what it waits for
-        self._leases = Leases.of_share(folder.path.parent.parent)
+        self._leases = Leases.of_share(folder.share)
         self._count = len(place.gpus)
         self._is_settled = not place.gpus
         self._asked: set[Device] = set()  # of which drivers were asked for their processes
-        self._seen: dict[Device, Sequence[Occupant]] = {}  # what they said
+        self._seen: dict[Device, list[Occupant]] = {}  # what they said
         self._seen.update(occupants.in_time(self._gpus()))
         self._attempt()
 
@@ -93,9 +91,7 @@ class Claim:
 
     async def _look(self) -> None:
         """Note the processes on the GPUs; of one whose driver hangs nothing is known."""
-        asked = occupants.drivers(self._gpus())
-        reads = (DRIVERS.later(who, partial(occupants.on_devices, devices)) for who, devices in asked)
-        self._seen = {device: each for found in await asyncio.gather(*reads) for device, each in (found or {}).items()}
+        self._seen = await occupants.awaited(self._gpus())
 
     def _attempt(self) -> None:
         options = [] if self._is_settled else [gpu for gpu in self._place.options() if gpu in self._asked]

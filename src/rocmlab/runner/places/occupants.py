@@ -79,13 +79,39 @@ def in_time(devices: Sequence[Device]) -> dict[Device, list[Occupant]]:
     """Return the processes on each of these GPUs whose driver answers within a second; the others are left out."""
     found: dict[Device, list[Occupant]] = {}
     for who, some in drivers(devices):
-        read, answer = partial(on_devices, some, system_root()), dict[Device, list[Occupant]]()
+        read = partial(on_devices, some, system_root())
         for _ in range(ATTEMPTS):
-            answer = DRIVERS.now(who, read) or {}
-            if not answer or set(some) <= set(answer):
+            answer = DRIVERS.now(who, read)
+            if _is_for(some, answer):
                 break
-        found |= {device: answer[device] for device in some if device in answer}
+        found |= _of(some, answer)
     return found
+
+
+async def awaited(devices: Sequence[Device]) -> dict[Device, list[Occupant]]:
+    """Return the same, while the event loop goes on; the drivers are asked side by side."""
+    import asyncio  # not before `rocmlab run` has started what takes long
+
+    found = await asyncio.gather(*(_awaited(who, some) for who, some in drivers(devices)))
+    return {device: each for answer in found for device, each in answer.items()}
+
+
+async def _awaited(who: str, some: Sequence[Device]) -> dict[Device, list[Occupant]]:
+    read = partial(on_devices, some, system_root())
+    for _ in range(ATTEMPTS):
+        answer = await DRIVERS.later(who, read)
+        if _is_for(some, answer):
+            break
+    return _of(some, answer)
+
+
+def _is_for(some: Sequence[Device], answer: dict[Device, list[Occupant]] | None) -> bool:
+    """Tell whether there is nothing to ask again: these GPUs' answer, or none in time."""
+    return answer is None or set(some) <= set(answer)
+
+
+def _of(some: Sequence[Device], answer: dict[Device, list[Occupant]] | None) -> dict[Device, list[Occupant]]:
+    return {device: answer[device] for device in some if device in answer} if answer else {}
 
 
 def _of_kfd(gpu_id: int, root: Path) -> Iterator[Occupant]:

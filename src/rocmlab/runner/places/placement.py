@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rocmlab.devices import Device, visibility
@@ -14,18 +13,11 @@ from rocmlab.runner.ground import words
 from rocmlab.runner.ground.aside import DRIVERS
 from rocmlab.runner.ground.jobs import Job
 from rocmlab.runner.places.chosen import choose_gpus as choose_gpus
+from rocmlab.runner.places.outlook import Ask, Outlooks, Waiting
+from rocmlab.runner.places.pool import Demand, Pool, Product, memory_bytes, sets_of
+from rocmlab.runner.places.sharing import shared_out
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
-
-Product = tuple[str, str | None, str, int | None]  # GPUs that can stand for each other have the same
-
-
-@dataclass(frozen=True)
-class Demand:
-    """What a job wants of its GPUs, beside their number."""
-
-    vram_bytes: int | None = None  # of each
-    is_mixed: bool = False  # whether they may be of different products
 
 
 @dataclass(eq=False)
@@ -38,14 +30,15 @@ class Place:
     devices: tuple[Device, ...]  # its GPUs, or the CPU
     threads: int
     slots: Slots | None = field(default=None, repr=False)  # where it is from; None if nobody lends it
-    demand: Demand = Demand()
+    demand: Demand = field(default_factory=Demand)
     count: int = 0  # of GPUs that it claims; it has fewer for a while only if others needed what it had
     avoid: tuple[Device, ...] = ()  # GPUs that it should not have if another will do
+    node: str | None = None  # the machine of a cluster on which it is; None: this one
 
     @property
     def gpus(self) -> tuple[Device, ...]:
         """Its GPUs; empty on the CPU."""
-        return tuple(device for device in self.devices if device.backend != "cpu")
+        return () if self.devices and self.devices[0].backend == "cpu" else self.devices
 
     def options(self) -> tuple[Device, ...]:
         """Return the GPUs among which it may choose now; none while an older place waits for its lease."""
@@ -96,17 +89,20 @@ class Slots:
         self.gpus = tuple(gpus)
         self.count = max(1, len(self.gpus))
         self._cpu = cpu
-        self._free = list(self.gpus)
-        self._claims: list[Place] = []  # not settled, oldest first
+        self._free = Pool(self.gpus)
+        self._claims: dict[Place, None] = {}  # not settled, oldest first
+        self._have_theirs = True  # each claim has as many GPUs as it claims
         self._cpu_is_free = True
         self._cores = cores or count_cores()
         self._is_mixed = is_mixed
         self._free_vram = free_vram
+        self._largest: dict[Demand, int] = {}  # known answers: ten thousand jobs ask for the same
+        self._outlooks = Outlooks(self._free)
 
     def wanted(self, job: Job) -> int:
         """Return how many GPUs a job gets; 0 is the place on the CPU."""
         if job.gpus == "all":
-            return max(map(len, self._sets(self._demand(job), self.gpus)), default=0)
+            return self._most(self._demand(job))
         if job.gpus is None:
             return min(1, len(self.gpus))
         return job.gpus
@@ -115,7 +111,7 @@ class Slots:
         """Return why a job could never be placed: it asks for more GPUs, or for more VRAM, than there is."""
         wanted = self.wanted(job)
         demand = self._demand(job)
-        largest = max(map(len, self._sets(demand, self.gpus)), default=0)
+        largest = self._most(demand)
         if job.vram_bytes and (wanted or job.gpus != 0) and not largest:
             sizes = sorted({gigabytes(memory_bytes(gpu)) or "an unknown amount" for gpu in self.gpus})
             return Problem(
@@ -140,9 +136,9 @@ class Slots:
         """Return the environment of a job that asks for no number of GPUs, but for which of them it gets."""
         return Place((), self._threads(1)).environment(base)
 
-    def signature(self, job: Job) -> Hashable:
-        """Return what all jobs share that could stand in for each other when a place is given out."""
-        return (self.wanted(job), self._demand(job))
+    def ask(self, job: Job) -> Ask:
+        """Return what a job asks for: the same object for all that could stand in for each other."""
+        return self._outlooks.ask(self.wanted(job), self._demand(job))
 
     def take(
         self, waiting: Iterable[Job], avoid: Mapping[str, Collection[Device]] | None = None
@@ -150,117 +146,107 @@ class Slots:
         """Return the next job and its place, taken from what is free; None if nothing can start now.
 
         Args:
-            waiting: in the order of their turn; of jobs with the same `signature` the first is enough.
+            waiting: in the order of their turn.
             avoid: by the name of a job, GPUs that it should not have if another is free.
         """
-        waiting = list(waiting)
-        spoken_for: set[Device] = set()
-        cpu_is_spoken_for = False
-        for job in waiting:
-            count = self.wanted(job)
-            if count:
-                rest = [gpu for gpu in self._free if gpu not in spoken_for]
-                shunned = (avoid or {}).get(job.name, ())
-                if taken := self._choose(job, count, rest, waiting, shunned):
-                    self._free = [gpu for gpu in self._free if gpu not in taken]
-                    place = Place(
-                        tuple(self._in_order(set(taken))),
-                        self._threads(count),
-                        self,
-                        self._demand(job),
-                        count,
-                        tuple(shunned),
-                    )
-                    self._claims.append(place)
-                    return job, place
-                spoken_for |= self._awaited(job, count, waiting)
-            elif not cpu_is_spoken_for:
-                if self._cpu_is_free:
+        known = [(0, job, self.ask(job)) for job in waiting]
+        return self.take_one(known, frozenset(ask for _, _, ask in known), avoid or {})
+
+    def take_one(
+        self,
+        waiting: Iterable[Waiting],
+        asks: frozenset[Ask],
+        avoid: Mapping[str, Collection[Device]],
+    ) -> tuple[Job, Place] | None:
+        """Do as `take` does, with jobs of which it is known what they ask; of those that ask the same one is enough.
+
+        Args:
+            waiting: in the order of their turn.
+            asks: all that they ask; the same object as long as it is the same.
+            avoid: as `take` has it.
+        """
+        left = self._free.products()  # of which a GPU is free that is not kept for a job whose turn is before
+        outlooks = self._outlooks.of(asks)
+        cpu_is_free = self._cpu_is_free
+        for _, job, ask in waiting:
+            if not ask.count:
+                if cpu_is_free:
                     self._cpu_is_free = False
                     return job, Place((self._cpu,), self._threads(1))
-                cpu_is_spoken_for = True
-            if cpu_is_spoken_for and len(spoken_for) == len(self.gpus):
+            elif not ask.products.isdisjoint(left):
+                outlook = outlooks.get(ask) or outlooks.setdefault(ask, self._outlooks.look(ask))
+                if not outlook.offers.isdisjoint(left):
+                    shunned = avoid.get(job.name, ())
+                    if taken := self._choose(ask, outlook.offers & left, shunned):
+                        return job, self._claim(ask, taken, shunned)
+                left -= outlook.awaited
+            if not left and not cpu_is_free:
                 break
         return None
 
-    def _choose(
-        self, job: Job, count: int, free: Sequence[Device], waiting: Sequence[Job], shunned: Collection[Device]
-    ) -> list[Device]:
-        """Return GPUs for a job, of the free ones those that are missed least; none if it should wait."""
-        demand = self._demand(job)
-        options = [each for each in self._sets(demand, self._with_room(demand, free)) if len(each) >= count]
-        options = [each for each in options if not self._is_waste(job, count, each, waiting)]
-        if not options:
-            return []
+    def _claim(self, ask: Ask, gpus: Sequence[Device], shunned: Collection[Device]) -> Place:
+        self._free.take(gpus)
+        devices = tuple(sorted(gpus, key=self._free.number))
+        place = Place(devices, self._threads(ask.count), self, ask.demand, ask.count, tuple(shunned))
+        self._claims[place] = None
+        return place
 
-        def cost(option: Sequence[Device]) -> tuple[int, int, int]:
-            unloved = max(0, count - sum(gpu not in shunned for gpu in option))
-            total = sum(_product(gpu) == _product(option[0]) for gpu in self.gpus)
-            return unloved, max(memory_bytes(gpu) or 0 for gpu in option), total
+    def _choose(self, ask: Ask, products: Collection[Product], shunned: Collection[Device]) -> list[Device]:
+        """Return GPUs of these products for a job, of the free ones those that are missed least; none if it waits."""
+        if ask.demand.is_mixed:
+            roomy = self._roomy(ask.demand, products)
+            found = [] if self._outlooks.is_waste(ask, roomy) else self._pick(ask, self._free.free_of(roomy), shunned)
+            return found if len(found) == ask.count else []
+        best: tuple[tuple[int, int, int, int], list[Device]] | None = None
+        for product in products:
+            found = self._pick(ask, self._free.free_of_one(product), shunned)
+            if len(found) == ask.count:
+                unloved = sum(gpu in shunned for gpu in found) if shunned else 0
+                first = min(map(self._free.number, found))  # so that runs repeat
+                cost = (unloved, self._free.memory[product], self._free.counts[product], first)
+                if best is None or cost < best[0]:
+                    best = cost, found
+        return best[1] if best else []
 
-        best = min(options, key=cost)  # the first of equals, so that runs repeat
-        # Of mixed GPUs, too, the small ones first.
-        return sorted(best, key=lambda gpu: (gpu in shunned, demand.is_mixed and (memory_bytes(gpu) or 0)))[:count]
+    def _pick(self, ask: Ask, gpus: Iterable[Device], shunned: Collection[Device]) -> list[Device]:
+        """Return as many GPUs with room as are asked for, or what there is; in their order, the shunned ones last."""
+        found: list[Device] = []
+        unloved: list[Device] = []
+        for gpu in gpus:
+            if self._has_room(ask.demand, gpu):
+                (unloved if gpu in shunned else found).append(gpu)
+                if len(found) == ask.count:
+                    return found
+        return [*found, *unloved][: ask.count]
 
-    def _is_waste(self, job: Job, count: int, option: Sequence[Device], waiting: Sequence[Job]) -> bool:
-        """Tell whether a waiting job needs GPUs of this set, too few would be left, and this job can have others."""
-        products = {_product(gpu) for gpu in option}
-        mine = self._products(job, count)
-        if not mine - products:
-            return False
-        free = Counter(_product(gpu) for gpu in self._free)
-        for other in waiting:
-            wanted = self.wanted(other)
-            if other is job or not wanted:
-                continue
-            theirs = self._products(other, wanted)
-            if theirs < mine and theirs <= products and sum(free[each] for each in theirs) - count < wanted:
-                return True
-        return False
-
-    def _products(self, job: Job, count: int) -> frozenset[Product]:
-        """Return the products of which a job could ever be given GPUs."""
-        sets = self._sets(self._demand(job), self.gpus)
-        return frozenset(_product(gpu) for each in sets if len(each) >= count for gpu in each)
-
-    def _awaited(self, job: Job, count: int, waiting: Sequence[Job]) -> set[Device]:
-        """Return the GPUs that are kept for a job that cannot be placed now.
-
-        Of several sets it is the one that lacks fewest, and others may go on with the rest. What lacks never becomes
-        more, because nobody takes GPUs from that set; so the job's turn comes.
-        """
-        demand = self._demand(job)
-        free = set(self._free)
-        sets = [each for each in self._sets(demand, self.gpus) if len(each) >= count]
-        sets = [each for each in sets if not self._is_waste(job, count, each, waiting)] or sets
-        if not sets:
-            return set()
-        awaited = min(sets, key=lambda each: count - len(free.intersection(each)))
-        if count - len(free.intersection(awaited)) <= 0:
-            return set()  # there are enough, but others use their memory: nobody need wait for that
-        return set(awaited)
+    def _roomy(self, demand: Demand, products: Collection[Product]) -> frozenset[Product]:
+        """Return those of which a GPU is free that has room."""
+        return frozenset(
+            product
+            for product in products
+            if any(self._has_room(demand, gpu) for gpu in self._free.free_of_one(product))
+        )
 
     def give_back(self, place: Place) -> None:
         """Take back what a job was lent."""
         if not place.gpus:
             self._cpu_is_free = True
-        if place in self._claims:
-            self._claims.remove(place)
-        self._free = self._in_order({*self._free, *place.gpus})
+        self._claims.pop(place, None)
+        self._free.give_back(place.gpus)
 
     def options(self, place: Place) -> tuple[Device, ...]:
         """Return the GPUs among which a claim may choose, any of which will do; of the product of its own come first.
 
         They are those that no job has, as far as the other claims can still be met. Only the oldest claim has a choice.
         """
-        if not self._claims or self._claims[0] is not place:
+        if place is not next(iter(self._claims), None):
             return ()
         own, count = place.devices, place.count
         if place.demand.is_mixed and count > 1:  # any choice must leave the others theirs
             return self._ranked(place, {*own, *self._with_room(place.demand, self._free)})
         others = [gpu for gpu in self._unsettled() if gpu not in own]
         by_product = replace(place.demand, is_mixed=False)  # of which any may stand for all
-        sets = self._sets(by_product, self._ranked(place, {*own, *self._with_room(place.demand, others)}))
+        sets = sets_of(by_product, self._ranked(place, {*own, *self._with_room(place.demand, others)}))
         fitting = [each for each in sets if len(each) >= count and self._leaves_enough(place, each[:count])]
         if count == 1:
             return self._ranked(place, {gpu for each in fitting for gpu in each})
@@ -268,100 +254,77 @@ class Slots:
             return own
         return tuple(fitting[int(time.monotonic()) % len(fitting)])  # others may hold one set and not another
 
-    def _ranked(self, place: Place, gpus: set[Device]) -> tuple[Device, ...]:
-        products = {_product(gpu) for gpu in place.devices}
-        return tuple(sorted(self._in_order(gpus), key=lambda gpu: (gpu in place.avoid, _product(gpu) not in products)))
+    def _ranked(self, place: Place, gpus: Collection[Device]) -> tuple[Device, ...]:
+        products = set(map(self._free.product, place.devices))
+        in_order = self._free.in_order(gpus)
+        return tuple(sorted(in_order, key=lambda gpu: (gpu in place.avoid, self._free.product(gpu) not in products)))
 
     def settle(self, place: Place, gpus: Sequence[Device]) -> None:
         """Turn a claim into a right to these GPUs; the other claims are moved to those that remain."""
+        if self._have_theirs and place.devices == tuple(gpus):
+            del self._claims[place]
+            return
+        gpus = self._free.in_order(gpus)
+        if self._is_free_of_others(place, gpus):
+            self._free.give_back(place.devices)
+        else:
+            self._move_others(place, gpus)
+        self._free.take(gpus)
+        del self._claims[place]
+        place.devices = tuple(gpus)
+
+    def _move_others(self, place: Place, gpus: Sequence[Device]) -> None:
+        """Give the other claims theirs of what remains when a claim gets these GPUs; the rest is free."""
         rest = [gpu for gpu in self._unsettled() if gpu not in gpus]
-        self._claims.remove(place)
-        place.devices = tuple(self._in_order(set(gpus)))
-        found = self._shared_out(self._claims, rest)
+        others = self._others(place)
+        found = shared_out(others, rest, self._free)
+        self._have_theirs = found is not None
         if found is None:  # what others leased cannot be helped; each keeps what is left of its own
-            found = [tuple(gpu for gpu in claim.devices if gpu in rest) for claim in self._claims]
-        for claim, devices in zip(self._claims, found, strict=True):
+            found = [tuple(gpu for gpu in claim.devices if gpu in rest) for claim in others]
+        self._free.give_back(rest)
+        for claim, devices in zip(others, found, strict=True):
             claim.devices = devices
-            rest = [gpu for gpu in rest if gpu not in devices]
-        self._free = rest
+            self._free.take(devices)
 
     def _leaves_enough(self, place: Place, gpus: Sequence[Device]) -> bool:
+        if self._is_free_of_others(place, gpus):
+            return True
         rest = [gpu for gpu in self._unsettled() if gpu not in gpus]
-        return self._shared_out([claim for claim in self._claims if claim is not place], rest) is not None
+        return shared_out(self._others(place), rest, self._free) is not None
 
-    def _shared_out(self, claims: Sequence[Place], gpus: Sequence[Device]) -> list[tuple[Device, ...]] | None:
-        """Return GPUs for each claim, its own as far as possible; None if they are too few."""
-        # A claim to mixed GPUs is as many claims to one.
-        parts = [
-            (number, 1 if claim.demand.is_mixed else claim.count)
-            for number, claim in enumerate(claims)
-            for _ in range(claim.count if claim.demand.is_mixed else 1)
-        ]
-        hopeless: set[tuple[int, frozenset[Device]]] = set()
+    def _others(self, place: Place) -> list[Place]:
+        return [claim for claim in self._claims if claim is not place]
 
-        def share(at: int, left: frozenset[Device]) -> list[list[Device]] | None:
-            if at == len(parts):
-                return []
-            if (at, left) in hopeless:
-                return None
-            number, count = parts[at]
-            for option in self._preferred(claims[number], count, left):
-                rest = share(at + 1, left.difference(option))
-                if rest is not None:
-                    return [option, *rest]
-            hopeless.add((at, left))
-            return None
-
-        shared = share(0, frozenset(gpus))
-        if shared is None:
-            return None
-        found: list[set[Device]] = [set() for _ in claims]
-        for (number, _), option in zip(parts, shared, strict=True):
-            found[number].update(option)
-        return [tuple(self._in_order(each)) for each in found]
-
-    def _preferred(self, claim: Place, count: int, gpus: Collection[Device]) -> list[list[Device]]:
-        """Return a choice of each product, as they can stand for each other; what the claim has already comes first."""
-        own_first = sorted(self._in_order(set(gpus)), key=lambda gpu: (gpu not in claim.devices, gpu not in self._free))
-        sets = self._sets(replace(claim.demand, is_mixed=False), own_first)
-        options = [each[:count] for each in sets if len(each) >= count]
-        return sorted(options, key=lambda option: -len(set(option).intersection(claim.devices)))
+    def _is_free_of_others(self, place: Place, gpus: Sequence[Device]) -> bool:
+        """Tell whether a claim can be met with these GPUs while each other claim keeps what it has, which is enough."""
+        own = set(map(self._free.number, place.devices))
+        return self._have_theirs and all(self._free.number(gpu) in own or gpu in self._free for gpu in gpus)
 
     def _demand(self, job: Job) -> Demand:
         return Demand(job.vram_bytes, self._is_mixed or job.is_mixed)
 
-    def _sets(self, demand: Demand, gpus: Sequence[Device]) -> list[list[Device]]:
-        """Return the sets of GPUs from which a job may have any: one for each product, or one of all."""
-        fitting = [gpu for gpu in gpus if not demand.vram_bytes or (memory_bytes(gpu) or 0) >= demand.vram_bytes]
-        if demand.is_mixed:
-            return [fitting] if fitting else []
-        sets: dict[Product, list[Device]] = {}
-        for gpu in fitting:
-            sets.setdefault(_product(gpu), []).append(gpu)
-        return list(sets.values())
+    def _most(self, demand: Demand) -> int:
+        """Return how many GPUs a job could ever get."""
+        if demand not in self._largest:
+            self._largest[demand] = self._free.most(demand)
+        return self._largest[demand]
 
-    def _with_room(self, demand: Demand, gpus: Sequence[Device]) -> list[Device]:
+    def _with_room(self, demand: Demand, gpus: Iterable[Device]) -> list[Device]:
         """Return the GPUs that have as much VRAM free as is asked for, as far as that is known."""
         if not demand.vram_bytes:
             return list(gpus)
         fitting = [gpu for gpu in gpus if (memory_bytes(gpu) or 0) >= demand.vram_bytes]
-        return [gpu for gpu in fitting if (free := self._free_vram(gpu)) is None or free >= demand.vram_bytes]
+        return [gpu for gpu in fitting if self._has_room(demand, gpu)]
+
+    def _has_room(self, demand: Demand, gpu: Device) -> bool:
+        """Tell whether a GPU has as much VRAM free as is asked for, as far as that is known."""
+        return not demand.vram_bytes or (free := self._free_vram(gpu)) is None or free >= demand.vram_bytes
 
     def _unsettled(self) -> list[Device]:
-        return self._in_order({*self._free, *(gpu for claim in self._claims for gpu in claim.devices)})
-
-    def _in_order(self, gpus: set[Device]) -> list[Device]:
-        return [gpu for gpu in self.gpus if gpu in gpus]  # always theirs, so that runs repeat
+        return self._free.in_order((*self._free, *(gpu for claim in self._claims for gpu in claim.devices)))
 
     def _threads(self, slots: int) -> int:
         return max(1, self._cores * slots // self.count)
-
-
-def memory_bytes(gpu: Device) -> int | None:
-    """Return the memory that a GPU's jobs can have; None if unknown. An APU's models lie in the host's memory."""
-    if gpu.is_apu and gpu.vram_bytes is not None:
-        return gpu.vram_bytes + (gpu.gtt_bytes or 0)
-    return gpu.vram_bytes
 
 
 def gigabytes(count: int | None) -> str:
@@ -377,10 +340,6 @@ def free_vram(gpu: Device) -> int | None:
     if gpu.is_apu or now is None or now.vram_used_bytes is None or gpu.vram_bytes is None:
         return None
     return max(0, gpu.vram_bytes - now.vram_used_bytes)
-
-
-def _product(gpu: Device) -> Product:
-    return gpu.backend, gpu.gfx, gpu.name, gpu.vram_bytes
 
 
 def count_cores() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,8 @@ from rocmlab.devices import Device
 from rocmlab.errors import Problem, RocmlabError
 from rocmlab.runner.ground import words
 from rocmlab.runner.ground.jobs import Job, Result, describe
-from rocmlab.runner.places.placement import Slots
+from rocmlab.runner.places.outlook import Ask, Waiting
+from rocmlab.runner.places.placement import Place, Slots
 
 SHOWN_NAMES = 3  # of the jobs that have the same problem
 
@@ -47,32 +49,47 @@ class Queue:
 
     def __init__(self, jobs: Sequence[Job], slots: Slots) -> None:
         self._slots = slots
-        self._lines: dict[Hashable, deque[tuple[int, Job]]] = {}
+        self._lines: dict[Hashable, deque[Waiting]] = {}
+        self._heads: list[Waiting] = []  # of the lines, in the order of their turn
+        self._asks: frozenset[Ask] = frozenset()  # of the heads
         self._count = 0
         self._first = 0
         self.avoid: dict[str, Collection[Device]] = {}  # by name, the GPUs on which a job has ended badly
         for number, job in enumerate(jobs, 1):
-            self._line(job).append((number, job))
+            ask = slots.ask(job)
+            self._line(job, ask).append((number, job, ask))
             self._count += 1
+        self._heads = sorted((line[0] for line in self._lines.values()), key=_turn)
+        self._note_asks()
 
     def __len__(self) -> int:
         return self._count
 
     def __iter__(self) -> Iterator[Job]:
         """Go through the jobs in the order of their turn."""
-        return iter([job for _, job in sorted((each for line in self._lines.values() for each in line), key=_turn)])
+        return iter([job for _, job, _ in sorted((each for line in self._lines.values() for each in line), key=_turn)])
 
     def heads(self) -> list[Job]:
         """Return the first of each line, in the order of their turn."""
-        return [job for _, job in sorted((line[0] for line in self._lines.values()), key=_turn)]
+        return [job for _, job, _ in self._heads]
+
+    def take(self) -> tuple[Job, Place] | None:
+        """Take out the job that can start now, and give it its place; None if none can."""
+        if taken := self._slots.take_one(self._heads, self._asks, self.avoid):
+            self.remove(taken[0])
+        return taken
 
     def remove(self, job: Job) -> None:
         """Take out the head of a line."""
-        signature = self._signature(job)
-        line = self._lines[signature]
+        at = next(at for at, (_, head, _) in enumerate(self._heads) if head is job)
+        _, _, ask = self._heads.pop(at)
+        line = self._line(job, ask)
         line.popleft()
-        if not line:
-            del self._lines[signature]
+        if line:
+            insort(self._heads, line[0], key=_turn)
+        else:
+            del self._lines[self._key(job, ask)]
+            self._note_asks()
         self._count -= 1
         self.avoid.pop(job.name, None)
 
@@ -80,17 +97,26 @@ class Queue:
         """Put a job before all others, to be placed elsewhere than on these GPUs if it can be."""
         self.avoid[job.name] = avoid
         self._first -= 1
-        self._line(job).appendleft((self._first, job))
+        ask = self._slots.ask(job)
+        line = self._line(job, ask)
+        if line:
+            self._heads.remove(line[0])
+        line.appendleft((self._first, job, ask))
+        self._heads.insert(0, line[0])
+        self._note_asks()
         self._count += 1
 
-    def _line(self, job: Job) -> deque[tuple[int, Job]]:
-        return self._lines.setdefault(self._signature(job), deque())
+    def _note_asks(self) -> None:
+        self._asks = frozenset(ask for _, _, ask in self._heads)
 
-    def _signature(self, job: Job) -> Hashable:
-        return (self._slots.signature(job), job.name if job.name in self.avoid else None)
+    def _line(self, job: Job, ask: Ask) -> deque[Waiting]:
+        return self._lines.setdefault(self._key(job, ask), deque())
+
+    def _key(self, job: Job, ask: Ask) -> Hashable:
+        return ask, job.name if job.name in self.avoid else None
 
 
-def _turn(waiting: tuple[int, Job]) -> int:
+def _turn(waiting: Waiting) -> int:
     return waiting[0]
 
 

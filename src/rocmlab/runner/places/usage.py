@@ -30,7 +30,7 @@ YOUNG_SECONDS = 10.0  # a job's first seconds, in which most of what a short one
 YOUNG_EVERY_SECONDS = 0.5
 TOGETHER_SECONDS = 0.2  # readings that are due so soon after each other are taken at once
 FRESH_SECONDS = 3.5 * EVERY_SECONDS  # how old the reading may be that is shown as the last one
-LAST_SECONDS = 0.004  # how long the end of a job waits for its last reading
+LAST_SECONDS = 0.05  # how long the end of a job waits for its last reading at most; it takes 1 to 4 ms
 CLOSE_SECONDS = 0.5  # for a reading that does not return
 
 
@@ -122,6 +122,7 @@ class Meters:
         self._jobs: dict[str, list[_Use]] = {}
         self._sources: dict[Hashable, _Source] = {}
         self._unwritten: list[tuple[_File, Device, Sample | None]] = []
+        self._is_writing = False
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
@@ -148,7 +149,7 @@ class Meters:
     def end(self, job: str) -> list[dict[str, Any]]:
         """Return what a job used of each of its devices, in their order; empty if it was never begun.
 
-        A last reading is waited for, but no longer than 4 ms: a device that hangs holds nobody up.
+        A last reading is waited for, but no longer than 50 ms: a device that hangs holds nobody up.
         """
         with self._lock:
             uses = self._jobs.pop(job, [])
@@ -161,6 +162,11 @@ class Meters:
                 self._lock.wait_for(lambda: all(source.read_at >= asked for source in sources), LAST_SECONDS)
             self._forget(uses)
             return [use.as_dict() for use in uses]
+
+    def flush(self, seconds: float) -> bool:
+        """Wait until all that has been read is in the files, no longer than some seconds; tell whether it is."""
+        with self._lock:
+            return self._lock.wait_for(lambda: not self._unwritten and not self._is_writing, seconds)
 
     def latest(self, device: Device) -> tuple[float | None, int | None]:
         """Return the last reading of a device on which a job runs: busy percent and bytes of VRAM in use."""
@@ -223,8 +229,13 @@ class Meters:
         """Write what has been read, without the lock: a disk may be slow."""
         with self._lock:
             unwritten, self._unwritten = self._unwritten, []
+            self._is_writing = bool(unwritten)
         for file, device, sample in unwritten:
             file.write(device, sample)
+        if unwritten:
+            with self._lock:
+                self._is_writing = False
+                self._lock.notify_all()
 
     def _wait(self) -> list[_Source] | None:
         """Return the devices to be read now, none where there is only something to write; None when the run is over."""

@@ -22,6 +22,8 @@ USAGE: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("energy_joules", "energy", words.energy),
 )
 WHOLE_FAILURES = 40  # that are shown with cell, output and traceback, so that the page can be opened
+FAILURES = 200  # that are shown at all; of the others it is said what they ended with
+KINDS_OF_ERRORS = 12  # that are told apart there
 FILES = {"html": "notebook", "log": "log", "notebook": ".ipynb", "samples": "samples"}  # kind -> name of its link
 OUTCOMES = {"broken": "broken", "mended": "mended", "other": "ends otherwise", "new": "new", "same": ""}
 
@@ -47,6 +49,8 @@ def render(results: Mapping[str, Any], failures: Mapping[str, Failure], folder: 
     )
     environment.filters |= {"coloured": coloured, "link": link, "short": words.short}
     jobs = results["jobs"]
+    failed, rows = _worst_first(jobs), _rows(jobs)
+    seen = [*rows["shown"], *rows["folded"], *failed[:FAILURES]]
     text = environment.get_template("page.html.j2").render(
         words=words,
         run=results["run"],
@@ -56,13 +60,16 @@ def render(results: Mapping[str, Any], failures: Mapping[str, Failure], folder: 
         simulated=_simulated(jobs),
         devices=_devices(jobs),
         versions=_versions(results["versions"]),
-        failed=[(job, failures.get(job["name"], Failure())) for job in _worst_first(jobs)],
-        usage={job["name"]: _usage(job["devices"]) for job in jobs},
+        failed=[(job, failures.get(job["name"], Failure())) for job in failed[:FAILURES]],
+        more_failed=_errors(failed[FAILURES:]),
+        rows=rows,
+        rows_shown=tables.ROWS,
+        usage={job["name"]: _usage(job["devices"]) for job in seen},
         columns=_columns(jobs),
         energy=_energy(jobs),
         uses=device_use.plots(jobs, folder) if folder else [],
-        unnamed={job["name"]: unnamed(job) for job in jobs},
-        attempts={job["name"]: attempts(job) for job in jobs},
+        unnamed={job["name"]: unnamed(job) for job in seen},
+        attempts={job["name"]: attempts(job) for job in seen},
         groups=tables.describe(jobs),
         comparison=_comparison(results.get("comparison")),
         files=FILES,
@@ -105,6 +112,26 @@ def _worst_first(jobs: Sequence[Job]) -> list[Job]:
         return 2 if job["status"] == "not run" else 0 if job["error"].get("cell") else 1
 
     return sorted((job for job in jobs if job["error"] is not None), key=order)
+
+
+def _rows(jobs: Sequence[Job]) -> dict[str, Any]:
+    """Return what the table of jobs shows, what it folds and how many it leaves out, so that the page can be opened.
+
+    A table of many jobs shows those that did not run to the end, and folds the others.
+    """
+    if len(jobs) <= tables.ROWS:
+        return {"shown": jobs, "folded": [], "left": 0}
+    bad = sorted((job for job in jobs if job["status"] != "ok"), key=lambda job: job["status"] == "not run")
+    shown = bad[: tables.ROWS]
+    folded = [job for job in jobs if job["status"] == "ok"][: tables.ROWS]
+    return {"shown": shown, "folded": folded, "left": len(jobs) - len(shown) - len(folded)}
+
+
+def _errors(jobs: Sequence[Job]) -> dict[str, Any]:
+    """Return how many ended with which error, the frequent ones first, and how many with another."""
+    counts = Counter(words.error(job["error"]) for job in jobs)
+    common = counts.most_common(KINDS_OF_ERRORS)
+    return {"count": len(jobs), "errors": common, "other": len(jobs) - sum(count for _, count in common)}
 
 
 def _devices(jobs: Sequence[Job]) -> str:
@@ -173,6 +200,8 @@ def _comparison(comparison: Mapping[str, Any] | None) -> dict[str, Any] | None:
         return None
     rows = rows_of(comparison)
     has_usage = any(row["usage"] for row in rows)
+    if len(rows) > tables.ROWS:
+        rows.sort(key=lambda row: row["outcome"] == "same")  # what ends otherwise is among those that are shown
     return {**comparison, "rows": rows, "headline": changes(comparison), "has_usage": has_usage}
 
 

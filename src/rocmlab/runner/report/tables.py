@@ -11,6 +11,8 @@ from rocmlab.runner.report import plots, values
 
 COLUMNS = 12  # recorded numbers in a table; results.json has them all
 ALL_PLOTS = 24  # of one page, shared by its notebooks
+ROWS = 500  # of any table of the page, so that it can be opened; results.json has them all
+ALL_ROWS = 1000  # of the tables of recorded numbers, shared by the notebooks of a run that has more jobs
 LONG = 24  # rows of a table beyond which it is folded
 
 
@@ -19,14 +21,15 @@ def describe(jobs: values.Jobs) -> list[dict[str, Any]]:
     groups = [group for group in values.groups(jobs) if group.metrics]
     grids = sum(bool(group.varying) for group in groups)
     share = max(1, min(plots.PLOTS, ALL_PLOTS // max(1, grids)))
+    rows = ROWS if len(jobs) <= ALL_ROWS else min(ROWS, max(LONG, ALL_ROWS // max(1, len(groups))))
     left, found = ALL_PLOTS, []
     for group in groups:
-        found.append(_group(group, min(share, left)))
+        found.append(_group(group, min(share, left), rows))
         left -= len(found[-1]["plots"])
     return found
 
 
-def _group(group: values.Group, most: int) -> dict[str, Any]:
+def _group(group: values.Group, most: int, most_rows: int) -> dict[str, Any]:
     problem: Problem | None = None
     drawn: list[str] = []
     try:
@@ -37,7 +40,8 @@ def _group(group: values.Group, most: int) -> dict[str, Any]:
         problem = Problem("there are no plots", f"{type(err).__name__}: {err}", "")
     shown = group.metrics[:COLUMNS]
     rows = [
-        {"job": job, "parameters": _parameters(job, group.varying), "cells": _cells(job, shown)} for job in group.jobs
+        {"job": job, "parameters": _parameters(job, group.varying), "cells": _cells(job, shown)}
+        for job in group.jobs[:most_rows]
     ]
     means = _means(group, shown)
     return {
@@ -46,6 +50,7 @@ def _group(group: values.Group, most: int) -> dict[str, Any]:
         "metrics": shown,
         "more": len(group.metrics) - len(shown),
         "rows": rows,
+        "left": len(group.jobs) - len(rows),
         "means": means,
         "is_folded": len(rows) > LONG or bool(means and means["rows"]),
         "plots": drawn,

@@ -56,7 +56,9 @@ class Running:
     @property
     def device(self) -> str:
         """Its devices in a word or two. Which they are may change until they are leased."""
-        return words.device_label([{"backend": each.backend, "index": each.index} for each in self.place.devices])
+        node = self.place.node
+        shown = [{"backend": each.backend, "index": each.index, "node": node} for each in self.place.devices]
+        return words.device_label(shown)
 
     @property
     def elapsed(self) -> str:

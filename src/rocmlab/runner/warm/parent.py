@@ -320,6 +320,9 @@ def _watch_while_importing(starter: socket.socket) -> Callable[[], None]:
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """Serve at a socket, with modules imported."""
+    # Ray's workers ignore the one and block the other, and hand both on.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     here = str(Path(__file__).parent)
     if sys.path and sys.path[0] == here:
         del sys.path[0]  # no notebook shall import these

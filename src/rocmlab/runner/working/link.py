@@ -9,11 +9,13 @@ import asyncio
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -93,6 +95,26 @@ class Link:
                 event = json.loads(line)
                 if isinstance(event, dict) and isinstance(event.get("event"), str):
                     return event
+
+    def first(self, seconds: float) -> Event | None:
+        """Wait, without an event loop, for the first things it says, one by one; None if it ends or takes too long.
+
+        It is for what must be known before there is a loop: from the first `event` on, that alone may be called.
+        """
+        end = time.monotonic() + seconds
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        line = b""
+        while not line.endswith(b"\n"):
+            if not poll.poll(max(0.0, end - time.monotonic()) * 1000):
+                return None
+            seen = self._socket.recv(65_536, socket.MSG_PEEK)
+            if not seen:
+                return None
+            line += self._socket.recv(seen.find(b"\n") + 1 or len(seen))
+        event = json.loads(line)
+        assert isinstance(event, dict)
+        return event
 
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal, if it is there."""

@@ -12,7 +12,7 @@ import select
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 Order = dict[str, Any]
@@ -56,6 +56,19 @@ class Orders:
         for each in descriptors:
             os.set_inheritable(each, False)
         return json.loads(line), descriptors
+
+    def stream(self) -> Iterator[Order]:
+        """Yield orders without descriptors, of which several may come at once, until the runner is gone."""
+        rest = b""
+        while True:
+            try:
+                data = self._socket.recv(65_536)
+            except OSError:
+                return
+            if not data:
+                return
+            *lines, rest = (rest + data).split(b"\n")
+            yield from map(json.loads, lines)
 
     def report(self, event: str, **facts: object) -> None:
         """Tell the runner.

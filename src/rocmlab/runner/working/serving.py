@@ -134,6 +134,7 @@ def belongings() -> object:
 
 def main(arguments: list[str]) -> int:
     """Serve the runner at the other end of a socket."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Ray's workers block it and hand that on
     worker.set_up_output()
     block_slow_import()
     server = Server(int(arguments[0]))

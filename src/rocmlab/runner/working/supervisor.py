@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from rocmlab.devices import visibility
 from rocmlab.runner.ground import processes
 from rocmlab.runner.ground.folder import RunFolder, now
 from rocmlab.runner.ground.jobs import INTERRUPTED, Job, Status
@@ -51,6 +52,8 @@ class Ending:
     started: str | None = None  # UTC, when its GPUs were leased; None if it never came to that
     seconds: float | None = None  # from then to its end
     usage: list[dict[str, Any]] = field(default_factory=list)  # by device, in their order; see `Meters.end`
+    is_lost: bool = False  # with the machine that it ran on: no fault of its own
+    is_unplaced: bool = False  # it has not begun: it needs another place
 
 
 class Supervisor:
@@ -177,6 +180,7 @@ class Supervisor:
             "engine": self.workers.engine,
             "lease": lease.as_dict() if lease else None,
             "environment": self._environment() | {"JUPYTER_RUNTIME_DIR": scratch},  # it goes when the job goes
+            "masks": visibility.child_environment(self.place.gpus) if self.place.node else None,
             "warm": address,
             "cold": why_not,
         }

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rocmlab.runner.engine import kernel
+from rocmlab.runner.ground import processes
 from rocmlab.runner.ground.jobs import Job, Request
 
 if TYPE_CHECKING:
@@ -128,7 +129,10 @@ class _Recipe:
         """Start it."""
         from rocmlab.runner import warm
 
-        return warm.start(self.python, self.modules, self.environment, Path(tempfile.gettempdir()))
+        parent = warm.start(self.python, self.modules, self.environment, Path(tempfile.gettempdir()))
+        if parent.pid is not None:
+            processes.let_go_first(parent.pid)
+        return parent
 
 
 def _recipe(name: str, environment: Mapping[str, str]) -> _Recipe | None:

@@ -6,6 +6,7 @@ of a run take one job after another, see `rocmlab.runner.working.serving`.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import re
@@ -104,6 +105,7 @@ class Worker:
         with self.starting:
             running = self._start_kernel(folder)
         try:  # the kernel starts while the notebook is read
+            check_masks(running, job)
             from rocmlab.runner.engine import notebooks
             from rocmlab.runner.engine.execution import Execution
 
@@ -155,6 +157,35 @@ class Worker:
             see=self._see,
             side=SideLog(None, f"{Path(self.job['output']).stem}.log"),  # the job's log, which has everything
         )
+
+
+def check_masks(running: Kernel, job: dict[str, Any]) -> None:
+    """Make sure that a kernel really has the masks that its job was given.
+
+    Source: /proc/PID/environ of a kernel that was started cold; of a forked one, what it was told to set.
+
+    Raises:
+        RocmlabError: it has others, such as its kernelspec's own.
+    """
+    from rocmlab.errors import RocmlabError
+    from rocmlab.runner.engine import kernel
+
+    if not (wanted := job.get("masks")):
+        return
+    has: dict[str, str] = {}
+    if isinstance(running, kernel.LocalKernel):
+        with contextlib.suppress(OSError):
+            raw = Path(f"/proc/{running.process.pid}/environ").read_bytes()
+            pairs = (entry.partition(b"=") for entry in raw.split(b"\0") if b"=" in entry)
+            has = {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+    has = has or kernel.environment(kernel.find(job["kernel"])[0], os.environ)
+    for name, value in wanted.items():
+        if has.get(name) != value:
+            raise RocmlabError(
+                f"its kernel has {name}={has.get(name, '')}, and was to have {value or 'none'}",
+                f"the kernelspec {job['kernel']} sets it, or what starts the kernel does",
+                f"take {name} out of the `env` of that kernelspec on the node",
+            )
 
 
 def plain(text: str) -> str:

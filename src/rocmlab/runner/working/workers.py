@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from rocmlab.runner.ground import processes
 from rocmlab.runner.ground.jobs import Job
 from rocmlab.runner.working.link import Link
 from rocmlab.runner.working.warmth import Warmth
@@ -27,6 +28,7 @@ class Workers:
         slots: how many jobs may run at once.
         warm: whether kernels may be forked from a process that has imported the framework; `auto` or `off`.
         engine: `rocmlab`, or `papermill` for the reference.
+        converts: whether executed notebooks become HTML here.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class Workers:
         warm: str = "auto",
         engine: str = "rocmlab",
         warmth: Warmth | None = None,
+        converts: bool = True,
     ) -> None:
         self.environment = dict(environment)
         self.slots = slots
@@ -48,7 +51,7 @@ class Workers:
         self._ending: set[asyncio.Task[None]] = set()
         self._converter: Link | None = None
         self._conversion = asyncio.Lock()
-        self._converts = True
+        self._converts = converts
 
     def expect(self, jobs: Iterable[Job]) -> None:
         """Note which jobs are to come: a warm parent is worth its start if several of them use it."""
@@ -79,6 +82,7 @@ class Workers:
             self._ending.add(ending)
             ending.add_done_callback(self._ending.discard)
         worker = Link(WORKER, self.environment)
+        processes.let_go_first(worker.process.pid)
         self._all.add(worker)
         return worker
 
@@ -140,6 +144,7 @@ class Workers:
     def _start_converter(self) -> Link:
         if self._converter is None or not self._converter.is_alive:
             self._converter = Link(CONVERTER, self.environment)
+            processes.let_go_first(self._converter.process.pid)
         return self._converter
 
     async def _end_converter(self) -> None:

@@ -1,7 +1,7 @@
 """Keras on TensorFlow: the data stay on the device, and one program runs the batches of an epoch over them.
 
-The ways, from the fastest that compiles: the whole loop as one XLA program (GPUs), a `tf.function` whose loop calls
-an XLA-compiled step (the CPU, where XLA runs the body of a loop on one core), the same without XLA, and Python's loop.
+The ways, from the fastest that compiles: the whole loop as one XLA program, a `tf.function` whose loop calls an
+XLA-compiled step, the same without XLA, and Python's loop.
 The programs change the model's own variables, so there is nothing to take from the model or to give back.
 """
 
@@ -49,7 +49,8 @@ class TensorFlowEngine:
             self._validation = self._put(data.validation)
         ways, self._reason = self._possible_ways()
         # On a CPU Keras uses XLA only when told to; there we decide.
-        common = (options.batch_size, ways, "CPU" in self._device and not model.jit_compile)
+        avoidable = () if "CPU" not in self._device else (EPOCH,) if model.jit_compile else (EPOCH, STEP)
+        common = (options.batch_size, ways, avoidable)
         self._training = Pass(model, "train_step", *common)
         self._testing = Pass(model, "test_step", *common)
 
@@ -91,9 +92,7 @@ class TensorFlowEngine:
             return [GRAPH, BATCH], "XLA cannot compile a step whose replicas exchange gradients"
         if not all(getattr(layer, "supports_jit", True) for layer in _layers(self._model)):
             return [GRAPH, BATCH], "a layer of the model does not support XLA"
-        if "CPU" in self._device:
-            return [STEP, GRAPH, BATCH], ""
-        if not self._model.jit_compile:
+        if "CPU" not in self._device and not self._model.jit_compile:
             return [GRAPH, BATCH], "the model is compiled with jit_compile=False"
         return [EPOCH, STEP, GRAPH, BATCH], ""
 

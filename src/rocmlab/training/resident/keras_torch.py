@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import keras
 import torch
 
-from rocmlab.training.resident import blocks, torch_store, torch_updates
-from rocmlab.training.resident.engine import Data, Engine, Options, Tree, fell_back, tree_map
-from rocmlab.training.resident.graphs import Graphs, Loop, Rows, describe
-from rocmlab.training.resident.torch_store import Batches, Store, Untyped, join
+from rocmlab.training.resident import torch_layers, torch_store, torch_updates
+from rocmlab.training.resident.engine import Data, Engine, Options, Tree, tree_map
+from rocmlab.training.resident.graphs import Rows
+from rocmlab.training.resident.torch_epochs import Epochs
+from rocmlab.training.resident.torch_store import Batches, Untyped, join
 
 
 def build(model: Untyped, data: Data, options: Options) -> Engine:
@@ -32,52 +34,33 @@ class TorchEngine:
     """One Keras model's epochs on the device its variables are on."""
 
     def __init__(self, model: Untyped, data: Data, options: Options) -> None:
-        self._model, self._data, self._options = model, data, options
+        self._model, self._seed = model, options.seed
         self._device = _device(model)
-        self._plan = blocks.plan(data, options, torch_store.free_bytes(self._device), keeps_both=True)
-        self._train = Store(data.train, self._plan.train, self._device, options)
-        self._validation = (
-            Store(data.validation, self._plan.validation, self._device, options) if (data.validation) else None
-        )
-        self._reason = _uncapturable(model) if self._device.type == "cuda" else ""
-        if self._reason:
-            fell_back(f"{self._reason}; its steps run one after another")
-        self._training = TrainSteps(model, self._train.tensors)
-        self._trainer = self._runner(self._training, self._train.count)
-        self._evaluator: Loop | Graphs | None = None
-        if self._validation is not None:
-            testing = EvaluationSteps(model, self._validation.tensors)
-            self._evaluator = self._runner(testing, self._validation.count)
-        self._seen: Any = None
+        self._epochs = Epochs(self._device, data, options, lambda: _uncapturable(model))
+        self._epochs.run_by(self._train_steps, partial(EvaluationSteps, model), lambda: _recording(model))
+
+    def _train_steps(self, tensors: Tree) -> TrainSteps:
+        self._training = TrainSteps(self._model, tensors)
+        return self._training
 
     @property
     def how(self) -> str:
         """Say what runs an epoch, where, and why nothing faster if so."""
-        steps = self._options.steps(self._data.train.count)
-        name = torch_store.device_name(self._device)
-        return describe(self._trainer, steps, name, self._reason, self._plan.sentence)
+        return self._epochs.how
 
     def begin(self, epoch: int) -> None:
         """Look whether a callback changed what a graph holds; weights and optimizer are the model's own throughout."""
         del epoch
         self._training.refresh()
-        state = _fingerprint(self._model)
-        if state != self._seen:
-            self._seen = state
-            for runner in (self._trainer, self._evaluator):
-                if isinstance(runner, Graphs):
-                    runner.forget()
+        self._epochs.see(_fingerprint(self._model))
 
     def train(self, epoch: int) -> dict[str, float]:
         """Train one epoch and wait for the device."""
         model = self._model
         model.reset_metrics()
         model.train()
-        logs = None
-        seed = torch_store.stream_seed(self._options.seed, epoch)
-        with torch_store.random_stream(self._device, seed), _updates(model, self._device):
-            for order in self._train.orders(epoch, shuffle=self._options.shuffle):
-                logs = self._trainer.run(order)
+        with _updates(model, self._device):
+            logs = self._epochs.train(epoch, self._seed)
         model.eval()
         found = _logs(model, logs)
         torch_store.synchronise(self._device)
@@ -85,14 +68,9 @@ class TorchEngine:
 
     def evaluate(self) -> dict[str, float]:
         """Return the losses and metrics of the validation set."""
-        assert self._validation is not None
-        assert self._evaluator is not None
         self._model.eval()
         self._model.reset_metrics()
-        logs = None
-        for order in self._validation.orders(0, shuffle=False):
-            logs = self._evaluator.run(order)
-        return _logs(self._model, logs)
+        return _logs(self._model, self._epochs.validate())
 
     def end(self, epoch: int) -> None:
         """Nothing to put back: the model's variables are trained in place."""
@@ -100,18 +78,8 @@ class TorchEngine:
     def close(self) -> None:
         """Drop data, graphs and gradients."""
         self._training.drop_gradients()
-        for runner in (self._trainer, self._evaluator):
-            if isinstance(runner, Graphs):
-                runner.forget()
-        self._train.tensors = (None, None, None)
-        if self._validation is not None:
-            self._validation.tensors = (None, None, None)
-
-    def _runner(self, steps: Untyped, count: int) -> Loop | Graphs:
-        if self._device.type != "cuda" or self._reason:
-            return Loop(steps, self._options.batch_size)
-        planned = self._options.steps(count) * max(0, self._options.epochs - self._options.initial_epoch)
-        return Graphs(steps, self._options.batch_size, planned, self._device, lambda: _recording(self._model))
+        self._epochs.forget()
+        self._epochs.drop()
 
 
 class TrainSteps:
@@ -240,9 +208,9 @@ def _uncapturable(model: Untyped) -> str:
 
 @contextlib.contextmanager
 def _updates(model: Untyped, device: torch.device) -> Iterator[None]:
-    """Use the updates of `torch_updates` where they were tried."""
+    """Use the updates of `torch_updates`, and the layers of `torch_layers`, where they were tried."""
     if device.type in ("cpu", "cuda"):
-        with torch_updates.in_place(model.optimizer, branchless=False):
+        with torch_updates.in_place(model.optimizer, branchless=False), torch_layers.lean():
             yield
     else:
         yield

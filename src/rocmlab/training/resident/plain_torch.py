@@ -14,11 +14,12 @@ from typing import Any
 import torch
 
 from rocmlab.errors import RocmlabError
-from rocmlab.training.resident import blocks, torch_store
-from rocmlab.training.resident.engine import Data, Engine, Options, Tree, fell_back, tree_map
-from rocmlab.training.resident.graphs import Graphs, Loop, Rows, describe
+from rocmlab.training.resident import torch_store
+from rocmlab.training.resident.engine import Data, Engine, Options, Tree, tree_map
+from rocmlab.training.resident.graphs import Rows
+from rocmlab.training.resident.torch_epochs import Epochs
 from rocmlab.training.resident.torch_optimizer import Optimizer
-from rocmlab.training.resident.torch_store import Batches, Store, Untyped, join
+from rocmlab.training.resident.torch_store import Batches, Untyped, join
 
 
 def build(module: Untyped, data: Data, options: Options) -> Engine:
@@ -34,65 +35,49 @@ class ModuleEngine:
     """One module's epochs on its device; under DistributedDataParallel each process trains its own part of the data."""
 
     def __init__(self, module: Untyped, data: Data, options: Options) -> None:
-        self._module, self._data, self._options = module, data, options
-        self._inner = module.module if _is_parallel(module) else module
+        self._module, self._seed = module, options.seed
         self._device = _device(module)
         self._optimizer = Optimizer(options.optimizer, self._device)
-        self._plan = blocks.plan(data, options, torch_store.free_bytes(self._device), keeps_both=True)
-        self._train = Store(data.train, self._plan.train, self._device, options)
-        self._reason = self._uncapturable() if self._device.type == "cuda" else ""
-        if self._reason:
-            fell_back(f"{self._reason}; its steps run one after another")
-        elif self._device.type == "cuda":
+        self._epochs = Epochs(self._device, data, options, self._uncapturable)
+        if self._epochs.captures:
             self._optimizer.make_capturable()
         self._modes = [(part, part.training) for part in module.modules()]
-        self._rank = torch.distributed.get_rank() if _is_parallel(module) else 0
-        self._totals = Totals(["loss", *options.metrics], self._device)
-        self._training = Training(module, self._optimizer, options, self._train.tensors, self._totals)
-        self._trainer = self._runner(self._training, self._train.count)
-        self._validation: Store | None = None
-        if data.validation is not None:
-            self._validation = Store(data.validation, self._plan.validation, self._device, options)
-            testing = Evaluation(self._inner, options, self._validation.tensors, self._totals)
-            self._evaluator = self._runner(testing, self._validation.count)
-        self._seen: Any = None
+        if _is_parallel(module):  # the processes of a job draw different dropout masks
+            self._seed += torch.distributed.get_rank()
+        self._totals = totals = Totals(["loss", *options.metrics], self._device)
+        inner = module.module if _is_parallel(module) else module
+        self._epochs.run_by(
+            lambda tensors: Training(module, self._optimizer, options, tensors, totals),
+            lambda tensors: Evaluation(inner, options, tensors, totals),
+        )
 
     @property
     def how(self) -> str:
         """Say what runs an epoch, where, and why nothing faster if so."""
-        steps = self._options.steps(self._data.train.count)
-        name = torch_store.device_name(self._device)
-        return describe(self._trainer, steps, name, self._reason, self._plan.sentence)
+        return self._epochs.how
 
     def begin(self, epoch: int) -> None:
         """Take the learning rate, and look whether a callback changed what a graph holds."""
         del epoch
         self._optimizer.begin()
-        state = _fingerprint(self._module, self._optimizer.optimizer)
-        if state != self._seen:
-            self._forget(epoch_state=state)
+        if self._epochs.see(_fingerprint(self._module, self._optimizer.optimizer)):
+            self._optimizer.forget()
 
     def train(self, epoch: int) -> dict[str, float]:
         """Train one epoch and wait for the device."""
         self._set_modes()
         self._totals.clear()
-        # The processes of a job draw different dropout masks.
-        seed = torch_store.stream_seed(self._options.seed + self._rank, epoch)
-        with torch_store.random_stream(self._device, seed):
-            for order in self._train.orders(epoch, shuffle=self._options.shuffle):
-                self._trainer.run(order)
+        self._epochs.train(epoch, self._seed)
         logs = self._totals.read(together=_is_parallel(self._module))
         torch_store.synchronise(self._device)
-        self._seen = _fingerprint(self._module, self._optimizer.optimizer)
+        self._epochs.note(_fingerprint(self._module, self._optimizer.optimizer))
         return logs
 
     def evaluate(self) -> dict[str, float]:
         """Return the loss and metrics of the validation set."""
-        assert self._validation is not None
         self._module.eval()
         self._totals.clear()
-        for order in self._validation.orders(0, shuffle=False):
-            self._evaluator.run(order)
+        self._epochs.validate()
         logs = self._totals.read(together=_is_parallel(self._module))
         self._set_modes()
         return logs
@@ -107,18 +92,10 @@ class ModuleEngine:
         self._optimizer.close()
         for part, training in self._modes:
             part.training = training
-        self._forget(epoch_state=None)
-        self._optimizer.drop_gradients()
-        for store in (self._train, self._validation):
-            if store is not None:
-                store.tensors = (None, None, None)
-
-    def _forget(self, *, epoch_state: Untyped) -> None:
-        self._seen = epoch_state
         self._optimizer.forget()
-        for runner in (self._trainer, self._evaluator if self._validation is not None else None):
-            if isinstance(runner, Graphs):
-                runner.forget()
+        self._epochs.forget()
+        self._optimizer.drop_gradients()
+        self._epochs.drop()
 
     def _set_modes(self) -> None:
         """Train: parts that the caller had put in evaluation mode inside a training module stay there."""
@@ -133,12 +110,6 @@ class ModuleEngine:
         if _is_parallel(self._module):
             return "DistributedDataParallel's exchange of gradients is not captured in a graph"
         return self._optimizer.uncapturable()
-
-    def _runner(self, steps: Untyped, count: int) -> Untyped:
-        if self._device.type != "cuda" or self._reason:
-            return Loop(steps, self._options.batch_size)
-        planned = self._options.steps(count) * max(0, self._options.epochs - self._options.initial_epoch)
-        return Graphs(steps, self._options.batch_size, planned, self._device)
 
 
 class Totals:

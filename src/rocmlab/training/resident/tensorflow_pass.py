@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -26,12 +26,15 @@ WORDS = {
 class Pass:
     """Runs a set through the model, and looks for the fastest way to do so when it is first asked."""
 
-    def __init__(self, model: Model, step: str, batch_size: int, ways: Sequence[str], may_avoid_xla: bool) -> None:
-        self._model, self._may_avoid_xla = model, may_avoid_xla
+    def __init__(
+        self, model: Model, step: str, batch_size: int, ways: Sequence[str], avoidable: Collection[str]
+    ) -> None:
+        """Begin with the first of the ways, from the fastest; some are avoidable where XLA's code is the slower one."""
+        self._model, self._avoidable = model, avoidable
         self._loop = Loop(model, step, batch_size)
         self._ways = list(ways)  # the fastest first
         self._program: Callable[[Arrays, Tensor], Logs] | None = None
-        self._is_proven = False
+        self._is_proven = self._has_failed = False
         self.reason = ""  # why it is not the fastest way
 
     @property
@@ -63,6 +66,8 @@ class Pass:
                 self._slow_down(err)
             else:
                 self._is_proven = True
+                if self._has_failed:  # said once, of the way that was found in the end
+                    fell_back(f"{WORDS[self.way].format(steps='its')}; {self.reason}")
                 return logs
 
     def _run(self, parts: Iterator[tuple[Arrays, Tensor]]) -> dict[str, float]:
@@ -82,12 +87,11 @@ class Pass:
 
     def _choose(self, arrays: Arrays, order: Tensor) -> None:
         """Leave XLA out where it is the slower way on a CPU."""
-        if self.way != STEP or not self._may_avoid_xla:
+        if self.way not in self._avoidable or not (operation := self._loop.slow_in_xla(arrays, order)):
             return
-        operation = self._loop.slow_in_xla(arrays, order)
-        if operation:
-            self._ways.remove(STEP)
-            self.reason = f"on a CPU XLA's code for {operation} is slower than TensorFlow's"
+        self._ways = [way for way in self._ways if way not in self._avoidable]
+        where = " inside a loop" if self.way == STEP else ""
+        self.reason = f"on a CPU XLA's code for {operation} is slower than TensorFlow's{where}"
 
     def _slow_down(self, err: Exception) -> None:
         words = (str(err).strip() or type(err).__name__).splitlines()[0]
@@ -96,7 +100,7 @@ class Pass:
             self.reason = self.reason.replace(f"each {GRAPH}", f"each {EPOCH}")
         self._ways.pop(0)
         self._program = None
-        fell_back(f"{WORDS[self.way].format(steps='its')}; {self.reason}")
+        self._has_failed = True
 
 
 def _variables(model: Model) -> list[Any]:

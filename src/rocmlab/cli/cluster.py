@@ -1,0 +1,256 @@
+"""`rocmlab cluster`: up, join, status and down on a machine; node, wait and busy inside its lab."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rocmlab.cli.main import verb_parser
+from rocmlab.errors import RocmlabError
+
+WORDS = {  # in the order of use
+    "up": "make this machine the head of a cluster, and say how others join",
+    "join": "join the cluster of a head: HEAD=host:port, with its CLUSTER_TOKEN",
+    "status": "show the nodes, their GPUs and versions, and what runs where",
+    "down": "leave the cluster; on the head: end it",
+    "node": "be this machine's Ray node until it is told to end (the lab itself runs this)",
+    "wait": "wait until the lab's node is up (`up` and `join` run this)",
+    "busy": "list what runs on this node, and on the head what runs anywhere (`down` runs this)",
+}
+
+
+def main(verb: str, arguments: Sequence[str]) -> int:
+    """Run one of the cluster's verbs."""
+    chosen = _parser(verb).parse_args(arguments)
+    if chosen.what in ("node", "wait", "busy"):
+        from rocmlab.cli import cluster_inside
+
+        return cluster_inside.main(chosen)
+    if chosen.what == "status":
+        return _status(chosen)
+    if "ROCMLAB_RUNTIME" in os.environ:
+        raise RocmlabError(
+            f"rocmlab cluster {chosen.what} starts or stops the lab's node, and this is inside the lab",
+            "it is for the machine itself",
+            f"on the host, in the clone: make cluster-{chosen.what}",
+        )
+    return _down(chosen) if chosen.what == "down" else _enter(chosen)
+
+
+def _parser(verb: str) -> argparse.ArgumentParser:
+    listed = "\n".join(f"  {word:<7} {text}" for word, text in WORDS.items())
+    parser = verb_parser(verb, epilog=f"words:\n{listed}\n\ndocs/cluster.md explains them.")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    words = parser.add_subparsers(dest="what", required=True, metavar="WORD")
+    added = {word: words.add_parser(word, description=text[0].upper() + text[1:] + ".") for word, text in WORDS.items()}
+    added["join"].add_argument("head", nargs="?", metavar="HOST:PORT", help="the head's address (default: HEAD)")
+    added["status"].add_argument("--json", action="store_true", help="print everything known, as JSON")
+    added["down"].add_argument("--force", action="store_true", help="even if notebooks run on it (or FORCE=1)")
+    node = added["node"]
+    node.add_argument("--folder", type=Path, help="for a second node of this machine: a folder of its own")
+    node.add_argument("--cpus", type=int, help="how many CPUs to tell Ray of (default: those this process may use)")
+    node.add_argument("--store-bytes", type=int, help="the size of Ray's object store (default: by /dev/shm)")
+    return parser
+
+
+def _enter(chosen: argparse.Namespace) -> int:
+    """Make this machine a node: choose it in `.env`, and start what that needs."""
+    from rocmlab.cluster import greeting
+    from rocmlab.stack import project as projects
+    from rocmlab.stack import settings as configuration
+
+    wanted = "head"
+    folder = projects.find()
+    before = configuration.load(folder, {})
+    if chosen.what == "join":
+        wanted = _head(chosen.head)
+        _ask_for_token(before.get("CLUSTER_TOKEN") if before.get("CLUSTER") == wanted else "")
+    if before.is_in_cluster and before.get("CLUSTER") != wanted:
+        now = before.get("CLUSTER")
+        raise RocmlabError(
+            "this machine is the head of a cluster" if now == "head" else f"this machine is in the cluster of {now}",
+            "it can be in one at a time",
+            "make cluster-down, then again",
+        )
+    os.environ["CLUSTER"] = wanted
+    if wanted != "head":
+        greeting.reach(wanted)  # before anything is built
+    return _start()
+
+
+def _head(given: str | None) -> str:
+    from rocmlab.cluster import ports
+
+    address = given or os.environ.get("HEAD", "")
+    if not address:
+        raise RocmlabError(
+            "which cluster to join is not said",
+            "HEAD is missing",
+            f"make cluster-join HEAD=192.168.1.10:{ports.FIRST} CLUSTER_TOKEN=…, as the head printed it",
+        )
+    ports.split(address)
+    return address
+
+
+def _ask_for_token(known: str) -> None:
+    """Ask a person for the token where the command does not bring it: a command line can be seen by others.
+
+    Raises:
+        RocmlabError: there is none.
+    """
+    from rocmlab.cluster import token
+
+    if os.environ.get("CLUSTER_TOKEN") or known:
+        return
+    if sys.stdin.isatty():
+        import getpass
+
+        os.environ["CLUSTER_TOKEN"] = getpass.getpass("the cluster's token: ").strip()
+    token.check(os.environ.get("CLUSTER_TOKEN", ""))
+
+
+def _start() -> int:
+    from rocmlab import doctor
+    from rocmlab.cli import up
+    from rocmlab.stack import project as projects
+    from rocmlab.stack.native import NativeLab
+
+    project = projects.plan(projects.find())
+    if isinstance(project.lab, NativeLab):
+        up.announce(project, up.say)
+        doctor.refuse(doctor.blocking(project))
+        with projects.locked(project, up.say), projects.settings_kept_on_failure(project):
+            project = projects.prepare(project, up.say)
+            projects.stop_other(project, up.say)
+            project.lab.start_node(up.say)  # type: ignore[attr-defined]
+    elif code := up.main("up", []):
+        return code
+    print("\n".join(_entered(_inside(["cluster", "wait"]), project.lab.is_running())))
+    return 0
+
+
+def _inside(words: Sequence[str]) -> Any:  # noqa: ANN401
+    """Run a word inside the lab and return the JSON that it prints.
+
+    Raises:
+        RocmlabError: the lab does not run, or the word fails.
+    """
+    from rocmlab.stack import process
+
+    command, environment = _lab_command()
+    code, output = process.capture([*command, *words], env=environment, timeout_seconds=300)
+    try:
+        found = json.loads(output.strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        found = None
+    if isinstance(found, dict) and "what" in found:
+        raise RocmlabError(**found)
+    if code or found is None:
+        raise RocmlabError(
+            f"the lab does not answer `rocmlab {' '.join(words)}`",
+            output.strip()[-400:] or "it said nothing",
+            "make logs",
+        )
+    return found
+
+
+def _lab_command() -> tuple[list[str], Mapping[str, str]]:
+    from rocmlab.stack import project as projects
+
+    project = projects.reopen(projects.find())
+    inside = project.lab.inside()
+    if inside is None or not project.settings.is_in_cluster:
+        raise RocmlabError(
+            "this machine is no node of a cluster",
+            "the lab is not running" if project.settings.is_in_cluster else "CLUSTER is off",
+            "make cluster-up, or make cluster-join HEAD=host:port CLUSTER_TOKEN=…",
+            exit_code=1,
+        )
+    return inside
+
+
+def _entered(node: Mapping[str, Any], has_lab: bool) -> list[str]:
+    """Return what a person reads after `up` or `join`."""
+    gpus = f"{node['gpus']} GPU{'s' * (node['gpus'] != 1)}" + " (SIMULATED)" * bool(node["simulated"] and node["gpus"])
+    lines = []
+    if node["is_head"]:
+        lines = [f"this machine is the head of a cluster at {node['head']}, with {gpus}", ""]
+        if node["address"] == "127.0.0.1":
+            lines += ["  This machine has no network, so no other can join.", ""]
+        else:
+            lines += ["  To add another machine, in its clone of rocmlab:", f"  {join_line(node)}", ""]
+    else:
+        lines = [f"this machine, {node['address']}, has joined the cluster at {node['head']} with {gpus}", ""]
+    lines += ["  make cluster-status            nodes, GPUs, and what runs where"]
+    lines += ["  ENGINE=ray make run-notebooks  run them all over the cluster"]
+    lines += ["  make cluster-down              " + ("end it" if node["is_head"] else "leave")]
+    if not has_lab:
+        lines += ["  make up                        JupyterLab, where `ray.init()` finds the cluster"]
+    return lines
+
+
+def join_line(node: Mapping[str, Any]) -> str:
+    """Return the command that makes another machine join, token included."""
+    from rocmlab.stack import project as projects
+
+    values = projects.reopen(projects.find()).values
+    return f"make cluster-join HEAD={node['head']} CLUSTER_TOKEN={values.get('CLUSTER_TOKEN', '')}"
+
+
+def _status(chosen: argparse.Namespace) -> int:
+    if "ROCMLAB_RUNTIME" in os.environ:
+        from rocmlab.cli import cluster_inside
+
+        return cluster_inside.main(chosen)
+    from rocmlab.stack import process
+
+    command, environment = _lab_command()
+    words = [*command, "cluster", "status", *(["--json"] if chosen.json else [])]
+    code = process.attach(words, env=environment)
+    if code == 0 and not chosen.json and (node := _inside(["cluster", "wait"]))["is_head"]:
+        print(f"\nto add another machine: {join_line(node)}")
+    return code
+
+
+def _down(chosen: argparse.Namespace) -> int:
+    from rocmlab.cli import up
+    from rocmlab.stack import cluster
+    from rocmlab.stack import project as projects
+    from rocmlab.stack.native import NativeLab
+
+    project = projects.reopen(projects.find())
+    lab = project.lab
+    if not project.settings.is_in_cluster:
+        print("this machine is no node of a cluster")
+        return 0
+    runs = lab.node.started() is not None if isinstance(lab, NativeLab) else lab.is_running()
+    if runs and not (chosen.force or os.environ.get("FORCE", "") not in ("", "0")):
+        _refuse_if_busy(_inside(["cluster", "busy"]), project.settings.get("CLUSTER") == "head")
+    with projects.locked(project, up.say):
+        if isinstance(lab, NativeLab):
+            lab.node.stop(up.say)
+        else:
+            lab.stop(up.say)
+        cluster.forget(project.settings, project.values)
+    print("this machine has left the cluster" if runs else "this machine was in a cluster, and its node did not run")
+    if not isinstance(lab, NativeLab):
+        print("its lab is stopped, for the node was in it; the share stays. To start it again, alone: make up")
+    elif lab.is_running():
+        print("its JupyterLab goes on; kernels that run there have lost the cluster")
+    return 0
+
+
+def _refuse_if_busy(lines: Sequence[str], is_head: bool) -> None:
+    if lines:
+        raise RocmlabError(
+            f"{len(lines)} thing{'s run' if len(lines) > 1 else ' runs'} on this {'cluster' if is_head else 'machine'}",
+            "\n".join(lines),
+            "wait for them, or end them: make cluster-down FORCE=1"
+            + ("" if is_head else " (jobs of `run --engine ray` start again on another node)"),
+            exit_code=1,
+        )

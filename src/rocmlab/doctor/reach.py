@@ -1,0 +1,70 @@
+"""Whether a TCP port can be reached, and if not, who says so: nothing listens there, or a firewall drops it."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from dataclasses import dataclass
+
+OPEN, REFUSED, SILENT, NO_ROUTE, NO_NAME = "open", "refused", "silent", "no route", "no name"
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What came of one connection."""
+
+    status: str  # open, refused, silent, no route, no name
+    limit_seconds: float = 0.0
+    said: str = ""  # by the system, where neither of the common ones
+
+    @property
+    def is_open(self) -> bool:
+        """Tell whether somebody listens there who can be reached."""
+        return self.status == OPEN
+
+    def sentence(self, host: str, port: int) -> str:
+        """Say what it means."""
+        where = f"{host}:{port}"
+        return {
+            OPEN: f"{where} can be reached",
+            REFUSED: f"{where} refuses: the machine is there, and nothing listens on that port",
+            SILENT: f"{where} did not answer within {self.limit_seconds:g} s: the machine is off, or a firewall drops "
+            "the packets",
+            NO_ROUTE: f"{where} cannot be reached: {self.said}",
+            NO_NAME: f"{host} has no address: {self.said}",
+        }[self.status]
+
+
+def tcp(host: str, port: int, limit_seconds: float) -> Reach:
+    """Connect, and tell what came of it.
+
+    Args:
+        host: a name or an address.
+        port: 1 to 65535.
+        limit_seconds: after which nobody is there; looking up a name is not counted in.
+    """
+    try:
+        with socket.create_connection((host, port), limit_seconds):
+            return Reach(OPEN)
+    except socket.gaierror as err:
+        return Reach(NO_NAME, said=err.strerror or str(err))
+    except TimeoutError:
+        return Reach(SILENT, limit_seconds)
+    except OSError as err:
+        if err.errno == errno.ECONNREFUSED:
+            return Reach(REFUSED)
+        if err.errno == errno.ETIMEDOUT:
+            return Reach(SILENT, limit_seconds)
+        return Reach(NO_ROUTE, said=err.strerror or str(err))
+
+
+def is_free(address: str, port: int) -> bool:
+    """Tell whether a server could listen on this port of an address of this machine."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+        except OSError:
+            return False
+    return True

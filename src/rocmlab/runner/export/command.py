@@ -1,0 +1,147 @@
+"""`rocmlab export`: a run as scripts for a site's scheduler; one job of it; and its report."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rocmlab.errors import RocmlabError
+from rocmlab.runner.ground import files, words
+
+if TYPE_CHECKING:
+    from rocmlab.runner.export.layout import Layout
+
+BACKENDS = ("rocm", "cuda", "cpu")
+KINDS = ("slurm", "k8s", "job", "collect")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write a run for Slurm or Kubernetes, run one job of it, or collect what all have left.
+
+    Returns:
+        of `slurm` and `k8s` 0; of `job` that of the job; of `collect` 0 if all jobs are ok, else 1.
+
+    Raises:
+        RocmlabError: the arguments cannot be met.
+    """
+    kind, rest = arguments[0], list(arguments[1:])
+    if kind == "job":
+        return _job(rest)
+    return _collect(rest) if kind == "collect" else _export("k8s" if kind == "k8s" else "slurm", rest)
+
+
+def _job(arguments: Sequence[str]) -> int:
+    from rocmlab.runner.export import element, granted
+
+    parser = argparse.ArgumentParser(prog="rocmlab export job", description="Run one job of an exported run.")
+    parser.add_argument("folder", type=Path, help="the run's folder")
+    parser.add_argument("number", type=int, nargs="?", help="of the job (default: as the scheduler's array says)")
+    parser.add_argument("--first", type=int, default=0, help="the number of the array's first job")
+    asked = parser.parse_args(arguments)
+    number = granted.number(os.environ) if asked.number is None else asked.number
+    if number is None:
+        raise RocmlabError(
+            "which job?",
+            "neither SLURM_ARRAY_TASK_ID nor JOB_COMPLETION_INDEX is set here",
+            f"rocmlab export job {asked.folder} 0",
+        )
+    return element.run(asked.folder, asked.first + number)
+
+
+def _collect(arguments: Sequence[str]) -> int:
+    from rich.console import Console
+
+    from rocmlab.runner.export.collect import collect
+    from rocmlab.runner.screen import summary
+
+    parser = argparse.ArgumentParser(prog="rocmlab export collect", description="Make the report of an exported run.")
+    parser.add_argument("folder", type=Path, help="the run's folder")
+    parser.add_argument("--wait", type=float, default=0.0, metavar="SECONDS", help="for jobs that have not ended")
+    parser.add_argument("--json", action="store_true", help="print results.json instead of the summary")
+    asked = parser.parse_args(arguments)
+    run = collect(asked.folder, asked.wait)
+    if asked.json:
+        sys.stdout.write(files.to_json(run.as_dict()) + "\n")
+    else:
+        summary.show(run, Console(highlight=False, width=None if sys.stdout.isatty() else 160))
+    return 0 if run.is_ok else 1
+
+
+def _export(kind: str, arguments: Sequence[str]) -> int:
+    from rocmlab.runner.export import kubernetes, layout, options, slurm
+
+    asked = options.read("k8s" if kind == "k8s" else "slurm", arguments)
+    share = layout.share_of(asked)
+    backend = _backend(asked)
+    jobs = layout.plan(asked, share, backend)
+    if asked.dry_run:
+        found = layout.groups(jobs, asked.timeout, {})
+        sys.stdout.write("".join(f"{_said(group.count, group.gpus)}\n" for group in found))
+        return 0
+    folder, laid = layout.write(asked, jobs, share, backend)
+    try:
+        if kind == "slurm":
+            made = {f"{slurm.FOLDER}/{name}": text for name, text in _slurm(laid, folder.path, asked).items()}
+        else:
+            made = {kubernetes.FILE: kubernetes.text(kubernetes.documents(laid, folder.path, asked))}
+    except RocmlabError:
+        _remove(folder.path)
+        raise
+    for name, text in made.items():
+        path = folder.path / name
+        path.parent.mkdir(exist_ok=True)
+        files.write_text(path, text)
+        path.chmod(0o755 if name.endswith(".sh") else 0o644)
+    _announce(kind, laid, folder.path, asked)
+    return 0
+
+
+def _slurm(laid: Layout, folder: Path, asked: argparse.Namespace) -> dict[str, str]:
+    from rocmlab.runner.export import slurm
+
+    return slurm.scripts(laid, folder, asked, {} if asked.image else os.environ)  # an image has its own
+
+
+def _remove(folder: Path) -> None:
+    import shutil
+
+    shutil.rmtree(folder, ignore_errors=True)  # it was made a moment ago, by this process alone
+
+
+def _backend(asked: argparse.Namespace) -> str:
+    if asked.gpus == "none":
+        return "cpu"
+    backend = asked.backend or os.environ.get("ROCMLAB_BACKEND") or "rocm"
+    if backend not in BACKENDS:
+        raise RocmlabError(f"the backend {backend} with export", "no site has it", "--backend rocm")
+    return backend
+
+
+def _said(count: int, gpus: int) -> str:
+    where = f"{words.plural(gpus, 'GPU')} each" if gpus else "the CPU"
+    return f"{words.plural(count, 'job')} on {where}" if not gpus else f"{words.plural(count, 'job')} with {where}"
+
+
+def _announce(kind: str, laid: Layout, folder: Path, asked: argparse.Namespace) -> None:
+    if asked.json:
+        sys.stdout.write(files.to_json({"folder": str(folder), **laid.as_dict()}) + "\n")
+        return
+    lines = [f"{_said(group.count, group.gpus)}" for group in laid.groups]
+    lines.append(f"written to {folder}, which every machine must see at this path")
+    if kind == "slurm":
+        lines += [f"  would Slurm take it?  bash {folder}/slurm/submit.sh --test-only"]
+        lines += [f"  hand it over:         bash {folder}/slurm/submit.sh"]
+        if any(group.seconds is None for group in laid.groups) and not asked.time:
+            lines.append(
+                "no time limit is known: Slurm uses the partition's; --timeout SECONDS or --time MINUTES sets one"
+            )
+    else:
+        lines += [f"  would it be taken?    kubectl apply --dry-run=server -f {folder}/kubernetes.yaml"]
+        lines += [f"  hand it over:         kubectl apply -f {folder}/kubernetes.yaml"]
+        if not asked.group and laid.backend == "rocm":
+            lines.append("if a pod may not open /dev/kfd, name its group: --group $(stat -c %g /dev/kfd), on a node")
+    sys.stdout.write("\n".join(lines) + "\n")

@@ -1,0 +1,143 @@
+"""The GPUs of a run by product, and which of them nobody has: a choice among thousands looks at a few."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import merge
+from itertools import groupby
+
+from rocmlab.devices import Device
+
+Product = int  # GPUs that can stand for each other have the same: which product of the run they are, from 0
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a job wants of its GPUs, beside their number."""
+
+    vram_bytes: int | None = None  # of each
+    is_mixed: bool = False  # whether they may be of different products
+
+
+class Pool:
+    """GPUs by their number, which is their place in the run: what is free is always in that order, so that runs repeat.
+
+    Attributes:
+        gpus: all of them, by number.
+        counts: how many there are of each product; the products are numbered in the order of their first.
+        left: how many are free of each product.
+        memory: bytes that a job can have of a GPU of each product, 0 if unknown.
+        alone: a set of each product.
+    """
+
+    def __init__(self, gpus: Sequence[Device]) -> None:
+        """Begin with all free."""
+        self.gpus = tuple(gpus)
+        self._numbers = {gpu: number for number, gpu in enumerate(self.gpus)}
+        self._by_id = {id(gpu): number for number, gpu in enumerate(self.gpus)}  # a hash of forty fields takes longer
+        kinds: dict[Hashable, Product] = {}
+        self._products = [kinds.setdefault(kind_of(gpu), len(kinds)) for gpu in self.gpus]  # by number
+        self._free: list[list[int]] = [[] for _ in kinds]  # numbers, in order, by product
+        for number, product in enumerate(self._products):
+            self._free[product].append(number)
+        self.counts = list(map(len, self._free))
+        self.left = list(self.counts)
+        self.memory = [memory_bytes(self.gpus[numbers[0]]) or 0 for numbers in self._free]
+        self.alone = [frozenset((product,)) for product in range(len(kinds))]
+
+    def __iter__(self) -> Iterator[Device]:
+        """Go through what is free."""
+        return (self.gpus[number] for number in merge(*self._free))
+
+    def __contains__(self, gpu: Device) -> bool:
+        """Tell whether a GPU of the run is free."""
+        return self._find(gpu)[-1]
+
+    def _find(self, gpu: Device) -> tuple[int, list[int], int, bool]:
+        """Return a GPU's number, the list in which it stands if it is free, where in it, and whether it does."""
+        number = self.number(gpu)
+        line = self._free[self._products[number]]
+        at = bisect_left(line, number)
+        return number, line, at, at < len(line) and line[at] == number
+
+    def product(self, gpu: Device) -> Product:
+        """Return what a GPU of the run is."""
+        return self._products[self.number(gpu)]
+
+    def products(self) -> set[Product]:
+        """Return those of which a GPU is free."""
+        return {product for product, count in enumerate(self.left) if count}
+
+    def large_enough(self, demand: Demand) -> list[Product]:
+        """Return those of which each GPU has as much memory as is asked for, in their order."""
+        return [product for product, memory in enumerate(self.memory) if memory >= (demand.vram_bytes or 0)]
+
+    def most(self, demand: Demand) -> int:
+        """Return how many a job could ever have at once."""
+        counts = [self.counts[product] for product in self.large_enough(demand)]
+        return sum(counts) if demand.is_mixed else max(counts, default=0)
+
+    def number(self, gpu: Device) -> int:
+        """Return the place of a GPU in the run."""
+        number = self._by_id.get(id(gpu))
+        return self._numbers[gpu] if number is None else number
+
+    def count_free(self, products: Iterable[Product]) -> int:
+        """Return how many are free of these products."""
+        return sum(map(self.left.__getitem__, products))
+
+    def free_of_one(self, product: Product) -> Iterator[Device]:
+        """Yield those that are free of a product."""
+        return map(self.gpus.__getitem__, self._free[product])
+
+    def free_of(self, products: Collection[Product]) -> Iterator[Device]:
+        """Yield those that are free of these products: the small ones first, then in their order."""
+        for _, alike in groupby(sorted(products, key=self.memory.__getitem__), key=self.memory.__getitem__):
+            for number in merge(*(self._free[product] for product in alike)):
+                yield self.gpus[number]
+
+    def in_order(self, gpus: Iterable[Device]) -> list[Device]:
+        """Return those that are of the run in their order, each once."""
+        numbers = {self.number(gpu) for gpu in gpus if id(gpu) in self._by_id or gpu in self._numbers}
+        return [self.gpus[number] for number in sorted(numbers)]
+
+    def take(self, gpus: Iterable[Device]) -> None:
+        """Let somebody have these; one that is not free stays with whoever has it."""
+        for gpu in gpus:
+            number, line, at, is_free = self._find(gpu)
+            if is_free:
+                del line[at]
+                self.left[self._products[number]] -= 1
+
+    def give_back(self, gpus: Iterable[Device]) -> None:
+        """Have these free again."""
+        for gpu in gpus:
+            number, line, at, is_free = self._find(gpu)
+            if not is_free:
+                line.insert(at, number)
+                self.left[self._products[number]] += 1
+
+
+def memory_bytes(gpu: Device) -> int | None:
+    """Return the memory that a GPU's jobs can have; None if unknown. An APU's models lie in the host's memory."""
+    if gpu.is_apu and gpu.vram_bytes is not None:
+        return gpu.vram_bytes + (gpu.gtt_bytes or 0)
+    return gpu.vram_bytes
+
+
+def kind_of(gpu: Device) -> Hashable:
+    """Return what tells a GPU from those that cannot stand for it: what it is, and what memory its jobs can have."""
+    return gpu.backend, gpu.gfx, gpu.name, gpu.vram_bytes, memory_bytes(gpu)
+
+
+def sets_of(demand: Demand, gpus: Iterable[Device]) -> list[list[Device]]:
+    """Return the sets of GPUs from which a job may have any: one for each product, or one of all."""
+    fitting = [gpu for gpu in gpus if not demand.vram_bytes or (memory_bytes(gpu) or 0) >= demand.vram_bytes]
+    if demand.is_mixed:
+        return [fitting] if fitting else []
+    sets: dict[Hashable, list[Device]] = {}
+    for gpu in fitting:
+        sets.setdefault(kind_of(gpu), []).append(gpu)
+    return list(sets.values())

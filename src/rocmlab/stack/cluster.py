@@ -1,0 +1,208 @@
+"""The cluster's settings, and the native lab's Ray node: a background process, its log in `.rocmlab/cluster.log`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from rocmlab.cluster import node, ports, record, token
+from rocmlab.cluster.record import Record
+from rocmlab.errors import RocmlabError
+from rocmlab.stack import gpus
+from rocmlab.stack import settings as configuration
+from rocmlab.stack.lab import Say
+from rocmlab.stack.settings import Settings
+
+NAMES = ("CLUSTER", "CLUSTER_ADDRESS", "CLUSTER_PORT", "CLUSTER_NETWORK", "CLUSTER_TOKEN")
+START_SECONDS = 300.0  # Ray takes ten on an idle machine
+STOP_SECONDS = 60.0  # it waits half a minute for tasks
+
+
+def check(settings: Settings) -> None:
+    """Make sure that the cluster's settings can be meant.
+
+    Raises:
+        RocmlabError: CLUSTER is no word or address, CLUSTER_PORT no port, or there is no token to join with.
+    """
+    ports.parse(settings.get("CLUSTER_PORT"))
+    if not settings.is_in_cluster:
+        return
+    if settings.get("CLUSTER") != node.HEAD:
+        ports.split(settings.get("CLUSTER"))
+    given = settings.last("CLUSTER_TOKEN")
+    if given or settings.get("CLUSTER") != node.HEAD:
+        token.check(given)
+
+
+def values(settings: Settings) -> dict[str, str]:
+    """Return what goes into `.env` for the cluster; the token stays there when the cluster is left."""
+    found = {"CLUSTER_TOKEN": settings.last("CLUSTER_TOKEN")}
+    if settings.is_in_cluster:
+        found |= {name: settings.get(name) for name in NAMES[:-1]}
+        found["CLUSTER_TOKEN"] = found["CLUSTER_TOKEN"] or token.new()
+    return {name: value for name, value in found.items() if value}
+
+
+def forget(settings: Settings, written: Mapping[str, str]) -> None:
+    """Write `.env` without the choice of a cluster; its token stays, so that the same cluster can come back.
+
+    Args:
+        settings: of the project.
+        written: what `.env` says.
+
+    Raises:
+        RocmlabError: the file cannot be written.
+    """
+    left = replace(settings, chosen={name: value for name, value in settings.chosen.items() if name not in NAMES[:-1]})
+    kept = {name: value for name, value in written.items() if name in settings.written and name not in NAMES[:-1]}
+    if files := kept.get("COMPOSE_FILE"):
+        kept["COMPOSE_FILE"] = ":".join(name for name in files.split(":") if name != gpus.CLUSTER_OVERLAY)
+    left.reset = frozenset(NAMES[:-1])
+    configuration.save(left, kept)
+
+
+class NativeNode:
+    """This machine's node, started from `.venv`."""
+
+    def __init__(self, settings: Settings, interpreter: Path) -> None:
+        self.settings = settings
+        self.interpreter = interpreter
+        self.log = settings.state / "cluster.log"
+        self.record = settings.state / "cluster.json"  # pid, folder and configuration of the running node
+        self.child: subprocess.Popen[bytes] | None = None  # the node, if this very process started it
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the node that the settings describe."""
+        return node.usual_folder(ports.parse(self.settings.get("CLUSTER_PORT")))
+
+    def configuration(self) -> dict[str, str]:
+        """Return what a running node must agree with; nothing outside a cluster."""
+        if not self.settings.is_in_cluster:
+            return {}
+        found = {name: self.settings.get(name) for name in NAMES[:-2]}
+        return {**found, "CLUSTER_TOKEN": self.settings.last("CLUSTER_TOKEN")}
+
+    def environment(self) -> dict[str, str]:
+        """Return what the lab's programs need to use the cluster: `ray.init()` finds it by these.
+
+        Raises:
+            RocmlabError: CLUSTER_ADDRESS is not this machine's.
+        """
+        if not self.settings.is_in_cluster:
+            return {}
+        head, port = self.settings.get("CLUSTER"), self.settings.get("CLUSTER_PORT")
+        if head == node.HEAD:
+            head = f"{node.own_address(self.settings.get('CLUSTER_ADDRESS'), '')}:{port}"
+        return {
+            **{name: self.settings.get(name) for name in NAMES[:-2] if self.settings.get(name)},
+            **node.client_environment(head, self.folder),
+        }
+
+    def started(self) -> tuple[int, Path] | None:
+        """Return process and folder of the node that this project has started, if it lives."""
+        try:
+            found = json.loads(self.record.read_text(encoding="utf-8"))
+            pid, folder = int(found["pid"]), Path(found["folder"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return (pid, folder) if record.is_node(pid) else None
+
+    def state(self) -> Record | None:
+        """Return what the running node says of itself."""
+        found = self.started()
+        return record.read(found[1] / "node.json") if found else None
+
+    def _is_configured(self, wanted: Mapping[str, object]) -> bool:
+        try:
+            found = json.loads(self.record.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return False
+        return isinstance(found, dict) and found.get("configuration") == wanted
+
+    def start(self, environment: Mapping[str, str], gpus: str, say: Say) -> bool:
+        """Start the node in the background unless it runs as configured, and wait until it is part of its cluster.
+
+        Args:
+            environment: the lab's.
+            gpus: the choice of GPUs; another one is another node.
+            say: prints a line of progress.
+
+        Returns:
+            Whether a node was started.
+
+        Raises:
+            RocmlabError: it cannot start; nothing is left running.
+        """
+        wanted = {**self.configuration(), "GPUS": gpus, "ROCMLAB_ROOT": self.settings.get("ROCMLAB_ROOT")}
+        found = self.state()
+        if found and found.state == record.READY and self._is_configured(wanted):
+            return False
+        self.stop(say)
+        node.make_private(self.folder)
+        (self.folder / "node.json").unlink(missing_ok=True)
+        token.write(self.folder / "token", token.check(self.settings.last("CLUSTER_TOKEN")))
+        command = [str(self.interpreter), "-m", "rocmlab", "cluster", "node"]
+        with open(self.log, "w", encoding="utf-8") as log:
+            self.child = child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=dict(environment),
+                cwd=self.settings.project,
+                start_new_session=True,  # it outlives this terminal
+            )
+        written = json.dumps({"pid": child.pid, "folder": str(self.folder), "configuration": wanted})
+        self.record.touch(mode=0o600)
+        self.record.write_text(written + "\n", encoding="utf-8")
+        say("starting this machine's Ray node")
+        self._wait(child)
+        return True
+
+    def _wait(self, child: subprocess.Popen[bytes]) -> None:
+        """Wait until the node says that it is up.
+
+        Raises:
+            RocmlabError: it says why it is not, or says nothing.
+        """
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            has_ended = child.poll() is not None  # before the look, so that its last word is not missed
+            found = record.read(self.folder / "node.json")
+            if found and found.state == record.READY and not has_ended:
+                return
+            if has_ended:
+                self.record.unlink(missing_ok=True)
+                if found and found.said:
+                    raise RocmlabError(found.said.what, found.said.why, found.said.fix)
+                break
+            time.sleep(0.1)
+        self.stop(lambda _: None)
+        last = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-15:]
+        raise RocmlabError(
+            "this machine's Ray node did not start", "its last words:\n" + "\n".join(last), f"all it said: {self.log}"
+        )
+
+    def stop(self, say: Say) -> bool:
+        """Leave the cluster: Ray lets tasks finish for half a minute. Tell whether there was a node."""
+        found = self.started()
+        if found:
+            say("leaving the cluster")
+            os.kill(found[0], signal.SIGTERM)
+            deadline = time.monotonic() + STOP_SECONDS
+            while record.is_node(found[0]) and time.monotonic() < deadline:
+                time.sleep(0.1)
+            if record.is_node(found[0]):
+                os.kill(found[0], signal.SIGKILL)  # Ray's processes end with it
+        if self.child is not None:
+            self.child.wait()
+            self.child = None
+        self.record.unlink(missing_ok=True)
+        return found is not None

@@ -1,0 +1,107 @@
+"""What the engines for Keras on torch and for plain torch modules share: the data, and who runs the steps."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from rocmlab.training.resident import blocks, torch_store
+from rocmlab.training.resident.engine import Data, Options, Tree, fell_back
+from rocmlab.training.resident.graphs import Graphs, Loop, Steps, describe
+from rocmlab.training.resident.torch_store import Store, Untyped
+
+
+class Epochs:
+    """Epochs over resident data: steps one after another, or on a GPU many in one graph.
+
+    Args:
+        device: where the model's weights are.
+        data: what to train on.
+        options: how to train.
+        uncapturable: says why no steps can be captured; nothing if they can, as far as can be seen beforehand. Only
+            asked on a GPU.
+
+    Raises:
+        RocmlabError: the memory allowed holds no two batches.
+    """
+
+    def __init__(self, device: torch.device, data: Data, options: Options, uncapturable: Callable[[], str]) -> None:
+        self._device, self._options = device, options
+        self._plan = blocks.plan(data, options, torch_store.free_bytes(device), keeps_both=True)
+        self._train = Store(data.train, self._plan.train, device, options)
+        self._validation: Store | None = None
+        if data.validation is not None:
+            self._validation = Store(data.validation, self._plan.validation, device, options)
+        self._reason = uncapturable() if device.type == "cuda" else ""
+        self.captures = device.type == "cuda" and not self._reason
+        if self._reason:
+            fell_back(f"{self._reason}; its steps run one after another")
+        self._runners: list[Loop | Graphs] = []  # of the training, then of the validation if there is one
+        self._seen: Any = None  # what the graphs hold fixed, as it was when they were captured
+
+    def run_by(
+        self,
+        train: Callable[[Tree], Steps],
+        test: Callable[[Tree], Steps],
+        recording: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+    ) -> None:
+        """Say how steps are made from the tensors of training and validation, and what makes them capturable."""
+        made = [(train, self._train), *([(test, self._validation)] if self._validation else [])]
+        self._runners = [self._runner(make(store.tensors), store.count, recording) for make, store in made]
+
+    @property
+    def how(self) -> str:
+        """What runs an epoch, where, and why nothing faster if so."""
+        steps = self._options.steps(self._train.count)
+        name = torch_store.device_name(self._device)
+        return describe(self._runners[0], steps, name, self._reason, self._plan.sentence)
+
+    def train(self, epoch: int, seed: int) -> Untyped:
+        """Train on all samples once, random numbers drawn from this seed; return what the last steps returned."""
+        found = None
+        with torch_store.random_stream(self._device, torch_store.stream_seed(seed, epoch)):
+            for order in self._train.orders(epoch, shuffle=self._options.shuffle):
+                found = self._runners[0].run(order)
+        return found
+
+    def validate(self) -> Untyped:
+        """Test on all samples of the validation; return what the last steps returned."""
+        assert self._validation is not None
+        found = None
+        for order in self._validation.orders(0, shuffle=False):
+            found = self._runners[1].run(order)
+        return found
+
+    def see(self, state: Untyped) -> bool:
+        """Note what graphs hold fixed now; forget them, and return True, if that is something else than before."""
+        if state == self._seen:
+            return False
+        self.note(state)
+        self.forget()
+        return True
+
+    def note(self, state: Untyped) -> None:
+        """Note what the graphs hold fixed now, which the training itself has changed."""
+        self._seen = state
+
+    def forget(self) -> None:
+        """Drop the graphs."""
+        for runner in self._runners:
+            if isinstance(runner, Graphs):
+                runner.forget()
+
+    def drop(self) -> None:
+        """Drop the data."""
+        for store in (self._train, self._validation):
+            if store is not None:
+                store.tensors = (None, None, None)
+
+    def _runner(self, steps: Steps, count: int, recording: Callable[[], AbstractContextManager[Any]]) -> Loop | Graphs:
+        if not self.captures:
+            return Loop(steps, self._options.batch_size)
+        planned = self._options.steps(count) * max(0, self._options.epochs - self._options.initial_epoch)
+        return Graphs(steps, self._options.batch_size, planned, self._device, recording)
