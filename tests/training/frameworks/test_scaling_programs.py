@@ -18,18 +18,22 @@ def test_ddp_learns_what_one_device_learns_and_without_sums_it_does_not():
     """Ranks that add up are told from ranks that do not; settings change nothing; a failure keeps what was found."""
     right = measures.equality("tiny", is_gpu=False)
     wrong = [{**one, "name": f"{one['name']}_apart", "talk": False} for one in right]
-    hooked = {**right[0], "name": "hooked", **measures.VARIANTS["view_static_100mb"]}
-    speed = [{**measures.weak("tiny", 2, is_gpu=False), "steps": 2}, {**measures.mnist(128, 2), "steps": 2}]
+    hooked = {**right[0], "name": "hooked", **measures.VARIANTS["overlap_100mb"]}
+    plain = {**right[0], "name": "plain", **measures.VARIANTS["plain"]}
+    speed = [
+        {**measures.weak("tiny", 2, is_gpu=False), "steps": 2, "alone": True},
+        {**measures.mnist(128, 2), "steps": 2},
+    ]
 
     broken = {**right[1], "name": "broken", "batch": -1}
 
-    found = runs.ddp([*right, *wrong, hooked, broken, *speed, {"name": "dead"}], processes=2)
+    found = runs.ddp([*right, *wrong, hooked, plain, broken, *speed, {"name": "dead"}], processes=2)
 
     def gap(name):
         pairs = zip(found[name]["losses"], found[name]["losses_alone"], strict=True)
         return max(abs(one - other) for one, other in pairs)
 
-    for name in ("transformer_equal", "mnist_equal", "hooked"):
+    for name in ("transformer_equal", "mnist_equal", "hooked", "plain"):
         assert gap(name) < 1e-5
         assert found[name]["replicas_equal"]
     for name in ("transformer_equal_apart", "mnist_equal_apart"):
@@ -38,6 +42,8 @@ def test_ddp_learns_what_one_device_learns_and_without_sums_it_does_not():
     for one in speed:
         assert len(found[one["name"]]["samples_per_second"]) == 2
         assert min(found[one["name"]]["samples_per_second"]) > 0
+    assert [len(found[one["name"]]["alone"]) for one in speed] == [2, 0]
+    assert min(found["transformer_weak"]["alone"]) > 0
     assert found["broken"]["error"].startswith("RuntimeError: ")
     assert "KeyError" in found["dead"]["error"]
 

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
+from rocmlab.training.overlap import Overlap
 from rocmlab.training.scaling import networks
 
 LIMIT = datetime.timedelta(seconds=120)  # for one collective
+AWAKE = 3  # steps
 Measure = dict[str, Any]  # see report.Measure
 
 
@@ -50,11 +53,11 @@ class Team:
         dist.all_reduce(value, dist.ReduceOp.MAX, group=self.beside)
         return float(value)
 
-    def mean(self, value: torch.Tensor) -> float:
-        """Return the mean of all ranks' values."""
-        value = value.detach().double().cpu()
-        dist.all_reduce(value, group=self.beside)
-        return float(value) / self.count
+    def total(self, value: float) -> float:
+        """Return the sum of all ranks' values."""
+        whole = torch.tensor(value, dtype=torch.float64)
+        dist.all_reduce(whole, group=self.beside)
+        return float(whole)
 
     def digests(self, model: torch.nn.Module) -> list[str]:
         """Return the SHA-256 of every rank's parameters."""
@@ -72,14 +75,15 @@ class Training:
         with team.device:  # made where it stays: drawing 124 million numbers on the CPU takes seconds
             self.inner = networks.network(measure["network"], measure["size"], measure["seed"])
         self.model = torch.compile(self.inner) if measure.get("compile") else self.inner
-        if team.count > 1 and not is_alone and measure.get("talk", True):
-            options = dict(measure.get("ddp") or {})
-            hook = options.pop("hook", None)
-            ids = [team.device.index] if team.device.type == "cuda" else None
-            self.model = DistributedDataParallel(self.model, device_ids=ids, **options)
-            if hook == "bf16":
-                self.model.register_comm_hook(None, default_hooks.bf16_compress_hook)
         self.optimizer = networks.optimizer(measure["network"], self.inner)
+        self.update: Callable[[], object] = self.optimizer.step
+        if team.count > 1 and not is_alone and measure.get("talk", True):
+            ids = [team.device.index] if team.device.type == "cuda" else None
+            self.model = DistributedDataParallel(self.model, device_ids=ids, **measure["ddp"])
+            if measure.get("hook") == "bf16":
+                self.model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+            elif measure.get("hook") == "overlap":
+                self.update = Overlap(self.model, self.optimizer).step
         self.dtype = torch.bfloat16 if measure.get("bf16") else None
 
     def backward(self, samples: networks.Batch, share: float = 1.0) -> torch.Tensor:
@@ -96,30 +100,56 @@ class Training:
         """Take one step and return the loss before it."""
         self.optimizer.zero_grad()
         loss = self.backward(samples)
-        self.optimizer.step()
+        self.update()
         return loss
+
+    def seconds(self, samples: networks.Batch) -> float:
+        """Return how long a block of steps took this rank, its device done before and after.
+
+        Some steps before are not counted, for a GPU that was idle has a low clock.
+        """
+        started = 0.0
+        for count in (AWAKE, self.measure["steps"]):
+            started = time.perf_counter()
+            for _ in range(count):
+                self.step(samples)
+            if self.team.device.type == "cuda":
+                torch.cuda.synchronize()
+        return time.perf_counter() - started
 
 
 def speed(measure: Measure, team: Team) -> dict[str, Any]:
-    """Return samples per second of all ranks together, one figure per timed block; warm-up excluded."""
+    """Return samples per second, one figure per timed block, warm-up excluded: of all ranks together, and alone.
+
+    `alone`, if it is asked for, is the mean over the ranks of what each does while the others wait, without DDP.
+    """
     training = Training(measure, team)
+    single = Training(measure, team, is_alone=True) if measure.get("alone") and team.count > 1 else None
     samples = networks.batch(
         measure["network"], measure["size"], measure["batch"], measure["seed"] + team.rank, team.device
     )
     for _ in range(measure["warm_up"]):
-        training.step(samples)
-    figures = []
+        for each in filter(None, (training, single)):
+            each.step(samples)
+    block = measure["steps"] * measure["batch"]
+    figures, alone = [], []
     for _ in range(measure["blocks"]):
+        if single:
+            alone.append(team.total(block / _in_turn(single, samples)) / team.count)
         team.meet()
-        started = time.perf_counter()
-        for _ in range(measure["steps"]):
-            training.step(samples)
-        if team.device.type == "cuda":
-            torch.cuda.synchronize()
-        seconds = team.slowest(time.perf_counter() - started)
-        figures.append(measure["steps"] * measure["batch"] * team.count / seconds)
+        figures.append(block * team.count / team.slowest(training.seconds(samples)))
     parameters = sum(one.numel() for one in training.inner.parameters())
-    return {"samples_per_second": figures, "parameters": parameters}
+    return {"samples_per_second": figures, "alone": alone, "parameters": parameters}
+
+
+def _in_turn(training: Training, samples: networks.Batch) -> float:
+    """Return this rank's seconds for a block of steps, in which no other rank computes."""
+    seconds = 0.0
+    for rank in range(training.team.count):
+        training.team.meet()
+        if rank == training.team.rank:
+            seconds = training.seconds(samples)
+    return seconds
 
 
 def equality(measure: Measure, team: Team) -> dict[str, Any]:
@@ -134,7 +164,9 @@ def equality(measure: Measure, team: Team) -> dict[str, Any]:
         return networks.batch(name, size, count, seed, team.device)
 
     training = Training(measure, team)
-    together = [team.mean(training.step(share(step, team.rank))) for step in range(measure["check_steps"])]
+    together = [
+        team.total(float(training.step(share(step, team.rank)))) / team.count for step in range(measure["check_steps"])
+    ]
     digests = team.digests(training.inner)
     del training
     alone = []

@@ -100,7 +100,7 @@ def run(measure: Measure, devices: int) -> dict[str, Any]:
         del model
     if measure["blocks"]:
         batch, steps = measure["batch"] * devices, measure["steps"]
-        model, blocks = compiled(measure, measure["size"], steps), Blocks()
+        model, blocks = compiled(measure, measure["size"], measure["steps_per_execution"]), Blocks()
         x, y = tokens(batch * steps)
         epochs = measure["blocks"] + 2  # the first compiles, the second warms up
         model.fit(x, y, batch_size=batch, epochs=epochs, shuffle=False, verbose=0, callbacks=[blocks])

@@ -18,20 +18,23 @@ BATCHES = {"large": 32, "small": 32, "tiny": 8}  # sequences a GPU
 # Gradients stay where DDP adds them up, and DDP need not look for what takes part in a step: it is always the same.
 DDP = {"gradient_as_bucket_view": True, "static_graph": True}
 VARIANTS: dict[str, dict[str, Any]] = {
-    "plain": {"ddp": {}},
-    "view": {"ddp": {"gradient_as_bucket_view": True}},
-    "view_static": {"ddp": DDP},
-    "view_static_50mb": {"ddp": {**DDP, "bucket_cap_mb": 50}},
-    "view_static_100mb": {"ddp": {**DDP, "bucket_cap_mb": 100}},
-    "view_static_bf16": {"ddp": {**DDP, "hook": "bf16"}},
-    "view_static_bf16_100mb": {"ddp": {**DDP, "bucket_cap_mb": 100, "hook": "bf16"}},
+    "plain": {"ddp": {}, "hook": None},
+    "view": {"ddp": {"gradient_as_bucket_view": True}, "hook": None},
+    "view_static": {"hook": None},
+    "overlap_50mb": {"ddp": {**DDP, "bucket_cap_mb": 50}},
+    "overlap_100mb": {"ddp": {**DDP, "bucket_cap_mb": 100}},
+    "bf16": {"hook": "bf16"},
+    "bf16_100mb": {"ddp": {**DDP, "bucket_cap_mb": 100}, "hook": "bf16"},
     "no_talk": {"talk": False},  # every GPU for itself: what sharing the host and its power costs
 }
 
+# Sums of 128 MB each. By itself XLA makes them of 30 MB, and then starting them costs more than waiting.
+XLA = "--xla_gpu_all_reduce_combine_threshold_bytes=134217728"
 KERAS_VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {"xla_flags": ""},
     "flash": {"flash": True},
-    "latency_hiding": {"xla_flags": "--xla_gpu_enable_latency_hiding_scheduler=true"},
-    "large_all_reduce": {"xla_flags": "--xla_gpu_all_reduce_combine_threshold_bytes=1073741824"},
+    "latency_hiding": {"xla_flags": f"{XLA} --xla_gpu_enable_latency_hiding_scheduler=true"},
+    "one_all_reduce": {"xla_flags": "--xla_gpu_all_reduce_combine_threshold_bytes=1073741824"},
 }
 
 
@@ -42,12 +45,13 @@ def weak(size: str, blocks: int, is_gpu: bool = True, **changes: Any) -> Measure
         "network": "transformer",
         "size": SIZES[size],
         "batch": BATCHES[size],
-        "steps": 10,
+        "steps": 40 if is_gpu else 10,
         "warm_up": 5,
         "blocks": blocks,
         "seed": 42,
         "bf16": is_gpu,
         "ddp": DDP,
+        "hook": "overlap",
     }
     return {**measure, **changes}
 
@@ -81,13 +85,14 @@ def equality(size: str, is_gpu: bool) -> list[Measure]:
 
 def of_one_size(size: str, blocks: int, count: int, is_tuning: bool) -> list[Measure]:
     """Return what `count` GPUs measure with DDP."""
-    listed = [weak(size, blocks), mnist(128, blocks), mnist(8192, blocks)]
+    # Each GPU is also measured alone, in turn with all together: GPUs of one kind differ by a percent, minutes, too.
+    listed = [{**one, "alone": True} for one in (weak(size, blocks), mnist(128, blocks), mnist(8192, blocks))]
     if count == 1:
         return [*listed, weak(size, blocks, name="transformer_compiled", compile=True)] if is_tuning else listed
     listed += [strong(size, blocks, count), *equality(size, is_gpu=True)]
     if is_tuning:
         listed += [weak(size, blocks, name=f"transformer_{name}", **changes) for name, changes in VARIANTS.items()]
-        in_bf16 = VARIANTS["view_static_bf16"]  # gradients are rounded on their way: how far are the losses then?
+        in_bf16 = VARIANTS["bf16"]  # gradients are rounded on their way: how far are the losses then?
         listed.append({**equality(size, is_gpu=True)[0], "name": "transformer_bf16_equal", **in_bf16})
         listed.append(weak(size, blocks, name="transformer_compiled", compile=True))
     return listed
@@ -98,6 +103,7 @@ def keras(size: str, blocks: int, is_gpu: bool = True, variant: str = "") -> Mea
 
     The losses are compared on a network of two layers, which compiles faster.
     """
-    measure = weak(size, blocks, is_gpu, name=f"keras_jax_{variant or 'weak'}")
+    measure = weak(size, blocks, is_gpu, name=f"keras_jax_{variant or 'weak'}", steps_per_execution=10)
+    measure["xla_flags"] = XLA if is_gpu else ""
     check = {"check_size": {**SIZES[size], "layers": 2}, "check_steps": 0 if variant else 4}
     return {**measure, **check, **KERAS_VARIANTS.get(variant, {})}

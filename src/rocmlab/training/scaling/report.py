@@ -75,10 +75,14 @@ def gap(name: str, together: Sequence[float], alone: Sequence[float], replicas_e
 
 
 def ddp_rows(found: dict[int, Results]) -> Iterator[Row]:
-    """Yield the rows of DDP: each measure on each number of devices, by the names of the contract."""
-    alone = {name: one["samples_per_second"] for name, one in found.get(1, {}).items()}
-    alone["transformer_strong"] = alone.get("transformer_weak", [])
+    """Yield the rows of DDP: each measure on each number of devices, by the names of the contract.
+
+    What one device does is taken from the same run, where it was measured there in turn with all together.
+    """
+    one_device = {name: one["samples_per_second"] for name, one in found.get(1, {}).items()}
     for count, results in sorted(found.items()):
+        alone = {**one_device, **{name: one["alone"] for name, one in results.items() if one.get("alone")}}
+        alone["transformer_strong"] = alone.get("transformer_weak", [])
         for name, one in results.items():
             if name.endswith("_equal"):
                 short = name.removesuffix("_equal")

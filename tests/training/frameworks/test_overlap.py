@@ -1,0 +1,96 @@
+"""A step beside the last sum of gradients, in two real ranks: the numbers are those of a plain step."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from rocmlab.training import launch
+
+pytestmark = [
+    pytest.mark.frameworks,
+    pytest.mark.skipif(os.environ.get("KERAS_BACKEND", "torch") != "torch", reason="run it with KERAS_BACKEND=torch"),
+]
+
+# A network whose first matrix also makes its output, so that its gradient is the last; four ways to train it, each with
+# DDP's own sums and with Overlap.
+PROGRAM = """
+import contextlib, json, os, sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from rocmlab.training.overlap import Overlap
+
+dist.init_process_group(os.environ["ROCMLAB_COLLECTIVES"])
+torch.set_num_threads(1)
+rank = dist.get_rank()
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(50, 320)
+        self.layers = nn.ModuleList([nn.Linear(320, 320) for _ in range(4)])
+
+    def forward(self, words):
+        x = self.words(words)
+        for layer in self.layers:
+            x = x + layer(x).relu()
+        return nn.functional.cross_entropy((x @ self.words.weight.T).flatten(0, 1), words.flatten())
+
+def train(way, overlaps):
+    torch.manual_seed(1)
+    inner = Tied()
+    model = DistributedDataParallel(inner, gradient_as_bucket_view=True, bucket_cap_mb=0.3)
+    optimizer = torch.optim.AdamW(inner.parameters(), lr=0.01)
+    overlap = Overlap(model, optimizer) if overlaps else None
+    seen = []
+    for number in range(5):
+        words = torch.randint(50, (4, 6), generator=torch.Generator().manual_seed(10 * number + rank))
+        optimizer.zero_grad()
+        if way == "accumulate":
+            with model.no_sync():
+                model(words.flip(0)).backward()
+        if way == "twice":
+            model(words).backward()
+        model(words).backward()
+        if overlap:
+            seen.append((overlap._work is not None, len(overlap._late)))
+        if way == "clip":
+            if overlap:
+                overlap.wait()
+            nn.utils.clip_grad_norm_(inner.parameters(), 0.1)
+        (overlap or optimizer).step()
+    return torch.cat([one.detach().flatten() for one in inner.parameters()]), seen
+
+found = {}  # of each way: equal to plain steps, equal in both ranks, what was late, how many parameters there are
+for way in ("plain", "accumulate", "clip", "twice"):
+    expected, _ = train(way, overlaps=False)
+    told, seen = train(way, overlaps=True)
+    others = [torch.zeros_like(told) for _ in range(2)]
+    dist.all_gather(others, told)
+    equal = [bool((expected == told).all()), bool((others[0] == others[1]).all())]
+    found[way] = [*equal, seen, len(list(Tied().parameters()))]
+if rank == 0:
+    with open(sys.argv[1], "w") as file:
+        json.dump(found, file)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_overlapped_steps_are_plain_steps_bit_for_bit(tmp_path):
+    """Alone, with accumulated gradients, clipped and after two sums, the parameters end as without it, in all ranks."""
+    (tmp_path / "train.py").write_text(PROGRAM)
+
+    launch.run(tmp_path / "train.py", str(tmp_path / "found.json"), processes=2)
+
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert set(found) == {"plain", "accumulate", "clip", "twice"}
+    for is_as_plain, is_as_others, seen, parameters in found.values():
+        assert is_as_plain
+        assert is_as_others
+        assert all(is_under_way for is_under_way, _late in seen)
+        assert all(0 < late < parameters for _is_under_way, late in seen[1:])  # DDP sorts buckets after the first step
