@@ -214,6 +214,8 @@ def test_a_node_without_a_cluster_or_with_a_strange_address_is_refused(monkeypat
         node.plan({"CLUSTER": "off"})
     with pytest.raises(RocmlabError, match=r"CLUSTER_ADDRESS=198\.51\.100\.77 is no address of this machine"):
         node.plan({"CLUSTER": "head", "CLUSTER_ADDRESS": "198.51.100.77"})
+    with pytest.raises(RocmlabError, match=r"CLUSTER_ADDRESS=127\.0\.0\.1 reaches no other machine"):
+        node.plan({"CLUSTER": "head", "CLUSTER_ADDRESS": "127.0.0.1"})
     with pytest.raises(RocmlabError, match="too long"):
         node.plan({"CLUSTER": "head"}, folder=Path("/tmp/" + "x" * 60))
 
@@ -328,6 +330,8 @@ def seen(hostname: str, offset: float | None = 0.0, **versions: str | None) -> d
         "clock_uncertainty_seconds": None if offset is None else 0.2,
         "tasks": None,
         "leases": None,
+        "is_alive": True,
+        "problem": None,
     }
 
 
@@ -359,9 +363,30 @@ def test_what_runs_is_named_with_its_machine() -> None:
     nodes = [
         {**seen("a"), "tasks": ["a job"], "leases": [{"index": 0, "lease": None}, {"index": 1, "lease": lease}]},
         seen("b"),
+        {**seen("c"), "problem": {"what": "c does not answer", "why": "", "fix": ""}},
+        {**seen("d"), "problem": {"what": "d is lost", "why": "", "fix": ""}, "is_alive": False},
     ]
 
-    assert overview.busy(nodes) == ["a job on a (10.0.0.1)", "01_mnist.ipynb on GPU 1 of a (10.0.0.1)"]
+    assert overview.busy(nodes) == [
+        "a job on a (10.0.0.1)",
+        "01_mnist.ipynb on GPU 1 of a (10.0.0.1)",
+        "what c (10.0.0.1) runs is not known: c does not answer",
+    ]
+
+
+def test_folders_of_others_in_tmp_are_passed_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody may put a link or a file there, with the name that this user's node would have."""
+    mark = f"rocmlab-test-{os.getpid()}"
+    monkeypatch.setattr(record, "FOLDERS", f"{mark}-*")
+    wrong = [Path(f"/tmp/{mark}-link"), Path(f"/tmp/{mark}-file")]
+    wrong[0].symlink_to(tmp_path / "nowhere")
+    wrong[1].write_text("")
+    try:
+        assert record.here({}) is None
+        assert record.here({"RAY_AUTH_TOKEN_PATH": str(wrong[0] / "token")}) is None
+    finally:
+        for path in wrong:
+            path.unlink()
 
 
 # -- signals ---------------------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ def share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("ROCMLAB_SHARE", str(share))
     monkeypatch.setenv("ROCMLAB_NOTEBOOKS", str(share / "notebooks"))
     monkeypatch.setenv("JUPYTER_TOKEN", "a-secret")
+    monkeypatch.setenv("JUPYTER_GATEWAY_AUTH_TOKEN", "a-secret, too")
     monkeypatch.delenv("ROCMLAB_BACKEND", raising=False)
     monkeypatch.chdir(tmp_path)
     return share
@@ -99,6 +100,36 @@ def test_more_jobs_than_an_array_holds_become_several(share: Path) -> None:
     calls = [line for line in submit.splitlines() if line.startswith("submit ") and "array" in line]
     assert [line.rpartition(" ")[2] for line in calls] == ["0", "2", "4"]
     assert ["--array=0-0%1 " in line for line in calls] == [False, False, True]
+
+
+def test_a_run_of_which_half_was_taken_is_cancelled(share: Path, tmp_path: Path) -> None:
+    """With a stand-in for a Slurm that takes the first array and no other; else the first would run twice later."""
+    folder = export(share, "slurm", "one", "two")
+    programs = {
+        "sbatch": f'[ -e {tmp_path}/first ] && {{ echo "no such QOS" >&2; exit 1; }}; : >{tmp_path}/first; echo 4711',
+        "scancel": f'echo "$@" >{tmp_path}/cancelled',
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    submit = ["bash", str(folder / "slurm/submit.sh")]
+    done = subprocess.run(submit, env=environment, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == ["no such QOS", "not all was taken, so what was is cancelled: 4711"]
+    assert (tmp_path / "cancelled").read_text() == "4711\n"
+
+
+def test_a_lab_in_a_container_is_not_where_the_nodes_look(share: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its interpreter is inside; with an image for the nodes it can export."""
+    monkeypatch.setenv("ROCMLAB_RUNTIME", "docker")
+
+    with pytest.raises(RocmlabError, match="the nodes would not find this lab"):
+        main(["slurm", "one"])
+
+    assert export(share, "slurm", "one", "--image", "lab.sif")
 
 
 def test_a_script_ends_as_its_job_and_requeues_what_may_pass(share: Path, tmp_path: Path) -> None:
@@ -179,6 +210,8 @@ def test_a_notebook_outside_of_the_share_is_told(share: Path, tmp_path: Path) ->
 
     with pytest.raises(RocmlabError, match="outside of the share"):
         main(["k8s", str(outside), "--image", "a", "--claim", "b"])
+    with pytest.raises(RocmlabError, match="outside of the share"):
+        main(["slurm", str(outside), "--image", "lab.sif"])
 
     assert list((share / "runs").iterdir()) == []
     made = documents(share, str(outside), "--copy")

@@ -46,7 +46,7 @@ def machine(monkeypatch):
             40 if list(gpus) == [0] else 0
         )  # the first is the fastest
         speeds = {"samples_per_second": [rate] * one["blocks"]} if one["blocks"] else {}
-        return {**speeds, "losses": [3.0, 2.5 + count / 64], "replicas": count, "jax": "0.11", "keras": "3.15.1"}
+        return {**speeds, "losses": [3.0, 2.5 + count / 64], "replicas_equal": True, "jax": "0.11", "keras": "3.15.1"}
 
     def give(count):
         monkeypatch.setattr(runs, "team", lambda: gpus(count))

@@ -192,8 +192,12 @@ def _telemetry(runs: int, theirs: str | None, names: Sequence[str] | None) -> di
 
 
 def _cluster(runs: int, names: Sequence[str] | None) -> dict[str, Any]:
-    from rocmlab.runner.bench import cluster, invented, ray_rows
-
+    try:
+        from rocmlab.runner.bench import cluster, invented, ray_rows
+    except ImportError as err:
+        raise RocmlabError(
+            "the runner is not installed here", f"{err}", "use the lab's own: make shell, then the same command"
+        ) from err
     figures = cluster.measure(runs, names or ())
     fleet = f"{invented.GPUS}x {', '.join(product[0] for product in invented.PRODUCTS)}"
     nodes = f"Ray nodes with {ray_rows.GPUS} simulated GPUs each"

@@ -30,8 +30,10 @@ def main(verb: str, arguments: Sequence[str]) -> int:
     if os.environ.get("ROCMLAB_RUNTIME") or kind in ("job", "collect"):
         return _here(arguments)
     from rocmlab.cli.up import announce, note
+    from rocmlab.runner.export import options
     from rocmlab.stack import project as projects
 
+    options.read("k8s" if kind == "k8s" else "slurm", arguments[1:])  # a wrong word is told before anything is built
     project = projects.plan(projects.find())
     announce(project, note)
     with projects.locked(project, note):

@@ -121,13 +121,19 @@ def own_address(asked: str, head_host: str) -> str:
     """Return this machine's address in the cluster's network.
 
     Args:
-        asked: CLUSTER_ADDRESS; empty or of the loopback, which Ray replaces: that of the way to the head.
+        asked: CLUSTER_ADDRESS; empty: that of the way to the head.
         head_host: of the head; empty: this is the head, and the way is that to anywhere.
 
     Raises:
-        RocmlabError: the machine does not have that address, or there is no way to the head.
+        RocmlabError: the machine does not have that address, it is of the loopback, or there is no way to the head.
     """
-    if asked and not asked.startswith("127."):
+    if asked.startswith("127.") or asked == "::1":
+        raise RocmlabError(
+            f"CLUSTER_ADDRESS={asked} reaches no other machine",
+            "it is the loopback, in whose place Ray takes the network's address: the node would be open to the network",
+            "leave it empty; for this machine alone no cluster is needed: make run-notebooks",
+        )
+    if asked:
         if _is_ours(asked):
             return asked
         raise RocmlabError(
@@ -189,9 +195,9 @@ def make_private(folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise RocmlabError(
-            f"{folder} is not a private folder of this user", "another user could use the cluster", f"rm -r {folder}"
-        )
+        # What is another's cannot be removed from /tmp; another port has another folder.
+        fix = f"rm -r {folder}" if found.st_uid == os.getuid() else "choose another CLUSTER_PORT, such as 7379"
+        raise RocmlabError(f"{folder} is not a private folder of this user", "another user could use the cluster", fix)
 
 
 def _store_bytes() -> int:

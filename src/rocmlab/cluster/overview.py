@@ -86,10 +86,15 @@ def warnings(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def busy(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return what runs on these nodes, a line each: Ray's tasks, and notebooks that hold a GPU."""
+    """Return what runs on these nodes, a line each: Ray's tasks, and notebooks that hold a GPU.
+
+    A node that did not tell may run anything, so it has a line, too.
+    """
     lines = []
     for node in nodes:
         where = f"{node['hostname']} ({node['address']})"
+        if node["is_alive"] and node["problem"]:
+            lines.append(f"what {where} runs is not known: {node['problem']['what']}")
         lines += [f"{task} on {where}" for task in node["tasks"] or ()]
         for gpu in node["leases"] or ():
             if lease := gpu["lease"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -78,13 +79,21 @@ def is_node(pid: int) -> bool:
 
 def here(environment: Mapping[str, str] = os.environ) -> tuple[Record, Path] | None:
     """Return this user's living node here and its folder: that of the environment's token, else the newest."""
-    folders = sorted(
-        Path("/tmp").glob(FOLDERS.format(uid=os.getuid())), key=lambda folder: folder.stat().st_mtime, reverse=True
-    )
+    own = [(when, folder) for folder in Path("/tmp").glob(FOLDERS.format(uid=os.getuid())) if (when := _made(folder))]
+    folders = [folder for _when, folder in sorted(own, reverse=True)]
     if path := environment.get("RAY_AUTH_TOKEN_PATH"):
         folders.insert(0, Path(path).parent)
     for folder in folders:
         found = read(folder / "node.json")
-        if found and folder.stat().st_uid == os.getuid() and found.is_alive and found.state != FAILED:
+        if found and _made(folder) and found.is_alive and found.state != FAILED:
             return found, folder
     return None
+
+
+def _made(folder: Path) -> float:
+    """Return when this user changed a folder, in seconds; 0 for what is another's, a link or no folder."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return 0
+    return found.st_mtime if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() else 0

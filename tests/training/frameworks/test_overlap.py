@@ -1,4 +1,4 @@
-"""A step beside the last sum of gradients, in two real ranks: the numbers are those of a plain step."""
+"""A step beside the last sum of gradients: the numbers are those of a plain step, in real ranks and with late sums."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from rocmlab.errors import RocmlabError
 from rocmlab.training import launch
 
 pytestmark = [
@@ -32,13 +33,14 @@ class Tied(nn.Module):
     def __init__(self):
         super().__init__()
         self.words = nn.Embedding(50, 320)
+        nn.init.normal_(self.words.weight, std=0.1)
         self.layers = nn.ModuleList([nn.Linear(320, 320) for _ in range(4)])
 
     def forward(self, words):
         x = self.words(words)
         for layer in self.layers:
             x = x + layer(x).relu()
-        return nn.functional.cross_entropy((x @ self.words.weight.T).flatten(0, 1), words.flatten())
+        return nn.functional.cross_entropy((x @ self.words.weight.T).flatten(0, 1), words.roll(1).flatten())
 
 def train(way, overlaps):
     torch.manual_seed(1)
@@ -94,3 +96,133 @@ def test_overlapped_steps_are_plain_steps_bit_for_bit(tmp_path):
         assert is_as_others
         assert all(is_under_way for is_under_way, _late in seen)
         assert all(0 < late < parameters for _is_under_way, late in seen[1:])  # DDP sorts buckets after the first step
+
+
+class Late:
+    """A sum over three ranks with the same gradients, which is there when it is waited for and no sooner."""
+
+    def __init__(self, gradients):
+        self.gradients, self.is_done = gradients, False
+
+    def wait(self):
+        """Add up."""
+        if not self.is_done:
+            self.gradients.mul_(3)
+            self.is_done = True
+
+    def get_future(self):
+        """Return the sum: this one is waited for at once."""
+        import torch
+
+        self.wait()
+        future = torch.futures.Future()
+        future.set_result([self.gradients])
+        return future
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """Make this process the only rank."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def tied():
+    """Return a network whose embedding makes its output, too."""
+    import torch
+    from torch import nn
+
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words = nn.Embedding(50, 320)
+            nn.init.normal_(self.words.weight, std=0.1)
+            self.layers = nn.ModuleList([nn.Linear(320, 320) for _ in range(4)])
+
+        def forward(self, words):
+            x = self.words(words)
+            for layer in self.layers:
+                x = x + layer(x).relu()
+            return nn.functional.cross_entropy((x @ self.words.weight.T).flatten(0, 1), words.roll(1).flatten())
+
+    torch.manual_seed(1)
+    return Tied()
+
+
+def steps(way, overlaps, monkeypatch, *, cap=0.3, static=False):
+    """Train a network whose embedding makes its output, too; return its parameters."""
+    import torch
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    from rocmlab.training import overlap
+
+    def at_once(state, bucket):
+        future = torch.futures.Future()
+        future.set_result(bucket.buffer().mul_(3))
+        return future
+
+    inner = tied()
+    model = DistributedDataParallel(inner, gradient_as_bucket_view=True, bucket_cap_mb=cap, static_graph=static)
+    groups = [{"params": inner.layers.parameters()}, {"params": inner.words.parameters(), "lr": 0.02}]
+    optimizer = torch.optim.SGD(
+        groups, lr=0.01, momentum=0.9
+    )  # three times the gradient is another step, unlike Adam's
+    if overlaps:
+        monkeypatch.setattr(overlap.dist, "all_reduce", lambda gradients, *_, **__: Late(gradients))
+        stepping = overlap.Overlap(model, optimizer)
+    else:
+        model.register_comm_hook(None, at_once)
+        stepping = optimizer
+    for number in range(4):
+        words = torch.randint(50, (4, 6), generator=torch.Generator().manual_seed(number))
+        optimizer.zero_grad()
+        if way == "accumulate":
+            with model.no_sync():
+                model(words.flip(0)).backward()
+        for _ in range(2 if way == "twice" else 1):
+            model(words).backward()
+        if way == "clip":
+            getattr(stepping, "wait", lambda: None)()
+            nn.utils.clip_grad_norm_(inner.parameters(), 0.1)
+        assert float(inner.words.weight.grad.abs().sum()) > 0
+        (optimizer if way == "own" else stepping).step()
+    return torch.cat([one.detach().flatten() for one in inner.parameters()])
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    ("way", "options"),
+    [
+        ("plain", {}),
+        ("plain", {"static": True}),
+        ("accumulate", {}),
+        ("clip", {}),
+        ("twice", {}),
+        ("twice", {"cap": 100}),  # one bucket, which is the last
+        ("own", {}),  # somebody calls the optimizer's own step
+    ],
+)
+def test_a_sum_that_comes_as_late_as_it_may_changes_nothing(monkeypatch, way, options):
+    """Nothing reads or adds to a gradient before its sum is there."""
+    expected = steps(way, False, monkeypatch, **options)
+    found = steps(way, True, monkeypatch, **options)
+
+    assert bool((expected == found).all())
+
+
+@pytest.mark.usefixtures("alone")
+def test_gradients_that_are_copied_out_are_refused():
+    """DDP's default would train on gradients that were never added up."""
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.optim import SGD
+
+    from rocmlab.training.overlap import Overlap
+
+    model = DistributedDataParallel(nn.Linear(2, 2))
+    with pytest.raises(RocmlabError, match="gradient_as_bucket_view=True"):
+        Overlap(model, SGD(model.parameters()))

@@ -58,5 +58,6 @@ def test_keras_on_jax_shares_a_batch_and_learns_the_same():
 
     pairs = zip(alone["losses"], together["losses"], strict=True)
     assert max(abs(one - other) for one, other in pairs) < 1e-4
-    assert (alone["replicas"], together["replicas"]) == (1, 2)
+    assert alone["replicas_equal"]
+    assert together["replicas_equal"]
     assert len(together["samples_per_second"]) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -75,6 +76,12 @@ def _export(kind: str, arguments: Sequence[str]) -> int:
     from rocmlab.runner.export import kubernetes, layout, options, slurm
 
     asked = options.read("k8s" if kind == "k8s" else "slurm", arguments)
+    if kind == "slurm" and not asked.image and os.environ.get("ROCMLAB_RUNTIME") in ("docker", "podman"):
+        raise RocmlabError(
+            "the nodes would not find this lab",
+            f"it is in a container, and the scripts would name its interpreter, {sys.executable}",
+            "--image lab.sif; or export from a lab without a container, in a folder that the nodes see: RUNTIME=native",
+        )
     share = layout.share_of(asked)
     backend = _backend(asked)
     jobs = layout.plan(asked, share, backend)
@@ -95,7 +102,8 @@ def _export(kind: str, arguments: Sequence[str]) -> int:
         path = folder.path / name
         path.parent.mkdir(exist_ok=True)
         files.write_text(path, text)
-        path.chmod(0o755 if name.endswith(".sh") else 0o644)
+        if name.endswith(".sh"):
+            path.chmod(path.stat().st_mode | stat.S_IXUSR)  # for others it is as this user's umask has it
     _announce(kind, laid, folder.path, asked)
     return 0
 

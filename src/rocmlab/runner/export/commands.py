@@ -7,9 +7,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-NOT_KEPT = (
-    "JUPYTER_TOKEN",
-    "JUPYTER_RUNTIME_DIR",
+KEPT = ("JUPYTER_PATH", "JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_CONFIG_PATH", "KERAS_HOME", "HF_HOME")
+NOT_KEPT = (  # of what begins with ROCMLAB_
     "ROCMLAB_ROOT",
     "ROCMLAB_LEASED",
     "ROCMLAB_NOTEBOOK",
@@ -18,15 +17,16 @@ NOT_KEPT = (
     "ROCMLAB_MARK",
     "ROCMLAB_BACKEND",
 )
-ALSO_KEPT = ("KERAS_HOME", "HF_HOME")
 IN_THE_IMAGE = "/opt/rocmlab/bin/rocmlab"
 
 
 def kept(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what a job needs of the lab's environment: where its kernels, its notebooks and its caches are."""
-    found = {name: value for name, value in environment.items() if name.startswith(("JUPYTER_", "ROCMLAB_"))}
-    found |= {name: environment[name] for name in ALSO_KEPT if name in environment}
-    return {name: found[name] for name in sorted(found) if name not in NOT_KEPT}
+    """Return what a job needs of the lab's environment: where its kernels, its notebooks and its caches are.
+
+    Everything else stays out: others can read the scripts, and a variable may hold a secret.
+    """
+    ours = {name for name in environment if name.startswith("ROCMLAB_") and name not in NOT_KEPT}
+    return {name: environment[name] for name in sorted({*ours, *KEPT}) if name in environment}
 
 
 def line(words: Sequence[str], image: str | None, engine: str | None, share: Path, backend: str) -> str:

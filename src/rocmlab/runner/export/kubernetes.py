@@ -10,7 +10,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from rocmlab.errors import RocmlabError
 from rocmlab.runner.export.commands import IN_THE_IMAGE
 from rocmlab.runner.export.layout import Group, Layout
 from rocmlab.runner.ground.jobs import EXIT_CODES
@@ -38,7 +37,7 @@ def documents(layout: Layout, folder: Path, asked: argparse.Namespace) -> list[D
     Raises:
         RocmlabError: the pods would not see a notebook.
     """
-    _check_seen(layout)
+    layout.check_seen("the pods see")
     return [*(_indexed(group, layout, folder, asked) for group in layout.groups), _collecting(layout, folder, asked)]
 
 
@@ -53,17 +52,6 @@ def name(run: str, ending: str) -> str:
     """Return a name that Kubernetes takes: small letters, digits and `-`, the end of a run's name if it is long."""
     plain = re.sub(r"[^a-z0-9]+", "-", run.lower()).strip("-")
     return f"r{plain}"[: LONGEST_NAME - len(ending) - 1].rstrip("-") + f"-{ending}"
-
-
-def _check_seen(layout: Layout) -> None:
-    share = Path(layout.share)
-    for job in layout.jobs:
-        if not Path(job["notebook"]).is_relative_to(share):
-            raise RocmlabError(
-                f"{job['notebook']} lies outside of the share",
-                f"the pods see {share} alone",
-                "--copy takes the notebooks along; one that reads files beside itself belongs into the share",
-            )
 
 
 def _indexed(group: Group, layout: Layout, folder: Path, asked: argparse.Namespace) -> Document:

@@ -55,6 +55,23 @@ class Layout:
         """Return it, ready for JSON."""
         return {"schema": 1, "rocmlab": __version__, "made": now(), **asdict(self)}
 
+    def check_seen(self, who: str) -> None:
+        """Check that the notebooks lie in the share.
+
+        Args:
+            who: sees nothing else, as the error says: "the pods see".
+
+        Raises:
+            RocmlabError: one lies elsewhere.
+        """
+        for job in self.jobs:
+            if not Path(job["notebook"]).is_relative_to(self.share):
+                raise RocmlabError(
+                    f"{job['notebook']} lies outside of the share",
+                    f"{who} {self.share} alone",
+                    "--copy takes the notebooks along; one that reads files beside itself belongs into the share",
+                )
+
 
 def read(folder: Path) -> Layout:
     """Return the layout of an exported run.

@@ -29,8 +29,10 @@ def scripts(layout: Layout, folder: Path, asked: argparse.Namespace, environment
         environment: of this process.
 
     Raises:
-        RocmlabError: a word or a path has a character that no directive can hold.
+        RocmlabError: a word or a path has a character that no directive can hold, or an image would not see a notebook.
     """
+    if asked.image:
+        layout.check_seen(f"{asked.image} sees")
     made = {f"array-{group.gpus}gpu.sh": _array(group, layout, folder, asked, environment) for group in layout.groups}
     made[COLLECT] = _collect(layout, folder, asked, environment)
     made[SUBMIT] = _submit(layout, folder, asked.array_size, asked.parallel)
@@ -109,6 +111,14 @@ def _submit(layout: Layout, folder: Path, array_size: int, parallel: int | None)
 set -eu
 options=("$@")
 ids=""
+undo() {{ # half a run is none: it could not be submitted again without running this half twice
+  local code=$?
+  if [ "$code" = 0 ] || [ -z "$ids" ]; then return; fi
+  IFS=: read -ra begun <<<"${{ids#:}}"
+  echo "not all was taken, so what was is cancelled: ${{begun[*]}}" >&2
+  scancel "${{begun[@]}}"
+}}
+trap undo EXIT
 submit() {{
   local id
   id=$(sbatch --parsable "${{options[@]}}" "$@")

@@ -93,10 +93,10 @@ def run(measure: Measure, devices: int) -> dict[str, Any]:
     if measure["check_steps"]:
         model, blocks = compiled(measure, measure["check_size"], 1), Blocks()
         blocks.keeps_losses = True
-        x, y = tokens(measure["check_steps"] * measure["batch"])
-        model.fit(x, y, batch_size=measure["batch"], shuffle=False, verbose=0, callbacks=[blocks])
+        x, y = tokens(measure["check_steps"] * measure["check_batch"])
+        model.fit(x, y, batch_size=measure["check_batch"], shuffle=False, verbose=0, callbacks=[blocks])
         result["losses"] = blocks.losses
-        result["replicas"] = len(model.trainable_variables[0].value.sharding.device_set)
+        result["replicas_equal"] = _are_equal([each.value for each in model.trainable_variables], devices)
         del model
     if measure["blocks"]:
         batch, steps = measure["batch"] * devices, measure["steps"]
@@ -107,6 +107,12 @@ def run(measure: Measure, devices: int) -> dict[str, Any]:
         result["samples_per_second"] = [steps * batch / seconds for seconds in blocks.seconds[2:]]
         result["parameters"] = model.count_params()
     return result
+
+
+def _are_equal(values: list[jax.Array], devices: int) -> bool:
+    """Tell whether each device holds every value, the same to the last bit."""
+    copies = [[np.asarray(part.data) for part in value.addressable_shards] for value in values]
+    return all(len(each) == devices and all(np.array_equal(each[0], other) for other in each) for each in copies)
 
 
 def main() -> None:

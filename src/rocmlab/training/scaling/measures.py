@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 Measure = dict[str, Any]  # what `ddp.py` and `keras_jax.py` read; JSON
@@ -98,12 +100,15 @@ def of_one_size(size: str, blocks: int, count: int, is_tuning: bool) -> list[Mea
     return listed
 
 
-def keras(size: str, blocks: int, is_gpu: bool = True, variant: str = "") -> Measure:
+def keras(size: str, blocks: int, is_gpu: bool = True, variant: str = "", counts: Sequence[int] = (1, 2, 4)) -> Measure:
     """Return the larger network in Keras, or a variant of it.
 
-    The losses are compared on a network of two layers, which compiles faster.
+    The losses are compared on a network of two layers, which compiles faster, and on a batch that every one of these
+    numbers of devices divides.
     """
     measure = weak(size, blocks, is_gpu, name=f"keras_jax_{variant or 'weak'}", steps_per_execution=10)
     measure["xla_flags"] = XLA if is_gpu else ""
+    share = math.lcm(*counts)
     check = {"check_size": {**SIZES[size], "layers": 2}, "check_steps": 0 if variant else 4}
+    check["check_batch"] = -(-BATCHES[size] // share) * share
     return {**measure, **check, **KERAS_VARIANTS.get(variant, {})}

@@ -88,7 +88,8 @@ def ddp_rows(found: dict[int, Results]) -> Iterator[Row]:
                 short = name.removesuffix("_equal")
                 yield gap(f"ddp_{short}_loss_gap_{count}", one["losses"], one["losses_alone"], one["replicas_equal"])
             else:
-                base = alone.get(name) or alone.get("transformer_weak", [])
+                is_alike = name in alone or "compile" not in name  # compiled, one GPU is faster, too
+                base = alone.get(name) or (alone.get("transformer_weak", []) if is_alike else [])
                 yield throughput(f"ddp_{name}_{count}", one["samples_per_second"], base, count)
 
 
@@ -102,7 +103,7 @@ def keras_rows(found: dict[int, Results]) -> Iterator[Row]:
                 base = first.get("samples_per_second", [])
                 yield throughput(f"{name}_{count}", one["samples_per_second"], base, count)
             if count > 1 and first.get("losses"):
-                yield gap(f"keras_jax_loss_gap_{count}", one["losses"], first["losses"], one["replicas"] == count)
+                yield gap(f"keras_jax_loss_gap_{count}", one["losses"], first["losses"], one["replicas_equal"])
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,7 @@ class Report:
         self.simulated = len(gpus) < 2
         self.found: dict[str, dict[int, Results]] = {"ddp": {}, "keras": {}}
         self.skipped: dict[str, str] = {}
+        self.counts = _counts(plan.counts, len(gpus))
         if self.simulated:
             why = f"PyTorch sees {len(gpus)} GPU{'s' * (len(gpus) != 1)}; two of one kind are needed"
             wanted = ("ddp_transformer_weak_2", "ddp_mnist_128_2", "keras_jax_weak_2")
@@ -132,8 +134,7 @@ class Report:
 
     def run(self) -> None:
         """Measure on each number of devices."""
-        counts = [1, PARTS] if self.simulated else _order(self.plan.counts or runs.counts(len(self.gpus)), self.gpus)
-        for count in counts:
+        for count in self.counts:
             # With DDP the ranks themselves compare the losses with one device, so one part of the CPU says nothing.
             if "ddp" in self.plan.frameworks and not (self.simulated and count == 1):
                 self._try("ddp", count, f"ddp_{count}", self._ddp)
@@ -141,7 +142,7 @@ class Report:
                 self._try("keras", count, f"keras_jax_weak_{count}", self._keras)
         if self.plan.is_tuning and "keras" in self.plan.frameworks and not self.simulated:
             for variant in measures.KERAS_VARIANTS:
-                for count in (1, max(counts)):
+                for count in (1, max(self.counts)):
                     self._try("keras", count, f"keras_jax_{variant}_{count}", self._keras, variant)
 
     def _try(self, framework: str, count: int, name: str, run: Callable[..., Results], *more: str) -> None:
@@ -175,10 +176,10 @@ class Report:
         measure = (
             measures.keras("tiny", 0, is_gpu=False)
             if self.simulated
-            else measures.keras(plan.size, plan.blocks, variant=variant)
+            else measures.keras(plan.size, plan.blocks, variant=variant, counts=self.counts)
         )
         limit = plan.time_limit_seconds
-        if self.simulated or variant or count > 1:
+        if self.simulated or count > 1:
             return {measure["name"]: runs.keras_jax(measure, time_limit_seconds=limit, **self._where(count))}
         every = [runs.keras_jax(measure, time_limit_seconds=limit, gpus=[gpu]) for gpu in self._compared()]
         blocks = zip(*(one["samples_per_second"] for one in every), strict=True)
@@ -186,8 +187,7 @@ class Report:
 
     def _compared(self) -> list[int]:
         """Return the GPUs whose mean is "one GPU": all that are measured together, for they differ by a percent."""
-        most = max(self.plan.counts or [len(self.gpus)])
-        return [int(one["index"]) for one in self.gpus[:most]]
+        return [int(one["index"]) for one in self.gpus[: max(self.counts)]]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report; its rows are `Row`s."""
@@ -220,13 +220,15 @@ def measure(plan: Plan) -> dict[str, Any]:
     return report.as_dict()
 
 
-def _order(counts: Sequence[int], gpus: Sequence[Description]) -> list[int]:
+def _counts(wanted: Sequence[int], gpus: int) -> list[int]:
     """Return one device first, then the most: what an interrupted run has then says most.
 
     Raises:
         RocmlabError: more GPUs were asked for than there are of one kind.
     """
-    if max(counts) > len(gpus) or min(counts) < 1:
-        what = f"{max(counts)} GPUs were asked for"
-        raise RocmlabError(what, f"there are {len(gpus)} of one kind", f"choose 1 to {len(gpus)}")
-    return sorted({1, *counts}, key=lambda count: (count != 1, -count))
+    if wanted and not 1 <= min(wanted) <= max(wanted) <= max(1, gpus):
+        fix = f"choose 1 to {gpus}" if gpus > 1 else "leave --counts out: two parts of the CPU show that losses agree"
+        raise RocmlabError(f"{max(wanted)} GPUs were asked for", f"there are {gpus} of one kind", fix)
+    if gpus < 2:
+        return [1, PARTS]
+    return sorted({1, *(wanted or runs.counts(gpus))}, key=lambda count: (count != 1, -count))
