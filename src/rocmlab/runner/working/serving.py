@@ -30,7 +30,7 @@ class Server:
     """The worker's side of a run."""
 
     def __init__(self, descriptor: int) -> None:
-        self.mark: str | None = None  # of the job that runs
+        self.mark: str | None = None  # of the job that runs or ran last
         self.scratch: Path | None = None  # its folder, which the runner removes, if it is there
         self.jobs = 0
         self.orders = Orders(descriptor, self._leave)
@@ -65,8 +65,7 @@ class Server:
         with surroundings(job["environment"], log):
             work = Worker(job, self.orders.report)
             status, message = work.run()
-        self.mark = None
-        self.scratch = None
+        self.scratch = None  # the mark stays: a runner that dies now has not ended yet what the job left behind
         import_ahead()
         is_sound = work.is_sound and self.jobs < MOST_JOBS and (before is None or belongings() == before)
         self.orders.report("ended", status=status, message=message, is_sound=is_sound)
