@@ -66,7 +66,8 @@ class Cluster:
         program = "from rocmlab.cluster import session; print(sum(node.is_alive for node in session.nodes()))"
         command = ["docker", "exec", self.container(name), "start.sh", "/opt/rocmlab/bin/python", "-c", program]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-        return 0 if done.returncode else int(done.stdout.split()[-1])
+        counts = re.findall(r"^\d+$", done.stdout, re.MULTILINE)  # Ray warns on stdout, too
+        return int(counts[-1]) if counts and not done.returncode else 0
 
     def notes(self, run: str) -> list[list[str]]:
         """Return what the notebooks of a run noted: what, name, host, mask."""

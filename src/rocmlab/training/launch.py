@@ -146,9 +146,13 @@ def _show(line: str, ranks: Ranks) -> None:
 def _failure(script: str | Path, code: int, ranks: Ranks, gpus: Sequence[int], notes: Path) -> RocmlabError:
     rank, code = _culprit("\n".join(ranks.get(None, ())), code, notes)
     who = f"rank {rank} of {script}" if rank is not None else f"{script}"
+    # What a rank prints and its errors come by two files, in any order; the error that it noted is what it said last.
+    error = _noted(notes, rank)[1].splitlines()
+    known = {line.strip() for line in error}
+    lines = [line for line in ranks.get(rank, ()) if line.strip() not in known] + error
     return RocmlabError(
         f"{who} failed ({children.ending(code)})",
-        "\n".join(list(ranks.get(rank, ()))[-KEPT_LINES:]) or "it printed nothing",
+        "\n".join(lines[-KEPT_LINES:]) or "it printed nothing",
         f"mend {script} where these lines point" + _collective_fix(gpus),
         exit_code=1,
     )
@@ -170,13 +174,23 @@ def _culprit(told: str, code: int, notes: Path) -> tuple[int | None, int]:
         return None, code
 
     def order(rank: int) -> tuple[int, int]:
-        note = notes / f"rank{rank}"
-        if note.is_file():
-            return 1, int(note.read_text() or 0)
+        when, _error = _noted(notes, rank)
+        if when is not None:
+            return 1, when
         return {-signal.SIGABRT: 2, -signal.SIGTERM: 3}.get(failed[rank], 0), 0
 
     first = min(failed, key=order)
     return first, failed[first]
+
+
+def _noted(notes: Path, rank: int | None) -> tuple[int | None, str]:
+    """Return when a rank noted that it failed, in nanoseconds, None if it did not, and its error."""
+    try:
+        text = (notes / f"rank{rank}").read_text(encoding="utf-8")
+    except OSError:
+        return None, ""
+    when, _, error = text.partition("\n")
+    return int(when or 0), error
 
 
 def _collective_fix(gpus: Sequence[int]) -> str:

@@ -29,18 +29,18 @@ def main() -> int:
         _note()
         return 1
     except BaseException:  # whatever it is, it is shown as the interpreter would show it
-        _note()
+        _note(traceback.format_exc())
         traceback.print_exc()
         return 1
     return 0
 
 
-def _note() -> None:
-    """Note when this rank failed: the first to fail is to blame, the others lost their partner."""
+def _note(error: str = "") -> None:
+    """Note when this rank failed, for the first is to blame, the others lost their partner; and with what error."""
     folder, rank = os.environ.get("ROCMLAB_RANK_NOTES"), os.environ.get("RANK")
     if folder and rank:
-        with open(os.path.join(folder, f"rank{rank}"), "w", encoding="ascii") as note:
-            note.write(str(time.time_ns()))
+        with open(os.path.join(folder, f"rank{rank}"), "w", encoding="utf-8", errors="backslashreplace") as note:
+            note.write(f"{time.time_ns()}\n{error}")
 
 
 if __name__ == "__main__":
