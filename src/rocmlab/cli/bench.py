@@ -14,7 +14,7 @@ from importlib.metadata import version
 from typing import Any
 
 from rocmlab import __version__
-from rocmlab.cli.main import verb_parser
+from rocmlab.cli.main import runner_missing, verb_parser
 from rocmlab.errors import RocmlabError
 from rocmlab.stack import bench
 from rocmlab.stack import project as projects
@@ -195,9 +195,7 @@ def _cluster(runs: int, names: Sequence[str] | None) -> dict[str, Any]:
     try:
         from rocmlab.runner.bench import cluster, invented, ray_rows
     except ImportError as err:
-        raise RocmlabError(
-            "the runner is not installed here", f"{err}", "use the lab's own: make shell, then the same command"
-        ) from err
+        raise runner_missing(err) from err
     figures = cluster.measure(runs, names or ())
     fleet = f"{invented.GPUS}x {', '.join(product[0] for product in invented.PRODUCTS)}"
     nodes = f"Ray nodes with {ray_rows.GPUS} simulated GPUs each"

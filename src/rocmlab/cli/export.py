@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from rocmlab.cli.main import runner_missing
 from rocmlab.errors import RocmlabError
 
 KINDS = {
@@ -45,9 +46,7 @@ def _here(arguments: Sequence[str]) -> int:
     try:
         import papermill  # noqa: F401  what the runner needs
     except ImportError as err:
-        raise RocmlabError(
-            "the runner is not installed here", f"{err}", "use the lab's own: make shell, then the same command"
-        ) from err
+        raise runner_missing(err) from err
     from rocmlab.runner.export.command import main as export
 
     return export(arguments)

@@ -128,6 +128,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def runner_missing(err: ImportError) -> RocmlabError:
+    """Return the error of a verb that needs what only a lab has installed."""
+    return RocmlabError(
+        "the runner is not installed here", f"{err}", "use the lab's own: make shell, then the same command"
+    )
+
+
 def verb_parser(verb: str, **options: str) -> argparse.ArgumentParser:
     """Return an empty parser for one verb."""
     import argparse

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 
@@ -29,22 +30,9 @@ dist.init_process_group(os.environ["ROCMLAB_COLLECTIVES"])
 torch.set_num_threads(1)
 rank = dist.get_rank()
 
-class Tied(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.words = nn.Embedding(50, 320)
-        nn.init.normal_(self.words.weight, std=0.1)
-        self.layers = nn.ModuleList([nn.Linear(320, 320) for _ in range(4)])
-
-    def forward(self, words):
-        x = self.words(words)
-        for layer in self.layers:
-            x = x + layer(x).relu()
-        return nn.functional.cross_entropy((x @ self.words.weight.T).flatten(0, 1), words.roll(1).flatten())
-
+NETWORK
 def train(way, overlaps):
-    torch.manual_seed(1)
-    inner = Tied()
+    inner = tied()
     model = DistributedDataParallel(inner, gradient_as_bucket_view=True, bucket_cap_mb=0.3)
     optimizer = torch.optim.AdamW(inner.parameters(), lr=0.01)
     overlap = Overlap(model, optimizer) if overlaps else None
@@ -74,7 +62,7 @@ for way in ("plain", "accumulate", "clip", "twice"):
     others = [torch.zeros_like(told) for _ in range(2)]
     dist.all_gather(others, told)
     equal = [bool((expected == told).all()), bool((others[0] == others[1]).all())]
-    found[way] = [*equal, seen, len(list(Tied().parameters()))]
+    found[way] = [*equal, seen, len(list(tied().parameters()))]
 if rank == 0:
     with open(sys.argv[1], "w") as file:
         json.dump(found, file)
@@ -85,7 +73,7 @@ dist.destroy_process_group()
 
 def test_overlapped_steps_are_plain_steps_bit_for_bit(tmp_path):
     """Alone, with accumulated gradients, clipped and after two sums, the parameters end as without it, in all ranks."""
-    (tmp_path / "train.py").write_text(PROGRAM)
+    (tmp_path / "train.py").write_text(PROGRAM.replace("NETWORK", inspect.getsource(tied)))
 
     launch.run(tmp_path / "train.py", str(tmp_path / "found.json"), processes=2)
 
