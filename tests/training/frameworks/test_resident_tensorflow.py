@@ -335,6 +335,81 @@ class TestOrder:
         assert max(alive) == 2
 
 
+class TestRandomNumbers:
+    """XLA's programs for a CPU draw from Threefry, whose code is ten times as fast there; nothing else does."""
+
+    @pytest.fixture
+    def tf(self, keras):
+        """Return TensorFlow."""
+        import tensorflow
+
+        return tensorflow
+
+    @pytest.fixture
+    def threefry(self, keras):
+        """Return the context under test."""
+        from rocmlab.training.resident.tensorflow_random import threefry
+
+        return threefry
+
+    @pytest.mark.parametrize("name", ["stateless_uniform", "stateless_normal", "stateless_truncated_normal"])
+    def test_numbers_are_threefry_s(self, tf, threefry, name):
+        """A graph traced inside draws Threefry's numbers, one that names a generator that one."""
+        draw = lambda **named: getattr(tf.random, name)([50], seed=[3, 4], **named)  # noqa: E731
+
+        def inside(**named):
+            with threefry():
+                return draw(**named)
+
+        def run(function, **named):
+            return tf.function(lambda: function(**named), jit_compile=True, autograph=False)().numpy().tolist()
+
+        assert run(inside) == run(draw, alg="threefry") != run(draw)
+        assert run(inside, alg="philox") == run(draw, alg="philox")
+
+    def test_masks_have_the_rate_and_change(self, tf, keras, fit_resident):
+        """A dropout of 0.3 leaves out three of ten, others in each batch, and scales the rest."""
+
+        class Masks(keras.Sequential):
+            def train_step(self, data):
+                mask = self.layers[0](tf.ones([100, 200]), training=True)
+                row = self.optimizer.iterations.value % 10
+                seen.scatter_nd_update([[row]], mask[None])
+                return super().train_step(data)
+
+        seen = tf.Variable(tf.zeros([10, 100, 200]))
+        model = dense(keras, kind=lambda layers: Masks([keras.layers.Dropout(0.3), *layers[1:]]))
+        model.build((None, 12))
+        result = fit_resident(model, *digits(320), batch_size=32, epochs=1, verbose=0)
+
+        masks = seen.numpy()
+        assert result.how.startswith("one XLA program an epoch")
+        assert set(np.unique(masks)) == {np.float32(0), np.float32(1 / 0.7)}
+        assert abs((masks == 0).mean() - 0.3) < 0.01  # 200,000 draws: nine standard deviations
+        for one in range(10):
+            for other in range(one):
+                assert abs((masks[one] == masks[other]).mean() - 0.58) < 0.03  # as chance has it: 0.3^2 + 0.7^2
+
+    def test_a_function_of_the_model_s_own_still_runs_without_xla(self, tf, keras, fit_resident):
+        """A tf.function with dropout that an epoch in XLA has traced can be called without XLA afterwards."""
+
+        class Own(keras.layers.Layer):
+            def __init__(self):
+                super().__init__()
+                self.dropout = keras.layers.Dropout(0.5)
+
+            @tf.function(autograph=False)
+            def call(self, inputs):
+                return self.dropout(inputs, training=True)
+
+        layer = Own()
+        model = dense(keras, layer)
+        result = fit_resident(model, *digits(64), batch_size=32, epochs=1, verbose=0)
+
+        assert result.how.startswith("one XLA program an epoch")
+        assert 0 < np.count_nonzero(layer(tf.ones([32, 16]))) < 32 * 16
+
+
 MIRRORED = """
 import json, os, sys
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"

@@ -49,8 +49,9 @@ class TensorFlowEngine:
             self._validation = self._put(data.validation)
         ways, self._reason = self._possible_ways()
         # On a CPU Keras uses XLA only when told to; there we decide.
-        avoidable = () if "CPU" not in self._device else (EPOCH,) if model.jit_compile else (EPOCH, STEP)
-        common = (options.batch_size, ways, avoidable)
+        is_cpu = "CPU" in self._device
+        avoidable = () if not is_cpu else (EPOCH,) if model.jit_compile else (EPOCH, STEP)
+        common = (options.batch_size, ways, avoidable, is_cpu)
         self._training = Pass(model, "train_step", *common)
         self._testing = Pass(model, "test_step", *common)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from rocmlab.training.resident.engine import Model, tree_map
+from rocmlab.training.resident.tensorflow_random import threefry
 
 Tensor = Any  # tf.Tensor
 Arrays = Any  # x, y, sample_weight: trees of tensors (samples, ...), with a strategy PerReplica values of them
@@ -30,8 +32,8 @@ SLOW_IN_XLA = ("Conv", "DepthwiseConv", "BatchMatMul", "Einsum")
 class Loop:
     """Runs one step of a model, training or testing, over all batches of the samples it is given."""
 
-    def __init__(self, model: Model, name: str, batch_size: int) -> None:
-        self._model, self._batch_size = model, batch_size
+    def __init__(self, model: Model, name: str, batch_size: int, is_cpu: bool) -> None:
+        self._model, self._batch_size, self._is_cpu = model, batch_size, is_cpu
         self._keras_step = getattr(model, name)  # `train_step` or `test_step`, perhaps the model's own
         self._strategy = model.distribute_strategy
         # Keras' own step returns the metrics so far; they are read once, after the last, so no step computes them.
@@ -46,7 +48,10 @@ class Loop:
             return self._python_loop(self._step)
         if way == BATCH:
             return self._python_loop(None)
-        step = self._xla_step() if way == STEP else tf.function(self._step, autograph=False)
+        if way == STEP:
+            step = self._xla_step()
+        else:
+            step = tf.function(self._step if way == GRAPH else self._step_for_xla, autograph=False)
 
         def run(arrays: Arrays, order: Tensor) -> Logs:
             full, last = self._sizes(order)
@@ -72,7 +77,7 @@ class Loop:
 
     def _xla_step(self) -> Any:  # noqa: ANN401  a tf.function
         if not hasattr(self, "_compiled"):
-            self._compiled = tf.function(self._step, autograph=False, jit_compile=True)
+            self._compiled = tf.function(self._step_for_xla, autograph=False, jit_compile=True)
         return self._compiled
 
     def _python_loop(self, step: Callable[..., Logs] | None) -> Program:
@@ -119,6 +124,10 @@ class Loop:
     def _step(self, batch: Any) -> Logs:  # noqa: ANN401
         logs = self._keras_step(batch)
         return logs if self._has_logs else {}
+
+    def _step_for_xla(self, batch: Any) -> Logs:  # noqa: ANN401
+        with threefry() if self._is_cpu else contextlib.nullcontext():
+            return self._step(batch)
 
 
 def _by_size(function: Any) -> Program:  # noqa: ANN401  a tf.function
