@@ -150,7 +150,7 @@ def test_tuning_tells_every_setting_and_what_failed(machine, capsys):
 
     rows = {row["name"] for row in found["rows"]}
     assert {f"ddp_transformer_{name}_4" for name in measures.VARIANTS} <= rows
-    assert {"keras_jax_latency_hiding_4", "keras_jax_one_all_reduce_1"} <= rows
+    assert {"keras_jax_after_backward_4", "keras_jax_one_all_reduce_1"} <= rows
     assert found["skipped"]["ddp_transformer_compiled_4"] == "no compiler"
     assert "no flash attention" in found["skipped"]["keras_jax_flash_4"]
 

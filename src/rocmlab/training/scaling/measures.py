@@ -30,12 +30,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no_talk": {"talk": False},  # every GPU for itself: what sharing the host and its power costs
 }
 
-# Sums of 128 MB each. By itself XLA makes them of 30 MB, and then starting them costs more than waiting.
-XLA = "--xla_gpu_all_reduce_combine_threshold_bytes=134217728"
+# Sums of 128 MB each (XLA's own are of 30 MB), of the gradients where they lie instead of in one copied buffer, and
+# beside the computing of the next.
+SUMS = "--xla_gpu_all_reduce_combine_threshold_bytes=134217728"
+IN_PLACE = "--xla_disable_hlo_passes=all-reduce-contiguous"
+BESIDE = "--xla_gpu_enable_latency_hiding_scheduler=true"
+XLA = f"{SUMS} {IN_PLACE} {BESIDE}"
 KERAS_VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {"xla_flags": ""},
     "flash": {"flash": True},
-    "latency_hiding": {"xla_flags": f"{XLA} --xla_gpu_enable_latency_hiding_scheduler=true"},
+    "copied": {"xla_flags": f"{SUMS} {BESIDE}"},
+    "after_backward": {"xla_flags": f"{SUMS} {IN_PLACE}"},
     "one_all_reduce": {"xla_flags": "--xla_gpu_all_reduce_combine_threshold_bytes=1073741824"},
 }
 
