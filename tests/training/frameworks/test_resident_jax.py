@@ -282,68 +282,6 @@ class TestShuffle:
         assert found == pytest.approx(expected, abs=0.05)
 
 
-class TestRandomNumbers:
-    """Programs for a CPU compute JAX's own numbers another way."""
-
-    @pytest.mark.parametrize("bit_width", [8, 16, 32])
-    def test_bits_are_jax_s(self, keras, bit_width):
-        """Each key has the bits that JAX's Threefry gives it, whatever their width and shape."""
-        import jax
-
-        from rocmlab.training.resident import jax_random
-
-        for seed, shape in [(0, (5,)), (2**40 + 7, (3, 1, 4)), (3, ()), (4, (0, 2))]:
-            key = jax.random.key_data(jax.random.key(seed, impl="threefry2x32"))
-            expected = jax.random.bits(key, shape, dtype=f"uint{bit_width}")
-            np.testing.assert_array_equal(jax_random._bits(key, bit_width, shape), expected, strict=True)
-
-    def test_what_keras_draws_is_the_same(self, keras):
-        """Each function of keras.random gives the numbers that it gives outside, and so does an integer as a seed."""
-        from rocmlab.training.resident.jax_random import unrolled
-
-        random, ones = keras.random, np.ones((6, 5), "float32")
-        draws = {
-            "normal": lambda seed: random.normal((9,), seed=seed),
-            "uniform": lambda seed: random.uniform((9,), seed=seed),
-            "categorical": lambda seed: random.categorical(ones, 3, seed=seed),
-            "randint": lambda seed: random.randint((9,), 0, 1000, seed=seed),
-            "truncated_normal": lambda seed: random.truncated_normal((9,), seed=seed),
-            "dropout": lambda seed: random.dropout(ones, 0.5, seed=seed),
-            "shuffle": lambda seed: random.shuffle(np.arange(20), seed=seed),
-            "gamma": lambda seed: random.gamma((9,), 2.0, seed=seed),
-            "binomial": lambda seed: random.binomial((9,), 10.0, 0.3, seed=seed),
-            "beta": lambda seed: random.beta((9,), 1.0, 2.0, seed=seed),
-        }
-        for name, draw in draws.items():
-            for make in (lambda: keras.random.SeedGenerator(5), lambda: 5):
-                outside = np.asarray(draw(make()))
-                with unrolled():
-                    inside = np.asarray(draw(make()))
-                np.testing.assert_allclose(inside, outside, rtol=1e-6, err_msg=name)
-                assert np.unique(outside).size > 1
-
-    def test_the_rounds_are_written_out(self, keras):
-        """A mask drawn inside needs no loop, one drawn outside has JAX's."""
-        import jax
-
-        from rocmlab.training.resident.jax_random import unrolled
-
-        def program():
-            mask = jax.jit(lambda inputs: keras.random.dropout(inputs, 0.5, seed=5))
-            return mask.lower(np.ones((6, 5), "float32")).as_text()
-
-        with unrolled():
-            assert "while" not in program()
-        assert "while" in program()
-
-    def test_another_generator_is_left_alone(self, keras, fit_resident):
-        """Where JAX is told to number its draws otherwise, masks are still those of fit."""
-        import jax
-
-        with jax.threefry_partitionable(False):
-            side_by_side(fit_resident, lambda: dense(keras, keras.layers.Dropout(0.5, seed=3)), *digits(70))
-
-
 class TestTooLarge:
     """Data that do not fit stream in blocks."""
 

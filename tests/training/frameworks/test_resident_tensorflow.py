@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -336,7 +337,7 @@ class TestOrder:
 
 
 class TestRandomNumbers:
-    """XLA's programs for a CPU draw from Threefry, whose code is ten times as fast there; nothing else does."""
+    """XLA's programs for a CPU draw what changes from Threefry, whose code is ten times as fast there."""
 
     @pytest.fixture
     def tf(self, keras):
@@ -345,27 +346,84 @@ class TestRandomNumbers:
 
         return tensorflow
 
-    @pytest.fixture
-    def threefry(self, keras):
-        """Return the context under test."""
-        from rocmlab.training.resident.tensorflow_random import threefry
+    @pytest.fixture(params=["stateless_dropout", "stateless_uniform", "stateless_normal", "stateless_truncated_normal"])
+    def draw(self, tf, request):
+        """Return one of the functions that draw, as `f(seed, generator=None, inside=False)`, in a program of XLA's."""
+        from rocmlab.training.resident.tensorflow_random import quick_draws
 
-        return threefry
+        def draw(seed, generator=None, inside=False):
+            with quick_draws() if inside else contextlib.nullcontext():
+                if request.param == "stateless_dropout":
+                    named = {"rng_alg": generator} if generator else {}
+                    return tf.nn.experimental.stateless_dropout(tf.ones([50]), 0.5, seed=seed, **named)
+                named = {"alg": generator} if generator else {}
+                return getattr(tf.random, request.param)([50], seed=seed, **named)
 
-    @pytest.mark.parametrize("name", ["stateless_uniform", "stateless_normal", "stateless_truncated_normal"])
-    def test_numbers_are_threefry_s(self, tf, threefry, name):
-        """A graph traced inside draws Threefry's numbers, one that names a generator that one."""
-        draw = lambda **named: getattr(tf.random, name)([50], seed=[3, 4], **named)  # noqa: E731
+        return draw
 
-        def inside(**named):
-            with threefry():
-                return draw(**named)
+    def test_numbers_are_threefry_s(self, tf, draw):
+        """With a seed that changes a graph traced inside draws Threefry's numbers; one that names a generator, its."""
 
-        def run(function, **named):
-            return tf.function(lambda: function(**named), jit_compile=True, autograph=False)().numpy().tolist()
+        def run(**named):
+            program = tf.function(lambda seed: draw(seed, **named), jit_compile=True, autograph=False)
+            return program(tf.constant([3, 4])).numpy().tolist()
 
-        assert run(inside) == run(draw, alg="threefry") != run(draw)
-        assert run(inside, alg="philox") == run(draw, alg="philox")
+        assert run(inside=True) == run(generator="threefry") != run(generator="philox")
+        assert run(inside=True, generator="philox") == run(generator="philox")
+
+    def test_a_fixed_seed_has_the_numbers_of_a_cpu(self, tf, draw):
+        """With a constant seed the numbers are those that the model has when it is called without XLA."""
+        program = tf.function(lambda: draw([3, 4], inside=True), jit_compile=True, autograph=False)
+
+        np.testing.assert_allclose(program(), draw([3, 4]), rtol=1e-6)
+        np.testing.assert_allclose(draw([3, 4], inside=True), draw([3, 4]))  # and where nothing is traced
+
+    def test_a_generator_named_by_its_place(self, tf):
+        """A generator passed without its name stays, too."""
+        from rocmlab.training.resident.tensorflow_random import quick_draws
+
+        def mask(seed, inside):
+            with quick_draws() if inside else contextlib.nullcontext():
+                return tf.nn.experimental.stateless_dropout(tf.ones([50]), 0.5, seed, "philox")
+
+        inside, outside = (
+            tf.function(lambda seed, inside=inside: mask(seed, inside), jit_compile=True)(tf.constant([3, 4]))
+            for inside in (True, False)
+        )
+        assert inside.numpy().tolist() == outside.numpy().tolist()
+
+    def test_an_epoch_draws_from_it(self, tf, keras, fit_resident):
+        """What a step draws in an epoch by XLA are Threefry's numbers; afterwards TensorFlow draws as before."""
+        drawing = tf.random.stateless_uniform
+
+        class Draws(keras.Sequential):
+            def train_step(self, data):
+                drawn.assign(tf.random.stateless_uniform([9], seed=seed + 1))
+                return super().train_step(data)
+
+        drawn, seed = tf.Variable(tf.zeros([9])), tf.Variable([2, 3])
+        result = fit_resident(dense(keras, kind=Draws), *digits(32), batch_size=32, epochs=1, verbose=0)
+
+        program = tf.function(lambda seed: tf.random.stateless_uniform([9], seed, alg="threefry"), jit_compile=True)
+        assert result.how.startswith("one XLA program an epoch")
+        assert drawn.numpy().tolist() == program(tf.constant([3, 4])).numpy().tolist()
+        assert tf.random.stateless_uniform is drawing
+
+    def test_numbers_fixed_in_a_layer_are_those_of_evaluate(self, tf, keras, fit_resident):
+        """A layer that draws the same numbers at each call is evaluated with those it was trained with."""
+
+        class Features(keras.layers.Layer):
+            def call(self, inputs):
+                return keras.ops.matmul(inputs, keras.random.normal((16, 16), seed=42))
+
+        model = dense(keras, Features())
+        result = fit_resident(model, *digits(), batch_size=32, epochs=2, verbose=0, validation_data=digits(80))
+
+        assert result.how.startswith("one XLA program an epoch")
+        validated = {name: values[-1] for name, values in result.history.items()}
+        loss, accuracy = model.evaluate(*digits(80), verbose=0)
+        assert validated["val_loss"] == pytest.approx(loss, rel=1e-4)
+        assert validated["val_accuracy"] == pytest.approx(accuracy)
 
     def test_masks_have_the_rate_and_change(self, tf, keras, fit_resident):
         """A dropout of 0.3 leaves out three of ten, others in each batch, and scales the rest."""
@@ -403,8 +461,7 @@ class TestRandomNumbers:
                 return self.dropout(inputs, training=True)
 
         layer = Own()
-        model = dense(keras, layer)
-        result = fit_resident(model, *digits(64), batch_size=32, epochs=1, verbose=0)
+        result = fit_resident(dense(keras, layer), *digits(64), batch_size=32, epochs=1, verbose=0)
 
         assert result.how.startswith("one XLA program an epoch")
         assert 0 < np.count_nonzero(layer(tf.ones([32, 16]))) < 32 * 16

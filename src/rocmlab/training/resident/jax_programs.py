@@ -16,7 +16,6 @@ from jax import lax
 from jax import numpy as jnp
 
 from rocmlab.training.resident.engine import Array, Model, Options, Tree, count_of, tree_map
-from rocmlab.training.resident.jax_random import unrolled
 
 State = tuple[list[Any], ...]  # variables: trainable, non-trainable, (optimizer, only to train,) metrics
 Arrays = tuple[Tree, Tree, Tree]  # x, y and sample weights on the device, leaves (count, ...)
@@ -46,7 +45,6 @@ class Programs:
         self._seed = options.seed
         self._inspections: dict[bool, Inspection] = {}
         self._shuffle = shuffle  # on the device; blocks that stream come shuffled
-        self._is_cpu = platform == "cpu"
         self._unroll = UNROLL.get(platform, 1)
 
     def epoch(self, *, training: bool, compiled: bool = True) -> Callable[..., tuple[State, dict[str, Any]]]:
@@ -144,14 +142,7 @@ class Programs:
 
     def _step(self, training: bool) -> Step:
         step: Step = self._model.train_step if training else self._model.test_step
-        if not self._is_cpu:
-            return step
-
-        def with_unrolled_rounds(state: State, batch: Any) -> tuple[dict[str, Any], State]:  # noqa: ANN401
-            with unrolled():
-                return step(state, batch)
-
-        return with_unrolled_rounds
+        return step
 
     def _batch(self, arrays: Arrays, order: Array, start: Array, size: int) -> Tree:
         """Return the batch of `size` samples from `start`, as `fit` hands it to a step."""

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from rocmlab.training.resident.engine import Model, tree_map
-from rocmlab.training.resident.tensorflow_random import threefry
+from rocmlab.training.resident.tensorflow_random import quick_draws
 
 Tensor = Any  # tf.Tensor
 Arrays = Any  # x, y, sample_weight: trees of tensors (samples, ...), with a strategy PerReplica values of them
@@ -126,7 +126,7 @@ class Loop:
         return logs if self._has_logs else {}
 
     def _step_for_xla(self, batch: Any) -> Logs:  # noqa: ANN401
-        with threefry() if self._is_cpu else contextlib.nullcontext():
+        with quick_draws() if self._is_cpu else contextlib.nullcontext():
             return self._step(batch)
 
 

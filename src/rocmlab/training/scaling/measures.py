@@ -39,6 +39,7 @@ XLA = f"{SUMS} {IN_PLACE} {BESIDE}"
 KERAS_VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {"xla_flags": ""},
     "flash": {"flash": True},
+    "copied_after_backward": {"xla_flags": SUMS},
     "copied": {"xla_flags": f"{SUMS} {BESIDE}"},
     "after_backward": {"xla_flags": f"{SUMS} {IN_PLACE}"},
     "one_all_reduce": {"xla_flags": "--xla_gpu_all_reduce_combine_threshold_bytes=1073741824"},
