@@ -89,7 +89,7 @@ def test_too_much_text_keeps_its_start_and_its_end(tmp_path: Path, size: int) ->
     outputs.render()
 
     kept = "".join(output["text"] for output in cell["outputs"])
-    assert len(kept) < 2_000 + 2 * min(size, 5_000)
+    assert len(kept) < 1_000 + 100  # the sentence between the two ends
     assert kept.startswith(pieces[0][:500])
     assert kept.endswith(pieces[-1][-100:])
     assert "all of it is in out.output.log" in kept

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rocmlab.runner.engine.terminal import Screen
+from rocmlab.runner.engine.terminal import SPECIAL, Screen
 
 Output = dict[str, Any]
 Content = Mapping[str, Any]
@@ -101,10 +101,12 @@ class CellOutputs:
             self._tail(name).write(text)
             return
         room = self._head_bytes - self._used_bytes
-        if len(text) > 2 * room + 65_536:  # even folded it would hardly fit, and a part is enough
+        # What redraws itself may fit once it is folded, but hardly if it is that long.
+        if len(text) > (2 * room + 65_536 if SPECIAL.search(text) else room):
             self._overflow()
             self._side.write(text)
-            self._write(name, text[:room])
+            if room:
+                self._write(name, text[:room])
             self._tail(name).write(text[room:])
             return
         self._write(name, text)
