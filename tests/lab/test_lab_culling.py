@@ -167,7 +167,7 @@ def test_a_kernel_that_is_used_while_another_is_shut_down_stays(host: Host) -> N
             await talks[kernel_id].ready()
         for each, talk in talks.items():  # as a page does: a request may come before the server hears the kernel
             while kernels.get_kernel(each).execution_state != "idle":
-                await talk.say("1")
+                await talk.run("1")
         server = SimpleNamespace(kernel_manager=kernels, log=logging.getLogger("test"))
         culler = extension.Culler(server, 1.0)
         begin = time.monotonic()
