@@ -16,7 +16,7 @@ import tensorflow as tf
 from rocmlab.errors import RocmlabError
 from rocmlab.training.resident import blocks
 from rocmlab.training.resident.engine import Array, Data, Engine, Model, Options, Samples, tree_map
-from rocmlab.training.resident.tensorflow_loop import BATCH, EAGER, EPOCH, GRAPH, STEP, Arrays, Tensor
+from rocmlab.training.resident.tensorflow_loop import BATCH, EAGER, EPOCH, GRAPH, STEP, Arrays, Loop, Tensor
 from rocmlab.training.resident.tensorflow_pass import WORDS, Pass
 
 
@@ -51,9 +51,10 @@ class TensorFlowEngine:
         # On a CPU Keras uses XLA only when told to; there we decide.
         is_cpu = "CPU" in self._device
         avoidable = () if not is_cpu else (EPOCH,) if model.jit_compile else (EPOCH, STEP)
-        common = (options.batch_size, ways, avoidable, is_cpu)
-        self._training = Pass(model, "train_step", *common)
-        self._testing = Pass(model, "test_step", *common)
+        self._training, self._testing = (
+            Pass(model, Loop(model, step, options.batch_size, is_cpu), ways, avoidable)
+            for step in ("train_step", "test_step")
+        )
 
     @property
     def how(self) -> str:

@@ -26,12 +26,9 @@ WORDS = {
 class Pass:
     """Runs a set through the model, and looks for the fastest way to do so when it is first asked."""
 
-    def __init__(
-        self, model: Model, step: str, batch_size: int, ways: Sequence[str], avoidable: Collection[str], is_cpu: bool
-    ) -> None:
+    def __init__(self, model: Model, loop: Loop, ways: Sequence[str], avoidable: Collection[str]) -> None:
         """Begin with the first of the ways, from the fastest; some are avoidable where XLA's code is the slower one."""
-        self._model, self._avoidable = model, avoidable
-        self._loop = Loop(model, step, batch_size, is_cpu)
+        self._model, self._loop, self._avoidable = model, loop, avoidable
         self._ways = list(ways)  # the fastest first
         self._program: Callable[[Arrays, Tensor], Logs] | None = None
         self._is_proven = self._has_failed = False
