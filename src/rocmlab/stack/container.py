@@ -322,6 +322,12 @@ class ContainerLab(ABC):
             return None
         return [self.program, "exec", container, "start.sh", "rocmlab"], self.environment
 
+    def ask(
+        self, path: str, *, method: str = "GET", body: object = None, timeout_seconds: float = 2.0
+    ) -> tuple[int, Any]:
+        """Make a request of the lab's own server with its token; see `server.ask`."""
+        return server.ask(self.port, self.token, path, method=method, body=body, timeout_seconds=timeout_seconds)
+
     def devices(self) -> list[dict[str, Any]]:
         """Ask the running lab, as its own user, which devices it sees."""
         container = self.container()

@@ -41,6 +41,11 @@ class Lab(Protocol):
     def clean(self, say: Say) -> None:
         """Stop, and remove what `prepare` made; the share stays."""
 
+    def ask(
+        self, path: str, *, method: str = "GET", body: object = None, timeout_seconds: float = 2.0
+    ) -> tuple[int, Any]:
+        """Make a request of the lab's own server with its token; status 0 where no server of this lab answered."""
+
     def devices(self) -> list[dict[str, Any]]:
         """Return the devices that the lab itself sees."""
 

@@ -309,6 +309,12 @@ class NativeLab:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
+    def ask(
+        self, path: str, *, method: str = "GET", body: object = None, timeout_seconds: float = 2.0
+    ) -> tuple[int, Any]:
+        """Make a request of the lab's own server with its token; see `server.ask`."""
+        return server.ask(self.port, self.token, path, method=method, body=body, timeout_seconds=timeout_seconds)
+
     def devices(self) -> list[dict[str, Any]]:
         """Ask the lab's own interpreter, with the lab's environment, which devices it sees."""
         command = [str(self.venv.interpreter), "-m", "rocmlab", "devices", "--json"]
