@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_server.extension.application import ExtensionApp
 
+from rocmlab.lab import top_level
 from rocmlab.lab.server import handlers
 
 if TYPE_CHECKING:
@@ -34,11 +35,13 @@ class PanelApp(ExtensionApp):
         return self._panel
 
     def initialize_handlers(self) -> None:
-        """Add our routes."""
+        """Add our routes, and reject what would be saved where nothing persists."""
+        server: Any = self.serverapp
+        if top_level.is_ours(os.environ):
+            server.contents_manager.register_pre_save_hook(top_level.reject)
         self.handlers.extend(handlers.routes(self.panel))
         asked = os.environ.get(RECORDING) or "off"
         if asked == "on":
-            server: Any = self.serverapp
             server.io_loop.add_callback(lambda: self.panel().record())
         elif asked != "off":
             self.log.warning(
