@@ -311,6 +311,15 @@ def _described(settings: Settings, values: dict[str, str]) -> Project | None:
     return Project(settings, choice, values, NativeLab(settings, values, environment))
 
 
+def holds_port(project: Project) -> bool:
+    """Return whether the lab, or the one of an earlier `make up` in another runtime, listens on PORT."""
+    labs = [project.lab]
+    if project.previous.get("PORT") == project.values["PORT"]:
+        before = _described(project.settings, project.previous)
+        labs += [before.lab] if before and before.choice.runtime != project.choice.runtime else []
+    return any(lab.holder().kind == server.OURS for lab in labs)
+
+
 def stop_other(project: Project, say: Say) -> None:
     """Stop a lab that an earlier `make up` started in another runtime, so that one project has one lab."""
     before = project.previous.get("ROCMLAB_RUNTIME")
