@@ -196,6 +196,19 @@ class NativeLab:
     def _is_configured(self) -> bool:
         return self.jupyter.recorded().get("configuration") == self._configuration()
 
+    def is_current(self) -> bool:
+        """Return whether the server runs with these settings and this environment."""
+        return self.is_running() and self._is_configured()
+
+    def family(self) -> list[int]:
+        """Return the process ids of the server and of all that it started; empty where it does not run."""
+        running = self.jupyter.find()
+        return [each.pid for each in identity.family(running)] if running else []
+
+    def capture_inside(self, command: Sequence[str]) -> tuple[int, str]:
+        """Run a short program on this machine."""
+        return process.capture(command, timeout_seconds=15)
+
     def start(self, say: Say) -> bool:
         """Start JupyterLab in the background unless it runs as configured, and wait until it answers.
 
