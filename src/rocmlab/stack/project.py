@@ -351,8 +351,6 @@ def before(project: Project) -> Project | None:
     return found if found is not None and found.lab.is_running() else None
 
 
-
-
 def stop_other(project: Project, say: Say) -> None:
     """Stop a lab that an earlier `make up` started in another runtime, so that one project has one lab."""
     found = before(project)
