@@ -15,6 +15,7 @@ export TO ?=
 export FROM ?=
 export ALL ?=
 export RUNS ?=
+export WHEN ?=
 TESTS ?= tests
 
 .PHONY: help up run-notebooks url status logs shell down build clean backup restore devices smi top leases kernels demo doctor monitoring monitoring-down cluster-up cluster-join cluster-status cluster-down bench test lint lock

@@ -55,6 +55,7 @@ OURS = (
     "ENGINE",
     "HEAD",
     "FORCE",
+    "WHEN",
 )
 
 

@@ -10,12 +10,11 @@ from pathlib import Path
 from rocmlab.cli.main import verb_parser
 from rocmlab.cli.up import say
 from rocmlab.errors import RocmlabError
+from rocmlab.stack import busy
 from rocmlab.stack import project as projects
 from rocmlab.stack.backup import places, restore, verify
 from rocmlab.stack.backup.model import Task
 from rocmlab.stack.project import Project
-
-MAX_LISTED = 20
 
 
 def main(verb: str, arguments: Sequence[str]) -> int:
@@ -84,7 +83,7 @@ def _restore(given: str, *, is_forced: bool) -> int:
     project = projects.reopen(projects.find())
     folder = verify.find(Path(given).expanduser().resolve())
     if not is_forced:
-        _check_no_kernels(project)
+        _check_nothing_runs(project, given)
     task = Task("restore", backup=str(folder), shown=str(folder), roots={}, project=str(project.settings.project))
     with projects.locked(project, say):
         code = places.run(project, task, say)
@@ -94,19 +93,19 @@ def _restore(given: str, *, is_forced: bool) -> int:
     return code
 
 
-def _check_no_kernels(project: Project) -> None:
-    """Make sure that no notebook is open whose file would be replaced.
+def _check_nothing_runs(project: Project, given: str) -> None:
+    """Make sure that no notebook is open, and no run is under way, whose files would be replaced.
 
     Raises:
-        RocmlabError: one is.
+        RocmlabError: one is, or it is not known.
     """
-    status, kernels = project.lab.ask("/api/sessions", timeout_seconds=10)
-    if status != 200 or not kernels:
+    found = busy.find(project.lab)
+    if not found.works and not found.unknown:
         return
-    opened = [f"{each.get('path') or each.get('name')} ({(each.get('kernel') or {}).get('name')})" for each in kernels]
-    more = f"\nand {len(opened) - MAX_LISTED} more" if len(opened) > MAX_LISTED else ""
+    what = "things run in the lab" if found.works else "it is not known what runs in the lab"
     raise RocmlabError(
-        f"{len(opened)} notebook{'s have' if len(opened) != 1 else ' has'} a kernel in the running lab",
-        "their files may be replaced while they are open:\n" + "\n".join(opened[:MAX_LISTED]) + more,
-        "shut them down in JupyterLab, or: make restore FORCE=1 FROM=…",
+        f"make restore replaces files, and {len(found.works) or ''} {what}".replace("  ", " "),
+        "their files may change while they are open:\n" + busy.lines(found.works) if found.works else found.unknown,
+        f"make down, then restore; or now: make restore FORCE=1 FROM={given}",
+        exit_code=1,
     )

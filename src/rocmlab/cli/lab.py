@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from rocmlab.cli import stopping
 from rocmlab.cli.main import verb_parser
 from rocmlab.cli.table import device_lines
 from rocmlab.cli.up import say
@@ -24,14 +25,26 @@ def main(verb: str, arguments: Sequence[str]) -> int:
         parser.add_argument("--json", action="store_true", help="print it as JSON")
     if verb == "logs":
         parser.add_argument("-f", "--follow", action="store_true", help="go on printing")
+    if verb in ("down", "clean"):
+        stopping.add_options(parser)
     chosen = parser.parse_args(arguments)
+    consent = stopping.consent(chosen) if verb in ("down", "clean") else stopping.Consent()
     project = projects.reopen(projects.find())
     if verb == "status":
         return status(project, chosen.json)
     if verb == "logs":
         return project.lab.logs(chosen.follow)
+    if verb in ("down", "clean"):
+        does = "stops" if verb == "down" else "stops and removes"
+        stop = stopping.Stop(f"make {verb}", does, ends_idle=True, ends_runs=_ends_runs(project, verb))
+        stopping.check(project.lab, stop, consent, say)
     verbs: dict[str, Callable[[Project], int]] = {"down": down, "url": url, "shell": shell, "clean": clean}
     return verbs[verb](project)
+
+
+def _ends_runs(project: Project, verb: str) -> bool:
+    """Tell whether runs beside the server end: Compose removes their containers, `clean` their environment."""
+    return verb == "clean" or project.choice.runtime == "docker"
 
 
 def is_up(project: Project) -> bool:

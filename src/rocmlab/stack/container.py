@@ -238,6 +238,25 @@ class ContainerLab(ABC):
         """Tell whether the container runs."""
         return self.container() is not None
 
+    def is_current(self) -> bool:
+        """Return whether the container runs with these settings and the present image."""
+        container = self.container()
+        return container is not None and self._is_current(container)
+
+    def one_off_containers(self) -> list[str]:
+        """Return the ids of running containers of single runs that end with the lab."""
+        return []
+
+    def is_restarting(self) -> bool:
+        """Return whether the engine is starting the container again, because it exited by itself."""
+        container = self.container(running_only=False)
+        code, output = self.engine("inspect", "--format", "{{.State.Restarting}}", container or "")
+        return code == 0 and output.strip() == "true"
+
+    def capture_inside(self, command: Sequence[str]) -> tuple[int, str]:
+        """Run a short program in the running container."""
+        return self.engine("exec", self.container() or "", *command, timeout_seconds=15)
+
     def start(self, say: Say) -> bool:
         """Bring the container to the configured state and wait until JupyterLab answers.
 

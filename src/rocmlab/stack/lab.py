@@ -32,6 +32,12 @@ class Lab(Protocol):
     def is_running(self) -> bool:
         """Tell whether the lab's server process exists."""
 
+    def is_current(self) -> bool:
+        """Return whether a lab runs that `start` would leave as it is."""
+
+    def capture_inside(self, command: Sequence[str]) -> tuple[int, str]:
+        """Run a short program where the lab's processes are, and return its exit code and output."""
+
     def start(self, say: Say) -> bool:
         """Start the server unless it runs as configured, wait until it answers, and tell whether it was started."""
 

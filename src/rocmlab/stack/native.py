@@ -188,6 +188,19 @@ class NativeLab:
             return False
         return isinstance(recorded, dict) and recorded.get("configuration") == self._configuration()
 
+    def is_current(self) -> bool:
+        """Return whether the server runs with these settings and this environment."""
+        return self.is_running() and self._is_configured()
+
+    def family(self) -> list[int]:
+        """Return the process ids of the server and of all that it started; empty where it does not run."""
+        pid = self._pid()
+        return [] if pid is None else [pid, *descendants(pid)]
+
+    def capture_inside(self, command: Sequence[str]) -> tuple[int, str]:
+        """Run a short program on this machine."""
+        return process.capture(command, timeout_seconds=15)
+
     def start(self, say: Say) -> bool:
         """Start JupyterLab in the background unless it runs as configured, and wait until it answers.
 

@@ -204,6 +204,31 @@ def prepare(project: Project, say: Say, *, persist: bool = True, always: bool = 
     return project
 
 
+def restarts(project: Project) -> bool:
+    """Return whether `make up` would stop the lab of these settings that runs now; nothing stays written.
+
+    Compose tells it from `.env` and the overlay alone, so these are written and put back.
+    """
+    if not project.lab.is_running():
+        return False
+    settings = project.settings
+    written = dict(settings.written)
+    try:
+        with settings_kept_on_failure(project):
+            write(project)
+            raise _PutBack(not (project.lab.is_prepared() and project.lab.is_current()))
+    except _PutBack as answer:
+        return answer.restarts
+    finally:
+        settings.written = written
+
+
+class _PutBack(Exception):  # it is no error: it makes `settings_kept_on_failure` restore the files
+    def __init__(self, restarts: bool) -> None:
+        super().__init__()
+        self.restarts = restarts
+
+
 @contextmanager
 def settings_kept_on_failure(project: Project) -> Iterator[None]:
     """Put `.env` and the overlay back as they were if the block fails: they go on describing the lab that is there."""
@@ -311,12 +336,15 @@ def _described(settings: Settings, values: dict[str, str]) -> Project | None:
     return Project(settings, choice, values, NativeLab(settings, values, environment))
 
 
+def before(project: Project) -> Project | None:
+    """Return the project as the last `make up` left it, if its lab runs: its port and token may be other ones."""
+    found = _described(project.settings, project.previous)
+    return found if found is not None and found.lab.is_running() else None
+
+
 def stop_other(project: Project, say: Say) -> None:
     """Stop a lab that an earlier `make up` started in another runtime, so that one project has one lab."""
-    before = project.previous.get("ROCMLAB_RUNTIME")
-    if not before or before == project.choice.runtime:
-        return
-    other = _described(project.settings, project.previous)
-    if other is not None and other.lab.is_running():
-        say(f"stopping the {before} lab of an earlier `make up`")
-        other.lab.stop(say)
+    found = before(project)
+    if found is not None and found.choice.runtime != project.choice.runtime:
+        say(f"stopping the {found.choice.runtime} lab of an earlier `make up`")
+        found.lab.stop(say)
