@@ -28,6 +28,7 @@ from rocmlab.stack.backup.model import MANIFEST, SUMS, Task
 
 NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk, or a second user, needs root")
 SECOND_UID = 61234
+FILE = {"path": "share/x", "type": "file"}
 
 
 class Lab:
@@ -116,7 +117,9 @@ def test_everything_comes_back_as_it_was(lab: Lab) -> None:
     assert before == (tree(lab.share), tree(lab.notebooks))
 
 
-def test_tar_and_sha256sum_are_enough_to_read_a_backup(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tar_and_sha256sum_are_enough_to_read_a_backup(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The documented line extracts every part, and the checksums are in coreutils' format."""
     monkeypatch.setattr(create, "PART_BYTES", 1_000_000)
     fill(lab)
@@ -171,7 +174,7 @@ class TestConsistency:
     """The lab runs while it is backed up."""
 
     def test_a_journal_that_grows_is_saved_as_it_was_at_one_instant(self, lab: Lab) -> None:
-        """What is saved begins the file, ends with it or within, and is called changing."""
+        """What is saved is the file's beginning, up to where it was at that instant."""
         journal = lab.share / "journal.jsonl"
         journal.write_text("")
         program = "import sys\nwhile True: open(sys.argv[1], 'a').write('{\"event\": \"job finished\"}\\n')"
@@ -187,6 +190,25 @@ class TestConsistency:
         saved = (lab.share / "journal.jsonl").read_bytes()
         assert len(saved) >= 100_000
         assert whole.startswith(saved)
+
+    def test_a_file_that_changes_each_time_it_is_read_is_saved_and_named(
+        self, lab: Lab, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """After some attempts its content of one instant is saved, and the backup says so."""
+        journal = lab.share / "journal.jsonl"
+        journal.write_text("line\n")
+        real = create._status
+
+        def busy(source: str) -> os.stat_result | None:
+            with open(source, "a") as file:
+                file.write("line\n")
+            return real(source)
+
+        monkeypatch.setattr(create, "_status", busy)
+        lab.back_up()
+        manifest = model.read(verify.find(lab.backups))
+
+        assert manifest.entries["share/journal.jsonl"].was_changing
         assert any("changed during backup: share/journal.jsonl" in line for line in lab.said)
 
     def test_a_notebook_that_is_replaced_again_and_again_is_saved_whole(self, lab: Lab) -> None:
@@ -330,7 +352,7 @@ class TestInterrupted:
             with pytest.raises(RocmlabError, match="nothing was restored"):
                 lab.restore(backup)
 
-            assert ["mine"] == os.listdir(lab.share)
+            assert os.listdir(lab.share) == ["mine"]
 
 
 @contextlib.contextmanager
@@ -508,7 +530,8 @@ class TestAStrangersBackup:
         assert os.listdir(lab.share) == []
 
     @pytest.mark.parametrize(
-        "kind", [tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, tarfile.CONTTYPE, tarfile.GNUTYPE_SPARSE]
+        "kind",
+        [tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, tarfile.CONTTYPE, tarfile.GNUTYPE_SPARSE],
     )
     def test_devices_and_hard_links_are_rejected(self, lab: Lab, forge: Forge, kind: bytes) -> None:
         """Rocmlab writes none."""
@@ -574,8 +597,7 @@ class TestAStrangersBackup:
 
     @pytest.mark.parametrize(
         "entry",
-        [{"path": 1}, {"path": "share/x", "type": "file", "offset": "0"}, {"path": "share/x", "type": "file", "mode": "x"},
-         {"path": "share/x", "type": "file", "size": 2**70}, {"path": "share/x", "type": "file", "nonsense": 1}, [], None],
+        [{"path": 1}, {**FILE, "offset": "0"}, {**FILE, "mode": "x"}, {**FILE, "size": 2**70}, {**FILE, "a": 1}, [], None],
     )  # fmt: skip
     def test_nonsense_in_the_manifest_is_an_error_and_no_traceback(self, lab: Lab, forge: Forge, entry: object) -> None:
         """It is called damaged."""

@@ -48,6 +48,11 @@ VERBS = {
     "bench": ("rocmlab.cli.bench", "measure, and print ratios"),
 }
 
+MAKE_VARIABLES = (  # that are no settings: they hold for one command
+    *("NOTEBOOKS", "PARAMS", "RUN", "BENCH", "TESTS", "ENGINE", "HEAD", "FORCE", "WHEN"),
+    *("TO", "FROM", "ALL", "RUNS"),
+)
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code: 0 done, 1 the work failed, 2 usage or environment."""
@@ -101,7 +106,7 @@ def _check_make_variables(environment: Mapping[str, str]) -> None:
 
     from rocmlab.stack.settings import NAMES
 
-    known = (*NAMES, *"NOTEBOOKS PARAMS RUN BENCH TESTS ENGINE HEAD FORCE WHEN TO FROM ALL RUNS".split())
+    known = (*NAMES, *MAKE_VARIABLES)
     given = re.findall(r"(?:^|\s)([A-Za-z_]\w*)=", environment.get("MAKEFLAGS", "").partition("-- ")[2])
     for name in given:
         if name not in known:
