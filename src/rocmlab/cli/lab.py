@@ -48,8 +48,16 @@ def _ends_runs(project: Project, verb: str) -> bool:
 
 
 def is_up(project: Project) -> bool:
-    """Tell whether the lab answers with our token."""
-    return server.answers(int(project.values["PORT"]), project.values["JUPYTER_TOKEN"])
+    """Tell whether the lab answers with our token, which is sent to no other process."""
+    return project.lab.ask("/api/status")[0] == 200
+
+
+def held_by_another(project: Project) -> str:
+    """Return who else listens on the lab's port, empty where nobody does."""
+    holder = project.lab.holder()
+    if holder.kind != server.OTHER:
+        return ""
+    return f"port {project.values['PORT']} is held by {holder}; nothing was sent there"
 
 
 def down(project: Project) -> int:
@@ -77,6 +85,8 @@ def status(project: Project, as_json: bool) -> int:
         print(json.dumps(facts, indent=1))
         return 0 if answers else 1
     state = "answers" if answers else "runs but does not answer" if project.lab.is_running() else "is stopped"
+    if not answers and (other := held_by_another(project)):
+        state += f"; {other}"
     print(f"lab        {state} (backend {project.choice.backend}, runtime {project.choice.runtime})")
     if answers:
         print(f"url        {project.url}")
@@ -112,7 +122,10 @@ def node_lines(node: Mapping[str, Any]) -> list[str]:
 def url(project: Project) -> int:
     """Print the address."""
     if not is_up(project):
-        raise RocmlabError("the lab does not answer", "it is stopped, or still starting", "make up", exit_code=1)
+        other = held_by_another(project)
+        why = other or "it is stopped, or still starting"
+        fix = "make up PORT=…, another one: it makes a new token, too" if other else "make up"
+        raise RocmlabError("the lab does not answer", why, fix, exit_code=1)
     print(project.url)
     return 0
 

@@ -309,11 +309,16 @@ def reopen(folder: Path) -> Project:
     Raises:
         RocmlabError: there was no `make up` yet, or the engine cannot be asked.
     """
-    settings = configuration.load(folder, {})
-    found = _described(settings, envfile.parse(envfile.read(settings.env_path)))
+    found = existing(folder)
     if found is None:
-        raise RocmlabError("there is no lab here yet", f"{settings.env_path} describes none", "make up")
+        raise RocmlabError("there is no lab here yet", f"{folder / '.env'} describes none", "make up")
     return found
+
+
+def existing(folder: Path) -> Project | None:
+    """Return the project as the last `make up` left it, or None before the first one; nothing is started or written."""
+    settings = configuration.load(folder, {})
+    return _described(settings, envfile.parse(envfile.read(settings.env_path)))
 
 
 def _described(settings: Settings, values: dict[str, str]) -> Project | None:
@@ -334,6 +339,15 @@ def _described(settings: Settings, values: dict[str, str]) -> Project | None:
     environment = Environment(settings.project, backend, python, values.get("TORCH_INDEX", ""), jax_packages=jax)
     environment.has_cluster = settings.is_in_cluster
     return Project(settings, choice, values, NativeLab(settings, values, environment))
+
+
+def holds_port(project: Project) -> bool:
+    """Return whether the lab, or the one of an earlier `make up` in another runtime, listens on PORT."""
+    labs = [project.lab]
+    if project.previous.get("PORT") == project.values["PORT"]:
+        earlier = _described(project.settings, project.previous)
+        labs += [earlier.lab] if earlier and earlier.choice.runtime != project.choice.runtime else []
+    return any(lab.holder().kind == server.OURS for lab in labs)
 
 
 def before(project: Project) -> Project | None:
