@@ -55,6 +55,7 @@ OURS = (
     "ENGINE",
     "HEAD",
     "FORCE",
+    *("TO", "FROM", "ALL", "RUNS"),
     "WHEN",
 )
 

@@ -597,7 +597,7 @@ class TestAStrangersBackup:
 
     @pytest.mark.parametrize(
         "entry",
-        [{"path": 1}, {**FILE, "offset": "0"}, {**FILE, "mode": "x"}, {**FILE, "size": 2**70}, {**FILE, "a": 1}, [], None],
+        [{"path": 1}, {**FILE, "offset": "0"}, {**FILE, "mode": "x"}, {**FILE, "size": 2**70}, {**FILE, "a": 1}, None],
     )  # fmt: skip
     def test_nonsense_in_the_manifest_is_an_error_and_no_traceback(self, lab: Lab, forge: Forge, entry: object) -> None:
         """It is called damaged."""

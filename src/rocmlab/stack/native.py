@@ -34,6 +34,7 @@ FOR_KERNELS = (  # settings that JupyterLab reads itself
     "CULL_IDLE_GPU_KERNELS_SECONDS",
     "GPU_METRICS_NAMES",
     "IDLE_GPU_WARNING_SECONDS",
+    "MIN_FREE_DISK_GB",
     "RECORD_GPUS",
     "WARM_KERNELS",
 )

@@ -13,7 +13,7 @@ from typing import Any
 from rocmlab.devices import discover
 from rocmlab.errors import RocmlabError
 from rocmlab.stack import choice as choosing
-from rocmlab.stack import cluster, envfile, gpus, podman_engine, resolve, server
+from rocmlab.stack import cluster, envfile, gpus, podman_engine, resolve, server, space
 from rocmlab.stack import engine as engines
 from rocmlab.stack import settings as configuration
 from rocmlab.stack.choice import CONTAINERS, Choice
@@ -76,6 +76,8 @@ def remarks(project: Project) -> list[str]:
         said.append(
             "rootless Podman passes every GPU you may open; HIP_VISIBLE_DEVICES hides those that GPUS does not name"
         )
+    if problem := space.problem(project.settings, project.lab):
+        said.append(f"WARNING: {problem}")
     return said
 
 

@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from rocmlab.errors import RocmlabError
-from rocmlab.stack import envfile, process
+from rocmlab.stack import envfile, process, volumes
 from rocmlab.stack.backup import create, restore
 from rocmlab.stack.backup.model import Task
 from rocmlab.stack.container import ContainerLab
@@ -21,7 +21,7 @@ from rocmlab.stack.settings import COMMENTS, DERIVED
 Say = Callable[[str], None]
 
 WORKS: Mapping[str, Callable[[Task, Say], int]] = {"create": create.create, "restore": restore.restore}
-INSIDE = {"share": "/home/jovyan/share", "notebooks": "/home/jovyan/work"}
+INSIDE = {"share": volumes.SHARE, "notebooks": "/home/jovyan/work"}
 OF_THIS_CLONE = (  # settings that say where this clone's lab is and who may enter it; a backup does not change them
     *("PORT", "SHARE", "NOTEBOOKS_DIR", "COMPOSE_PROJECT_NAME", "RUNTIME"),
     *("JUPYTER_TOKEN", "METRICS_TOKEN", "CLUSTER_TOKEN", "GRAFANA_PASSWORD"),
@@ -69,41 +69,25 @@ def _on_host(project: Project) -> dict[str, str]:
             f"the share is the {lab.product} volume {lab.volume}, which a container of that image reads",
             "make build, then run it again",
         )
-    return {"share": str(_path(project, share)), "notebooks": str(_notebooks(project))}
-
-
-def _path(project: Project, given: str) -> Path:
-    return (project.settings.project / os.path.expanduser(given)).resolve()
-
-
-def _notebooks(project: Project) -> Path:
-    return _path(project, project.values.get("NOTEBOOKS_DIR") or project.settings.get("NOTEBOOKS_DIR"))
+    notebooks = lab.values.get("NOTEBOOKS_DIR") or lab.settings.get("NOTEBOOKS_DIR")
+    return {"share": str(volumes.path_of(lab, share)), "notebooks": str(volumes.path_of(lab, notebooks))}
 
 
 def _in_a_container(lab: ContainerLab, task: Task) -> int:
     """Run the task as root in a container of the lab's image that lives as long as the task, next to the lab or not."""
-    project = lab.settings.project
-    access = ",readonly" if task.kind == "create" else ""
-    share = lab.values["SHARE"]
+    is_read_only = task.kind == "create"
     given = lab.values.get("NOTEBOOKS_DIR") or lab.settings.get("NOTEBOOKS_DIR")
-    notebooks = (project / os.path.expanduser(given)).resolve()
-    mounts = [f"type=bind,source={notebooks},target={INSIDE['notebooks']}{access}"]
+    mounts = [volumes.bind(volumes.path_of(lab, given), INSIDE["notebooks"], is_read_only=is_read_only)]
+    mounts.append(volumes.bind(Path(task.backup).resolve(), "/backup", is_read_only=not is_read_only))
     roots = dict(INSIDE)
-    if "/" in share:
-        folder = (project / os.path.expanduser(share)).resolve()
-        mounts.append(f"type=bind,source={folder},target={INSIDE['share']}{access}")
-    elif _has_volume(lab, task):
-        mounts.append(f"type=volume,source={lab.volume},target={INSIDE['share']}{access}")
-    else:
+    share = volumes.share(lab, is_read_only=is_read_only)
+    if share is None and task.kind == "restore":
+        volumes.make(lab)
+        share = volumes.share(lab, is_read_only=False)
+    if share is None:
         del roots["share"]  # nothing was ever started
-    mounts.append(f"type=bind,source={project.resolve()},target=/project,readonly")
-    backup = Path(task.backup).resolve()
-    mounts.append(f"type=bind,source={backup},target=/backup" + ("" if task.kind == "create" else ",readonly"))
-    for mount in mounts:
-        if mount.count("=") != 3 or mount.count(",") != 2 + mount.endswith(",readonly"):
-            raise RocmlabError(
-                f"a path has a comma or an equals sign: {mount}", "the engine cannot mount it", "rename the folder"
-            )
+    else:
+        mounts.append(share)
     inside = replace(
         task,
         backup="/backup",
@@ -111,10 +95,7 @@ def _in_a_container(lab: ContainerLab, task: Task) -> int:
         settings="/project" if task.kind == "create" else "",
         owner=_owner_in_container(lab, task),
     )
-    command = [lab.program, "run", "--rm", "--pull=never", "--network=none", "--user=0:0", "--entrypoint=tini"]
-    command += ["--security-opt=label=disable", "--env=PYTHONPATH=/project/src", "--env=PYTHONDONTWRITEBYTECODE=1"]
-    command += [word for mount in mounts for word in ("--mount", mount)]
-    command += [lab.image, "--", "/opt/rocmlab/bin/python", "-m", "rocmlab", "backup", "--job", inside.to_json()]
+    command = volumes.command(lab, mounts, ["backup", "--job", inside.to_json()])
     return process.attach(command, env=lab.environment)
 
 
@@ -125,22 +106,6 @@ def _owner_in_container(lab: ContainerLab, task: Task) -> tuple[int, int] | None
     if task.kind == "create":
         return os.getuid(), os.getgid()
     return int(lab.values.get("NB_UID") or 1000), int(lab.values.get("NB_GID") or 100)
-
-
-def _has_volume(lab: ContainerLab, task: Task) -> bool:
-    """Return whether the share's volume exists; to restore into, it is made as Compose would."""
-    if lab.engine("volume", "inspect", lab.volume)[0] == 0:
-        return True
-    if task.kind == "create":
-        return False
-    labels = []
-    if lab.program == "docker":
-        of = {"project": lab.values["COMPOSE_PROJECT_NAME"], "volume": lab.values["SHARE"]}
-        labels = [f"--label=com.docker.compose.{name}={value}" for name, value in of.items()]
-    code, output = lab.engine("volume", "create", *labels, lab.volume)
-    if code:
-        raise RocmlabError(f"the volume {lab.volume} could not be made", output.strip()[-400:], f"{lab.program} info")
-    return True
 
 
 def restore_settings(project: Project, texts: Mapping[str, str], say: Say) -> None:
