@@ -300,8 +300,8 @@ class NativeLab:
 
     def _end(self, family: list[Process]) -> None:
         """Ask the server to shut down, as JupyterLab's own menu does; then end what is left, first politely."""
-        self.ask("/api/shutdown", method="POST")
-        if not identity.wait_gone(family[:1], STOP_SECONDS / 2):
+        is_ending = self.ask("/api/shutdown", method="POST")[0] == 200
+        if not (is_ending and identity.wait_gone(family[:1], STOP_SECONDS / 2)):
             identity.send(family[:1], signal.SIGTERM)
             identity.wait_gone(family[:1], STOP_SECONDS / 2)
         identity.send(family, signal.SIGTERM)

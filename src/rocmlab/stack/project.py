@@ -13,7 +13,18 @@ from typing import Any
 from rocmlab.devices import discover
 from rocmlab.errors import RocmlabError
 from rocmlab.stack import choice as choosing
-from rocmlab.stack import cluster, envfile, gpus, podman_engine, resolve, server, space
+from rocmlab.stack import (
+    cluster,
+    envfile,
+    exposure,
+    gpus,
+    podman_engine,
+    project_folder,
+    resolve,
+    server,
+    sockets,
+    space,
+)
 from rocmlab.stack import engine as engines
 from rocmlab.stack import settings as configuration
 from rocmlab.stack.choice import CONTAINERS, Choice
@@ -34,12 +45,10 @@ def find() -> Path:
     Raises:
         RocmlabError: there is none.
     """
-    here = Path.cwd()
-    for folder in (here, *here.parents, Path(__file__).resolve().parents[3]):
-        if (folder / "compose.yaml").is_file() and (folder / "docker/Dockerfile").is_file():
-            return folder
+    if (found := project_folder.nearest()) is not None:
+        return found
     raise RocmlabError(
-        f"{here} is not in a rocmlab project",
+        f"{Path.cwd()} is not in a rocmlab project",
         "no compose.yaml and docker/Dockerfile here or above",
         "cd to your clone of rocmlab",
     )
@@ -111,6 +120,23 @@ def plan(folder: Path, settings: Settings | None = None) -> Project:
             why = f"as before: no registry had the base image; make up RUNTIME={choice.runtime} tries again"
             return _assemble(settings, replace(choice, runtime="native", why=why), engine, podman, root)
     return project
+
+
+def plan_anew(folder: Path) -> tuple[Project, list[str]]:
+    """Plan as `plan` does, with new tokens in place of those that another process may know; nothing is written.
+
+    Returns:
+        The project, and a line for each such token.
+
+    Raises:
+        RocmlabError: see `plan`.
+    """
+    settings = configuration.load(folder)
+    earlier = _described(settings, envfile.parse(envfile.read(settings.env_path)))
+    if earlier is not None and sockets.listeners(int(earlier.values["PORT"])):
+        earlier.lab.holder()  # which remembers another process
+    lines = exposure.renew(settings)
+    return plan(folder, settings), lines
 
 
 def _root(settings: Settings) -> Path:

@@ -56,8 +56,8 @@ def age_seconds(text: str) -> float:
 def find(runs: Path, older_than_seconds: float, now: float | None = None) -> list[OldRun]:
     """Return the finished runs in a folder that are older than that, oldest first; nothing is changed.
 
-    Not listed: what is not a run folder of rocmlab, is under way, was interrupted, or waits for its exported parts. A run
-    in which a file changed after its end is listed with the reason why it stays.
+    Not listed: what is not a run folder of rocmlab, is under way, was interrupted, or waits for its exported parts.
+    A run in which a file changed after its end is listed with the reason why it stays.
     """
     now = time.time() if now is None else now
     found = []
