@@ -12,7 +12,7 @@ from rocmlab.doctor.model import BLOCKS, CONTAINER, HOST, WARNS, Repair, Verdict
 from rocmlab.doctor.situation import Situation
 from rocmlab.errors import Problem, RocmlabError
 from rocmlab.stack import project as projects
-from rocmlab.stack import resolve, server, space
+from rocmlab.stack import live, resolve, server, space
 from rocmlab.stack import settings as configuration
 
 NO_PLAN = "nothing could be planned"
@@ -150,7 +150,7 @@ def low(s: Situation) -> Verdict:
     """Look at what the lab writes to: from its inside, or as the host sees it."""
     if s.side == CONTAINER:
         folders = [Path(s.environment[name]) for name in WRITTEN if s.environment.get(name)]
-        minimum = free_space.minimum_bytes(s.environment)
+        minimum = free_space.minimum_bytes(live.values(s.environment))
     elif s.project is None:
         return skip(NO_PLAN)
     else:

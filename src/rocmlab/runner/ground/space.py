@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rocmlab import disk
 from rocmlab.errors import Problem, RocmlabError
+from rocmlab.stack import live
 
 
 def lack(share: Path, environment: Mapping[str, str] = os.environ) -> Problem | None:
@@ -16,7 +17,7 @@ def lack(share: Path, environment: Mapping[str, str] = os.environ) -> Problem | 
     Raises:
         RocmlabError: MIN_FREE_DISK_GB is not a number.
     """
-    return disk.problem([share], disk.minimum_bytes(environment), environment=environment)
+    return disk.problem([share], disk.minimum_bytes(live.values(environment)), environment=environment)
 
 
 def check(share: Path) -> None:
