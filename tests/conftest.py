@@ -58,6 +58,7 @@ OURS = (
     "ENGINE",
     "HEAD",
     "FORCE",
+    *("TO", "FROM", "ALL", "RUNS"),
     "WHEN",
 )
 

@@ -61,6 +61,7 @@ SETTINGS = (
     Setting("PIP_CONFIG", "PIP_CONFIG_FILE", "a pip.conf for the build, for example for a mirror; a build secret"),
     Setting("NB_UID", "the owner of the notebooks folder", "the user id of the lab's user in the container"),
     Setting("NB_GID", "100", "the group id of the lab's user in the container"),
+    Setting("MIN_FREE_DISK_GB", "5", "below so much free space (GB) the lab warns and no run starts; 0: never"),
     Setting("SHM_SIZE", "8gb", "the size of /dev/shm in the container (data loaders, RCCL)"),
     Setting(
         "PIDS_LIMIT",
@@ -111,6 +112,7 @@ DEFAULTS = {
     "GPUS": "all",
     "GPU_PASSTHROUGH": "nodes",
     "PORT": "8888",
+    "MIN_FREE_DISK_GB": "5",
     "CULL_IDLE_GPU_KERNELS_SECONDS": "0",
     "IDLE_GPU_WARNING_SECONDS": "600",
     "RECORD_GPUS": "off",
