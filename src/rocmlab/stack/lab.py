@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rocmlab.cluster.record import Record
+from rocmlab.stack.server import Holder
 
 Say = Callable[[str], None]  # prints one line of progress
 
@@ -51,6 +52,9 @@ class Lab(Protocol):
         self, path: str, *, method: str = "GET", body: object = None, timeout_seconds: float = 2.0
     ) -> tuple[int, Any]:
         """Make a request of the lab's own server with its token; status 0 where no server of this lab answered."""
+
+    def holder(self) -> Holder:
+        """Look who listens on PORT: nobody, this lab's server, or another process."""
 
     def devices(self) -> list[dict[str, Any]]:
         """Return the devices that the lab itself sees."""
