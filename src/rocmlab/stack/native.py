@@ -15,12 +15,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rocmlab import confidential
 from rocmlab.cluster import record
 from rocmlab.cluster.record import Record
 from rocmlab.devices import visibility
 from rocmlab.devices.discovery import discover
 from rocmlab.errors import RocmlabError
-from rocmlab.stack import process, server
+from rocmlab.stack import envfile, process, server, tokens
 from rocmlab.stack.cluster import NativeNode
 from rocmlab.stack.environment import Environment
 from rocmlab.stack.lab import Say
@@ -28,6 +29,7 @@ from rocmlab.stack.settings import Settings
 
 SHARE_FOLDERS = ("data", "models", "runs", "cache", "leases")
 FOR_KERNELS = (  # settings that JupyterLab reads itself
+    "ALLOWED_HOSTS",
     "CULL_IDLE_GPU_KERNELS_SECONDS",
     "GPU_METRICS_NAMES",
     "IDLE_GPU_WARNING_SECONDS",
@@ -126,13 +128,15 @@ class NativeLab:
     def server_environment(self) -> dict[str, str]:
         """Return the environment of the server and of everything it starts."""
         scripts = str(self.venv.folder / "bin")
-        env = dict(os.environ)
+        env = confidential.without(os.environ)
         for name in ("PYTHONPATH", "PYTHONHOME", "JUPYTER_PATH", "MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
             env.pop(name, None)
         env |= {
             "PATH": scripts + os.pathsep + env.get("PATH", ""),
             "VIRTUAL_ENV": str(self.venv.folder),
-            "JUPYTER_TOKEN": self.token,  # in the environment and not among the arguments, which any user can list
+            # Paths, not the tokens themselves: kernels and terminals inherit this environment.
+            "JUPYTER_TOKEN_FILE": str(tokens.path(self.settings, "JUPYTER_TOKEN")),
+            "METRICS_TOKEN_FILE": str(tokens.path(self.settings, "METRICS_TOKEN")),
             "JUPYTER_CONFIG_DIR": str(self.settings.state / "config"),
             "JUPYTER_DATA_DIR": str(self.settings.state / "data"),
             "JUPYTER_RUNTIME_DIR": str(self.runtime_folder()),
@@ -173,8 +177,8 @@ class NativeLab:
         return self._pid() is not None or server.answers(self.port, self.token)
 
     def _configuration(self) -> dict[str, str]:
-        kept = ("PORT", "JUPYTER_TOKEN", "SHARE", "ROCMLAB_BACKEND")
-        found = {name: self.values[name] for name in kept}
+        kept = ("PORT", "JUPYTER_TOKEN", "METRICS_TOKEN", "SHARE", "ROCMLAB_BACKEND")
+        found = {name: self.values.get(name, "") for name in kept}
         found |= {"NOTEBOOKS_DIR": str(self.notebooks), "GPUS": self.settings.get("GPUS")}
         for name in ("ROCMLAB_ROOT", *FOR_KERNELS):
             found[name] = self.settings.get(name)
@@ -207,11 +211,13 @@ class NativeLab:
         server.check_free(self.port)
         for name in ("config", "data"):
             (self.settings.state / name).mkdir(parents=True, exist_ok=True, mode=0o700)
+        tokens.write(self.settings, self.values)
         self._offer_kernels(say)
         command = [str(self.venv.interpreter), "-m", "jupyterlab", "--ServerApp.ip=127.0.0.1"]
         command += [f"--ServerApp.port={self.port}", f"--ServerApp.root_dir={self.home}"]
         command += ["--allow-root"] if os.getuid() == 0 else []
-        with open(self.log, "w", encoding="utf-8") as log:
+        self.log.unlink(missing_ok=True)
+        with open(self.log, "x", encoding="utf-8", opener=envfile.private) as log:
             self.child = started = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,

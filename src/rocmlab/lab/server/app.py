@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_server.extension.application import ExtensionApp
 
-from rocmlab.lab.server import handlers
+from rocmlab.lab.server import guard, handlers
 
 if TYPE_CHECKING:
     from rocmlab.lab.server.panel import Panel
@@ -35,10 +35,11 @@ class PanelApp(ExtensionApp):
 
     def initialize_handlers(self) -> None:
         """Add our routes."""
-        self.handlers.extend(handlers.routes(self.panel))
+        server: Any = self.serverapp
+        guard.install(server)
+        self.handlers.extend(handlers.routes(self.panel, guard.take_secrets(server)))
         asked = os.environ.get(RECORDING) or "off"
         if asked == "on":
-            server: Any = self.serverapp
             server.io_loop.add_callback(lambda: self.panel().record())
         elif asked != "off":
             self.log.warning(

@@ -100,7 +100,7 @@ def _export(kind: str, arguments: Sequence[str]) -> int:
         raise
     for name, text in made.items():
         path = folder.path / name
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(mode=files.folder_mode(), exist_ok=True)
         files.write_text(path, text)
         if name.endswith(".sh"):
             path.chmod(path.stat().st_mode | stat.S_IXUSR)  # for others it is as this user's umask has it

@@ -152,7 +152,7 @@ def write(asked: argparse.Namespace, jobs: Sequence[Job], share: Path, backend: 
     earlier = compare.load(asked.compare, share / "runs") if asked.compare else None
     expected = history.expected_seconds(list(jobs), share / "runs")
     folder = RunFolder.create(share, asked.name or name(asked, jobs))
-    (folder.path / PARTS).mkdir()
+    (folder.path / PARTS).mkdir(mode=files.folder_mode())
     if asked.copy:
         jobs = copied(jobs, folder.path / COPIES)
     layout = Layout(
@@ -190,13 +190,14 @@ def name(asked: argparse.Namespace, jobs: Sequence[Job]) -> str:
 
 def copied(jobs: Sequence[Job], folder: Path) -> list[Job]:
     """Copy each notebook once, and return the jobs that run the copies."""
-    folder.mkdir()
+    folder.mkdir(mode=files.folder_mode())
     places: dict[str, str] = {}
     made = []
     for job in jobs:
         if job.notebook not in places:
             target = folder / f"{len(places)}-{Path(job.notebook).name}"
-            shutil.copyfile(job.notebook, target)
+            with open(job.notebook, "rb") as source, open(target, "wb", opener=files.create) as copy:
+                shutil.copyfileobj(source, copy)
             places[job.notebook] = str(target)
         request = replace(job.request, notebook=places[job.notebook]) if job.request else None
         made.append(replace(job, notebook=places[job.notebook], request=request))

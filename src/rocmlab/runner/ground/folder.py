@@ -58,7 +58,7 @@ class RunFolder:
             for number in range(1, 1000):
                 path = runs / (f"{begin}-{safe_name(name)}" + (f"-{number}" if number > 1 else ""))
                 try:
-                    path.mkdir()
+                    path.mkdir(mode=files.folder_mode())
                 except FileExistsError:
                     continue
                 return cls(path)
@@ -175,7 +175,7 @@ class RunFolder:
         """Return the journal, open for the whole run."""
         if self._journal is None:
             flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-            self._journal = os.open(self.journal_path, flags, 0o644)
+            self._journal = files.create(str(self.journal_path), flags)
             self._closer = weakref.finalize(self, os.close, self._journal)
             self._is_torn = True
         return self._journal

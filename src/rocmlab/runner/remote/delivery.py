@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from rocmlab.errors import RocmlabError
-from rocmlab.runner.ground.files import DRAFT_BYTES
+from rocmlab.runner.ground.files import DRAFT_BYTES, create
 from rocmlab.runner.ground.folder import KINDS, RunFolder
 
 PIECE_BYTES = 4_000_000
@@ -58,7 +58,7 @@ def fetch(address: str, target: Path) -> None:
     fsspec = _fsspec()
     draft = _draft(target)
     try:
-        with fsspec.open(address, "rb") as there, draft.open("wb") as file:
+        with fsspec.open(address, "rb") as there, open(draft, "wb", opener=create) as file:
             _copy(there, file)
         os.replace(draft, target)
     except BaseException:
@@ -122,7 +122,7 @@ class Receiver:
         kind, target = event["kind"], self._folder.file(self._job, event["kind"])
         if kind not in self._drafts:
             draft = _draft(target)
-            self._drafts[kind] = draft, draft.open("wb")
+            self._drafts[kind] = draft, open(draft, "wb", opener=create)  # noqa: SIM115  closed with the last piece
         draft, file = self._drafts[kind]
         file.write(event["data"])
         if event["is_last"]:
