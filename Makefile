@@ -11,6 +11,7 @@ export BENCH ?=
 export ENGINE ?=
 export HEAD ?=
 export FORCE ?=
+export WHEN ?=
 TESTS ?= tests
 
 .PHONY: help up run-notebooks url status logs shell down build clean devices smi top leases kernels demo doctor monitoring monitoring-down cluster-up cluster-join cluster-status cluster-down bench test lint lock

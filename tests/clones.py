@@ -13,7 +13,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from rocmlab.stack import envfile, server
+import clients
+
+from rocmlab.stack import envfile
 
 REPOSITORY = Path(__file__).parents[1]
 ENGINES = ("docker", "podman")
@@ -61,7 +63,7 @@ class Clone:
 
     def answers(self) -> bool:
         """Tell whether JupyterLab answers with the token."""
-        return server.answers(self.port, self.env["JUPYTER_TOKEN"])
+        return clients.answers(self.port, self.env["JUPYTER_TOKEN"])
 
 
 def free_port() -> int:

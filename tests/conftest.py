@@ -57,6 +57,7 @@ OURS = (
     "ENGINE",
     "HEAD",
     "FORCE",
+    "WHEN",
 )
 
 

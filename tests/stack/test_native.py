@@ -13,15 +13,17 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import clients
 import pytest
 from clones import free_port
 from hosts import Gpu, make_host
 
+from rocmlab import identity
 from rocmlab.errors import RocmlabError
 from rocmlab.lab import install, kernels
 from rocmlab.stack import server, settings
 from rocmlab.stack.environment import Environment, check_python, create, rocm_version, without
-from rocmlab.stack.native import NativeLab, descendants
+from rocmlab.stack.native import NativeLab
 
 
 class TestEnvironmentOfTests(Environment):
@@ -92,8 +94,8 @@ class TestServer:
         (lab.settings.state / "data/kernels").symlink_to(tmp_path / "data-prefix/share/jupyter/kernels")
         lab.start(lambda _: None)
         assert lab.is_running()
-        assert server.ask(lab.port, "wrong", "/api/status")[0] == 403
-        specs = server.ask(lab.port, lab.token, "/api/kernelspecs", timeout_seconds=10)[1]
+        assert clients.ask(lab.port, "wrong", "/api/status")[0] == 403
+        specs = clients.ask(lab.port, lab.token, "/api/kernelspecs", timeout_seconds=10)[1]
         assert "torch" in specs["kernelspecs"]
 
         request = urllib.request.Request(
@@ -103,8 +105,10 @@ class TestServer:
         )
         with server.OPENER.open(request, timeout=20) as answer:
             assert answer.status == 201
-        family = descendants(lab._pid() or 0)
-        assert family
+        running = identity.find(lab._pid() or 0)
+        assert running
+        family = [each.pid for each in identity.family(running)]
+        assert len(family) > 1
 
         lab.stop(lambda _: None)
 
@@ -147,7 +151,7 @@ class TestServer:
         """JupyterLab's root holds the same two names as in the container."""
         lab.start(lambda _: None)
 
-        listed = server.ask(lab.port, lab.token, "/api/contents/", timeout_seconds=10)[1]
+        listed = clients.ask(lab.port, lab.token, "/api/contents/", timeout_seconds=10)[1]
 
         assert {"share", "work"} == {entry["name"] for entry in listed["content"]}
         assert {"data", "models", "runs", "cache", "leases"} == {path.name for path in lab.share_folder.iterdir()}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from rocmlab.cli import stopping
 from rocmlab.cli.main import verb_parser
 from rocmlab.cli.table import device_lines
 from rocmlab.cli.up import say
@@ -24,19 +25,39 @@ def main(verb: str, arguments: Sequence[str]) -> int:
         parser.add_argument("--json", action="store_true", help="print it as JSON")
     if verb == "logs":
         parser.add_argument("-f", "--follow", action="store_true", help="go on printing")
+    if verb in ("down", "clean"):
+        stopping.add_options(parser)
     chosen = parser.parse_args(arguments)
+    consent = stopping.consent(chosen) if verb in ("down", "clean") else stopping.Consent()
     project = projects.reopen(projects.find())
     if verb == "status":
         return status(project, chosen.json)
     if verb == "logs":
         return project.lab.logs(chosen.follow)
+    if verb in ("down", "clean"):
+        does = "stops" if verb == "down" else "stops and removes"
+        stop = stopping.Stop(f"make {verb}", does, ends_idle=True, ends_runs=_ends_runs(project, verb))
+        stopping.check(project.lab, stop, consent, say)
     verbs: dict[str, Callable[[Project], int]] = {"down": down, "url": url, "shell": shell, "clean": clean}
     return verbs[verb](project)
 
 
+def _ends_runs(project: Project, verb: str) -> bool:
+    """Tell whether runs beside the server end: Compose removes their containers, `clean` their environment."""
+    return verb == "clean" or project.choice.runtime == "docker"
+
+
 def is_up(project: Project) -> bool:
-    """Tell whether the lab answers with our token."""
-    return server.answers(int(project.values["PORT"]), project.values["JUPYTER_TOKEN"])
+    """Tell whether the lab answers with our token, which is sent to no other process."""
+    return project.lab.ask("/api/status")[0] == 200
+
+
+def held_by_another(project: Project) -> str:
+    """Return who else listens on the lab's port, empty where nobody does."""
+    holder = project.lab.holder()
+    if holder.kind != server.OTHER:
+        return ""
+    return f"port {project.values['PORT']} is held by {holder}; nothing was sent there"
 
 
 def down(project: Project) -> int:
@@ -64,6 +85,8 @@ def status(project: Project, as_json: bool) -> int:
         print(json.dumps(facts, indent=1))
         return 0 if answers else 1
     state = "answers" if answers else "runs but does not answer" if project.lab.is_running() else "is stopped"
+    if not answers and (other := held_by_another(project)):
+        state += f"; {other}"
     print(f"lab        {state} (backend {project.choice.backend}, runtime {project.choice.runtime})")
     if answers:
         print(f"url        {project.url}")
@@ -99,7 +122,10 @@ def node_lines(node: Mapping[str, Any]) -> list[str]:
 def url(project: Project) -> int:
     """Print the address."""
     if not is_up(project):
-        raise RocmlabError("the lab does not answer", "it is stopped, or still starting", "make up", exit_code=1)
+        other = held_by_another(project)
+        why = other or "it is stopped, or still starting"
+        fix = "make up PORT=…, another one: it makes a new token, too" if other else "make up"
+        raise RocmlabError("the lab does not answer", why, fix, exit_code=1)
     print(project.url)
     return 0
 

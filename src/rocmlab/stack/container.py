@@ -19,10 +19,12 @@ from rocmlab import __version__
 from rocmlab.cluster import node, ports, record
 from rocmlab.cluster.record import Record
 from rocmlab.errors import RocmlabError
-from rocmlab.stack import fingerprint, process, server
+from rocmlab.stack import container_port, exposure, fingerprint, process, server
 from rocmlab.stack.lab import Say
 from rocmlab.stack.progress import BuildProgress, PullProgress
+from rocmlab.stack.server import Holder
 from rocmlab.stack.settings import Settings
+from rocmlab.stack.sockets import Listener
 
 NEEDED_BYTES = {"rocm": 60e9, "cuda": 25e9, "cpu": 8e9}  # for the base image unpacked and our layers
 PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY")  # which the build needs as well
@@ -59,6 +61,7 @@ class ContainerLab(ABC):
         self.port = int(values["PORT"])
         self.token = values["JUPYTER_TOKEN"]
         self.has_built = False  # by this very process
+        self.sockets_inside: set[Listener] = set()  # that listen on PORT in the host's network, and are the container's
 
     @cached_property
     def environment(self) -> dict[str, str]:
@@ -238,6 +241,25 @@ class ContainerLab(ABC):
         """Tell whether the container runs."""
         return self.container() is not None
 
+    def is_current(self) -> bool:
+        """Return whether the container runs with these settings and the present image."""
+        container = self.container()
+        return container is not None and self._is_current(container)
+
+    def one_off_containers(self) -> list[str]:
+        """Return the ids of running containers of single runs that end with the lab."""
+        return []
+
+    def is_restarting(self) -> bool:
+        """Return whether the engine is starting the container again, because it exited by itself."""
+        container = self.container(running_only=False)
+        code, output = self.engine("inspect", "--format", "{{.State.Restarting}}", container or "")
+        return code == 0 and output.strip() == "true"
+
+    def capture_inside(self, command: Sequence[str]) -> tuple[int, str]:
+        """Run a short program in the running container."""
+        return self.engine("exec", self.container() or "", *command, timeout_seconds=15)
+
     def start(self, say: Say) -> bool:
         """Bring the container to the configured state and wait until JupyterLab answers.
 
@@ -256,7 +278,7 @@ class ContainerLab(ABC):
             self.stop(lambda _: None)
             raise self._refusal(output)
         restarts = self._restarts()
-        if server.wait(self.port, self.token, lambda: self.is_running() and self._restarts() == restarts):
+        if server.wait(self.port, self._answers, lambda: self.is_running() and self._restarts() == restarts):
             if self.has_built:  # the container of the image before this one is gone now
                 self._prune()
             return before != self._started()
@@ -276,16 +298,17 @@ class ContainerLab(ABC):
         return self.engine("inspect", "--format", "{{.RestartCount}}", container)[1].strip() if container else ""
 
     def _publishes_port(self) -> bool:
-        container = self.container()
-        if container is None:
-            return False
-        code, output = self.engine("port", container)
-        if code == 0 and f"127.0.0.1:{self.port}" in output:
-            return True
-        # In the host's own network (a node of a cluster) nothing is published, and JupyterLab listens itself.
-        asked = "{{.HostConfig.NetworkMode}}{{range .Config.Env}}\n{{.}}{{end}}"
-        network, *variables = self.engine("inspect", "--format", asked, container)[1].splitlines() or [""]
-        return network == "host" and f"PORT={self.port}" in variables
+        return container_port.find(self.engine, self.container(), self.port) != container_port.CLOSED
+
+    def holder(self) -> Holder:
+        """Look who listens on PORT; another process there is remembered, see `exposure`."""
+        found = container_port.holder(
+            self.engine, self.container, self.port, self.settings.state, self.values, self.sockets_inside
+        )
+        return exposure.note(self.settings, self.port, found)
+
+    def _answers(self) -> bool:
+        return self.ask("/api/status")[0] == 200
 
     def _refusal(self, output: str) -> RocmlabError:
         said = output.strip().splitlines()[-1] if output.strip() else f"{self.program} printed nothing"
@@ -326,7 +349,9 @@ class ContainerLab(ABC):
         self, path: str, *, method: str = "GET", body: object = None, timeout_seconds: float = 2.0
     ) -> tuple[int, Any]:
         """Make a request of the lab's own server with its token; see `server.ask`."""
-        return server.ask(self.port, self.token, path, method=method, body=body, timeout_seconds=timeout_seconds)
+        return server.ask(
+            self.port, self.token, path, self.holder, method=method, body=body, timeout_seconds=timeout_seconds
+        )
 
     def devices(self) -> list[dict[str, Any]]:
         """Ask the running lab, as its own user, which devices it sees."""

@@ -44,6 +44,18 @@ class DockerLab(ContainerLab):
         code, output = self.engine("ps", "--quiet", "--no-trunc", *flags)
         return output.split()[0] if code == 0 and output.split() else None
 
+    def is_current(self) -> bool:
+        """Return whether the container runs with these settings, the present image and the cluster's token."""
+        return super().is_current() and not self._has_another_token()
+
+    def one_off_containers(self) -> list[str]:
+        """Return the ids of the running containers of `docker compose run`, which `down` removes, too."""
+        project = self.values["COMPOSE_PROJECT_NAME"]
+        labels = (f"project={project}", f"service={SERVICE}", "oneoff=True")
+        filters = [part for label in labels for part in ("--filter", f"label=com.docker.compose.{label}")]
+        code, output = self.engine("ps", "--quiet", "--no-trunc", *filters)
+        return output.split() if code == 0 else []
+
     def _bring_up(self) -> tuple[int, str]:
         anew = ["--force-recreate"] if self._has_another_token() else []
         return process.capture(

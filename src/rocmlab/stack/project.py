@@ -204,6 +204,31 @@ def prepare(project: Project, say: Say, *, persist: bool = True, always: bool = 
     return project
 
 
+def restarts(project: Project) -> bool:
+    """Return whether `make up` would stop the lab of these settings that runs now; nothing stays written.
+
+    Compose tells it from `.env` and the overlay alone, so these are written and put back.
+    """
+    if not project.lab.is_running():
+        return False
+    settings = project.settings
+    written = dict(settings.written)
+    try:
+        with settings_kept_on_failure(project):
+            write(project)
+            raise _PutBack(not (project.lab.is_prepared() and project.lab.is_current()))
+    except _PutBack as answer:
+        return answer.restarts
+    finally:
+        settings.written = written
+
+
+class _PutBack(Exception):  # it is no error: it makes `settings_kept_on_failure` restore the files
+    def __init__(self, restarts: bool) -> None:
+        super().__init__()
+        self.restarts = restarts
+
+
 @contextmanager
 def settings_kept_on_failure(project: Project) -> Iterator[None]:
     """Put `.env` and the overlay back as they were if the block fails: they go on describing the lab that is there."""
@@ -284,11 +309,16 @@ def reopen(folder: Path) -> Project:
     Raises:
         RocmlabError: there was no `make up` yet, or the engine cannot be asked.
     """
-    settings = configuration.load(folder, {})
-    found = _described(settings, envfile.parse(envfile.read(settings.env_path)))
+    found = existing(folder)
     if found is None:
-        raise RocmlabError("there is no lab here yet", f"{settings.env_path} describes none", "make up")
+        raise RocmlabError("there is no lab here yet", f"{folder / '.env'} describes none", "make up")
     return found
+
+
+def existing(folder: Path) -> Project | None:
+    """Return the project as the last `make up` left it, or None before the first one; nothing is started or written."""
+    settings = configuration.load(folder, {})
+    return _described(settings, envfile.parse(envfile.read(settings.env_path)))
 
 
 def _described(settings: Settings, values: dict[str, str]) -> Project | None:
@@ -311,12 +341,24 @@ def _described(settings: Settings, values: dict[str, str]) -> Project | None:
     return Project(settings, choice, values, NativeLab(settings, values, environment))
 
 
+def holds_port(project: Project) -> bool:
+    """Return whether the lab, or the one of an earlier `make up` in another runtime, listens on PORT."""
+    labs = [project.lab]
+    if project.previous.get("PORT") == project.values["PORT"]:
+        earlier = _described(project.settings, project.previous)
+        labs += [earlier.lab] if earlier and earlier.choice.runtime != project.choice.runtime else []
+    return any(lab.holder().kind == server.OURS for lab in labs)
+
+
+def before(project: Project) -> Project | None:
+    """Return the project as the last `make up` left it, if its lab runs: its port and token may be other ones."""
+    found = _described(project.settings, project.previous)
+    return found if found is not None and found.lab.is_running() else None
+
+
 def stop_other(project: Project, say: Say) -> None:
     """Stop a lab that an earlier `make up` started in another runtime, so that one project has one lab."""
-    before = project.previous.get("ROCMLAB_RUNTIME")
-    if not before or before == project.choice.runtime:
-        return
-    other = _described(project.settings, project.previous)
-    if other is not None and other.lab.is_running():
-        say(f"stopping the {before} lab of an earlier `make up`")
-        other.lab.stop(say)
+    found = before(project)
+    if found is not None and found.choice.runtime != project.choice.runtime:
+        say(f"stopping the {found.choice.runtime} lab of an earlier `make up`")
+        found.lab.stop(say)

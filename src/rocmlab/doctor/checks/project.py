@@ -101,7 +101,7 @@ def port(s: Situation) -> Verdict:
     number = int(s.project.values["PORT"])
     if server.is_free(number):
         return ok(f"127.0.0.1:{number} is free")
-    if server.answers(number, s.project.values["JUPYTER_TOKEN"]) or s.project.lab.is_running():
+    if projects.holds_port(s.project):
         return ok(f"127.0.0.1:{number} is the lab's own")
     server.check_free(number)
     return ok(f"127.0.0.1:{number} has become free")

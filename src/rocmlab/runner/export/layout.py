@@ -14,9 +14,8 @@ from typing import Any
 
 from rocmlab import __version__
 from rocmlab.errors import RocmlabError
-from rocmlab.runner import command
 from rocmlab.runner.asking import options as run_options
-from rocmlab.runner.asking import parameters
+from rocmlab.runner.asking import parameters, requested
 from rocmlab.runner.asking.preflight import jobs_of
 from rocmlab.runner.asking.selection import is_list
 from rocmlab.runner.ground import files, words
@@ -105,7 +104,7 @@ def plan(asked: argparse.Namespace, share: Path, backend: str) -> list[Job]:
     Raises:
         RocmlabError: one of them cannot be run; a night in a queue is too late to learn of it.
     """
-    requests = command.requested(asked, parameters.parse(asked.parameters))
+    requests = requested.of(asked, parameters.parse(asked.parameters))
     jobs = name_uniquely(jobs_of(requests))
     _check(jobs)
     counts = {job.name: _gpus(job, asked, backend) for job in jobs}
