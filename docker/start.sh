@@ -259,6 +259,8 @@ if [[ $is_first ]]; then
   run_hooks before-notebook.d
 fi
 keep_secrets
-if [[ -r $JUPYTER_RUNTIME_DIR/jupyter-token ]]; then export JUPYTER_TOKEN_FILE=$JUPYTER_RUNTIME_DIR/jupyter-token; fi
-if [[ -r $JUPYTER_RUNTIME_DIR/metrics-token ]]; then export METRICS_TOKEN_FILE=$JUPYTER_RUNTIME_DIR/metrics-token; fi
+for name in ${is_first:+JUPYTER METRICS}; do # for the server, which reads them once
+  file=$JUPYTER_RUNTIME_DIR/${name,,}-token
+  if [[ -r $file ]]; then export "${name}_TOKEN_FILE=$file"; fi
+done
 exec "$@"
