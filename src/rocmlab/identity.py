@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -174,6 +173,8 @@ def _ps(pid: int, columns: str, *options: str) -> str:
 
 
 def _output(*command: str) -> str:
+    import subprocess
+
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -19,7 +19,8 @@ from intruders import UID, intruder
 from test_native import make_lab
 
 from rocmlab import identity
-from rocmlab.stack import server, sockets
+from rocmlab.stack import exposure, server, settings, sockets
+from rocmlab.stack import project as projects
 from rocmlab.stack.native import NativeLab
 
 SERVER = """
@@ -161,6 +162,104 @@ class TestNative:
             thread.join()
             listening.server_close()
         assert asked == ["/api/status"]
+
+
+class TestCommands:
+    """Every command that looks for the lab, while another user listens on its port."""
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        """A project folder as `make up` leaves it, with a lab that is down."""
+        found = tmp_path / "project"
+        for name in ("compose.yaml", "docker/Dockerfile", "notebooks/a.ipynb"):
+            (found / name).parent.mkdir(parents=True, exist_ok=True)
+            (found / name).touch()
+        return found
+
+    def describe(self, folder: Path, chosen: str = "", **more: str) -> int:
+        """Write `.env` and the memory of it; return the port."""
+        if chosen:
+            (folder / ".env").write_text(f"JUPYTER_TOKEN={chosen}\n")
+        port = free_port()
+        values = {"PORT": str(port), "SHARE": "./share", "ROCMLAB_BACKEND": "cpu", "ROCMLAB_RUNTIME": "native"}
+        tokens = {"METRICS_TOKEN": "m" * 64, **({} if chosen else {"JUPYTER_TOKEN": "a" * 64})}
+        settings.save(settings.load(folder, {}), {**values, **tokens, **more})
+        return port
+
+    def run(self, folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run one command there, as a user does."""
+        source = str(Path(server.__file__).parents[2])
+        environment = {**os.environ, "PYTHONPATH": source, "RUNTIME": "native", **variables}
+        command = [sys.executable, "-m", "rocmlab", *words]
+        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+
+    def test_no_command_sends_it_anything_secret(self, folder: Path, tmp_path: Path) -> None:
+        """No header, no query: at most a request without either."""
+        port = self.describe(folder)
+        with intruder(port, tmp_path) as other:
+            status = self.run(folder, "status")
+            for words in (["url"], ["doctor", "--quick"], ["smi"], ["smi", "--json"], ["up"], ["clean", "--help"]):
+                self.run(folder, *words)
+            down = self.run(folder, "down")
+
+            for secret in ("a" * 64, "m" * 64, "Authorization", "token", "Cookie"):
+                assert secret not in other.received
+        assert f"port {port} is held by a process of uid {UID}" in status.stdout
+        assert "the lab was not running" in down.stdout
+
+    def test_a_new_token_is_made_after_another_process_held_the_port(self, folder: Path, tmp_path: Path) -> None:
+        """Even if it was a look alone that saw it, and the process has gone since; the next `up` makes and says it."""
+        port = self.describe(folder)
+        with intruder(port, tmp_path):
+            self.run(folder, "status")
+
+        project, lines = projects.plan_anew(folder)
+
+        assert project.values["JUPYTER_TOKEN"] not in ("", "a" * 64)
+        assert len(lines) == 2
+        assert f"another process held the lab's port and may know the old one (port {port}" in lines[0]
+        assert "a" * 64 not in (folder / ".rocmlab/exposed.json").read_text()
+        projects.write(project)
+        exposure.forget(project.settings, project.values)
+        assert projects.plan_anew(folder)[1] == []
+        assert not (folder / ".rocmlab/exposed.json").exists()
+
+    def test_a_process_that_holds_the_port_now_is_seen_by_up_itself(
+        self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """`make up PORT=…` with another port looks at the old one."""
+        port = self.describe(folder)
+        monkeypatch.setenv("PORT", str(free_port()))
+        with intruder(port, tmp_path):
+            project, lines = projects.plan_anew(folder)
+
+        assert project.values["JUPYTER_TOKEN"] != "a" * 64
+        assert "JUPYTER_TOKEN is new" in lines[0]
+
+    def test_a_token_that_the_user_chose_is_reported_and_kept(self, folder: Path, tmp_path: Path) -> None:
+        """It is theirs to change, and it is said until they do."""
+        port = self.describe(folder, chosen="b" * 64)
+        with intruder(port, tmp_path):
+            project, lines = projects.plan_anew(folder)
+            projects.write(project)
+            exposure.forget(project.settings, project.values)
+
+        assert project.values["JUPYTER_TOKEN"] == "b" * 64
+        assert "change it" in lines[0]
+        assert "change it" in projects.plan_anew(folder)[1][0]
+        (folder / ".env").write_text((folder / ".env").read_text().replace("b" * 64, "c" * 64))
+        assert projects.plan_anew(folder)[1] == []
+
+    def test_the_file_for_a_prometheus_follows(self, folder: Path, tmp_path: Path) -> None:
+        """A Prometheus of the user's reads the new token."""
+        port = self.describe(folder)
+        (folder / ".rocmlab/metrics-token").write_text("m" * 64)
+        with intruder(port, tmp_path):
+            project, _ = projects.plan_anew(folder)
+
+        exposure.forget(project.settings, project.values)
+
+        assert (folder / ".rocmlab/metrics-token").read_text().strip() != "m" * 64
 
 
 def test_exact_addresses_come_before_wildcards() -> None:

@@ -10,6 +10,7 @@ from rocmlab import __version__, doctor
 from rocmlab.cli import stopping
 from rocmlab.cli.main import verb_parser
 from rocmlab.cli.table import device_lines
+from rocmlab.stack import exposure
 from rocmlab.stack import project as projects
 from rocmlab.stack.lab import Lab, Say
 from rocmlab.stack.project import Project
@@ -22,7 +23,7 @@ def main(verb: str, arguments: Sequence[str]) -> int:
     parser = verb_parser(verb)
     stopping.add_options(parser)
     consent = stopping.consent(parser.parse_args(arguments))
-    project = projects.plan(projects.find())
+    project, renewed = _plan(verb)
     announce(project, say)
     if verb == "up":
         doctor.refuse(doctor.blocking(project))
@@ -32,11 +33,16 @@ def main(verb: str, arguments: Sequence[str]) -> int:
         if stop:
             stopping.check(*stop, consent, say)
         try:
-            return _up(project, verb, consent, is_stopped=stop is not None)
+            return _up(project, verb, consent, renewed, is_stopped=stop is not None)
         except stopping.LabIsBusy:
             if not consent.waits:
                 raise
-            project = projects.plan(projects.find())  # something began to compute while the new version was built
+            project, renewed = _plan(verb)  # something began to compute while the new version was built
+
+
+def _plan(verb: str) -> tuple[Project, list[str]]:
+    """Decide, and return a line for each token that `up` replaces, because another process held the lab's port."""
+    return projects.plan_anew(projects.find()) if verb == "up" else (projects.plan(projects.find()), [])
 
 
 def would_stop(project: Project, verb: str) -> tuple[Lab, stopping.Stop] | None:
@@ -59,13 +65,14 @@ def would_stop_other(project: Project) -> tuple[Lab, stopping.Stop] | None:
     return before.lab, stopping.Stop("make up", does, note=UNCHANGED)
 
 
-def _up(project: Project, verb: str, consent: stopping.Consent, *, is_stopped: bool) -> int:
+def _up(project: Project, verb: str, consent: stopping.Consent, renewed: list[str], *, is_stopped: bool) -> int:
     """Build what is missing, and start; what has begun to run meanwhile is not stopped.
 
     Args:
         project: what was decided.
         verb: `up` or `build`.
         consent: whether what runs may be stopped.
+        renewed: a line for each new token.
         is_stopped: whether a running lab is stopped by this.
 
     Raises:
@@ -85,11 +92,16 @@ def _up(project: Project, verb: str, consent: stopping.Consent, *, is_stopped: b
         started = time.monotonic()
         was_running = project.lab.is_running()
         is_new = project.lab.start(say)
+        exposure.forget(project.settings, project.values)
+    for line in renewed:
+        say(line)
     devices = project.lab.devices()
     projects.check_gpus_inside(project, devices)
     seconds = time.monotonic() - started
     how = "is running" if not is_new else "was restarted with the new settings" if was_running else "is ready"
     say(f"JupyterLab {how} ({seconds:.1f} s)")
+    if not is_new and project.live_changes:
+        say(f"in force now, without a restart: {' '.join(project.live_changes)}")
     print(f"\n  {project.url}\n")
     for number, line in enumerate(device_lines(devices)):
         print(f"  {'devices' if number == 0 else '':9} {line}")

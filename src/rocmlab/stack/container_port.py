@@ -12,9 +12,8 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from rocmlab.stack import envfile, server, sockets
-from rocmlab.stack.server import NOBODY, OTHER, OURS, UNKNOWN, Holder
-from rocmlab.stack.sockets import Listener
+from rocmlab.stack import sockets
+from rocmlab.stack.sockets import NOBODY, OTHER, OURS, UNKNOWN, Holder, Listener, trusted
 
 FILE = "listener.json"
 CLOSED, PUBLISHED, HOST = "closed", "published", "host"  # what a container has to do with the port
@@ -61,7 +60,7 @@ def holder(
         return Holder(OURS, found)
     running = container()
     kind = find(engine, running, port)
-    if kind == PUBLISHED and all(server.trusted(each.uid) for each in found):
+    if kind == PUBLISHED and all(trusted(each.uid) for each in found):
         is_ours = True  # no listener at all: the engine forwards the port without a process (userland-proxy: false)
     elif kind == HOST:
         user = f"{values['NB_UID']}:{values['NB_GID']}"
@@ -70,7 +69,7 @@ def holder(
     else:
         is_ours = False
     if is_ours:
-        _confirm(state, port, found)
+        confirm(state, port, found)
         return Holder(OURS, found)
     return Holder(OTHER, found) if found else Holder(NOBODY)
 
@@ -82,7 +81,7 @@ def _is_inside(engine: Engine, container: str, user: str, listener: Listener) ->
 
 def is_confirmed(state: Path, port: int, found: tuple[Listener, ...]) -> bool:
     """Return whether the engine has already confirmed exactly this listening socket, since this host was started."""
-    if len(found) != 1 or not found[0].inode or not server.trusted(found[0].uid):
+    if len(found) != 1 or not found[0].inode or not trusted(found[0].uid):
         return False
     try:
         known = json.loads((state / FILE).read_text(encoding="utf-8"))
@@ -91,8 +90,11 @@ def is_confirmed(state: Path, port: int, found: tuple[Listener, ...]) -> bool:
     return bool(known == _facts(port, found[0]))
 
 
-def _confirm(state: Path, port: int, found: tuple[Listener, ...]) -> None:
-    if len(found) == 1 and found[0].inode and server.trusted(found[0].uid) and os.access(state, os.W_OK):
+def confirm(state: Path, port: int, found: tuple[Listener, ...]) -> None:
+    """Remember that this listening socket is our container's."""
+    from rocmlab.stack import envfile
+
+    if len(found) == 1 and found[0].inode and trusted(found[0].uid) and os.access(state, os.W_OK):
         envfile.write(state / FILE, json.dumps(_facts(port, found[0])) + "\n")
 
 

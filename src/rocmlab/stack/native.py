@@ -14,14 +14,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rocmlab import confidential, identity
+from rocmlab import confidential, hosts, identity
 from rocmlab.cluster import record
 from rocmlab.cluster.record import Record
 from rocmlab.devices import visibility
 from rocmlab.devices.discovery import discover
 from rocmlab.errors import RocmlabError
 from rocmlab.identity import Process
-from rocmlab.stack import envfile, exposure, process, server, tokens
+from rocmlab.stack import envfile, exposure, live, process, server, tokens
 from rocmlab.stack.cluster import NativeNode
 from rocmlab.stack.environment import Environment
 from rocmlab.stack.lab import Say
@@ -30,14 +30,6 @@ from rocmlab.stack.server import Holder
 from rocmlab.stack.settings import Settings
 
 SHARE_FOLDERS = ("data", "models", "runs", "cache", "leases")
-FOR_KERNELS = (  # settings that JupyterLab reads itself
-    "ALLOWED_HOSTS",
-    "CULL_IDLE_GPU_KERNELS_SECONDS",
-    "GPU_METRICS_NAMES",
-    "IDLE_GPU_WARNING_SECONDS",
-    "RECORD_GPUS",
-    "WARM_KERNELS",
-)
 STOP_SECONDS = 10.0
 BUSY_SECONDS = 20.0  # a server whose machine swaps may need that long for an answer
 SOCKET_FOLDER_BYTES = 50  # a socket's path has at most 104 bytes, and Jupyter adds kernel-<uuid>-ipc-<n>
@@ -132,7 +124,7 @@ class NativeLab:
         """Return the environment of the server and of everything it starts."""
         scripts = str(self.venv.folder / "bin")
         env = confidential.without(os.environ)
-        for name in ("PYTHONPATH", "PYTHONHOME", "JUPYTER_PATH", "MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
+        for name in ("PYTHONPATH", "PYTHONHOME", "JUPYTER_PATH", "MAKEFLAGS", "MAKELEVEL", "MFLAGS", *live.NAMES):
             env.pop(name, None)
         env |= {
             "PATH": scripts + os.pathsep + env.get("PATH", ""),
@@ -148,7 +140,8 @@ class NativeLab:
             "ROCMLAB_NOTEBOOKS": str(self.notebooks),
             "ROCMLAB_BACKEND": self.values["ROCMLAB_BACKEND"],
             "ROCMLAB_RUNTIME": "native",
-            **{name: self.settings.get(name) for name in FOR_KERNELS},
+            hosts.SETTING: self.settings.get(hosts.SETTING),
+            live.VARIABLE: str(live.path_of(self.settings)),
             "KERAS_HOME": str(self.share_folder / "cache/keras"),
             "HF_HOME": str(self.share_folder / "cache/huggingface"),
         }
@@ -191,8 +184,7 @@ class NativeLab:
         kept = ("PORT", "JUPYTER_TOKEN", "METRICS_TOKEN", "SHARE", "ROCMLAB_BACKEND")
         found = {name: self.values.get(name, "") for name in kept}
         found |= {"NOTEBOOKS_DIR": str(self.notebooks), "GPUS": self.settings.get("GPUS")}
-        for name in ("ROCMLAB_ROOT", *FOR_KERNELS):
-            found[name] = self.settings.get(name)
+        found |= {name: self.settings.get(name) for name in ("ROCMLAB_ROOT", hosts.SETTING)}
         found |= self.node.configuration()
         return {**found, "environment": self.venv.fingerprint()}
 
@@ -304,8 +296,8 @@ class NativeLab:
 
     def _end(self, family: list[Process]) -> None:
         """Ask the server to shut down, as JupyterLab's own menu does; then end what is left, first politely."""
-        self.ask("/api/shutdown", method="POST")
-        if not identity.wait_gone(family[:1], STOP_SECONDS / 2):
+        is_ending = self.ask("/api/shutdown", method="POST")[0] == 200
+        if not (is_ending and identity.wait_gone(family[:1], STOP_SECONDS / 2)):
             identity.send(family[:1], signal.SIGTERM)
             identity.wait_gone(family[:1], STOP_SECONDS / 2)
         identity.send(family, signal.SIGTERM)

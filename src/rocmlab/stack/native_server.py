@@ -6,16 +6,14 @@ The mark is in the server's environment, which only this user and root can read,
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rocmlab import identity
 from rocmlab.identity import Process
-from rocmlab.stack import envfile, server, sockets
-from rocmlab.stack.server import NOBODY, OTHER, OURS, UNKNOWN, Holder
+from rocmlab.stack import sockets
+from rocmlab.stack.sockets import NOBODY, OTHER, OURS, UNKNOWN, Holder, trusted
 
 
 @dataclass
@@ -25,15 +23,17 @@ class ServerProcess:
     record: Path  # pid, start time, mark and configuration of the running server
     home: Path  # what JupyterLab shows, and the folder that its process is in
     port: int
-    mark: str = field(default_factory=lambda: secrets.token_hex(16))  # of the server that this process would start
+    mark: str = ""  # of the server that this process would start
 
     def remember(self, pid: int, configuration: Mapping[str, str]) -> None:
         """Write down the server that was just started with our mark."""
+        from rocmlab.stack import envfile
+
         started = identity.start_of(pid)
         facts = {"pid": pid, "started": started, "mark": self.mark, "configuration": dict(configuration)}
         envfile.write(self.record, json.dumps(facts) + "\n")
 
-    def recorded(self) -> dict[str, Any]:
+    def recorded(self) -> dict[str, object]:
         """Return what the record says, empty where there is none."""
         try:
             found = json.loads(self.record.read_text(encoding="utf-8"))
@@ -55,7 +55,7 @@ class ServerProcess:
                     return process
         return None
 
-    def _is_recorded(self, process: Process, facts: Mapping[str, Any]) -> bool:
+    def _is_recorded(self, process: Process, facts: Mapping[str, object]) -> bool:
         if identity.uid_of(process.pid) not in identity.own_uids():
             return False
         if mark := facts.get("mark"):
@@ -82,6 +82,6 @@ class ServerProcess:
         if not found:
             return Holder(UNKNOWN if found is None else NOBODY)
         process = self.find()
-        if process and all(server.trusted(each.uid) and sockets.is_held_by(each, process.pid) for each in found):
+        if process and all(trusted(each.uid) and sockets.is_held_by(each, process.pid) for each in found):
             return Holder(OURS, found)
         return Holder(OTHER, found)

@@ -8,32 +8,17 @@ import socket
 import time
 import urllib.request
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from rocmlab import identity
 from rocmlab.errors import RocmlabError
 from rocmlab.stack import sockets
-from rocmlab.stack.sockets import Listener
+from rocmlab.stack.sockets import NOBODY, OTHER, OURS, ROOT, UNKNOWN, Holder, Listener, trusted
 
+__all__ = ["NOBODY", "OTHER", "OURS", "UNKNOWN", "Holder", "Listener", "trusted"]
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the loopback needs no proxy
-NOBODY, OURS, OTHER, UNKNOWN = "nobody", "ours", "other", "unknown"
 POLL_SECONDS = 0.05
 RETRY_SECONDS = 0.5  # where something answers and is not our server: verifying costs more than a poll
-ROOT = 0
-
-
-@dataclass(frozen=True)
-class Holder:
-    """Who listens on the lab's port: nobody, our own server, another process, or it cannot be found out."""
-
-    kind: str
-    listeners: tuple[Listener, ...] = ()
-
-    def __str__(self) -> str:
-        if self.kind == UNKNOWN:
-            return "the operating system does not show who listens (lsof is missing, or /proc is not readable)"
-        return sockets.describe(self.listeners)
 
 
 def url(port: int, token: str) -> str:
@@ -127,11 +112,6 @@ def wait(port: int, answers: Callable[[], bool], is_alive: Callable[[], bool], t
             checked = time.monotonic()
         time.sleep(pause)
     return False
-
-
-def trusted(uid: int) -> bool:
-    """Return whether a listener of this user may be an engine's: root's, ours, or under sudo the caller's."""
-    return uid == ROOT or uid in identity.own_uids()
 
 
 def is_free(port: int) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import socket
 import struct
-import subprocess
 import sys
 from dataclasses import dataclass
 
@@ -17,6 +16,8 @@ from rocmlab import identity
 
 LISTEN = b"0A"
 HAS_PROC = sys.platform == "linux"
+ROOT = 0
+NOBODY, OURS, OTHER, UNKNOWN = "nobody", "ours", "other", "unknown"
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,19 @@ class Listener:
     uid: int
     inode: int = 0  # on Linux
     pid: int = 0  # on macOS
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who listens on the lab's port: nobody, our own server, another process, or it cannot be found out."""
+
+    kind: str
+    listeners: tuple[Listener, ...] = ()
+
+    def __str__(self) -> str:
+        if self.kind == UNKNOWN:
+            return "the operating system does not show who listens (lsof is missing, or /proc is not readable)"
+        return describe(self.listeners)
 
 
 def _hexadecimal(address: str) -> bytes:
@@ -87,6 +101,8 @@ def _rows(port: int) -> list[list[bytes]]:
 
 def _listed(port: int) -> tuple[Listener, ...] | None:
     """Ask `lsof`, which shows every process to root and his own to a user."""
+    import subprocess
+
     command = ["lsof", "-nP", f"-iTCP:{port}", "-sTCP:LISTEN", "-F", "pu"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
@@ -148,3 +164,8 @@ def _target(path: str) -> str:
         return os.readlink(path)
     except OSError:
         return ""
+
+
+def trusted(uid: int) -> bool:
+    """Return whether a listener of this user may be an engine's: root's, ours, or under sudo the caller's."""
+    return uid == ROOT or uid in identity.own_uids()
