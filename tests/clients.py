@@ -7,10 +7,37 @@ import urllib.error
 import urllib.request
 import uuid
 from dataclasses import dataclass
+from typing import Any
 
 import websocket
 
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def ask(
+    port: int, token: str, path: str, *, method: str = "GET", body: object = None, timeout_seconds: float = 2.0
+) -> tuple[int, Any]:
+    """Return status and JSON of whatever listens on a port of the loopback; status 0 where nobody answers."""
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}{path}",
+        method=method,
+        headers={"Authorization": f"token {token}"},
+        data=None if body is None else json.dumps(body).encode(),
+    )
+    try:
+        with OPENER.open(request, timeout=timeout_seconds) as answer:
+            text = answer.read()
+            return answer.status, json.loads(text) if text else None
+    except urllib.error.HTTPError as err:
+        with err:
+            return err.code, None
+    except (OSError, ValueError):
+        return 0, None
+
+
+def answers(port: int, token: str) -> bool:
+    """Return whether a Jupyter server accepts this token."""
+    return ask(port, token, "/api/status")[0] == 200
 
 
 @dataclass(frozen=True)

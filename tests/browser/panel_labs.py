@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import clients
 import nbformat
 import websocket
 from clones import free_port
@@ -18,7 +19,6 @@ from kernel_hosts import Host
 from rocmlab.devices import Device
 from rocmlab.devices.simulated import GpuUse, Live
 from rocmlab.lab import install
-from rocmlab.stack import server
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
@@ -62,7 +62,7 @@ class Lab:
         with self.log.open("a") as log:
             self.process = subprocess.Popen(command, cwd=self.work, env=environment, stdout=log, stderr=log)
         end = time.monotonic() + WAIT / 1000
-        while server.ask(self.port, TOKEN, f"{BASE_URL}api/status")[0] != 200:
+        while clients.ask(self.port, TOKEN, f"{BASE_URL}api/status")[0] != 200:
             assert self.process.poll() is None, self.log.read_text()
             assert time.monotonic() < end, self.log.read_text()
             time.sleep(0.2)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import clients
 import nbformat
 import pytest
 from clones import free_port
@@ -18,7 +19,6 @@ from kernel_hosts import Host, simulated_host
 from test_lab import picture, run_all
 
 from rocmlab.lab import install
-from rocmlab.stack import server
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -62,13 +62,13 @@ def address(host: Host, tmp_path: Path) -> Iterator[str]:
         )
     try:
         begin = time.monotonic()
-        while not server.answers(port, TOKEN):
+        while not clients.answers(port, TOKEN):
             assert lab.poll() is None, (tmp_path / "lab.log").read_text()
             assert time.monotonic() - begin < START_SECONDS
             time.sleep(0.2)
         yield f"http://127.0.0.1:{port}/lab"
     finally:
-        server.ask(port, TOKEN, "/api/shutdown", method="POST")
+        clients.ask(port, TOKEN, "/api/shutdown", method="POST")
         try:
             lab.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:  # jupyter_server may wait for ever for a thread of a request that it cut off

@@ -2,38 +2,36 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import json
 from pathlib import Path
 
-from clones import clone, without_docker
+import pytest
+
+from rocmlab.cli import main
+from rocmlab.stack import project as projects
 
 
-def test_the_making_of_the_lab_is_one_line_until_it_fails(tmp_path: Path) -> None:
-    """Standard output is for the answer; where the lab cannot be made, what was said of it is told, too."""
-    lab = clone(tmp_path / "rocmlab")
-    python = tmp_path / "python3"
-    python.write_text(
-        '#!/bin/sh\ncase "$*" in *venv*|*virtualenv*) echo no room for it >&2; exit 1;; esac\n'
-        f'exec {sys.executable} "$@"\n'
-    )
-    python.chmod(0o755)
-    environment = {**lab.environment, "PYTHONPATH": "src", "RUNTIME": "native", "PYTHON": str(python)}
-    environment["PATH"] = without_docker(os.environ["PATH"])
+@pytest.fixture(autouse=True)
+def _no_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A project folder in which no lab was ever made."""
+    monkeypatch.setattr(projects, "find", lambda: tmp_path)
 
-    done = subprocess.run(
-        [sys.executable, "-m", "rocmlab", "datasets", "list"],
-        cwd=lab.folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
-    said = done.stderr.splitlines()
-    assert done.returncode != 0
-    assert done.stdout == ""
-    assert said[0].startswith("the lab is made first")
-    assert "no room for it" in done.stderr
-    assert "making .venv with" in done.stderr
+def test_a_share_that_is_named_is_looked_at_without_a_lab(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--share DIR` is a folder of this host: what it has is known."""
+    code = main(["datasets", "list", "--share", str(tmp_path / "share"), "--json"])
+
+    rows = json.loads(capsys.readouterr().out)
+    assert code == 0
+    assert {row["is_in_share"] for row in rows} == {False}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_lab_what_its_share_has_is_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Unknown is null, and not false; nothing is built to find it out."""
+    code = main(["datasets", "list", "--json"])
+
+    rows = json.loads(capsys.readouterr().out)
+    assert code == 0
+    assert {row["is_in_share"] for row in rows} == {None}
+    assert list(tmp_path.iterdir()) == []

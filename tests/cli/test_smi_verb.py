@@ -19,12 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clones import free_port
+from intruders import intruder
 
 from rocmlab.cli import main as cli
 from rocmlab.cli import smi_lab, smi_look
 from rocmlab.devices import discover, sample
 from rocmlab.devices.simulated import GpuUse, write_host
 from rocmlab.errors import RocmlabError
+from rocmlab.stack import container_port, sockets
 
 DEADLINE_SECONDS = 60.0
 TOKEN = "0123456789abcdef"
@@ -332,6 +335,8 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[_Lab]:
     (project / "compose.yaml").touch()
     port = server.server_address[1]
     (project / ".env").write_text(f"PORT={port}\nJUPYTER_TOKEN={TOKEN}\nROCMLAB_RUNTIME=docker\n")
+    (project / ".rocmlab").mkdir()
+    container_port.confirm(project / ".rocmlab", port, sockets.listeners(port) or ())  # as the engine would have
     monkeypatch.chdir(project)
     yield server
     server.shutdown()
@@ -374,6 +379,22 @@ class TestLab:
                 Path(".env").write_text(text)
 
                 assert smi_lab.kernels() is None
+
+    def test_another_users_listener_is_not_asked(
+        self, lab: _Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Neither on the host nor inside the lab, where a stale note of the server is left."""
+        port = free_port()
+        Path(".env").write_text(f"PORT={port}\nJUPYTER_TOKEN={TOKEN}\nROCMLAB_RUNTIME=native\n")
+        with intruder(port, tmp_path) as other:
+            assert smi_lab.kernels() is None
+
+            note = {"port": port, "base_url": "/", "token": TOKEN}
+            (tmp_path / "jpserver-12.json").write_text(json.dumps(note))
+            monkeypatch.setenv("ROCMLAB_RUNTIME", "native")
+            monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
+            assert smi_lab.kernels() is None
+            assert other.received == ""
 
     def test_inside_the_lab_its_own_server_is_asked(
         self, lab: _Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

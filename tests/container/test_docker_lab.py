@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 
+import clients
 import pytest
 from clones import Clone, clone, printed_url
 from containers import docker
@@ -55,7 +56,7 @@ class TestUp:
         assert f"Docker volume {lab.env['COMPOSE_PROJECT_NAME']}_share" in first_up
         with server.OPENER.open(url, timeout=10) as answer:
             assert answer.status == 200
-        assert server.ask(lab.port, "wrong", "/api/status")[0] == 403
+        assert clients.ask(lab.port, "wrong", "/api/status")[0] == 403
 
     def test_env_is_private_and_complete_for_plain_compose(self, lab: Clone, first_up: str) -> None:
         """Mode 0600, a 256-bit token, and `docker compose ps` finds the lab."""

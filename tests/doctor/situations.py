@@ -12,7 +12,7 @@ from hosts import Gpu, make_host
 from rocmlab.doctor import checks
 from rocmlab.doctor.model import BLOCKS, OK, WARNS, Finding
 from rocmlab.doctor.situation import Situation
-from rocmlab.stack import resolve
+from rocmlab.stack import resolve, server
 from rocmlab.stack import settings as configuration
 from rocmlab.stack.choice import Choice
 from rocmlab.stack.engine import Engine
@@ -35,6 +35,10 @@ class QuietLab:
     def is_running(self) -> bool:
         """As the test says."""
         return self.running
+
+    def holder(self) -> server.Holder:
+        """Its own server, or another program."""
+        return server.Holder(server.OURS if self.running else server.OTHER)
 
     def is_prepared(self) -> bool:
         """As the test says."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import clients
 import pytest
 from clones import Clone
 
@@ -51,7 +52,7 @@ class Demo:
 
     def ask(self, path: str) -> Any:
         """Ask its server."""
-        return server.ask(self.port, self.token, path, timeout_seconds=20)[1]
+        return clients.ask(self.port, self.token, path, timeout_seconds=20)[1]
 
     def smi(self) -> dict[str, Any]:
         """Run the command that it prints, for JSON."""

@@ -6,6 +6,7 @@ import json
 import subprocess
 from pathlib import Path
 
+import clients
 import pytest
 from clients import Server
 from clones import UNCOMPILED, Clone, clone, lighten, printed_url
@@ -37,12 +38,12 @@ def test_make_up_says_what_it_chose_and_ends_with_a_url_that_answers(lab: Clone,
     assert str(lab.folder / "share") in first_up
     with server.OPENER.open(url, timeout=10) as answer:
         assert answer.status == 200
-    assert server.ask(lab.port, "wrong", "/api/status")[0] == 403
+    assert clients.ask(lab.port, "wrong", "/api/status")[0] == 403
 
 
 def test_the_kernels_of_both_frameworks_are_offered_and_no_other(lab: Clone, first_up: str) -> None:
     """JupyterLab's own kernel, which has no framework to offer, is gone."""
-    specs = server.ask(lab.port, lab.env["JUPYTER_TOKEN"], "/api/kernelspecs", timeout_seconds=10)[1]
+    specs = clients.ask(lab.port, lab.env["JUPYTER_TOKEN"], "/api/kernelspecs", timeout_seconds=10)[1]
 
     assert {"tensorflow", "torch"} == set(specs["kernelspecs"])
 

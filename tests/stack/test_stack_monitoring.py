@@ -21,6 +21,7 @@ from rocmlab.errors import RocmlabError
 from rocmlab.stack import monitoring, resolve, settings
 from rocmlab.stack import project as projects
 from rocmlab.stack.choice import Choice
+from rocmlab.stack.native_server import ServerProcess
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ class TestExplained:
     def server(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         """A real Jupyter server with our extension, on a simulated host."""
         with simulated_host(tmp_path, monkeypatch) as host:
-            found = Server(host)
+            found = Server(host, ROCMLAB_SERVER="m" * 32)
             try:
                 yield found.up()
             finally:
@@ -70,6 +71,8 @@ class TestExplained:
     ) -> None:
         """The printed configuration, as it is, lets a real Prometheus ask a real Jupyter server with its token."""
         describe(folder, "native", PORT=str(server.port))
+        record = ServerProcess(folder / ".rocmlab/jupyter.json", folder / ".rocmlab/home", server.port, "m" * 32)
+        record.remember(server.process.pid, {})
 
         assert main(["monitoring"]) == 0
         said = capsys.readouterr().out

@@ -9,7 +9,7 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -44,13 +44,21 @@ def main(verb: str, arguments: Sequence[str]) -> int:
     parser.add_argument("--row", action="append", metavar="NAME", help=ONLY)
     parser.add_argument("--json", action="store_true", help="print it as JSON")
     chosen = parser.parse_args(arguments)
-    report = {
+    if chosen.row and chosen.name in ("up", "devices"):
+        parser.error(f"--row is for {ONLY.partition(':')[0]}")
+    if chosen.theirs and chosen.name not in ("devices", "telemetry"):
+        parser.error("--theirs is for devices and telemetry")
+    measures: dict[str, Callable[[], dict[str, Any]]] = {
         "up": lambda: _up(chosen.runs),
         "devices": lambda: _devices(chosen.runs, chosen.theirs),
         "runner": lambda: _runner(chosen.runs, chosen.row),
         "telemetry": lambda: _telemetry(chosen.runs, chosen.theirs, chosen.row),
         "cluster": lambda: _cluster(chosen.runs, chosen.row),
-    }[chosen.name]()
+    }
+    try:
+        report = measures[chosen.name]()
+    except ImportError as err:
+        raise runner_missing(err) from err
     rows: list[bench.Row] = report["rows"]
     if chosen.json:
         print(json.dumps({**report, "rows": [row.as_dict() for row in rows]}, indent=1))
@@ -101,10 +109,8 @@ def _from_the_host(words: Sequence[str]) -> int:
     from rocmlab.cli.up import announce, note
     from rocmlab.stack.container import ContainerLab
 
-    if words[1:2] == ["train"]:
-        from rocmlab.cli import bench_train
-
-        bench_train.parser(words[0]).parse_args(words[2:])  # a wrong word is told before anything is built
+    if words[1:]:  # wrong arguments are reported before anything is built
+        importlib.import_module(OWN[words[1]]).parser(words[0]).parse_args(words[2:])
     project = projects.plan(projects.find())
     announce(project, note)
     with projects.locked(project, note):
@@ -124,6 +130,7 @@ def _positive(text: str) -> int:
 
 def _up(runs: int) -> dict[str, Any]:
     project = projects.plan(projects.find())
+    bench.check_built(project)  # before anything is written
     projects.write(project)
     rows = bench.up(project, runs)
     devices = project.lab.devices()
@@ -192,10 +199,8 @@ def _telemetry(runs: int, theirs: str | None, names: Sequence[str] | None) -> di
 
 
 def _cluster(runs: int, names: Sequence[str] | None) -> dict[str, Any]:
-    try:
-        from rocmlab.runner.bench import cluster, invented, ray_rows
-    except ImportError as err:
-        raise runner_missing(err) from err
+    from rocmlab.runner.bench import cluster, invented, ray_rows
+
     figures = cluster.measure(runs, names or ())
     fleet = f"{invented.GPUS}x {', '.join(product[0] for product in invented.PRODUCTS)}"
     nodes = f"Ray nodes with {ray_rows.GPUS} simulated GPUs each"

@@ -15,7 +15,7 @@ from rocmlab.training.scaling.report import Plan, Row, measure
 
 def main(verb: str, arguments: Sequence[str]) -> int:
     """Measure how training scales over this machine's GPUs, and print a table, or JSON."""
-    chosen = _parser(verb).parse_args(arguments)
+    chosen = parser(verb).parse_args(arguments)
     plan = Plan(
         size=chosen.size,
         blocks=chosen.runs,
@@ -41,7 +41,8 @@ def main(verb: str, arguments: Sequence[str]) -> int:
     return 0 if rows else 1
 
 
-def _parser(verb: str) -> argparse.ArgumentParser:
+def parser(verb: str) -> argparse.ArgumentParser:
+    """Return the parser of `rocmlab bench multi-gpu`."""
     parser = verb_parser(verb)
     parser.prog += " multi-gpu"
     parser.add_argument("--runs", type=_positive, default=5, help="timed blocks of each figure (default 5)")

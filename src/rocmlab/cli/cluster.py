@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rocmlab.cli import stopping
 from rocmlab.cli.main import verb_parser
 from rocmlab.errors import RocmlabError
 
@@ -50,7 +51,8 @@ def _parser(verb: str) -> argparse.ArgumentParser:
     added = {word: words.add_parser(word, description=text[0].upper() + text[1:] + ".") for word, text in WORDS.items()}
     added["join"].add_argument("head", nargs="?", metavar="HOST:PORT", help="the head's address (default: HEAD)")
     added["status"].add_argument("--json", action="store_true", help="print everything known, as JSON")
-    added["down"].add_argument("--force", action="store_true", help="even if notebooks run on it (or FORCE=1)")
+    for word in ("up", "join", "down"):
+        stopping.add_options(added[word])
     node = added["node"]
     node.add_argument("--folder", type=Path, help="for a second node of this machine: a folder of its own")
     node.add_argument("--cpus", type=int, help="how many CPUs to tell Ray of (default: those this process may use)")
@@ -80,7 +82,7 @@ def _enter(chosen: argparse.Namespace) -> int:
     os.environ["CLUSTER"] = wanted
     if wanted != "head":
         greeting.reach(wanted)  # before anything is built
-    return _start()
+    return _start(chosen)
 
 
 def _head(given: str | None) -> str:
@@ -114,7 +116,7 @@ def _ask_for_token(known: str) -> None:
     token.check(os.environ.get("CLUSTER_TOKEN", ""))
 
 
-def _start() -> int:
+def _start(chosen: argparse.Namespace) -> int:
     from rocmlab import doctor
     from rocmlab.cli import up
     from rocmlab.stack import project as projects
@@ -124,11 +126,13 @@ def _start() -> int:
     if isinstance(project.lab, NativeLab):
         up.announce(project, up.say)
         doctor.refuse(doctor.blocking(project))
+        if stop := up.would_stop_other(project):
+            stopping.check(*stop, stopping.consent(chosen), up.say)
         with projects.locked(project, up.say), projects.settings_kept_on_failure(project):
             project = projects.prepare(project, up.say)
             projects.stop_other(project, up.say)
             project.lab.start_node(up.say)  # type: ignore[attr-defined]
-    elif code := up.main("up", []):
+    elif code := up.main("up", stopping.given(chosen)):
         return code
     print("\n".join(_entered(_inside(["cluster", "wait"]), project.lab.is_running())))
     return 0
@@ -228,8 +232,11 @@ def _down(chosen: argparse.Namespace) -> int:
     if not project.settings.is_in_cluster:
         print("this machine is no node of a cluster")
         return 0
+    consent = stopping.consent(chosen)
     runs = lab.node.started() is not None if isinstance(lab, NativeLab) else lab.is_running()
-    if runs and not (chosen.force or os.environ.get("FORCE", "") not in ("", "0")):
+    if not isinstance(lab, NativeLab):
+        stopping.check(lab, stopping.Stop("make cluster-down", "stops", ends_runs=True), consent, up.say)
+    if runs and not consent.force:
         _refuse_if_busy(_inside(["cluster", "busy"]), project.settings.get("CLUSTER") == "head")
     with projects.locked(project, up.say):
         if isinstance(lab, NativeLab):

@@ -14,7 +14,7 @@ from rocmlab.cli.main import verb_parser
 from rocmlab.cli.up import say
 from rocmlab.devices.simulated import Live
 from rocmlab.errors import RocmlabError
-from rocmlab.stack import demo, server
+from rocmlab.stack import demo
 from rocmlab.stack import project as projects
 from rocmlab.stack.project import Project
 
@@ -90,13 +90,12 @@ def _refuse_beside_another(state: Path, folder: Path) -> None:
 
 def _open_idle_notebook(project: Project, notebook: str) -> None:
     """Have JupyterLab start a kernel that holds a GPU and does nothing."""
-    port, token = int(project.values["PORT"]), project.values["JUPYTER_TOKEN"]
-    specs = server.ask(port, token, "/api/kernelspecs", timeout_seconds=20)[1] or {}
+    specs = project.lab.ask("/api/kernelspecs", timeout_seconds=20)[1] or {}
     names = sorted(specs.get("kernelspecs", ()))
     name = next((each for each in ("torch", "tensorflow") if each in names), names[0] if names else "")
     path = f"work/{notebook}"
     body = {"path": path, "name": notebook, "type": "notebook", "kernel": {"name": name}}
-    status, _ = server.ask(port, token, "/api/sessions", method="POST", body=body, timeout_seconds=120)
+    status, _ = project.lab.ask("/api/sessions", method="POST", body=body, timeout_seconds=120)
     if status != 201:
         say(f"the notebook that only holds a GPU could not be opened (HTTP {status})")
 
@@ -132,14 +131,13 @@ def _announce(project: Project, host: Path) -> None:
 
 def _show(live: Live, project: Project, state: Path, seconds: float | None) -> None:
     """Move the values: each leased GPU works for the kernel that has it."""
-    port, token = int(project.values["PORT"]), project.values["JUPYTER_TOKEN"]
     work = demo_work.Work(state / "share", live.folder)
     live.pattern = work.busy_percent
     began, looked = time.monotonic(), 0.0
     while seconds is None or time.monotonic() - began < seconds:
         passed = time.monotonic() - began
         if passed - looked >= LOOK_SECONDS or not looked:
-            rows = server.ask(port, token, "/rocmlab/api/kernels")[1]
+            rows = project.lab.ask("/rocmlab/api/kernels")[1]
             work.look(rows if isinstance(rows, list) else [], passed)
             looked = passed
         live.processes = work.uses(passed)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from rocmlab.cli.main import runner_missing
 from rocmlab.errors import RocmlabError
+from rocmlab.runner.export import options
 
 KINDS = {
     "slurm": "write an array script for Slurm",
@@ -27,14 +28,17 @@ def main(verb: str, arguments: Sequence[str]) -> int:
         return 0 if kind else 2
     if kind not in KINDS:
         raise RocmlabError(f"rocmlab {verb} {kind}", "there is no such kind", f"one of: {', '.join(KINDS)}")
+    # Wrong arguments are reported before anything is built, and `--help` needs nothing installed.
+    asked = options.READERS[kind](arguments[1:])
     # A job runs where the scheduler has put it, with the interpreter that the script names: no lab is looked for.
     if os.environ.get("ROCMLAB_RUNTIME") or kind in ("job", "collect"):
         return _here(arguments)
+    from rocmlab.cli import run_ahead
     from rocmlab.cli.up import announce, note
-    from rocmlab.runner.export import options
     from rocmlab.stack import project as projects
 
-    options.read("k8s" if kind == "k8s" else "slurm", arguments[1:])  # a wrong word is told before anything is built
+    if (code := run_ahead.check(asked)) is not None:
+        return code
     project = projects.plan(projects.find())
     announce(project, note)
     with projects.locked(project, note):

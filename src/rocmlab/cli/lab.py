@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from rocmlab.cli import prune, stopping
 from rocmlab.cli.main import verb_parser
 from rocmlab.cli.table import device_lines
 from rocmlab.cli.up import say
 from rocmlab.errors import RocmlabError
 from rocmlab.stack import project as projects
-from rocmlab.stack import server
+from rocmlab.stack import server, space
 from rocmlab.stack.project import Project
 
 
@@ -24,19 +25,43 @@ def main(verb: str, arguments: Sequence[str]) -> int:
         parser.add_argument("--json", action="store_true", help="print it as JSON")
     if verb == "logs":
         parser.add_argument("-f", "--follow", action="store_true", help="go on printing")
+    if verb in ("down", "clean"):
+        stopping.add_options(parser)
+    if verb == "clean":
+        prune.add_options(parser)
     chosen = parser.parse_args(arguments)
+    consent = stopping.consent(chosen) if verb in ("down", "clean") else stopping.Consent()
+    if verb == "clean" and (age := prune.asked(chosen)):
+        return prune.main(chosen, age, is_forced=consent.force)
     project = projects.reopen(projects.find())
     if verb == "status":
         return status(project, chosen.json)
     if verb == "logs":
         return project.lab.logs(chosen.follow)
+    if verb in ("down", "clean"):
+        does = "stops" if verb == "down" else "stops and removes"
+        stop = stopping.Stop(f"make {verb}", does, ends_idle=True, ends_runs=_ends_runs(project, verb))
+        stopping.check(project.lab, stop, consent, say)
     verbs: dict[str, Callable[[Project], int]] = {"down": down, "url": url, "shell": shell, "clean": clean}
     return verbs[verb](project)
 
 
+def _ends_runs(project: Project, verb: str) -> bool:
+    """Tell whether runs beside the server end: Compose removes their containers, `clean` their environment."""
+    return verb == "clean" or project.choice.runtime == "docker"
+
+
 def is_up(project: Project) -> bool:
-    """Tell whether the lab answers with our token."""
-    return server.answers(int(project.values["PORT"]), project.values["JUPYTER_TOKEN"])
+    """Tell whether the lab answers with our token, which is sent to no other process."""
+    return project.lab.ask("/api/status")[0] == 200
+
+
+def held_by_another(project: Project) -> str:
+    """Return who else listens on the lab's port, empty where nobody does."""
+    holder = project.lab.holder()
+    if holder.kind != server.OTHER:
+        return ""
+    return f"port {project.values['PORT']} is held by {holder}; nothing was sent there"
 
 
 def down(project: Project) -> int:
@@ -60,10 +85,13 @@ def status(project: Project, as_json: bool) -> int:
             "share": project.lab.share(),
             "devices": devices,
             "cluster": cluster_state(project),
+            "disk": asdict(full) if (full := space.problem(project.settings, project.lab)) else None,
         }
         print(json.dumps(facts, indent=1))
         return 0 if answers else 1
     state = "answers" if answers else "runs but does not answer" if project.lab.is_running() else "is stopped"
+    if not answers and (other := held_by_another(project)):
+        state += f"; {other}"
     print(f"lab        {state} (backend {project.choice.backend}, runtime {project.choice.runtime})")
     if answers:
         print(f"url        {project.url}")
@@ -74,6 +102,8 @@ def status(project: Project, as_json: bool) -> int:
             "\n".join(f"{'cluster' if number == 0 else '':10} {line}" for number, line in enumerate(node_lines(node)))
         )
     print(f"share      {project.lab.share()}")
+    if full := space.problem(project.settings, project.lab):
+        print(f"WARNING    {full}")
     return 0 if answers else 1
 
 
@@ -99,7 +129,10 @@ def node_lines(node: Mapping[str, Any]) -> list[str]:
 def url(project: Project) -> int:
     """Print the address."""
     if not is_up(project):
-        raise RocmlabError("the lab does not answer", "it is stopped, or still starting", "make up", exit_code=1)
+        other = held_by_another(project)
+        why = other or "it is stopped, or still starting"
+        fix = "make up PORT=…, another one: it makes a new token, too" if other else "make up"
+        raise RocmlabError("the lab does not answer", why, fix, exit_code=1)
     print(project.url)
     return 0
 

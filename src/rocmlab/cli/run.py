@@ -24,17 +24,22 @@ def main(verb: str, arguments: Sequence[str]) -> int:
 
 
 def _from_the_host(verb: str, arguments: Sequence[str]) -> int:
+    from rocmlab.cli import run_ahead
     from rocmlab.cli.up import announce, note
     from rocmlab.runner.asking.options import check, parser
     from rocmlab.stack import project as projects
     from rocmlab.stack.container import ContainerLab
 
     arguments = [*arguments, *_from_make(os.environ)]
-    check(parser().parse_intermixed_args(arguments))  # a wrong word is told before anything is built
+    asked = parser().parse_intermixed_args(arguments)  # wrong arguments are reported before anything is built
+    check(asked)
+    if (code := run_ahead.check(asked)) is not None:
+        return code
     project = projects.plan(projects.find())
     announce(project, note)
-    with projects.locked(project, note):
-        project = projects.prepare(project, note, persist=False)
+    if not asked.list:  # which reads, and must not rebuild
+        with projects.locked(project, note):
+            project = projects.prepare(project, note, persist=False)
     code = project.lab.run([verb, *(_inside(project, word) for word in arguments)])
     if isinstance(project.lab, ContainerLab) and "/" not in project.values["SHARE"]:
         note(f"the share is the {project.lab.share()}, shown in JupyterLab; with the lab up this copies its runs out:")

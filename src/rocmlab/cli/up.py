@@ -7,20 +7,78 @@ import time
 from collections.abc import Sequence
 
 from rocmlab import __version__, doctor
+from rocmlab.cli import stopping
 from rocmlab.cli.main import verb_parser
 from rocmlab.cli.table import device_lines
+from rocmlab.stack import exposure
 from rocmlab.stack import project as projects
-from rocmlab.stack.lab import Say
+from rocmlab.stack.lab import Lab, Say
 from rocmlab.stack.project import Project
+
+UNCHANGED = "nothing was changed: the lab runs on with its present settings, and the new ones are not in force"
 
 
 def main(verb: str, arguments: Sequence[str]) -> int:
     """Choose, write `.env`, build or install, start, and say where the lab is."""
-    verb_parser(verb).parse_args(arguments)
-    project = projects.plan(projects.find())
+    parser = verb_parser(verb)
+    stopping.add_options(parser)
+    consent = stopping.consent(parser.parse_args(arguments))
+    project, renewed = _plan(verb)
     announce(project, say)
     if verb == "up":
         doctor.refuse(doctor.blocking(project))
+    while True:
+        with projects.locked(project, say):
+            stop = would_stop(project, verb)
+        if stop:
+            stopping.check(*stop, consent, say)
+        try:
+            return _up(project, verb, consent, renewed, is_stopped=stop is not None)
+        except stopping.LabIsBusy:
+            if not consent.waits:
+                raise
+            project, renewed = _plan(verb)  # something began to compute while the new version was built
+
+
+def _plan(verb: str) -> tuple[Project, list[str]]:
+    """Decide, and return a line for each token that `up` replaces, because another process held the lab's port."""
+    return projects.plan_anew(projects.find()) if verb == "up" else (projects.plan(projects.find()), [])
+
+
+def would_stop(project: Project, verb: str) -> tuple[Lab, stopping.Stop] | None:
+    """Return the running lab that this command would stop or restart, and how; None: it stops nothing."""
+    if verb == "up" and (stop := would_stop_other(project)):
+        return stop
+    before = projects.before(project)
+    is_touched = verb == "up" or (project.choice.runtime == "native" and not project.lab.is_prepared())
+    if is_touched and projects.restarts(project):
+        return (before or project).lab, stopping.Stop(f"make {verb}", "restarts", note=UNCHANGED)
+    return None
+
+
+def would_stop_other(project: Project) -> tuple[Lab, stopping.Stop] | None:
+    """Return the running lab of another runtime that this project's lab would replace; None: there is none."""
+    before = projects.before(project)
+    if before is None or before.choice.runtime == project.choice.runtime:
+        return None
+    does = f"stops (RUNTIME changes from {before.choice.runtime} to {project.choice.runtime})"
+    return before.lab, stopping.Stop("make up", does, note=UNCHANGED)
+
+
+def _up(project: Project, verb: str, consent: stopping.Consent, renewed: list[str], *, is_stopped: bool) -> int:
+    """Build what is missing, and start; what has begun to run meanwhile is not stopped.
+
+    Args:
+        project: what was decided.
+        verb: `up` or `build`.
+        consent: whether what runs may be stopped.
+        renewed: a line for each new token.
+        is_stopped: whether a running lab is stopped by this.
+
+    Raises:
+        RocmlabError: see `projects.prepare` and `Lab.start`.
+        LabIsBusy: something runs now that would end; settings are as they were.
+    """
     choice = project.choice
     with projects.locked(project, say), projects.settings_kept_on_failure(project):
         project = projects.prepare(project, say, always=verb == "build")
@@ -28,15 +86,22 @@ def main(verb: str, arguments: Sequence[str]) -> int:
             announce(project, say)
         if verb == "build":
             return 0
+        if (is_stopped or project.choice != choice) and (stop := would_stop(project, verb)) and not consent.force:
+            stopping.check(*stop, consent, _silent, may_wait=False)
         projects.stop_other(project, say)
         started = time.monotonic()
         was_running = project.lab.is_running()
         is_new = project.lab.start(say)
+        exposure.forget(project.settings, project.values)
+    for line in renewed:
+        say(line)
     devices = project.lab.devices()
     projects.check_gpus_inside(project, devices)
     seconds = time.monotonic() - started
     how = "is running" if not is_new else "was restarted with the new settings" if was_running else "is ready"
     say(f"JupyterLab {how} ({seconds:.1f} s)")
+    if not is_new and project.live_changes:
+        say(f"in force now, without a restart: {' '.join(project.live_changes)}")
     print(f"\n  {project.url}\n")
     for number, line in enumerate(device_lines(devices)):
         print(f"  {'devices' if number == 0 else '':9} {line}")
@@ -52,6 +117,10 @@ def announce(project: Project, say: Say) -> None:
     say(f"rocmlab {__version__}: backend {choice.backend}, runtime {choice.runtime} ({choice.why})")
     for remark in projects.remarks(project):
         say(remark)
+
+
+def _silent(_: str) -> None:
+    """Print nothing: it has been said."""
 
 
 def say(line: str) -> None:

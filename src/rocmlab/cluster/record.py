@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import stat
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rocmlab import identity
 from rocmlab.errors import Problem
 
 STARTING, READY, FAILED = "starting", "ready", "failed"
@@ -30,11 +30,12 @@ class Record:
     gpus: int
     simulated: bool
     problem: dict[str, str] | None = None  # what, why and fix, where it failed
+    started: str | None = None  # when the process did, see `identity`; None: written by an earlier version
 
     @property
     def is_alive(self) -> bool:
         """Tell whether its process lives, and is not another one that got the same number."""
-        return is_node(self.pid)
+        return is_node(self.pid) and self.started in (None, identity.start_of(self.pid))
 
     @property
     def said(self) -> Problem | None:
@@ -66,15 +67,11 @@ def parse(text: str) -> Record | None:
 
 
 def is_node(pid: int) -> bool:
-    """Tell whether this process is `rocmlab cluster node`."""
-    try:
-        os.kill(pid, 0)
-        if sys.platform != "linux":
-            return True
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-        return state != "Z" and b"cluster\0node" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except (OSError, IndexError):
+    """Tell whether this process is `rocmlab cluster node`, by its command line: a number alone proves nothing."""
+    if identity.find(pid) is None:
         return False
+    words = identity.arguments_of(pid)[1:]
+    return words[:4] == ["-m", "rocmlab", "cluster", "node"] or words[1:3] == ["cluster", "node"]
 
 
 def here(environment: Mapping[str, str] = os.environ) -> tuple[Record, Path] | None:

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from rocmlab import identity
 from rocmlab.cluster import greeting, node, record
 from rocmlab.cluster.node import Plan
 from rocmlab.cluster.record import Record
@@ -136,6 +137,7 @@ class Service:
         problem = vars(error.problem) if error else None
         Record(
             pid=os.getpid(),
+            started=identity.start_of(os.getpid()),
             state=state,
             head=self.plan.head,
             address=self.plan.address,

@@ -16,6 +16,10 @@ if os.environ.get("ROCMLAB_RUNTIME") in ("docker", "podman"):
         c.ServerApp.ip = "0.0.0.0"
     # Shows work/ and share/.
     c.ServerApp.root_dir = "/home/jovyan"
+    # The file browser and the launcher begin here; the native lab has this on its command line.
+    if os.path.isdir("/home/jovyan/work"):
+        c.FileContentsManager.preferred_dir = "work"
+
 # The port that was asked for, or none: nobody would look for the lab at another one.
 c.ServerApp.port_retries = 0
 c.ServerApp.open_browser = False
@@ -36,6 +40,3 @@ c.LabApp.check_for_updates_class = "jupyterlab.NeverCheckForUpdate"
 c.LabApp.news_url = None
 # No language server is installed, and looking for each takes time at every start.
 c.LanguageServerManager.autodetect = False
-if os.environ.get("CULL_IDLE_GPU_KERNELS_SECONDS", "0") not in ("", "0"):
-    # Shuts down kernels that hold a GPU and are idle; off unless somebody set it.
-    c.ServerApp.jpserver_extensions.update({"rocmlab.lab.extension": True})

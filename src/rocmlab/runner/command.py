@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rocmlab.errors import RocmlabError
-from rocmlab.runner.asking import grid, notice, options, parameters, selection
+from rocmlab.runner.asking import notice, options, parameters, requested, selection
 from rocmlab.runner.asking.options import parser as parser
-from rocmlab.runner.ground import files, words
+from rocmlab.runner.ground import files, space, words
 from rocmlab.runner.ground.jobs import Job, Request, name_uniquely, stem
 from rocmlab.runner.working.warmth import Warmth
 
@@ -106,7 +106,7 @@ def _new(asked: argparse.Namespace, means: _Means) -> _Task:
 
     axes = parameters.parse(asked.parameters)
     earlier = _earlier(asked.compare, _share(asked))
-    requests = requested(asked, axes)
+    requests = requested.of(asked, axes)
     return _task(asked, means, requests, _share(asked), earlier, None, lambda jobs: Before())
 
 
@@ -179,6 +179,7 @@ def _task(
     slots = here or _places(asked, means)
     task = _Task(asked, jobs, slots, share, seconds, before(jobs), earlier, folder, means.cluster)
     if not asked.dry_run:
+        space.check(share)
         if folder is None:
             plan.check_any(jobs, slots)  # a run of which no job can start leaves no folder
         _check_not_inside(task)
@@ -201,45 +202,6 @@ def _check_not_inside(task: _Task) -> None:
             f"its GPUs ({words.device_names(task.slots.gpus)}) are leased to that job's kernel until it ends",
             "compute on the CPU: --gpus none, or start it from a terminal",
         )
-
-
-def requested(asked: argparse.Namespace, axes: dict[str, list[Any]]) -> list[Request]:
-    """Return what the command line asks for, lists read and grids laid out."""
-    folder = selection.notebooks_folder(os.environ)
-    entries: list[grid.Entry] = []
-    for word in asked.notebooks or [str(found.notebook) for found in selection.find([], folder)]:
-        entries += _listed(word, folder) if selection.is_list(word) else [grid.Entry(word)]
-    said = {
-        "kernel": asked.kernel,
-        "gpus": asked.job_gpus,
-        "vram_bytes": asked.vram,
-        "timeout_seconds": asked.timeout,
-    }
-    given = {name: value for name, value in said.items() if value is not None}
-    entries = [
-        replace(entry, axes={**entry.axes, **axes}, source="words" if axes else entry.source, **given)
-        for entry in entries
-    ]
-    requests = grid.expand(entries, folder)
-    _check_anything(requests, folder)
-    return requests
-
-
-def _listed(word: str, folder: Path) -> list[grid.Entry]:
-    from rocmlab.runner.asking import lists
-
-    return lists.read(selection.find_list(word, folder))
-
-
-def _check_anything(requests: Sequence[Request], folder: Path) -> None:
-    if not requests:
-        raise RocmlabError(
-            "there is no notebook to run", f"{folder} holds no .ipynb file", "name one: rocmlab run PATH.ipynb"
-        )
-    problems = {request.problem.what: request.problem for request in requests if request.problem}
-    if all(request.problem for request in requests):
-        first = next(iter(problems.values()))
-        raise RocmlabError("; ".join(problems), first.why, first.fix)
 
 
 def _share(asked: argparse.Namespace) -> Path:
@@ -302,7 +264,10 @@ def _run(task: _Task, warmth: Warmth) -> Run:
     except OSError as err:
         folder.remove_stub()
         what = f"the run folder {words.path(folder.path)} cannot be written"
-        raise RocmlabError(what, str(err), "make room there, or choose another place: --share DIR") from err
+        fix = "free space there, or choose another folder: --share DIR"
+        if folder.path.exists():  # its journal and what has finished are whole
+            fix = f"free space there, then continue it: rocmlab run --resume {folder.path.name}"
+        raise RocmlabError(what, str(err), fix) from err
 
 
 def _name(task: _Task) -> str:

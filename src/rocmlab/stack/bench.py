@@ -92,12 +92,7 @@ def up(project: Project, runs: int) -> list[Row]:
     Raises:
         RocmlabError: the lab is not built, or a measured command failed.
     """
-    if not project.lab.is_prepared():
-        raise RocmlabError(
-            "the lab is not built",
-            "these figures are about a lab that is",
-            "make up, then the benchmark again",
-        )
+    check_built(project)
     lab = project.lab
     command = [sys.executable, "-m", "rocmlab", "up"]
     ours: list[float] = []
@@ -118,6 +113,20 @@ def up(project: Project, runs: int) -> list[Row]:
         rows += [row(name, "MB", [size]) for name, size in layer_sizes(lab).items()]
     rows.append(row("lab_import", "s", [_import_seconds(lab) for _ in range(runs)]))
     return rows
+
+
+def check_built(project: Project) -> None:
+    """Refuse to measure a lab that is not there.
+
+    Raises:
+        RocmlabError: it is not built, or not current.
+    """
+    if not project.lab.is_prepared():
+        raise RocmlabError(
+            "the lab is not built",
+            "these figures are about a lab that is",
+            "make up, then the benchmark again",
+        )
 
 
 def _silent(_: str) -> None:

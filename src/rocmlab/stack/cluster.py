@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import secrets
 import signal
 import subprocess
 import time
@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from rocmlab import identity
 from rocmlab.cluster import node, ports, record, token
 from rocmlab.cluster.record import Record
 from rocmlab.errors import RocmlabError
-from rocmlab.stack import gpus
+from rocmlab.identity import Process
+from rocmlab.stack import envfile, gpus
 from rocmlab.stack import settings as configuration
 from rocmlab.stack.lab import Say
 from rocmlab.stack.settings import Settings
@@ -105,14 +107,22 @@ class NativeNode:
             **node.client_environment(head, self.folder),
         }
 
-    def started(self) -> tuple[int, Path] | None:
+    def started(self) -> tuple[Process, Path] | None:
         """Return process and folder of the node that this project has started, if it lives."""
         try:
             found = json.loads(self.record.read_text(encoding="utf-8"))
             pid, folder = int(found["pid"]), Path(found["folder"])
-        except (OSError, ValueError, KeyError, TypeError):
+            mark, started = found.get("mark"), found.get("started")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
-        return (pid, folder) if record.is_node(pid) else None
+        process = identity.find(pid)
+        if process is None or identity.uid_of(pid) not in identity.own_uids():
+            return None
+        if mark:
+            is_ours = process.started == started and identity.variable(pid, identity.NODE) == mark
+        else:  # of a version that recorded no mark
+            is_ours = record.is_node(pid) and identity.folder_of(pid) == self.settings.project.resolve()
+        return (process, folder) if is_ours else None
 
     def state(self) -> Record | None:
         """Return what the running node says of itself."""
@@ -149,19 +159,20 @@ class NativeNode:
         (self.folder / "node.json").unlink(missing_ok=True)
         token.write(self.folder / "token", token.check(self.settings.last("CLUSTER_TOKEN")))
         command = [str(self.interpreter), "-m", "rocmlab", "cluster", "node"]
+        mark = secrets.token_hex(16)
         with open(self.log, "w", encoding="utf-8") as log:
             self.child = child = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=dict(environment),
+                env={**environment, identity.NODE: mark},
                 cwd=self.settings.project,
                 start_new_session=True,  # it outlives this terminal
             )
-        written = json.dumps({"pid": child.pid, "folder": str(self.folder), "configuration": wanted})
-        self.record.touch(mode=0o600)
-        self.record.write_text(written + "\n", encoding="utf-8")
+        written: dict[str, object] = {"pid": child.pid, "started": identity.start_of(child.pid), "mark": mark}
+        written |= {"folder": str(self.folder), "configuration": wanted}
+        envfile.write(self.record, json.dumps(written) + "\n")
         say("starting this machine's Ray node")
         self._wait(child)
         return True
@@ -195,12 +206,9 @@ class NativeNode:
         found = self.started()
         if found:
             say("leaving the cluster")
-            os.kill(found[0], signal.SIGTERM)
-            deadline = time.monotonic() + STOP_SECONDS
-            while record.is_node(found[0]) and time.monotonic() < deadline:
-                time.sleep(0.1)
-            if record.is_node(found[0]):
-                os.kill(found[0], signal.SIGKILL)  # Ray's processes end with it
+            found[0].send(signal.SIGTERM)
+            if not identity.wait_gone([found[0]], STOP_SECONDS):
+                found[0].send(signal.SIGKILL)  # Ray's processes end with it
         if self.child is not None:
             self.child.wait()
             self.child = None

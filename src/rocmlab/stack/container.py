@@ -19,20 +19,19 @@ from rocmlab import __version__
 from rocmlab.cluster import node, ports, record
 from rocmlab.cluster.record import Record
 from rocmlab.errors import RocmlabError
-from rocmlab.stack import fingerprint, process, server
+from rocmlab.stack import container_port, exposure, fingerprint, process, rescue, server, shipped
 from rocmlab.stack.lab import Say
 from rocmlab.stack.progress import BuildProgress, PullProgress
+from rocmlab.stack.server import Holder
 from rocmlab.stack.settings import Settings
+from rocmlab.stack.sockets import Listener
 
 NEEDED_BYTES = {"rocm": 60e9, "cuda": 25e9, "cpu": 8e9}  # for the base image unpacked and our layers
 PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY")  # which the build needs as well
 PASSED_INTO_THE_LAB = (  # where `.env` has them; the same as those of compose.yaml's `environment`, but for proxies
-    *("AMD_LOG_LEVEL", "CULL_IDLE_GPU_KERNELS_SECONDS", "GPU_MAX_HW_QUEUES", "HF_TOKEN"),
-    "GPU_METRICS_NAMES",
-    *("HIP_VISIBLE_DEVICES", "HSA_ENABLE_SDMA", "IDLE_GPU_WARNING_SECONDS"),
+    *("AMD_LOG_LEVEL", "GPU_MAX_HW_QUEUES", "HF_TOKEN"),
+    *("HIP_VISIBLE_DEVICES", "HSA_ENABLE_SDMA"),
     *("HSA_OVERRIDE_GFX_VERSION", "MIOPEN_FIND_MODE", "NB_UMASK", "NCCL_DEBUG", "ROCR_VISIBLE_DEVICES", "TZ"),
-    "RECORD_GPUS",
-    "WARM_KERNELS",
     *(f"HSA_OVERRIDE_GFX_VERSION_{node}" for node in range(1, 10)),
 )
 UNREACHABLE = re.compile(
@@ -48,6 +47,9 @@ class ContainerLab(ABC):
     """One container with JupyterLab, made from the project's Dockerfile."""
 
     program = ""  # the engine's command
+    terminal_flags: tuple[str, ...] = ()  # of its `run`: with a terminal
+    piped_flags: tuple[str, ...] = ()  # without one
+    stdin_flags: tuple[str, ...] = ()  # with standard input, and no terminal
     product = ""  # its name, for a person
 
     def __init__(self, settings: Settings, values: dict[str, str], engine_root: str = "") -> None:
@@ -59,6 +61,7 @@ class ContainerLab(ABC):
         self.port = int(values["PORT"])
         self.token = values["JUPYTER_TOKEN"]
         self.has_built = False  # by this very process
+        self.sockets_inside: set[Listener] = set()  # that listen on PORT in the host's network, and are the container's
 
     @cached_property
     def environment(self) -> dict[str, str]:
@@ -118,6 +121,7 @@ class ContainerLab(ABC):
         Raises:
             RocmlabError: the base image cannot be had, the disk is too full, or the build failed.
         """
+        self._hand_over_notebooks(say)
         if self.is_prepared() and not always:
             return
         self.check_disk()
@@ -142,6 +146,13 @@ class ContainerLab(ABC):
         say(f"image {self.image} is built")
         self.has_built = True
         self._prune()
+
+    def _hand_over_notebooks(self, say: Say) -> None:
+        """Let the lab's user save the project's own notebooks, where root cloned them; see `shipped`."""
+        ids = [self.values.get(name, "") for name in ("NB_UID", "NB_GID")]
+        if all(text.isdigit() for text in ids):  # else start.sh says what is wrong
+            chosen = self.settings.project / os.path.expanduser(self.values["NOTEBOOKS_DIR"])
+            shipped.hand_over(self.settings, chosen, int(ids[0]), int(ids[1]), say)
 
     def _progress(self, dockerfile: str) -> BuildProgress:
         """Return what makes a few lines of a build's many."""
@@ -231,12 +242,47 @@ class ContainerLab(ABC):
         """Tell whether a container is what the settings and the present image ask for, and not an earlier one."""
 
     @abstractmethod
+    def _once(self, *words: str, flags: Sequence[str] = ()) -> tuple[list[str], Mapping[str, str]]:
+        """Return the command that runs something in a container of its own, and the environment of that command."""
+
     def _run_once(self, arguments: Sequence[str], *, has_terminal: bool) -> int:
         """Run `rocmlab <arguments>` in a container of its own."""
+        flags = self.terminal_flags if has_terminal else self.piped_flags
+        command, environment = self._once("rocmlab", *arguments, flags=flags)
+        return process.attach(command, env=environment, cwd=self.settings.project)
+
+    def _rescue(self, say: Say) -> None:
+        """Keep what a container of an earlier version has in its own layer; before any container is removed."""
+        if container := self.container(running_only=False):
+            rescue.take(self.engine, self.program, container, self.settings.state, say)
+
+    def _adopt(self, say: Say) -> None:
+        """Move what earlier versions kept outside the share into the home on the share."""
+        words = ("/opt/rocmlab/bin/python", "-m", "rocmlab.stack.homes")
+        rescue.give(*self._once(*words, flags=self.stdin_flags), self.settings.state, say)
 
     def is_running(self) -> bool:
         """Tell whether the container runs."""
         return self.container() is not None
+
+    def is_current(self) -> bool:
+        """Return whether the container runs with these settings and the present image."""
+        container = self.container()
+        return container is not None and self._is_current(container)
+
+    def one_off_containers(self) -> list[str]:
+        """Return the ids of running containers of single runs that end with the lab."""
+        return []
+
+    def is_restarting(self) -> bool:
+        """Return whether the engine is starting the container again, because it exited by itself."""
+        container = self.container(running_only=False)
+        code, output = self.engine("inspect", "--format", "{{.State.Restarting}}", container or "")
+        return code == 0 and output.strip() == "true"
+
+    def capture_inside(self, command: Sequence[str]) -> tuple[int, str]:
+        """Run a short program in the running container."""
+        return self.engine("exec", self.container() or "", *command, timeout_seconds=15)
 
     def start(self, say: Say) -> bool:
         """Bring the container to the configured state and wait until JupyterLab answers.
@@ -250,13 +296,15 @@ class ContainerLab(ABC):
         self._check_owner()
         if not server.is_free(self.port) and not self._publishes_port():
             server.check_free(self.port)
+        self._rescue(say)
+        self._adopt(say)
         before = self._started()
         code, output = self._bring_up()
         if code:
             self.stop(lambda _: None)
             raise self._refusal(output)
         restarts = self._restarts()
-        if server.wait(self.port, self.token, lambda: self.is_running() and self._restarts() == restarts):
+        if server.wait(self.port, self._answers, lambda: self.is_running() and self._restarts() == restarts):
             if self.has_built:  # the container of the image before this one is gone now
                 self._prune()
             return before != self._started()
@@ -276,16 +324,17 @@ class ContainerLab(ABC):
         return self.engine("inspect", "--format", "{{.RestartCount}}", container)[1].strip() if container else ""
 
     def _publishes_port(self) -> bool:
-        container = self.container()
-        if container is None:
-            return False
-        code, output = self.engine("port", container)
-        if code == 0 and f"127.0.0.1:{self.port}" in output:
-            return True
-        # In the host's own network (a node of a cluster) nothing is published, and JupyterLab listens itself.
-        asked = "{{.HostConfig.NetworkMode}}{{range .Config.Env}}\n{{.}}{{end}}"
-        network, *variables = self.engine("inspect", "--format", asked, container)[1].splitlines() or [""]
-        return network == "host" and f"PORT={self.port}" in variables
+        return container_port.find(self.engine, self.container(), self.port) != container_port.CLOSED
+
+    def holder(self) -> Holder:
+        """Look who listens on PORT; another process there is remembered, see `exposure`."""
+        found = container_port.holder(
+            self.engine, self.container, self.port, self.settings.state, self.values, self.sockets_inside
+        )
+        return exposure.note(self.settings, self.port, found)
+
+    def _answers(self) -> bool:
+        return self.ask("/api/status")[0] == 200
 
     def _refusal(self, output: str) -> RocmlabError:
         said = output.strip().splitlines()[-1] if output.strip() else f"{self.program} printed nothing"
@@ -326,7 +375,9 @@ class ContainerLab(ABC):
         self, path: str, *, method: str = "GET", body: object = None, timeout_seconds: float = 2.0
     ) -> tuple[int, Any]:
         """Make a request of the lab's own server with its token; see `server.ask`."""
-        return server.ask(self.port, self.token, path, method=method, body=body, timeout_seconds=timeout_seconds)
+        return server.ask(
+            self.port, self.token, path, self.holder, method=method, body=body, timeout_seconds=timeout_seconds
+        )
 
     def devices(self) -> list[dict[str, Any]]:
         """Ask the running lab, as its own user, which devices it sees."""

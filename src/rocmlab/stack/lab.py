@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rocmlab.cluster.record import Record
+from rocmlab.stack.server import Holder
 
 Say = Callable[[str], None]  # prints one line of progress
 
@@ -32,6 +33,12 @@ class Lab(Protocol):
     def is_running(self) -> bool:
         """Tell whether the lab's server process exists."""
 
+    def is_current(self) -> bool:
+        """Return whether a lab runs that `start` would leave as it is."""
+
+    def capture_inside(self, command: Sequence[str]) -> tuple[int, str]:
+        """Run a short program where the lab's processes are, and return its exit code and output."""
+
     def start(self, say: Say) -> bool:
         """Start the server unless it runs as configured, wait until it answers, and tell whether it was started."""
 
@@ -45,6 +52,9 @@ class Lab(Protocol):
         self, path: str, *, method: str = "GET", body: object = None, timeout_seconds: float = 2.0
     ) -> tuple[int, Any]:
         """Make a request of the lab's own server with its token; status 0 where no server of this lab answered."""
+
+    def holder(self) -> Holder:
+        """Look who listens on PORT: nobody, this lab's server, or another process."""
 
     def devices(self) -> list[dict[str, Any]]:
         """Return the devices that the lab itself sees."""

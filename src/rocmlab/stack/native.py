@@ -5,35 +5,31 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import signal
 import stat
 import subprocess
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rocmlab import identity
 from rocmlab.cluster import record
 from rocmlab.cluster.record import Record
 from rocmlab.devices import visibility
 from rocmlab.devices.discovery import discover
 from rocmlab.errors import RocmlabError
-from rocmlab.stack import process, server
+from rocmlab.identity import Process
+from rocmlab.stack import exposure, homes, live, process, server
 from rocmlab.stack.cluster import NativeNode
 from rocmlab.stack.environment import Environment
 from rocmlab.stack.lab import Say
+from rocmlab.stack.native_server import ServerProcess
+from rocmlab.stack.server import Holder
 from rocmlab.stack.settings import Settings
 
 SHARE_FOLDERS = ("data", "models", "runs", "cache", "leases")
-FOR_KERNELS = (  # settings that JupyterLab reads itself
-    "CULL_IDLE_GPU_KERNELS_SECONDS",
-    "GPU_METRICS_NAMES",
-    "IDLE_GPU_WARNING_SECONDS",
-    "RECORD_GPUS",
-    "WARM_KERNELS",
-)
 STOP_SECONDS = 10.0
 BUSY_SECONDS = 20.0  # a server whose machine swaps may need that long for an answer
 SOCKET_FOLDER_BYTES = 50  # a socket's path has at most 104 bytes, and Jupyter adds kernel-<uuid>-ipc-<n>
@@ -50,10 +46,12 @@ class NativeLab:
         self.token = values["JUPYTER_TOKEN"]
         self.share_folder = (settings.project / os.path.expanduser(values["SHARE"])).resolve()
         self.notebooks = (settings.project / os.path.expanduser(settings.get("NOTEBOOKS_DIR"))).resolve()
-        self.home = settings.state / "home"  # what JupyterLab shows: work/ and share/
+        self.view = settings.state / "home"  # what JupyterLab shows: work/ and share/, and nothing can be saved in it
+        self.home = self.share_folder / "home"  # JupyterLab's settings, workspaces and data
         self.log = settings.state / "jupyter.log"
         self.record = settings.state / "jupyter.json"  # pid and configuration of the running server
         self.child: subprocess.Popen[bytes] | None = None  # the server, if this very process started it
+        self.mark = secrets.token_hex(16)  # in the environment of the server that this process would start
         self.node = NativeNode(settings, environment.interpreter)
 
     # -- environment ---------------------------------------------------------------------------------------------
@@ -94,14 +92,26 @@ class NativeLab:
                 f"{self.notebooks} is not there",
                 f"mkdir -p {self.notebooks}, or name another",
             )
-        for folder in (self.home, *(self.share_folder / name for name in SHARE_FOLDERS)):
-            folder.mkdir(parents=True, exist_ok=True)
-        for name, target in (("work", self.notebooks), ("share", self.share_folder)):
-            link = self.home / name
-            if link.is_symlink() and link.resolve() != target:
-                link.unlink()
-            if not link.exists():
-                link.symlink_to(target, target_is_directory=True)
+        for name in SHARE_FOLDERS:
+            (self.share_folder / name).mkdir(parents=True, exist_ok=True)
+        self.home.mkdir(mode=0o700, exist_ok=True)
+        self._show()
+
+    def _show(self) -> None:
+        homes.show(self.view, {"work": self.notebooks, "share": self.share_folder})
+
+    def _adopt(self, say: Say) -> None:
+        """Move what earlier versions kept outside the share, and what was written next to work/ and share/."""
+        if found := homes.pending(self.settings.state):
+            homes.unlock(self.view)
+            try:
+                for line in homes.adopt(found, self.home, self.notebooks):
+                    say(line)
+            except OSError as err:
+                why = f"{err.filename}: {err.strerror}"
+                raise RocmlabError("files of an earlier lab could not be moved to the share", why, "make up") from err
+            finally:
+                self._show()
 
     def runtime_folder(self) -> Path:
         """Return a private folder for the kernels' sockets and keys, in /tmp where the project's path is too long.
@@ -127,21 +137,21 @@ class NativeLab:
         """Return the environment of the server and of everything it starts."""
         scripts = str(self.venv.folder / "bin")
         env = dict(os.environ)
-        for name in ("PYTHONPATH", "PYTHONHOME", "JUPYTER_PATH", "MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
+        for name in ("PYTHONPATH", "PYTHONHOME", "JUPYTER_PATH", "MAKEFLAGS", "MAKELEVEL", "MFLAGS", *live.NAMES):
             env.pop(name, None)
         env |= {
             "PATH": scripts + os.pathsep + env.get("PATH", ""),
             "VIRTUAL_ENV": str(self.venv.folder),
             "JUPYTER_TOKEN": self.token,  # in the environment and not among the arguments, which any user can list
-            "JUPYTER_CONFIG_DIR": str(self.settings.state / "config"),
-            "JUPYTER_DATA_DIR": str(self.settings.state / "data"),
+            "JUPYTER_CONFIG_DIR": str(self.home / ".jupyter"),
+            "JUPYTER_DATA_DIR": str(self.home / ".local/share/jupyter"),
             "JUPYTER_RUNTIME_DIR": str(self.runtime_folder()),
             "JUPYTER_PREFER_ENV_PATH": "1",
             "ROCMLAB_SHARE": str(self.share_folder),
             "ROCMLAB_NOTEBOOKS": str(self.notebooks),
             "ROCMLAB_BACKEND": self.values["ROCMLAB_BACKEND"],
             "ROCMLAB_RUNTIME": "native",
-            **{name: self.settings.get(name) for name in FOR_KERNELS},
+            live.VARIABLE: str(live.path_of(self.settings)),
             "KERAS_HOME": str(self.share_folder / "cache/keras"),
             "HF_HOME": str(self.share_folder / "cache/huggingface"),
         }
@@ -160,33 +170,49 @@ class NativeLab:
 
     # -- server --------------------------------------------------------------------------------------------------
 
+    @property
+    def jupyter(self) -> ServerProcess:
+        """The server's process, running or not."""
+        return ServerProcess(self.settings.state / "jupyter.json", self.view, self.port, self.mark)
+
     def _pid(self) -> int | None:
-        try:
-            recorded = json.loads(self.record.read_text(encoding="utf-8"))
-            pid = int(recorded["pid"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-        return pid if _is_jupyter(pid) else None
+        found = self.jupyter.find()
+        return found.pid if found else None
 
     def is_running(self) -> bool:
         """Tell whether the server process lives."""
-        return self._pid() is not None or server.answers(self.port, self.token)
+        return self.jupyter.find() is not None
+
+    def holder(self) -> Holder:
+        """Look who listens on PORT; another process there is remembered, see `exposure`."""
+        return exposure.note(self.settings, self.port, self.jupyter.holder())
+
+    def _answers(self) -> bool:
+        return self.ask("/api/status")[0] == 200
 
     def _configuration(self) -> dict[str, str]:
         kept = ("PORT", "JUPYTER_TOKEN", "SHARE", "ROCMLAB_BACKEND")
         found = {name: self.values[name] for name in kept}
-        found |= {"NOTEBOOKS_DIR": str(self.notebooks), "GPUS": self.settings.get("GPUS")}
-        for name in ("ROCMLAB_ROOT", *FOR_KERNELS):
-            found[name] = self.settings.get(name)
+        found |= {"NOTEBOOKS_DIR": str(self.notebooks), "GPUS": self.settings.get("GPUS"), "home": str(self.home)}
+        found["ROCMLAB_ROOT"] = self.settings.get("ROCMLAB_ROOT")
         found |= self.node.configuration()
         return {**found, "environment": self.venv.fingerprint()}
 
     def _is_configured(self) -> bool:
-        try:
-            recorded = json.loads(self.record.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return False
-        return isinstance(recorded, dict) and recorded.get("configuration") == self._configuration()
+        return self.jupyter.recorded().get("configuration") == self._configuration()
+
+    def is_current(self) -> bool:
+        """Return whether the server runs with these settings and this environment."""
+        return self.is_running() and self._is_configured()
+
+    def family(self) -> list[int]:
+        """Return the process ids of the server and of all that it started; empty where it does not run."""
+        running = self.jupyter.find()
+        return [each.pid for each in identity.family(running)] if running else []
+
+    def capture_inside(self, command: Sequence[str]) -> tuple[int, str]:
+        """Run a short program on this machine."""
+        return process.capture(command, timeout_seconds=15)
 
     def start(self, say: Say) -> bool:
         """Start JupyterLab in the background unless it runs as configured, and wait until it answers.
@@ -199,17 +225,19 @@ class NativeLab:
         """
         self._start_node_too(say)
         is_configured = self.is_running() and self._is_configured()
-        if is_configured and server.wait(self.port, self.token, self.is_running, BUSY_SECONDS):
+        if is_configured and server.wait(self.port, self._answers, self.is_running, BUSY_SECONDS):
             return False
-        if not server.answers(self.port, self.token):
+        if self.holder().kind != server.OURS:
             server.check_free(self.port)  # before anything that runs is stopped
         self._stop_server()
         server.check_free(self.port)
-        for name in ("config", "data"):
-            (self.settings.state / name).mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._adopt(say)
+        for name in (".jupyter", ".local/share/jupyter"):
+            (self.home / name).mkdir(parents=True, exist_ok=True, mode=0o700)
         self._offer_kernels(say)
         command = [str(self.venv.interpreter), "-m", "jupyterlab", "--ServerApp.ip=127.0.0.1"]
-        command += [f"--ServerApp.port={self.port}", f"--ServerApp.root_dir={self.home}"]
+        command += [f"--ServerApp.port={self.port}", f"--ServerApp.root_dir={self.view}"]
+        command += ["--FileContentsManager.preferred_dir=work"]
         command += ["--allow-root"] if os.getuid() == 0 else []
         with open(self.log, "w", encoding="utf-8") as log:
             self.child = started = subprocess.Popen(
@@ -217,14 +245,12 @@ class NativeLab:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=self.server_environment(),
-                cwd=self.home,
+                env={**self.server_environment(), identity.SERVER: self.mark},
+                cwd=self.notebooks,  # where a terminal starts that names no folder
                 start_new_session=True,  # it outlives this terminal
             )
-        record = {"pid": started.pid, "configuration": self._configuration()}
-        self.record.touch(mode=0o600)
-        self.record.write_text(json.dumps(record) + "\n", encoding="utf-8")
-        if server.wait(self.port, self.token, lambda: started.poll() is None):
+        self.jupyter.remember(started.pid, self._configuration())
+        if server.wait(self.port, self._answers, lambda: started.poll() is None):
             return True
         self._stop_server()
         last = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-15:]
@@ -248,15 +274,9 @@ class NativeLab:
         self.node.stop(say)
 
     def _stop_server(self) -> None:
-        pid = self._pid()
-        if pid is not None:
-            self._end([pid, *descendants(pid)])
+        if running := self.jupyter.find():
+            self._end(identity.family(running))
             shutil.rmtree(self.runtime_folder(), ignore_errors=True)
-        elif server.answers(self.port, self.token):  # ours by its token, though its record is lost
-            server.ask(self.port, self.token, "/api/shutdown", method="POST")
-            deadline = time.monotonic() + STOP_SECONDS
-            while not server.is_free(self.port) and time.monotonic() < deadline:
-                time.sleep(0.05)
         if self.child is not None:
             self.child.wait()
             self.child = None
@@ -284,27 +304,22 @@ class NativeLab:
         except RocmlabError as err:
             say(f"the lab starts without its Ray node: {err}")
 
-    def _end(self, family: list[int]) -> None:
+    def _end(self, family: list[Process]) -> None:
         """Ask the server to shut down, as JupyterLab's own menu does; then end what is left, first politely."""
-        server.ask(self.port, self.token, "/api/shutdown", method="POST")
-        if not _wait_gone(family[:1], STOP_SECONDS / 2):
-            _signal(family[:1], signal.SIGTERM)
-            _wait_gone(family[:1], STOP_SECONDS / 2)
-        left = [pid for pid in family if _exists(pid)]
-        _signal(left, signal.SIGTERM)
-        if not _wait_gone(left, 3.0):
-            _signal(left, signal.SIGKILL)
+        is_ending = self.ask("/api/shutdown", method="POST")[0] == 200
+        if not (is_ending and identity.wait_gone(family[:1], STOP_SECONDS / 2)):
+            identity.send(family[:1], signal.SIGTERM)
+            identity.wait_gone(family[:1], STOP_SECONDS / 2)
+        identity.send(family, signal.SIGTERM)
+        if not identity.wait_gone(family, 3.0):
+            identity.send(family, signal.SIGKILL)
 
     def clean(self, say: Say) -> None:
-        """Stop the lab and remove `.venv` and what rocmlab remembers; the share and `.env` stay."""
+        """Stop the lab and remove `.venv` and our own links; the share, `.env` and every file of a user stay."""
         self.stop(say)
         shutil.rmtree(self.venv.folder, ignore_errors=True)
-        for name in ("home", "config", "data"):
-            folder = self.settings.state / name
-            for link in folder.glob("*") if name == "home" else ():
-                if link.is_symlink():
-                    link.unlink()
-            shutil.rmtree(folder, ignore_errors=True)
+        if not homes.hide(self.view):
+            say(f"kept {self.view}: it holds files that are not of rocmlab; the next `make up` moves them to work/")
         say(f"removed {self.venv.folder}; kept the share {self.share_folder}")
 
     # -- inside --------------------------------------------------------------------------------------------------
@@ -313,7 +328,9 @@ class NativeLab:
         self, path: str, *, method: str = "GET", body: object = None, timeout_seconds: float = 2.0
     ) -> tuple[int, Any]:
         """Make a request of the lab's own server with its token; see `server.ask`."""
-        return server.ask(self.port, self.token, path, method=method, body=body, timeout_seconds=timeout_seconds)
+        return server.ask(
+            self.port, self.token, path, self.holder, method=method, body=body, timeout_seconds=timeout_seconds
+        )
 
     def devices(self) -> list[dict[str, Any]]:
         """Ask the lab's own interpreter, with the lab's environment, which devices it sees."""
@@ -337,61 +354,8 @@ class NativeLab:
 
     def shell(self) -> int:
         """Open a shell with the lab's environment."""
-        return process.attach([os.environ.get("SHELL") or "bash"], env=self.server_environment(), cwd=self.home)
+        return process.attach([os.environ.get("SHELL") or "bash"], env=self.server_environment(), cwd=self.notebooks)
 
     def share(self) -> str:
         """Say where the share is."""
         return str(self.share_folder)
-
-
-def _is_jupyter(pid: int) -> bool:
-    """Tell whether this process is the lab's server, and not another that got the same number after a restart."""
-    try:
-        os.kill(pid, 0)
-    except OSError:
-        return False
-    if sys.platform == "linux":
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-            return state != "Z" and b"jupyterlab" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        except OSError:
-            return False
-    return "jupyterlab" in process.capture(["ps", "-o", "command=", "-p", str(pid)])[1]
-
-
-def descendants(pid: int) -> list[int]:
-    """Return the process ids below `pid`: kernels, terminals, and what they started. Source: `ps`."""
-    _, table = process.capture(["ps", "-A", "-o", "pid=", "-o", "ppid="])
-    pairs = [tuple(map(int, line.split())) for line in table.splitlines() if len(line.split()) == 2]
-    found, frontier = [], {pid}
-    while frontier:
-        frontier = {child for child, parent in pairs if parent in frontier}
-        found += sorted(frontier)
-    return found
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-        if sys.platform == "linux":
-            return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
-    return True
-
-
-def _signal(pids: Sequence[int], number: int) -> None:
-    for pid in pids:
-        try:
-            os.kill(pid, number)
-        except (ProcessLookupError, PermissionError):
-            continue  # gone, or a program that a person started with sudo in a terminal
-
-
-def _wait_gone(pids: Sequence[int], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while any(_exists(pid) for pid in pids):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True

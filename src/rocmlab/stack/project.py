@@ -13,7 +13,19 @@ from typing import Any
 from rocmlab.devices import discover
 from rocmlab.errors import RocmlabError
 from rocmlab.stack import choice as choosing
-from rocmlab.stack import cluster, envfile, gpus, podman_engine, resolve, server
+from rocmlab.stack import (
+    cluster,
+    envfile,
+    exposure,
+    gpus,
+    live,
+    podman_engine,
+    project_folder,
+    resolve,
+    server,
+    sockets,
+    space,
+)
 from rocmlab.stack import engine as engines
 from rocmlab.stack import settings as configuration
 from rocmlab.stack.choice import CONTAINERS, Choice
@@ -34,12 +46,10 @@ def find() -> Path:
     Raises:
         RocmlabError: there is none.
     """
-    here = Path.cwd()
-    for folder in (here, *here.parents, Path(__file__).resolve().parents[3]):
-        if (folder / "compose.yaml").is_file() and (folder / "docker/Dockerfile").is_file():
-            return folder
+    if (found := project_folder.nearest()) is not None:
+        return found
     raise RocmlabError(
-        f"{here} is not in a rocmlab project",
+        f"{Path.cwd()} is not in a rocmlab project",
         "no compose.yaml and docker/Dockerfile here or above",
         "cd to your clone of rocmlab",
     )
@@ -56,6 +66,7 @@ class Project:
     previous: dict[str, str] = field(default_factory=dict)  # what `.env` said before this command
     root: Path = Path("/")  # of the host, or of a simulated one
     passed: gpus.Passed = field(default_factory=gpus.Passed)  # what a container is given of the GPUs
+    live_changes: list[str] = field(default_factory=list)  # settings that this command changed in the running lab
 
     @property
     def url(self) -> str:
@@ -76,6 +87,8 @@ def remarks(project: Project) -> list[str]:
         said.append(
             "rootless Podman passes every GPU you may open; HIP_VISIBLE_DEVICES hides those that GPUS does not name"
         )
+    if problem := space.problem(project.settings, project.lab):
+        said.append(f"WARNING: {problem}")
     return said
 
 
@@ -109,6 +122,23 @@ def plan(folder: Path, settings: Settings | None = None) -> Project:
             why = f"as before: no registry had the base image; make up RUNTIME={choice.runtime} tries again"
             return _assemble(settings, replace(choice, runtime="native", why=why), engine, podman, root)
     return project
+
+
+def plan_anew(folder: Path) -> tuple[Project, list[str]]:
+    """Plan as `plan` does, with new tokens in place of those that another process may know; nothing is written.
+
+    Returns:
+        The project, and a line for each such token.
+
+    Raises:
+        RocmlabError: see `plan`.
+    """
+    settings = configuration.load(folder)
+    earlier = _described(settings, envfile.parse(envfile.read(settings.env_path)))
+    if earlier is not None and sockets.listeners(int(earlier.values["PORT"])):
+        earlier.lab.holder()  # which remembers another process
+    lines = exposure.renew(settings)
+    return plan(folder, settings), lines
 
 
 def _root(settings: Settings) -> Path:
@@ -184,6 +214,9 @@ def prepare(project: Project, say: Say, *, persist: bool = True, always: bool = 
     """
     persist = not project.settings.guest and (persist or not project.settings.env_path.exists())
     write(project, persist=persist)
+    live.ensure_folder(project.settings)
+    if persist or project.settings.guest:
+        project.live_changes = live.write(project.settings)
     try:
         project.lab.prepare(say, always=always)
     except BaseImageUnreachable as err:
@@ -204,12 +237,37 @@ def prepare(project: Project, say: Say, *, persist: bool = True, always: bool = 
     return project
 
 
+def restarts(project: Project) -> bool:
+    """Return whether `make up` would stop the lab of these settings that runs now; nothing stays written.
+
+    Compose tells it from `.env` and the overlay alone, so these are written and put back.
+    """
+    if not project.lab.is_running():
+        return False
+    settings = project.settings
+    written = dict(settings.written)
+    try:
+        with settings_kept_on_failure(project):
+            write(project)
+            raise _PutBack(not (project.lab.is_prepared() and project.lab.is_current()))
+    except _PutBack as answer:
+        return answer.restarts
+    finally:
+        settings.written = written
+
+
+class _PutBack(Exception):  # it is no error: it makes `settings_kept_on_failure` restore the files
+    def __init__(self, restarts: bool) -> None:
+        super().__init__()
+        self.restarts = restarts
+
+
 @contextmanager
 def settings_kept_on_failure(project: Project) -> Iterator[None]:
     """Put `.env` and the overlay back as they were if the block fails: they go on describing the lab that is there."""
     folder = project.settings.project
     modes = {project.settings.env_path: 0o600, project.settings.state / "written.json": 0o600}
-    modes[folder / gpus.OVERLAY] = 0o644
+    modes |= {folder / gpus.OVERLAY: 0o644, live.path_of(project.settings): 0o644}
     before = {path: envfile.read(path) if path.exists() else None for path in modes}
     try:
         yield
@@ -284,11 +342,16 @@ def reopen(folder: Path) -> Project:
     Raises:
         RocmlabError: there was no `make up` yet, or the engine cannot be asked.
     """
-    settings = configuration.load(folder, {})
-    found = _described(settings, envfile.parse(envfile.read(settings.env_path)))
+    found = existing(folder)
     if found is None:
-        raise RocmlabError("there is no lab here yet", f"{settings.env_path} describes none", "make up")
+        raise RocmlabError("there is no lab here yet", f"{folder / '.env'} describes none", "make up")
     return found
+
+
+def existing(folder: Path) -> Project | None:
+    """Return the project as the last `make up` left it, or None before the first one; nothing is started or written."""
+    settings = configuration.load(folder, {})
+    return _described(settings, envfile.parse(envfile.read(settings.env_path)))
 
 
 def _described(settings: Settings, values: dict[str, str]) -> Project | None:
@@ -311,12 +374,24 @@ def _described(settings: Settings, values: dict[str, str]) -> Project | None:
     return Project(settings, choice, values, NativeLab(settings, values, environment))
 
 
+def holds_port(project: Project) -> bool:
+    """Return whether the lab, or the one of an earlier `make up` in another runtime, listens on PORT."""
+    labs = [project.lab]
+    if project.previous.get("PORT") == project.values["PORT"]:
+        earlier = _described(project.settings, project.previous)
+        labs += [earlier.lab] if earlier and earlier.choice.runtime != project.choice.runtime else []
+    return any(lab.holder().kind == server.OURS for lab in labs)
+
+
+def before(project: Project) -> Project | None:
+    """Return the project as the last `make up` left it, if its lab runs: its port and token may be other ones."""
+    found = _described(project.settings, project.previous)
+    return found if found is not None and found.lab.is_running() else None
+
+
 def stop_other(project: Project, say: Say) -> None:
     """Stop a lab that an earlier `make up` started in another runtime, so that one project has one lab."""
-    before = project.previous.get("ROCMLAB_RUNTIME")
-    if not before or before == project.choice.runtime:
-        return
-    other = _described(project.settings, project.previous)
-    if other is not None and other.lab.is_running():
-        say(f"stopping the {before} lab of an earlier `make up`")
-        other.lab.stop(say)
+    found = before(project)
+    if found is not None and found.choice.runtime != project.choice.runtime:
+        say(f"stopping the {found.choice.runtime} lab of an earlier `make up`")
+        found.lab.stop(say)

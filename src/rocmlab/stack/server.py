@@ -1,18 +1,24 @@
-"""Talking to the lab's JupyterLab over HTTP on the loopback."""
+"""Talking to the lab's JupyterLab over HTTP on the loopback, and to nothing else that listens on its port."""
 
 from __future__ import annotations
 
+import http.client
 import json
 import socket
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable
 from typing import Any
 
+from rocmlab import identity
 from rocmlab.errors import RocmlabError
+from rocmlab.stack import sockets
+from rocmlab.stack.sockets import NOBODY, OTHER, OURS, ROOT, UNKNOWN, Holder, Listener, trusted
 
+__all__ = ["NOBODY", "OTHER", "OURS", "UNKNOWN", "Holder", "Listener", "trusted"]
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the loopback needs no proxy
+POLL_SECONDS = 0.05
+RETRY_SECONDS = 0.5  # where something answers and is not our server: verifying costs more than a poll
 
 
 def url(port: int, token: str) -> str:
@@ -21,46 +27,90 @@ def url(port: int, token: str) -> str:
 
 
 def ask(
-    port: int, token: str, path: str, *, method: str = "GET", body: object = None, timeout_seconds: float = 2.0
+    port: int,
+    token: str,
+    path: str,
+    verify: Callable[[], Holder],
+    *,
+    method: str = "GET",
+    body: object = None,
+    timeout_seconds: float = 2.0,
 ) -> tuple[int, Any]:
-    """Make a request with the lab's token, and with a body of JSON unless that is None.
+    """Make a request with the lab's token, and with a body of JSON unless that is None, of our own server alone.
+
+    The connection is made between two looks at who listens. If both find the same socket and it is our server's, that
+    socket listened all the time in between, and no other one can have taken the connection; only then is the token
+    sent. What is not excluded: root, and other processes of this user.
+
+    Args:
+        port: on 127.0.0.1.
+        token: of the lab.
+        path: of the request.
+        verify: looks who listens.
+        method: of the request.
+        body: of the request.
+        timeout_seconds: for each step of the exchange.
 
     Returns:
-        The HTTP status and the decoded JSON; status 0 when nothing that speaks HTTP answered.
+        The HTTP status and the decoded JSON; status 0 where our server does not listen or nothing that speaks HTTP
+        answered. Redirections are not followed.
     """
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}{path}",
-        method=method,
-        headers={"Authorization": f"token {token}"},
-        data=None if body is None else json.dumps(body).encode(),
-    )
-    try:
-        with OPENER.open(request, timeout=timeout_seconds) as answer:
-            text = answer.read()
-            return answer.status, json.loads(text) if text else None
-    except urllib.error.HTTPError as err:
-        return err.code, None
-    except (OSError, ValueError):
+    before = verify()
+    if before.kind != OURS:
         return 0, None
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_seconds)
+    try:
+        connection.connect()
+        accepted = sockets.accepted_by(port, connection.sock.getsockname()[1])
+        is_another = accepted is not None and accepted not in {ROOT, *identity.own_uids(), *_uids(before)}
+        if is_another or verify() != before:
+            return 0, None
+        headers = {"Authorization": f"token {token}"}
+        connection.request(method, path, None if body is None else json.dumps(body).encode(), headers)
+        answer = connection.getresponse()
+        text = answer.read()
+        return answer.status, json.loads(text) if text and answer.status < 300 else None
+    except (OSError, ValueError, http.client.HTTPException):
+        return 0, None
+    finally:
+        connection.close()
 
 
-def answers(port: int, token: str) -> bool:
-    """Tell whether the server on this port is ours: it accepts our token."""
-    return ask(port, token, "/api/status")[0] == 200
+def _uids(holder: Holder) -> set[int]:
+    return {each.uid for each in holder.listeners}
 
 
-def wait(port: int, token: str, is_alive: Callable[[], bool], timeout_seconds: float = 120.0) -> bool:
-    """Wait until the lab answers; False when it died or the time is over. Polls every 50 ms: a look costs 1 ms."""
+def speaks(port: int) -> bool:
+    """Return whether a Jupyter server answers on this port, whosoever it is; nothing secret is sent."""
+    try:
+        with OPENER.open(f"http://127.0.0.1:{port}/api", timeout=2.0) as answer:
+            return bool(answer.status == 200)
+    except (OSError, ValueError, http.client.HTTPException):
+        return False
+
+
+def wait(port: int, answers: Callable[[], bool], is_alive: Callable[[], bool], timeout_seconds: float = 120.0) -> bool:
+    """Wait until the lab answers; return False when it died or the time is over.
+
+    Args:
+        port: on 127.0.0.1, polled every 50 ms without the token: a look costs about 1 ms.
+        answers: whether our own server accepts the token; called when something answers the poll.
+        is_alive: whether it is worth waiting for.
+        timeout_seconds: the longest wait.
+    """
     deadline = time.monotonic() + timeout_seconds
     checked = time.monotonic()
     while time.monotonic() < deadline:
-        if answers(port, token):
-            return True
+        pause = POLL_SECONDS
+        if speaks(port):
+            if answers():
+                return True
+            pause = RETRY_SECONDS
         if time.monotonic() - checked > 1.0:
             if not is_alive():
                 return False
             checked = time.monotonic()
-        time.sleep(0.05)
+        time.sleep(pause)
     return False
 
 
@@ -84,8 +134,12 @@ def check_free(port: int) -> None:
     if is_free(port):
         return
     other = next((number for number in range(port + 1, min(port + 100, 65536)) if is_free(number)), 0)
-    with socket.socket() as probe:
-        probe.settimeout(1)
-        in_use = probe.connect_ex(("127.0.0.1", port)) == 0
+    found = sockets.listeners(port)
+    in_use = bool(found)
+    if not in_use:
+        with socket.socket() as probe:
+            probe.settimeout(1)
+            in_use = probe.connect_ex(("127.0.0.1", port)) == 0
     why = "another program listens on it" if in_use else "this user may not listen on it"
+    why += f" ({sockets.describe(found)})" if found else ""
     raise RocmlabError(f"port {port} on 127.0.0.1 cannot be had", why, f"make up PORT={other or 8889}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import secrets
 import socket
 import struct
 import sys
@@ -20,13 +21,29 @@ SIOCGIFADDR = 0xC0206921 if sys.platform == "darwin" else 0x8915
 IPV6 = Path("/proc/net/if_inet6")
 
 
-def on_this_machine() -> dict[str, str]:
+def on_this_machine(number: str = "") -> dict[str, str]:
     """Return what keeps the sockets of gloo and NCCL on the loopback, where all ranks are on this machine.
 
-    NCCL_RAS_ENABLE: NCCL's own monitor listens on port 28028 and asks for no password (NCCL 2.24 and newer).
+    Args:
+        number: `handshake_number` of the job; empty: a new one, for a single process or one that hands it to all ranks.
     """
     name = loopback()
-    return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}", "NCCL_RAS_ENABLE": "0"}
+    return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}", **closed_to_others(number)}
+
+
+def closed_to_others(number: str = "") -> dict[str, str]:
+    """Return what keeps other programs away from NCCL's sockets, on every interface.
+
+    NCCL_RAS_ENABLE: its own monitor listens on port 28028 and asks for no password (NCCL 2.24 and newer).
+    NCCL_SOCKET_MAGIC: its data sockets drop who does not begin with this number, a constant otherwise; versions before
+    2026 do not read it. Source: NCCL's src/misc/socket.cc.
+    """
+    return {"NCCL_RAS_ENABLE": "0", "NCCL_SOCKET_MAGIC": number or handshake_number()}
+
+
+def handshake_number() -> str:
+    """Return a number that nobody can guess, of 64 bits, as NCCL reads it; every rank of a job needs the same."""
+    return f"0x{secrets.randbits(64):016x}"
 
 
 def loopback() -> str:

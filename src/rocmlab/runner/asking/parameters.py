@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
 from rocmlab.errors import RocmlabError
@@ -12,8 +12,12 @@ from rocmlab.errors import RocmlabError
 CLOSING = {"[": "]", "{": "}"}
 
 
-def parse(words: Iterable[str]) -> dict[str, list[Any]]:
+def parse(words: Iterable[str], read: Callable[[str, str], Any] | None = None) -> dict[str, list[Any]]:
     """Return the values that `-p NAME=VALUE[,VALUE…]` words give to each parameter: several are the axis of a grid.
+
+    Args:
+        words: as they were typed.
+        read: reads one value; None: `read_value`, which needs PyYAML.
 
     Raises:
         RocmlabError: a word has no `=`, no Python name before it, or a value that is not YAML, missing, or there twice;
@@ -21,7 +25,7 @@ def parse(words: Iterable[str]) -> dict[str, list[Any]]:
     """
     found: dict[str, list[Any]] = {}
     for word in words:
-        name, values = _parse(word)
+        name, values = _parse(word, read or read_value)
         if name in found:
             raise RocmlabError(
                 f"-p {name} is given twice",
@@ -32,14 +36,14 @@ def parse(words: Iterable[str]) -> dict[str, list[Any]]:
     return found
 
 
-def _parse(word: str) -> tuple[str, list[Any]]:
+def _parse(word: str, read: Callable[[str, str], Any]) -> tuple[str, list[Any]]:
     name, _, text = check_pair(word).partition("=")
     texts = list(split(text))
     if len(texts) > 1 and not all(texts):
         raise RocmlabError(
             f"-p {word} has an empty value", "commas separate the values of a grid", f"quote it: -p {name}=\"'a,b'\""
         )
-    values = [read_value(each, f"-p {word}") for each in texts]
+    values = [read(each, f"-p {word}") for each in texts]
     if len({json.dumps(value, sort_keys=True) for value in values}) < len(values):
         raise RocmlabError(f"-p {word} has a value twice", "each value of a grid makes a job", "name each value once")
     return name, values

@@ -186,7 +186,7 @@ def wished_of(notebook: Any) -> Wished:  # noqa: ANN401  a NotebookNode
     Raises:
         RocmlabError: the metadata says something that cannot be understood.
     """
-    ours = notebook.metadata.get("rocmlab", {})
+    ours = notebook["metadata"].get("rocmlab", {})
     if not isinstance(ours, Mapping):
         ours = {"gpus": ours}
     gpus, vram, mixed = (ours.get(name) for name in ("gpus", "vram", "mixed"))

@@ -76,8 +76,43 @@ def _find(word: str, folder: Path, here: Path) -> Iterator[Found]:
         if paths := _paths(word, candidate):
             yield from (Found(word, path) for path in paths)
             return
-    empty = next((each for each in _candidates(word, folder, here) if each.is_dir()), None)
-    yield Found(word, None, _missing(word, folder) if empty is None else _without_notebooks(word, empty))
+    empty = next((each for each in _candidates(word, folder, here) if _is_folder(each)), None)
+    if empty is not None:
+        yield Found(word, None, _without_notebooks(word, empty))
+        return
+    begun = _begun(word, folder)
+    if len(begun) == 1:
+        yield Found(word, begun[0])
+    else:
+        yield Found(word, None, _ambiguous(word, begun) if begun else _missing(word, folder))
+
+
+def _begun(word: str, folder: Path) -> list[Path]:
+    """Return the notebooks whose names begin with a word: `09` means the only one that does."""
+    path = Path(word)
+    is_complete = path.is_absolute() or path.suffix == ".ipynb" or any(sign in word for sign in "*?[")
+    if not word or is_complete or ".." in path.parts:
+        return []
+    if path.parts and path.parts[0] in ("notebooks", "work", folder.name):
+        path = Path(*path.parts[1:])
+    try:
+        return [each for each in _notebooks((folder / path).parent) if path.name and each.name.startswith(path.name)]
+    except (OSError, ValueError):
+        return []
+
+
+def _ambiguous(word: str, begun: Sequence[Path]) -> Problem:
+    names = [path.name.removesuffix(".ipynb") for path in begun]
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    why = f"these begin with it: {', '.join(names[:SHOWN])}{more}"
+    return Problem(f"{word} is the beginning of several notebooks", why, f"name one of them, or all: '{word}*.ipynb'")
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):  # no path on any system
+        return False
 
 
 def _paths(word: str, candidate: Path) -> list[Path]:

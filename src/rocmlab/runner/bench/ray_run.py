@@ -16,8 +16,8 @@ from pathlib import Path
 
 from rocmlab.devices import discover
 from rocmlab.errors import RocmlabError
-from rocmlab.runner import command, runs
-from rocmlab.runner.asking import options
+from rocmlab.runner import runs
+from rocmlab.runner.asking import options, requested
 from rocmlab.runner.asking.preflight import jobs_of
 from rocmlab.runner.ground.folder import RunFolder
 from rocmlab.runner.ground.jobs import Job, Result, name_uniquely
@@ -56,7 +56,7 @@ def seconds_of(head: str, share: Path, notebooks: Sequence[str]) -> tuple[float,
         RocmlabError: a notebook did not run, or there is no such cluster.
     """
     asked = options.parser().parse_intermixed_args(list(notebooks))
-    jobs = name_uniquely(jobs_of(command.requested(asked, {})))
+    jobs = name_uniquely(jobs_of(requested.of(asked, {})))
     folder = RunFolder.create(share, head.replace(":", "-"))
     if head == LOCAL:
         devices = discover()

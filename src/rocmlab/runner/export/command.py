@@ -36,13 +36,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _job(arguments: Sequence[str]) -> int:
-    from rocmlab.runner.export import element, granted
+    from rocmlab.runner.export import element, granted, options
 
-    parser = argparse.ArgumentParser(prog="rocmlab export job", description="Run one job of an exported run.")
-    parser.add_argument("folder", type=Path, help="the run's folder")
-    parser.add_argument("number", type=int, nargs="?", help="of the job (default: as the scheduler's array says)")
-    parser.add_argument("--first", type=int, default=0, help="the number of the array's first job")
-    asked = parser.parse_args(arguments)
+    asked = options.job_parser().parse_args(arguments)
     number = granted.number(os.environ) if asked.number is None else asked.number
     if number is None:
         raise RocmlabError(
@@ -54,16 +50,14 @@ def _job(arguments: Sequence[str]) -> int:
 
 
 def _collect(arguments: Sequence[str]) -> int:
+    from rocmlab.runner.export import options
+
+    asked = options.collect_parser().parse_args(arguments)
     from rich.console import Console
 
     from rocmlab.runner.export.collect import collect
     from rocmlab.runner.screen import summary
 
-    parser = argparse.ArgumentParser(prog="rocmlab export collect", description="Make the report of an exported run.")
-    parser.add_argument("folder", type=Path, help="the run's folder")
-    parser.add_argument("--wait", type=float, default=0.0, metavar="SECONDS", help="for jobs that have not ended")
-    parser.add_argument("--json", action="store_true", help="print results.json instead of the summary")
-    asked = parser.parse_args(arguments)
     run = collect(asked.folder, asked.wait)
     if asked.json:
         sys.stdout.write(files.to_json(run.as_dict()) + "\n")

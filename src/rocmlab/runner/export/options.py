@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Literal
 
 from rocmlab.errors import RocmlabError
@@ -59,6 +60,37 @@ def _add_kubernetes(made: argparse.ArgumentParser) -> None:
     made.add_argument("--node-selector", action="append", type=_pair, default=[], metavar="KEY=VALUE")
 
 
+def job_parser() -> argparse.ArgumentParser:
+    """Return the parser of `rocmlab export job`."""
+    made = argparse.ArgumentParser(prog="rocmlab export job", description="Run one job of an exported run.")
+    made.add_argument("folder", type=Path, help="the run's folder")
+    made.add_argument("number", type=_number, nargs="?", help="of the job (default: as the scheduler's array says)")
+    made.add_argument("--first", type=_number, default=0, help="the number of the array's first job")
+    return made
+
+
+def collect_parser() -> argparse.ArgumentParser:
+    """Return the parser of `rocmlab export collect`."""
+    made = argparse.ArgumentParser(prog="rocmlab export collect", description="Make the report of an exported run.")
+    made.add_argument("folder", type=Path, help="the run's folder")
+    made.add_argument("--wait", type=_waiting, default=0.0, metavar="SECONDS", help="for jobs that have not ended")
+    made.add_argument("--json", action="store_true", help="print results.json instead of the summary")
+    return made
+
+
+def _number(text: str) -> int:
+    if text.isascii() and text.isdecimal() and int(text) <= MOST:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text} is not the number of a job: 0 to {MOST:,}")
+
+
+def _waiting(text: str) -> float:
+    seconds = float(text)
+    if 0 <= seconds < float("inf"):
+        return seconds
+    raise argparse.ArgumentTypeError(f"{text} is not a time in seconds")
+
+
 def check(asked: argparse.Namespace, kind: Kind) -> None:
     """Refuse words that would be ignored, or that cannot be met.
 
@@ -105,6 +137,14 @@ def read(kind: Kind, words: Sequence[str]) -> argparse.Namespace:
         raise RocmlabError(*said) from err
     check(asked, kind)
     return asked
+
+
+READERS: Mapping[str, Callable[[Sequence[str]], argparse.Namespace]] = {  # by kind of `rocmlab export`
+    "slurm": lambda words: read("slurm", words),
+    "k8s": lambda words: read("k8s", words),
+    "job": lambda words: job_parser().parse_args(words),
+    "collect": lambda words: collect_parser().parse_args(words),
+}
 
 
 def _count(name: str) -> Callable[[str], int]:

@@ -35,7 +35,7 @@ def granted() -> tuple[str, list[str]]:
     return context.get_node_id(), [str(gpu) for gpu in context.get_accelerator_ids().get("GPU", [])]
 
 
-def pin(gpus: Sequence[int], values: Any) -> None:  # noqa: ANN401  the actor of `store`
+def pin(gpus: Sequence[int], values: Any, number: str) -> None:  # noqa: ANN401  the actor of `store`
     """Let this process see these GPUs, by every mask, and find and reach the others in the network of Ray's nodes."""
     from rocmlab.devices import Device, visibility
 
@@ -46,25 +46,29 @@ def pin(gpus: Sequence[int], values: Any) -> None:  # noqa: ANN401  the actor of
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    listen_on(ray.util.get_node_ip_address())
+    listen_on(ray.util.get_node_ip_address(), number)
     rank.use_store(lambda number, _ranks: RayStore(values, str(number)))
     # A sum that never comes back ends its process, and Ray Train begins again from the last checkpoint.
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")
 
 
-def listen_on(address: str) -> None:
+def listen_on(address: str, number: str) -> None:
     """Have the sockets of gloo and NCCL in this process on the interface with this address alone.
 
     On the loopback always; between machines an interface that is already set is kept.
+
+    Args:
+        address: of this node, in Ray.
+        number: `network.handshake_number`, the same for all workers.
 
     Raises:
         RocmlabError: none is set, and it is not known which interface has the address: all of them would be open.
     """
     os.environ.pop("NCCL_COMM_ID", None)
     if address.startswith("127."):
-        os.environ.update(network.on_this_machine())
+        os.environ.update(network.on_this_machine(number))
         return
-    os.environ.setdefault("NCCL_RAS_ENABLE", "0")  # its port asks for no password
+    os.environ.update(network.closed_to_others(number))
     if all(os.environ.get(name) for name in SOCKETS):
         return
     found = network.interface(address)
@@ -90,9 +94,9 @@ class PinnedBackend(TorchConfig().backend_cls):  # type: ignore[misc]  # Ray has
     def on_start(self, worker_group: Any, backend_config: Any) -> None:  # noqa: ANN401  Ray's
         """Write the masks in all workers, then connect them."""
         places = worker_group.execute(granted)
-        values = start(places[0][0])
-        for number, gpus in enumerate(masks(places)):
-            worker_group.execute_single(number, pin, gpus, values)
+        values, number = start(places[0][0]), network.handshake_number()
+        for worker, gpus in enumerate(masks(places)):
+            worker_group.execute_single(worker, pin, gpus, values, number)
         super().on_start(worker_group, backend_config)
         worker_group.execute(forget_master)
 

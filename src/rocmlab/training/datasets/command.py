@@ -20,7 +20,7 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         RocmlabError: the data set could not be had.
     """
-    options = _parser().parse_args(argv)
+    options = parser().parse_args(argv)
     if options.verb == "list":
         return _list(options.share, options.json)
     lines: list[str] = []
@@ -42,38 +42,51 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="rocmlab datasets", description="Data sets in the share, checked by sha256.")
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of `rocmlab datasets`; the standard library is enough for it."""
+    made = argparse.ArgumentParser(prog="rocmlab datasets", description="Data sets in the share, checked by sha256.")
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--share", type=Path, help="the share (default: $ROCMLAB_SHARE, else ./share)")
     common.add_argument("--json", action="store_true", help="print the result as JSON")
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs = made.add_subparsers(dest="verb", required=True, metavar="VERB")
     fetching = verbs.add_parser("fetch", parents=[common], help="bring a data set into the share")
     fetching.add_argument("name", choices=sorted(DATASETS), metavar="NAME", help=", ".join(DATASETS))
     fetching.add_argument(
         "--data-dir", type=Path, help="a folder with the files, raw or .gz (default: $ROCMLAB_DATA_DIR)"
     )
     verbs.add_parser("list", parents=[common], help="show the data sets and whether the share has them")
-    return parser
+    return made
+
+
+def show_catalogue(as_json: bool) -> int:
+    """Print the data sets where there is no lab, whose share would be looked at: which of them it has is unknown."""
+    return _print(_rows(None, is_known=False), as_json)
 
 
 def _list(share: Path | None, as_json: bool) -> int:
-    rows = [
+    return _print(_rows(share, is_known=True), as_json)
+
+
+def _rows(share: Path | None, *, is_known: bool) -> list[dict[str, object]]:
+    return [
         {
             "name": dataset.name,
             "title": dataset.title,
             "licence": dataset.licence,
             "bytes": dataset.size_bytes,
-            "folder": str(dataset.folder(share_folder(share))),
-            "is_in_share": is_cached(dataset, share),
+            "folder": str(dataset.folder(share_folder(share))) if is_known else None,
+            "is_in_share": is_cached(dataset, share) if is_known else None,
         }
         for dataset in DATASETS.values()
     ]
+
+
+def _print(rows: list[dict[str, object]], as_json: bool) -> int:
     if as_json:
         _write_json(rows)
         return 0
     for row in rows:
-        where = "in the share" if row["is_in_share"] else "not fetched"
+        where = {True: "in the share", False: "not fetched", None: "unknown"}[row["is_in_share"]]  # type: ignore[index]
         megabytes = int(str(row["bytes"])) / 1e6
         size = f"{megabytes:.{0 if megabytes >= 1 else 1}f} MB"
         sys.stdout.write(f"{row['name']:14} {where:13} {size:>6}  {row['title']}; {row['licence']}\n")

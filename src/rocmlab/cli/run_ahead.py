@@ -1,0 +1,136 @@
+"""What `run` and `export` check on the host before anything is built, and what they print where there is no lab."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rocmlab.errors import RocmlabError
+from rocmlab.runner.asking import ahead
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rocmlab.stack.settings import Settings
+
+NO_LAB = (
+    "there is no current lab here, so kernels, free GPUs, finished jobs and times are not known; `make up` builds it"
+)
+
+
+def check(asked: argparse.Namespace) -> int | None:
+    """Check on the host what can be checked, and answer what needs no lab; nothing is written or started.
+
+    Args:
+        asked: the arguments of `run` or of `export slurm` and `export k8s`.
+
+    Returns:
+        the exit code where that was all: a dry run or a list without a current lab; None: the lab is to do it.
+
+    Raises:
+        RocmlabError: something is wrong, or only a lab can answer.
+    """
+    from rocmlab.stack import project as projects
+    from rocmlab.stack import settings as configuration
+
+    folder = projects.find()
+    settings = configuration.load(folder)
+    configuration.port_of(settings)
+    looks_only = asked.dry_run or asked.list
+    found = None
+    if not asked.resume and not asked.list:
+        notebooks = (folder / os.path.expanduser(settings.get("NOTEBOOKS_DIR"))).absolute()
+        found = ahead.look(asked, notebooks, folder)
+    if asked.resume or asked.compare:
+        _check_run(asked, settings)
+    if not looks_only or _is_there(folder, is_current=not asked.list):
+        return None
+    if found is None:
+        what = "--list" if asked.list else f"--resume {asked.resume} --dry-run"
+        raise RocmlabError(
+            f"{what}: there is no current lab here",
+            "runs are in the lab's share, and this command does not build a lab",
+            "make up, then the same command",
+        )
+    return _show(found, asked.gpus, as_json=asked.json)
+
+
+def _check_run(asked: argparse.Namespace, settings: Settings) -> None:
+    """Refuse a run of which it is known that it does not exist: where there was no lab yet, and no share.
+
+    Raises:
+        RocmlabError: it does not exist.
+    """
+    from rocmlab.stack import project as projects
+
+    folder = settings.project
+    if projects.existing(folder) is not None or asked.share or "/" in settings.get("SHARE"):
+        return
+    names = [Path(name) for name in (asked.resume, asked.compare) if name]
+    if (folder / "share/runs").is_dir() or any(path.exists() for path in names):
+        return
+    what = f"--resume {asked.resume}" if asked.resume else f"--compare {asked.compare}"
+    raise RocmlabError(
+        f"{what}: there is no lab here yet", "runs are in the lab's share", "make up, then the same command"
+    )
+
+
+def _is_there(folder: Path, *, is_current: bool) -> bool:
+    """Return whether the lab is built (and, if asked for, current); engines are queried only where there was one."""
+    from rocmlab.stack import project as projects
+
+    if projects.existing(folder) is None:
+        return False
+    lab = projects.plan(folder).lab
+    return lab.is_prepared() if is_current else lab.is_built()
+
+
+def _show(found: ahead.Ahead, gpus: str | None, *, as_json: bool) -> int:
+    from rocmlab.cli.devices import use_remembered_root
+    from rocmlab.devices import discover
+    from rocmlab.runner.places.chosen import choose_gpus
+
+    use_remembered_root()
+    chosen = choose_gpus(discover(), gpus, os.environ)
+    notes = [*found.notes, NO_LAB]
+    if as_json:
+        rows = [row.as_dict() for row in found.rows]
+        print(json.dumps({"slots": None, "jobs": rows, "notes": notes}, indent=1))
+    else:
+        print("\n".join(_table(found.rows)))
+        count = len(found.rows)
+        where = ", ".join(device.name for device in chosen) or "the CPU alone"
+        print(f"{count} job{'s' * (count != 1)}; devices of this host: {where}")
+        print("\n".join(notes))
+    return 1 if any(row.problem for row in found.rows) else 0
+
+
+def _table(rows: Sequence[ahead.Row]) -> list[str]:
+    cells = [("notebook", "kernel", "requests", "parameters")]
+    cells += [(row.name, row.kernel or "", _wanted(row), _parameters(row.parameters)) for row in rows]
+    widths = [max(len(row[column]) for row in cells) for column in range(3)]
+    lines = []
+    for texts in cells:
+        padded = (text.ljust(width) for text, width in zip(texts, widths, strict=False))
+        lines.append("  ".join([*padded, texts[3]]))
+    for row in rows:
+        if row.problem:
+            lines += [f"{row.name}: {row.problem.what}", f"  why: {row.problem.why}", f"  fix: {row.problem.fix}"]
+    return [line.rstrip() for line in lines]
+
+
+def _wanted(row: ahead.Row) -> str:
+    if row.problem:
+        return "cannot run"
+    if row.gpus == 0:
+        return "CPU"
+    if row.gpus is None:
+        return "1 GPU, or CPU"
+    return "all GPUs" if row.gpus == "all" else f"{row.gpus} GPU{'s' * (row.gpus != 1)}"
+
+
+def _parameters(values: dict[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in values.items())

@@ -1,0 +1,110 @@
+"""Whether the socket on PORT is that of our container: the engine says what it publishes, the host who listens.
+
+An engine's listener belongs to root (docker-proxy, Podman's conmon or rootlessport as root) or to this user (rootless);
+another user can make neither. Which listener the engine has confirmed is kept in `.rocmlab/listener.json`, so that the
+engine is asked once for each start of the container.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from rocmlab.stack import sockets
+from rocmlab.stack.sockets import NOBODY, OTHER, OURS, UNKNOWN, Holder, Listener, trusted
+
+FILE = "listener.json"
+CLOSED, PUBLISHED, HOST = "closed", "published", "host"  # what a container has to do with the port
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+HOLDS = 'ls -l /proc/[0-9]*/fd 2>/dev/null | grep -qF "socket:[$0]"'  # run inside, by the lab's own user
+Engine = Callable[..., tuple[int, str]]
+
+
+def find(engine: Engine, container: str | None, port: int) -> str:
+    """Return whether a container publishes 127.0.0.1:port, or is in the host's network and listens there itself."""
+    if container is None:
+        return CLOSED
+    code, output = engine("port", container)
+    if code == 0 and any(line.endswith(f" 127.0.0.1:{port}") for line in output.splitlines()):
+        return PUBLISHED
+    # In the host's own network (a node of a cluster) nothing is published, and JupyterLab listens itself.
+    asked = "{{.HostConfig.NetworkMode}}{{range .Config.Env}}\n{{.}}{{end}}"
+    network, *variables = engine("inspect", "--format", asked, container)[1].splitlines() or [""]
+    return HOST if network == "host" and f"PORT={port}" in variables else CLOSED
+
+
+def holder(
+    engine: Engine,
+    container: Callable[[], str | None],
+    port: int,
+    state: Path,
+    values: Mapping[str, str],
+    inside: set[Listener],
+) -> Holder:
+    """Look who listens on the port: ours if the engine says that it is our container's.
+
+    Args:
+        engine: asks the engine.
+        container: finds the running container.
+        port: on 127.0.0.1.
+        state: the folder `.rocmlab`.
+        values: what `.env` says: the lab's user.
+        inside: sockets that were found inside the container, so that it is asked once; added to.
+    """
+    found = sockets.listeners(port)
+    if found is None:
+        return Holder(UNKNOWN)
+    if is_confirmed(state, port, found):
+        return Holder(OURS, found)
+    running = container()
+    kind = find(engine, running, port)
+    if kind == PUBLISHED and all(trusted(each.uid) for each in found):
+        is_ours = True  # no listener at all: the engine forwards the port without a process (userland-proxy: false)
+    elif kind == HOST:
+        user = f"{values['NB_UID']}:{values['NB_GID']}"
+        is_ours = bool(found) and all(each in inside or _is_inside(engine, str(running), user, each) for each in found)
+        inside |= set(found) if is_ours else set()
+    else:
+        is_ours = False
+    if is_ours:
+        confirm(state, port, found)
+        return Holder(OURS, found)
+    return Holder(OTHER, found) if found else Holder(NOBODY)
+
+
+def _is_inside(engine: Engine, container: str, user: str, listener: Listener) -> bool:
+    code, _ = engine("exec", "--user", user, container, "sh", "-c", HOLDS, str(listener.inode))
+    return code == 0
+
+
+def is_confirmed(state: Path, port: int, found: tuple[Listener, ...]) -> bool:
+    """Return whether the engine has already confirmed exactly this listening socket, since this host was started."""
+    if len(found) != 1 or not found[0].inode or not trusted(found[0].uid):
+        return False
+    try:
+        known = json.loads((state / FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return bool(known == _facts(port, found[0]))
+
+
+def confirm(state: Path, port: int, found: tuple[Listener, ...]) -> None:
+    """Remember that this listening socket is our container's."""
+    from rocmlab.stack import envfile
+
+    if len(found) == 1 and found[0].inode and trusted(found[0].uid) and os.access(state, os.W_OK):
+        envfile.write(state / FILE, json.dumps(_facts(port, found[0])) + "\n")
+
+
+def _facts(port: int, listener: Listener) -> dict[str, object]:
+    """Return what names a socket. The uid is part of it: another user could wait until an inode's number returns."""
+    return {"port": port, "inode": listener.inode, "uid": listener.uid, "boot": _boot()}
+
+
+def _boot() -> str:
+    try:
+        return BOOT.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""

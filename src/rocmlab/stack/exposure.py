@@ -1,0 +1,102 @@
+"""Tokens that another process may know, because it held the lab's port: a browser's tab sends them to whoever listens.
+
+Rocmlab itself never sends one there (`server.ask`). What was seen is kept in `.rocmlab/exposed.json` until the next
+`make up` has replaced the tokens: their digests, not the tokens.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from rocmlab.stack import envfile
+from rocmlab.stack.server import OTHER, Holder
+from rocmlab.stack.settings import Settings
+
+TOKENS = ("JUPYTER_TOKEN", "METRICS_TOKEN")
+FILE = "exposed.json"
+TOKEN_FILE = "metrics-token"  # of `rocmlab monitoring`, for a Prometheus that is not ours
+
+
+def note(settings: Settings, port: int, holder: Holder) -> Holder:
+    """Remember that another process holds the port, and which tokens it may have been sent; return the holder.
+
+    Args:
+        settings: of the lab, whose folder `.rocmlab` remembers it.
+        port: of the lab.
+        holder: who listens.
+    """
+    state = settings.state
+    if holder.kind != OTHER or not os.access(state, os.W_OK) or _is_changing(state):
+        return holder
+    known = _read(state)
+    found = {**known, **{_digest(token): f"port {port}: {holder}" for token in map(settings.last, TOKENS) if token}}
+    if found.keys() != known.keys():
+        envfile.write(state / FILE, json.dumps(found, indent=1) + "\n")
+    return holder
+
+
+def _is_changing(state: Path) -> bool:
+    """Return whether a command starts or stops the lab: its server may not be known at that moment."""
+    try:
+        with open(state / "lock", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def renew(settings: Settings) -> list[str]:
+    """Forget the tokens that another process may know, so that new ones are made; nothing is written.
+
+    Returns:
+        A line for each token: that it is new, or, where the user has chosen it, that it should be changed.
+    """
+    known = _read(settings.state)
+    lines = []
+    for name in TOKENS:
+        where = known.get(_digest(settings.last(name)))
+        if where is None:
+            continue
+        if name in settings.chosen:
+            lines.append(
+                f"warning: another process held the lab's port and may know {name} ({where}); you chose it in .env or "
+                f"the environment: change it, or remove the line and a new one is made"
+            )
+        else:
+            del settings.written[name]
+            lines.append(f"{name} is new: another process held the lab's port and may know the old one ({where})")
+    return lines
+
+
+def forget(settings: Settings, values: Mapping[str, str]) -> None:
+    """Forget what was seen, but for tokens that are still in force; refresh the file of a Prometheus of the user's."""
+    path = settings.state / FILE
+    known = _read(settings.state)
+    in_force = {_digest(values.get(name, "")) for name in TOKENS}
+    kept = {digest: where for digest, where in known.items() if digest in in_force}
+    if kept:
+        envfile.write(path, json.dumps(kept, indent=1) + "\n")
+    elif known:
+        path.unlink(missing_ok=True)
+    token, file = values.get("METRICS_TOKEN") or values.get("JUPYTER_TOKEN", ""), settings.state / TOKEN_FILE
+    if len(kept) < len(known) and file.exists() and token:
+        envfile.write(file, token + "\n")
+
+
+def _read(state: Path) -> dict[str, str]:
+    try:
+        found = json.loads((state / FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {str(digest): str(where) for digest, where in found.items()} if isinstance(found, dict) else {}
+
+
+def _digest(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest() if token else ""

@@ -1,0 +1,84 @@
+"""The headless runs that are under way on a share, found by the lock on their journal.
+
+Nothing but the standard library, and nothing of this package: the text of this file is also given to the Python of a
+running container, which may have an earlier version of rocmlab.
+"""
+
+import fcntl
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+MAX_RUNS = 300  # the newest; a run that still goes on is hardly older
+
+
+def under_way(runs: Path) -> list[dict[str, Any]]:
+    """Return the runs that a process works on, newest first.
+
+    Args:
+        runs: the folder `runs` of a share.
+
+    Returns:
+        For each `name`, `since` (UTC, ISO 8601), `host`, `pid` (there), `jobs` and `finished` (counts), and `devices`
+        of the jobs that run; what is not known is None.
+    """
+    journals = sorted(runs.glob("*/journal.jsonl"), key=lambda path: path.parent.name, reverse=True)
+    return [_described(path) for path in journals[:MAX_RUNS] if _is_locked(path)]
+
+
+def _is_locked(journal: Path) -> bool:
+    try:
+        with journal.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _described(journal: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {"name": journal.parent.name, "since": None, "host": None, "pid": None, "jobs": None}
+    running: dict[str, list[str]] = {}
+    finished = 0
+    for event in _events(journal):
+        kind, job = event.get("event"), str(event.get("job"))
+        if kind in ("run started", "run resumed"):
+            found["jobs"] = len(event.get("jobs") or ()) or found["jobs"]
+            found |= {"since": event.get("time"), "host": event.get("host"), "pid": event.get("pid")}
+            running, finished = {}, len(event.get("skipped") or ())
+        elif kind == "job started":
+            running[job] = [_device(each) for each in event.get("devices") or () if isinstance(each, dict)]
+        elif kind == "job finished":
+            running.pop(job, None)
+            finished += 1
+    devices = sorted({name for names in running.values() for name in names if name})
+    return {**found, "finished": finished, "running": sorted(running), "devices": devices}
+
+
+def _device(identity: dict[str, Any]) -> str:
+    if identity.get("backend") == "cpu":
+        return ""
+    index = identity.get("index")
+    return f"GPU {index}" if index is not None else str(identity.get("pci_address") or "")
+
+
+def _events(journal: Path) -> list[dict[str, Any]]:
+    found = []
+    try:
+        lines = journal.read_bytes().splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            continue  # the line that is just being written
+        if isinstance(event, dict):
+            found.append(event)
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(under_way(Path(sys.argv[1]))))  # noqa: T201  # its output is read by `rocmlab.stack.busy`

@@ -1,0 +1,171 @@
+"""Who listens on a port of the loopback: what is looked at before a secret is sent there.
+
+Source: `/proc/net/tcp` and `tcp6` on Linux (proc_net(5)): local address, state, uid and inode of every socket; the
+descriptors in `/proc/<pid>/fd` name the inode. On macOS `lsof`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import sys
+from dataclasses import dataclass
+
+from rocmlab import identity
+
+LISTEN = b"0A"
+HAS_PROC = sys.platform == "linux"
+ROOT = 0
+NOBODY, OURS, OTHER, UNKNOWN = "nobody", "ours", "other", "unknown"
+
+
+@dataclass(frozen=True)
+class Listener:
+    """One socket that a connection to 127.0.0.1 may reach."""
+
+    uid: int
+    inode: int = 0  # on Linux
+    pid: int = 0  # on macOS
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who listens on the lab's port: nobody, our own server, another process, or it cannot be found out."""
+
+    kind: str
+    listeners: tuple[Listener, ...] = ()
+
+    def __str__(self) -> str:
+        if self.kind == UNKNOWN:
+            return "the operating system does not show who listens (lsof is missing, or /proc is not readable)"
+        return describe(self.listeners)
+
+
+def _hexadecimal(address: str) -> bytes:
+    """Return an address as `/proc/net/tcp*` prints it: words of 32 bits in the machine's own byte order."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    packed = socket.inet_pton(family, address)
+    return b"".join(b"%08X" % word for word in struct.unpack(f"={len(packed) // 4}I", packed))
+
+
+EXACT = frozenset(map(_hexadecimal, ("127.0.0.1", "::ffff:127.0.0.1")))
+WILDCARDS = frozenset(map(_hexadecimal, ("0.0.0.0", "::", "::ffff:0.0.0.0")))
+
+
+def listeners(port: int) -> tuple[Listener, ...] | None:
+    """Return every socket that may get a connection to 127.0.0.1 at this port; None where that cannot be found out.
+
+    A socket bound to 127.0.0.1 itself is always preferred by the kernel to one bound to every address; so wildcards
+    count only where there is no exact one. More than one means SO_REUSEPORT: the kernel chooses.
+    """
+    if not HAS_PROC:
+        return _listed(port)
+    try:
+        rows = [row for row in _rows(port) if row[3] == LISTEN]
+    except (OSError, IndexError, ValueError):
+        return None
+    for addresses in (EXACT, WILDCARDS):
+        found = tuple(Listener(int(row[7]), int(row[9])) for row in rows if row[1].partition(b":")[0] in addresses)
+        if found:
+            return found
+    return ()
+
+
+def accepted_by(port: int, client_port: int) -> int | None:
+    """Return the uid of who has accepted the connection from that port of 127.0.0.1; None: nobody of this host yet."""
+    if not HAS_PROC:
+        return None
+    far = b":%04X" % client_port
+    try:
+        ends = [row for row in _rows(port) if row[2].endswith(far) and row[2].partition(b":")[0] in EXACT]
+        return next((int(row[7]) for row in ends if int(row[9])), None)
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def _rows(port: int) -> list[list[bytes]]:
+    """Return the fields of all TCP sockets whose local port this is."""
+    found, wanted = [], b":%04X " % port
+    for name in ("tcp", "tcp6"):
+        try:
+            with open(f"/proc/net/{name}", "rb") as file:
+                lines = file.read().splitlines()[1:]
+        except FileNotFoundError:
+            if name == "tcp":
+                raise
+            continue  # a kernel without IPv6
+        found += [line.split() for line in lines if wanted in line]
+    return [row for row in found if row[1].endswith(wanted[:-1])]
+
+
+def _listed(port: int) -> tuple[Listener, ...] | None:
+    """Ask `lsof`, which shows every process to root and his own to a user."""
+    import subprocess
+
+    command = ["lsof", "-nP", f"-iTCP:{port}", "-sTCP:LISTEN", "-F", "pu"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found, pid = [], 0
+    for line in done.stdout.splitlines():
+        if line[:1] == "p":
+            pid = int(line[1:])
+        elif line[:1] == "u":
+            found.append(Listener(int(line[1:]), pid=pid))
+    return tuple(found)
+
+
+def is_held_by(listener: Listener, pid: int) -> bool:
+    """Return whether a process has this socket open; False as well where its descriptors are not ours to read."""
+    if listener.pid:
+        return listener.pid == pid
+    wanted = f"socket:[{listener.inode}]"
+    try:
+        with os.scandir(f"/proc/{pid}/fd") as entries:
+            return any(_target(entry.path) == wanted for entry in entries)
+    except OSError:
+        return False
+
+
+def holder(listener: Listener) -> int | None:
+    """Return a process that has this socket open, None where none can be seen: another user's are not shown to us."""
+    if listener.pid or not HAS_PROC:
+        return listener.pid or None
+    numbers = sorted((int(name) for name in os.listdir("/proc") if name.isdecimal()), reverse=True)
+    return next((pid for pid in numbers if is_held_by(listener, pid)), None)
+
+
+def describe(found: tuple[Listener, ...]) -> str:
+    """Return who listens, for a message: the user, and the process where it can be seen."""
+    if not found:
+        return "no process"
+    pid = holder(found[0])
+    who = f"a process of {user(found[0].uid)}"
+    if pid is None:
+        return who
+    command = " ".join(identity.arguments_of(pid))[:80]
+    return f"{who}: PID {pid}, {command}"
+
+
+def user(uid: int) -> str:
+    """Return a user's name with the number."""
+    import pwd
+
+    try:
+        return f"user {pwd.getpwuid(uid).pw_name} (uid {uid})"
+    except KeyError:
+        return f"uid {uid}"
+
+
+def _target(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
+
+
+def trusted(uid: int) -> bool:
+    """Return whether a listener of this user may be an engine's: root's, ours, or under sudo the caller's."""
+    return uid == ROOT or uid in identity.own_uids()
