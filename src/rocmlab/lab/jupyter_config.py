@@ -19,6 +19,10 @@ if os.environ.get("ROCMLAB_RUNTIME") in ("docker", "podman"):
         c.ServerApp.ip = "0.0.0.0"
     # Shows work/ and share/.
     c.ServerApp.root_dir = "/home/jovyan"
+    # The file browser and the launcher begin here; the native lab has this on its command line.
+    if os.path.isdir("/home/jovyan/work"):
+        c.FileContentsManager.preferred_dir = "work"
+
 if not hosts.is_behind_hub(os.environ):  # else names and cookies are the hub's business
     # Names that DNS could point here are rejected; should our extension not load, by Jupyter's own check.
     c.ServerApp.allow_remote_access = False

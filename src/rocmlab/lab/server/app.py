@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jupyter_server.extension.application import ExtensionApp
 from tornado.ioloop import PeriodicCallback
 
+from rocmlab.lab import top_level
 from rocmlab.lab.server import guard, handlers
 from rocmlab.lab.server.idle import CULLING
 from rocmlab.stack import live
@@ -41,8 +43,10 @@ class PanelApp(ExtensionApp):
         return self._panel
 
     def initialize_handlers(self) -> None:
-        """Add our routes."""
+        """Add our routes, and reject what would be saved where nothing persists."""
         server: Any = self.serverapp
+        if top_level.is_ours(os.environ):
+            server.contents_manager.register_pre_save_hook(top_level.reject)
         guard.install(server)
         self.handlers.extend(handlers.routes(self.panel, guard.take_secrets(server)))
         server.io_loop.add_callback(self._watch_settings)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rocmlab.runner.engine.terminal import SPECIAL, Screen
-from rocmlab.runner.ground import files
+from rocmlab.runner.ground import private
 
 Output = dict[str, Any]
 Content = Mapping[str, Any]
@@ -30,7 +30,7 @@ class SideLog:
         """Add text."""
         if self.path is not None and text:
             with open(
-                self.path, "a", encoding="utf-8", errors="backslashreplace", newline="", opener=files.create
+                self.path, "a", encoding="utf-8", errors="backslashreplace", newline="", opener=private.create
             ) as file:
                 file.write(text if file.tell() else MARK + text)
 

@@ -11,28 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from rocmlab.runner.ground import private
+
 DRAFT_BYTES = 4  # of chance, in the name of a draft
-
-
-UMASK = "NB_UMASK"  # set: the umask alone decides who may read runs
-PRIVATE_FOLDER = 0o750
-
-
-def folder_mode() -> int:
-    """Return with which mode to make a run's folder; the umask still removes rights from it.
-
-    Notebooks print what they like, so runs are not for every user of the machine, unless NB_UMASK says otherwise.
-    """
-    return 0o777 if os.environ.get(UMASK) else PRIVATE_FOLDER
-
-
-def create(path: str, flags: int) -> int:
-    """Open a file, as the `opener` of `open`; where others may not enter its folder, one that is made is as private.
-
-    So a new file in a run's folder (0750) is 0640, less the umask, whichever process makes it.
-    """
-    folder = os.stat(os.path.dirname(path) or os.curdir).st_mode
-    return os.open(path, flags, 0o666 if folder & 0o007 else 0o666 & folder)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -45,7 +26,7 @@ def write_pieces(path: Path, pieces: Iterable[str]) -> None:
     draft = path.with_name(f".{path.name}.{secrets.token_hex(DRAFT_BYTES)}")
     try:
         # A lone surrogate, which a notebook may print, becomes \ud800: in JSON that is its proper form.
-        with open(draft, "wb", opener=create) as file:
+        with open(draft, "xb", opener=private.create) as file:
             file.writelines(piece.encode("utf-8", "backslashreplace") for piece in pieces)
         os.replace(draft, path)
     except BaseException:

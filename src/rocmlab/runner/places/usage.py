@@ -21,7 +21,7 @@ from rocmlab.devices import Device, Sample, system_root
 from rocmlab.devices.integral import Integral
 from rocmlab.devices.readers import Reader, Readers
 from rocmlab.devices.recording import Recorder, device_id
-from rocmlab.runner.ground import files
+from rocmlab.runner.ground import private
 
 log = logging.getLogger("rocmlab")
 
@@ -74,7 +74,9 @@ class _File:
     def begin(self) -> None:
         """Make the file."""
         try:
-            os.close(files.create(str(self._path), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC))
+            if self._path.is_symlink():
+                raise OSError("it is a link")
+            os.close(private.create(str(self._path), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW))
             self._recorder = Recorder(self._path, self._devices)
         except OSError as err:
             self._give_up(err)
