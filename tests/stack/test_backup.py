@@ -423,7 +423,7 @@ class TestRestore:
 
         lab.restore(backup, owner=(SECOND_UID, SECOND_UID))
 
-        assert {SECOND_UID} == {path.lstat().st_uid for path in lab.share.rglob("*")}
+        assert {SECOND_UID} == {path.lstat().st_uid for path in (lab.share, *lab.share.rglob("*"))}
 
     @NEEDS_ROOT
     def test_another_user_cannot_read_a_backup(self, lab: Lab) -> None:

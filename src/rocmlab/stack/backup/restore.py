@@ -114,6 +114,8 @@ class _Restorer:
         by_part: dict[str, list[Entry]] = {}
         for entry in self.entries:
             by_part.setdefault(entry.part, []).append(entry)
+        if self.task.owner is not None and "share" in self.roots and not os.listdir(self.roots["share"]):
+            os.chown(self.roots["share"], *self.task.owner)  # of a volume that was just made
         done, said = 0, time.monotonic()
         for name, entries in sorted(by_part.items()):
             with (folder / name).open("rb") as archive:
