@@ -18,6 +18,7 @@ from test_native import make_lab
 
 from rocmlab import identity
 from rocmlab.cluster import record as node_record
+from rocmlab.stack.environment import Environment
 from rocmlab.stack.native import NativeLab
 
 LISTENING = "import socket, sys, time; s = socket.create_server(('127.0.0.1', int(sys.argv[1]))); time.sleep(600)"
@@ -63,9 +64,7 @@ class TestServer:
             if verb == "stop":
                 lab.stop(lambda _: None)
             else:
-                lab.venv = make_lab(lab.settings.project).venv.__class__.__mro__[1](  # the real one, with no folder
-                    lab.settings.project, "cpu", sys.executable, ""
-                )
+                lab.venv = Environment(lab.settings.project, "cpu", sys.executable, "")  # whose folder is not there
                 lab.clean(lambda _: None)
 
             assert editor.poll() is None
