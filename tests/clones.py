@@ -9,6 +9,7 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +65,32 @@ class Clone:
     def answers(self) -> bool:
         """Tell whether JupyterLab answers with the token."""
         return clients.answers(self.port, self.env["JUPYTER_TOKEN"])
+
+
+FURNISH = """
+import json, os, shutil, sys, sysconfig
+from pathlib import Path
+from rocmlab.lab import install
+from rocmlab.stack import environment, project as projects
+project = projects.plan(Path.cwd())
+venv = project.lab.venv
+version = environment.check_python(venv.python)
+site = next(venv.folder.glob("lib/python*/site-packages"))
+(site / "tests.pth").write_text(f"{venv.project}/src\\n{sysconfig.get_path('purelib')}\\n")
+shutil.copytree(Path(sys.prefix, "etc/jupyter"), venv.folder / "etc/jupyter", dirs_exist_ok=True)
+shutil.copytree(Path(sys.prefix, "share/jupyter"), venv.folder / "share/jupyter", dirs_exist_ok=True)
+kernel = str(venv.interpreter)
+install.main(["--prefix", str(venv.folder), "--tensorflow", kernel, "--torch", kernel])
+record = {"backend": venv.backend, "python": version, "project": str(venv.project)}
+venv.marker.write_text(json.dumps({**record, "fingerprint": venv.fingerprint()}))
+"""
+
+
+def furnish(found: Clone) -> None:
+    """Give a clone an environment in seconds: one that sees the packages of these tests, frameworks left out."""
+    environment = {**found.environment, **found.settings, "PYTHONPATH": str(found.folder / "src")}
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", found.folder / ".venv"], check=True)
+    subprocess.run([sys.executable, "-c", FURNISH], cwd=found.folder, env=environment, check=True)
 
 
 def free_port() -> int:

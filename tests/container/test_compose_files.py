@@ -35,6 +35,7 @@ def test_configuration_is_valid_and_careful(make_project, backend: str) -> None:
     assert {volume["target"]: volume["type"] for volume in lab["volumes"]} == {
         "/home/jovyan/share": "volume",
         "/home/jovyan/work": "bind",
+        "/run/rocmlab/live": "bind",
     }
     assert lab["build"]["args"]["BACKEND"] == backend
     assert lab["restart"] == "unless-stopped"

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,6 +21,7 @@ from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 from rocmlab.errors import RocmlabError
 from rocmlab.lab import extension, install
+from rocmlab.stack import live, settings
 
 TOKEN = "t" * 32
 
@@ -183,6 +185,28 @@ def test_a_kernel_that_is_used_while_another_is_shut_down_stays(host: Host) -> N
         await kernels.shutdown_kernel(left, now=True)
 
     asyncio.run(scenario())
+
+
+def test_a_limit_begins_and_ends_without_a_restart(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server of a lab reads it from the file that `make up` writes."""
+    chosen = {"CULL_IDLE_GPU_KERNELS_SECONDS": "0"}
+    live.write(settings.load(tmp_path, chosen))
+    monkeypatch.setenv(live.VARIABLE, str(live.path_of(settings.load(tmp_path, {}))))
+    host.offer()
+    server = Server(host, "0")
+
+    async def scenario() -> None:
+        await up(server)
+        await server.start("torch-gpu0")
+        live.write(settings.load(tmp_path, {"CULL_IDLE_GPU_KERNELS_SECONDS": "86400"}))
+        await until(lambda: "after 86400 seconds without work" in server.log, pause=0.2)
+        live.write(settings.load(tmp_path, {"CULL_IDLE_GPU_KERNELS_SECONDS": "soon"}))
+        await until(lambda: "CULL_IDLE_GPU_KERNELS_SECONDS=soon is no time" in server.log, pause=0.2)
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        server.stop()
 
 
 @pytest.mark.parametrize("limit", ["", "0"])

@@ -22,6 +22,7 @@ from rocmlab.devices.simulated import write_host
 from rocmlab.lab.server import page
 from rocmlab.lab.server.broadcast import MOST_VIEWERS
 from rocmlab.runner.places.leases import Holder
+from rocmlab.stack import live, settings
 
 FIRST, SECOND = "0000:03:00.0", "0000:06:00.0"
 GETS = ("api/devices", "api/history", "api/stream", "api/kernels", "api/cluster", "metrics")
@@ -533,6 +534,26 @@ def test_what_is_recorded_all_the_time_is_there_for_who_comes(host: Host, tmp_pa
     assert seconds < 10
     for word in ("Traceback", "Task was destroyed", "never retrieved", "RECORD_GPUS"):
         assert word not in server.log
+
+
+def test_recording_begins_and_ends_without_a_restart(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`make up RECORD_GPUS=on` reaches a server that runs, and so does `off`."""
+    live.write(settings.load(tmp_path, {}))
+    monkeypatch.setenv(live.VARIABLE, str(live.path_of(settings.load(tmp_path, {}))))
+    with closing(Reads(tmp_path / "host/sys/bus/pci/devices" / FIRST / "gpu_busy_percent")) as reads:
+        server = Server(host).up()
+        try:
+            assert reads.during(1) == 0
+            live.write(settings.load(tmp_path, {"RECORD_GPUS": "on"}))
+            wait(lambda: reads.during(2) > 0)
+            live.write(settings.load(tmp_path, {"RECORD_GPUS": "off"}))
+            wait(lambda: reads.during(2) == 0)
+        finally:
+            server.stop()
+
+    assert "Traceback" not in server.log
 
 
 def test_a_job_has_the_path_that_jupyterlab_shows(host: Host, tmp_path: Path) -> None:

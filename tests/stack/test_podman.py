@@ -165,7 +165,7 @@ class TestSameAsCompose:
     def test_the_mounts_are_the_same(self, compose: dict, tmp_path: Path) -> None:
         """Share, notebooks and secrets at the same places."""
         service = compose["services"]["lab"]
-        targets = {volume.rsplit(":", 1)[1] for volume in service["volumes"]}
+        targets = {volume.removesuffix(":ro").rsplit(":", 1)[1] for volume in service["volumes"]}
         targets |= {f"/run/secrets/{name}" for name in service["secrets"]}
 
         options = lab(tmp_path, CA_BUNDLE="ca.pem", PIP_CONFIG="pip.conf").options()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
 import threading
@@ -13,6 +12,7 @@ from pathlib import Path
 from rocmlab.cli.main import verb_parser
 from rocmlab.devices import is_simulated, system_root
 from rocmlab.errors import RocmlabError
+from rocmlab.stack import live
 
 PORT = 9417
 NAMES = ("rocmlab", "amd", "both")
@@ -75,7 +75,7 @@ def _port(text: str) -> int:
 
 
 def _names(asked: str | None) -> str:
-    names = asked or os.environ.get("GPU_METRICS_NAMES") or "rocmlab"
+    names = asked or live.get("GPU_METRICS_NAMES") or "rocmlab"
     if names not in NAMES:
         raise RocmlabError(
             f"GPU_METRICS_NAMES={names} names no metrics", "", f"choose one of: {', '.join(NAMES)}"

@@ -100,6 +100,8 @@ def _up(project: Project, verb: str, consent: stopping.Consent, renewed: list[st
     seconds = time.monotonic() - started
     how = "is running" if not is_new else "was restarted with the new settings" if was_running else "is ready"
     say(f"JupyterLab {how} ({seconds:.1f} s)")
+    if not is_new and project.live_changes:
+        say(f"in force now, without a restart: {' '.join(project.live_changes)}")
     print(f"\n  {project.url}\n")
     for number, line in enumerate(device_lines(devices)):
         print(f"  {'devices' if number == 0 else '':9} {line}")

@@ -1,6 +1,6 @@
-"""Server extension: kernels that have GPUs and do nothing give them back, when a person has asked for that.
+"""Kernels that have GPUs and do nothing give them back, when a person has asked for that.
 
-`jupyter_config.py` enables it only where CULL_IDLE_GPU_KERNELS_SECONDS is a number above 0. A kernel that is busy, and
+The panel's extension imports it when CULL_IDLE_GPU_KERNELS_SECONDS is first set. A kernel that is busy, and
 one without a lease, is never touched. The warning goes to the server's log and, as a message of the kernel, to every
 page that has the kernel open, where JupyterLab shows it in its log (View > Show Log Console): no cell is running that
 it could belong to.
@@ -9,7 +9,6 @@ it could belong to.
 from __future__ import annotations
 
 import asyncio
-import os
 from datetime import datetime, timezone
 from typing import Any
 
@@ -103,15 +102,31 @@ class Culler:
             self._log.error("kernel %s could not be shut down: %s", kernel_id, err)
 
 
-def _jupyter_server_extension_points() -> list[dict[str, str]]:
-    return [{"module": "rocmlab.lab.extension"}]
+class Culling:
+    """The Culler of a server, as the setting is now: it starts, changes and stops without a restart."""
 
+    def __init__(self, server: Any) -> None:  # noqa: ANN401  jupyter_server's ServerApp
+        self._server = server
+        self._text = ""
+        self._culler: Culler | None = None
 
-def _load_jupyter_server_extension(server: Any) -> None:  # noqa: ANN401
-    try:
-        limit = limit_seconds(os.environ.get(SETTING, ""))
-    except RocmlabError as err:
-        server.log.error("%s", err)
-        return
-    if limit:
-        server.io_loop.add_callback(Culler(server, limit).start)
+    def apply(self, text: str) -> None:
+        """Take a value of the setting; one that is not a time stops the Culler, and is reported in the log."""
+        if text == self._text:
+            return
+        self._text = text
+        self.stop()
+        try:
+            limit = limit_seconds(text)
+        except RocmlabError as err:
+            self._server.log.error("%s", err)
+            return
+        if limit:
+            self._culler = Culler(self._server, limit)
+            self._culler.start()
+
+    def stop(self) -> None:
+        """Look at no kernel any more."""
+        if self._culler is not None:
+            self._culler.stop()
+            self._culler = None

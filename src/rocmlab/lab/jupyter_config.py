@@ -36,6 +36,3 @@ c.LabApp.check_for_updates_class = "jupyterlab.NeverCheckForUpdate"
 c.LabApp.news_url = None
 # No language server is installed, and looking for each takes time at every start.
 c.LanguageServerManager.autodetect = False
-if os.environ.get("CULL_IDLE_GPU_KERNELS_SECONDS", "0") not in ("", "0"):
-    # Shuts down kernels that hold a GPU and are idle; off unless somebody set it.
-    c.ServerApp.jpserver_extensions.update({"rocmlab.lab.extension": True})

@@ -10,7 +10,6 @@ import atexit
 import contextlib
 import json
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rocmlab.runner import warm
+from rocmlab.stack import live
 
 log = logging.getLogger("rocmlab")
 
@@ -122,7 +122,7 @@ class Nests:
             arguments: more words for ipykernel's command line.
         """
         modules = warm.modules_for(name, spec)
-        if not modules or sys.platform != "linux" or os.environ.get(SETTING, "on") == "off":
+        if not modules or sys.platform != "linux" or live.get(SETTING) == "off":
             return None
         wanted = (name, str(spec["argv"][0]), modules, environment, Path(file).parent)
         with self._reserved(*wanted) as (nest, reason):

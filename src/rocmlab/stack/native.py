@@ -21,7 +21,7 @@ from rocmlab.devices import visibility
 from rocmlab.devices.discovery import discover
 from rocmlab.errors import RocmlabError
 from rocmlab.identity import Process
-from rocmlab.stack import exposure, process, server
+from rocmlab.stack import exposure, live, process, server
 from rocmlab.stack.cluster import NativeNode
 from rocmlab.stack.environment import Environment
 from rocmlab.stack.lab import Say
@@ -30,13 +30,6 @@ from rocmlab.stack.server import Holder
 from rocmlab.stack.settings import Settings
 
 SHARE_FOLDERS = ("data", "models", "runs", "cache", "leases")
-FOR_KERNELS = (  # settings that JupyterLab reads itself
-    "CULL_IDLE_GPU_KERNELS_SECONDS",
-    "GPU_METRICS_NAMES",
-    "IDLE_GPU_WARNING_SECONDS",
-    "RECORD_GPUS",
-    "WARM_KERNELS",
-)
 STOP_SECONDS = 10.0
 BUSY_SECONDS = 20.0  # a server whose machine swaps may need that long for an answer
 SOCKET_FOLDER_BYTES = 50  # a socket's path has at most 104 bytes, and Jupyter adds kernel-<uuid>-ipc-<n>
@@ -131,7 +124,7 @@ class NativeLab:
         """Return the environment of the server and of everything it starts."""
         scripts = str(self.venv.folder / "bin")
         env = dict(os.environ)
-        for name in ("PYTHONPATH", "PYTHONHOME", "JUPYTER_PATH", "MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
+        for name in ("PYTHONPATH", "PYTHONHOME", "JUPYTER_PATH", "MAKEFLAGS", "MAKELEVEL", "MFLAGS", *live.NAMES):
             env.pop(name, None)
         env |= {
             "PATH": scripts + os.pathsep + env.get("PATH", ""),
@@ -145,7 +138,7 @@ class NativeLab:
             "ROCMLAB_NOTEBOOKS": str(self.notebooks),
             "ROCMLAB_BACKEND": self.values["ROCMLAB_BACKEND"],
             "ROCMLAB_RUNTIME": "native",
-            **{name: self.settings.get(name) for name in FOR_KERNELS},
+            live.VARIABLE: str(live.path_of(self.settings)),
             "KERAS_HOME": str(self.share_folder / "cache/keras"),
             "HF_HOME": str(self.share_folder / "cache/huggingface"),
         }
@@ -188,8 +181,7 @@ class NativeLab:
         kept = ("PORT", "JUPYTER_TOKEN", "SHARE", "ROCMLAB_BACKEND")
         found = {name: self.values[name] for name in kept}
         found |= {"NOTEBOOKS_DIR": str(self.notebooks), "GPUS": self.settings.get("GPUS")}
-        for name in ("ROCMLAB_ROOT", *FOR_KERNELS):
-            found[name] = self.settings.get(name)
+        found["ROCMLAB_ROOT"] = self.settings.get("ROCMLAB_ROOT")
         found |= self.node.configuration()
         return {**found, "environment": self.venv.fingerprint()}
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from rocmlab.errors import RocmlabError
-from rocmlab.stack import envfile, podman_engine, process
+from rocmlab.stack import envfile, live, podman_engine, process
 from rocmlab.stack.container import PASSED_INTO_THE_LAB, PROXIES, ContainerLab
 from rocmlab.stack.gpus import Passed
 from rocmlab.stack.lab import Say
@@ -105,6 +105,7 @@ class PodmanLab(ContainerLab):
         source = str(self._on_host(share)) if "/" in share else self.volume
         options = [f"--volume={source}:/home/jovyan/share"]
         options.append(f"--volume={self._on_host(variables['NOTEBOOKS_DIR'])}:/home/jovyan/work")
+        options.append(f"--volume={live.ensure_folder(self.settings)}:{live.INSIDE}:ro")
         options += [f"--volume={path}:/run/secrets/{secret}:ro" for secret, path in self._secrets()]
         if root := variables.get("ROCMLAB_ROOT"):
             options.append(f"--volume={root}:{SIMULATED_HOST}:ro")

@@ -13,7 +13,18 @@ from typing import Any
 from rocmlab.devices import discover
 from rocmlab.errors import RocmlabError
 from rocmlab.stack import choice as choosing
-from rocmlab.stack import cluster, envfile, exposure, gpus, podman_engine, project_folder, resolve, server, sockets
+from rocmlab.stack import (
+    cluster,
+    envfile,
+    exposure,
+    gpus,
+    live,
+    podman_engine,
+    project_folder,
+    resolve,
+    server,
+    sockets,
+)
 from rocmlab.stack import engine as engines
 from rocmlab.stack import settings as configuration
 from rocmlab.stack.choice import CONTAINERS, Choice
@@ -54,6 +65,7 @@ class Project:
     previous: dict[str, str] = field(default_factory=dict)  # what `.env` said before this command
     root: Path = Path("/")  # of the host, or of a simulated one
     passed: gpus.Passed = field(default_factory=gpus.Passed)  # what a container is given of the GPUs
+    live_changes: list[str] = field(default_factory=list)  # settings that this command changed in the running lab
 
     @property
     def url(self) -> str:
@@ -199,6 +211,9 @@ def prepare(project: Project, say: Say, *, persist: bool = True, always: bool = 
     """
     persist = not project.settings.guest and (persist or not project.settings.env_path.exists())
     write(project, persist=persist)
+    live.ensure_folder(project.settings)
+    if persist or project.settings.guest:
+        project.live_changes = live.write(project.settings)
     try:
         project.lab.prepare(say, always=always)
     except BaseImageUnreachable as err:
@@ -249,7 +264,7 @@ def settings_kept_on_failure(project: Project) -> Iterator[None]:
     """Put `.env` and the overlay back as they were if the block fails: they go on describing the lab that is there."""
     folder = project.settings.project
     modes = {project.settings.env_path: 0o600, project.settings.state / "written.json": 0o600}
-    modes[folder / gpus.OVERLAY] = 0o644
+    modes |= {folder / gpus.OVERLAY: 0o644, live.path_of(project.settings): 0o644}
     before = {path: envfile.read(path) if path.exists() else None for path in modes}
     try:
         yield

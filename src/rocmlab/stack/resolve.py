@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rocmlab.devices import Device, nodes
 from rocmlab.errors import RocmlabError
-from rocmlab.stack import cluster, gpus
+from rocmlab.stack import cluster, gpus, live
 from rocmlab.stack.choice import CONTAINERS, Choice
 from rocmlab.stack.settings import BASE_IMAGES, TORCH_INDEXES, Settings, qualified
 
@@ -37,6 +37,8 @@ def resolve(settings: Settings, choice: Choice, devices: list[Device], root: Pat
     if password := settings.last("GRAFANA_PASSWORD"):  # which `make monitoring` made: Grafana knows no other any more
         values["GRAFANA_PASSWORD"] = password
     values |= cluster.values(settings)
+    if settings.guest:  # the own lab's live settings are in the folder that compose.yaml names
+        values["ROCMLAB_LIVE_FOLDER"] = str(live.path_of(settings).parent)
     if choice.is_simulated:
         values["ROCMLAB_ROOT"] = str(root)
     if choice.runtime in CONTAINERS:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jupyter_server.extension.application import ExtensionApp
+from tornado.ioloop import PeriodicCallback
 
 from rocmlab.lab.server import handlers
+from rocmlab.lab.server.idle import CULLING
+from rocmlab.stack import live
 
 if TYPE_CHECKING:
+    from rocmlab.lab.extension import Culling
     from rocmlab.lab.server.panel import Panel
 
 RECORDING = "RECORD_GPUS"
+LOOK_SECONDS = 3.0  # at the settings: one `stat`
 
 
 class PanelApp(ExtensionApp):
@@ -23,6 +27,9 @@ class PanelApp(ExtensionApp):
     extension_url = "/rocmlab/"
 
     _panel: Panel | None = None
+    _watch: PeriodicCallback | None = None
+    _culling: Culling | None = None
+    _applied_recording = "off"
 
     def panel(self) -> Panel:
         """Return the one of this server; it is imported and made when a route is first asked."""
@@ -36,16 +43,44 @@ class PanelApp(ExtensionApp):
     def initialize_handlers(self) -> None:
         """Add our routes."""
         self.handlers.extend(handlers.routes(self.panel))
-        asked = os.environ.get(RECORDING) or "off"
+        server: Any = self.serverapp
+        server.io_loop.add_callback(self._watch_settings)
+
+    def _watch_settings(self) -> None:
+        """Follow the settings that change without a restart; on the event loop."""
+        self._apply_settings()
+        self._watch = PeriodicCallback(self._apply_settings, LOOK_SECONDS * 1000)
+        self._watch.start()
+
+    def _apply_settings(self) -> None:
+        found = live.values()
+        if (recording := found.get(RECORDING) or "off") != self._applied_recording:
+            self._applied_recording = recording
+            self._apply_recording(recording)
+        culling = found.get(CULLING) or "0"
+        if self._culling is None and culling != "0":
+            from rocmlab.lab.extension import Culling
+
+            self._culling = Culling(self.serverapp)
+        if self._culling is not None:
+            self._culling.apply(culling)
+
+    def _apply_recording(self, asked: str) -> None:
         if asked == "on":
-            server: Any = self.serverapp
-            server.io_loop.add_callback(lambda: self.panel().record())
-        elif asked != "off":
+            self.panel().record()
+            return
+        if self._panel is not None:
+            self._panel.stop_recording()
+        if asked != "off":
             self.log.warning(
                 "%s=%r is neither on nor off: the GPUs are read only while a page is open", RECORDING, asked
             )
 
     async def stop_extension(self) -> None:
         """End the streams, which lets their handlers finish before the server does."""
+        if self._watch is not None:
+            self._watch.stop()
+        if self._culling is not None:
+            self._culling.stop()
         if self._panel:
             await self._panel.close()

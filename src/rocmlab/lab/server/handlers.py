@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from tornado.iostream import StreamClosedError
 
 from rocmlab.errors import Problem
 from rocmlab.lab.server import cluster, page, wire
+from rocmlab.stack import live
 
 if TYPE_CHECKING:
     from rocmlab.lab.server.broadcast import Viewer
@@ -201,7 +201,7 @@ class MetricsHandler(Handler):
     @authorized
     async def get(self) -> None:
         """Answer with the metrics of now, which are sampled for this if nobody watches."""
-        names = self.get_query_argument("names", "") or os.environ.get(METRICS_SETTING) or "rocmlab"
+        names = self.get_query_argument("names", "") or live.get(METRICS_SETTING) or "rocmlab"
         with refusing("there are no metrics"):
             accept, sees_kernels = self.request.headers.get("Accept", ""), await self.sees_kernels()
             text, content_type = await self.panel.metrics(names, accept, sees_kernels)

@@ -6,7 +6,6 @@ now, which follows a rename while the kernel's own environment keeps the old one
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
@@ -17,6 +16,7 @@ from tornado.web import HTTPError
 from rocmlab.errors import RocmlabError
 from rocmlab.lab.server import idle
 from rocmlab.lab.server.wire import UnknownKernelError
+from rocmlab.stack import live
 from rocmlab.telemetry.model import device_id
 
 Row = dict[str, Any]
@@ -100,7 +100,7 @@ def _patience_seconds() -> float:
     Its state is `starting` until the first message, however long ago it became ready.
     """
     try:
-        return idle.Limits.of(os.environ).warned_seconds or idle.DEFAULT_SECONDS
+        return idle.Limits.of(live.values()).warned_seconds or idle.DEFAULT_SECONDS
     except RocmlabError:  # who is warned by that setting is told so
         return idle.DEFAULT_SECONDS
 

@@ -140,6 +140,12 @@ class Panel:
         if self._recording is None:
             self._recording = asyncio.ensure_future(self._record())
 
+    def stop_recording(self) -> None:
+        """Read the devices only while somebody watches, from now on."""
+        if self._recording is not None:
+            self._recording.cancel()
+            self._recording = None
+
     async def _record(self) -> None:
         said = ""
         while True:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from rocmlab.lab.server.aside import Aside
 from rocmlab.lab.server.kernels import Kernels, Row
 from rocmlab.lab.server.paths import Shown
 from rocmlab.lab.server.wire import failure
+from rocmlab.stack import live
 from rocmlab.telemetry.model import Snapshot, device_id
 
 LEASES_SECONDS = 2.0  # between two looks
@@ -109,7 +109,7 @@ class State:
         rows: list[Row] = []
         try:
             rows = await self.kernels()
-            holders = idle.holders(rows, snapshot.processes if snapshot else None, idle.Limits.of(os.environ))
+            holders = idle.holders(rows, snapshot.processes if snapshot else None, idle.Limits.of(live.values()))
         except RocmlabError as err:
             problems.append(failure("", err))
         except Exception as err:

@@ -1,0 +1,68 @@
+"""Settings that change without a restart."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rocmlab.stack import live, settings
+from rocmlab.stack.container import PASSED_INTO_THE_LAB
+
+
+def test_what_make_up_writes_is_what_the_lab_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Defaults and choices, at each use, whatever the environment of the server's start said."""
+    changed = live.write(settings.load(tmp_path, {"RECORD_GPUS": "on"}))
+    monkeypatch.setenv(live.VARIABLE, str(tmp_path / ".rocmlab/live/settings.json"))
+    monkeypatch.setenv("IDLE_GPU_WARNING_SECONDS", "7")
+    first = live.values()
+
+    again = live.write(settings.load(tmp_path, {"RECORD_GPUS": "off", "WARM_KERNELS": "off"}))
+
+    assert changed == ["RECORD_GPUS=on"]
+    assert first["RECORD_GPUS"] == "on"
+    assert first["IDLE_GPU_WARNING_SECONDS"] == "600"
+    assert sorted(again) == ["RECORD_GPUS=off", "WARM_KERNELS=off"]
+    assert live.get("RECORD_GPUS") == "off"
+    assert live.get("WARM_KERNELS") == "off"
+
+
+def test_the_file_is_not_touched_when_nothing_changes(tmp_path: Path) -> None:
+    """An unchanged `make up` leaves it as it is; the folder can be read by the lab's user, whatever the umask."""
+    live.write(settings.load(tmp_path, {}))
+    path = live.path_of(settings.load(tmp_path, {}))
+    before = path.stat().st_mtime_ns
+    time.sleep(0.01)
+
+    assert live.write(settings.load(tmp_path, {})) == []
+    assert path.stat().st_mtime_ns == before
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert path.parent.stat().st_mode & 0o777 == 0o755
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"RECORD_GPUS": 1, "PORT": "1"}'])
+def test_without_a_file_the_environment_counts(tmp_path: Path, text: str) -> None:
+    """A plain `docker run -e` has no such file, and one that cannot be read is none."""
+    (tmp_path / "settings.json").write_text(text)
+    environment = {live.VARIABLE: str(tmp_path / "settings.json"), "RECORD_GPUS": "on"}
+
+    assert live.values(environment) == {"RECORD_GPUS": "on"}
+    assert live.values({"ROCMLAB_RUNTIME": "docker", "WARM_KERNELS": "off"}) == {"WARM_KERNELS": "off"}
+
+
+def test_they_are_no_part_of_what_makes_a_container_another_one(repository: Path) -> None:
+    """Compose recreates a container whose environment changes."""
+    service = yaml.safe_load((repository / "compose.yaml").read_text())["services"]["lab"]
+
+    assert not set(live.NAMES) & {*service["environment"], *PASSED_INTO_THE_LAB}
+    assert any(volume.endswith(f":{live.INSIDE}:ro") for volume in service["volumes"])
+
+
+def test_the_file_is_json_that_holds_no_secret(tmp_path: Path) -> None:
+    """It is readable by all, and is shown to the container."""
+    live.write(settings.load(tmp_path, {"JUPYTER_TOKEN": "secret"}))
+
+    assert set(json.loads((tmp_path / ".rocmlab/live/settings.json").read_text())) == set(live.NAMES)
