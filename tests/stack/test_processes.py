@@ -43,7 +43,7 @@ def sleeper(*words: str) -> tuple[str, ...]:
 def lab(tmp_path: Path) -> NativeLab:
     """A native lab that does not run."""
     found = make_lab(tmp_path)
-    found.home.mkdir(parents=True)
+    found.view.mkdir(parents=True)
     return found
 
 
@@ -114,8 +114,8 @@ class TestServer:
     def test_a_server_of_an_earlier_version_is_known_by_all_that_it_shows(self, lab: NativeLab, is_ours: bool) -> None:
         """Command line, folder, user and socket together; an editor that shows all but the socket survives."""
         port = lab.port if is_ours else free_port()
-        words = (str(port), "-m", "jupyterlab", f"--ServerApp.root_dir={lab.home}")
-        with process(sys.executable, "-c", LISTENING, *words, folder=lab.home) as server:
+        words = (str(port), "-m", "jupyterlab", f"--ServerApp.root_dir={lab.view}")
+        with process(sys.executable, "-c", LISTENING, *words, folder=lab.view) as server:
             found = identity.find(server.pid)
             deadline = time.monotonic() + 20
             while not lab.is_running() and is_ours and time.monotonic() < deadline:
