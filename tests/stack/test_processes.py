@@ -29,6 +29,8 @@ def process(*words: str, folder: Path | None = None, **variables: str) -> Iterat
     """Run a program until the end of the test."""
     with subprocess.Popen(words, cwd=folder, env={**os.environ, **variables}) as found:
         try:
+            while identity.arguments_of(found.pid) != list(words):  # for a moment the kernel shows no arguments yet
+                time.sleep(0.001)
             yield found
         finally:
             found.kill()
