@@ -87,7 +87,8 @@ def forget(settings: Settings, values: Mapping[str, str]) -> None:
     elif known:
         path.unlink(missing_ok=True)
     token, file = values.get("METRICS_TOKEN", ""), settings.state / TOKEN_FILE
-    if len(kept) < len(known) and file.exists() and token:
+    is_stale = file.exists() and envfile.read(file).strip() != token
+    if len(kept) < len(known) and token and is_stale:
         envfile.write(file, token + "\n")
 
 
