@@ -72,7 +72,10 @@ def renew(settings: Settings) -> list[str]:
             )
         else:
             del settings.written[name]
-            lines.append(f"{name} is new: another process held the lab's port and may know the old one ({where})")
+            hint = (
+                "; if the monitoring runs, it gets the new one by: make monitoring" if name == "METRICS_TOKEN" else ""
+            )
+            lines.append(f"{name} is new: another process held the lab's port and may know the old one ({where}){hint}")
     return lines
 
 
