@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import clients
 import pytest
 from clones import Clone
 from containers import docker
@@ -63,3 +64,22 @@ def test_old_runs_in_a_volume_are_pruned(docker_lab: Clone) -> None:
     assert "removed 1 runs" in removed.stdout
     assert inside(docker_lab, "ls /share/runs").split().count("my-own") == 1
     assert docker_lab.answers()
+
+
+def test_a_disk_with_little_room_is_reported_and_no_run_starts(docker_lab: Clone) -> None:
+    """`make up` and `status` warn, the panel shows it, `rocmlab run` is refused; the lab is not restarted for it."""
+    docker_lab.make("up")
+    started = docker("ps", "--quiet", "--no-trunc")
+
+    warned = docker_lab.make("up", MIN_FREE_DISK_GB="1000000").stdout
+    status = docker_lab.make("status").stdout
+    run = docker_lab.make("run-notebooks", NOTEBOOKS="00_hello_gpu", succeeds=False)
+    shown = clients.ask(docker_lab.port, docker_lab.env["JUPYTER_TOKEN"], "/rocmlab/api/devices", timeout_seconds=20)[1]
+    docker_lab.make("up", MIN_FREE_DISK_GB="5")
+
+    assert "WARNING: the disk of" in warned
+    assert "WARNING    the disk of" in status
+    assert "the run does not start" in run.stdout
+    assert run.returncode == 2
+    assert "disk.low" in {problem["check"] for problem in shown["problems"]}
+    assert started == docker("ps", "--quiet", "--no-trunc")
