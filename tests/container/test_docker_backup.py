@@ -20,6 +20,12 @@ def inside(lab: Clone, program: str) -> str:
     return docker("run", "--rm", "--network=none", *mount, lab.env["ROCMLAB_IMAGE"], "-c", program)
 
 
+def running(lab: Clone) -> str:
+    """Return which container the lab is."""
+    name = f"label=com.docker.compose.project={lab.env['COMPOSE_PROJECT_NAME']}"
+    return docker("ps", "--quiet", "--no-trunc", "--filter", name)
+
+
 def test_a_volume_is_backed_up_while_the_lab_runs_and_restored_after_its_loss(
     docker_lab: Clone, tmp_path: Path
 ) -> None:
@@ -69,7 +75,7 @@ def test_old_runs_in_a_volume_are_pruned(docker_lab: Clone) -> None:
 def test_a_disk_with_little_room_is_reported_and_no_run_starts(docker_lab: Clone) -> None:
     """`make up` and `status` warn, the panel shows it, `rocmlab run` is refused; the lab is not restarted for it."""
     docker_lab.make("up")
-    started = docker("ps", "--quiet", "--no-trunc")
+    started = running(docker_lab)
 
     warned = docker_lab.make("up", MIN_FREE_DISK_GB="1000000").stdout
     status = docker_lab.make("status").stdout
@@ -82,4 +88,4 @@ def test_a_disk_with_little_room_is_reported_and_no_run_starts(docker_lab: Clone
     assert "the run does not start" in run.stdout
     assert run.returncode == 2
     assert "disk.low" in {problem["check"] for problem in shown["problems"]}
-    assert started == docker("ps", "--quiet", "--no-trunc")
+    assert started == running(docker_lab)
