@@ -173,11 +173,11 @@ class _Maker:
         how = f"continuing {self.shown}, which has {amount(kept)} of" if self.parts else f"backing up to {self.shown}:"
         self.say(f"{how} {len(selection.found)} entries, {amount(self.total)}")
         try:
-            for found in selection.found:
+            for number, found in enumerate(selection.found, 1):
                 if not self._has(found):
                     self._add(found, selection)
                 self.done_bytes += found.size
-                self._show()
+                self._show(f"{number:,} of {len(selection.found):,} entries")
         except BaseException:
             self._keep_what_is_whole()
             raise
@@ -187,10 +187,10 @@ class _Maker:
         entry = self.entries.get(found.path)
         return entry is not None and entry.type == found.type and entry.is_still(found.status)
 
-    def _show(self) -> None:
+    def _show(self, count: str) -> None:
         if time.monotonic() - self._said >= PROGRESS_SECONDS:
             self._said = time.monotonic()
-            self.say(f"  {amount(self.done_bytes)} of {amount(self.total)}")
+            self.say(f"  {amount(self.done_bytes)} of {amount(self.total)}, {count}")
 
     def _add(self, found: Found, selection: Selection) -> None:
         if found.path in self.covered or self._is_available_elsewhere(found, selection):
