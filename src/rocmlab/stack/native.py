@@ -14,16 +14,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rocmlab import identity
+from rocmlab import confidential, hosts, identity
 from rocmlab.cluster import record
 from rocmlab.cluster.record import Record
 from rocmlab.devices import visibility
 from rocmlab.devices.discovery import discover
 from rocmlab.errors import RocmlabError
 from rocmlab.identity import Process
-from rocmlab.stack import exposure, homes, live, process, server
+from rocmlab.stack import envfile, exposure, homes, live, process, server, tokens
 from rocmlab.stack.cluster import NativeNode
-from rocmlab.stack.environment import Environment
+from rocmlab.stack.environment import Environment, was_made_by_us
 from rocmlab.stack.lab import Say
 from rocmlab.stack.native_server import ServerProcess
 from rocmlab.stack.server import Holder
@@ -72,7 +72,7 @@ class NativeLab:
         """Return what runs rocmlab in `.venv`, or None where there is none."""
         if not self.is_built():
             return None
-        return [str(self.venv.interpreter), "-m", "rocmlab"], self.server_environment()
+        return [str(self.venv.interpreter), "-P", "-m", "rocmlab"], self.server_environment()
 
     def check_disk(self) -> None:
         """Make sure that what has still to be installed fits; see `Environment.check_disk`."""
@@ -136,13 +136,15 @@ class NativeLab:
     def server_environment(self) -> dict[str, str]:
         """Return the environment of the server and of everything it starts."""
         scripts = str(self.venv.folder / "bin")
-        env = dict(os.environ)
+        env = confidential.without(os.environ)
         for name in ("PYTHONPATH", "PYTHONHOME", "JUPYTER_PATH", "MAKEFLAGS", "MAKELEVEL", "MFLAGS", *live.NAMES):
             env.pop(name, None)
         env |= {
             "PATH": scripts + os.pathsep + env.get("PATH", ""),
             "VIRTUAL_ENV": str(self.venv.folder),
-            "JUPYTER_TOKEN": self.token,  # in the environment and not among the arguments, which any user can list
+            # Paths, not the tokens themselves: kernels and terminals inherit this environment.
+            "JUPYTER_TOKEN_FILE": str(tokens.path(self.settings, "JUPYTER_TOKEN")),
+            "METRICS_TOKEN_FILE": str(tokens.path(self.settings, "METRICS_TOKEN")),
             "JUPYTER_CONFIG_DIR": str(self.home / ".jupyter"),
             "JUPYTER_DATA_DIR": str(self.home / ".local/share/jupyter"),
             "JUPYTER_RUNTIME_DIR": str(self.runtime_folder()),
@@ -151,6 +153,7 @@ class NativeLab:
             "ROCMLAB_NOTEBOOKS": str(self.notebooks),
             "ROCMLAB_BACKEND": self.values["ROCMLAB_BACKEND"],
             "ROCMLAB_RUNTIME": "native",
+            hosts.SETTING: self.settings.get(hosts.SETTING),
             live.VARIABLE: str(live.path_of(self.settings)),
             "KERAS_HOME": str(self.share_folder / "cache/keras"),
             "HF_HOME": str(self.share_folder / "cache/huggingface"),
@@ -191,10 +194,10 @@ class NativeLab:
         return self.ask("/api/status")[0] == 200
 
     def _configuration(self) -> dict[str, str]:
-        kept = ("PORT", "JUPYTER_TOKEN", "SHARE", "ROCMLAB_BACKEND")
-        found = {name: self.values[name] for name in kept}
+        kept = ("PORT", "JUPYTER_TOKEN", "METRICS_TOKEN", "SHARE", "ROCMLAB_BACKEND")
+        found = {name: self.values.get(name, "") for name in kept}
         found |= {"NOTEBOOKS_DIR": str(self.notebooks), "GPUS": self.settings.get("GPUS"), "home": str(self.home)}
-        found["ROCMLAB_ROOT"] = self.settings.get("ROCMLAB_ROOT")
+        found |= {name: self.settings.get(name) for name in ("ROCMLAB_ROOT", hosts.SETTING)}
         found |= self.node.configuration()
         return {**found, "environment": self.venv.fingerprint()}
 
@@ -231,6 +234,7 @@ class NativeLab:
             server.check_free(self.port)  # before anything that runs is stopped
         self._stop_server()
         server.check_free(self.port)
+        tokens.write(self.settings, self.values)
         self._adopt(say)
         for name in (".jupyter", ".local/share/jupyter"):
             (self.home / name).mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -239,7 +243,8 @@ class NativeLab:
         command += [f"--ServerApp.port={self.port}", f"--ServerApp.root_dir={self.view}"]
         command += ["--FileContentsManager.preferred_dir=work"]
         command += ["--allow-root"] if os.getuid() == 0 else []
-        with open(self.log, "w", encoding="utf-8") as log:
+        self.log.unlink(missing_ok=True)
+        with open(self.log, "x", encoding="utf-8", opener=envfile.private) as log:
             self.child = started = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -262,7 +267,7 @@ class NativeLab:
 
     def _offer_kernels(self, say: Say) -> None:
         """Write the kernelspecs for the GPUs of now; where that fails the lab starts with the plain kernels."""
-        command = [str(self.venv.interpreter), "-m", "rocmlab", "kernels", "install"]
+        command = [str(self.venv.interpreter), "-P", "-m", "rocmlab", "kernels", "install"]
         code, output = process.capture(command, env=self.server_environment())
         if code:
             words = output.strip().splitlines() or [f"exit code {code}"]
@@ -317,10 +322,13 @@ class NativeLab:
     def clean(self, say: Say) -> None:
         """Stop the lab and remove `.venv` and our own links; the share, `.env` and every file of a user stay."""
         self.stop(say)
-        shutil.rmtree(self.venv.folder, ignore_errors=True)
+        is_ours = was_made_by_us(self.venv.folder)
+        if is_ours:
+            shutil.rmtree(self.venv.folder, ignore_errors=True)
         if not homes.hide(self.view):
             say(f"kept {self.view}: it holds files that are not of rocmlab; the next `make up` moves them to work/")
-        say(f"removed {self.venv.folder}; kept the share {self.share_folder}")
+        removed = f"removed {self.venv.folder}" if is_ours else "there is no environment of rocmlab's to remove"
+        say(f"{removed}; kept the share {self.share_folder}")
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -334,7 +342,7 @@ class NativeLab:
 
     def devices(self) -> list[dict[str, Any]]:
         """Ask the lab's own interpreter, with the lab's environment, which devices it sees."""
-        command = [str(self.venv.interpreter), "-m", "rocmlab", "devices", "--json"]
+        command = [str(self.venv.interpreter), "-P", "-m", "rocmlab", "devices", "--json"]
         code, output = process.capture(command, env=self.server_environment())
         if code:
             raise RocmlabError("the lab does not say which devices it sees", output.strip()[-400:], "make logs")
@@ -343,7 +351,7 @@ class NativeLab:
 
     def run(self, arguments: Sequence[str]) -> int:
         """Run `rocmlab <arguments>` with the lab's interpreter and environment."""
-        command = [str(self.venv.interpreter), "-m", "rocmlab", *arguments]
+        command = [str(self.venv.interpreter), "-P", "-m", "rocmlab", *arguments]
         return process.attach(command, env=self.server_environment(), cwd=self.settings.project)
 
     def logs(self, follow: bool) -> int:
