@@ -11,6 +11,7 @@ import json
 import os
 import re
 import signal
+import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -48,6 +49,8 @@ def create(task: Task, say: Say) -> int:
     folder = _folder(Path(task.backup), task)
     shown = f"{task.shown}/{folder.name}"
     maker = _Maker(task, folder, shown, say)
+    if folder.stat().st_mode & 0o077:
+        say(f"WARNING: the disk of {task.shown} keeps no permissions: whoever can read it can read your keys and token")
     try:
         with _locked(folder, shown), _interruptible():
             selection = select(task)
@@ -104,6 +107,11 @@ def _folder(backups_folder: Path, task: Task) -> Path:
 
 
 def _is_of(path: Path, task: Task) -> bool:
+    """Return whether an incomplete backup is one of this lab, and of this user: another one could plant a folder."""
+    status = path.lstat()
+    owners = {os.geteuid(), task.owner[0]} if task.owner else {os.geteuid()}
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid not in owners or status.st_mode & 0o022:
+        return False
     try:
         header = model.read(path).header
     except RocmlabError:
