@@ -59,7 +59,10 @@ def lab(tmp_path: Path) -> NativeLab:
     """A native lab with a token, which does not run."""
     (tmp_path / ".env").write_text(f"JUPYTER_TOKEN={'a' * 64}\n")
     (tmp_path / ".rocmlab").mkdir()
-    return make_lab(tmp_path)
+    found = make_lab(tmp_path)
+    with (tmp_path / ".env").open("a") as file:
+        file.write(f"PORT={found.port}\n")
+    return found
 
 
 class TestNative:
@@ -224,6 +227,15 @@ class TestCommands:
         assert projects.plan_anew(folder)[1] == []
         assert not (folder / ".rocmlab/exposed.json").exists()
 
+    def test_another_port_that_is_taken_is_no_reason(self, folder: Path, tmp_path: Path) -> None:
+        """The lab was never there, so no browser has sent a token there."""
+        self.describe(folder)
+        taken = free_port()
+        with intruder(taken, tmp_path):
+            projects.plan(folder, settings.load(folder, {"PORT": str(taken), "RUNTIME": "native"})).lab.holder()
+
+        assert projects.plan_anew(folder)[1] == []
+
     def test_a_process_that_holds_the_port_now_is_seen_by_up_itself(
         self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -278,6 +290,23 @@ def test_exact_addresses_come_before_wildcards() -> None:
         assert [sockets.is_held_by(each, os.getpid()) for each in found] == [True]
         assert found[0].inode == os.fstat(exact.fileno()).st_ino
         assert sockets.holder(found[0]) == os.getpid()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::", "::ffff:127.0.0.1"])
+def test_the_kernel_says_by_netlink_what_proc_says(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The quick way and the one of a kernel without inet_diag find the same sockets."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as listening:
+        listening.bind((address, 0))
+        listening.listen()
+        port = listening.getsockname()[1]
+        quick = sockets.listeners(port)
+
+        def refused(port: int) -> None:
+            raise OSError
+
+        monkeypatch.setattr(sockets, "_diagnosed", refused)
+
+        assert quick == sockets.listeners(port) == (sockets.Listener(os.getuid(), os.fstat(listening.fileno()).st_ino),)
 
 
 def test_the_record_of_a_server_holds_no_token(lab: NativeLab) -> None:

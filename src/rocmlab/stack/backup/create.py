@@ -11,6 +11,7 @@ import json
 import os
 import re
 import signal
+import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,7 +33,7 @@ ATTEMPTS = 4  # to read a file that changes meanwhile
 LARGE_BYTES = 1 << 28  # such a file is read twice at most
 RACY_SECONDS = 0.1  # two changes within a file system's clock tick have one time
 PROGRESS_SECONDS = 5.0
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class _Unreadable(Exception):
@@ -48,6 +49,8 @@ def create(task: Task, say: Say) -> int:
     folder = _folder(Path(task.backup), task)
     shown = f"{task.shown}/{folder.name}"
     maker = _Maker(task, folder, shown, say)
+    if folder.stat().st_mode & 0o077:
+        say(f"WARNING: the disk of {task.shown} keeps no permissions: whoever can read it can read your keys and token")
     try:
         with _locked(folder, shown), _interruptible():
             selection = select(task)
@@ -104,6 +107,11 @@ def _folder(backups_folder: Path, task: Task) -> Path:
 
 
 def _is_of(path: Path, task: Task) -> bool:
+    """Return whether an incomplete backup is one of this lab, and of this user: another one could plant a folder."""
+    status = path.lstat()
+    owners = {os.geteuid(), task.owner[0]} if task.owner else {os.geteuid()}
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid not in owners or status.st_mode & 0o022:
+        return False
     try:
         header = model.read(path).header
     except RocmlabError:
@@ -120,6 +128,8 @@ def _locked(folder: Path, shown: str) -> Iterator[None]:
             raise RocmlabError(
                 f"another process writes {shown}", "one backup at a time is made of a lab", "wait for its end"
             ) from None
+        except OSError:
+            pass  # a network folder, perhaps, which has no locks
         yield
 
 
@@ -171,11 +181,11 @@ class _Maker:
         how = f"continuing {self.shown}, which has {amount(kept)} of" if self.parts else f"backing up to {self.shown}:"
         self.say(f"{how} {len(selection.found)} entries, {amount(self.total)}")
         try:
-            for found in selection.found:
+            for number, found in enumerate(selection.found, 1):
                 if not self._has(found):
                     self._add(found, selection)
                 self.done_bytes += found.size
-                self._show()
+                self._show(f"{number:,} of {len(selection.found):,} entries")
         except BaseException:
             self._keep_what_is_whole()
             raise
@@ -185,10 +195,10 @@ class _Maker:
         entry = self.entries.get(found.path)
         return entry is not None and entry.type == found.type and entry.is_still(found.status)
 
-    def _show(self) -> None:
+    def _show(self, count: str) -> None:
         if time.monotonic() - self._said >= PROGRESS_SECONDS:
             self._said = time.monotonic()
-            self.say(f"  {amount(self.done_bytes)} of {amount(self.total)}")
+            self.say(f"  {amount(self.done_bytes)} of {amount(self.total)}, {count}")
 
     def _add(self, found: Found, selection: Selection) -> None:
         if found.path in self.covered or self._is_available_elsewhere(found, selection):
@@ -380,8 +390,9 @@ class _Maker:
         """Hand the backup to the user for whom a container made it."""
         if self.task.owner is None or not _is_real_root() or not self.folder.exists():
             return
-        for path in (self.folder, *self.folder.iterdir()):
-            os.chown(path, *self.task.owner, follow_symlinks=False)
+        with contextlib.suppress(OSError):  # a file system without owners
+            for path in (self.folder, *self.folder.iterdir()):
+                os.chown(path, *self.task.owner, follow_symlinks=False)
 
 
 @contextmanager
