@@ -11,10 +11,14 @@ export BENCH ?=
 export ENGINE ?=
 export HEAD ?=
 export FORCE ?=
+export TO ?=
+export FROM ?=
+export ALL ?=
+export RUNS ?=
 export WHEN ?=
 TESTS ?= tests
 
-.PHONY: help up run-notebooks url status logs shell down build clean devices smi top leases kernels demo doctor monitoring monitoring-down cluster-up cluster-join cluster-status cluster-down bench test lint lock
+.PHONY: help up run-notebooks url status logs shell down build clean backup restore devices smi top leases kernels demo doctor monitoring monitoring-down cluster-up cluster-join cluster-status cluster-down bench test lint lock
 
 help: ## Explain the targets
 	@awk 'BEGIN {FS = ":.*## "; print "rocmlab: the Jupyter workstation for AMD GPUs\n"} \
@@ -72,6 +76,10 @@ build: ## Build the image (or make the environment) without starting
 	@$(ROCMLAB) build
 clean: ## Stop, and remove the image or the environment; the share stays
 	@$(ROCMLAB) clean
+backup: ## Save share, notebooks and settings (TO=/folder; ALL=1 with caches and data sets)
+	@$(ROCMLAB) backup
+restore: ## Restore a backup; nothing is overwritten (FROM=/folder)
+	@$(ROCMLAB) restore
 bench: ## Measure training, and the notebooks on GPU and CPU (BENCH="train --quick", BENCH=up)
 	@$(ROCMLAB) bench
 

@@ -42,6 +42,9 @@ OURS = (
     "NB_UID",
     "NB_GID",
     "SHM_SIZE",
+    "PIDS_LIMIT",
+    "MEMORY_LIMIT",
+    "LOG_MAX_SIZE",
     "CULL_IDLE_GPU_KERNELS_SECONDS",
     "IDLE_GPU_WARNING_SECONDS",
     "RECORD_GPUS",
@@ -55,6 +58,7 @@ OURS = (
     "ENGINE",
     "HEAD",
     "FORCE",
+    *("TO", "FROM", "ALL", "RUNS"),
     "WHEN",
 )
 

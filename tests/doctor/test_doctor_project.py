@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from situations import Looker, QuietLab, fires, silent, skipped
 
-from rocmlab.doctor.model import BLOCKS, WARNS
+from rocmlab.doctor.model import BLOCKS, CONTAINER, WARNS
+from rocmlab.doctor.situation import Situation
 from rocmlab.errors import Problem, RocmlabError
+from rocmlab.lab.server.look import problems
 from rocmlab.stack import envfile
 
 
@@ -133,3 +136,27 @@ class TestStale:
     def test_before_the_first_make_up_nothing_is_stale(self, look: Looker) -> None:
         """There is no `.env`."""
         assert "no .env" in skipped(look(), "env.stale")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_a_disk_with_little_room(look: Looker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a real disk of 1 MB the inside of a lab warns, which the panel shows; with the setting 0 it does not."""
+    monkeypatch.setenv("ROCMLAB_SHARE", str(tmp_path))
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(small)], check=True)
+    try:
+        monkeypatch.setenv("ROCMLAB_SHARE", str(small / "made/later"))
+
+        found = fires(Situation(root=look.root, side=CONTAINER), "disk.low", WARNS)
+        shown = [each for each in problems(look.root) if each["check"] == "disk.low"]
+
+        assert "GB free" in found.problem.what
+        assert "make clean RUNS=30d" in found.problem.fix
+        assert [each["what"] for each in shown] == [found.problem.what]
+        monkeypatch.setenv("MIN_FREE_DISK_GB", "0.0001")
+        silent(Situation(root=look.root, side=CONTAINER), "disk.low")
+        monkeypatch.setenv("MIN_FREE_DISK_GB", "0")
+        assert "MIN_FREE_DISK_GB=0" in skipped(Situation(root=look.root, side=CONTAINER), "disk.low")
+    finally:
+        subprocess.run(["umount", "--lazy", str(small)], check=True)

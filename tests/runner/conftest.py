@@ -73,6 +73,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     source = str(Path(__file__).parents[2] / "src")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JUPYTER_PATH", str(home))
+        patch.setenv("MIN_FREE_DISK_GB", "0")  # a small disk of the machine that tests is not what is tested
         patch.setenv("JUPYTER_CONFIG_DIR", str(home / "config"))
         patch.setenv("IPYTHONDIR", str(home / "ipython"))
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH")))))

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from rocmlab.cli import stopping
+from rocmlab.cli import prune, stopping
 from rocmlab.cli.main import verb_parser
 from rocmlab.cli.table import device_lines
 from rocmlab.cli.up import say
 from rocmlab.errors import RocmlabError
 from rocmlab.stack import project as projects
-from rocmlab.stack import server
+from rocmlab.stack import server, space
 from rocmlab.stack.project import Project
 
 
@@ -27,8 +27,12 @@ def main(verb: str, arguments: Sequence[str]) -> int:
         parser.add_argument("-f", "--follow", action="store_true", help="go on printing")
     if verb in ("down", "clean"):
         stopping.add_options(parser)
+    if verb == "clean":
+        prune.add_options(parser)
     chosen = parser.parse_args(arguments)
     consent = stopping.consent(chosen) if verb in ("down", "clean") else stopping.Consent()
+    if verb == "clean" and (age := prune.asked(chosen)):
+        return prune.main(chosen, age, is_forced=consent.force)
     project = projects.reopen(projects.find())
     if verb == "status":
         return status(project, chosen.json)
@@ -81,6 +85,7 @@ def status(project: Project, as_json: bool) -> int:
             "share": project.lab.share(),
             "devices": devices,
             "cluster": cluster_state(project),
+            "disk": asdict(full) if (full := space.problem(project.settings, project.lab)) else None,
         }
         print(json.dumps(facts, indent=1))
         return 0 if answers else 1
@@ -97,6 +102,8 @@ def status(project: Project, as_json: bool) -> int:
             "\n".join(f"{'cluster' if number == 0 else '':10} {line}" for number, line in enumerate(node_lines(node)))
         )
     print(f"share      {project.lab.share()}")
+    if full := space.problem(project.settings, project.lab):
+        print(f"WARNING    {full}")
     return 0 if answers else 1
 
 

@@ -26,6 +26,8 @@ VERBS = {
     "shell": ("rocmlab.cli.lab", "open a shell inside the lab"),
     "build": ("rocmlab.cli.up", "build the image, or make the environment, without starting"),
     "clean": ("rocmlab.cli.lab", "stop, and remove image or environment; the share stays"),
+    "backup": ("rocmlab.cli.backup", "save share, notebooks and settings; an interrupted backup continues"),
+    "restore": ("rocmlab.cli.backup", "restore a backup; nothing is overwritten"),
     "demo": ("rocmlab.cli.demo", "show the lab, its panel and smi on a simulated host with four GPUs"),
     "doctor": ("rocmlab.cli.doctor", "say what is wrong on the host and in the lab, and how to mend it"),
     "devices": ("rocmlab.cli.devices", "list the devices this process sees"),
@@ -45,6 +47,11 @@ VERBS = {
     "cluster": ("rocmlab.cli.cluster", "use several machines as one: up, join, status, down"),
     "bench": ("rocmlab.cli.bench", "measure, and print ratios"),
 }
+
+MAKE_VARIABLES = (  # that are no settings: they hold for one command
+    *("NOTEBOOKS", "PARAMS", "RUN", "BENCH", "TESTS", "ENGINE", "HEAD", "FORCE", "WHEN"),
+    *("TO", "FROM", "ALL", "RUNS"),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -99,7 +106,7 @@ def _check_make_variables(environment: Mapping[str, str]) -> None:
 
     from rocmlab.stack.settings import NAMES
 
-    known = (*NAMES, "NOTEBOOKS", "PARAMS", "RUN", "BENCH", "TESTS", "ENGINE", "HEAD", "FORCE", "WHEN")
+    known = (*NAMES, *MAKE_VARIABLES)
     given = re.findall(r"(?:^|\s)([A-Za-z_]\w*)=", environment.get("MAKEFLAGS", "").partition("-- ")[2])
     for name in given:
         if name not in known:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rocmlab.errors import RocmlabError
 from rocmlab.runner.asking import notice, options, parameters, requested, selection
 from rocmlab.runner.asking.options import parser as parser
-from rocmlab.runner.ground import files, words
+from rocmlab.runner.ground import files, space, words
 from rocmlab.runner.ground.jobs import Job, Request, name_uniquely, stem
 from rocmlab.runner.working.warmth import Warmth
 
@@ -179,6 +179,7 @@ def _task(
     slots = here or _places(asked, means)
     task = _Task(asked, jobs, slots, share, seconds, before(jobs), earlier, folder, means.cluster)
     if not asked.dry_run:
+        space.check(share)
         if folder is None:
             plan.check_any(jobs, slots)  # a run of which no job can start leaves no folder
         _check_not_inside(task)
@@ -263,7 +264,10 @@ def _run(task: _Task, warmth: Warmth) -> Run:
     except OSError as err:
         folder.remove_stub()
         what = f"the run folder {words.path(folder.path)} cannot be written"
-        raise RocmlabError(what, str(err), "make room there, or choose another place: --share DIR") from err
+        fix = "free space there, or choose another folder: --share DIR"
+        if folder.path.exists():  # its journal and what has finished are whole
+            fix = f"free space there, then continue it: rocmlab run --resume {folder.path.name}"
+        raise RocmlabError(what, str(err), fix) from err
 
 
 def _name(task: _Task) -> str:

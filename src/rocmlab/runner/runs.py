@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from rocmlab.runner.ground import space
 from rocmlab.runner.ground.folder import RunFolder, now
 from rocmlab.runner.ground.jobs import EXIT_CODES, STOPPED, Job, Result, Status, not_run
 from rocmlab.runner.outcome import resume, retries
@@ -138,6 +139,7 @@ class _Runner:
         self.moved: dict[str, int] = {}  # how often its machine was lost, in this session
         self.unplaced: dict[str, int] = {}  # how often its place was no good before it began
         self.gone: str | None = None  # why the cluster is
+        self.full: str | None = None  # which disk is nearly full, so that no further job starts
         self.told: set[str] = set()  # jobs of which it was said what they wait for
         self.waiting = Queue((), slots)
         self.running: dict[asyncio.Task[None], Supervised] = {}  # until their notebooks are converted
@@ -183,9 +185,13 @@ class _Runner:
     def _why_not(self) -> list[str]:
         if self.gone:
             return [f"its turn never came: the cluster is gone: {self.gone}"]
+        if self.full:
+            return [f"its turn never came: {self.full}"]
         return [f"its turn never came: {self.failed} failed, and --fail-fast stops there"] if self.failed else []
 
     def _how_to_go_on(self) -> list[str]:
+        if self.full:
+            return [f"{self.full}; with room there: rocmlab run --resume {self.folder.path.name}"]
         if self.gone is None:
             return []
         return [f"the cluster is gone: {self.gone}; when it is back: rocmlab run --resume {self.folder.path.name}"]
@@ -218,7 +224,7 @@ class _Runner:
 
     @property
     def _goes_on(self) -> bool:
-        return not (self.signals or self.failed or self.gone)
+        return not (self.signals or self.failed or self.gone or self.full)
 
     async def _work(self) -> None:
         while True:
@@ -257,6 +263,10 @@ class _Runner:
 
     def _start_next(self) -> bool:
         """Start the job whose turn it is; tell whether one could be started."""
+        if self.waiting and (problem := space.lack(self.folder.share)):
+            self.full = problem.what
+            log.warning("no further job starts: %s; jobs that run continue", self.full)
+            return False
         taken = self.waiting.take()
         if taken is None:
             return False

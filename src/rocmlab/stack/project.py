@@ -24,6 +24,7 @@ from rocmlab.stack import (
     resolve,
     server,
     sockets,
+    space,
 )
 from rocmlab.stack import engine as engines
 from rocmlab.stack import settings as configuration
@@ -86,6 +87,8 @@ def remarks(project: Project) -> list[str]:
         said.append(
             "rootless Podman passes every GPU you may open; HIP_VISIBLE_DEVICES hides those that GPUS does not name"
         )
+    if problem := space.problem(project.settings, project.lab):
+        said.append(f"WARNING: {problem}")
     return said
 
 

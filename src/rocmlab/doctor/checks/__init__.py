@@ -40,6 +40,7 @@ ALL: tuple[Check, ...] = (
     project.groupname,
     project.port,
     project.disk,
+    project.low,
     project.stale,
     masks.conflict,
     masks.override,

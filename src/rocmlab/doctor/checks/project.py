@@ -7,15 +7,17 @@ import re
 import shutil
 from pathlib import Path
 
-from rocmlab.doctor.model import BLOCKS, HOST, WARNS, Repair, Verdict, blocks, check, ok, skip, warns
+from rocmlab import disk as free_space
+from rocmlab.doctor.model import BLOCKS, CONTAINER, HOST, WARNS, Repair, Verdict, blocks, check, ok, skip, warns
 from rocmlab.doctor.situation import Situation
 from rocmlab.errors import Problem, RocmlabError
+from rocmlab.stack import live, resolve, server, space
 from rocmlab.stack import project as projects
-from rocmlab.stack import resolve, server
 from rocmlab.stack import settings as configuration
 
 NO_PLAN = "nothing could be planned"
 SPARE_BYTES = 5e9
+WRITTEN = ("ROCMLAB_SHARE", "ROCMLAB_NOTEBOOKS")
 
 
 @check(
@@ -135,6 +137,30 @@ def disk(s: Situation) -> Verdict:
         "docker system prune" if s.runtime == "docker" else f"du -sh {folder}/* | sort -h",
         seen,
     )
+
+
+@check(
+    "disk.low",
+    "the lab has room to write",
+    looks_at="the free space on the disks of the share and the notebooks folder, against MIN_FREE_DISK_GB",
+    why="On a full disk a notebook cannot be saved, and a checkpoint of a night's training is lost.",
+    fix="`make clean RUNS=30d`, which lists old runs and then removes them; or free space there",
+)
+def low(s: Situation) -> Verdict:
+    """Look at what the lab writes to: from its inside, or as the host sees it."""
+    if s.side == CONTAINER:
+        folders = [Path(s.environment[name]) for name in WRITTEN if s.environment.get(name)]
+        minimum = free_space.minimum_bytes(live.values(s.environment))
+    elif s.project is None:
+        return skip(NO_PLAN)
+    else:
+        folders = space.folders(s.project.settings, s.project.lab)
+        minimum = free_space.minimum_bytes({free_space.NAME: s.project.settings.get(free_space.NAME)})
+    if not minimum or not folders:
+        return skip("MIN_FREE_DISK_GB=0: not asked" if not minimum else "no folder of the lab can be seen from here")
+    problem = free_space.problem(folders, minimum, environment=s.environment)
+    seen = tuple(f"{folder}: at least {minimum / 1e9:g} GB wanted" for folder in folders)
+    return Verdict(WARNS, seen, problem) if problem else ok(*seen)
 
 
 @check(

@@ -1,0 +1,111 @@
+"""`rocmlab backup` and `rocmlab restore`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from rocmlab.cli.main import verb_parser
+from rocmlab.cli.up import say
+from rocmlab.errors import RocmlabError
+from rocmlab.stack import busy
+from rocmlab.stack import project as projects
+from rocmlab.stack.backup import places, restore, verify
+from rocmlab.stack.backup.model import Task
+from rocmlab.stack.project import Project
+
+
+def main(verb: str, arguments: Sequence[str]) -> int:
+    """Back up or restore the lab that the last `make up` left."""
+    parser = verb_parser(verb)
+    if verb == "backup":
+        parser.add_argument("--to", metavar="FOLDER", help="where backups are kept, each in a folder of its own (TO=)")
+        parser.add_argument("--all", action="store_true", help="caches and data sets too (ALL=1)")
+        parser.add_argument("--job", help=argparse.SUPPRESS)  # this is the container that reads a volume
+        chosen = parser.parse_args(arguments)
+        if chosen.job:
+            task = Task.from_json(chosen.job)
+            return places.WORKS[task.kind](task, say)
+        return _backup(chosen.to or os.environ.get("TO", ""), is_all=chosen.all or _is_set("ALL"))
+    parser.add_argument("--from", dest="given", metavar="FOLDER", help="a backup, or the folder of several (FROM=)")
+    parser.add_argument("--force", action="store_true", help="even if notebooks are open in the lab (FORCE=1)")
+    chosen = parser.parse_args(arguments)
+    return _restore(chosen.given or os.environ.get("FROM", ""), is_forced=chosen.force or _is_set("FORCE"))
+
+
+def _is_set(name: str) -> bool:
+    return os.environ.get(name, "") not in ("", "0")
+
+
+def _backup(to: str, *, is_all: bool) -> int:
+    if not to:
+        raise RocmlabError(
+            "the folder for the backup is missing", "TO= is empty", "make backup TO=/path/to/another/disk"
+        )
+    project = projects.reopen(projects.find())
+    folder = Path(to).expanduser().resolve()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as err:
+        raise RocmlabError(
+            f"{folder} cannot be made", err.strerror or str(err), "make backup TO=/another/folder"
+        ) from err
+    task = Task(
+        "create",
+        backup=str(folder),
+        shown=str(folder),
+        roots={},
+        project=str(project.settings.project),
+        is_all=is_all,
+        data_sets=_data_sets(),
+    )
+    return places.run(project, task, say)
+
+
+def _data_sets() -> dict[str, tuple[int, str]]:
+    """Return the files that can be fetched again: size in bytes and SHA-256, by path in the share."""
+    from rocmlab.training.datasets.catalogue import DATASETS
+
+    return {
+        f"{each.folder(Path('share'))}/{file.name}": (file.size_bytes, file.sha256)
+        for each in DATASETS.values()
+        for file in each.files
+    }
+
+
+def _restore(given: str, *, is_forced: bool) -> int:
+    if not given:
+        raise RocmlabError(
+            "the backup to restore is missing", "FROM= is empty", "make restore FROM=/path/to/the/backups"
+        )
+    project = projects.reopen(projects.find())
+    folder = verify.find(Path(given).expanduser().resolve())
+    if not is_forced:
+        _check_nothing_runs(project, given)
+    task = Task("restore", backup=str(folder), shown=str(folder), roots={}, project=str(project.settings.project))
+    with projects.locked(project, say):
+        code = places.run(project, task, say)
+        if code == 0:
+            places.restore_settings(project, restore.settings_of(folder, str(folder)), say)
+            say("make up starts the lab with what was restored")
+    return code
+
+
+def _check_nothing_runs(project: Project, given: str) -> None:
+    """Make sure that no notebook is open, and no run is under way, whose files would be replaced.
+
+    Raises:
+        RocmlabError: one is, or it is not known.
+    """
+    found = busy.find(project.lab)
+    if not found.works and not found.unknown:
+        return
+    what = "things run in the lab" if found.works else "it is not known what runs in the lab"
+    raise RocmlabError(
+        f"make restore replaces files, and {len(found.works) or ''} {what}".replace("  ", " "),
+        "their files may change while they are open:\n" + busy.lines(found.works) if found.works else found.unknown,
+        f"make down, then restore; or now: make restore FORCE=1 FROM={given}",
+        exit_code=1,
+    )

@@ -1,0 +1,121 @@
+"""`rocmlab clean --runs 30d`: old runs, listed first and removed after a yes; image, environment and lab stay."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from rocmlab.errors import RocmlabError
+
+TYPE_CHECKING = False  # `clean` without --runs needs none of it
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from rocmlab.stack.project import Project
+    from rocmlab.stack.prune import OldRun
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add `--runs`."""
+    import argparse
+
+    parser.add_argument(
+        "--runs", metavar="AGE", help="only remove finished runs older than this (30d, 4w, 12h; or RUNS=30d)"
+    )
+    parser.add_argument("--in-share", help=argparse.SUPPRESS)  # this is the container that reads a volume
+    parser.add_argument("--name", action="append", help=argparse.SUPPRESS)  # a run to remove there
+
+
+def asked(chosen: argparse.Namespace) -> str:
+    """Return the age that was given, empty where the whole lab is to be cleaned."""
+    return str(chosen.runs or os.environ.get("RUNS", ""))
+
+
+def main(chosen: argparse.Namespace, age: str, *, is_forced: bool) -> int:
+    """List old runs, ask, and remove them.
+
+    Raises:
+        RocmlabError: the age cannot be read, nobody can be asked, or the share cannot be reached.
+    """
+    from rocmlab.stack import project as projects
+    from rocmlab.stack import prune
+
+    seconds = prune.age_seconds(age)
+    if chosen.in_share:
+        runs = Path(chosen.in_share)
+        done = prune.remove(runs, chosen.name, seconds) if chosen.name else prune.find(runs, seconds)
+        print(prune.to_json(done))
+        return 0
+    project = projects.reopen(projects.find())
+    found = _do(project, age, seconds, [])
+    _list([run for run in found if run.kept_because], "stays")
+    old = [run for run in found if not run.kept_because]
+    if not old:
+        print(f"no finished run is older than {age}; nothing was removed")
+        return 0
+    _list(old, "old")
+    total = _amount(sum(run.size for run in old))
+    count = f"{len(old)} run{'s' * (len(old) != 1)}"
+    if not is_forced and not _agrees(f"remove {'this' if len(old) == 1 else 'these'} {count} ({total})? [y/N] ", age):
+        print("nothing was removed")
+        return 1
+    removed = _do(project, age, seconds, [run.name for run in old])
+    print(f"removed {len(removed)} runs ({_amount(sum(run.size for run in removed))})")
+    return 0 if len(removed) == len(old) else 1
+
+
+def _list(runs: Sequence[OldRun], word: str) -> None:
+    for run in runs:
+        size = f"{_amount(run.size)}, {run.files} files"
+        why = f"; {run.kept_because}" if run.kept_because else ""
+        print(f"  {word:5}  {run.name}  finished {run.finished[:10]}  {size}{why}")
+
+
+def _amount(size_bytes: float) -> str:
+    from rocmlab.stack.backup.model import amount
+
+    return amount(size_bytes)
+
+
+def _agrees(question: str, age: str) -> bool:
+    if not sys.stdin.isatty():
+        raise RocmlabError(
+            "nothing was removed: there is no terminal to ask",
+            "the runs above would be",
+            f"make clean RUNS={age} FORCE=1",
+        )
+    return input(question).strip().lower() in ("y", "yes")
+
+
+def _do(project: Project, age: str, seconds: float, names: Sequence[str]) -> list[OldRun]:
+    """Find old runs, or remove those that are named, wherever the share is."""
+    from rocmlab.stack import process, prune, volumes
+    from rocmlab.stack.container import ContainerLab
+    from rocmlab.stack.native import NativeLab
+
+    lab = project.lab
+    if isinstance(lab, NativeLab):
+        runs = lab.share_folder / "runs"
+        return prune.remove(runs, names, seconds) if names else prune.find(runs, seconds)
+    assert isinstance(lab, ContainerLab)
+    if not lab.is_built():
+        raise RocmlabError(
+            f"the image {lab.image} is not here",
+            f"the share {lab.share()} is read by a container of that image",
+            f"make build, then: make clean RUNS={age}",
+        )
+    mount = volumes.share(lab, is_read_only=not names)
+    if mount is None:
+        return []
+    words = ["clean", "--runs", age, "--in-share", f"{volumes.SHARE}/runs", *(f"--name={name}" for name in names)]
+    code, output = process.capture(volumes.command(lab, [mount], words), env=lab.environment, timeout_seconds=24 * 3600)
+    try:
+        return prune.from_json(output.strip().splitlines()[-1]) if code == 0 else _fail(output)
+    except (ValueError, TypeError, IndexError):
+        return _fail(output)
+
+
+def _fail(output: str) -> list[OldRun]:
+    raise RocmlabError("the runs cannot be listed", output.strip()[-400:], "make doctor", exit_code=1)

@@ -1,0 +1,422 @@
+"""Making a backup: part by part, so that an interrupted one continues; each part is read back after writing."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from rocmlab import __version__
+from rocmlab.errors import RocmlabError
+from rocmlab.stack.backup import databases, model, parts
+from rocmlab.stack.backup.model import FILE, FORMAT, LINK, MANIFEST, PARTIAL, PREFIX, SUMS, Entry, Task, amount
+from rocmlab.stack.backup.parts import Part
+from rocmlab.stack.backup.selection import Found, Selection, backups, select
+
+Say = Callable[[str], None]
+
+PART_BYTES = 1 << 30  # of a part, after which the next one begins
+ATTEMPTS = 4  # to read a file that changes meanwhile
+LARGE_BYTES = 1 << 28  # such a file is read twice at most
+RACY_SECONDS = 0.1  # two changes within a file system's clock tick have one time
+PROGRESS_SECONDS = 5.0
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class _Unreadable(Exception):
+    """A source cannot be read."""
+
+
+def create(task: Task, say: Say) -> int:
+    """Back up; return 0, or 1 where something could not be read.
+
+    Raises:
+        RocmlabError: the backup could not be written; what is complete is kept, and the next attempt continues it.
+    """
+    folder = _folder(Path(task.backup), task)
+    shown = f"{task.shown}/{folder.name}"
+    maker = _Maker(task, folder, shown, say)
+    try:
+        with _locked(folder, shown), _interruptible():
+            selection = select(task)
+            maker.write(selection)
+            final = maker.finish(selection)
+    except KeyboardInterrupt:
+        raise RocmlabError("the backup was interrupted", f"{shown} is kept", _again(task), exit_code=1) from None
+    except OSError as err:
+        full = err.errno in FULL
+        raise RocmlabError(
+            f"{task.shown} is full" if full else f"{shown} could not be written",
+            f"{err.strerror or err}; earlier backups are unchanged, and what is complete of this one is kept",
+            ("free space there, then " if full else "") + _again(task),
+            exit_code=1,
+        ) from err
+    finally:
+        maker.own()
+    where = f"{task.shown}/{final}"
+    say(f"backup {where} is complete: {len(maker.entries)} entries, {amount(maker.total)}, verified")
+    say(f"  restore it with: make restore FROM={where}")
+    for line in selection.unreadable[:20]:
+        say(f"  NOT in the backup, could not be read: {line}")
+    return 1 if selection.unreadable else 0
+
+
+def _again(task: Task) -> str:
+    more = " ALL=1" if task.is_all else ""
+    return f"run it again, and it continues: make backup TO={task.shown}{more}"
+
+
+def _folder(backups_folder: Path, task: Task) -> Path:
+    """Return the incomplete backup of this lab to continue, or a new one."""
+    for path in backups(backups_folder):
+        if path.name.endswith(PARTIAL) and _is_of(path, task):
+            return path
+    stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+    name = f"{PREFIX}{stamp}"
+    number = 1
+    while (backups_folder / name).exists() or (backups_folder / f"{name}{PARTIAL}").exists():
+        number += 1
+        name = f"{PREFIX}{stamp}-{number}"
+    path = backups_folder / f"{name}{PARTIAL}"
+    header = {"format": FORMAT, "rocmlab": __version__, "created": stamp, "project": task.project, "all": task.is_all}
+    try:
+        path.mkdir(mode=0o700)
+        descriptor = os.open(path / MANIFEST, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(json.dumps(header) + "\n")
+    except OSError as err:
+        raise RocmlabError(
+            f"no backup can be made in {task.shown}", err.strerror or str(err), "make backup TO=/another/folder"
+        ) from err
+    return path
+
+
+def _is_of(path: Path, task: Task) -> bool:
+    try:
+        header = model.read(path).header
+    except RocmlabError:
+        return False
+    return (header.get("project"), header.get("all")) == (task.project, task.is_all)
+
+
+@contextmanager
+def _locked(folder: Path, shown: str) -> Iterator[None]:
+    with open(folder / MANIFEST, "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RocmlabError(
+                f"another process writes {shown}", "one backup at a time is made of a lab", "wait for its end"
+            ) from None
+        yield
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let SIGTERM, which ends a container, end the backup as Ctrl-C does."""
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGTERM, stop)
+    except ValueError:  # in a thread of a program that has handlers of its own
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class _Maker:
+    def __init__(self, task: Task, folder: Path, shown: str, say: Say) -> None:
+        self.task, self.folder, self.shown, self.say = task, folder, shown, say
+        manifest = model.read(folder)
+        self.entries, self.parts = manifest.entries, manifest.parts
+        self.earlier = dict(manifest.parts)  # of an attempt before this one
+        os.truncate(folder / MANIFEST, manifest.length)
+        self.part: Part | None = None
+        self.covered: set[str] = set()  # logs of databases that were copied with them
+        self.done_bytes = self.total = 0
+        self._said = time.monotonic()
+        for path in folder.glob("files-*.tar"):
+            if path.name not in self.parts:  # of an attempt that was killed
+                path.unlink()
+        databases.remove(self.scratch)
+
+    @property
+    def scratch(self) -> Path:
+        """Where copies of databases are made."""
+        return self.folder / "database.draft"
+
+    # -- what belongs into it --------------------------------------------------------------------------------------
+
+    def write(self, selection: Selection) -> None:
+        """Write what is not in a complete part yet."""
+        self.total = sum(found.size for found in selection.found)
+        kept = sum(found.size for found in selection.found if self._has(found))
+        how = f"continuing {self.shown}, which has {amount(kept)} of" if self.parts else f"backing up to {self.shown}:"
+        self.say(f"{how} {len(selection.found)} entries, {amount(self.total)}")
+        try:
+            for found in selection.found:
+                if not self._has(found):
+                    self._add(found, selection)
+                self.done_bytes += found.size
+                self._show()
+        except BaseException:
+            self._keep_what_is_whole()
+            raise
+        self._close()
+
+    def _has(self, found: Found) -> bool:
+        entry = self.entries.get(found.path)
+        return entry is not None and entry.type == found.type and entry.is_still(found.status)
+
+    def _show(self) -> None:
+        if time.monotonic() - self._said >= PROGRESS_SECONDS:
+            self._said = time.monotonic()
+            self.say(f"  {amount(self.done_bytes)} of {amount(self.total)}")
+
+    def _add(self, found: Found, selection: Selection) -> None:
+        if found.path in self.covered or self._is_available_elsewhere(found, selection):
+            return
+        if self.part is None:
+            self.part = Part(self.folder / self._next_name())
+        offset = self.part.size
+        try:
+            entry = self._member(found, self.part)
+        except _Unreadable as err:
+            self.part.take_back(offset)
+            cause = err.__cause__
+            if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
+                selection.fail(found.path, cause)
+            return  # or it was removed since the folder was listed
+        except BaseException:
+            self.part.take_back(offset)
+            raise
+        self.part.entries.append(entry)
+        if self.part.size >= PART_BYTES:
+            self._close()
+
+    def _next_name(self) -> str:
+        used = [int(match[1]) for name in self.parts if (match := re.fullmatch(r"files-(\d+)\.tar", name))]
+        return f"files-{max(used, default=0) + 1:04}.tar"
+
+    def _is_available_elsewhere(self, found: Found, selection: Selection) -> bool:
+        """Return whether a file is one of a data set, byte for byte, which can be fetched again."""
+        size, digest = self.task.data_sets.get(found.path, (-1, ""))
+        if self.task.is_all or found.type != FILE or found.size != size:
+            return False
+        try:
+            if parts.digest(Path(found.source)) != digest:
+                return False
+        except OSError:
+            return False
+        selection.omit(found.path, "`rocmlab datasets fetch` fetches it again", 1, size)
+        return True
+
+    def _member(self, found: Found, part: Part) -> Entry:
+        """Write one member.
+
+        Raises:
+            _Unreadable: the source cannot be read; what was written of it must be taken back.
+        """
+        status = found.status
+        bits = 0o7777 & ~0o4000 & ~(0 if found.type == model.FOLDER else 0o2000)  # no setuid, no setgid programs
+        entry = Entry(
+            found.path,
+            found.type,
+            mode=status.st_mode & bits,
+            mtime_ns=status.st_mtime_ns,
+            part=part.path.name,
+            offset=part.size,
+            ctime_ns=status.st_ctime_ns,
+            inode=status.st_ino,
+        )
+        if found.type == FILE:
+            return self._file(found, entry, part)
+        if found.type == LINK:
+            try:
+                entry = dataclasses.replace(entry, target=os.readlink(found.source))
+            except OSError as err:
+                raise _Unreadable from err
+        part.begin(entry)
+        return entry
+
+    # -- files -----------------------------------------------------------------------------------------------------
+
+    def _file(self, found: Found, entry: Entry, part: Part) -> Entry:
+        if databases.is_in_use(found.source) and databases.copy(found.source, self.scratch):
+            self.covered |= {found.path + end for end in databases.SIBLINGS}
+            try:
+                made, _ = self._read(str(self.scratch), entry, part)
+                return dataclasses.replace(made, mtime_ns=entry.mtime_ns, ctime_ns=entry.ctime_ns, inode=entry.inode)
+            finally:
+                databases.remove(self.scratch)
+        attempts = ATTEMPTS if found.size < LARGE_BYTES else 2
+        for attempt in range(attempts):
+            time.sleep(RACY_SECONDS * attempt)
+            part.take_back(entry.offset)
+            made, is_whole = self._read(found.source, entry, part)
+            if is_whole:
+                return made
+        return dataclasses.replace(made, was_changing=True)
+
+    def _read(self, source: str, entry: Entry, part: Part) -> tuple[Entry, bool]:
+        """Write a file's content; return its entry, and whether the file stayed the same meanwhile."""
+        with _opened(source) as file:
+            before = os.fstat(file.fileno())
+            if 0 <= time.time() - before.st_mtime < RACY_SECONDS:
+                time.sleep(RACY_SECONDS)
+                before = os.fstat(file.fileno())
+            entry = dataclasses.replace(
+                entry,
+                size=before.st_size,
+                mtime_ns=before.st_mtime_ns,
+                ctime_ns=before.st_ctime_ns,
+                inode=before.st_ino,
+            )
+            offset = part.begin(entry)
+            found = hashlib.sha256()
+            count = 0
+            for piece in _read_pieces(file, before.st_size):
+                part.put(piece)
+                found.update(piece)
+                count += len(piece)
+            part.end(offset, dataclasses.replace(entry, size=count), is_shorter=count < before.st_size)
+            after = _status(source)
+        is_same = after is not None and entry.is_still(after) and count == before.st_size
+        return dataclasses.replace(entry, size=count, sha256=found.hexdigest()), is_same
+
+    # -- parts -----------------------------------------------------------------------------------------------------
+
+    def _close(self) -> None:
+        """End the part under way, read it back, and note in the manifest what it holds."""
+        part, self.part = self.part, None
+        if part is None or not part.entries:
+            if part is not None:
+                part.discard()
+            return
+        try:
+            part.close()
+            wrong = parts.wrong_members(part.path, part.entries)
+            if wrong:
+                raise OSError(errno.EIO, f"{part.path.name} is not read back as it was written ({wrong[0]})")
+            digest = parts.digest(part.path)
+            lines: list[dict[str, Any]] = [{"entry": dataclasses.asdict(entry)} for entry in part.entries]
+            self._note(*lines, {"part": part.path.name, "sha256": digest})
+        except BaseException:
+            part.discard()
+            raise
+        self.entries.update({entry.path: entry for entry in part.entries})
+        self.parts[part.path.name] = digest
+
+    def _keep_what_is_whole(self) -> None:
+        """End the part where something went wrong, so that the next attempt need not repeat it."""
+        with contextlib.suppress(OSError):  # the disk has no room even for that; the part is removed
+            self._close()
+
+    def _note(self, *lines: dict[str, Any]) -> None:
+        """Add lines to the manifest, all of them or none."""
+        path = self.folder / MANIFEST
+        length = path.stat().st_size
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write("".join(json.dumps(line) + "\n" for line in lines))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            os.truncate(path, length)
+            raise
+
+    def finish(self, selection: Selection) -> str:
+        """Note what is omitted and what has been removed since, write the checksums, and give the backup its name."""
+        there = {found.path for found in selection.found} - self.covered
+        removed = [path for path in self.entries if path not in there]
+        self._note(*({"removed": path} for path in removed), *({"omitted": each} for each in selection.omitted))
+        for path in removed:
+            del self.entries[path]
+        self.total = sum(entry.size for entry in self.entries.values())
+        sums = {MANIFEST: parts.digest(self.folder / MANIFEST), **self.parts}
+        for name, digest in self.earlier.items():
+            if not (self.folder / name).is_file():
+                raise OSError(errno.ENOENT, f"{name}, which was complete, is missing")
+            if parts.digest(self.folder / name) != digest:
+                raise OSError(errno.EIO, f"{name} has changed since it was written")
+        draft = self.folder / f".{SUMS}"
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write("".join(f"{digest}  {name}\n" for name, digest in sums.items()))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, self.folder / SUMS)
+        self._tell(selection)
+        final = self.folder.with_name(self.folder.name.removesuffix(PARTIAL))
+        os.rename(self.folder, final)
+        self.folder = final
+        return final.name
+
+    def _tell(self, selection: Selection) -> None:
+        for each in selection.omitted[:20]:
+            self.say(f"  omitted {each['path']} ({each['why']}; {amount(each['bytes'])})")
+        changing = [entry.path for entry in self.entries.values() if entry.was_changing]
+        for path in changing[:20]:
+            self.say(f"  changed during backup: {path} (its content of one instant is saved)")
+
+    def own(self) -> None:
+        """Hand the backup to the user for whom a container made it."""
+        if self.task.owner is None or not _is_real_root() or not self.folder.exists():
+            return
+        for path in (self.folder, *self.folder.iterdir()):
+            os.chown(path, *self.task.owner, follow_symlinks=False)
+
+
+@contextmanager
+def _opened(source: str) -> Iterator[BinaryIO]:
+    try:
+        descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as err:
+        raise _Unreadable from err
+    with os.fdopen(descriptor, "rb") as file:
+        yield file
+
+
+def _read_pieces(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """Yield a source's content; that it cannot be read is not an error of the backup's disk."""
+    found = parts.pieces(file, size)
+    while True:
+        try:
+            piece = next(found, b"")
+        except OSError as err:
+            raise _Unreadable from err
+        if not piece:
+            return
+        yield piece
+
+
+def _is_real_root() -> bool:
+    """Return whether this process may give files away; in a rootless container root is the user who started it."""
+    try:
+        return os.geteuid() == 0 and Path("/proc/self/uid_map").read_text().split()[:2] == ["0", "0"]
+    except OSError:
+        return os.geteuid() == 0
+
+
+def _status(source: str) -> os.stat_result | None:
+    try:
+        return os.lstat(source)
+    except OSError:
+        return None

@@ -1,0 +1,164 @@
+"""What a backup consists of, and what it is made from."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from rocmlab.errors import RocmlabError
+
+FORMAT = 1
+MANIFEST = "manifest.jsonl"
+SUMS = "SHA256SUMS"
+PARTIAL = ".partial"  # how the name of an incomplete backup ends
+PREFIX = "rocmlab-"
+SETTINGS = ("settings/.env", "settings/.rocmlab/written.json")
+FILE, FOLDER, LINK = "file", "folder", "link"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What to back up or to restore; it travels into a container as JSON."""
+
+    kind: str  # create or restore
+    backup: str  # create: the folder that holds backups; restore: one backup
+    shown: str  # the same folder, as the user knows it
+    roots: Mapping[str, str]  # share, notebooks: the folder of each
+    project: str = ""  # the project folder as the user knows it
+    settings: str = ""  # the project folder as this process sees it; empty: without settings
+    owner: tuple[int, int] | None = None  # uid and gid of what is written; None: this process's
+    is_all: bool = False  # caches and data sets too
+    data_sets: Mapping[str, tuple[int, str]] = field(default_factory=dict)  # path: size in bytes and SHA-256
+
+    def to_json(self) -> str:
+        """Return it as JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Task:
+        """Return a task from JSON.
+
+        Raises:
+            RocmlabError: it is not one.
+        """
+        try:
+            found = json.loads(text)
+            owner = found.pop("owner")
+            sets = {path: (int(size), str(digest)) for path, (size, digest) in found.pop("data_sets").items()}
+            return cls(**found, owner=(int(owner[0]), int(owner[1])) if owner else None, data_sets=sets)
+        except (ValueError, KeyError, TypeError, AttributeError) as err:
+            raise RocmlabError("--job is not a backup task", str(err), "make backup TO=/path/to/folder") from err
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file, folder or symbolic link of a backup."""
+
+    path: str  # share/runs/…: the name of the root first
+    type: str  # file, folder or link
+    mode: int = 0
+    mtime_ns: int = 0
+    part: str = ""  # the tar file that has it
+    offset: int = 0  # of its header there, in bytes
+    size: int = 0  # in bytes; 0 for folders and links
+    sha256: str = ""  # of a file's content
+    target: str = ""  # of a link
+    was_changing: bool = False  # it was written to while it was read, each time
+    ctime_ns: int = 0  # at the source, by which a later attempt recognises an unchanged file
+    inode: int = 0  # at the source
+
+    def is_still(self, found: os.stat_result) -> bool:
+        """Return whether the source has not changed since this entry was made."""
+        seen = (found.st_size if self.type == FILE else 0, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
+        return seen == (self.size, self.mtime_ns, self.ctime_ns, self.inode) and not self.was_changing
+
+
+@dataclass
+class Manifest:
+    """What a backup says of itself."""
+
+    header: dict[str, Any]
+    entries: dict[str, Entry] = field(default_factory=dict)  # by path; the latest line of a path counts
+    parts: dict[str, str] = field(default_factory=dict)  # the SHA-256 of each part, by name
+    omitted: list[dict[str, Any]] = field(default_factory=list)  # path, why, files, bytes
+    length: int = 0  # of the whole lines, in bytes
+
+    @property
+    def size(self) -> int:
+        """The bytes of all files."""
+        return sum(entry.size for entry in self.entries.values())
+
+
+def read(folder: Path, *, shown: str = "") -> Manifest:
+    """Read a backup's manifest; what a crash has left of an incomplete last line is ignored.
+
+    Raises:
+        RocmlabError: it is missing or damaged, or a newer rocmlab wrote it.
+    """
+    path, shown = folder / MANIFEST, shown or str(folder)
+    try:
+        data = path.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        lines = [json.loads(line) for line in whole.splitlines()]
+        manifest = Manifest(dict(lines[0]), length=len(whole))
+        for line in lines[1:]:
+            _take(manifest, line)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as err:
+        raise damaged(f"{shown}/{MANIFEST}", f"{type(err).__name__}: {err}") from err
+    if manifest.header.get("format") != FORMAT:
+        raise RocmlabError(
+            f"{shown} has the backup format {manifest.header.get('format')!r}",
+            f"this rocmlab reads format {FORMAT}",
+            "use the rocmlab that made the backup, or extract it with tar (docs/backup.md)",
+        )
+    return manifest
+
+
+def _take(manifest: Manifest, line: dict[str, Any]) -> None:
+    if "entry" in line:
+        entry = Entry(**line["entry"])
+        _check_types(entry)
+        manifest.entries[entry.path] = entry
+    elif "part" in line:
+        manifest.parts[str(line["part"])] = str(line["sha256"])
+    elif "removed" in line:
+        manifest.entries.pop(str(line["removed"]), None)
+    elif "omitted" in line:
+        manifest.omitted.append(dict(line["omitted"]))
+
+
+def _check_types(entry: Entry) -> None:
+    """Make sure that an entry has values of the right kind, whoever wrote it."""
+    for each in fields(entry):
+        expected = str if each.default is MISSING else type(each.default)
+        if type(getattr(entry, each.name)) is not expected:
+            msg = f"{each.name} of an entry is not of type {expected.__name__}"
+            raise TypeError(msg)
+    if not 0 <= entry.offset < 2**62 or not 0 <= entry.size < 2**62 or not abs(entry.mtime_ns) < 2**62:
+        msg = "a number of an entry is out of range"
+        raise ValueError(msg)
+
+
+def damaged(what: str, why: str, *files: str) -> RocmlabError:
+    """Return the error of a damaged backup."""
+    listed = f"; affected: {', '.join(files[:5])}" + (f" and {len(files) - 5} more" if len(files) > 5 else "")
+    return RocmlabError(
+        f"the backup is damaged: {what}",
+        why + (listed if files else ""),
+        "use another backup; nothing was restored from this one. What is undamaged can be extracted with tar "
+        "(docs/backup.md)",
+        exit_code=1,
+    )
+
+
+def amount(size_bytes: float) -> str:
+    """Return a number of bytes for a person: 1.5 GB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size_bytes < 1000:
+            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1000
+    return f"{size_bytes:.1f} TB"

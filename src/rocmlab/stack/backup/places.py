@@ -1,0 +1,136 @@
+"""Where a lab's files are: folders of this user, or volumes that only a container of the lab's image can read."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+from rocmlab.errors import RocmlabError
+from rocmlab.stack import envfile, process, volumes
+from rocmlab.stack.backup import create, restore
+from rocmlab.stack.backup.model import Task
+from rocmlab.stack.container import ContainerLab
+from rocmlab.stack.native import NativeLab
+from rocmlab.stack.project import Project
+from rocmlab.stack.settings import COMMENTS, DERIVED
+
+Say = Callable[[str], None]
+
+WORKS: Mapping[str, Callable[[Task, Say], int]] = {"create": create.create, "restore": restore.restore}
+INSIDE = {"share": volumes.SHARE, "notebooks": "/home/jovyan/work"}
+OF_THIS_CLONE = (  # settings that say where this clone's lab is and who may enter it; a backup does not change them
+    *("PORT", "SHARE", "NOTEBOOKS_DIR", "COMPOSE_PROJECT_NAME", "RUNTIME"),
+    *("JUPYTER_TOKEN", "METRICS_TOKEN", "CLUSTER_TOKEN", "GRAFANA_PASSWORD"),
+)
+
+
+def run(project: Project, task: Task, say: Say) -> int:
+    """Do what a task says with the files of a project's lab, wherever they are.
+
+    Args:
+        project: whose lab.
+        task: without its folders, which are filled in here.
+        say: prints a line of progress.
+
+    Raises:
+        RocmlabError: the files cannot be reached, or the work failed.
+    """
+    if isinstance(project.lab, ContainerLab) and project.lab.is_built():
+        return _in_a_container(project.lab, task)
+    roots = _on_host(project)
+    settings = str(project.settings.project) if task.kind == "create" else ""
+    if task.kind == "restore":
+        for folder in roots.values():
+            Path(folder).mkdir(parents=True, exist_ok=True)
+    return WORKS[task.kind](replace(task, roots=roots, settings=settings, owner=_owner_on_host(task, roots)), say)
+
+
+def _owner_on_host(task: Task, roots: Mapping[str, str]) -> tuple[int, int] | None:
+    """Return whose the restored files are to be where root restores them: the share's owner."""
+    if os.geteuid() != 0 or task.kind != "restore":
+        return None
+    found = os.stat(roots["share"])
+    return found.st_uid, found.st_gid
+
+
+def _on_host(project: Project) -> dict[str, str]:
+    lab = project.lab
+    if isinstance(lab, NativeLab):
+        return {"share": str(lab.share_folder), "notebooks": str(lab.notebooks)}
+    assert isinstance(lab, ContainerLab)
+    share = lab.values["SHARE"]
+    if "/" not in share:
+        raise RocmlabError(
+            f"the image {lab.image} is not here",
+            f"the share is the {lab.product} volume {lab.volume}, which a container of that image reads",
+            "make build, then run it again",
+        )
+    notebooks = lab.values.get("NOTEBOOKS_DIR") or lab.settings.get("NOTEBOOKS_DIR")
+    return {"share": str(volumes.path_of(lab, share)), "notebooks": str(volumes.path_of(lab, notebooks))}
+
+
+def _in_a_container(lab: ContainerLab, task: Task) -> int:
+    """Run the task as root in a container of the lab's image that lives as long as the task, next to the lab or not."""
+    is_read_only = task.kind == "create"
+    given = lab.values.get("NOTEBOOKS_DIR") or lab.settings.get("NOTEBOOKS_DIR")
+    mounts = [volumes.bind(volumes.path_of(lab, given), INSIDE["notebooks"], is_read_only=is_read_only)]
+    mounts.append(volumes.bind(Path(task.backup).resolve(), "/backup", is_read_only=not is_read_only))
+    roots = dict(INSIDE)
+    share = volumes.share(lab, is_read_only=is_read_only)
+    if share is None and task.kind == "restore":
+        volumes.make(lab)
+        share = volumes.share(lab, is_read_only=False)
+    if share is None:
+        del roots["share"]  # nothing was ever started
+    else:
+        mounts.append(share)
+    inside = replace(
+        task,
+        backup="/backup",
+        roots=roots,
+        settings="/project" if task.kind == "create" else "",
+        owner=_owner_in_container(lab, task),
+    )
+    command = volumes.command(lab, mounts, ["backup", "--job", inside.to_json()])
+    return process.attach(command, env=lab.environment)
+
+
+def _owner_in_container(lab: ContainerLab, task: Task) -> tuple[int, int] | None:
+    """Return who is to own what is written; None: root of the container, who is the user of rootless Podman."""
+    if lab.program == "podman" and os.geteuid() != 0:
+        return None
+    if task.kind == "create":
+        return os.getuid(), os.getgid()
+    return int(lab.values.get("NB_UID") or 1000), int(lab.values.get("NB_GID") or 100)
+
+
+def restore_settings(project: Project, texts: Mapping[str, str], say: Say) -> None:
+    """Put the choices of a backup's `.env` into this clone's, whose earlier text is kept next to it.
+
+    What rocmlab derived there follows this machine, and what says where this clone's lab is stays.
+    """
+    values = envfile.parse(texts.get("settings/.env", ""))
+    try:
+        found = json.loads(texts.get("settings/.rocmlab/written.json", "{}"))
+        derived = {name for name, value in found.items() if values.get(name) == value}
+    except (ValueError, AttributeError):
+        derived = set()
+    chosen = {name: value for name, value in values.items() if name not in {*derived, *DERIVED}}
+    path = project.settings.env_path
+    text = envfile.read(path)
+    before = envfile.parse(text)
+    wanted: dict[str, str | None] = {name: value for name, value in chosen.items() if name not in OF_THIS_CLONE}
+    changed = [name for name, value in wanted.items() if before.get(name) != value]
+    if changed:
+        stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+        kept = path.with_name(f".env.before-restore-{stamp}")
+        envfile.write(kept, text)
+        envfile.write(path, envfile.update(text, wanted, COMMENTS))
+        say(f"settings restored into .env: {', '.join(changed)} (the earlier .env is kept as {kept.name})")
+    other = [name for name in chosen if name in OF_THIS_CLONE and before.get(name) != chosen[name]]
+    if other:
+        say(f"settings of this clone that stay as they are: {', '.join(other)}")

@@ -1,0 +1,178 @@
+"""Removing old runs: finished ones of rocmlab's own, in which nobody has saved anything since.
+
+This runs on the host for a native lab, and in a container of the lab's image where the share is a volume.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rocmlab.errors import RocmlabError
+
+NAME = re.compile(r"\d{8}T\d{6}Z-[^/]+")
+AGE = re.compile(r"(\d+)\s*([dhw])")
+SECONDS = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+SLACK_SECONDS = 60.0  # between the journal's last line and the last file of a run
+ENDED = ("ok", "failed")  # an interrupted run can be continued
+
+
+@dataclass(frozen=True)
+class OldRun:
+    """One run folder that is old enough."""
+
+    name: str
+    finished: str  # UTC, ISO 8601
+    size: int  # bytes
+    files: int
+    kept_because: str = ""  # empty: it can be removed
+
+
+def age_seconds(text: str) -> float:
+    """Return an age in seconds: 30d, 12h, 4w.
+
+    Raises:
+        RocmlabError: it is none.
+    """
+    match = AGE.fullmatch(text.strip())
+    if match is None:
+        raise RocmlabError(
+            f"RUNS={text} is not an age", "it is a number of days, weeks or hours: 30d, 4w, 12h", "make clean RUNS=30d"
+        )
+    return int(match[1]) * SECONDS[match[2]]
+
+
+def find(runs: Path, older_than_seconds: float, now: float | None = None) -> list[OldRun]:
+    """Return the finished runs in a folder that are older than that, oldest first; nothing is changed.
+
+    Not listed: what is not a run folder of rocmlab, is under way, was interrupted, or waits for its exported parts.
+    A run in which a file changed after its end is listed with the reason why it stays.
+    """
+    now = time.time() if now is None else now
+    found = []
+    for path in sorted(runs.iterdir()) if runs.is_dir() and not runs.is_symlink() else ():
+        end = _finished(path)
+        if end is None or now - _unix(end) <= older_than_seconds or _is_under_way(path):
+            continue
+        found.append(_measured(path, end))
+    return found
+
+
+def remove(runs: Path, names: Sequence[str], older_than_seconds: float) -> list[OldRun]:
+    """Remove these runs, each only if `find` still lists it as removable; return what was removed."""
+    removable = {run.name: run for run in find(runs, older_than_seconds) if not run.kept_because}
+    removed = []
+    for name in names:
+        run = removable.get(name)
+        if run is None:
+            continue
+        with _held(runs / name) as is_held:
+            if is_held:
+                shutil.rmtree(runs / name)
+                removed.append(run)
+    return removed
+
+
+def to_json(found: Sequence[OldRun]) -> str:
+    """Return runs as JSON."""
+    return json.dumps([asdict(run) for run in found])
+
+
+def from_json(text: str) -> list[OldRun]:
+    """Return runs from JSON.
+
+    Raises:
+        ValueError, TypeError: it is none.
+    """
+    return [OldRun(**each) for each in json.loads(text)]
+
+
+def _finished(folder: Path) -> str | None:
+    """Return when a run folder's run ended; None if it did not, or if this is no run folder of rocmlab's."""
+    try:
+        status = folder.lstat()
+        journal = (folder / "journal.jsonl").lstat()
+    except OSError:
+        return None
+    if not NAME.fullmatch(folder.name) or not stat.S_ISDIR(status.st_mode) or not stat.S_ISREG(journal.st_mode):
+        return None
+    last: dict[str, Any] = {}
+    try:
+        with (folder / "journal.jsonl").open("rb") as lines:
+            for line in lines:
+                event = _event(line)
+                if str(event.get("event", "")).startswith("run "):
+                    last = event
+    except OSError:
+        return None
+    if last.get("event") != "run finished" or last.get("status") not in ENDED or not isinstance(last.get("time"), str):
+        return None
+    try:
+        _unix(last["time"])
+    except ValueError:
+        return None
+    return str(last["time"])
+
+
+def _event(line: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _unix(text: str) -> float:
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+
+
+def _is_under_way(folder: Path) -> bool:
+    with _held(folder) as is_held:
+        return not is_held
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[bool]:
+    """Take the lock on a run's journal, which its runner has, and which `--resume` would take."""
+    try:
+        descriptor = os.open(folder / "journal.jsonl", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        yield False
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        yield False
+    else:
+        yield True
+    finally:
+        os.close(descriptor)
+
+
+def _measured(folder: Path, end: str) -> OldRun:
+    size = files = 0
+    changed = ""
+    for where, folders, names in os.walk(folder):
+        for name in (*names, *folders):
+            path = os.path.join(where, name)
+            try:
+                status = os.lstat(path)
+            except OSError as err:
+                changed = f"{os.path.relpath(path, folder)}: {err.strerror}"
+                continue
+            size += status.st_size
+            files += name in names
+            if status.st_mtime > _unix(end) + SLACK_SECONDS and not changed:
+                changed = f"{os.path.relpath(path, folder)} was changed after the run's end"
+    return OldRun(folder.name, end, size, files, changed)

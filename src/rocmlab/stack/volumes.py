@@ -1,0 +1,66 @@
+"""A lab's files where only a container of the lab's image reaches them: in a volume, or as the lab's own user."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from rocmlab.errors import RocmlabError
+from rocmlab.stack.container import ContainerLab
+
+SHARE = "/home/jovyan/share"
+
+
+def path_of(lab: ContainerLab, given: str) -> Path:
+    """Return a folder of the settings."""
+    return (lab.settings.project / os.path.expanduser(given)).resolve()
+
+
+def bind(source: Path, target: str, *, is_read_only: bool) -> str:
+    """Return the engine's words for a mounted folder.
+
+    Raises:
+        RocmlabError: its path has a comma, which the engine cannot read.
+    """
+    if "," in str(source):
+        raise RocmlabError(f"{source} has a comma", "the engine cannot mount it", "rename the folder")
+    return f"type=bind,source={source},target={target}" + ",readonly" * is_read_only
+
+
+def share(lab: ContainerLab, *, is_read_only: bool) -> str | None:
+    """Return the mount of the share; None where its volume does not exist yet.
+
+    Raises:
+        RocmlabError: its path has a comma.
+    """
+    given = lab.values["SHARE"]
+    if "/" in given:
+        return bind(path_of(lab, given), SHARE, is_read_only=is_read_only)
+    if lab.engine("volume", "inspect", lab.volume)[0]:
+        return None
+    return f"type=volume,source={lab.volume},target={SHARE}" + ",readonly" * is_read_only
+
+
+def make(lab: ContainerLab) -> None:
+    """Make the share's volume as Compose would.
+
+    Raises:
+        RocmlabError: the engine does not.
+    """
+    labels = []
+    if lab.program == "docker":
+        of = {"project": lab.values["COMPOSE_PROJECT_NAME"], "volume": lab.values["SHARE"]}
+        labels = [f"--label=com.docker.compose.{name}={value}" for name, value in of.items()]
+    code, output = lab.engine("volume", "create", *labels, lab.volume)
+    if code:
+        raise RocmlabError(f"the volume {lab.volume} could not be made", output.strip()[-400:], f"{lab.program} info")
+
+
+def command(lab: ContainerLab, mounts: Sequence[str], arguments: Sequence[str]) -> list[str]:
+    """Return what runs `rocmlab <arguments>` of this clone as root in a container that lives as long as the command."""
+    project = bind(lab.settings.project.resolve(), "/project", is_read_only=True)
+    words = [lab.program, "run", "--rm", "--pull=never", "--network=none", "--user=0:0", "--entrypoint=tini"]
+    words += ["--security-opt=label=disable", "--env=PYTHONPATH=/project/src", "--env=PYTHONDONTWRITEBYTECODE=1"]
+    words += [word for mount in (project, *mounts) for word in ("--mount", mount)]
+    return [*words, lab.image, "--", "/opt/rocmlab/bin/python", "-m", "rocmlab", *arguments]
