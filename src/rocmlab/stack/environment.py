@@ -100,11 +100,10 @@ class Environment:
             self.building = None
             raise
 
-    def switch(self) -> None:
-        """Have `.venv` lead to the environment that was made beside it, if there is one."""
-        if self.building is not None:
-            environments.switch(self.project, self.building)
-        self.building, self.is_beside = None, False
+    def switch(self) -> Path | None:
+        """Have `.venv` lead to the environment that was made beside it; return where the one before is, if it moved."""
+        made, self.building, self.is_beside = self.building, None, False
+        return environments.switch(self.project, made) if made is not None else None
 
     def _record(self, version: str) -> dict[str, str]:
         record = {"backend": self.backend, "python": version, "project": str(self.project)}

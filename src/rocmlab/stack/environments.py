@@ -9,6 +9,7 @@ from pathlib import Path
 
 FOLDER = ".rocmlab/environments"
 LINK = ".venv"
+REAL = "-venv"  # the end of the name of one that was a real `.venv`
 MAX_SCRIPT_BYTES = 1_000_000
 
 
@@ -29,13 +30,15 @@ def copy(source: Path, target: Path) -> None:
     """
     real = source.resolve()
 
-    def link_or_copy(name: str, other: str) -> object:
+    def link_or_copy(name: str, other: str) -> None:
         if "site-packages" in Path(name).relative_to(real).parts:
             try:
-                return os.link(name, other, follow_symlinks=False)
+                os.link(name, other, follow_symlinks=False)
             except OSError:
                 pass  # a file system without hard links
-        return shutil.copy2(name, other, follow_symlinks=False)
+            else:
+                return
+        shutil.copy2(name, other, follow_symlinks=False)
 
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copytree(real, target, symlinks=True, copy_function=link_or_copy)
@@ -58,6 +61,7 @@ def switch(project: Path, target: Path) -> Path:
     before = link.resolve()
     if link.exists() and not link.is_symlink():
         before = new_folder(project)
+        before = before.with_name(before.name + REAL)
         before.parent.mkdir(parents=True, exist_ok=True)
         os.rename(link, before)
     temporary = project / FOLDER / f".link-{os.getpid()}"
@@ -67,6 +71,11 @@ def switch(project: Path, target: Path) -> Path:
     # A relative link is read from where it is, so it is renamed only after it was made for the project's folder.
     os.replace(temporary, link)
     return before
+
+
+def moved(project: Path) -> Path | None:
+    """Return the newest folder that was a real `.venv` once, or None."""
+    return max((path for path in (project / FOLDER).glob(f"*{REAL}")), default=None)
 
 
 def remove(folder: Path) -> None:

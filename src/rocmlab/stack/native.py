@@ -21,7 +21,7 @@ from rocmlab.devices import visibility
 from rocmlab.devices.discovery import discover
 from rocmlab.errors import RocmlabError
 from rocmlab.identity import Process
-from rocmlab.stack import exposure, homes, live, process, server
+from rocmlab.stack import environments, exposure, homes, layout, live, process, server
 from rocmlab.stack.cluster import NativeNode
 from rocmlab.stack.environment import Environment
 from rocmlab.stack.lab import Say
@@ -94,6 +94,8 @@ class NativeLab:
             )
         for name in SHARE_FOLDERS:
             (self.share_folder / name).mkdir(parents=True, exist_ok=True)
+        for line in layout.prepare(self.share_folder):
+            say(line)
         self.home.mkdir(mode=0o700, exist_ok=True)
         self._show()
 
@@ -317,7 +319,7 @@ class NativeLab:
     def clean(self, say: Say) -> None:
         """Stop the lab and remove `.venv` and our own links; the share, `.env` and every file of a user stay."""
         self.stop(say)
-        shutil.rmtree(self.venv.folder, ignore_errors=True)
+        environments.remove_all(self.settings.project)
         if not homes.hide(self.view):
             say(f"kept {self.view}: it holds files that are not of rocmlab; the next `make up` moves them to work/")
         say(f"removed {self.venv.folder}; kept the share {self.share_folder}")

@@ -144,12 +144,18 @@ def move(project: Path, commit: str) -> list[Saved]:
     saved = [_save(project / name) for name in changed(project) if name in touched and (project / name).is_file()]
     for each in saved:
         git(project, "checkout", "--quiet", "HEAD", "--", str(each.path.relative_to(project)))
-    code, output = git(project, "reset", "--quiet", "--keep", commit)
+    code, output = git(project, *_way(project), commit)
     if code:
         put_back(saved)
         last = output.strip()[-400:]
         raise RocmlabError(f"git could not check out {commit[:LETTERS]}", last, "git status")
     return saved
+
+
+def _way(project: Path) -> tuple[str, ...]:
+    """Return git's command to move: the branch itself, unless it has commits that are nowhere else."""
+    is_published = git(project, "merge-base", "--is-ancestor", "HEAD", "@{upstream}")[0] == 0
+    return ("reset", "--quiet", "--keep") if is_published else ("checkout", "--quiet", "--detach")
 
 
 def _save(path: Path) -> Saved:
