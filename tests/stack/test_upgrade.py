@@ -18,6 +18,7 @@ from rocmlab.stack import source
 
 BEFORE = "2f39a50"  # the version before upgrades were known; there is no tag yet
 STUBS = {  # what pip installs and what is verified: the tests' environment has no frameworks, and no index is asked
+    "pip/__init__.py": "",
     "pip/__main__.py": "",
     "tensorflow.py": "class test:\n    is_built_with_rocm = is_built_with_cuda = staticmethod(lambda: False)\n"
     "__version__ = '0'\n",

@@ -136,9 +136,10 @@ class Environment:
                 shutil.rmtree(self.folder, ignore_errors=True)
             raise
 
-    def _matches(self, record: dict[str, str], folder: Path) -> bool:
+    def _matches(self, record: dict[str, str], folder: Path | None = None) -> bool:
         """Tell whether the environment is whole and of this backend and Python: pip would keep another one's wheels."""
         try:
+            folder = folder or self.folder
             found = json.loads((folder / MARKER).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return False
