@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import clients
 import pytest
 from clones import Clone
 from containers import docker
@@ -17,6 +18,12 @@ def inside(lab: Clone, program: str) -> str:
     volume = f"{lab.env['COMPOSE_PROJECT_NAME']}_share"
     mount = ["--volume", f"{volume}:/share", "--entrypoint", "sh"]
     return docker("run", "--rm", "--network=none", *mount, lab.env["ROCMLAB_IMAGE"], "-c", program)
+
+
+def running(lab: Clone) -> str:
+    """Return which container the lab is."""
+    name = f"label=com.docker.compose.project={lab.env['COMPOSE_PROJECT_NAME']}"
+    return docker("ps", "--quiet", "--no-trunc", "--filter", name)
 
 
 def test_a_volume_is_backed_up_while_the_lab_runs_and_restored_after_its_loss(
@@ -45,3 +52,40 @@ def test_a_volume_is_backed_up_while_the_lab_runs_and_restored_after_its_loss(
     seen = inside(docker_lab, "cat /share/mine/a; readlink /share/mine/b; stat -c '%u %a' /share/mine/a /share/mine/b")
     assert seen.split() == ["saved", "a", uid, "600", uid, "777"]
     assert "already exists but was not created" not in docker_lab.make("up").stdout
+
+
+def test_old_runs_in_a_volume_are_pruned(docker_lab: Clone) -> None:
+    """Listed first, removed with FORCE=1; a run that was not finished stays, and so does the lab."""
+    docker_lab.make("up")
+    event = '{"event": "run finished", "status": "ok", "time": "2026-01-01T00:00:00Z"}'
+    make = f"mkdir -p $d && echo '{event}' >$d/journal.jsonl && touch -d 2026-01-01 $d/journal.jsonl"
+    runs = ("20260101T000000Z-old", "my-own")
+    inside(docker_lab, "".join(f"d=/share/runs/{name}; {make}; " for name in runs))
+
+    listed = docker_lab.make("clean", RUNS="30d", succeeds=False)
+    removed = docker_lab.make("clean", RUNS="30d", FORCE="1")
+
+    assert "20260101T000000Z-old" in listed.stdout
+    assert "FORCE=1" in listed.stdout
+    assert "removed 1 runs" in removed.stdout
+    assert inside(docker_lab, "ls /share/runs").split().count("my-own") == 1
+    assert docker_lab.answers()
+
+
+def test_a_disk_with_little_room_is_reported_and_no_run_starts(docker_lab: Clone) -> None:
+    """`make up` and `status` warn, the panel shows it, `rocmlab run` is refused; the lab is not restarted for it."""
+    docker_lab.make("up")
+    started = running(docker_lab)
+
+    warned = docker_lab.make("up", MIN_FREE_DISK_GB="1000000").stdout
+    status = docker_lab.make("status").stdout
+    run = docker_lab.make("run-notebooks", NOTEBOOKS="00_hello_gpu", succeeds=False)
+    shown = clients.ask(docker_lab.port, docker_lab.env["JUPYTER_TOKEN"], "/rocmlab/api/devices", timeout_seconds=20)[1]
+    docker_lab.make("up", MIN_FREE_DISK_GB="5")
+
+    assert "WARNING: the disk of" in warned
+    assert "WARNING    the disk of" in status
+    assert "the run does not start" in run.stdout
+    assert run.returncode == 2
+    assert "disk.low" in {problem["check"] for problem in shown["problems"]}
+    assert started == running(docker_lab)

@@ -9,11 +9,13 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import clients
 import pytest
-from clones import Clone, clone, printed_url
+from clones import Clone, clone, free_port, printed_url
 from containers import docker
+from intruders import intruder
 
 from rocmlab.stack import server
 
@@ -93,6 +95,24 @@ class TestUp:
 
         assert lab.port == port
         assert lab.answers()
+
+    def test_another_user_on_the_port_gets_no_token(self, lab: Clone, first_up: str, tmp_path: Path) -> None:
+        """No command sends it one while the lab is down, and the next `up`, elsewhere, has a new one and says it."""
+        token, home = lab.env["JUPYTER_TOKEN"], lab.settings["PORT"]
+        lab.make("down")
+        with intruder(lab.port, tmp_path) as other:
+            for target in ("status", "url", "smi", "doctor", "down", "up"):
+                lab.make(target, succeeds=False)
+
+            moved = lab.make("up", PORT=str(free_port())).stdout
+
+            assert token not in other.received
+            assert "Authorization" not in other.received
+        assert "JUPYTER_TOKEN is new: another process held the lab's port" in moved
+        assert lab.env["JUPYTER_TOKEN"] != token
+        assert lab.answers()
+        lab.settings["PORT"] = home
+        assert "is new" not in lab.make("up").stdout
 
     def test_run_notebooks_trains_in_the_container(self, lab: Clone, first_up: str) -> None:
         """One epoch on all digits meets its bar there, and the run folder is on the share; 98 % is the native lab's."""
@@ -222,3 +242,32 @@ class TestShare:
         lab.make("up")
 
         assert docker("exec", container(lab), "cat", "/home/jovyan/share/models/note").strip() == "kept"
+
+    def test_files_in_the_layer_of_an_earlier_container_are_moved_to_the_share(self, lab: Clone, first_up: str) -> None:
+        """A container whose home was not on the share: `make up` moves each of its files once, and says so."""
+        lab.make("up")
+        image, folder = lab.env["ROCMLAB_IMAGE"], "/home/jovyan"
+        earlier = f"FROM {image}\nENV ROCMLAB_HOME=\nRUN chown jovyan {folder}\n"
+        subprocess.run(
+            ["docker", "build", "--tag", "rocmlab-test/earlier:1", "-"], input=earlier, text=True, check=True
+        )
+        write = f"cd {folder}; mkdir .ssh deep; echo key > .ssh/id; chmod 600 .ssh/id; echo nb > deep/a.ipynb"
+        write += "; echo n > b.txt"
+        try:
+            environment = {**lab.environment, "ROCMLAB_IMAGE": "rocmlab-test/earlier:1"}
+            command = ["docker", "compose", "up", "--detach", "--no-build", "--wait", "lab"]
+            subprocess.run(command, cwd=lab.folder, env=environment, check=True, capture_output=True)
+            docker("exec", container(lab), "start.sh", "bash", "-c", write)
+
+            printed = lab.make("up", FORCE="1").stdout
+        finally:
+            docker("image", "rm", "--force", "rocmlab-test/earlier:1")
+
+        home = docker("exec", container(lab), "start.sh", "bash", "-c", "cat ~/.ssh/id; stat -c %a ~/.ssh/id").split()
+        recovered = next((lab.folder / "notebooks").glob("recovered-*"))
+        assert home == ["key", "600"]
+        assert (recovered / "deep/a.ipynb").read_text() == "nb\n"
+        assert (recovered / "b.txt").read_text() == "n\n"
+        assert printed.count("moved ") == 3
+        assert not list((lab.folder / ".rocmlab").glob("old-home*"))
+        assert "moved " not in lab.make("up").stdout

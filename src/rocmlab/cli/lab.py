@@ -14,6 +14,7 @@ from rocmlab.cli.up import say
 from rocmlab.errors import RocmlabError
 from rocmlab.stack import environments, server, space, versions
 from rocmlab.stack import project as projects
+from rocmlab.stack.environment import was_made_by_us
 from rocmlab.stack.project import Project
 
 VERSIONS = ("version", "previous")  # as `status` calls them
@@ -151,6 +152,7 @@ def shell(project: Project) -> int:
 def clean(project: Project) -> int:
     """Remove what was made, in either runtime."""
     project.lab.clean(say)
-    if environments.remove_all(project.settings.project):
-        say(f"removed {project.settings.project / '.venv'}")
+    environment = project.settings.project / environments.LINK
+    if was_made_by_us(environment) and environments.remove_all(project.settings.project):
+        say(f"removed {environment}")
     return 0

@@ -21,6 +21,8 @@ TORCH_VERSION = "2.13.0"
 PACKAGE = re.compile(r"^([A-Za-z0-9][\w.-]*)==", re.MULTILINE)
 MARKER = "rocmlab-environment.json"
 AMD_WHEELS = "https://repo.radeon.com/rocm/manylinux/rocm-rel-{version}/"
+MARKER = "rocmlab-environment.json"
+MADE = "rocmlab-made"  # there from the beginning on: without it an environment is the user's own
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ class Environment:
 
     def make(self, say: Say) -> None:
         """Make the environment, or bring it up to date; see `_make`."""
-        if not self.is_beside or not self.interpreter.exists():
+        if not self.is_beside or not self.interpreter.exists() or not was_made_by_us(self.folder):
             self._make(say)
             return
         self.building = environments.new_folder(self.project)
@@ -119,6 +121,12 @@ class Environment:
         record = self._record(version)
         is_new = not self._matches(record, self.folder)
         if is_new and os.path.lexists(self.folder):
+            if self.folder.exists() and not was_made_by_us(self.folder):
+                raise RocmlabError(
+                    f"{self.folder} was not made by rocmlab",
+                    "it would be replaced by the lab's environment, and what you installed there would be lost",
+                    f"mv {self.folder} {self.folder}-mine      # or, if nothing there is needed: rm -r {self.folder}",
+                )
             say("removing .venv: it is for another backend, Python or folder, or half made")
             environments.remove(self.folder)
         self.check_disk()
@@ -127,6 +135,7 @@ class Environment:
             if is_new:
                 say(f"making .venv with {self.python} ({version})")
                 create(self.python, self.folder)
+            (self.folder / MADE).touch()
             for step in self.steps():
                 self._install(step, say)
             self.verify(self.interpreter)
@@ -304,6 +313,11 @@ def check_python(python: str) -> str:
             f"{python} is Python {version}", f"TensorFlow and PyTorch have wheels for Python {span}", fix
         )
     return version
+
+
+def was_made_by_us(folder: Path) -> bool:
+    """Return whether rocmlab has made an environment, whole or not; False where there is none."""
+    return any((folder / name).exists() for name in (MARKER, MADE)) or (folder.is_dir() and not any(folder.iterdir()))
 
 
 def create(python: str, folder: Path) -> None:

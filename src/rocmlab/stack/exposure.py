@@ -27,14 +27,15 @@ def note(settings: Settings, port: int, holder: Holder) -> Holder:
 
     Args:
         settings: of the lab, whose folder `.rocmlab` remembers it.
-        port: of the lab.
+        port: that was looked at; if it is not the one in `.env`, no browser has sent a token there.
         holder: who listens.
     """
     state = settings.state
-    if holder.kind != OTHER or not os.access(state, os.W_OK) or _is_changing(state):
+    written = envfile.parse(envfile.read(settings.env_path)) if holder.kind == OTHER else {}
+    if written.get("PORT") != str(port) or not os.access(state, os.W_OK) or _is_changing(state):
         return holder
     known = _read(state)
-    found = {**known, **{_digest(token): f"port {port}: {holder}" for token in map(settings.last, TOKENS) if token}}
+    found = {**known, **{_digest(written[name]): f"port {port}: {holder}" for name in TOKENS if written.get(name)}}
     if found.keys() != known.keys():
         envfile.write(state / FILE, json.dumps(found, indent=1) + "\n")
     return holder
@@ -71,7 +72,10 @@ def renew(settings: Settings) -> list[str]:
             )
         else:
             del settings.written[name]
-            lines.append(f"{name} is new: another process held the lab's port and may know the old one ({where})")
+            hint = (
+                "; if the monitoring runs, it gets the new one by: make monitoring" if name == "METRICS_TOKEN" else ""
+            )
+            lines.append(f"{name} is new: another process held the lab's port and may know the old one ({where}){hint}")
     return lines
 
 
@@ -86,7 +90,8 @@ def forget(settings: Settings, values: Mapping[str, str]) -> None:
     elif known:
         path.unlink(missing_ok=True)
     token, file = values.get("METRICS_TOKEN", ""), settings.state / TOKEN_FILE
-    if len(kept) < len(known) and file.exists() and token:
+    is_stale = file.exists() and envfile.read(file).strip() != token
+    if len(kept) < len(known) and token and is_stale:
         envfile.write(file, token + "\n")
 
 
