@@ -225,6 +225,10 @@ open_share() { # what the share lacks is created; what is there must be usable
   done
 }
 
+check_layout() { # a share that a newer version has used is rejected, an older one is migrated forward
+  /opt/rocmlab/bin/python -m rocmlab.stack.layout "$ROCMLAB_SHARE" || exit 2
+}
+
 use_packages() { # of `pip install --user`: for the very interpreter they were installed for, or they would hide its own
   local base found=()
   base=$home/.local/python/$(cat /etc/rocmlab-python)
@@ -310,6 +314,7 @@ if [[ ${NB_UMASK:-} ]]; then umask "$NB_UMASK"; fi
 if [[ $is_first ]]; then
   prove_access
   open_share
+  check_layout
 fi
 use_packages
 use_kernels
