@@ -1,15 +1,19 @@
 #!/usr/bin/env bash
 # start.sh COMMAND...: run COMMAND as the lab user, with exactly the groups that open the GPUs passed to this container.
 #
-# As root it honours NB_UID and NB_GID, joins the lab user to the group of every device node, hands over what belongs
-# to root directly in work/ and share/, runs start-notebook.d, and drops to the lab user. As the lab user it proves that
-# the nodes can be opened, puts caches on the share and runs before-notebook.d. Started by `docker exec` it does only
-# what the command needs. (sudo and su would lose the groups given by --group-add: they read /etc/group instead.)
+# As root it honours NB_UID and NB_GID, joins the lab user to the group of every device node, creates what the share
+# lacks (the owner of nothing that exists is changed), runs start-notebook.d, and drops to the lab user. As the lab user
+# it checks that the nodes can be opened and that work/ and share/ can be used, puts home and caches on the share and runs
+# before-notebook.d. Started by `docker exec` it does only what the command needs. (sudo and su would lose the groups
+# given by --group-add: they read /etc/group instead.)
 set -euo pipefail
 shopt -s nullglob
 
 root=${ROCMLAB_ROOT:-}
 root=${root%/}
+top=/home/jovyan # what JupyterLab shows: work/ and share/; root's, so that nothing is saved where nothing persists
+home=$ROCMLAB_SHARE/home
+share_folders=(data models runs cache leases home)
 
 say() { printf 'rocmlab: %s\n' "$*" >&2; }
 
@@ -51,7 +55,6 @@ use_ids() { # give jovyan the wanted ids; usermod would walk through the whole h
   getent group "$NB_GID" >/dev/null || groupadd --gid "$NB_GID" lab
   if [[ $(id -u jovyan):$(id -g jovyan) != "$NB_UID:$NB_GID" ]]; then
     sed -i "s/^jovyan:\([^:]*\):[0-9]*:[0-9]*:/jovyan:\1:$NB_UID:$NB_GID:/" /etc/passwd
-    chown "$NB_UID:$NB_GID" /home/jovyan
   fi
 }
 
@@ -78,15 +81,25 @@ is_rootless() { # in a rootless engine "root" is the person who started it
   [[ $(awk 'NR == 1 {print $1 ":" $2}' /proc/self/uid_map) != 0:0 ]]
 }
 
-hand_over() { # only what lies directly in work/ and share/ and belongs to root: a big share is never walked
+is_new() { # FOLDER: an empty folder of root's, as an engine creates it for a mount; nothing of a user's is in there
+  [[ $(stat -c %u "$1") == 0 && -z $(find "$1" -mindepth 1 -maxdepth 1 -print -quit) ]]
+}
+
+create_missing() { # the owner and the mode of what exists stay, whoever owns it: it may be a key that only root reads
+  local folder name
   if is_rootless; then return; fi
-  local folders=("$ROCMLAB_SHARE") handed=()
-  if [[ $(stat -c %u "$ROCMLAB_NOTEBOOKS") == 0 ]]; then folders+=("$ROCMLAB_NOTEBOOKS"); fi
-  mapfile -d '' handed < <(find "${folders[@]}" -maxdepth 1 -uid 0 -print0)
-  if ((${#handed[@]})); then
-    say "handing ${handed[*]} from root to jovyan ($NB_UID:$NB_GID)"
-    chown --no-dereference "$NB_UID:$NB_GID" "${handed[@]}" || say "not everything could be handed over"
-  fi
+  for folder in "$ROCMLAB_SHARE" "$ROCMLAB_NOTEBOOKS"; do
+    if is_new "$folder" && ! chown "$NB_UID:$NB_GID" "$folder" 2>/dev/null; then say "root may not chown $folder"; fi
+  done
+  # In a share of root's, root creates what is missing. Where others can write they could put a link in its way.
+  if [[ $(stat -c %u "$ROCMLAB_SHARE") != 0 || -n $(find "$ROCMLAB_SHARE" -maxdepth 0 -perm /022) ]]; then return; fi
+  for name in "${share_folders[@]}" bench .rocmlab; do
+    folder=$ROCMLAB_SHARE/$name
+    if [[ ! -e $folder && ! -L $folder ]] && mkdir -m 0700 "$folder" 2>/dev/null; then
+      chown --no-dereference "$NB_UID:$NB_GID" "$folder"
+      if [[ $name != home ]]; then chmod 0775 "$folder"; fi
+    fi
+  done
 }
 
 become_lab_user() {
@@ -95,7 +108,7 @@ become_lab_user() {
   groups=$(lab_groups)
   name_groups "$groups"
   if [[ $is_first ]]; then
-    hand_over
+    create_missing
     # What a killed server left would mislead the health check.
     rm -rf "$JUPYTER_RUNTIME_DIR"
     run_hooks start-notebook.d
@@ -144,15 +157,59 @@ gfx_targets() { # gfx1100, gfx90a+gfx942, …: of the GPUs whose render node is 
   done | sort -u | paste -sd+
 }
 
+owner() { stat -c 'it belongs to uid %u and gid %g, and its mode is %a' "$1" 2>/dev/null || echo "it is not there"; }
+
+is_read_only() { # FOLDER: on a file system that was mounted so on purpose
+  [[ ,$(findmnt --noheadings --output OPTIONS --target "$1" 2>/dev/null), == *,ro,* ]]
+}
+
+check_folder() { # FOLDER SETTING: the lab's user must be able to write here, and start.sh never changes an owner
+  local who uid other=""
+  who="sudo chown $(id -u)"
+  if [[ -w $1 && -x $1 ]]; then return; fi
+  uid=$(stat -c %u "$1")
+  if is_rootless; then who="sudo chown \$USER"; elif ((uid)); then other=$'\n       '"or take its owner's uid: make up NB_UID=$uid"; fi
+  fail "$1 cannot be written by uid $(id -u), the lab's user" "$(owner "$1"), and the lab changes no owner" \
+    "on the host: $who <that folder, of your $2>, and whatever in it the lab is to change$other
+       or use another folder: make up $2=/path"
+}
+
+open_share() { # what the share lacks is created; what is there must be usable
+  local name folder
+  for name in "${share_folders[@]}"; do
+    folder=$ROCMLAB_SHARE/$name
+    if [[ -d $folder ]]; then continue; fi
+    (umask 002 && mkdir "$folder") 2>/dev/null || check_folder "$ROCMLAB_SHARE" SHARE
+    if [[ $name == home && -O $folder ]]; then chmod u=rwx,g=,o=,g-s "$folder"; fi
+    if [[ ! -d $folder ]]; then
+      fail "$folder is not a folder" "the lab needs a folder of this name, and something else has it" \
+        "on the host, move it away; or another share: make up SHARE=/path"
+    fi
+  done
+  for name in runs cache leases home; do check_folder "$ROCMLAB_SHARE/$name" SHARE; done
+  if ! is_read_only "$ROCMLAB_NOTEBOOKS"; then check_folder "$ROCMLAB_NOTEBOOKS" NOTEBOOKS_DIR; fi
+  for name in work share; do # so that ~/work and ~/share are what they always were
+    if [[ ! -e $home/$name && ! -L $home/$name ]]; then ln -s "$top/$name" "$home/$name"; fi
+  done
+}
+
+use_packages() { # of `pip install --user`: for the very interpreter they were installed for, or they would hide its own
+  local base found=()
+  base=$home/.local/python/$(cat /etc/rocmlab-python)
+  export PYTHONUSERBASE=${PYTHONUSERBASE:-$base}
+  if [[ ! $is_first || -d $base ]]; then return; fi
+  found=("$home"/.local/python/*/ "$home"/.local/lib/python*/)
+  if ((${#found[@]})); then
+    say "packages that were installed for another image are not used, and kept: ${found[*]} (docs/kernels.md)"
+  fi
+}
+
 use_caches() { # compiled kernels belong to one ROCm version and one target, and outlive the container
   local rocm=/opt/rocm/.info/version platform=$ROCMLAB_BACKEND targets
   if [[ -r $rocm ]]; then platform=rocm$(cut -d- -f1 "$rocm"); fi
   targets=$(gfx_targets)
   local cache=$ROCMLAB_SHARE/cache/$platform-${targets:-any}
-  if ! (umask 002 && mkdir -p "$ROCMLAB_SHARE"/{data,models,runs,leases} "$cache") 2>/dev/null; then
-    fail "the share $ROCMLAB_SHARE cannot be written by uid $(id -u)" "it belongs to $(stat -c 'uid %u, mode %a' "$ROCMLAB_SHARE")" \
-      "on the host: sudo chown $(id -u) <the folder in SHARE>, or take SHARE out of .env to use a volume"
-  fi
+  (umask 002 && mkdir -p "$cache") 2>/dev/null || check_folder "$ROCMLAB_SHARE/cache" SHARE
   export HF_HOME=${HF_HOME:-$cache/huggingface} KERAS_HOME=${KERAS_HOME:-$cache/keras}
   export MIOPEN_CUSTOM_CACHE_DIR=${MIOPEN_CUSTOM_CACHE_DIR:-$cache/miopen}
   export MIOPEN_USER_DB_PATH=${MIOPEN_USER_DB_PATH:-$cache/miopen}
@@ -164,6 +221,11 @@ use_caches() { # compiled kernels belong to one ROCm version and one target, and
 use_windows_libraries() { # WSL2: Windows lends the libraries that talk to /dev/dxg
   local folder=/usr/lib/wsl/lib
   if [[ -e /dev/dxg && -d $folder ]]; then export LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}; fi
+}
+
+use_kernels() { # those written for this container's GPUs: they end with it, and a persistent home never has them
+  export ROCMLAB_KERNELS=$JUPYTER_RUNTIME_DIR/data/kernels
+  export JUPYTER_PATH=$JUPYTER_RUNTIME_DIR/data${JUPYTER_PATH:+:$JUPYTER_PATH}
 }
 
 offer_kernels() { # for the GPUs that this container has; without them the launcher offers the plain kernels
@@ -211,9 +273,14 @@ is_first=${ROCMLAB_FIRST-$([[ $$ != 1 && $parent != tini ]] || echo yes)}
 if ((EUID == 0)); then become_lab_user "$@"; fi
 unset ROCMLAB_FIRST
 
-export HOME=/home/jovyan USER=jovyan LOGNAME=jovyan SHELL=/bin/bash
+export HOME=$home USER=jovyan LOGNAME=jovyan SHELL=/bin/bash
 if [[ ${NB_UMASK:-} ]]; then umask "$NB_UMASK"; fi
-if [[ $is_first ]]; then prove_access; fi
+if [[ $is_first ]]; then
+  prove_access
+  open_share
+fi
+use_packages
+use_kernels
 use_caches
 use_windows_libraries
 use_secrets

@@ -91,6 +91,8 @@ def make_project(tmp_path_factory: pytest.TempPathFactory):
             **{name: value for name, value in mirror().items() if value},
             **settings,
         }
+        for path in (folder / "notebooks", *(folder / "notebooks").iterdir()) if os.geteuid() == 0 else ():
+            os.chown(path, 1000, 100)  # `make up` does so for root; plain Compose never does
         project = Project(folder, name, given)
         project.write()
         return project

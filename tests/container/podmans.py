@@ -27,6 +27,8 @@ FROM {image} AS full
 FROM {jupyter}
 COPY --from=full /usr/local/bin /usr/local/bin
 COPY --from=full /opt/rocmlab /opt/rocmlab
+COPY --from=full /etc/passwd /etc/bash.bashrc /etc/rocmlab-python /etc/
+RUN chown root:root /home/jovyan && chmod 755 /home/jovyan
 ENV {environment}
 WORKDIR /home/jovyan
 EXPOSE 8888

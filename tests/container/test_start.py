@@ -112,11 +112,8 @@ def test_health_check_fails_without_a_server(image: str) -> None:
 
 
 def test_other_user_ids_are_honoured(image: str, tmp_path: Path) -> None:
-    """NB_UID and NB_GID change who the lab is; it can write home, share and a root-owned folder of notebooks."""
-    mount = f"--volume={tmp_path}:/home/jovyan/work"
-    (tmp_path / "mine.ipynb").write_text("{}")
-    give = ["run", "--rm", mount, "--entrypoint", "chown", image, "--recursive"]
-    docker(*give, "0:0", "/home/jovyan/work")
+    """NB_UID and NB_GID change who the lab is; it can write its home, the share and that user's notebooks."""
+    os.chown(tmp_path, 4321, 61500)
     code = """
 import os, pathlib, getpass
 print(os.getuid(), os.getgid(), sorted(os.getgroups()), getpass.getuser(), pathlib.Path.home())
@@ -124,36 +121,12 @@ for folder in ("~", "~/share", "~/share/runs", "~/work"):
     path = pathlib.Path(folder).expanduser() / "probe"
     path.write_text("x"); path.unlink()
 """
-    try:
-        with Container(image, mount, "--env=NB_UID=4321", "--env=NB_GID=61500") as container:
-            container.wait_for_server()
-            printed = container.execute("torch", code)
-            log = container.logs()
-        owner = (tmp_path / "mine.ipynb").stat().st_uid
-    finally:
-        docker(*give, str(os.geteuid()), "/home/jovyan/work")
+    mount = f"--volume={tmp_path}:/home/jovyan/work"
+    with Container(image, mount, "--env=NB_UID=4321", "--env=NB_GID=61500") as container:
+        container.wait_for_server()
+        printed = container.execute("torch", code)
 
-    assert printed == "4321 61500 [100] jovyan /home/jovyan\n"
-    assert owner == 4321
-    assert log.count("rocmlab: handing") == 1
-
-
-def test_another_users_files_are_left_alone(image: str) -> None:
-    """Only what root owns directly in share/ changes hands; neither another user's nor what lies deeper does."""
-    prepare = "mkdir -p /s/deep && touch /s/root /s/other /s/deep/root && chown 777 /s/other && chown 0 /s"
-    volume = docker("volume", "create").strip()
-    try:
-        docker("run", "--rm", "--volume", f"{volume}:/s", "--entrypoint", "bash", image, "-c", prepare)
-        with Container(image, "--volume", f"{volume}:/home/jovyan/share") as container:
-            container.wait_for_server()
-            names = ["", "deep", "root", "other", "deep/root"]
-            owners = container.exec("stat", "-c", "%u", *(f"/home/jovyan/share/{name}" for name in names)).split()
-            log = container.logs()
-    finally:
-        docker("volume", "rm", volume)
-
-    assert owners == ["1000", "1000", "1000", "777", "0"]
-    assert log.count("rocmlab: handing") == 1
+    assert printed == "4321 61500 [100] jovyan /home/jovyan/share/home\n"
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "jovyan"])
@@ -200,7 +173,8 @@ def test_exec_is_quiet_and_fast(lab: Container) -> None:
     printed = lab.as_lab_user("bash", "-c", "id -un; id -G; echo $HOME $ROCMLAB_RUNTIME $MIOPEN_USER_DB_PATH")
 
     assert time.monotonic() - begin < 1
-    assert printed.split() == ["jovyan", "100", "/home/jovyan", "docker", "/home/jovyan/share/cache/cpu-any/miopen"]
+    share = "/home/jovyan/share"
+    assert printed.split() == ["jovyan", "100", f"{share}/home", "docker", f"{share}/cache/cpu-any/miopen"]
     assert "start.sh" not in lab.logs()
 
 

@@ -25,7 +25,7 @@ from rocmlab.devices import Device
 from rocmlab.runner.asking.preflight import examine
 from rocmlab.runner.asking.selection import Found
 from rocmlab.runner.engine.execution import SHUTDOWN_SECONDS
-from rocmlab.runner.ground import processes
+from rocmlab.runner.ground import processes, safe
 from rocmlab.runner.ground.folder import RunFolder
 from rocmlab.runner.ground.jobs import name_uniquely
 from rocmlab.runner.places.leases import Leases
@@ -374,11 +374,13 @@ def test_files_where_the_run_is_started_are_not_imported(
     assert asyncio.run(words()) == "found\n"
 
 
-def test_a_full_disk_costs_the_log_and_not_the_job(tmp_path: Path, cpu: Device) -> None:
+def test_a_full_disk_costs_the_log_and_not_the_job(
+    tmp_path: Path, cpu: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All that is written to the log fails; the notebook runs to its end, and it is said once."""
     path = notebook_files.write(tmp_path / "n.ipynb", "print('x' * 1000)", "import os; os.write(2, b'y' * 1000)")
     folder = RunFolder.create(tmp_path / "share", "test")
-    folder.file("n", "log").symlink_to("/dev/full")
+    monkeypatch.setattr(safe, "append", lambda _: open("/dev/full", "ab"))  # noqa: SIM115  the runner closes it
 
     done = run(examine([Found(str(path), path)], {}), folder=folder, slots=Slots([], cpu), display=Watcher())
 

@@ -21,7 +21,7 @@ from hosts import Gpu, make_host
 from rocmlab import identity
 from rocmlab.errors import RocmlabError
 from rocmlab.lab import install, kernels
-from rocmlab.stack import server, settings
+from rocmlab.stack import homes, server, settings
 from rocmlab.stack.environment import Environment, check_python, create, rocm_version, without
 from rocmlab.stack.native import NativeLab
 
@@ -77,7 +77,7 @@ def lab(tmp_path: Path) -> Iterator[NativeLab]:
     found = make_lab(tmp_path)
     found.prepare(lambda _: None)
     install.main(["--prefix", str(tmp_path / "prefix")])  # the configuration that `.venv` would have
-    shutil.copytree(tmp_path / "prefix/etc/jupyter", found.settings.state / "config")
+    shutil.copytree(tmp_path / "prefix/etc/jupyter", found.home / ".jupyter")
     yield found
     found.stop(lambda _: None)
 
@@ -90,8 +90,8 @@ class TestServer:
     ) -> None:
         """One life: up, 403 without token, a kernel, down, and no process is left."""
         kernels.install(tmp_path / "data-prefix", {"torch": sys.executable})
-        os.makedirs(lab.settings.state / "data", exist_ok=True)
-        (lab.settings.state / "data/kernels").symlink_to(tmp_path / "data-prefix/share/jupyter/kernels")
+        os.makedirs(lab.home / ".local/share/jupyter", exist_ok=True)
+        (lab.home / ".local/share/jupyter/kernels").symlink_to(tmp_path / "data-prefix/share/jupyter/kernels")
         lab.start(lambda _: None)
         assert lab.is_running()
         assert clients.ask(lab.port, "wrong", "/api/status")[0] == 403
@@ -154,7 +154,9 @@ class TestServer:
         listed = clients.ask(lab.port, lab.token, "/api/contents/", timeout_seconds=10)[1]
 
         assert {"share", "work"} == {entry["name"] for entry in listed["content"]}
-        assert {"data", "models", "runs", "cache", "leases"} == {path.name for path in lab.share_folder.iterdir()}
+        assert {"data", "models", "runs", "cache", "leases", "home"} == {
+            path.name for path in lab.share_folder.iterdir()
+        }
 
     def test_a_taken_port_is_a_problem_with_a_free_one(self, lab: NativeLab) -> None:
         """Nothing is started, and the fix names a port that can be had."""
@@ -172,7 +174,7 @@ class TestServer:
 
     def test_a_server_that_dies_leaves_its_last_words_and_nothing_else(self, lab: NativeLab) -> None:
         """A broken configuration ends the start with the log's end, and no record of a running lab."""
-        (lab.settings.state / "config/jupyter_config.py").write_text("raise SystemExit('broken on purpose')\n")
+        (lab.home / ".jupyter/jupyter_config.py").write_text("raise SystemExit('broken on purpose')\n")
 
         with pytest.raises(RocmlabError, match="did not start") as caught:
             lab.start(lambda _: None)
@@ -187,6 +189,91 @@ class TestServer:
 
         assert not lab.is_running()
         lab.stop(lambda _: None)
+
+
+class TestHome:
+    """What a user keeps, and where."""
+
+    def test_the_lab_opens_in_work_and_saves_nothing_above(self, lab: NativeLab) -> None:
+        """The preferred folder is work; a save at the top level is rejected with what to do, also for root."""
+        lab.start(lambda _: None)
+        page = urllib.request.Request(
+            f"http://127.0.0.1:{lab.port}/lab", headers={"Authorization": f"token {lab.token}"}
+        )
+        with server.OPENER.open(page, timeout=10) as answer:
+            settings_of_the_page = answer.read().decode()
+        post = {"method": "POST", "body": {"type": "notebook"}, "timeout_seconds": 10}
+        rejected = lab.ask("/api/contents/", **post)
+        saved = lab.ask("/api/contents/work", **post)
+
+        assert '"preferredPath": "work"' in settings_of_the_page
+        assert rejected[0] == 403
+        assert "Open the folder work" in str(rejected[1]) or rejected[1] is None
+        assert saved[0] == 201
+        assert lab.view.stat().st_mode & 0o777 == 0o555
+        assert sorted(path.name for path in lab.view.iterdir()) == ["share", "work"]
+
+    def test_settings_and_workspaces_are_on_the_share(self, lab: NativeLab) -> None:
+        """JupyterLab's own files survive `make clean`, in a home that only the user reads."""
+        lab.start(lambda _: None)
+        lab.ask("/lab/api/workspaces/mine", method="PUT", body={"data": {}, "metadata": {"id": "mine"}})
+
+        listed = [path for path in (lab.home / ".jupyter/lab/workspaces").iterdir() if "mine" in path.name]
+
+        assert listed
+        assert lab.home == lab.share_folder / "home"
+        assert lab.home.stat().st_mode & 0o777 == 0o700
+
+    def test_files_of_an_earlier_version_are_moved_once(self, lab: NativeLab) -> None:
+        """Each byte is still there, nothing is overwritten, and each move is one line."""
+        state, lines = lab.settings.state, list[str]()
+        for name, text in {
+            "config/lab/user-settings/theme.json": "dark",
+            "config/jupyter_server_config.json": "{}",
+            "data/nbsignatures.db": "trusted",
+            "home/saved.ipynb": "a notebook",
+            "home/folder/note.txt": "a note",
+        }.items():
+            homes.unlock(lab.view)
+            (state / name).parent.mkdir(parents=True, exist_ok=True)
+            (state / name).write_text(text)
+        (lab.home / ".jupyter/jupyter_server_config.json").write_text('{"A": {}}')
+
+        lab.start(lines.append)
+        lab.stop(lambda _: None)
+
+        recovered = next(lab.notebooks.glob("recovered-*"))
+        assert (lab.home / ".jupyter/lab/user-settings/theme.json").read_text() == "dark"
+        assert (lab.home / ".jupyter/jupyter_server_config.json").read_text() == '{"A": {}}'
+        assert next(lab.home.glob("recovered-*/.jupyter/jupyter_server_config.json")).read_text() == "{}"
+        assert (lab.home / ".local/share/jupyter/nbsignatures.db").read_text() == "trusted"
+        assert (recovered / "saved.ipynb").read_text() == "a notebook"
+        assert (recovered / "folder/note.txt").read_text() == "a note"
+        assert sum(line.startswith("moved ") for line in lines) == 4
+        assert homes.pending(state) == []
+
+    def test_clean_keeps_what_a_user_wrote(self, tmp_path: Path) -> None:
+        """`.venv` and our links go; a file in the view folder, and settings of earlier versions, stay."""
+        lab = make_lab(tmp_path)
+        lab.venv = Environment(tmp_path, "cpu", sys.executable, "")
+        lab.venv.folder.mkdir()
+        for folder in ("data", "models"):
+            (lab.share_folder / folder).mkdir(parents=True)
+        lab.home.mkdir()
+        lab._show()
+        homes.unlock(lab.view)
+        (lab.view / "mine.ipynb").write_text("work")
+        (lab.settings.state / "config").mkdir()
+        (lab.settings.state / "config/mine.json").write_text("{}")
+        lines: list[str] = []
+
+        lab.clean(lines.append)
+
+        assert (lab.view / "mine.ipynb").read_text() == "work"
+        assert not (lab.view / "work").is_symlink()
+        assert (lab.settings.state / "config/mine.json").exists()
+        assert not lab.venv.folder.exists()
+        assert any(str(lab.view) in line for line in lines)
 
 
 class TestVisibility:

@@ -179,6 +179,7 @@ class TestSameAsCompose:
     def test_what_else_compose_says_is_known(self, compose: dict) -> None:
         """A new key in compose.yaml must be thought of here, too."""
         known = {"image", "build", "devices", "group_add", "ports", "environment", "secrets", "volumes", "shm_size"}
+        known |= {"pids_limit", "mem_limit", "memswap_limit", "logging"}
 
         assert set(compose["services"]["lab"]) == known | {"stop_grace_period", "restart"}
 
@@ -202,6 +203,17 @@ class TestOptions:
         assert [option for option in options if "group-add" in option] == ["--group-add=keep-groups"]
         assert "--userns=keep-id:uid=1000,gid=100" in options
         assert options[options.index("--security-opt") + 1] == "label=disable"
+
+    def test_limits_are_those_of_compose_where_the_kernel_has_them(self, tmp_path: Path) -> None:
+        """Processes, memory without more swap, and the log; without a controller Podman would not start the lab."""
+        able = Podman(True, controllers=frozenset({"pids", "memory"}))
+        bounded = set(lab(tmp_path, able, PIDS_LIMIT="300", MEMORY_LIMIT="2gb").options())
+        unbounded = set(lab(tmp_path, able, MEMORY_LIMIT="").options())
+        unable = lab(tmp_path, Podman(True), PIDS_LIMIT="300", MEMORY_LIMIT="2gb").options()
+
+        assert {"--pids-limit=300", "--memory=2gb", "--memory-swap=2gb", "--log-opt=max-size=10m"} <= bounded
+        assert not any(option.startswith("--memory") for option in unbounded)
+        assert not any(option.startswith(("--memory", "--pids")) for option in unable)
 
     @pytest.mark.parametrize(("podman", "is_bound"), [(PERSONAL, True), (ROOTFUL, False)])
     def test_rootless_never_gains_rights(self, tmp_path: Path, podman: Podman, is_bound: bool) -> None:

@@ -13,7 +13,8 @@ import pytest
 import rocmlab
 from rocmlab.cluster.session import Node
 from rocmlab.errors import RocmlabError
-from rocmlab.training.cluster import Team, connection, network, team, worker
+from rocmlab.training import network
+from rocmlab.training.cluster import Team, connection, team, worker
 from rocmlab.training.cluster.team import kinds, masks
 
 
@@ -130,6 +131,8 @@ def test_the_interface_of_an_address_is_found():
     """The loopback has 127.0.0.1, and an address of the documentation's block belongs to nobody."""
     assert network.interface("127.0.0.1") == "lo"
     assert network.interface("203.0.113.77") is None
+    assert network.interface("2001:db8::77") is None
+    assert network.loopback() == "lo"
 
 
 def test_the_nodes_start_this_interpreter_with_its_paths(monkeypatch):

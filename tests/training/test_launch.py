@@ -7,45 +7,21 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 
+import listeners
 import pytest
 
 from rocmlab.devices import Device
 from rocmlab.errors import RocmlabError
-from rocmlab.training import children, interpreters, launch
+from rocmlab.training import children, interpreters, launch, network
 from rocmlab.training.collectives import Collectives
 
 FOUND = Collectives("nccl", {"NCCL_P2P_DISABLE": "1"}, 12.5, ("nccl: hangs",))
 SRC = str(Path(launch.__file__).parents[2])
-
-# What torchelastic does as far as launch relies on it: a process per rank in a session of its own, prefixed lines,
-# the root cause at the end, and SIGTERM handed on.
-TORCHELASTIC = """
-import os, signal, subprocess, sys, threading
-options = [word for word in sys.argv[1:] if word.startswith("--")]
-script = [word for word in sys.argv[1:] if word not in options[:5]]
-count = int(options[1].split("=")[1])
-assert options[0] == "--standalone" and os.path.isdir(options[4].split("=")[1])
-env = lambda rank: {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
-ranks = [subprocess.Popen([sys.executable, "-u", *script], env=env(rank), stdout=subprocess.PIPE, text=True,
-         stderr=subprocess.STDOUT, start_new_session=True) for rank in range(count)]
-def stop(*_):
-    for one in ranks: one.terminate()
-    sys.exit(1)
-signal.signal(signal.SIGTERM, stop)
-def tee(rank, one):
-    for line in one.stdout: print(f"[rank{rank}]:{line}", end="", flush=True)
-threads = [threading.Thread(target=tee, args=pair) for pair in enumerate(ranks)]
-for one in threads: one.start()
-for one in threads: one.join()
-for rank, one in enumerate(ranks):
-    if one.wait():
-        print(f"Root Cause (first observed failure):\\n[0]:\\n  rank      : {rank} (local_rank: {rank})")
-        sys.exit(1)
-"""
 
 
 def write_kernel(folder, name, python, env):
@@ -57,13 +33,8 @@ def write_kernel(folder, name, python, env):
 
 @pytest.fixture
 def torch(tmp_path, monkeypatch):
-    """Make a kernelspec `torch` whose PyTorch is only its launcher."""
-    package = tmp_path / "packages" / "torch" / "distributed"
-    package.mkdir(parents=True)
-    for folder in (package, package.parent):
-        (folder / "__init__.py").touch()
-    (package / "run.py").write_text(TORCHELASTIC)
-    write_kernel(tmp_path / "jupyter", "torch", sys.executable, {"PYTHONPATH": str(tmp_path / "packages"), "MARK": "1"})
+    """Make a kernelspec `torch`; its ranks do without PyTorch."""
+    write_kernel(tmp_path / "jupyter", "torch", sys.executable, {"MARK": "1"})
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
 
 
@@ -204,8 +175,7 @@ def test_gpus_of_different_kinds_are_refused(script, monkeypatch, other, named):
         ({0: 1, 1: 7}, {0: 5}, (1, 7)),
         ({0: -6, 1: 1}, {1: 5}, (1, 1)),
         ({0: -6}, {}, (0, -6)),
-        ({}, {}, (None, 1)),
-        ({0: -15, 1: -9}, {}, (1, -9)),  # torchelastic ends the others by SIGTERM
+        ({0: -15, 1: -9}, {}, (1, -9)),
     ],
     ids=[
         "killed",
@@ -213,20 +183,15 @@ def test_gpus_of_different_kinds_are_refused(script, monkeypatch, other, named):
         "left at once",
         "abort after it",
         "abort alone",
-        "nothing told",
         "ended by the launcher",
     ],
 )
 def test_rank_to_blame_is_the_one_that_failed_first(tmp_path, failed, notes, first):
-    """Those that only lost their partner are not blamed, whatever torchelastic saw first."""
-    told = "\n".join(
-        f"[{rank}]:\n  rank      : {rank} (local_rank: {rank})\n  exitcode  : {code} (pid: 4{rank})"
-        for rank, code in failed.items()
-    )
+    """Those that only lost their partner are not blamed, whichever exited first."""
     for rank, when in notes.items():
         (tmp_path / f"rank{rank}").write_text(str(when))
 
-    assert launch._culprit(told, 1, tmp_path) == first
+    assert launch._culprit(failed, tmp_path) == first
 
 
 @pytest.mark.usefixtures("torch")
@@ -241,6 +206,97 @@ def test_failing_rank_is_named_with_its_last_lines(script):
     assert problem.why.endswith("ValueError: no such layer")
     assert "fine 0" not in problem.why
     assert caught.value.exit_code == 1
+
+
+@pytest.mark.usefixtures("torch")
+def test_failed_ranks_start_again_as_often_as_requested(script, tmp_path, capfd):
+    """All ranks start again, with a new place to meet, and know how often; the last failure is the error."""
+    program = script(
+        "again = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
+        f"open({str(tmp_path / 'places')!r}, 'a').write(os.environ['ROCMLAB_RANK_STORE'] + chr(10))\n"
+        "print('start', again)\n"
+        "if rank == '1' and int(again) < int(sys.argv[1]): sys.exit(7)\n"
+        "if int(again) < int(sys.argv[1]): time.sleep(60)\n"
+    )
+
+    launch.run(program, "2", processes=2, restarts=2)
+
+    printed = capfd.readouterr().out.splitlines()
+    assert f"rank 1 of {program} failed (exit code 7); restart 2 of 2" in printed
+    assert {line for line in printed if line.startswith("[rank 1]")} == {f"[rank 1] start {n}" for n in range(3)}
+    assert len(set((tmp_path / "places").read_text().split())) == 3
+    with pytest.raises(RocmlabError, match=r"rank 1 of .*train\.py failed \(exit code 7\)"):
+        launch.run(program, "2", processes=2, restarts=1)
+
+
+@pytest.mark.usefixtures("torch")
+def test_ranks_are_told_of_no_server_and_use_the_loopback(script, capfd, monkeypatch):
+    """An address in the lab's environment must not make a rank, or what it starts, open a port to other machines."""
+    names = (
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "NCCL_COMM_ID",
+        "GLOO_SOCKET_IFNAME",
+        "NCCL_SOCKET_IFNAME",
+        "NCCL_RAS_ENABLE",
+    )
+    for name in names:
+        monkeypatch.setenv(name, "192.0.2.1")
+    monkeypatch.setattr(network, "loopback", lambda: "lo0")
+    program = script(f"print(*(os.environ.get(name) for name in {names}))\n")
+
+    launch.run(program, processes=1)
+
+    assert capfd.readouterr().out == "[rank 0] None None None lo0 =lo0 0\n"
+
+
+@pytest.mark.usefixtures("torch")
+@pytest.mark.skipif(
+    sys.platform != "linux" or os.getuid() != 0, reason="tries as another user: run it as root, on Linux"
+)
+def test_another_user_cannot_reach_the_place_where_ranks_meet(script, tmp_path):
+    """Neither list, read, replace nor add a file there while the ranks run; nor is there any socket."""
+    program = script(
+        "store = os.environ['ROCMLAB_RANK_STORE']\n"
+        f"open({str(tmp_path / 'place')!r} + rank, 'w').write(store)\n"
+        "if rank == '0': open(os.path.join(store, 'store1'), 'w').write('ours')\n"
+        f"while not os.path.exists({str(tmp_path / 'tried')!r}): time.sleep(0.02)\n"
+        "assert open(os.path.join(store, 'store1')).read() == 'ours'\n"
+        "assert os.listdir(store) == ['store1']\n"
+    )
+    attack = (
+        "import os, sys\n"
+        "os.setgroups([]), os.setgid(65534), os.setuid(65534)\n"
+        "place, outcome = sys.argv[1], []\n"
+        "for act in (lambda: os.listdir(place), lambda: open(place + '/store1').read(),\n"
+        "            lambda: open(place + '/store1', 'w').write('theirs'), lambda: open(place + '/store2', 'w'),\n"
+        "            lambda: os.rename(place, place + '-2'), lambda: os.rmdir(place), lambda: os.chmod(place, 0o777),\n"
+        "            lambda: os.symlink('/etc/passwd', place + '/store1')):\n"
+        "    try: act(); outcome.append('succeeded')\n"
+        "    except OSError: outcome.append('failed')\n"
+        "print(*outcome)\n"
+    )
+    outcomes = []
+
+    def attacker():
+        while not all((tmp_path / f"place{rank}").exists() for rank in (0, 1)):
+            time.sleep(0.02)
+        place = (tmp_path / "place0").read_text()
+        try:
+            command = [sys.executable, "-c", attack, place]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+            outcomes.append(done.stdout.split() or [done.stderr])
+        finally:
+            (tmp_path / "tried").touch()
+
+    thread = threading.Thread(target=attacker)
+    thread.start()
+    with listeners.Watch(os.getpid(), everywhere=True) as watch:
+        launch.run(program, processes=2, time_limit_seconds=60)
+    thread.join()
+
+    assert outcomes == [["failed"] * 8]
+    assert [str(one) for one in watch.found.values() if one.pid != os.getpid()] == []
 
 
 @pytest.mark.usefixtures("torch")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -33,3 +34,52 @@ def test_a_script_runs_as_by_itself_and_ends_at_once(tmp_path: Path, script: str
 
     assert done.returncode == code
     assert says in done.stdout + done.stderr
+
+
+FAKE = """
+def _theirs(url, **options): raise AssertionError("a port was opened")
+HANDLERS
+def rendezvous(url): return _rendezvous_handlers["env"](url, timeout=1)
+"""
+MEET = """
+import os, sys
+os.environ["SET_BEFORE"] = "1"
+assert "torch" not in sys.modules
+from torch.distributed import rendezvous
+for url in ("env://", "env://?rank=1&world_size=3"):
+    store, rank, ranks = next(rendezvous.rendezvous(url))
+    print(os.path.basename(store), rank, ranks)
+"""
+
+
+def run_with_fake_torch(tmp_path: Path, handlers: str) -> subprocess.CompletedProcess[str]:
+    """Run MEET as a rank, with a PyTorch that has only a store in a file and these handlers."""
+    package = tmp_path / "torch" / "distributed"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").touch()
+    (package / "__init__.py").write_text("def FileStore(path, ranks): return path\n")
+    (package / "rendezvous.py").write_text(FAKE.replace("HANDLERS", handlers))
+    (tmp_path / "script.py").write_text(MEET)
+    return subprocess.run(
+        [sys.executable, rank.__file__, str(tmp_path / "script.py")],
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "ROCMLAB_RANK_STORE": "/s", "RANK": "0", "WORLD_SIZE": "2"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_ranks_meet_through_a_file_each_time_a_new_one(tmp_path: Path) -> None:
+    """A script that lets PyTorch find the others as its documentation says opens no port; PyTorch is imported by it."""
+    done = run_with_fake_torch(tmp_path, '_rendezvous_handlers = {"env": _theirs}')
+
+    assert (done.returncode, done.stdout.splitlines()) == (0, ["store1 0 2", "store2 1 3"]), done.stderr
+
+
+@pytest.mark.parametrize("handlers", ["_registered = {}", "_rendezvous_handlers = {}"], ids=["renamed", "empty"])
+def test_a_pytorch_whose_store_cannot_be_chosen_is_an_error(tmp_path: Path, handlers: str) -> None:
+    """Instead of opening a port without a warning."""
+    done = run_with_fake_torch(tmp_path, handlers)
+
+    assert done.returncode == 1
+    assert "use another version of PyTorch" in done.stderr

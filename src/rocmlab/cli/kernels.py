@@ -38,7 +38,9 @@ def main(verb: str, arguments: Sequence[str]) -> int:
         folder = Path(chosen.prefix, "share/jupyter/kernels") if chosen.prefix else offers.user_folder(os.environ)
     try:
         if chosen.what == "install":
-            changes = offers.install(folder, offers.plain(base), lab_gpus.look(os.environ))
+            is_labs = "ROCMLAB_KERNELS" in os.environ and not (chosen.prefix or chosen.user)
+            home = offers.user_folder(os.environ) if is_labs else None
+            changes = offers.install(folder, offers.plain(base), lab_gpus.look(os.environ), home)
         else:
             changes = offers.remove(folder, offers.plain(base))
     except OSError as err:
@@ -67,7 +69,7 @@ def _say(changes: Changes, folder: Path) -> None:
     if changes.removed:
         print(f"removed: {', '.join(changes.removed)}")
     for name in changes.left:
-        print(f"left alone: {folder / name} is not of rocmlab", file=sys.stderr)
+        print(f"left alone: the kernel {name} is not of rocmlab", file=sys.stderr)
 
 
 def _list(*, as_json: bool) -> None:
@@ -75,6 +77,8 @@ def _list(*, as_json: bool) -> None:
     folders = [offers.user_folder(os.environ), offers.base_folder()]
     if offers.default_folder(os.environ) == offers.base_folder():
         folders.reverse()
+    if "ROCMLAB_KERNELS" in os.environ:
+        folders.insert(0, offers.default_folder(os.environ))
     listed = offers.listed([folder for folder in folders if folder.is_dir()])
     holders = _holders(gpus.devices)
     rows = [_row(name, path, spec, gpus, holders) for name, (path, spec) in listed.items()]

@@ -16,6 +16,10 @@ if os.environ.get("ROCMLAB_RUNTIME") in ("docker", "podman"):
         c.ServerApp.ip = "0.0.0.0"
     # Shows work/ and share/.
     c.ServerApp.root_dir = "/home/jovyan"
+    # The file browser and the launcher begin here; the native lab has this on its command line.
+    if os.path.isdir("/home/jovyan/work"):
+        c.FileContentsManager.preferred_dir = "work"
+
 # The port that was asked for, or none: nobody would look for the lab at another one.
 c.ServerApp.port_retries = 0
 c.ServerApp.open_browser = False

@@ -90,8 +90,10 @@ def user_folder(environment: Mapping[str, str]) -> Path:
 
 
 def default_folder(environment: Mapping[str, str]) -> Path:
-    """Return the one of the two in which Jupyter looks first: the environment's, if it belongs to this user."""
+    """Return the folder in which Jupyter looks first: the lab's own, else the environment's if it is this user's."""
     base = base_folder()
+    if own := environment.get("ROCMLAB_KERNELS"):
+        return Path(own)  # of this container: a home that persists would show them to other images, too
     if preference := environment.get("JUPYTER_PREFER_ENV_PATH"):
         return user_folder(environment) if preference.lower() in NO_WORDS else base
     try:
@@ -115,13 +117,15 @@ def plain(folder: Path) -> dict[str, Spec]:
     return found
 
 
-def install(folder: Path, specs: Mapping[str, Spec], gpus: Gpus) -> Changes:
+def install(folder: Path, specs: Mapping[str, Spec], gpus: Gpus, home: Path | None = None) -> Changes:
     """Write what is offered for these GPUs, and remove what was offered before and is no more.
 
     Args:
         folder: of kernelspecs, one that Jupyter searches; it is made.
         specs: the plain kernel of each framework.
         gpus: of the lab.
+        home: the user's own kernelspecs, in which Jupyter looks later: names that they use are left to them, and what
+            an earlier lab generated there is removed; None where `folder` is that folder.
 
     Raises:
         RocmlabError: Jupyter could not start what would be offered.
@@ -138,12 +142,14 @@ def install(folder: Path, specs: Mapping[str, Spec], gpus: Gpus) -> Changes:
     for framework, spec in specs.items():
         for offer in offers(gpus):
             name = framework + offer.suffix
-            if _is_somebody_elses(folder / name):
+            taken = next((each for each in (folder, home) if each and _is_somebody_elses(each / name)), None)
+            if taken:
                 changes.left.append(name)
                 continue
             _write(folder / name, _derived(spec, framework, offer), icons.svg(framework, offer.badge))
             changes.written.append(name)
     changes.removed = _remove(folder, keep=set(changes.written))
+    changes.removed += _remove(home, keep=set()) if home else []
     return changes
 
 

@@ -19,7 +19,7 @@ from rocmlab import __version__
 from rocmlab.cluster import node, ports, record
 from rocmlab.cluster.record import Record
 from rocmlab.errors import RocmlabError
-from rocmlab.stack import container_port, exposure, fingerprint, process, server
+from rocmlab.stack import container_port, exposure, fingerprint, process, rescue, server, shipped
 from rocmlab.stack.lab import Say
 from rocmlab.stack.progress import BuildProgress, PullProgress
 from rocmlab.stack.server import Holder
@@ -47,6 +47,9 @@ class ContainerLab(ABC):
     """One container with JupyterLab, made from the project's Dockerfile."""
 
     program = ""  # the engine's command
+    terminal_flags: tuple[str, ...] = ()  # of its `run`: with a terminal
+    piped_flags: tuple[str, ...] = ()  # without one
+    stdin_flags: tuple[str, ...] = ()  # with standard input, and no terminal
     product = ""  # its name, for a person
 
     def __init__(self, settings: Settings, values: dict[str, str], engine_root: str = "") -> None:
@@ -118,6 +121,7 @@ class ContainerLab(ABC):
         Raises:
             RocmlabError: the base image cannot be had, the disk is too full, or the build failed.
         """
+        self._hand_over_notebooks(say)
         if self.is_prepared() and not always:
             return
         self.check_disk()
@@ -142,6 +146,13 @@ class ContainerLab(ABC):
         say(f"image {self.image} is built")
         self.has_built = True
         self._prune()
+
+    def _hand_over_notebooks(self, say: Say) -> None:
+        """Let the lab's user save the project's own notebooks, where root cloned them; see `shipped`."""
+        ids = [self.values.get(name, "") for name in ("NB_UID", "NB_GID")]
+        if all(text.isdigit() for text in ids):  # else start.sh says what is wrong
+            chosen = self.settings.project / os.path.expanduser(self.values["NOTEBOOKS_DIR"])
+            shipped.hand_over(self.settings, chosen, int(ids[0]), int(ids[1]), say)
 
     def _progress(self, dockerfile: str) -> BuildProgress:
         """Return what makes a few lines of a build's many."""
@@ -231,8 +242,24 @@ class ContainerLab(ABC):
         """Tell whether a container is what the settings and the present image ask for, and not an earlier one."""
 
     @abstractmethod
+    def _once(self, *words: str, flags: Sequence[str] = ()) -> tuple[list[str], Mapping[str, str]]:
+        """Return the command that runs something in a container of its own, and the environment of that command."""
+
     def _run_once(self, arguments: Sequence[str], *, has_terminal: bool) -> int:
         """Run `rocmlab <arguments>` in a container of its own."""
+        flags = self.terminal_flags if has_terminal else self.piped_flags
+        command, environment = self._once("rocmlab", *arguments, flags=flags)
+        return process.attach(command, env=environment, cwd=self.settings.project)
+
+    def _rescue(self, say: Say) -> None:
+        """Keep what a container of an earlier version has in its own layer; before any container is removed."""
+        if container := self.container(running_only=False):
+            rescue.take(self.engine, self.program, container, self.settings.state, say)
+
+    def _adopt(self, say: Say) -> None:
+        """Move what earlier versions kept outside the share into the home on the share."""
+        words = ("/opt/rocmlab/bin/python", "-m", "rocmlab.stack.homes")
+        rescue.give(*self._once(*words, flags=self.stdin_flags), self.settings.state, say)
 
     def is_running(self) -> bool:
         """Tell whether the container runs."""
@@ -269,6 +296,8 @@ class ContainerLab(ABC):
         self._check_owner()
         if not server.is_free(self.port) and not self._publishes_port():
             server.check_free(self.port)
+        self._rescue(say)
+        self._adopt(say)
         before = self._started()
         code, output = self._bring_up()
         if code:

@@ -7,8 +7,8 @@ import secrets
 import shutil
 from pathlib import Path
 
+from rocmlab.stack import homes, resolve, server
 from rocmlab.stack import project as projects
-from rocmlab.stack import resolve, server
 from rocmlab.stack import settings as configuration
 from rocmlab.stack.choice import CONTAINERS
 from rocmlab.stack.lab import Say
@@ -63,6 +63,7 @@ def plan(folder: Path, given: Settings) -> Project:
 def clear(given: Settings) -> None:
     """Remove everything that the demonstration has made, but for the image or the environment."""
     assert given.guest
+    homes.hide(given.state / "home")  # a folder that is not writable cannot be emptied
     shutil.rmtree(given.state, ignore_errors=True)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rocmlab.errors import RocmlabError
 from rocmlab.stack import process
@@ -21,6 +21,7 @@ class DockerLab(ContainerLab):
 
     program = "docker"
     product = "Docker"
+    piped_flags = stdin_flags = ("-T",)
 
     def __init__(self, settings: Settings, values: dict[str, str], engine: Engine) -> None:
         super().__init__(settings, values, engine.root)
@@ -77,6 +78,7 @@ class DockerLab(ContainerLab):
 
     def stop(self, say: Say) -> None:
         """Remove the container and the network; the volume stays."""
+        self._rescue(say)
         grace = "60" if self.settings.is_in_cluster else "10"  # Ray leaves tasks that run half a minute
         code, output = process.capture(
             self._compose("--progress", "quiet", "down", "--remove-orphans", "--timeout", grace),
@@ -86,11 +88,8 @@ class DockerLab(ContainerLab):
         if code:
             raise RocmlabError("the lab could not be stopped", output.strip()[-400:], "docker compose down")
 
-    def _run_once(self, arguments: Sequence[str], *, has_terminal: bool) -> int:
-        command = ["run", "--rm", *([] if has_terminal else ["-T"]), SERVICE, "rocmlab", *arguments]
-        return process.attach(
-            self._compose("--progress", "quiet", *command), env=self.environment, cwd=self.settings.project
-        )
+    def _once(self, *words: str, flags: Sequence[str] = ()) -> tuple[list[str], Mapping[str, str]]:
+        return self._compose("--progress", "quiet", "run", "--rm", *flags, SERVICE, *words), self.environment
 
     def _is_current(self, container: str) -> bool:
         label = '{{.Image}} {{index .Config.Labels "com.docker.compose.config-hash"}}'

@@ -21,7 +21,7 @@ from rocmlab.devices import visibility
 from rocmlab.devices.discovery import discover
 from rocmlab.errors import RocmlabError
 from rocmlab.identity import Process
-from rocmlab.stack import exposure, live, process, server
+from rocmlab.stack import exposure, homes, live, process, server
 from rocmlab.stack.cluster import NativeNode
 from rocmlab.stack.environment import Environment
 from rocmlab.stack.lab import Say
@@ -46,7 +46,8 @@ class NativeLab:
         self.token = values["JUPYTER_TOKEN"]
         self.share_folder = (settings.project / os.path.expanduser(values["SHARE"])).resolve()
         self.notebooks = (settings.project / os.path.expanduser(settings.get("NOTEBOOKS_DIR"))).resolve()
-        self.home = settings.state / "home"  # what JupyterLab shows: work/ and share/
+        self.view = settings.state / "home"  # what JupyterLab shows: work/ and share/, and nothing can be saved in it
+        self.home = self.share_folder / "home"  # JupyterLab's settings, workspaces and data
         self.log = settings.state / "jupyter.log"
         self.record = settings.state / "jupyter.json"  # pid and configuration of the running server
         self.child: subprocess.Popen[bytes] | None = None  # the server, if this very process started it
@@ -91,14 +92,26 @@ class NativeLab:
                 f"{self.notebooks} is not there",
                 f"mkdir -p {self.notebooks}, or name another",
             )
-        for folder in (self.home, *(self.share_folder / name for name in SHARE_FOLDERS)):
-            folder.mkdir(parents=True, exist_ok=True)
-        for name, target in (("work", self.notebooks), ("share", self.share_folder)):
-            link = self.home / name
-            if link.is_symlink() and link.resolve() != target:
-                link.unlink()
-            if not link.exists():
-                link.symlink_to(target, target_is_directory=True)
+        for name in SHARE_FOLDERS:
+            (self.share_folder / name).mkdir(parents=True, exist_ok=True)
+        self.home.mkdir(mode=0o700, exist_ok=True)
+        self._show()
+
+    def _show(self) -> None:
+        homes.show(self.view, {"work": self.notebooks, "share": self.share_folder})
+
+    def _adopt(self, say: Say) -> None:
+        """Move what earlier versions kept outside the share, and what was written next to work/ and share/."""
+        if found := homes.pending(self.settings.state):
+            homes.unlock(self.view)
+            try:
+                for line in homes.adopt(found, self.home, self.notebooks):
+                    say(line)
+            except OSError as err:
+                why = f"{err.filename}: {err.strerror}"
+                raise RocmlabError("files of an earlier lab could not be moved to the share", why, "make up") from err
+            finally:
+                self._show()
 
     def runtime_folder(self) -> Path:
         """Return a private folder for the kernels' sockets and keys, in /tmp where the project's path is too long.
@@ -130,8 +143,8 @@ class NativeLab:
             "PATH": scripts + os.pathsep + env.get("PATH", ""),
             "VIRTUAL_ENV": str(self.venv.folder),
             "JUPYTER_TOKEN": self.token,  # in the environment and not among the arguments, which any user can list
-            "JUPYTER_CONFIG_DIR": str(self.settings.state / "config"),
-            "JUPYTER_DATA_DIR": str(self.settings.state / "data"),
+            "JUPYTER_CONFIG_DIR": str(self.home / ".jupyter"),
+            "JUPYTER_DATA_DIR": str(self.home / ".local/share/jupyter"),
             "JUPYTER_RUNTIME_DIR": str(self.runtime_folder()),
             "JUPYTER_PREFER_ENV_PATH": "1",
             "ROCMLAB_SHARE": str(self.share_folder),
@@ -160,7 +173,7 @@ class NativeLab:
     @property
     def jupyter(self) -> ServerProcess:
         """The server's process, running or not."""
-        return ServerProcess(self.settings.state / "jupyter.json", self.home, self.port, self.mark)
+        return ServerProcess(self.settings.state / "jupyter.json", self.view, self.port, self.mark)
 
     def _pid(self) -> int | None:
         found = self.jupyter.find()
@@ -180,7 +193,7 @@ class NativeLab:
     def _configuration(self) -> dict[str, str]:
         kept = ("PORT", "JUPYTER_TOKEN", "SHARE", "ROCMLAB_BACKEND")
         found = {name: self.values[name] for name in kept}
-        found |= {"NOTEBOOKS_DIR": str(self.notebooks), "GPUS": self.settings.get("GPUS")}
+        found |= {"NOTEBOOKS_DIR": str(self.notebooks), "GPUS": self.settings.get("GPUS"), "home": str(self.home)}
         found["ROCMLAB_ROOT"] = self.settings.get("ROCMLAB_ROOT")
         found |= self.node.configuration()
         return {**found, "environment": self.venv.fingerprint()}
@@ -218,11 +231,13 @@ class NativeLab:
             server.check_free(self.port)  # before anything that runs is stopped
         self._stop_server()
         server.check_free(self.port)
-        for name in ("config", "data"):
-            (self.settings.state / name).mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._adopt(say)
+        for name in (".jupyter", ".local/share/jupyter"):
+            (self.home / name).mkdir(parents=True, exist_ok=True, mode=0o700)
         self._offer_kernels(say)
         command = [str(self.venv.interpreter), "-m", "jupyterlab", "--ServerApp.ip=127.0.0.1"]
-        command += [f"--ServerApp.port={self.port}", f"--ServerApp.root_dir={self.home}"]
+        command += [f"--ServerApp.port={self.port}", f"--ServerApp.root_dir={self.view}"]
+        command += ["--FileContentsManager.preferred_dir=work"]
         command += ["--allow-root"] if os.getuid() == 0 else []
         with open(self.log, "w", encoding="utf-8") as log:
             self.child = started = subprocess.Popen(
@@ -231,7 +246,7 @@ class NativeLab:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**self.server_environment(), identity.SERVER: self.mark},
-                cwd=self.home,
+                cwd=self.notebooks,  # where a terminal starts that names no folder
                 start_new_session=True,  # it outlives this terminal
             )
         self.jupyter.remember(started.pid, self._configuration())
@@ -300,15 +315,11 @@ class NativeLab:
             identity.send(family, signal.SIGKILL)
 
     def clean(self, say: Say) -> None:
-        """Stop the lab and remove `.venv` and what rocmlab remembers; the share and `.env` stay."""
+        """Stop the lab and remove `.venv` and our own links; the share, `.env` and every file of a user stay."""
         self.stop(say)
         shutil.rmtree(self.venv.folder, ignore_errors=True)
-        for name in ("home", "config", "data"):
-            folder = self.settings.state / name
-            for link in folder.glob("*") if name == "home" else ():
-                if link.is_symlink():
-                    link.unlink()
-            shutil.rmtree(folder, ignore_errors=True)
+        if not homes.hide(self.view):
+            say(f"kept {self.view}: it holds files that are not of rocmlab; the next `make up` moves them to work/")
         say(f"removed {self.venv.folder}; kept the share {self.share_folder}")
 
     # -- inside --------------------------------------------------------------------------------------------------
@@ -343,7 +354,7 @@ class NativeLab:
 
     def shell(self) -> int:
         """Open a shell with the lab's environment."""
-        return process.attach([os.environ.get("SHELL") or "bash"], env=self.server_environment(), cwd=self.home)
+        return process.attach([os.environ.get("SHELL") or "bash"], env=self.server_environment(), cwd=self.notebooks)
 
     def share(self) -> str:
         """Say where the share is."""

@@ -21,7 +21,7 @@ class ServerProcess:
     """The server of one native lab, running or not."""
 
     record: Path  # pid, start time, mark and configuration of the running server
-    home: Path  # what JupyterLab shows, and the folder that its process is in
+    home: Path  # what JupyterLab shows; its process is in the work/ of it
     port: int
     mark: str = ""  # of the server that this process would start
 
@@ -72,7 +72,7 @@ class ServerProcess:
         if not has_command or identity.uid_of(process.pid) not in identity.own_uids():
             return False
         folder = identity.folder_of(process.pid)
-        if folder is None or folder != self.home.resolve():
+        if folder not in (self.home.resolve(), (self.home / "work").resolve()):  # the first: of an earlier version
             return False
         return any(sockets.is_held_by(each, process.pid) for each in sockets.listeners(port) or ())
 

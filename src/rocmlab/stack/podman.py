@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -30,7 +30,14 @@ BUILD_ARGUMENTS = {  # by name in the Dockerfile: the variable
     "CREATED": "ROCMLAB_CREATED",
     "INPUTS": "INPUTS",
 }
-DEFAULTS = {"SHM_SIZE": "8gb", "NB_UID": "1000", "NB_GID": "100", "TORCH_VERSION": "2.13.0"}  # compose.yaml's
+DEFAULTS = {  # compose.yaml's
+    "SHM_SIZE": "8gb",
+    "NB_UID": "1000",
+    "NB_GID": "100",
+    "TORCH_VERSION": "2.13.0",
+    "PIDS_LIMIT": "8192",
+    "LOG_MAX_SIZE": "10m",
+}
 SIMULATED_HOST = "/opt/simulated-host"
 WSL_LIBRARIES = "/usr/lib/wsl"
 
@@ -44,6 +51,8 @@ class PodmanLab(ContainerLab):
 
     program = "podman"
     product = "Podman"
+    terminal_flags = ("--interactive", "--tty")
+    stdin_flags = ("--interactive",)
 
     def __init__(self, settings: Settings, values: dict[str, str], podman: Podman, passed: Passed) -> None:
         super().__init__(settings, values, podman.root)
@@ -116,7 +125,18 @@ class PodmanLab(ContainerLab):
         options += [f"--env={name}" for name in self.lab_environment()]
         options += [f"--shm-size={variables['SHM_SIZE']}", "--stop-timeout=20", "--http-proxy=false"]
         options += [f"--device={node}" for node in self.passed.nodes]
-        return options + self._identity() + self._label_option()
+        return options + self._limits() + self._identity() + self._label_option()
+
+    def _limits(self) -> list[str]:
+        """Return what bounds the container; Podman fails where the kernel gives it no controller for a limit."""
+        variables, controllers = self.variables, self.podman.controllers
+        options = ["--log-driver=k8s-file", f"--log-opt=max-size={variables['LOG_MAX_SIZE']}"]
+        if "pids" in controllers:
+            options.append(f"--pids-limit={variables['PIDS_LIMIT']}")
+        memory = variables.get("MEMORY_LIMIT") or "0"
+        if "memory" in controllers and memory != "0":
+            options += [f"--memory={memory}", f"--memory-swap={memory}"]
+        return options
 
     def _identity(self) -> list[str]:
         """Return who the lab is inside, and in which groups."""
@@ -186,12 +206,11 @@ class PodmanLab(ContainerLab):
 
     def stop(self, say: Say) -> None:
         """Remove the container; the volume stays."""
+        self._rescue(say)
         code, output = self._remove()
         if code:
             raise RocmlabError("the lab could not be stopped", output.strip()[-400:], f"podman rm --force {self.name}")
 
-    def _run_once(self, arguments: Sequence[str], *, has_terminal: bool) -> int:
-        terminal = ["--interactive", "--tty"] if has_terminal else []
-        command = ["podman", "run", "--rm", "--pull=never", *terminal, *self.options(), self.image]
-        environment = self._call_environment()
-        return process.attach([*command, "rocmlab", *arguments], env=environment, cwd=self.settings.project)
+    def _once(self, *words: str, flags: Sequence[str] = ()) -> tuple[list[str], Mapping[str, str]]:
+        command = ["podman", "run", "--rm", "--pull=never", *flags, *self.options(), self.image, *words]
+        return command, self._call_environment()

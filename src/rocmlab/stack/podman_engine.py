@@ -29,6 +29,7 @@ class Podman:
     oci_runtime: str = ""  # crun or runc
     root: str = ""  # where it keeps images
     has_selinux: bool = False
+    controllers: frozenset[str] = frozenset()  # of control groups that it may use: pids, memory, …
 
     def gpu_problem(self, backend: str) -> Problem | None:
         """Return why a lab with this backend cannot run in it, or None if it can."""
@@ -103,8 +104,17 @@ def _describe(facts: Mapping[str, Any], said: str) -> Podman:
         is_rootless=is_rootless,
         oci_runtime=str(_at(facts, "host", "ociRuntime", "name") or ""),
         root=str(_at(facts, "store", "graphRoot") or ""),
+        controllers=_controllers(facts, is_rootless=is_rootless),
         has_selinux=bool(_at(facts, "host", "security", "selinuxEnabled")),
     )
+
+
+def _controllers(facts: Mapping[str, Any], *, is_rootless: bool) -> frozenset[str]:
+    """Return the controllers of control groups with which Podman can limit a container."""
+    listed = _at(facts, "host", "cgroupControllers")
+    found = frozenset(str(name) for name in listed) if isinstance(listed, list) else frozenset()
+    # In version 1 Podman ignores the limits of a container that is not root's, with a warning.
+    return frozenset() if is_rootless and _at(facts, "host", "cgroupVersion") != "v2" else found
 
 
 def _remote_problem(facts: Mapping[str, Any]) -> Problem | None:

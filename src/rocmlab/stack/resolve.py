@@ -17,6 +17,7 @@ from rocmlab.stack.choice import CONTAINERS, Choice
 from rocmlab.stack.settings import BASE_IMAGES, TORCH_INDEXES, Settings, qualified
 
 INSTINCT = re.compile(r"gfx9(06|08|0a|42|50)")
+PIDS, PIDS_PER_CPU = 4096, 256  # a kernel with both pools of TensorFlow, OpenBLAS and a loader: about 10 per CPU
 LAB_UID = 1000  # jovyan, as in docker-stacks
 VIDEO_GIDS = ("44", "39")  # what Debian and Fedora call video; only used to fill a place in group_add
 
@@ -75,8 +76,25 @@ def _for_container(settings: Settings, choice: Choice, devices: list[Device], ro
         "VIDEO_GID": video,
         "NB_UID": settings.get("NB_UID") or str(uid),
         "NB_GID": settings.get("NB_GID") or "100",
+        "PIDS_LIMIT": _pids_limit(settings),
         "NOTEBOOKS_DIR": os.path.expanduser(settings.get("NOTEBOOKS_DIR")),
     }
+
+
+def _pids_limit(settings: Settings) -> str:
+    """Return how many processes and threads a lab may have: the frameworks start several threads for each CPU.
+
+    Raises:
+        RocmlabError: the setting is not a number above 0, nor -1.
+    """
+    asked = settings.get("PIDS_LIMIT") or str(PIDS + PIDS_PER_CPU * (os.cpu_count() or 1))
+    if re.fullmatch(r"-1|[1-9]\d*", asked):
+        return asked
+    raise RocmlabError(
+        f"PIDS_LIMIT={asked} is not a number of processes",
+        "it is a number above 0, or -1 for no limit",
+        "make up PIDS_LIMIT=",
+    )
 
 
 def _kind(backend: str, devices: list[Device]) -> str:

@@ -64,6 +64,13 @@ SETTINGS = (
     Setting("MIN_FREE_DISK_GB", "5", "below so much free space (GB) the lab warns and no run starts; 0: never"),
     Setting("SHM_SIZE", "8gb", "the size of /dev/shm in the container (data loaders, RCCL)"),
     Setting(
+        "PIDS_LIMIT",
+        "4096 and 256 for each CPU",
+        "how many processes and threads the container may have; -1: no limit",
+    ),
+    Setting("MEMORY_LIMIT", "none", "how much memory the container may have (64gb), without swap; empty: no limit"),
+    Setting("LOG_MAX_SIZE", "10m", "the size at which the container's log begins a new file; three are kept"),
+    Setting(
         "CULL_IDLE_GPU_KERNELS_SECONDS",
         "0",
         "shut down a kernel that has GPUs and did nothing for so long, warned first; 0: never",
@@ -115,6 +122,7 @@ DEFAULTS = {
     "PROMETHEUS_PORT": "9090",
     "GRAFANA_IMAGE": "grafana/grafana:12.3.1",
     "GRAFANA_PORT": "3000",
+    "LOG_MAX_SIZE": "10m",
     "NOTEBOOKS_DIR": "./notebooks",
     "CLUSTER": "off",
     "CLUSTER_PORT": "6379",

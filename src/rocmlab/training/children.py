@@ -21,8 +21,12 @@ from pathlib import Path
 from typing import IO
 
 from rocmlab.devices import visibility
+from rocmlab.training import network
 
 GRACE_SECONDS = 15  # for a process to end by itself after SIGTERM
+# Where ranks of several machines would meet. Without it a program that does not use the private store of its rank (one
+# that a rank starts, for example) reports an error instead of opening a port.
+OF_A_NETWORK = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE", "NCCL_COMM_ID")
 MARK = "ROCMLAB_RANKS"  # not ROCMLAB_JOB: by that the runner finds what a dead kernel left, these ranks among it
 
 
@@ -39,14 +43,14 @@ def rank_environment(base: Mapping[str, str], count: int, gpus: Sequence[int]) -
     env[MARK] = secrets.token_hex(8)
     if not gpus:
         env.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait leave the core to the other ranks
-    # torchelastic's own log repeats for every rank what the error says once.
+    # PyTorch's own log repeats for every rank what the error says once.
     env.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # A collective that fails or takes too long ends its process; cleaning up first may hang as the collective did.
     env.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")
     env.setdefault("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "60")  # of the thread that watches over the collectives
-    # Without it gloo asks for the address of this host's name, which a container or laptop may not have.
-    env.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-    return env
+    for name in OF_A_NETWORK:
+        env.pop(name, None)
+    return env | network.on_this_machine()  # whatever is set: other machines take no part, and must reach nothing
 
 
 def end_with_parent() -> Callable[[], None] | None:

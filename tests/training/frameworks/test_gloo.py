@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import threading
 import time
 from pathlib import Path
 
+import listeners
 import pytest
+from clones import free_port
 
 from rocmlab.errors import RocmlabError
 from rocmlab.training import collectives, launch
@@ -103,3 +108,92 @@ def test_probe_climbs_over_what_fails_and_what_hangs(tmp_path, monkeypatch):
     fails, hangs = found.tried
     assert "none0" in fails.partition(": ")[2]
     assert "hangs: no answer from rank" in hangs
+
+
+# Ranks that find each other as PyTorch's documentation says, wait for the attack, add up again, and meet a second time.
+ATTACKED = """
+import os, sys, time
+from pathlib import Path
+import torch
+import torch.distributed as dist
+
+folder = Path(sys.argv[1])
+dist.init_process_group(os.environ["ROCMLAB_COLLECTIVES"])
+rank = dist.get_rank()
+dist.all_reduce(torch.ones(8))
+(folder / f"ready{rank}").write_text(os.environ["ROCMLAB_RANK_STORE"])
+while not (folder / "tried").exists():
+    time.sleep(0.02)
+for again in range(2):
+    beside = dist.new_group(backend="gloo")
+    dist.monitored_barrier(beside)
+    value = torch.full((8,), rank + 1.0)
+    dist.all_reduce(value, group=beside)
+    print("sum", value.tolist()[0])
+    dist.destroy_process_group()
+    if not again:
+        dist.init_process_group(os.environ["ROCMLAB_COLLECTIVES"])
+"""
+# What another user of the machine can do: write into the store, and speak PyTorch's protocol with every open port.
+ATTACK = """
+import encodings.idna, os, pickle, socket, struct, sys
+os.setgroups([]), os.setgid(65534), os.setuid(65534)
+place, ports = sys.argv[1], [int(port) for port in sys.argv[2:]]
+for act in (os.listdir, lambda path: open(path + "/store1", "r+b"), lambda path: open(path + "/store9", "wb")):
+    try:
+        act(place)
+        print("the store is open")
+    except OSError:
+        print("the store is closed")
+text = lambda value: struct.pack("<Q", len(value)) + value
+validate, ping, put, get = (bytes([number]) for number in (0, 1, 2, 4))  # VALIDATE, PING, SET, GET of TCPStore
+for port in ports:
+    with socket.create_connection(("127.0.0.1", port), 5) as one:
+        one.settimeout(1)
+        one.sendall(validate + struct.pack("<I", 0x3C85F7CE) + put + text(b"init/") + text(pickle.dumps(print)))
+        one.sendall(get + text(b"init/"))
+        try:
+            got = one.recv(64); print(f"answered {got!r}" if got else "no answer")
+        except OSError:
+            print("no answer")
+"""
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or os.getuid() != 0, reason="tries as another user: run it as root, on Linux"
+)
+@pytest.mark.parametrize("libuv", ["0", "1"])
+def test_another_user_finds_no_store_and_no_port_that_answers(tmp_path, monkeypatch, capfd, libuv):
+    """Only data sockets on the loopback are open; they do not answer, and the ranks add up rightly afterwards."""
+    monkeypatch.setenv("USE_LIBUV", libuv)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    program = tmp_path / "train.py"
+    program.write_text(ATTACKED)
+    outcomes = []
+
+    def attack():
+        ready = [tmp_path / f"ready{rank}" for rank in (0, 1)]
+        while not all(path.exists() and path.read_text() for path in ready):
+            time.sleep(0.02)
+        ours = listeners.waiting(listeners.family(os.getpid()) - {os.getpid()})
+        ports = {str(one.port) for one in ours if one.protocol == "tcp"}
+        command = [sys.executable, "-c", ATTACK, ready[0].read_text(), *ports]
+        try:
+            done = subprocess.run(
+                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, check=False
+            )
+            outcomes.extend(done.stdout.splitlines())
+        finally:
+            (tmp_path / "tried").touch()
+
+    thread = threading.Thread(target=attack)
+    with listeners.Watch(os.getpid(), everywhere=True) as watch:
+        thread.start()
+        launch.run(program, str(tmp_path), processes=2, time_limit_seconds=120)
+    thread.join()
+
+    assert watch.outside() == []
+    assert outcomes[:3] == ["the store is closed"] * 3
+    assert set(outcomes[3:]) == {"no answer"}
+    assert capfd.readouterr().out.count("sum 3.0") == 4

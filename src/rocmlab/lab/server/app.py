@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jupyter_server.extension.application import ExtensionApp
 from tornado.ioloop import PeriodicCallback
 
+from rocmlab.lab import top_level
 from rocmlab.lab.server import handlers
 from rocmlab.lab.server.idle import CULLING
 from rocmlab.stack import live
@@ -41,9 +43,11 @@ class PanelApp(ExtensionApp):
         return self._panel
 
     def initialize_handlers(self) -> None:
-        """Add our routes."""
-        self.handlers.extend(handlers.routes(self.panel))
+        """Add our routes, and reject what would be saved where nothing persists."""
         server: Any = self.serverapp
+        if top_level.is_ours(os.environ):
+            server.contents_manager.register_pre_save_hook(top_level.reject)
+        self.handlers.extend(handlers.routes(self.panel))
         server.io_loop.add_callback(self._watch_settings)
 
     def _watch_settings(self) -> None:

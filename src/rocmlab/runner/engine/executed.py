@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rocmlab.runner.engine.titles import is_injected
-from rocmlab.runner.ground import files
+from rocmlab.runner.ground import files, safe
 
 RECORD = "application/vnd.rocmlab.record+json"  # rocmlab.training.metrics writes it
 OUR_ERRORS = ("Timeout", "Killed", "KernelDied")  # what cut a notebook short
@@ -55,7 +55,7 @@ def summarise(notebook: Notebook) -> Executed:
     for bundle in (_dict(output.get("data")).get(RECORD) for cell in code for output in _dicts(cell.get("outputs"))):
         if not isinstance(bundle, dict):
             continue
-        if _is_deeper(bundle, DEEPEST_RECORD):
+        if safe.is_deeper(bundle, DEEPEST_RECORD):
             warnings.append(f"a record that is nested deeper than {DEEPEST_RECORD} levels is left out")
         else:
             recorded |= bundle
@@ -74,19 +74,6 @@ def _dict(value: object) -> dict[str, Any]:
 
 def _dicts(value: object) -> list[dict[str, Any]]:
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
-
-
-def _is_deeper(value: object, levels: int) -> bool:
-    """Tell whether a value is nested deeper than so many levels, without recursion."""
-    here = [value]
-    for _ in range(levels + 1):
-        here = [
-            inner
-            for each in here
-            if isinstance(each, (dict, list))
-            for inner in (each.values() if isinstance(each, dict) else each)
-        ]
-    return bool(here)
 
 
 def _text(value: object) -> str:

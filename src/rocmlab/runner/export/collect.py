@@ -17,7 +17,7 @@ from rocmlab.runner.export.part import Part
 from rocmlab.runner.ground import words
 from rocmlab.runner.ground.folder import RunFolder, now
 from rocmlab.runner.ground.jobs import EXIT_CODES, Job, Result, not_run
-from rocmlab.runner.outcome import compare, resume, retries
+from rocmlab.runner.outcome import compare, entries, resume, retries
 from rocmlab.runner.outcome.results import Run, versions
 
 log = logging.getLogger("rocmlab")
@@ -46,7 +46,7 @@ def collect(path: Path, wait_seconds: float = 0.0) -> Run:
         session = resume.read(folder)
         results, times = [], [session.started]
         for described in laid.jobs:
-            entry = session.entries[described["name"]]
+            entry = resume.entry_of(session, described["name"], folder)
             part = Part(path, entry.name)
             result = _result(part, entry, described, times)
             if is_whole and result.status != "not run" and result != entry.result:
@@ -99,7 +99,9 @@ def _is_settled(part: Part, most_retries: int) -> bool:
     for event in part.journal():
         tries += event.get("event") in ("run started", "run resumed")
         if event.get("event") in ("job finished", "job started"):
-            last = event["result"]["status"] if event["event"] == "job finished" else "killed"
+            result = event.get("result")
+            said = result.get("status") if isinstance(result, dict) else None
+            last = str(said) if event["event"] == "job finished" else "killed"
     return tries > most_retries if not last or retries.may_pass(last) else True  # type: ignore[arg-type]
 
 
@@ -108,8 +110,8 @@ def _result(part: Part, entry: resume.Entry, described: Mapping[str, Any], times
     job = Job(entry.name, described["notebook"], entry.request.parameters, described["kernel"])
     if not part.has_begun():
         return entry.result or replace(not_run(job), warnings=[NEVER])
-    own = resume.read(part).entries[entry.name]
-    times += [str(event["time"]) for event in part.journal() if "time" in event]
+    own = resume.entry_of(resume.read(part), entry.name, part)
+    times += [event["time"] for event in part.journal() if entries.is_time(event.get("time"))]
     if own.result is not None:  # a notebook is converted after its result was written
         return replace(own.result, files=part.files(entry.name))
     if own.last is None:
@@ -136,7 +138,7 @@ def _versions(path: Path, laid: layout.Layout) -> dict[str, Any]:
         try:
             found = json.loads(Part(path, described["name"]).results_path.read_text(encoding="utf-8"))
             return dict(found["versions"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             continue
     return versions()
 

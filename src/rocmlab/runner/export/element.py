@@ -43,8 +43,9 @@ def run(path: Path, number: int) -> int:
             f"see {path / layout.FILE}",
         )
     described = laid.jobs[number]
-    session = resume.read(RunFolder(path))
-    entry = session.entries[described["name"]]
+    folder = RunFolder(path)
+    session = resume.read(folder)
+    entry = resume.entry_of(session, described["name"], folder)
     part = Part(path, entry.name)
     job = _job(replace(entry.request, name=entry.name, gpus=described["gpus"]), described["key"])
     with _working_on(path):

@@ -116,7 +116,7 @@ def _template(
 ) -> Document:
     share = [{"name": "share", "mountPath": layout.share}, {"name": "shm", "mountPath": "/dev/shm"}]
     environment = {"ROCMLAB_SHARE": layout.share, "ROCMLAB_BACKEND": layout.backend if gpus else "cpu"}
-    environment["HOME"] = "/home/jovyan"
+    environment["HOME"] = "/tmp"  # nothing of it outlives a pod, and the image's own home is on a share
     container = {
         "name": "rocmlab",
         "image": asked.image,

@@ -18,10 +18,10 @@ from rocmlab.runner.asking import options as run_options
 from rocmlab.runner.asking import parameters, requested
 from rocmlab.runner.asking.preflight import jobs_of
 from rocmlab.runner.asking.selection import is_list
-from rocmlab.runner.ground import files, words
+from rocmlab.runner.ground import files, safe, words
 from rocmlab.runner.ground.folder import PARTS, RunFolder, now
 from rocmlab.runner.ground.jobs import Job, name_uniquely, stem
-from rocmlab.runner.outcome import compare, history, resume
+from rocmlab.runner.outcome import compare, entries, history, resume
 
 FILE = "jobs.json"
 COPIES = "notebooks"
@@ -79,17 +79,21 @@ def read(folder: Path) -> Layout:
         RocmlabError: there is none, perhaps because the share is not here.
     """
     try:
+        safe.check_folder(folder)
         found = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        groups = tuple(Group(**each) for each in found["groups"])
+        groups = tuple(Group(**entries.check(each, entries.GROUP, "a group")) for each in found["groups"])
         names = ("run", "share", "backend", "retries")
-        return Layout(**{name: found[name] for name in names}, groups=groups, jobs=tuple(found["jobs"]))
+        entries.check(found, entries.LAYOUT, "the layout", names)
+        needed = tuple(entries.EXPORTED)
+        jobs = [entries.check(each, entries.EXPORTED, f"jobs[{n}]", needed) for n, each in enumerate(found["jobs"])]
+        return Layout(**{name: found[name] for name in names}, groups=groups, jobs=tuple(jobs))
     except FileNotFoundError as err:
         raise RocmlabError(
             f"{folder} is no exported run here",
             f"there is no {FILE} in it: no such run, or this machine does not have the share at the same path",
             "mount the share here as it is mounted where the run was exported",
         ) from err
-    except (OSError, ValueError, KeyError, TypeError) as err:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as err:
         raise RocmlabError(f"{folder / FILE} cannot be read", f"{type(err).__name__}: {err}", "export again") from err
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rocmlab.runner.ground import safe
 from rocmlab.runner.ground.folder import PARTS, RunFolder
 
 
@@ -14,7 +15,7 @@ class Part(RunFolder):
 
     def __init__(self, path: Path, job: str) -> None:
         super().__init__(path)
-        self.job = job
+        self.job = safe.job_name(job)
         self.journal_path = path / PARTS / f"{job}.jsonl"
         self.results_path = path / PARTS / f"{job}.json"
 

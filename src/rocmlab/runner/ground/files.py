@@ -24,7 +24,7 @@ def write_pieces(path: Path, pieces: Iterable[str]) -> None:
     draft = path.with_name(f".{path.name}.{secrets.token_hex(DRAFT_BYTES)}")
     try:
         # A lone surrogate, which a notebook may print, becomes \ud800: in JSON that is its proper form.
-        with draft.open("wb") as file:
+        with draft.open("xb") as file:
             file.writelines(piece.encode("utf-8", "backslashreplace") for piece in pieces)
         os.replace(draft, path)
     except BaseException:

@@ -8,6 +8,7 @@ import glob
 import json
 import logging
 import os
+import re
 import time
 import weakref
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rocmlab.errors import RocmlabError
-from rocmlab.runner.ground import files
+from rocmlab.runner.ground import files, safe
 from rocmlab.runner.ground.jobs import safe_name
 
 log = logging.getLogger("rocmlab")
@@ -24,6 +25,7 @@ log = logging.getLogger("rocmlab")
 DRAFT = files.draft_of("(ipynb|html|json|xml)")
 READ_BYTES = 1 << 20  # of a journal at once
 PARTS = "parts"  # of the folder of an exported run, each of which one job writes
+UNFINISHED = re.compile(r"t|tr|tru|f|fa|fal|fals|n|nu|nul|-|\d+[eE.+-]+|")  # a value of which the end is missing
 KINDS = {"notebook": ".ipynb", "html": ".html", "log": ".log", "samples": ".samples.jsonl"}
 
 
@@ -76,12 +78,16 @@ class RunFolder:
         return self.path.parent.parent
 
     def file(self, job: str, kind: str) -> Path:
-        """Return the path of a job's file: its executed `notebook`, its `html`, `log` or `samples`."""
-        return self.path / f"{job}{KINDS[kind]}"
+        """Return the path of a job's file: its executed `notebook`, its `html`, `log` or `samples`.
+
+        Raises:
+            RocmlabError: the job's name would lead elsewhere.
+        """
+        return self.path / f"{safe.job_name(job)}{KINDS[kind]}"
 
     def files(self, job: str) -> dict[str, str]:
         """Return the names of the files that a job has left, by kind."""
-        return {kind: path.name for kind in KINDS if (path := self.file(job, kind)).exists()}
+        return {kind: path.name for kind in KINDS if os.path.lexists(path := self.file(job, kind))}
 
     def lock(self) -> None:
         """Keep others from continuing this run while this process does; the lock ends with the process.
@@ -174,7 +180,7 @@ class RunFolder:
     def _open(self) -> int:
         """Return the journal, open for the whole run."""
         if self._journal is None:
-            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             self._journal = os.open(self.journal_path, flags, 0o644)
             self._closer = weakref.finalize(self, os.close, self._journal)
             self._is_torn = True
@@ -199,9 +205,65 @@ class RunFolder:
             while lines := journal.readlines(READ_BYTES):
                 yield from (event for event in _events(lines) if isinstance(event, dict))
 
+    def lines(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the journal's events with the numbers of their lines; a line torn by a crash is left out.
+
+        Raises:
+            BadLineError: a line is neither an event nor torn.
+            OSError: the journal cannot be read.
+        """
+        number = 0
+        with safe.reading(self.journal_path) as journal:
+            while lines := journal.readlines(READ_BYTES):
+                for line, event in zip(lines, _each(lines), strict=True):
+                    number += 1
+                    if isinstance(event, dict) and isinstance(event.get("event"), str):
+                        yield number, event
+                    elif not _is_torn(line):
+                        raise BadLineError(number, "it is not an event")
+
     def save_results(self, results: dict[str, Any]) -> None:
         """Write `results.json`."""
         files.write_text(self.results_path, files.to_json(results) + "\n")
+
+
+class BadLineError(ValueError):
+    """A line of a file that cannot be used."""
+
+    def __init__(self, number: int, why: str) -> None:
+        super().__init__(f"line {number}: {why}")
+
+
+def _each(lines: list[bytes]) -> list[Any]:
+    """Return what each of these lines says; None for one that is not JSON."""
+    found = _events(lines)
+    if len(found) == len(lines):
+        return found
+    return [(_events([line]) or [None])[0] for line in lines]
+
+
+def _is_torn(line: bytes) -> bool:
+    """Return whether a line is the beginning of an event: its writer was ended, or the disk was full.
+
+    After a power failure a file system may have zeros in the place of a line's rest.
+    """
+    text = line.rstrip(b"\0\r\n\t ").decode("utf-8", errors="ignore")
+    if not text:
+        return True
+    if len(text) > 1 and not text.startswith('{"event"'[: len(text)]):
+        return False
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as err:
+        rest = text[err.pos :]
+        return (
+            err.msg.startswith("Unterminated")
+            or ("escape" in err.msg and len(rest) < 8)
+            or bool(UNFINISHED.fullmatch(rest))
+        )
+    except RecursionError:
+        pass
+    return False
 
 
 def _events(lines: list[bytes]) -> list[Any]:

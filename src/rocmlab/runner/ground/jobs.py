@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rocmlab.errors import Problem
+from rocmlab.runner.ground import safe
 
 Status = Literal["ok", "failed", "timeout", "killed", "kernel died", "not run"]
 EXIT_CODES: dict[Status, int] = {"ok": 0, "failed": 1, "timeout": 124, "killed": 137, "kernel died": 138}
@@ -18,7 +19,6 @@ INTERRUPTED = "the run was interrupted"  # the error of a job that ran then
 STOPPED = "it was stopped: "  # the beginning of the error of one that `--fail-fast` ended
 USAGE = 2  # the exit code of a job that could not be run at all
 LONGEST_NAME_BYTES = 180  # what is added to it must fit into the 255 bytes of a file name, too
-TAKEN = ("report",)  # report.html is the run's own
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def describe(problem: Problem) -> dict[str, Any]:
 
 def name_uniquely(jobs: Sequence[Job]) -> list[Job]:
     """Give every job a name of its own that is safe as a file name: `a`, `a-2`, `a-3`."""
-    taken: set[str] = set(TAKEN)
+    taken: set[str] = set(safe.TAKEN)
     numbers: dict[str, int] = {}  # by name, the last that was tried: ten thousand equal names are not looked at in turn
     named: list[Job] = []
     for job in jobs:

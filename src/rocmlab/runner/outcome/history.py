@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rocmlab.runner.ground import safe
 from rocmlab.runner.ground.jobs import Job, stem
 from rocmlab.runner.report.values import canonical
 
@@ -63,6 +64,7 @@ def _is_known(entry: Mapping[str, Any]) -> bool:
         entry.get("status") == "ok"
         and isinstance(entry.get("notebook"), str)
         and isinstance(entry.get("parameters"), dict)
+        and not safe.is_deeper(entry["parameters"])
         and isinstance(seconds, int | float)
         and not isinstance(seconds, bool)
         and 0 <= seconds < 1e9

@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rocmlab.runner.ground import words
+from rocmlab.runner.ground import safe, words
 from rocmlab.runner.ground.folder import PARTS, RunFolder
-from rocmlab.runner.outcome import history
+from rocmlab.runner.outcome import entries, history
+from rocmlab.runner.report.values import is_number
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -42,7 +43,9 @@ def _from_results(folder: RunFolder) -> dict[str, Any] | None:
     try:
         results = json.loads(folder.results_path.read_text(encoding="utf-8"))
         run, counts = results["run"], Counter(str(job["status"]) for job in results["jobs"])
-        return _entry(folder, str(run["status"]), run["started"], run["seconds"], counts, len(results["jobs"]))
+        started = run["started"] if entries.is_time(run["started"]) else None
+        seconds = run["seconds"] if is_number(run["seconds"]) else None
+        return _entry(folder, safe.printable(run["status"]), started, seconds, counts, len(results["jobs"]))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as err:
@@ -56,10 +59,11 @@ def _from_journal(folder: RunFolder) -> dict[str, Any]:
     try:
         for event in folder.journal():
             if event.get("event") == "run started":
-                started, jobs = event.get("time"), len(event.get("jobs", ()))
+                started = event["time"] if entries.is_time(event["time"]) else None
+                jobs = len(event.get("jobs", ()))
             elif event.get("event") == "job finished":
                 last[event.get("job")] = str(event["result"]["status"])
-    except (OSError, KeyError, TypeError) as err:
+    except (OSError, KeyError, TypeError, AttributeError) as err:
         log.debug("%s: %s: %s", folder.journal_path, type(err).__name__, err)
     status = "cut short" if started else "unreadable"
     if started and (folder.path / PARTS).is_dir():
@@ -89,7 +93,7 @@ def _entry(
         "started": started,
         "seconds": seconds,
         "jobs": jobs,
-        "counts": dict(counts),
+        "counts": {safe.printable(status): count for status, count in counts.items()},
     }
 
 
@@ -111,5 +115,6 @@ def table(found: Sequence[Mapping[str, Any]]) -> Table:
         counts = [f"{count} {status}" for status, count in run["counts"].items()]
         counts += [f"{open_count} open"] if open_count > 0 else []
         status = Text(run["status"], styles.get(run["status"], "red"))
-        made.add_row(Text(run["name"], "bold"), started, status, ", ".join(counts), words.duration(run["seconds"]))
+        name = Text(safe.printable(run["name"]), "bold")
+        made.add_row(name, started, status, Text(", ".join(counts)), words.duration(run["seconds"]))
     return made

@@ -14,10 +14,10 @@ from typing import Any
 
 from rocmlab.errors import RocmlabError
 from rocmlab.runner.asking import keys, selection
-from rocmlab.runner.ground import words
-from rocmlab.runner.ground.folder import KINDS, RunFolder
+from rocmlab.runner.ground import safe, words
+from rocmlab.runner.ground.folder import KINDS, BadLineError, RunFolder
 from rocmlab.runner.ground.jobs import Job, Request, Result
-from rocmlab.runner.outcome import history, retries
+from rocmlab.runner.outcome import entries, history, retries
 from rocmlab.runner.places.plan import Before
 
 LAST = "last"
@@ -58,6 +58,17 @@ class Session:
     seconds: float
 
 
+def entry_of(session: Session, name: str, folder: RunFolder) -> Entry:
+    """Return what a journal says of a job.
+
+    Raises:
+        RocmlabError: it does not know the job.
+    """
+    if name not in session.entries:
+        raise _unreadable(folder, f"it does not know the job {safe.shown(name)}")
+    return session.entries[name]
+
+
 def described(job: Job) -> dict[str, Any]:
     """Return a job as the journal's `run started` has it: enough to ask for it again."""
     request = job.request or Request(job.notebook, job.notebook, job.parameters, kernel=job.kernel, gpus=job.gpus)
@@ -79,13 +90,15 @@ def find(which: str, runs: Path) -> RunFolder:
         RocmlabError: there is no such run.
     """
     if which == LAST:
-        folders = (RunFolder(path.parent) for path in history.newest(runs, JOURNAL))
+        folders = (RunFolder(path.parent) for path in history.newest(runs, JOURNAL) if not path.parent.is_symlink())
         newest = next((folder for folder in folders if not folder.is_stub()), None)
         if newest is None:
             raise RocmlabError("--resume last: there is no run", f"{runs} has none that began", "leave --resume out")
+        safe.check_folder(newest.path)
         return newest
     for folder in (Path(which).expanduser(), runs / which):
         if (folder / JOURNAL).is_file():
+            safe.check_folder(folder.absolute())
             return RunFolder(folder.absolute())
     why = f"neither {which} nor {runs / which} has a {JOURNAL}"
     raise RocmlabError(f"--resume {which}: there is no such run", why, "`rocmlab run --list` lists them")
@@ -99,20 +112,26 @@ def read(folder: RunFolder) -> Session:
     """
     session: Session | None = None
     times: list[tuple[str, str]] = []  # begin and end of each session
+    number = 0
     try:
         with _no_garbage():
-            for event in folder.journal():
-                if event.get("event") == "run started" and session is None:
+            for line, event in folder.lines():
+                number = line
+                if not entries.is_time(event.get("time")):
+                    raise ValueError(f"time is {safe.shown(event.get('time'))}")
+                if event["event"] == "run started" and session is None:
                     session = _begun(event)
-                if event.get("event") in ("run started", "run resumed"):
+                if event["event"] in ("run started", "run resumed"):
                     times.append((event["time"], event["time"]))
                 elif times:
                     times[-1] = (times[-1][0], event["time"])
                 entry = session.entries.get(str(event.get("job"))) if session else None
                 if entry:
                     _take(entry, event)
-    except (OSError, KeyError, TypeError, ValueError, AttributeError) as err:
-        raise _unreadable(folder, f"{type(err).__name__}: {err}") from err
+    except (OSError, BadLineError) as err:
+        raise _unreadable(folder, str(err)) from err
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as err:
+        raise _unreadable(folder, f"line {number}: {err if isinstance(err, ValueError) else repr(err)}") from err
     if session is None:
         raise _unreadable(folder, "it does not say what was to be run: it is of an older rocmlab, or was cut short")
     return replace(session, seconds=sum(_seconds(*pair) for pair in times))
@@ -136,29 +155,31 @@ def _unreadable(folder: RunFolder, why: str) -> RocmlabError:
 
 
 def _begun(event: Mapping[str, Any]) -> Session:
-    entries = {}
-    for described_job in event["jobs"]:
-        exact = described_job.get("parameters_exact")
-        values = json.loads(exact) if exact else described_job["parameters"]
-        request = Request(**{"notebook": None, **described_job["asked"]}, parameters=values)
-        entries[described_job["name"]] = Entry(described_job["name"], request)
-    return Session(dict(event["options"]), entries, event["time"], 0.0)
+    found = {}
+    for number, job in enumerate(entries.jobs(event["jobs"])):
+        values = entries.values(job, f"jobs[{number}]")
+        request = Request(**{"notebook": None, **job["asked"]}, parameters=values)
+        found[job["name"]] = Entry(job["name"], request)
+    return Session(entries.check(event["options"], entries.OPTIONS, "options"), found, event["time"], 0.0)
 
 
 def _take(entry: Entry, event: Mapping[str, Any]) -> None:
     kind = event["event"]
     if kind == "job started":
-        entry.begun = event
+        entry.begun = entries.check(event, {"devices": entries.ATTEMPT["devices"]}, kind)
     elif kind == "job retried":
-        entry.attempts.append(event["attempt"])
+        entry.attempts.append(entries.check(event["attempt"], entries.ATTEMPT, "attempt"))
         entry.begun = entry.result = None
     elif kind == "job finished":
-        said = event["result"]
+        said = entries.check(event["result"], entries.RESULT, "result", ("name", "notebook", "kernel", "status"))
+        if said["name"] != entry.name:
+            raise ValueError(f"the result of {entry.name} has the name {safe.shown(said['name'])}")
         if not said.keys() <= OF_A_RESULT:  # of a newer rocmlab
             said = {name: value for name, value in said.items() if name in OF_A_RESULT}
         # What a job recorded as infinite is null in the journal as it is in `results.json`; its parameters are known.
         said["parameters"] = entry.request.parameters
-        entry.begun, entry.result, entry.key = None, Result(**said), event.get("key")
+        key = event.get("key")
+        entry.begun, entry.result, entry.key = None, Result(**said), key if isinstance(key, str) else None
 
 
 def _seconds(begin: str, end: str) -> float:

@@ -72,6 +72,8 @@ class _File:
     def begin(self) -> None:
         """Make the file."""
         try:
+            if self._path.is_symlink():
+                raise OSError("it is a link")
             self._recorder = Recorder(self._path, self._devices)
         except OSError as err:
             self._give_up(err)

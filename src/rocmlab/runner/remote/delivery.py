@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from rocmlab.errors import RocmlabError
+from rocmlab.runner.ground import safe
 from rocmlab.runner.ground.files import DRAFT_BYTES
 from rocmlab.runner.ground.folder import KINDS, RunFolder
 
@@ -53,12 +55,25 @@ def leave(folder: RunFolder, job: str, exchange: str) -> Iterator[dict[str, Any]
         yield {"event": "left", "kind": kind, "address": address}
 
 
-def fetch(address: str, target: Path) -> None:
-    """Bring home what `leave` has left, and remove it there."""
+def fetch(address: str, target: Path, exchange: str) -> None:
+    """Copy back what `leave` has left, and remove it there.
+
+    Args:
+        address: as the node reported it.
+        target: a file of a job.
+        exchange: the place that the run was given; nothing else is read or removed.
+
+    Raises:
+        OSError: the address is another place, or cannot be read.
+    """
+    expected = f"{exchange.rstrip('/')}/{target.parent.name}/"
+    rest = address.removeprefix(expected) if isinstance(address, str) else ""
+    if rest == address or not safe.is_file_name(rest) or not rest.endswith(f"-{target.name}"):
+        raise OSError(errno.EPERM, "a node reported a file outside of the run's exchange", safe.shown(address))
     fsspec = _fsspec()
     draft = _draft(target)
     try:
-        with fsspec.open(address, "rb") as there, draft.open("wb") as file:
+        with fsspec.open(address, "rb") as there, draft.open("xb") as file:
             _copy(there, file)
         os.replace(draft, target)
     except BaseException:
@@ -105,6 +120,18 @@ def _copy(source: BinaryIO, target: BinaryIO) -> None:
         target.write(data)
 
 
+def kind_of(event: Mapping[str, Any]) -> str:
+    """Return the kind of file that a node reports.
+
+    Raises:
+        OSError: a job has no such file.
+    """
+    kind = event.get("kind")
+    if isinstance(kind, str) and kind in KINDS:
+        return kind
+    raise OSError(errno.EPERM, "a node reported a file that no job has", safe.shown(kind))
+
+
 class Receiver:
     """Puts the pieces of one job's files together; a file is there when it is whole."""
 
@@ -119,10 +146,11 @@ class Receiver:
         Raises:
             OSError: the run folder cannot be written.
         """
-        kind, target = event["kind"], self._folder.file(self._job, event["kind"])
+        kind = kind_of(event)
+        target = self._folder.file(self._job, kind)
         if kind not in self._drafts:
             draft = _draft(target)
-            self._drafts[kind] = draft, draft.open("wb")
+            self._drafts[kind] = draft, draft.open("xb")
         draft, file = self._drafts[kind]
         file.write(event["data"])
         if event["is_last"]:

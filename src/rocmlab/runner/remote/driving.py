@@ -76,7 +76,7 @@ class Driver:
                     return
                 said = self.submitter.submit(order, notebook, begun)
             async for reference in said:
-                await self._hear(begun, name, await reference, receiver)
+                await self._hear(begun, order, await reference, receiver)
         except OSError as err:
             self._say(begun.number, {"event": "broken", "why": f"{type(err).__name__}: {err}"})
         except Exception as err:
@@ -86,22 +86,25 @@ class Driver:
                 receiver.close()
             del self.begun[begun.number]
 
-    async def _hear(self, begun: Begun, name: str, event: dict[str, Any], receiver: delivery.Receiver) -> None:
+    async def _hear(
+        self, begun: Begun, order: Mapping[str, Any], event: dict[str, Any], receiver: delivery.Receiver
+    ) -> None:
         assert self.submitter is not None
         assert self.folder is not None
-        kind = event["event"]
+        kind, name = event["event"], order["job"]["name"]
         if kind == "file":
             await asyncio.to_thread(receiver.take, event)
             return
         if kind == "left":
-            target = self.folder.file(name, event["kind"])
-            await asyncio.to_thread(delivery.fetch, event["address"], target)
+            target = self.folder.file(name, delivery.kind_of(event))
+            await asyncio.to_thread(delivery.fetch, event["address"], target, order["exchange"] or "")
             return
         if kind == "placed":
             event["node"] = self.nodes.name(event["node_id"])
             begun.placed(event["node_id"], self.submitter.keepers.get(event["node_id"]))
         elif kind == "ending" and event["left"]:
-            unseen = await asyncio.to_thread(delivery.wait_until_seen, self.folder, name, event["left"])
+            left = {kind: size for kind, size in event["left"].items() if delivery.kind_of({"kind": kind})}
+            unseen = await asyncio.to_thread(delivery.wait_until_seen, self.folder, name, left)
             if unseen:
                 event["ending"]["warnings"].append(UNSEEN.format(names=", ".join(unseen)))
         self._say(begun.number, event)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from rocmlab.devices import Device
-from rocmlab.runner.ground import words
+from rocmlab.runner.ground import safe, words
 from rocmlab.runner.ground.folder import now
 from rocmlab.runner.ground.jobs import INTERRUPTED, Job
 from rocmlab.runner.remote.places import RemotePlace
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 AGAIN_SECONDS = 3.0  # until a job that was lost before it began gets another place; by then it is seen which there are
 PATIENCE_SECONDS = 10.0  # beyond the time to save, until a job that was asked to stop is ended harder
+LINES = ("job waits", "job leased")  # of the journal, that a job's node writes
 AWAY = "{node} does not have its notebook at the same place: it ran in a scratch folder there, without the files beside"
 
 
@@ -93,7 +94,11 @@ class RemoteSupervisor:
             return
         if kind == "journal":
             assert self._cluster.folder is not None
-            self._cluster.folder.log(event["line"], **event["facts"])
+            line, facts = event["line"], event["facts"]
+            if line in LINES and facts.get("job") == self.job.name and not {"event", "time"} & facts.keys():
+                self._cluster.folder.log(line, **facts)
+            else:
+                self._warnings.append(f"its node wanted another line in the journal: {safe.shown(line)}")
             return
         if kind == "away":
             self._warnings.append(AWAY.format(node=self.place.node))

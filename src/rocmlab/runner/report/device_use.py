@@ -26,6 +26,8 @@ def plots(jobs: Sequence[Mapping[str, Any]], folder: Path) -> list[dict[str, Any
         if name is None or len(found) == PLOTS:
             continue
         try:
+            if (folder / name).is_symlink():
+                continue  # what it leads to is not of this run
             samples = recording.read(folder / name)
         except (RocmlabError, OSError):
             continue  # its file was damaged or taken away: the report goes on without it

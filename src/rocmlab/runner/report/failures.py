@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rocmlab.runner.engine import executed
+from rocmlab.runner.ground import safe
 
 LONGEST = 12_000  # characters of a text; what a person reads of 200 MB is its end
 SOURCE_LINES = 60
@@ -57,7 +59,7 @@ def plain(text: str) -> str:
 
 
 def _cell(path: Path, index: int) -> dict[str, Any] | None:
-    notebook = executed.load(path)
+    notebook = None if path.is_symlink() else executed.load(path)
     try:
         cell = notebook["cells"][index] if notebook else None
     except (KeyError, IndexError, TypeError):
@@ -101,8 +103,8 @@ def _shorten(text: str) -> str:
 
 def _tail(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - LONGEST))
+        with safe.reading(path) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - LONGEST))
             text = file.read(LONGEST).decode("utf-8", errors="replace")
     except OSError:
         return ""

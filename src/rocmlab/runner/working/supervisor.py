@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rocmlab.devices import visibility
-from rocmlab.runner.ground import processes
+from rocmlab.runner.ground import processes, safe
 from rocmlab.runner.ground.folder import RunFolder, now
 from rocmlab.runner.ground.jobs import INTERRUPTED, Job, Status
 from rocmlab.runner.places.claim import Claim
@@ -155,7 +155,7 @@ class Supervisor:
     def _give(self, worker: Link, description: Path) -> bool:
         locks = self._claim.lease.descriptors if self._claim.lease else ()
         self._has_job = True
-        with self.folder.file(self.job.name, "log").open("ab") as log:
+        with safe.append(self.folder.file(self.job.name, "log")) as log:
             return worker.send({"job": str(description)}, [log.fileno(), *locks])
 
     def _write_down(self, words: str) -> None:
@@ -163,8 +163,8 @@ class Supervisor:
         if not words:
             return
         path = self.folder.file(self.job.name, "log")
-        with contextlib.suppress(OSError), path.open("a", encoding="utf-8") as log:  # the disk may be full
-            log.write(f"--- a worker ended before the job began\n{words}")
+        with contextlib.suppress(OSError), safe.append(path) as log:  # the disk may be full
+            log.write(f"--- a worker ended before the job began\n{words}".encode("utf-8", "backslashreplace"))
 
     def _description(self, scratch: str) -> dict[str, Any]:
         lease = self._claim.lease

@@ -40,6 +40,9 @@ SETTINGS = {
     "RAY_worker_niceness": "0",  # by itself Ray gives everybody else the processor first
 }
 INSTALL = 'make cluster-up installs it; in an environment of your own: pip install "ray[train]==2.60.0"'
+# Unless this is 0, Ray on Linux takes the network's address in place of the loopback's, and opens its ports on all
+# interfaces; on macOS 0 is its default.
+LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 _folders: list[Path] = []  # of an own Ray
 
 
@@ -77,6 +80,7 @@ def connect(workers: int = 2) -> Connection:
     address = os.environ.get("RAY_ADDRESS")
     if address:
         os.environ.setdefault("RAY_AUTH_MODE", "token")  # read when Ray is imported
+        os.environ.pop(LOOPBACK_ONLY, None)
     else:
         _lock()
     _import()
@@ -146,6 +150,13 @@ def _start(workers: int) -> None:
             "see that the machine is not overloaded and /dev/shm has 200 MB free, then try again",
             exit_code=1,
         ) from err
+    if wrong := [node.address for node in session.nodes() if not node.address.startswith("127.")]:
+        close()
+        raise RocmlabError(
+            f"Ray listens at {wrong[0]} instead of on the loopback",
+            "it was imported before cluster.connect(), or this version does not read " + LOOPBACK_ONLY,
+            "restart the kernel, and call cluster.connect() first",
+        )
 
 
 def _lock() -> None:
@@ -161,6 +172,7 @@ def _lock() -> None:
             "restart the kernel, and call cluster.connect() first",
         )
     os.environ["RAY_AUTH_MODE"] = "token"
+    os.environ[LOOPBACK_ONLY] = "0"
     if not os.environ.get("RAY_AUTH_TOKEN_PATH"):
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 

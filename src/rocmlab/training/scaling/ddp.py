@@ -62,9 +62,10 @@ class Team:
     def digests(self, model: torch.nn.Module) -> list[str]:
         """Return the SHA-256 of every rank's parameters."""
         whole = torch.cat([one.detach().flatten().float().cpu() for one in model.parameters()])
-        found: list[Any] = [None] * self.count
-        dist.all_gather_object(found, hashlib.sha256(whole.numpy().tobytes()).hexdigest(), group=self.beside)
-        return found
+        mine = torch.tensor(list(hashlib.sha256(whole.numpy().tobytes()).digest()), dtype=torch.uint8)
+        found = [torch.empty_like(mine) for _ in range(self.count)]
+        dist.all_gather(found, mine, group=self.beside)  # not `all_gather_object`, which unpickles what arrives
+        return [bytes(one.tolist()).hex() for one in found]
 
 
 class Training:

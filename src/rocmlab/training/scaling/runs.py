@@ -14,7 +14,7 @@ from typing import Any
 
 from rocmlab.devices import visibility
 from rocmlab.errors import RocmlabError
-from rocmlab.training import children, interpreters, launch
+from rocmlab.training import children, interpreters, launch, network
 from rocmlab.training.collectives import Collectives
 from rocmlab.training.placement import Description, alike
 from rocmlab.training.scaling.measures import Measure, Results
@@ -93,7 +93,7 @@ def keras_jax(
     """
     count = len(gpus) if gpus else int(processes or 0)
     torch = interpreters.find("torch")
-    env = visibility.narrow(torch.environment(), gpus)
+    env = visibility.narrow(torch.environment(), gpus) | network.on_this_machine()
     flags = [env.get("XLA_FLAGS", ""), measure.get("xla_flags", "")]
     if not gpus:
         flags.append(f"--xla_force_host_platform_device_count={count}")

@@ -1,0 +1,103 @@
+"""Keep what a container of an earlier version holds in its own layer, before that container is removed.
+
+In such a container the home of the lab's user was not on the share: JupyterLab's settings, ssh keys and notebooks saved
+at the top level end with it. They are copied to `.rocmlab` first, and unpacked into the share with the new image.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from rocmlab.errors import RocmlabError
+from rocmlab.stack import homes
+from rocmlab.stack.lab import Say
+
+TOP = "/home/jovyan"
+MOUNTED = ("work", "share")
+MARK = "ROCMLAB_HOME="  # in the environment of an image whose home is on the share
+Engine = Callable[..., tuple[int, str]]
+
+
+def take(engine: Engine, program: str, container: str, state: Path, say: Say) -> None:
+    """Stop a container of an earlier version and copy its user's files to `.rocmlab`; do nothing for any other.
+
+    Args:
+        engine: runs the engine's command and returns exit code and output.
+        program: the engine's command, for a fix.
+        container: its id; running or not.
+        state: the project's `.rocmlab`.
+        say: prints one line.
+
+    Raises:
+        RocmlabError: a file cannot be copied; the container is stopped and still there.
+    """
+    code, listed = engine("inspect", "--format", "{{range .Config.Env}}{{println .}}{{end}}", container)
+    if code or any(line.startswith(MARK) for line in listed.splitlines()):
+        return
+    if not changed(engine("diff", container)[1]):
+        return
+    engine("stop", "--time", "10", container, timeout_seconds=60)
+    (state / homes.OLD).mkdir(parents=True, exist_ok=True, mode=0o700)
+    draft = Path(tempfile.mkdtemp(prefix="old-home.", dir=state))
+    for name in changed(engine("diff", container)[1]):
+        code, output = engine("cp", f"{container}:{TOP}/{name}", str(draft / name), timeout_seconds=3600)
+        if code:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise RocmlabError(
+                f"{TOP}/{name} of the earlier lab could not be copied",
+                output.strip()[-400:],
+                f"{program} cp {container[:12]}:{TOP}/{name} . ; then {program} rm {container[:12]}, and make up",
+            )
+    draft.rename(state / homes.OLD / container[:12])  # only now does it count: nothing is half copied
+    say("the earlier lab's files next to work/ and share/ are kept; the next start moves them to the share")
+
+
+def changed(diff: str) -> list[str]:
+    """Return the names at the top level that a container's own layer has. Source: `docker diff`, `podman diff`."""
+    found = set()
+    for line in diff.splitlines():
+        kind, _, path = line.partition(" ")
+        parts = path.split("/")
+        if kind in ("A", "C") and path.startswith(f"{TOP}/") and parts[3] not in MOUNTED:
+            found.add(parts[3])
+    return sorted(found)
+
+
+def give(command: Sequence[str], environment: Mapping[str, str], state: Path, say: Say) -> None:
+    """Unpack everything of earlier versions into the home on the share, and then remove it from `.rocmlab`.
+
+    Args:
+        command: runs `python -m rocmlab.stack.homes` in a container of the new image, as the lab's user.
+        environment: of the command.
+        state: the project's `.rocmlab`.
+        say: prints one line for each file or folder.
+
+    Raises:
+        RocmlabError: the files could not be unpacked; they stay in `.rocmlab`.
+    """
+    found = homes.pending(state)
+    if not found:
+        return
+    with tempfile.TemporaryFile(dir=state) as stream:
+        homes.pack(found, stream)
+        stream.seek(0)
+        done = subprocess.run(
+            command, stdin=stream, capture_output=True, text=True, env=dict(environment), cwd=state.parent, check=False
+        )
+    if done.returncode:
+        raise RocmlabError(
+            "the files of the earlier lab could not be moved to the share",
+            (done.stdout + done.stderr).strip()[-600:],
+            f"repair that and run `make up` again; nothing is lost: the files are in {state / homes.OLD}",
+        )
+    for line in done.stdout.splitlines():
+        if line.startswith("moved "):
+            say(line)
+    homes.unlock(state / "home")
+    for path, _ in found:
+        homes.remove(path)
+    shutil.rmtree(state / homes.OLD, ignore_errors=True)

@@ -1,0 +1,55 @@
+"""The notebooks that come with the project, in a clone of root's.
+
+The lab never runs as root, so it could not save them. They are the project's own files and no user's work: where root
+cloned the project and starts the lab, they are given to the lab's user. Nothing else ever changes its owner.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from rocmlab.stack.lab import Say
+from rocmlab.stack.settings import Settings
+
+NAMES = frozenset(
+    {
+        "00_hello_gpu.ipynb",
+        "01_mnist_fc.ipynb",
+        "02_mnist_cnn.ipynb",
+        "03_cpu_vs_gpu.ipynb",
+        "04_multi_gpu_torch.ipynb",
+        "05_multi_gpu_keras.ipynb",
+        "06_segmentation_unet.ipynb",
+        "07_bert_trec.ipynb",
+        "08_bert_inference_batches.ipynb",
+        "09_opencl_kernels.ipynb",
+        "10_share_and_resume.ipynb",
+        "11_multi_node_torch.ipynb",
+    }
+)
+
+
+def hand_over(settings: Settings, notebooks: Path, uid: int, gid: int, say: Say) -> None:
+    """Give a root's clone's own notebooks to the lab's user; do nothing as another user, or for another folder.
+
+    Args:
+        settings: of the project, or of a demonstration, all of whose notebooks rocmlab has written itself.
+        notebooks: the folder that the lab shows as work/.
+        uid: of the lab's user.
+        gid: of its group.
+        say: prints one line.
+    """
+    own = (settings.state if settings.guest else settings.project) / "notebooks"
+    if os.geteuid() != 0 or own.is_symlink() or not own.is_dir() or own.lstat().st_uid != 0:
+        return
+    if notebooks.resolve() != own.resolve():
+        return
+    for path in sorted(own.iterdir()):
+        found = path.lstat()
+        is_ours = bool(settings.guest) or path.name in NAMES
+        if is_ours and stat.S_ISREG(found.st_mode) and found.st_uid == 0 and found.st_nlink == 1:
+            os.chown(path, uid, gid, follow_symlinks=False)
+    os.chown(own, uid, gid, follow_symlinks=False)
+    say(f"{own} and the notebooks that come with rocmlab now belong to the lab's user ({uid}:{gid}), which saves them")

@@ -1,0 +1,231 @@
+"""Which sockets wait for others: read from /proc/net, with the process that has each. Standard library only.
+
+A test watches while something runs (`Watch`), or looks once (`waiting`). The text of this file also runs as a program
+inside a container, which has none of the tests: `python3 -c TEXT SECONDS` watches for that long, or until its input is
+closed, and prints what it saw as JSON.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+
+PROC = Path("/proc")
+TABLES = ("tcp", "tcp6", "udp", "udp6")
+LISTEN, UNCONNECTED = "0A", "07"  # include/net/tcp_states.h; 07 is TCP_CLOSE: a UDP socket without a peer
+SECONDS_BETWEEN = 0.02
+VARIABLE = "ROCMLAB_TEST_WATCHED"  # carried by every process of what is watched
+
+
+@dataclass(frozen=True)
+class Listener:
+    """A socket that takes what others send."""
+
+    protocol: str  # tcp, tcp6, udp, udp6
+    address: str
+    port: int
+    inode: int
+    uid: int  # of who opened it
+    pid: int | None  # None: its process had exited before it was found, or belongs to another user
+    command: str
+
+    @property
+    def is_loopback(self) -> bool:
+        """Return whether only this machine can reach it."""
+        found = ipaddress.ip_address(self.address)
+        mapped = getattr(found, "ipv4_mapped", None)
+        return (mapped or found).is_loopback
+
+    def __str__(self) -> str:
+        return (
+            f"{self.protocol} {self.address}:{self.port} of process {self.pid} ({self.command[:120]}), uid {self.uid}"
+        )
+
+
+def waiting(pids: Iterable[int] | None = None, *, everywhere: bool = True) -> list[Listener]:
+    """Return the listening TCP sockets and the bound UDP sockets of these processes, in their network namespaces.
+
+    Args:
+        pids: None: every socket of this namespace, whoever has it.
+        everywhere: False: omit those on the loopback.
+    """
+    chosen = None if pids is None else set(pids)
+    rows: dict[int, Listener] = {}
+    for one in _one_of_each_namespace(chosen):
+        for row in _rows(PROC / str(one) / "net"):
+            if everywhere or not row.is_loopback:
+                rows[row.inode] = row
+    owners = _owners(set(rows), chosen)
+    found = [_owned(row, owners.get(inode)) for inode, row in rows.items()]
+    return [one for one in found if chosen is None or one.pid is not None]
+
+
+def family(*roots: int, variable: str = "") -> set[int]:
+    """Return these processes, all that descend from them, and all with `variable` (NAME=value) in their environment.
+
+    A descendant whose parent has exited is found by the variable alone.
+    """
+    children: dict[int, list[int]] = {}
+    found = set(roots)
+    for entry in PROC.iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            if variable and variable.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                found.add(int(entry.name))
+        except (OSError, ValueError, IndexError):
+            continue
+        children.setdefault(parent, []).append(int(entry.name))
+    left = list(found)
+    while left:
+        fresh = [child for child in children.get(left.pop(), []) if child not in found]
+        found.update(fresh)
+        left += fresh
+    return found
+
+
+class Watch:
+    """Look often, in a `with` block, which sockets of some processes wait for others; `found` has all that did.
+
+    Args:
+        roots: processes whose descendants are watched.
+        variable: NAME=value that others of them have in their environment.
+        everyone: watch every socket of this namespace instead, whoever has it.
+        everywhere: also those on the loopback.
+    """
+
+    def __init__(
+        self, *roots: int, variable: str = "", everyone: bool = False, everywhere: bool = False, root: Path = PROC
+    ) -> None:
+        self.found: dict[int, Listener] = {}  # by inode
+        self.looks = 0
+        self._roots, self._variable, self._everyone, self._everywhere = roots, variable, everyone, everywhere
+        self._net = root / "self/net"
+        self._others: set[int] = set()  # inodes that are known to be other processes'
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def outside(self, allowed: Iterable[int] = ()) -> list[str]:
+        """Return the sockets that were seen outside the loopback, but for those on these ports, in words."""
+        ports = set(allowed)
+        return sorted(str(one) for one in self.found.values() if not one.is_loopback and one.port not in ports)
+
+    def look(self) -> None:
+        """Look once."""
+        self.looks += 1
+        known = self._others | set(self.found)
+        fresh = [
+            row for row in _rows(self._net) if row.inode not in known and (self._everywhere or not row.is_loopback)
+        ]
+        if not fresh:
+            return
+        # Who has a socket that was seen just now is found among processes that are looked for afterwards.
+        watched = None if self._everyone else family(*self._roots, variable=self._variable)
+        owners = _owners({row.inode for row in fresh}, watched)
+        for row in fresh:
+            if self._everyone or row.inode in owners:
+                self.found[row.inode] = _owned(row, owners.get(row.inode))
+            else:
+                self._others.add(row.inode)
+
+    def _watch(self) -> None:
+        while not self._ended.wait(SECONDS_BETWEEN):
+            self.look()
+
+
+def _one_of_each_namespace(pids: set[int] | None) -> list[str]:
+    if pids is None:
+        return ["self"]
+    spaces: dict[str, str] = {}
+    for pid in pids:
+        try:
+            spaces.setdefault(os.readlink(PROC / str(pid) / "ns/net"), str(pid))
+        except OSError:
+            continue  # it has exited, or belongs to another user
+    return list(spaces.values())
+
+
+def _rows(net: Path) -> list[Listener]:
+    """Return the sockets of a namespace that wait. Source: /proc/net/tcp and its like (Documentation/networking)."""
+    found = []
+    for table in TABLES:
+        try:
+            lines = (net / table).read_text().splitlines()[1:]
+        except OSError:
+            continue  # no IPv6 here, or the process has exited
+        for line in lines:
+            fields = line.split()
+            if fields[3] == (LISTEN if table.startswith("tcp") else UNCONNECTED):
+                address, _, port = fields[1].partition(":")
+                row = Listener(table, _address(address), int(port, 16), int(fields[9]), int(fields[7]), None, "")
+                found.append(row)
+    return found
+
+
+def _address(text: str) -> str:
+    """Return an address of /proc/net, whose words of 32 bits are in the machine's own order."""
+    words = [bytes.fromhex(text[place : place + 8]) for place in range(0, len(text), 8)]
+    packed = b"".join(word[::-1] if sys.byteorder == "little" else word for word in words)
+    return socket.inet_ntop(socket.AF_INET if len(packed) == 4 else socket.AF_INET6, packed)
+
+
+def _owners(inodes: set[int], pids: set[int] | None) -> dict[int, int]:
+    """Return which process has each of these sockets, as far as this user may see it."""
+    wanted = {f"socket:[{inode}]": inode for inode in inodes}
+    found: dict[int, int] = {}
+    names = [entry.name for entry in PROC.iterdir() if entry.name.isdigit()] if pids is None else list(map(str, pids))
+    for name in names:
+        if len(found) == len(wanted):
+            break
+        try:
+            opened = list((PROC / name / "fd").iterdir())
+        except OSError:
+            continue
+        for one in opened:
+            try:
+                target = os.readlink(one)
+            except OSError:
+                continue
+            if target in wanted:
+                found.setdefault(wanted[target], int(name))
+    return found
+
+
+def _owned(row: Listener, pid: int | None) -> Listener:
+    try:
+        command = (PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        command = "?"
+    return Listener(row.protocol, row.address, row.port, row.inode, row.uid, pid, command)
+
+
+def main() -> None:
+    """Watch every socket outside the loopback until the input is closed, at most so long; print them as JSON."""
+    with Watch(everyone=True) as watch:
+        end = time.monotonic() + float(sys.argv[1])
+        closed = threading.Event()
+        threading.Thread(target=lambda: (sys.stdin.read(), closed.set()), daemon=True).start()
+        closed.wait(max(0.0, end - time.monotonic()))
+    sys.stdout.write(json.dumps({"looks": watch.looks, "found": [asdict(one) for one in watch.found.values()]}) + "\n")
+
+
+if __name__ == "__main__":
+    main()
