@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # start-notebook.sh OPTIONS...: start JupyterLab; options, and those in NOTEBOOK_ARGS, go to it.
 set -euo pipefail
-if [[ -z ${JUPYTER_TOKEN:-} ]]; then
+if [[ ! -s ${JUPYTER_TOKEN_FILE:-} ]]; then
   printf 'error: %s\n  why: %s\n  fix: %s\n' "JUPYTER_TOKEN is empty" \
     "the notebooks run any code, so the lab never listens without a token" \
     "run \`make up\`, which writes one to .env (docker run: -e JUPYTER_TOKEN=\$(openssl rand -hex 32))" >&2

@@ -45,6 +45,34 @@ run_hooks() { # .sh files are sourced, executables run; a failing hook is report
   done
 }
 
+make_runtime() { # empty: what a killed server left would mislead the health check
+  rm -rf "$JUPYTER_RUNTIME_DIR"
+  install -d -m 0700 "$JUPYTER_RUNTIME_DIR"
+}
+
+keep_secret() { # NAME: move it from its variable, or from the file that the engine provides, to a file of the runtime folder
+  local file path=${1}_FILE text=${!1:-}
+  file=$JUPYTER_RUNTIME_DIR/$(tr A-Z_ a-z- <<<"$1")
+  path=${!path:-/run/secrets/${1,,}}
+  if [[ -z $text && $path != "$file" && -r $path ]]; then text=$(<"$path"); fi
+  if [[ $text ]]; then
+    rm -f "$file"
+    (umask 077 && printf %s "$text" >"$file")
+    chmod 0400 "$file"
+    if ((EUID == 0)); then chown "$NB_UID:$NB_GID" "$file"; fi
+  fi
+}
+
+keep_secrets() { # which only the server reads; kernels, terminals and `docker exec` get them neither as variable nor in a log
+  if [[ $is_first ]]; then
+    keep_secret JUPYTER_TOKEN
+    keep_secret METRICS_TOKEN
+    if [[ ${CLUSTER:-off} != off ]]; then keep_secret CLUSTER_TOKEN; fi
+  fi
+  # The names of rocmlab.confidential; a test compares them.
+  unset JUPYTER_TOKEN METRICS_TOKEN CLUSTER_TOKEN RAY_AUTH_TOKEN JUPYTER_TOKEN_FILE METRICS_TOKEN_FILE GRAFANA_PASSWORD
+}
+
 # -- as root ----------------------------------------------------------------------------------------------------------
 
 use_ids() { # give jovyan the wanted ids; usermod would walk through the whole home, share included
@@ -109,11 +137,14 @@ become_lab_user() {
   name_groups "$groups"
   if [[ $is_first ]]; then
     create_missing
-    # What a killed server left would mislead the health check.
-    rm -rf "$JUPYTER_RUNTIME_DIR"
+    make_runtime
+    chown "$NB_UID:$NB_GID" "$JUPYTER_RUNTIME_DIR"
+    keep_secrets
     run_hooks start-notebook.d
+    keep_secrets # which a hook may have set
   fi
-  export ROCMLAB_FIRST=$is_first
+  keep_secrets
+  export ROCMLAB_FIRST=${is_first:+prepared}
   exec setpriv --reuid "$NB_UID" --regid "$NB_GID" --groups "$groups" \
     --inh-caps=-all --bounding-set=-all --no-new-privs "$0" "$@"
 }
@@ -286,13 +317,17 @@ use_windows_libraries
 use_secrets
 use_cluster
 if [[ $is_first ]]; then
-  rm -rf "$JUPYTER_RUNTIME_DIR" # of a server that was killed, where no root has removed it
-  install -d -m 0700 "$JUPYTER_RUNTIME_DIR"
-  if [[ ${CLUSTER:-off} != off ]]; then # for the lab user alone; Compose lends it to everybody in here
-    (umask 077 && cat /run/secrets/cluster_token >"$RAY_AUTH_TOKEN_PATH") ||
-      fail "the cluster's token cannot be read" "there is no /run/secrets/cluster_token" "make cluster-up, or make cluster-join"
+  if [[ $is_first != prepared ]]; then make_runtime; fi # else root has done it
+  keep_secrets
+  if [[ ${CLUSTER:-off} != off && ! -s $RAY_AUTH_TOKEN_PATH ]]; then
+    fail "the cluster's token cannot be read" "/run/secrets/cluster_token is missing" "make cluster-up, or make cluster-join"
   fi
   offer_kernels
   run_hooks before-notebook.d
 fi
+keep_secrets
+for name in ${is_first:+JUPYTER METRICS}; do # for the server, which reads them once
+  file=$JUPYTER_RUNTIME_DIR/${name,,}-token
+  if [[ -r $file ]]; then export "${name}_TOKEN_FILE=$file"; fi
+done
 exec "$@"

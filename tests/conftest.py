@@ -31,6 +31,8 @@ OURS = (
     "SHARE",
     "NOTEBOOKS_DIR",
     "JUPYTER_TOKEN",
+    "METRICS_TOKEN",
+    "ALLOWED_HOSTS",
     "BASE_IMAGE",
     "TORCH_INDEX",
     "JAX_PACKAGES",

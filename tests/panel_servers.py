@@ -20,6 +20,7 @@ from kernel_hosts import WAIT_SECONDS, Host
 from rocmlab.lab import install
 
 TOKEN = "t" * 32
+METRICS_TOKEN = "m" * 32
 IN_ACCESS = 1  # of <sys/inotify.h>: a file was read
 EVENT_BYTES = 16  # of struct inotify_event, for a watched file
 

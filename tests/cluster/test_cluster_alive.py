@@ -19,10 +19,20 @@ import psutil
 import pytest
 from cluster_nodes import STORE_BYTES, Cluster, ClusterNode, cluster
 
+from rocmlab import confidential
 from rocmlab.cluster import ports
 
 pytestmark = pytest.mark.cluster
 
+ENVIRONMENTS = """
+import json, os
+from rocmlab.cluster import probe, session
+
+session.connect()
+def environment():
+    return dict(os.environ)
+print(json.dumps(list(probe.on_every_node(environment, timeout_seconds=120).values())))
+"""
 LOOK = """
 import json, os, ray, subprocess, sys, tempfile, time
 from rocmlab.cluster import overview, probe, session
@@ -182,6 +192,17 @@ def test_the_cluster_verb_shows_it_to_a_person_and_as_json(alive: Cluster) -> No
 def test_ray_init_without_words_finds_the_cluster(alive: Cluster) -> None:
     """The lab's environment says where it is and how to get in."""
     assert alive.answer(PLAIN) == 2
+
+
+def test_a_task_is_given_no_secret(alive: Cluster) -> None:
+    """A notebook that asks Ray's workers for their environment sees where the token is, and no token."""
+    inside = alive.answer(ENVIRONMENTS)
+
+    assert len(inside) == 2
+    for environment in inside:
+        assert not set(confidential.NAMES) & set(environment)
+        assert alive.token not in environment.values()
+        assert "RAY_AUTH_TOKEN_PATH" in environment
 
 
 def test_no_secret_is_in_a_command_line_or_in_a_workers_environment(alive: Cluster) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rocmlab import confidential
 from rocmlab.cluster import greeting, node, overview, ports, record, token
 from rocmlab.cluster.greeting import Greeting
 from rocmlab.cluster.node import Plan
@@ -188,11 +189,13 @@ def test_what_starts_a_node_has_no_secret_and_serves_the_dashboard_on_the_loopba
     wanted = plan_of(tmp_path, monkeypatch, CLUSTER_TOKEN=TOKEN)
 
     words = node.command(wanted)
-    environment = node.ray_environment(wanted, {"CLUSTER_TOKEN": TOKEN, "JUPYTER_TOKEN": "d" * 64})
+    given = {name: f"secret-{name}" for name in confidential.NAMES}
+    environment = node.ray_environment(wanted, {**given, "CLUSTER_TOKEN": TOKEN, "HF_TOKEN": "hf"})
 
     assert TOKEN not in " ".join(words)
     assert TOKEN not in environment.values()
-    assert "JUPYTER_TOKEN" not in environment
+    assert not set(confidential.NAMES) & set(environment)
+    assert environment["HF_TOKEN"] == "hf"
     assert environment["RAY_AUTH_TOKEN_PATH"] == "/tmp/x/token"
     assert environment["RAY_AUTH_MODE"] == "token"
     assert "--dashboard-host=127.0.0.1" in words

@@ -85,6 +85,7 @@ def make_project(tmp_path_factory: pytest.TempPathFactory):
             "COMPOSE_FILE": ":".join(["compose.yaml", *overlay]),
             "ROCMLAB_IMAGE": f"rocmlab:test-{backend}-{os.getpid()}",  # two runs at a time keep apart
             "JUPYTER_TOKEN": "a-token-of-the-tests",
+            "METRICS_TOKEN": "m" * 64,
             "RENDER_GID": "61104",
             "VIDEO_GID": "61044",
             "PORT": "0",

@@ -29,7 +29,10 @@ def test_configuration_is_valid_and_careful(make_project, backend: str) -> None:
     lab = service(make_project(backend))
 
     assert [port["host_ip"] for port in lab["ports"]] == ["127.0.0.1"]
-    assert lab["environment"]["JUPYTER_TOKEN"]
+    tokens = [secret for secret in lab["secrets"] if secret["source"].endswith("_token")]
+    assert [secret["source"] for secret in tokens] == ["jupyter_token", "metrics_token"]
+    assert {(secret["uid"], secret["gid"], secret["mode"]) for secret in tokens} == {("1000", "100", "0400")}
+    assert "a-token-of-the-tests" not in json.dumps(lab)
     assert not {"privileged", "network_mode", "container_name", "cap_add", "ipc"} & set(lab)
     assert not any("docker.sock" in volume["source"] for volume in lab["volumes"])
     assert {volume["target"]: volume["type"] for volume in lab["volumes"]} == {
@@ -151,7 +154,9 @@ class TestCluster:
         """`docker inspect` and the processes inside do not show it."""
         lab = self.merged(make_project)
 
-        assert "cluster_token" in [secret["source"] for secret in lab["secrets"]]
+        secret = next(secret for secret in lab["secrets"] if secret["source"] == "cluster_token")
+        assert (secret["uid"], secret["mode"]) == ("1000", "0400")
+        assert "jupyter_token" in [each["source"] for each in lab["secrets"]]
         assert "c" * 64 not in json.dumps(lab)
 
     def test_another_network_publishes_jupyter_on_the_loopback(self, make_project) -> None:

@@ -45,3 +45,21 @@ def test_a_volume_is_backed_up_while_the_lab_runs_and_restored_after_its_loss(
     seen = inside(docker_lab, "cat /share/mine/a; readlink /share/mine/b; stat -c '%u %a' /share/mine/a /share/mine/b")
     assert seen.split() == ["saved", "a", uid, "600", uid, "777"]
     assert "already exists but was not created" not in docker_lab.make("up").stdout
+
+
+def test_old_runs_in_a_volume_are_pruned(docker_lab: Clone) -> None:
+    """Listed first, removed with FORCE=1; a run that was not finished stays, and so does the lab."""
+    docker_lab.make("up")
+    event = '{"event": "run finished", "status": "ok", "time": "2026-01-01T00:00:00Z"}'
+    make = f"mkdir -p $d && echo '{event}' >$d/journal.jsonl && touch -d 2026-01-01 $d/journal.jsonl"
+    runs = ("20260101T000000Z-old", "my-own")
+    inside(docker_lab, "".join(f"d=/share/runs/{name}; {make}; " for name in runs))
+
+    listed = docker_lab.make("clean", RUNS="30d", succeeds=False)
+    removed = docker_lab.make("clean", RUNS="30d", FORCE="1")
+
+    assert "20260101T000000Z-old" in listed.stdout
+    assert "FORCE=1" in listed.stdout
+    assert "removed 1 runs" in removed.stdout
+    assert inside(docker_lab, "ls /share/runs").split().count("my-own") == 1
+    assert docker_lab.answers()

@@ -25,7 +25,7 @@ from rocmlab.devices.simulated import write_host
 pytestmark = pytest.mark.container
 
 OVERLAY = "docker/compose.monitoring.yaml"
-SECRETS = {"GRAFANA_PASSWORD": "a-password-of-the-tests"}
+SECRETS = {"GRAFANA_PASSWORD": "a-password-of-the-tests", "METRICS_TOKEN": "m" * 64}
 
 
 def services(project) -> dict:
@@ -66,11 +66,11 @@ def test_configuration_is_valid_and_careful(monitored) -> None:
 
 
 def test_secrets_come_from_the_settings(monitored) -> None:
-    """Prometheus gets the lab's token, Grafana its password, each as a file; no environment holds either."""
+    """Prometheus gets a token for metrics alone, Grafana its password, each as a file; no environment holds either."""
     found = services(monitored)
 
     prometheus, grafana = found["services"]["prometheus"], found["services"]["grafana"]
-    assert [each["source"] for each in prometheus["secrets"]] == ["jupyter_token"]
+    assert [each["source"] for each in prometheus["secrets"]] == ["metrics_token"]
     assert [each["source"] for each in grafana["secrets"]] == ["grafana_password"]
     assert grafana["environment"]["GF_SECURITY_ADMIN_PASSWORD__FILE"] == "/run/secrets/grafana_password"
     assert grafana["environment"]["GF_AUTH_ANONYMOUS_ENABLED"] == "false"

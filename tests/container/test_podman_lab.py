@@ -113,6 +113,27 @@ class TestEveryday:
         assert owner == (host.uid or 1000)
         assert kept == "kept\n"
 
+    def test_a_backup_and_its_restore_into_a_new_volume(self, host: Host) -> None:
+        """Made by the user who runs Podman and theirs alone; restored, the files are the lab user's."""
+        volume = f"{host.lab.settings['COMPOSE_PROJECT_NAME']}_share"
+        host.make("up")
+        host.inside("bash", "-c", "mkdir -m 700 ~/share/mine && echo saved >~/share/mine/a && chmod 600 ~/share/mine/a")
+        backups = host.lab.folder / "share/backups"
+        made = host.make("backup", TO=str(backups))
+        host.make("down", FORCE="1")
+        host.run("podman", "volume", "rm", volume)
+        restored = host.make("restore", FROM=str(backups))
+        host.make("up")
+        content = host.inside("cat", "/home/jovyan/share/mine/a")
+        facts = host.inside("stat", "--format=%u %a", "/home/jovyan/share/mine", "/home/jovyan/share/mine/a")
+        host.make("down", FORCE="1")
+        (backup,) = backups.iterdir()
+
+        assert "is complete" in made
+        assert "restored" in restored
+        assert (content, facts) == ("saved\n", "1000 700\n1000 600\n")
+        assert (backup.stat().st_uid, backup.stat().st_mode & 0o777) == (host.uid, 0o700)
+
     def test_a_run_while_the_lab_is_down_has_a_container_of_its_own(self, host: Host) -> None:
         """Its exit code is the run's, and nothing is left of it."""
         printed = host.make("run-notebooks", NOTEBOOKS="no_such_notebook", succeeds=False)

@@ -11,6 +11,7 @@ import pytest
 from clients import Server
 from clones import UNCOMPILED, Clone, clone, lighten, printed_url
 
+from rocmlab import confidential
 from rocmlab.stack import server
 
 pytestmark = pytest.mark.native
@@ -69,6 +70,33 @@ def test_a_second_make_up_changes_nothing(lab: Clone, first_up: str) -> None:
     assert printed_url(second) == printed_url(first_up)
     assert record == (lab.folder / ".rocmlab/jupyter.json").read_text()
     assert before == (lab.folder / ".env").stat().st_mtime_ns
+
+
+def test_no_secret_is_in_an_environment_or_a_file_for_others(lab: Clone, first_up: str) -> None:
+    """The server's, a kernel's and what that starts; the tokens are files of the user's alone, and so is the log."""
+    secrets = [lab.env[name] for name in ("JUPYTER_TOKEN", "METRICS_TOKEN")]
+    state = lab.folder / ".rocmlab"
+    pid = json.loads((state / "jupyter.json").read_text())["pid"]
+
+    printed = Server(f"127.0.0.1:{lab.port}", secrets[0]).execute(
+        "torch", "import os, subprocess; print(dict(os.environ)); print(subprocess.check_output('env', text=True))"
+    )
+
+    assert "ROCMLAB_SHARE" in printed
+    assert not [name for name in confidential.NAMES if name in printed]
+    assert not [secret for secret in secrets if secret in printed]
+    assert not [secret for secret in secrets if secret in Path(f"/proc/{pid}/environ").read_text()]
+    assert [(state / f"{name}-token").read_text().strip() for name in ("jupyter", "metrics")] == secrets
+    holding = [path for path in (lab.folder / ".env", *state.rglob("*")) if _has(path, secrets)]
+    assert {path.name for path in holding} >= {".env", "jupyter-token", "metrics-token"}
+    assert [path for path in (*holding, state / "jupyter.log") if path.stat().st_mode & 0o077] == []
+
+
+def _has(path: Path, secrets: list[str]) -> bool:
+    try:
+        return path.is_file() and any(secret.encode() in path.read_bytes() for secret in secrets)
+    except OSError:
+        return False
 
 
 def test_run_notebooks_trains_on_all_of_mnist(lab: Clone, first_up: str) -> None:

@@ -309,6 +309,38 @@ class TestInterrupted:
         assert before == tree(lab.share)
         assert [backup] == list(lab.backups.iterdir())
 
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_an_interrupted_backup_keeps_what_it_has_and_says_how_to_continue(self, lab: Lab, number: int) -> None:
+        """Ctrl-C, or the end of the container: the part under way is ended properly, and nothing is repeated."""
+        for name in range(40):
+            (lab.share / f"{name:02}").write_bytes(os.urandom(30_000))
+        program = (
+            "import sys, time; from rocmlab.stack.backup import create, model\n"
+            "real = create._Maker._member\n"
+            "def slow(*given): print('.', flush=True); time.sleep(0.05); return real(*given)\n"
+            "create._Maker._member = slow\n"
+            "create.create(model.Task.from_json(sys.argv[1]), lambda line: None)"
+        )
+        command = [sys.executable, "-c", program, lab.task("create", lab.backups).to_json()]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as stopped:
+            assert stopped.stdout
+            assert stopped.stderr
+            for _ in range(6):
+                stopped.stdout.readline()
+            stopped.send_signal(number)
+            stopped.stdout.read()
+            said = stopped.stderr.read()
+
+        assert "the backup was interrupted" in said
+        assert f"make backup TO={lab.backups}" in said
+        (partial,) = lab.backups.iterdir()
+        kept = model.read(partial).entries
+        assert len(kept) >= 4
+        lab.back_up()
+        assert {path: entry.part for path, entry in model.read(verify.find(lab.backups)).entries.items()}.items() >= {
+            path: entry.part for path, entry in kept.items() if entry.type == "file"
+        }.items()
+
     @NEEDS_ROOT
     def test_a_full_disk_leaves_the_earlier_backup_whole_and_this_one_resumable(self, lab: Lab) -> None:
         """On a disk of 4 MB: an error that says what to do, then the same command with more room completes it."""
@@ -423,7 +455,7 @@ class TestRestore:
 
         lab.restore(backup, owner=(SECOND_UID, SECOND_UID))
 
-        assert {SECOND_UID} == {path.lstat().st_uid for path in lab.share.rglob("*")}
+        assert {SECOND_UID} == {path.lstat().st_uid for path in (lab.share, *lab.share.rglob("*"))}
 
     @NEEDS_ROOT
     def test_another_user_cannot_read_a_backup(self, lab: Lab) -> None:

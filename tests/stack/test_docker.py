@@ -175,20 +175,32 @@ class TestCluster:
 
         assert found._publishes_port() is is_ours
 
-    @pytest.mark.parametrize(("wanted", "is_another"), [("a" * 64, False), ("b" * 64, True)])
+    @pytest.mark.parametrize("cluster", ["off", "head"])
+    @pytest.mark.parametrize(
+        ("changed", "is_another"),
+        [
+            ({}, False),
+            ({"JUPYTER_TOKEN": "x"}, True),
+            ({"METRICS_TOKEN": "x"}, True),
+            ({"CLUSTER_TOKEN": "b" * 64}, True),
+        ],
+        ids=["none", "server", "metrics", "cluster"],
+    )
     def test_another_token_makes_another_container(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: str, is_another: bool
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict, is_another: bool, cluster: str
     ) -> None:
         """Compose keeps a container whose secret alone has changed, and the old token would stay in force."""
-        (tmp_path / ".env").write_text("CLUSTER=head\n")
+        if cluster == "off" and "CLUSTER_TOKEN" in changed:
+            is_another = False  # which no container has
+        (tmp_path / ".env").write_text(f"CLUSTER={cluster}\n")
         program = tmp_path / "docker"
-        program.write_text(
-            "#!/bin/sh\ncase $1 in ps) echo abc;; exec) printf %s " + "a" * 64 + ";; compose) echo $*;; esac\n"
-        )
+        inside = "t\\nm\\n" + ("a" * 64 + "\\n" if cluster == "head" else "")
+        program.write_text(f"#!/bin/sh\ncase $1 in ps) echo abc;; exec) printf '{inside}';; compose) echo $*;; esac\n")
         program.chmod(0o755)
         environment = {"PATH": f"{tmp_path}:/bin:/usr/bin"}
+        given = {"METRICS_TOKEN": "m", "CLUSTER_TOKEN": "a" * 64, **changed}
 
-        found = lab(tmp_path, environment, monkeypatch, CLUSTER_TOKEN=wanted, COMPOSE_PROJECT_NAME="x")
+        found = lab(tmp_path, environment, monkeypatch, COMPOSE_PROJECT_NAME="x", **given)
 
         assert ("--force-recreate" in found._bring_up()[1]) is is_another
 

@@ -15,7 +15,7 @@ from hosts import Gpu, make_host
 
 from rocmlab.devices import discover
 from rocmlab.errors import RocmlabError
-from rocmlab.stack import gpus, podman_engine, resolve, settings
+from rocmlab.stack import gpus, podman_engine, resolve, settings, tokens
 from rocmlab.stack.choice import Choice
 from rocmlab.stack.container import PASSED_INTO_THE_LAB, PROXIES
 from rocmlab.stack.engine import Engine
@@ -149,7 +149,7 @@ class TestSameAsCompose:
 
         assert {*names, "ROCMLAB_RUNTIME"} == set(passed)
         assert passed["ROCMLAB_RUNTIME"] == "podman"  # the image itself says docker
-        assert set(names) == {"JUPYTER_TOKEN", "NB_UID", "NB_GID", *PASSED_INTO_THE_LAB, *PROXIES}
+        assert set(names) == {"NB_UID", "NB_GID", *PASSED_INTO_THE_LAB, *PROXIES}
 
     def test_the_build_arguments_are_the_same(self, compose: dict) -> None:
         """Every argument but the proxies, which Podman lends to builds by itself; the defaults too."""
@@ -166,14 +166,15 @@ class TestSameAsCompose:
         """Share, notebooks and secrets at the same places."""
         service = compose["services"]["lab"]
         targets = {volume.removesuffix(":ro").rsplit(":", 1)[1] for volume in service["volumes"]}
-        targets |= {f"/run/secrets/{name}" for name in service["secrets"]}
+        secrets = [name if isinstance(name, str) else name["source"] for name in service["secrets"]]
+        targets |= {f"/run/secrets/{name}" for name in secrets}
 
         options = lab(tmp_path, CA_BUNDLE="ca.pem", PIP_CONFIG="pip.conf").options()
         mounted = [option.split(":") for option in options if option.startswith("--volume=")]
 
         assert {mount[1] for mount in mounted} == targets
         assert all(mount[2:] == ["ro"] for mount in mounted if mount[1].startswith("/run/secrets/"))
-        assert set(SECRETS) == set(service["secrets"])
+        assert {*SECRETS, *(name.lower() for name in tokens.NAMES)} == set(secrets)
         assert "--volume=rocmlab-1_share:/home/jovyan/share" in options
 
     def test_what_else_compose_says_is_known(self, compose: dict) -> None:
@@ -246,10 +247,24 @@ class TestOptions:
 
     def test_the_token_is_no_argument(self, tmp_path: Path) -> None:
         """Arguments can be listed by every user of the machine."""
-        options = lab(tmp_path, env="HF_TOKEN=hidden\n").options()
+        found = lab(tmp_path, env="HF_TOKEN=hidden\n")
 
-        assert {"--env=JUPYTER_TOKEN", "--env=HF_TOKEN"} <= set(options)
-        assert not any("secret" in option.replace("secrets", "") or "hidden" in option for option in options)
+        assert "--env=HF_TOKEN" in found.options()
+        assert not any("secret" in option.replace("secrets", "") or "hidden" in option for option in found.options())
+
+    def test_the_tokens_are_files_for_their_owner(self, tmp_path: Path) -> None:
+        """`podman inspect` shows the environment to whoever may ask the engine; another token is another container."""
+        found = lab(tmp_path, METRICS_TOKEN="m" * 64)
+        other = lab(tmp_path, METRICS_TOKEN="n" * 64)
+
+        tokens.write(found.settings, found.values)
+        mount = next(option for option in found.options() if option.endswith(":/run/secrets/jupyter_token:ro"))
+        file = Path(mount.removeprefix("--volume=").split(":")[0])
+
+        assert not {"JUPYTER_TOKEN", "METRICS_TOKEN"} & set(found.lab_environment())
+        assert file.read_text() == "secret"
+        assert file.stat().st_mode & 0o777 == 0o400
+        assert tokens.digest(found.values) != tokens.digest(other.values)
 
     def test_podman_4_can_read_the_dockerfile(self, tmp_path: Path) -> None:
         """Its build knows no --start-interval; secrets are given, the named context is the folder of wheels."""

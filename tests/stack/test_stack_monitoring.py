@@ -11,7 +11,7 @@ import pytest
 import yaml
 from clones import free_port
 from kernel_hosts import simulated_host
-from panel_servers import TOKEN, Server
+from panel_servers import METRICS_TOKEN, TOKEN, Server
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "telemetry"))
 import prometheus_tools as tools
@@ -46,6 +46,7 @@ def describe(folder: Path, runtime: str, **more: str) -> None:
         "COMPOSE_FILE": "compose.yaml",
         "COMPOSE_PROJECT_NAME": "rocmlab-test-none",
         "JUPYTER_TOKEN": TOKEN,
+        "METRICS_TOKEN": METRICS_TOKEN,
         "PORT": str(free_port()),
         "SHARE": "./share",
         **more,
@@ -60,7 +61,7 @@ class TestExplained:
     def server(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         """A real Jupyter server with our extension, on a simulated host."""
         with simulated_host(tmp_path, monkeypatch) as host:
-            found = Server(host, ROCMLAB_SERVER="m" * 32)
+            found = Server(host, METRICS_TOKEN=METRICS_TOKEN, ROCMLAB_SERVER="m" * 32)
             try:
                 yield found.up()
             finally:
@@ -69,7 +70,7 @@ class TestExplained:
     def test_ones_own_prometheus_gets_in_with_what_is_printed(
         self, folder: Path, server: Server, tmp_path: Path, capsys: pytest.CaptureFixture
     ) -> None:
-        """The printed configuration, as it is, lets a real Prometheus ask a real Jupyter server with its token."""
+        """The printed configuration, as it is, lets a real Prometheus ask a real server, whose own token it lacks."""
         describe(folder, "native", PORT=str(server.port))
         record = ServerProcess(folder / ".rocmlab/jupyter.json", folder / ".rocmlab/home", server.port, "m" * 32)
         record.remember(server.process.pid, {})
@@ -91,9 +92,28 @@ class TestExplained:
         printed = monitoring.scrape_configuration(projects.reopen(folder))
 
         token = folder / ".rocmlab/metrics-token"
-        assert TOKEN not in printed
-        assert token.read_text() == f"{TOKEN}\n"
+        assert METRICS_TOKEN not in printed
+        assert token.read_text() == METRICS_TOKEN
+        assert TOKEN not in printed + token.read_text()
         assert token.stat().st_mode & 0o777 == 0o600
+
+    def test_an_earlier_version_s_settings_need_one_make_up(self, folder: Path, capsys: pytest.CaptureFixture) -> None:
+        """A `.env` without a token for Prometheus gives it none: the next `make up` writes one, and keeps it."""
+        describe(folder, "native", METRICS_TOKEN="")
+        lines = (folder / ".env").read_text().splitlines(keepends=True)
+        (folder / ".env").write_text("".join(line for line in lines if not line.startswith("METRICS_TOKEN")))
+
+        with pytest.raises(RocmlabError, match="no token for Prometheus") as caught:
+            monitoring.scrape_configuration(projects.reopen(folder))
+        values = resolve.resolve(settings.load(folder, {}), Choice("cpu", "native", "test"), [], Path("/"))
+        settings.save(settings.load(folder, {}), values)
+        again = resolve.resolve(settings.load(folder, {}), Choice("cpu", "native", "test"), [], Path("/"))
+
+        assert caught.value.problem.fix == "make up"
+        assert not (folder / ".rocmlab/metrics-token").exists()
+        assert len(bytes.fromhex(values["METRICS_TOKEN"])) == 32
+        assert values["METRICS_TOKEN"] != values["JUPYTER_TOKEN"] == TOKEN
+        assert again["METRICS_TOKEN"] == values["METRICS_TOKEN"]
 
     @pytest.mark.parametrize("name", ["plain", 'a "b" #c: d', "größe"])
     def test_any_folder_can_be_named(self, tmp_path: Path, name: str) -> None:

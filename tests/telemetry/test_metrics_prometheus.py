@@ -65,7 +65,7 @@ class TestFiles:
         configuration = (REPOSITORY / "docker/monitoring/prometheus.yml").read_text(encoding="utf-8")
         (tmp_path / "token").write_text("geheim")
         shutil.copy(RULES, tmp_path)
-        local = configuration.replace("/run/secrets/jupyter_token", str(tmp_path / "token"))
+        local = configuration.replace("/run/secrets/metrics_token", str(tmp_path / "token"))
         (tmp_path / "prometheus.yml").write_text(local)
 
         rules = tools.run(tools.promtool(), "check", "rules", "--lint=all", "--lint-fatal", RULES)

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rocmlab import __version__
+from rocmlab import __version__, confidential
 from rocmlab.cluster import ports, token
 from rocmlab.devices import Device, discover, is_simulated, system_root, visibility
 from rocmlab.errors import RocmlabError
@@ -30,7 +30,6 @@ CPU_PLACE = "cpu_place"  # the resource that a job without a GPU takes
 LONGEST_FOLDER = 32  # bytes: Ray adds up to 70 for a socket, and a socket's path has at most 107
 SMALLEST_STORE, LARGEST_STORE = 80_000_000, 8_000_000_000  # bytes
 OUTSIDE = "192.0.2.1"  # an address that nobody has (RFC 5737): asking for the way to it sends nothing
-NOT_FOR_WORKERS = ("CLUSTER_TOKEN", "JUPYTER_TOKEN", "RAY_AUTH_TOKEN")
 
 
 @dataclass(frozen=True)
@@ -260,8 +259,7 @@ def ray_environment(wanted: Plan, base: Mapping[str, str]) -> dict[str, str]:
         "DASHBOARD_METRIC_PORT": "-1",  # they fail to listen, log that, and go on
         "ROCMLAB_CLUSTER_NODE": "1",
     }
-    kept = {name: value for name, value in base.items() if name not in NOT_FOR_WORKERS}
-    return visibility.apply({**kept, **changed}, wanted.devices)
+    return visibility.apply({**confidential.without(base), **changed}, wanted.devices)
 
 
 def client_environment(head: str, folder: Path) -> dict[str, str]:

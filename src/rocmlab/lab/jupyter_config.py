@@ -1,9 +1,12 @@
 """JupyterLab in every runtime: `rocmlab.lab.install` puts this file into its environment, for Jupyter to execute.
 
-The token comes from JUPYTER_TOKEN; the native lab gives address, port and folder on the command line.
+The token comes from the file JUPYTER_TOKEN_FILE; the native lab gives address, port and folder on the command line.
 """
 
 import os
+
+from rocmlab import hosts
+from rocmlab.errors import RocmlabError
 
 c = get_config()  # noqa: F821  # traitlets defines it
 
@@ -20,6 +23,15 @@ if os.environ.get("ROCMLAB_RUNTIME") in ("docker", "podman"):
     if os.path.isdir("/home/jovyan/work"):
         c.FileContentsManager.preferred_dir = "work"
 
+if not hosts.is_behind_hub(os.environ):  # else names and cookies are the hub's business
+    # Names that DNS could point here are rejected; should our extension not load, by Jupyter's own check.
+    c.ServerApp.allow_remote_access = False
+    try:
+        c.ServerApp.local_hostnames = [*hosts.ALWAYS, *hosts.parse(os.environ.get(hosts.SETTING, ""))]
+    except RocmlabError:
+        c.ServerApp.local_hostnames = list(hosts.ALWAYS)
+    # Pages of other sites cannot use the login; with "Strict" a link to the lab in a mail would ask for the token.
+    c.IdentityProvider.cookie_options = {"samesite": "Lax"}
 # The port that was asked for, or none: nobody would look for the lab at another one.
 c.ServerApp.port_retries = 0
 c.ServerApp.open_browser = False
@@ -33,7 +45,8 @@ c.MultiKernelManager.default_kernel_name = "tensorflow"
 c.KernelManager.transport = "ipc"
 # jupyter_server counts its pings in milliseconds, tornado reads the same numbers as seconds and warns of them in every
 # log. Without pings JupyterLab still reconnects by itself, and the server keeps what a kernel says meanwhile.
-c.ServerApp.tornado_settings = {"ws_ping_interval": 0}
+# The address may hold the token: other sites do not learn it from the header `Referer`.
+c.ServerApp.tornado_settings = {"ws_ping_interval": 0, "headers": {"Referrer-Policy": "same-origin"}}
 # The lab is updated by `make up`, not from inside.
 c.LabApp.extension_manager = "readonly"
 c.LabApp.check_for_updates_class = "jupyterlab.NeverCheckForUpdate"

@@ -24,6 +24,7 @@ from jupyter_client.multikernelmanager import MultiKernelManager
 from jupyter_client.provisioning import LocalProvisioner
 from traitlets import Any as AnyTrait
 
+from rocmlab import confidential
 from rocmlab.devices import visibility
 from rocmlab.errors import RocmlabError
 from rocmlab.lab import kernels, ownership, warmth
@@ -48,7 +49,7 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
     async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401  Jupyter's own
         """Take the lease, unless a runner has; add it, the masks and the banner to what will be started."""
         kwargs = await super().pre_launch(**kwargs)
-        environment: dict[str, str] = kwargs["env"]
+        kwargs["env"] = environment = confidential.without(kwargs["env"])
         if environment.get("ROCMLAB_LEASED") == "1":
             return kwargs
         try:

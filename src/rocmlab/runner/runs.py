@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from rocmlab import confidential
 from rocmlab.runner.ground import space
 from rocmlab.runner.ground.folder import RunFolder, now
 from rocmlab.runner.ground.jobs import EXIT_CODES, STOPPED, Job, Result, Status, not_run
@@ -95,7 +96,7 @@ def run(
         RocmlabError: another process works on this run.
         OSError: the folder cannot be written.
     """
-    base = dict(os.environ if environment is None else environment)
+    base = confidential.without(os.environ if environment is None else environment)
     rules = rules or Rules()
     workers = Workers(base, slots.count, warm=rules.warm, engine=rules.engine, warmth=warmth)
     meters = meters or Meters()

@@ -29,7 +29,7 @@ from rocmlab.stack.sockets import Listener
 NEEDED_BYTES = {"rocm": 60e9, "cuda": 25e9, "cpu": 8e9}  # for the base image unpacked and our layers
 PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY")  # which the build needs as well
 PASSED_INTO_THE_LAB = (  # where `.env` has them; the same as those of compose.yaml's `environment`, but for proxies
-    *("AMD_LOG_LEVEL", "GPU_MAX_HW_QUEUES", "HF_TOKEN"),
+    *("ALLOWED_HOSTS", "AMD_LOG_LEVEL", "GPU_MAX_HW_QUEUES", "HF_TOKEN"),
     *("HIP_VISIBLE_DEVICES", "HSA_ENABLE_SDMA"),
     *("HSA_OVERRIDE_GFX_VERSION", "MIOPEN_FIND_MODE", "NB_UMASK", "NCCL_DEBUG", "ROCR_VISIBLE_DEVICES", "TZ"),
     *(f"HSA_OVERRIDE_GFX_VERSION_{node}" for node in range(1, 10)),

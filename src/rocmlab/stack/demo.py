@@ -41,6 +41,7 @@ def settings(folder: Path, port: int | None = None) -> Settings:
         "NOTEBOOKS_DIR": str(state / "notebooks"),
         "PORT": str(port or _free_port()),
         "JUPYTER_TOKEN": secrets.token_hex(32),
+        "METRICS_TOKEN": secrets.token_hex(32),
         "COMPOSE_PROJECT_NAME": f"{own_name}-{GUEST}",
         "IDLE_GPU_WARNING_SECONDS": "60",
     }

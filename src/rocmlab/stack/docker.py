@@ -14,6 +14,7 @@ from rocmlab.stack.settings import Settings
 __all__ = ["SERVICE", "BaseImageUnreachable", "DockerLab"]
 
 SERVICE = "lab"
+TOKENS = ("JUPYTER_TOKEN", "METRICS_TOKEN", "CLUSTER_TOKEN")  # which Compose writes into the container
 
 
 class DockerLab(ContainerLab):
@@ -65,12 +66,16 @@ class DockerLab(ContainerLab):
         )
 
     def _has_another_token(self) -> bool:
-        """Tell whether the running lab is a node with an earlier CLUSTER_TOKEN: Compose does not see such a change."""
-        container = self.container() if self.settings.is_in_cluster else None
+        """Return whether a token of the running lab is not the one in `.env`: Compose does not see such a change."""
+        container = self.container()
         if container is None:
             return False
-        code, token = self.engine("exec", container, "cat", "/run/secrets/cluster_token")
-        return code == 0 and token.strip() != self.values.get("CLUSTER_TOKEN", "")
+        names = [name for name in TOKENS if self.settings.is_in_cluster or name != "CLUSTER_TOKEN"]
+        files = [f"/run/secrets/{name.lower()}" for name in names]
+        command = ("sh", "-c", 'for file; do cat "$file" || exit; echo; done', "sh", *files)
+        code, found = self.engine("exec", "--user", "root", container, *command)
+        # It fails in a container of an earlier version, which has the token in its environment.
+        return code != 0 or found.splitlines() != [self.values.get(name, "") for name in names]
 
     def _owner(self) -> str:
         container = self.container(running_only=False)

@@ -82,6 +82,11 @@ def read(path: Path) -> str:
         raise RocmlabError(f"{path} cannot be read", str(err), f"mend or remove it: rm {path}") from err
 
 
+def private(path: str, flags: int) -> int:
+    """Open a file, as `open` asks for it; one that is made is for its owner alone."""
+    return os.open(path, flags, 0o600)
+
+
 def write(path: Path, text: str, mode: int = 0o600) -> None:
     """Replace a file atomically; it is readable by its owner alone, for it may hold the token.
 

@@ -85,7 +85,7 @@ def forget(settings: Settings, values: Mapping[str, str]) -> None:
         envfile.write(path, json.dumps(kept, indent=1) + "\n")
     elif known:
         path.unlink(missing_ok=True)
-    token, file = values.get("METRICS_TOKEN") or values.get("JUPYTER_TOKEN", ""), settings.state / TOKEN_FILE
+    token, file = values.get("METRICS_TOKEN", ""), settings.state / TOKEN_FILE
     if len(kept) < len(known) and file.exists() and token:
         envfile.write(file, token + "\n")
 

@@ -87,6 +87,10 @@ class Monitoring:
         """
         if not self.project.lab.is_running():
             raise RocmlabError("the lab does not run", "without it Prometheus has nothing to ask", "make up")
+        if not self.project.values.get("METRICS_TOKEN"):
+            raise RocmlabError(
+                "this lab has no token for Prometheus", "it was started by an earlier version of rocmlab", "make up"
+            )
         self._check_ports()
         resolved = {**self.settings.written, "GRAFANA_PASSWORD": self.password}
         configuration.save(self.settings, resolved)
@@ -190,7 +194,12 @@ def scrape_configuration(project: Project) -> str:
     """Return what a Prometheus of one's own needs in its configuration to ask this lab; write the token's file."""
     folder = project.settings.project.resolve()
     path = folder / TOKEN_FILE
-    envfile.write(path, project.values["JUPYTER_TOKEN"] + "\n")
+    token = project.values.get("METRICS_TOKEN")
+    if not token:
+        raise RocmlabError(
+            "this lab has no token for Prometheus", "it was started by an earlier version of rocmlab", "make up"
+        )
+    envfile.write(path, token)
     return f"""\
 rule_files:
   - {_quoted(folder / "docker/monitoring/rules.yml")}

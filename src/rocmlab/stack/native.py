@@ -14,14 +14,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rocmlab import identity
+from rocmlab import confidential, hosts, identity
 from rocmlab.cluster import record
 from rocmlab.cluster.record import Record
 from rocmlab.devices import visibility
 from rocmlab.devices.discovery import discover
 from rocmlab.errors import RocmlabError
 from rocmlab.identity import Process
-from rocmlab.stack import exposure, homes, live, process, server
+from rocmlab.stack import envfile, exposure, homes, live, process, server, tokens
 from rocmlab.stack.cluster import NativeNode
 from rocmlab.stack.environment import Environment
 from rocmlab.stack.lab import Say
@@ -136,13 +136,15 @@ class NativeLab:
     def server_environment(self) -> dict[str, str]:
         """Return the environment of the server and of everything it starts."""
         scripts = str(self.venv.folder / "bin")
-        env = dict(os.environ)
+        env = confidential.without(os.environ)
         for name in ("PYTHONPATH", "PYTHONHOME", "JUPYTER_PATH", "MAKEFLAGS", "MAKELEVEL", "MFLAGS", *live.NAMES):
             env.pop(name, None)
         env |= {
             "PATH": scripts + os.pathsep + env.get("PATH", ""),
             "VIRTUAL_ENV": str(self.venv.folder),
-            "JUPYTER_TOKEN": self.token,  # in the environment and not among the arguments, which any user can list
+            # Paths, not the tokens themselves: kernels and terminals inherit this environment.
+            "JUPYTER_TOKEN_FILE": str(tokens.path(self.settings, "JUPYTER_TOKEN")),
+            "METRICS_TOKEN_FILE": str(tokens.path(self.settings, "METRICS_TOKEN")),
             "JUPYTER_CONFIG_DIR": str(self.home / ".jupyter"),
             "JUPYTER_DATA_DIR": str(self.home / ".local/share/jupyter"),
             "JUPYTER_RUNTIME_DIR": str(self.runtime_folder()),
@@ -151,6 +153,7 @@ class NativeLab:
             "ROCMLAB_NOTEBOOKS": str(self.notebooks),
             "ROCMLAB_BACKEND": self.values["ROCMLAB_BACKEND"],
             "ROCMLAB_RUNTIME": "native",
+            hosts.SETTING: self.settings.get(hosts.SETTING),
             live.VARIABLE: str(live.path_of(self.settings)),
             "KERAS_HOME": str(self.share_folder / "cache/keras"),
             "HF_HOME": str(self.share_folder / "cache/huggingface"),
@@ -191,10 +194,10 @@ class NativeLab:
         return self.ask("/api/status")[0] == 200
 
     def _configuration(self) -> dict[str, str]:
-        kept = ("PORT", "JUPYTER_TOKEN", "SHARE", "ROCMLAB_BACKEND")
-        found = {name: self.values[name] for name in kept}
+        kept = ("PORT", "JUPYTER_TOKEN", "METRICS_TOKEN", "SHARE", "ROCMLAB_BACKEND")
+        found = {name: self.values.get(name, "") for name in kept}
         found |= {"NOTEBOOKS_DIR": str(self.notebooks), "GPUS": self.settings.get("GPUS"), "home": str(self.home)}
-        found["ROCMLAB_ROOT"] = self.settings.get("ROCMLAB_ROOT")
+        found |= {name: self.settings.get(name) for name in ("ROCMLAB_ROOT", hosts.SETTING)}
         found |= self.node.configuration()
         return {**found, "environment": self.venv.fingerprint()}
 
@@ -231,6 +234,7 @@ class NativeLab:
             server.check_free(self.port)  # before anything that runs is stopped
         self._stop_server()
         server.check_free(self.port)
+        tokens.write(self.settings, self.values)
         self._adopt(say)
         for name in (".jupyter", ".local/share/jupyter"):
             (self.home / name).mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -239,7 +243,8 @@ class NativeLab:
         command += [f"--ServerApp.port={self.port}", f"--ServerApp.root_dir={self.view}"]
         command += ["--FileContentsManager.preferred_dir=work"]
         command += ["--allow-root"] if os.getuid() == 0 else []
-        with open(self.log, "w", encoding="utf-8") as log:
+        self.log.unlink(missing_ok=True)
+        with open(self.log, "x", encoding="utf-8", opener=envfile.private) as log:
             self.child = started = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,

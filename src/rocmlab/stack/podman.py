@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from rocmlab.errors import RocmlabError
-from rocmlab.stack import envfile, live, podman_engine, process
+from rocmlab.stack import envfile, live, podman_engine, process, tokens
 from rocmlab.stack.container import PASSED_INTO_THE_LAB, PROXIES, ContainerLab
 from rocmlab.stack.gpus import Passed
 from rocmlab.stack.lab import Say
@@ -116,6 +116,8 @@ class PodmanLab(ContainerLab):
         options.append(f"--volume={self._on_host(variables['NOTEBOOKS_DIR'])}:/home/jovyan/work")
         options.append(f"--volume={live.ensure_folder(self.settings)}:{live.INSIDE}:ro")
         options += [f"--volume={path}:/run/secrets/{secret}:ro" for secret, path in self._secrets()]
+        for name in tokens.NAMES:  # for the lab's user alone, whose uid inside is the owner's outside
+            options.append(f"--volume={tokens.path(self.settings, name)}:/run/secrets/{name.lower()}:ro")
         if root := variables.get("ROCMLAB_ROOT"):
             options.append(f"--volume={root}:{SIMULATED_HOST}:ro")
             if Path(root, "dev").is_dir():  # writable: on a read-only mount no plain file counts as an open node
@@ -148,9 +150,9 @@ class PodmanLab(ContainerLab):
         return [f"--group-add={group}" for group in groups] if self.backend == "rocm" else []
 
     def lab_environment(self) -> dict[str, str]:
-        """Return the variables inside, the same as under Compose; secrets among them, so they are given by name."""
+        """Return the variables inside, the same as under Compose, by name: HF_TOKEN may be among them."""
         variables = self.variables
-        given = {name: variables[name] for name in ("JUPYTER_TOKEN", "NB_UID", "NB_GID")}
+        given = {name: variables[name] for name in ("NB_UID", "NB_GID")}
         given["ROCMLAB_RUNTIME"] = "podman"  # the image says docker
         given |= {name: variables[name] for name in PASSED_INTO_THE_LAB if name in variables}
         proxies = {**self.environment, **variables}
@@ -166,6 +168,7 @@ class PodmanLab(ContainerLab):
     def _digest(self) -> str:
         """Return what tells one configuration from another: options, variables, port, and the image itself."""
         facts = [self.options(), sorted(self.lab_environment().items()), self.port, self.image_id(self.image)]
+        facts.append(tokens.digest(self.values))
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
     def container(self, *, running_only: bool = True) -> str | None:
@@ -184,6 +187,7 @@ class PodmanLab(ContainerLab):
         code, output = self._remove()
         if code:
             return code, output
+        tokens.write(self.settings, self.values)
         command = ["podman", "run", "--detach", f"--name={self.name}", "--restart=unless-stopped", "--pull=never"]
         command += [f"--publish=127.0.0.1:{self.port}:8888"]
         command += [f"--label=rocmlab.configuration={self._digest()}"]
@@ -212,5 +216,6 @@ class PodmanLab(ContainerLab):
             raise RocmlabError("the lab could not be stopped", output.strip()[-400:], f"podman rm --force {self.name}")
 
     def _once(self, *words: str, flags: Sequence[str] = ()) -> tuple[list[str], Mapping[str, str]]:
+        tokens.write(self.settings, self.values)
         command = ["podman", "run", "--rm", "--pull=never", *flags, *self.options(), self.image, *words]
         return command, self._call_environment()

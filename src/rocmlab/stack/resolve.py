@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
+from rocmlab import hosts
 from rocmlab.devices import Device, nodes
 from rocmlab.errors import RocmlabError
 from rocmlab.stack import cluster, gpus, live
@@ -27,11 +28,13 @@ def resolve(settings: Settings, choice: Choice, devices: list[Device], root: Pat
     values = {
         "PORT": settings.get("PORT"),
         "JUPYTER_TOKEN": settings.last("JUPYTER_TOKEN") or secrets.token_hex(32),
+        "METRICS_TOKEN": settings.last("METRICS_TOKEN") or secrets.token_hex(32),
         "SHARE": _share(settings, choice),
         "ROCMLAB_BACKEND": choice.backend,
         "ROCMLAB_RUNTIME": choice.runtime,
         "TORCH_INDEX": settings.chosen.get("TORCH_INDEX", TORCH_INDEXES[choice.backend]),
     }
+    hosts.parse(settings.get(hosts.SETTING))
     values |= {name: path for name, path in pip_environment(settings, os.environ).items() if path}
     if packages := settings.get("JAX_PACKAGES"):
         values["JAX_PACKAGES"] = packages

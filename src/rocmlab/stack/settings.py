@@ -38,6 +38,12 @@ SETTINGS = (
     ),
     Setting("NOTEBOOKS_DIR", "./notebooks", "the folder shown as work/ in JupyterLab"),
     Setting("JUPYTER_TOKEN", "256 random bits, made once", "the token that JupyterLab asks for"),
+    Setting("METRICS_TOKEN", "256 random bits, made once", "a token that reads the metrics and nothing else"),
+    Setting(
+        "ALLOWED_HOSTS",
+        "none",
+        "names or addresses, separated by commas, under which a reverse proxy of yours offers the lab",
+    ),
     Setting("BASE_IMAGE", "by backend and GPU", "the image to build on, by tag or digest"),
     Setting(
         "TORCH_INDEX",

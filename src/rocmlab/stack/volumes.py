@@ -25,7 +25,7 @@ def bind(source: Path, target: str, *, is_read_only: bool) -> str:
     """
     if "," in str(source):
         raise RocmlabError(f"{source} has a comma", "the engine cannot mount it", "rename the folder")
-    return f"type=bind,source={source},target={target}" + ",readonly" * is_read_only
+    return f"type=bind,source={source},target={target}" + ",ro=true" * is_read_only
 
 
 def share(lab: ContainerLab, *, is_read_only: bool) -> str | None:
@@ -39,7 +39,7 @@ def share(lab: ContainerLab, *, is_read_only: bool) -> str | None:
         return bind(path_of(lab, given), SHARE, is_read_only=is_read_only)
     if lab.engine("volume", "inspect", lab.volume)[0]:
         return None
-    return f"type=volume,source={lab.volume},target={SHARE}" + ",readonly" * is_read_only
+    return f"type=volume,source={lab.volume},target={SHARE}" + ",ro=true" * is_read_only
 
 
 def make(lab: ContainerLab) -> None:

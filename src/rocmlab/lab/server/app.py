@@ -10,7 +10,7 @@ from jupyter_server.extension.application import ExtensionApp
 from tornado.ioloop import PeriodicCallback
 
 from rocmlab.lab import top_level
-from rocmlab.lab.server import handlers
+from rocmlab.lab.server import guard, handlers
 from rocmlab.lab.server.idle import CULLING
 from rocmlab.stack import live
 
@@ -47,7 +47,8 @@ class PanelApp(ExtensionApp):
         server: Any = self.serverapp
         if top_level.is_ours(os.environ):
             server.contents_manager.register_pre_save_hook(top_level.reject)
-        self.handlers.extend(handlers.routes(self.panel))
+        guard.install(server)
+        self.handlers.extend(handlers.routes(self.panel, guard.take_secrets(server)))
         server.io_loop.add_callback(self._watch_settings)
 
     def _watch_settings(self) -> None:

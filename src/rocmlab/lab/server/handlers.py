@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_core.utils import ensure_async
 from jupyter_server.auth.decorator import authorized
+from jupyter_server.auth.identity import User
+from jupyter_server.base.call_context import CallContext
 from jupyter_server.base.handlers import APIHandler
 from tornado import web
 from tornado.iostream import StreamClosedError
 
 from rocmlab.errors import Problem
-from rocmlab.lab.server import cluster, page, wire
+from rocmlab.lab.server import cluster, guard, page, wire
 from rocmlab.stack import live
 
 if TYPE_CHECKING:
@@ -34,12 +36,18 @@ HEARTBEAT_SECONDS = 15.0
 SLOW_SECONDS = 60.0  # in which a client takes what it was sent, or is let go
 STREAM_SECONDS = 3600.0  # then it has to come again, and to be authenticated again
 METRICS_SETTING = "GPU_METRICS_NAMES"
+SCRAPER = "prometheus"  # who has the token of metrics
 
 Route = tuple[str, type[web.RequestHandler], dict[str, Any]]
 
 
-def routes(panel: Callable[[], Panel]) -> list[Route]:
-    """Return all routes, without the base URL; `panel` is called when one of them is asked."""
+def routes(panel: Callable[[], Panel], metrics_token: str = "") -> list[Route]:
+    """Return all routes, without the base URL.
+
+    Args:
+        panel: is called when one of them is requested.
+        metrics_token: opens `metrics` and nothing else; empty: there is none.
+    """
     given = {"panel": panel}
     return [
         (r"/rocmlab/api/devices", DevicesHandler, given),
@@ -48,7 +56,7 @@ def routes(panel: Callable[[], Panel]) -> list[Route]:
         (r"/rocmlab/api/kernels", KernelsHandler, given),
         (rf"/rocmlab/api/kernels/([\w-]+)/({'|'.join(ACTIONS)})", ActionHandler, given),
         (r"/rocmlab/api/cluster", ClusterHandler, given),
-        (r"/rocmlab/metrics", MetricsHandler, given),
+        (r"/rocmlab/metrics", MetricsHandler, {**given, "token": metrics_token}),
         *page.routes(),
     ]
 
@@ -195,7 +203,25 @@ class ClusterHandler(Handler):
 
 
 class MetricsHandler(Handler):
-    """`GET metrics`, for Prometheus; with a token in the header `Authorization: Bearer`."""
+    """`GET metrics`, for Prometheus; with a token in the header `Authorization: Bearer`.
+
+    The token is the server's own, or METRICS_TOKEN, which opens this route and no other.
+    """
+
+    def initialize(self, panel: Callable[[], Panel], token: str = "") -> None:
+        """Keep the token of metrics."""
+        super().initialize(panel)
+        self._metrics_token = token
+
+    async def prepare(self) -> None:  # type: ignore[override]  # as APIHandler's
+        """Log in whoever has the token of metrics, without a cookie; all others as everywhere."""
+        if self.request.method != "GET" or not guard.has_token(self.request, self._metrics_token):
+            await super().prepare()
+            return
+        CallContext.set(CallContext.JUPYTER_HANDLER, self)
+        if not self.check_host():
+            raise web.HTTPError(403)
+        self.current_user = self._jupyter_current_user = User(SCRAPER)
 
     @web.authenticated
     @authorized

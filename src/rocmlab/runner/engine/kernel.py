@@ -19,6 +19,7 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any, Protocol
 
+from rocmlab import confidential
 from rocmlab.runner.engine.lifeline import Lifeline
 from rocmlab.runner.ground import processes
 from rocmlab.runner.places import handover
@@ -313,7 +314,8 @@ def interpreter(specification: Specification) -> str:
 
 
 def environment(specification: Specification, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a kernel that inherits one."""
+    """Return the environment of a kernel that inherits one, without our secrets: notebooks print it."""
+    inherited = confidential.without(inherited)
     wanted = specification.get("env") or {}
     own = {name: Template(str(value)).safe_substitute(inherited) for name, value in wanted.items()}
     return {

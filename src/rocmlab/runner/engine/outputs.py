@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rocmlab.runner.engine.terminal import SPECIAL, Screen
+from rocmlab.runner.ground import private
 
 Output = dict[str, Any]
 Content = Mapping[str, Any]
@@ -28,7 +29,9 @@ class SideLog:
     def write(self, text: str) -> None:
         """Add text."""
         if self.path is not None and text:
-            with self.path.open("a", encoding="utf-8", errors="backslashreplace", newline="") as file:
+            with open(
+                self.path, "a", encoding="utf-8", errors="backslashreplace", newline="", opener=private.create
+            ) as file:
                 file.write(text if file.tell() else MARK + text)
 
     @staticmethod

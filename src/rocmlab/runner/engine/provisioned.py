@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
+from rocmlab import confidential
+
 
 class ProvisionedKernel:
     """A kernel behind jupyter_client's `KernelManager`."""
@@ -17,7 +19,7 @@ class ProvisionedKernel:
         from jupyter_client.manager import KernelManager
 
         self._manager = KernelManager(kernel_name=name)
-        self._manager.start_kernel(cwd=cwd, env=dict(environment))
+        self._manager.start_kernel(cwd=cwd, env=confidential.without(environment))
         self.connection: dict[str, Any] = self._manager.get_connection_info()
 
     def ended(self) -> bool:

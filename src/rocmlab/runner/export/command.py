@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rocmlab.errors import RocmlabError
-from rocmlab.runner.ground import files, words
+from rocmlab.runner.ground import files, private, words
 
 if TYPE_CHECKING:
     from rocmlab.runner.export.layout import Layout
@@ -94,7 +94,7 @@ def _export(kind: str, arguments: Sequence[str]) -> int:
         raise
     for name, text in made.items():
         path = folder.path / name
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(mode=private.folder_mode(), exist_ok=True)
         files.write_text(path, text)
         if name.endswith(".sh"):
             path.chmod(path.stat().st_mode | stat.S_IXUSR)  # for others it is as this user's umask has it

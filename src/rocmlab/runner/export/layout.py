@@ -18,7 +18,7 @@ from rocmlab.runner.asking import options as run_options
 from rocmlab.runner.asking import parameters, requested
 from rocmlab.runner.asking.preflight import jobs_of
 from rocmlab.runner.asking.selection import is_list
-from rocmlab.runner.ground import files, safe, words
+from rocmlab.runner.ground import files, private, safe, words
 from rocmlab.runner.ground.folder import PARTS, RunFolder, now
 from rocmlab.runner.ground.jobs import Job, name_uniquely, stem
 from rocmlab.runner.outcome import compare, entries, history, resume
@@ -155,7 +155,7 @@ def write(asked: argparse.Namespace, jobs: Sequence[Job], share: Path, backend: 
     earlier = compare.load(asked.compare, share / "runs") if asked.compare else None
     expected = history.expected_seconds(list(jobs), share / "runs")
     folder = RunFolder.create(share, asked.name or name(asked, jobs))
-    (folder.path / PARTS).mkdir()
+    (folder.path / PARTS).mkdir(mode=private.folder_mode())
     if asked.copy:
         jobs = copied(jobs, folder.path / COPIES)
     layout = Layout(
@@ -193,13 +193,14 @@ def name(asked: argparse.Namespace, jobs: Sequence[Job]) -> str:
 
 def copied(jobs: Sequence[Job], folder: Path) -> list[Job]:
     """Copy each notebook once, and return the jobs that run the copies."""
-    folder.mkdir()
+    folder.mkdir(mode=private.folder_mode())
     places: dict[str, str] = {}
     made = []
     for job in jobs:
         if job.notebook not in places:
             target = folder / f"{len(places)}-{Path(job.notebook).name}"
-            shutil.copyfile(job.notebook, target)
+            with open(job.notebook, "rb") as source, open(target, "wb", opener=private.create) as copy:
+                shutil.copyfileobj(source, copy)
             places[job.notebook] = str(target)
         request = replace(job.request, notebook=places[job.notebook]) if job.request else None
         made.append(replace(job, notebook=places[job.notebook], request=request))

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from rocmlab.runner.ground import private
+
 DRAFT_BYTES = 4  # of chance, in the name of a draft
 
 
@@ -24,7 +26,7 @@ def write_pieces(path: Path, pieces: Iterable[str]) -> None:
     draft = path.with_name(f".{path.name}.{secrets.token_hex(DRAFT_BYTES)}")
     try:
         # A lone surrogate, which a notebook may print, becomes \ud800: in JSON that is its proper form.
-        with draft.open("xb") as file:
+        with open(draft, "xb", opener=private.create) as file:
             file.writelines(piece.encode("utf-8", "backslashreplace") for piece in pieces)
         os.replace(draft, path)
     except BaseException:

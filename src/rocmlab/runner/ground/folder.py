@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rocmlab.errors import RocmlabError
-from rocmlab.runner.ground import files, safe
+from rocmlab.runner.ground import files, private, safe
 from rocmlab.runner.ground.jobs import safe_name
 
 log = logging.getLogger("rocmlab")
@@ -60,7 +60,7 @@ class RunFolder:
             for number in range(1, 1000):
                 path = runs / (f"{begin}-{safe_name(name)}" + (f"-{number}" if number > 1 else ""))
                 try:
-                    path.mkdir()
+                    path.mkdir(mode=private.folder_mode())
                 except FileExistsError:
                     continue
                 return cls(path)
@@ -181,7 +181,7 @@ class RunFolder:
         """Return the journal, open for the whole run."""
         if self._journal is None:
             flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            self._journal = os.open(self.journal_path, flags, 0o644)
+            self._journal = private.create(str(self.journal_path), flags)
             self._closer = weakref.finalize(self, os.close, self._journal)
             self._is_torn = True
         return self._journal

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from rocmlab.errors import RocmlabError
+from rocmlab.runner.ground import private
 
 MAX_NAME_BYTES = 220  # of a job; `.attempt99.samples.jsonl` and what a draft adds fit into the 255 of a file name
 MAX_LEVELS = 60  # of nested values; results, journal and report are written by code that recurses
@@ -80,7 +81,7 @@ def opened(path: Path, flags: int) -> int:
     Raises:
         OSError: it cannot be opened, is a link, or is no regular file.
     """
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+    descriptor = private.create(str(path), flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "this is not a regular file", str(path))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import threading
 import time
 from collections.abc import Hashable, Sequence
@@ -20,6 +21,7 @@ from rocmlab.devices import Device, Sample, system_root
 from rocmlab.devices.integral import Integral
 from rocmlab.devices.readers import Reader, Readers
 from rocmlab.devices.recording import Recorder, device_id
+from rocmlab.runner.ground import private
 
 log = logging.getLogger("rocmlab")
 
@@ -74,6 +76,7 @@ class _File:
         try:
             if self._path.is_symlink():
                 raise OSError("it is a link")
+            os.close(private.create(str(self._path), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW))
             self._recorder = Recorder(self._path, self._devices)
         except OSError as err:
             self._give_up(err)

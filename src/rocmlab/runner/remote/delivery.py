@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from rocmlab.errors import RocmlabError
-from rocmlab.runner.ground import safe
+from rocmlab.runner.ground import private, safe
 from rocmlab.runner.ground.files import DRAFT_BYTES
 from rocmlab.runner.ground.folder import KINDS, RunFolder
 
@@ -73,7 +73,7 @@ def fetch(address: str, target: Path, exchange: str) -> None:
     fsspec = _fsspec()
     draft = _draft(target)
     try:
-        with fsspec.open(address, "rb") as there, draft.open("xb") as file:
+        with fsspec.open(address, "rb") as there, open(draft, "xb", opener=private.create) as file:
             _copy(there, file)
         os.replace(draft, target)
     except BaseException:
@@ -150,7 +150,7 @@ class Receiver:
         target = self._folder.file(self._job, kind)
         if kind not in self._drafts:
             draft = _draft(target)
-            self._drafts[kind] = draft, draft.open("xb")
+            self._drafts[kind] = draft, open(draft, "xb", opener=private.create)  # noqa: SIM115  closed with the last piece
         draft, file = self._drafts[kind]
         file.write(event["data"])
         if event["is_last"]:

@@ -26,6 +26,7 @@ from typing import Any, cast
 from rocmlab.cluster import session
 from rocmlab.devices import Device, discover
 from rocmlab.errors import RocmlabError
+from rocmlab.runner.ground import private
 from rocmlab.runner.ground.jobs import Job
 from rocmlab.runner.places.placement import Place, count_cores
 from rocmlab.runner.places.pool import memory_bytes
@@ -239,7 +240,7 @@ class _Job:
     async def run(self, place: Place) -> Ending:
         """Run it; its files are in the folder afterwards."""
         path = await asyncio.to_thread(self._notebook)
-        self.folder.path.mkdir(parents=True, exist_ok=True)
+        self.folder.path.mkdir(mode=private.folder_mode(), parents=True, exist_ok=True)
         job = replace(self.job, notebook=str(path))
         workers = self.station.workers(self.order["warm"])
         limits = Limits(**self.order["limits"])

@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rocmlab import confidential
 from rocmlab.runner.warm import marks
 
 PROGRAM = Path(__file__).with_name("parent.py")
@@ -80,7 +81,7 @@ class Parent:
         channel: socket.socket,
         folder: Path,
     ) -> subprocess.Popen[bytes]:
-        own = {**environment, **NOT_FOR_PARENTS}
+        own = {**confidential.without(environment), **NOT_FOR_PARENTS}
         with open(folder / "log", "wb") as log, socket.socket(socket.AF_UNIX) as listener:
             listener.bind(self.address)
             os.chmod(self.address, 0o600)

@@ -6,6 +6,7 @@ corrects the notebook of a job that was cut short.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ from rocmlab.runner.engine.executed import ANSI
 from rocmlab.runner.engine.lifeline import Lifeline
 from rocmlab.runner.engine.notebooks import escape
 from rocmlab.runner.engine.titles import numbered, title_of
+from rocmlab.runner.ground import private
 from rocmlab.runner.ground.jobs import Status
 from rocmlab.runner.places import handover
 
@@ -137,6 +139,7 @@ def engine(report: Report, lease: Lease | None) -> type:
 def execute(job: dict[str, Any], report: Report, lease: Lease | None) -> tuple[Status, str]:
     """Execute a job's notebook with papermill's own engine."""
     papermill_engines.register("rocmlab-reference", engine(report, lease))
+    os.close(private.create(job["output"], os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC))  # papermill keeps its mode
     try:
         papermill.execute_notebook(
             escape(job["notebook"]),

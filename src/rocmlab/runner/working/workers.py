@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from rocmlab import confidential
 from rocmlab.runner.ground import processes
 from rocmlab.runner.ground.jobs import Job
 from rocmlab.runner.working.link import Link
@@ -41,7 +42,7 @@ class Workers:
         warmth: Warmth | None = None,
         converts: bool = True,
     ) -> None:
-        self.environment = dict(environment)
+        self.environment = confidential.without(environment)
         self.slots = slots
         self.warm = warm
         self.engine = engine

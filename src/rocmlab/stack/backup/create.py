@@ -32,7 +32,7 @@ ATTEMPTS = 4  # to read a file that changes meanwhile
 LARGE_BYTES = 1 << 28  # such a file is read twice at most
 RACY_SECONDS = 0.1  # two changes within a file system's clock tick have one time
 PROGRESS_SECONDS = 5.0
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class _Unreadable(Exception):
@@ -120,6 +120,8 @@ def _locked(folder: Path, shown: str) -> Iterator[None]:
             raise RocmlabError(
                 f"another process writes {shown}", "one backup at a time is made of a lab", "wait for its end"
             ) from None
+        except OSError:
+            pass  # a network folder, perhaps, which has no locks
         yield
 
 
@@ -380,8 +382,9 @@ class _Maker:
         """Hand the backup to the user for whom a container made it."""
         if self.task.owner is None or not _is_real_root() or not self.folder.exists():
             return
-        for path in (self.folder, *self.folder.iterdir()):
-            os.chown(path, *self.task.owner, follow_symlinks=False)
+        with contextlib.suppress(OSError):  # a file system without owners
+            for path in (self.folder, *self.folder.iterdir()):
+                os.chown(path, *self.task.owner, follow_symlinks=False)
 
 
 @contextmanager

@@ -47,6 +47,8 @@ class Task:
         """
         try:
             found = json.loads(text)
+            if found["kind"] not in ("create", "restore"):
+                raise ValueError(found["kind"])
             owner = found.pop("owner")
             sets = {path: (int(size), str(digest)) for path, (size, digest) in found.pop("data_sets").items()}
             return cls(**found, owner=(int(owner[0]), int(owner[1])) if owner else None, data_sets=sets)

@@ -114,6 +114,9 @@ class _Restorer:
         by_part: dict[str, list[Entry]] = {}
         for entry in self.entries:
             by_part.setdefault(entry.part, []).append(entry)
+        if os.geteuid() == 0 and "share" in self.roots and not os.listdir(self.roots["share"]):
+            owner = self.task.owner or (0, 0)  # in a container of rootless Podman root is the lab's user
+            os.chown(self.roots["share"], *owner)  # of a volume that was just made
         done, said = 0, time.monotonic()
         for name, entries in sorted(by_part.items()):
             with (folder / name).open("rb") as archive:

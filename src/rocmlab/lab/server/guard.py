@@ -1,0 +1,128 @@
+"""What protects the server besides Jupyter's login: names, secrets in its environment, cookies, the token of metrics.
+
+Jupyter's own check of the `Host` header covers its own handlers and knows no IP address but the loopback's. The check
+here is in front of every route, whichever extension it belongs to, and knows ALLOWED_HOSTS. Behind JupyterHub nothing
+of this is changed: there the hub's proxy is the only client, and login and names are the hub's.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tornado import httputil, web
+
+from rocmlab import confidential, hosts
+from rocmlab.errors import RocmlabError
+
+log = logging.getLogger("rocmlab")
+
+METRICS = "rocmlab/metrics"
+SERVICE = "lab"  # its name in the Compose network, where Prometheus asks it
+CONTAINERS = ("docker", "podman")
+MIN_TOKEN_CHARACTERS = 32
+TOKEN = re.compile(r"([?&]token=)[^&\s\"'#]+")
+
+
+def take_secrets(server: Any) -> str:  # noqa: ANN401  jupyter_server's ServerApp
+    """Have the server read its token, remove all secrets from the environment, and return the token of metrics.
+
+    Terminals and kernels inherit the environment of this process.
+
+    Returns:
+        An empty string where there is no token of metrics.
+    """
+    _ = server.identity_provider.token  # read from JUPYTER_TOKEN or JUPYTER_TOKEN_FILE, once
+    found = confidential.forget()
+    token = found.get("METRICS_TOKEN", "")
+    if not token and (path := found.get("METRICS_TOKEN_FILE")):
+        try:
+            token = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as err:
+            log.warning("the token of metrics cannot be read, Prometheus cannot log in: %s", err)
+    token = token.strip()
+    if token and len(token) < MIN_TOKEN_CHARACTERS:
+        log.warning("METRICS_TOKEN is not used: it has fewer than %d characters", MIN_TOKEN_CHARACTERS)
+        return ""
+    return token
+
+
+def has_token(request: httputil.HTTPServerRequest, token: str) -> bool:
+    """Return whether a request carries this token in its header `Authorization`."""
+    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+    same = hmac.compare_digest(given.strip().encode("utf-8", "replace"), token.encode())
+    return bool(token) and scheme.lower() in ("bearer", "token") and same
+
+
+class RejectedHandler(web.RequestHandler):
+    """Answers a request whose `Host` header is not one of this server's names."""
+
+    def prepare(self) -> None:
+        """Answer with 403; nothing of the request is used."""
+        self.set_status(403)
+        self.set_header("Content-Type", "text/plain; charset=utf-8")
+        self.finish(f"This lab does not answer under this host name. If a proxy of yours uses it: {hosts.SETTING}\n")
+
+
+class Scrubber(logging.Filter):
+    """Removes tokens in addresses from the log: tornado writes the whole address where a request fails."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Change the record; each is logged."""
+        text = record.getMessage()
+        scrubbed = TOKEN.sub(r"\1[secret]", text)
+        if scrubbed != text:
+            record.msg, record.args = scrubbed, ()
+        return True
+
+
+class Guard:
+    """Checks the `Host` header of every request of one server."""
+
+    def __init__(self, base_url: str, allowed: tuple[str, ...], *, is_in_container: bool) -> None:
+        self._metrics = base_url.rstrip("/") + "/" + METRICS
+        self._allowed = allowed
+        self._is_in_container = is_in_container
+
+    def accepts(self, request: httputil.HTTPServerRequest) -> bool:
+        """Return whether the request is for this server; one without a single `Host` header is not."""
+        given = request.headers.get_list("Host")
+        if len(given) != 1:
+            return False
+        if hosts.is_allowed(given[0], self._allowed):
+            return True
+        is_scrape = self._is_in_container and request.path == self._metrics
+        return is_scrape and given[0].partition(":")[0] == SERVICE and hosts.HEADER.fullmatch(given[0]) is not None
+
+
+def install(server: Any, environment: Mapping[str, str] = os.environ) -> None:  # noqa: ANN401  a ServerApp
+    """Put the check in front of every route, and have cookies sent to this site alone."""
+    for handler in server.log.handlers:
+        handler.addFilter(Scrubber())
+    if hosts.is_behind_hub(environment):
+        return
+    application = server.web_app
+    try:
+        allowed = hosts.parse(environment.get(hosts.SETTING, ""))
+    except RocmlabError as err:
+        log.error("%s", err)
+        allowed = ()
+    is_in_container = environment.get("ROCMLAB_RUNTIME") in CONTAINERS
+    guard = Guard(server.base_url, allowed, is_in_container=is_in_container)
+    find = application.find_handler
+
+    def find_accepted(request: httputil.HTTPServerRequest, **kwargs: Any) -> Any:  # noqa: ANN401  tornado's
+        if guard.accepts(request):
+            return find(request, **kwargs)
+        log.warning("rejected a request with the Host %.100r", request.headers.get("Host", ""))
+        return application.get_handler_delegate(request, RejectedHandler)
+
+    application.find_handler = find_accepted
+    application.settings["allow_remote_access"] = True  # the check above replaces Jupyter's, which knows fewer names
+    cookies = application.settings.setdefault("xsrf_cookie_kwargs", {"path": server.base_url})
+    cookies.setdefault("samesite", "Lax")
