@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ from urllib.parse import quote
 
 from attempts import Attempt, Group
 from attempts_requests import prepare
-from raw_http import Answer
+from raw_http import Answer, canary
 from targets import Target
 
 UP = (
@@ -159,9 +160,17 @@ def _outside_workspaces(target: Target) -> str:
 
 
 def _control_log(target: Target) -> str | None:
-    target.site.send("/api/attack-is-logged", {"Referer": f"http://{target.address}/attack-referer"})
-    text = target.log()
-    return None if "attack-is-logged" in text else "the log does not show a request"
+    return None if "/api/canary-" in _log_now(target) else "the log does not show a request"
+
+
+def _log_now(target: Target) -> str:
+    """Return the log when it has all that was sent; a request is answered before it is logged."""
+    path = f"/api/{canary()}"
+    target.site.send(path)
+    deadline = time.monotonic() + 10
+    while path not in (text := target.log()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return text
 
 
 def _log(target: Target) -> Iterator[Attempt]:
@@ -184,17 +193,17 @@ def _log(target: Target) -> Iterator[Attempt]:
 
 def _logged(target: Target, path: str, headers: dict[str, str], mark: str = "\x1b]0;attack") -> str | None:
     target.site.send(path, headers)
-    return "the log has it as it was sent" if mark in target.log() else None
+    return "the log has it as it was sent" if mark in _log_now(target) else None
 
 
 def _lines(target: Target) -> str | None:
     target.site.send("/api/kernels", {"Referer": "http://x/\r\n[C attack-line]"})
-    return "the log has a line of ours" if "\n[C attack-line]" in target.log() else None
+    return "the log has a line of ours" if "\n[C attack-line]" in _log_now(target) else None
 
 
 def _token_logged(target: Target, path: str, headers: dict[str, str]) -> str | None:
     target.site.send(path.format(target.token), headers)
-    return "the log has the token" if target.token in target.log() else None
+    return "the log has the token" if target.token in _log_now(target) else None
 
 
 def _hurting(target: Target) -> Iterator[Attempt]:
