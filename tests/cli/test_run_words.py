@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rocmlab.cli.run import _inside
+from rocmlab.cli.run import _absolute, _inside
 from rocmlab.errors import RocmlabError
 from rocmlab.stack import settings
 from rocmlab.stack.choice import Choice
@@ -55,3 +55,17 @@ def test_what_the_container_cannot_see_is_an_error(word: str, project: Project, 
         _inside(project, word.format(here=tmp_path))
 
     assert "copy it there" in caught.value.problem.fix
+
+
+def test_a_file_that_is_here_is_the_one_that_runs(tmp_path: Path) -> None:
+    """From another folder than the project's a relative path is made absolute; names and options stay as they are."""
+    here = tmp_path / "elsewhere"
+    here.mkdir()
+    (here / "a.ipynb").touch()
+    (here / "tonight.yaml").touch()
+    words = ["a.ipynb", "b.ipynb", "01_mnist_fc", "tonight.yaml", "--name", "x.ipynb", "-p", "lr=0.1"]
+
+    found = _absolute(words, ["a.ipynb", "b.ipynb", "01_mnist_fc", "tonight.yaml"], here, tmp_path)
+
+    assert found == [str(here / "a.ipynb"), "b.ipynb", "01_mnist_fc", str(here / "tonight.yaml"), *words[4:]]
+    assert _absolute(words, words, tmp_path, tmp_path) == words

@@ -9,11 +9,13 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import clients
 import pytest
-from clones import Clone, clone, printed_url
+from clones import Clone, clone, free_port, printed_url
 from containers import docker
+from intruders import intruder
 
 from rocmlab.stack import server
 
@@ -93,6 +95,24 @@ class TestUp:
 
         assert lab.port == port
         assert lab.answers()
+
+    def test_another_user_on_the_port_gets_no_token(self, lab: Clone, first_up: str, tmp_path: Path) -> None:
+        """No command sends it one while the lab is down, and the next `up`, elsewhere, has a new one and says it."""
+        token, home = lab.env["JUPYTER_TOKEN"], lab.settings["PORT"]
+        lab.make("down")
+        with intruder(lab.port, tmp_path) as other:
+            for target in ("status", "url", "smi", "doctor", "down", "up"):
+                lab.make(target, succeeds=False)
+
+            moved = lab.make("up", PORT=str(free_port())).stdout
+
+            assert token not in other.received
+            assert "Authorization" not in other.received
+        assert "JUPYTER_TOKEN is new: another process held the lab's port" in moved
+        assert lab.env["JUPYTER_TOKEN"] != token
+        assert lab.answers()
+        lab.settings["PORT"] = home
+        assert "is new" not in lab.make("up").stdout
 
     def test_run_notebooks_trains_in_the_container(self, lab: Clone, first_up: str) -> None:
         """One epoch on all digits meets its bar there, and the run folder is on the share; 98 % is the native lab's."""

@@ -192,7 +192,7 @@ def test_a_native_lab_is_asked_by_its_own_python(look: Looker) -> None:
     assert lab.is_built()
     assert asking.ask(project, ["--quick"], 10) == {
         "findings": [],
-        "said": "native -m rocmlab doctor --json --side container --quick",
+        "said": "native -P -m rocmlab doctor --json --side container --quick",
     }
     assert lab.disk() == settings.project
 

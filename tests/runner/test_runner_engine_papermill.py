@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -136,3 +137,133 @@ def test_the_short_way_leaves_what_is_strange_to_papermill(tmp_path: Path, text:
     path.write_text(text)
 
     assert notebooks._plain(str(path)) is None
+
+
+# -- where the output goes
+
+
+def execute(notebook: Path | str, output: str, **options: Any) -> Any:
+    """Run a notebook as a program that calls papermill does."""
+    return papermill.execute_notebook(
+        str(notebook), output, engine_name="rocmlab", progress_bar=False, kernel_name="test-kernel", **options
+    )
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """Two folders, each with a notebook `in.ipynb` that prints another word; the first is the working directory."""
+    made = tmp_path / "a", tmp_path / "b"
+    for folder in made:
+        notebook_files.write(
+            folder / "in.ipynb", f"import os; print('of ' + {folder.name!r}, os.path.basename(os.getcwd()))"
+        )
+    monkeypatch.chdir(made[0])
+    return made
+
+
+def test_the_same_relative_path_means_a_file_of_each_folder(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The working directory of the call counts, and not that of the first call of this process."""
+    first, second = folders
+    execute("in.ipynb", "out.ipynb")
+    before = (first / "out.ipynb").read_bytes()
+    monkeypatch.chdir(second)
+
+    execute("in.ipynb", "out.ipynb")
+
+    assert (first / "out.ipynb").read_bytes() == before
+    assert "of a" in before.decode()
+    assert "of b" in (second / "out.ipynb").read_text()
+
+
+def test_a_first_folder_that_is_gone_does_not_matter(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The output goes to where the call is made."""
+    first, second = folders
+    execute("in.ipynb", "out.ipynb")
+    monkeypatch.chdir(second)
+    for path in first.iterdir():
+        path.unlink()
+    first.rmdir()
+
+    execute("in.ipynb", "out.ipynb")
+
+    assert "of b" in (second / "out.ipynb").read_text()
+    assert not first.exists()
+
+
+def test_the_notebooks_working_directory_is_not_that_of_the_output(folders: tuple[Path, Path]) -> None:
+    """With `cwd=` the kernel works there; the output is relative to whoever calls, as with papermill's own engine."""
+    first, second = folders
+
+    execute("in.ipynb", "sub.ipynb", cwd=str(second))
+
+    assert "of a b" in (first / "sub.ipynb").read_text()
+    assert not (second / "sub.ipynb").exists()
+
+
+def test_an_output_in_a_folder_below_is_there_and_a_failure_is_saved_too(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second folder's failure stands in the second folder's file."""
+    first, second = folders
+    for folder in folders:
+        (folder / "results").mkdir()
+    notebook_files.write(second / "in.ipynb", "1 / 0")
+    execute("in.ipynb", "results/out.ipynb")
+    before = (first / "results/out.ipynb").read_bytes()
+    monkeypatch.chdir(second)
+
+    with pytest.raises(PapermillExecutionError):
+        execute("in.ipynb", "results/out.ipynb")
+
+    assert (first / "results/out.ipynb").read_bytes() == before
+    assert "papermill-error-cell-tag" in (second / "results/out.ipynb").read_text()
+
+
+def test_papermills_own_engine_writes_as_ever(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a run of ours another engine still writes through a link, which an atomic save would replace."""
+    _, second = folders
+    execute("in.ipynb", "out.ipynb")
+    monkeypatch.chdir(second)
+    (second / "out.ipynb").symlink_to(second / "real.ipynb")
+
+    papermill.execute_notebook("in.ipynb", "out.ipynb", progress_bar=False, kernel_name="test-kernel")
+
+    assert (second / "out.ipynb").is_symlink()
+    assert "of b" in (second / "real.ipynb").read_text()
+
+
+def test_two_threads_with_absolute_paths_write_two_files(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """Relative paths of threads are one working directory for all, with papermill itself; absolute ones are safe."""
+    with ThreadPoolExecutor(2) as pool:
+        done = [pool.submit(execute, folder / "in.ipynb", str(tmp_path / f"{folder.name}.ipynb")) for folder in folders]
+        for each in done:
+            each.result()
+
+    assert "of a" in (tmp_path / "a.ipynb").read_text()
+    assert "of b" in (tmp_path / "b.ipynb").read_text()
+
+
+def test_a_bucket_stays_papermills_affair(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after local outputs: what looks like s3:// goes to the handler of s3://, from any folder."""
+    written: dict[str, str] = {}
+
+    class Bucket:
+        def write(self, buf: str, path: str) -> None:
+            written[path] = buf
+
+        def pretty_path(self, path: str) -> str:
+            return path
+
+    execute("in.ipynb", "out.ipynb")
+    monkeypatch.setattr(papermill_io, "_handlers", [("s3://", Bucket()), *papermill_io._handlers])
+    monkeypatch.chdir(folders[1])
+
+    execute("in.ipynb", "s3://bucket/out.ipynb")
+
+    assert list(written) == ["s3://bucket/out.ipynb"]
+    assert "of b" in written["s3://bucket/out.ipynb"]
+    assert not (folders[1] / "out.ipynb").exists()

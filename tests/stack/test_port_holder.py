@@ -59,7 +59,10 @@ def lab(tmp_path: Path) -> NativeLab:
     """A native lab with a token, which does not run."""
     (tmp_path / ".env").write_text(f"JUPYTER_TOKEN={'a' * 64}\n")
     (tmp_path / ".rocmlab").mkdir()
-    return make_lab(tmp_path)
+    found = make_lab(tmp_path)
+    with (tmp_path / ".env").open("a") as file:
+        file.write(f"PORT={found.port}\n")
+    return found
 
 
 class TestNative:
@@ -223,6 +226,15 @@ class TestCommands:
         exposure.forget(project.settings, project.values)
         assert projects.plan_anew(folder)[1] == []
         assert not (folder / ".rocmlab/exposed.json").exists()
+
+    def test_another_port_that_is_taken_is_no_reason(self, folder: Path, tmp_path: Path) -> None:
+        """The lab was never there, so no browser has sent a token there."""
+        self.describe(folder)
+        taken = free_port()
+        with intruder(taken, tmp_path):
+            projects.plan(folder, settings.load(folder, {"PORT": str(taken), "RUNTIME": "native"})).lab.holder()
+
+        assert projects.plan_anew(folder)[1] == []
 
     def test_a_process_that_holds_the_port_now_is_seen_by_up_itself(
         self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -18,6 +18,7 @@ from test_native import make_lab
 
 from rocmlab import identity
 from rocmlab.cluster import record as node_record
+from rocmlab.stack.environment import Environment
 from rocmlab.stack.native import NativeLab
 
 LISTENING = "import socket, sys, time; s = socket.create_server(('127.0.0.1', int(sys.argv[1]))); time.sleep(600)"
@@ -28,6 +29,8 @@ def process(*words: str, folder: Path | None = None, **variables: str) -> Iterat
     """Run a program until the end of the test."""
     with subprocess.Popen(words, cwd=folder, env={**os.environ, **variables}) as found:
         try:
+            while identity.arguments_of(found.pid) != list(words):  # for a moment the kernel shows no arguments yet
+                time.sleep(0.001)
             yield found
         finally:
             found.kill()
@@ -42,7 +45,7 @@ def sleeper(*words: str) -> tuple[str, ...]:
 def lab(tmp_path: Path) -> NativeLab:
     """A native lab that does not run."""
     found = make_lab(tmp_path)
-    found.home.mkdir(parents=True)
+    found.view.mkdir(parents=True)
     return found
 
 
@@ -63,9 +66,7 @@ class TestServer:
             if verb == "stop":
                 lab.stop(lambda _: None)
             else:
-                lab.venv = make_lab(lab.settings.project).venv.__class__.__mro__[1](  # the real one, with no folder
-                    lab.settings.project, "cpu", sys.executable, ""
-                )
+                lab.venv = Environment(lab.settings.project, "cpu", sys.executable, "")  # whose folder is not there
                 lab.clean(lambda _: None)
 
             assert editor.poll() is None
@@ -115,8 +116,8 @@ class TestServer:
     def test_a_server_of_an_earlier_version_is_known_by_all_that_it_shows(self, lab: NativeLab, is_ours: bool) -> None:
         """Command line, folder, user and socket together; an editor that shows all but the socket survives."""
         port = lab.port if is_ours else free_port()
-        words = (str(port), "-m", "jupyterlab", f"--ServerApp.root_dir={lab.home}")
-        with process(sys.executable, "-c", LISTENING, *words, folder=lab.home) as server:
+        words = (str(port), "-m", "jupyterlab", f"--ServerApp.root_dir={lab.view}")
+        with process(sys.executable, "-c", LISTENING, *words, folder=lab.view) as server:
             found = identity.find(server.pid)
             deadline = time.monotonic() + 20
             while not lab.is_running() and is_ours and time.monotonic() < deadline:

@@ -60,8 +60,9 @@ def use_remembered_root() -> None:
     if is_remembered:
         from pathlib import Path
 
-        from rocmlab.stack import settings
+        from rocmlab.stack import project_folder, settings
 
+        project_folder.check(Path.cwd())
         if root := settings.load(Path.cwd(), {}).get("ROCMLAB_ROOT"):
             os.environ["ROCMLAB_ROOT"] = root
 

@@ -18,6 +18,7 @@ from rocmlab.doctor import checks, report
 from rocmlab.doctor.model import BLOCKS, CONTAINER, HOST, WARNS, Finding, Repair, UnansweredError
 from rocmlab.errors import RocmlabError
 from rocmlab.stack import project as projects
+from rocmlab.stack import project_folder
 
 EPILOG = "Exit code: 0 nothing is wrong, 1 warnings, 2 something stops the lab. Each check is in docs/doctor.md."
 
@@ -104,6 +105,8 @@ def _side(given: str | None) -> str:
 def _folder() -> Path | None:
     try:
         return projects.find()
+    except project_folder.Untrusted:
+        raise
     except RocmlabError:
         return None
 

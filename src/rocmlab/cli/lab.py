@@ -15,6 +15,7 @@ from rocmlab.cli.up import say
 from rocmlab.errors import RocmlabError
 from rocmlab.stack import project as projects
 from rocmlab.stack import server, space
+from rocmlab.stack.environment import was_made_by_us
 from rocmlab.stack.project import Project
 
 
@@ -146,7 +147,7 @@ def clean(project: Project) -> int:
     """Remove what was made, in either runtime."""
     project.lab.clean(say)
     environment = project.settings.project / ".venv"
-    if environment.exists():
+    if was_made_by_us(environment):
         shutil.rmtree(environment)
         say(f"removed {environment}")
     return 0

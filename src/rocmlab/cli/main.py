@@ -106,7 +106,7 @@ def _check_make_variables(environment: Mapping[str, str]) -> None:
 
     from rocmlab.stack.settings import NAMES
 
-    known = (*NAMES, *MAKE_VARIABLES)
+    known = (*NAMES, *MAKE_VARIABLES, "ROCMLAB_SAFE_DIRECTORY")
     given = re.findall(r"(?:^|\s)([A-Za-z_]\w*)=", environment.get("MAKEFLAGS", "").partition("-- ")[2])
     for name in given:
         if name not in known:

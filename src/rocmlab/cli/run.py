@@ -33,6 +33,8 @@ def _from_the_host(verb: str, arguments: Sequence[str]) -> int:
     arguments = [*arguments, *_from_make(os.environ)]
     asked = parser().parse_intermixed_args(arguments)  # wrong arguments are reported before anything is built
     check(asked)
+    arguments = _absolute(arguments, asked.notebooks, Path.cwd(), projects.find())
+    asked = parser().parse_intermixed_args(arguments)
     if (code := run_ahead.check(asked)) is not None:
         return code
     project = projects.plan(projects.find())
@@ -45,6 +47,19 @@ def _from_the_host(verb: str, arguments: Sequence[str]) -> int:
         note(f"the share is the {project.lab.share()}, shown in JupyterLab; with the lab up this copies its runs out:")
         note(f"  {project.lab.copy_out}")
     return code
+
+
+def _absolute(arguments: Sequence[str], notebooks: Sequence[str], here: Path, project: Path) -> list[str]:
+    """Return the arguments with absolute paths of the notebooks and lists that are files here.
+
+    The lab starts paths elsewhere: in the project, or in its container. It must not run another file of the same name.
+    """
+    from rocmlab.runner.asking.selection import is_list
+
+    files = {word for word in notebooks if word.endswith(".ipynb") or is_list(word)}
+    if here == project:
+        return list(arguments)
+    return [str(here / word) if word in files and (here / word).is_file() else word for word in arguments]
 
 
 def _from_make(environment: Mapping[str, str]) -> list[str]:

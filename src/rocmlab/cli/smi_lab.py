@@ -45,7 +45,7 @@ class Address:
 def is_here() -> bool:
     """Tell whether the lab counts processes as this command does: it is around us, or runs without a container."""
     runtime = os.environ.get("ROCMLAB_RUNTIME")
-    return bool(runtime) or _settings(project_folder.nearest()).get("ROCMLAB_RUNTIME") == "native"
+    return bool(runtime) or _settings(_project()).get("ROCMLAB_RUNTIME") == "native"
 
 
 def _inside() -> Address | None:
@@ -72,7 +72,7 @@ def _is_of(uid: int, port: int) -> bool:
 
 
 def _of_project() -> Address | None:
-    project = project_folder.nearest()
+    project = _project()
     values = _settings(project)
     port, token = values.get("PORT", ""), values.get("JUPYTER_TOKEN", "")
     runtime = values.get("ROCMLAB_RUNTIME")
@@ -102,6 +102,14 @@ def _holds(project: Path, runtime: str, port: int) -> bool:
     except RocmlabError:
         return False
     return lab.holder().kind == sockets.OURS
+
+
+def _project() -> Path | None:
+    """Return the project folder; None where there is none that may be trusted, for smi works without one."""
+    try:
+        return project_folder.nearest()
+    except project_folder.Untrusted:
+        return None
 
 
 def _settings(project: Path | None) -> dict[str, str]:

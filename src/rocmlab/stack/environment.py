@@ -19,6 +19,8 @@ NEEDED_BYTES = {"rocm": 30e9, "cuda": 15e9, "cpu": 5e9, "metal": 5e9}
 TORCH_VERSION = "2.13.0"
 PACKAGE = re.compile(r"^([A-Za-z0-9][\w.-]*)==", re.MULTILINE)
 AMD_WHEELS = "https://repo.radeon.com/rocm/manylinux/rocm-rel-{version}/"
+MARKER = "rocmlab-environment.json"
+MADE = "rocmlab-made"  # there from the beginning on: without it an environment is the user's own
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Environment:
     @property
     def marker(self) -> Path:
         """Written last, so that a half-made environment is never taken for a whole one."""
-        return self.folder / "rocmlab-environment.json"
+        return self.folder / MARKER
 
     def fingerprint(self) -> str:
         """Return a digest of all the environment is made from."""
@@ -91,6 +93,12 @@ class Environment:
         record |= {"jax_packages": self.jax_packages} if self.jax_packages else {}
         is_new = not self._matches(record)
         if is_new and self.folder.exists():
+            if not was_made_by_us(self.folder):
+                raise RocmlabError(
+                    f"{self.folder} was not made by rocmlab",
+                    "it would be replaced by the lab's environment, and what you installed there would be lost",
+                    f"mv {self.folder} {self.folder}-mine      # or, if nothing there is needed: rm -r {self.folder}",
+                )
             say("removing .venv: it is for another backend, Python or folder, or half made")
             shutil.rmtree(self.folder)
         self.check_disk()
@@ -99,6 +107,7 @@ class Environment:
             if is_new:
                 say(f"making .venv with {self.python} ({version})")
                 create(self.python, self.folder)
+            (self.folder / MADE).touch()
             for step in self.steps():
                 self._install(step, say)
             self.verify(self.interpreter)
@@ -275,6 +284,11 @@ def check_python(python: str) -> str:
             f"{python} is Python {version}", f"TensorFlow and PyTorch have wheels for Python {span}", fix
         )
     return version
+
+
+def was_made_by_us(folder: Path) -> bool:
+    """Return whether rocmlab has made an environment, whole or not; False where there is none."""
+    return any((folder / name).exists() for name in (MARKER, MADE)) or (folder.is_dir() and not any(folder.iterdir()))
 
 
 def create(python: str, folder: Path) -> None:

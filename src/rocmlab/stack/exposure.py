@@ -27,14 +27,15 @@ def note(settings: Settings, port: int, holder: Holder) -> Holder:
 
     Args:
         settings: of the lab, whose folder `.rocmlab` remembers it.
-        port: of the lab.
+        port: that was looked at; if it is not the one in `.env`, no browser has sent a token there.
         holder: who listens.
     """
     state = settings.state
-    if holder.kind != OTHER or not os.access(state, os.W_OK) or _is_changing(state):
+    written = envfile.parse(envfile.read(settings.env_path)) if holder.kind == OTHER else {}
+    if written.get("PORT") != str(port) or not os.access(state, os.W_OK) or _is_changing(state):
         return holder
     known = _read(state)
-    found = {**known, **{_digest(token): f"port {port}: {holder}" for token in map(settings.last, TOKENS) if token}}
+    found = {**known, **{_digest(written[name]): f"port {port}: {holder}" for name in TOKENS if written.get(name)}}
     if found.keys() != known.keys():
         envfile.write(state / FILE, json.dumps(found, indent=1) + "\n")
     return holder

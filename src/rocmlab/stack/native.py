@@ -23,7 +23,7 @@ from rocmlab.errors import RocmlabError
 from rocmlab.identity import Process
 from rocmlab.stack import envfile, exposure, homes, live, process, server, tokens
 from rocmlab.stack.cluster import NativeNode
-from rocmlab.stack.environment import Environment
+from rocmlab.stack.environment import Environment, was_made_by_us
 from rocmlab.stack.lab import Say
 from rocmlab.stack.native_server import ServerProcess
 from rocmlab.stack.server import Holder
@@ -72,7 +72,7 @@ class NativeLab:
         """Return what runs rocmlab in `.venv`, or None where there is none."""
         if not self.is_built():
             return None
-        return [str(self.venv.interpreter), "-m", "rocmlab"], self.server_environment()
+        return [str(self.venv.interpreter), "-P", "-m", "rocmlab"], self.server_environment()
 
     def check_disk(self) -> None:
         """Make sure that what has still to be installed fits; see `Environment.check_disk`."""
@@ -267,7 +267,7 @@ class NativeLab:
 
     def _offer_kernels(self, say: Say) -> None:
         """Write the kernelspecs for the GPUs of now; where that fails the lab starts with the plain kernels."""
-        command = [str(self.venv.interpreter), "-m", "rocmlab", "kernels", "install"]
+        command = [str(self.venv.interpreter), "-P", "-m", "rocmlab", "kernels", "install"]
         code, output = process.capture(command, env=self.server_environment())
         if code:
             words = output.strip().splitlines() or [f"exit code {code}"]
@@ -322,10 +322,13 @@ class NativeLab:
     def clean(self, say: Say) -> None:
         """Stop the lab and remove `.venv` and our own links; the share, `.env` and every file of a user stay."""
         self.stop(say)
-        shutil.rmtree(self.venv.folder, ignore_errors=True)
+        is_ours = was_made_by_us(self.venv.folder)
+        if is_ours:
+            shutil.rmtree(self.venv.folder, ignore_errors=True)
         if not homes.hide(self.view):
             say(f"kept {self.view}: it holds files that are not of rocmlab; the next `make up` moves them to work/")
-        say(f"removed {self.venv.folder}; kept the share {self.share_folder}")
+        removed = f"removed {self.venv.folder}" if is_ours else "there is no environment of rocmlab's to remove"
+        say(f"{removed}; kept the share {self.share_folder}")
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -339,7 +342,7 @@ class NativeLab:
 
     def devices(self) -> list[dict[str, Any]]:
         """Ask the lab's own interpreter, with the lab's environment, which devices it sees."""
-        command = [str(self.venv.interpreter), "-m", "rocmlab", "devices", "--json"]
+        command = [str(self.venv.interpreter), "-P", "-m", "rocmlab", "devices", "--json"]
         code, output = process.capture(command, env=self.server_environment())
         if code:
             raise RocmlabError("the lab does not say which devices it sees", output.strip()[-400:], "make logs")
@@ -348,7 +351,7 @@ class NativeLab:
 
     def run(self, arguments: Sequence[str]) -> int:
         """Run `rocmlab <arguments>` with the lab's interpreter and environment."""
-        command = [str(self.venv.interpreter), "-m", "rocmlab", *arguments]
+        command = [str(self.venv.interpreter), "-P", "-m", "rocmlab", *arguments]
         return process.attach(command, env=self.server_environment(), cwd=self.settings.project)
 
     def logs(self, follow: bool) -> int:

@@ -44,7 +44,7 @@ def find() -> Path:
     """Return the project folder: the nearest one upwards, or that of this source tree, which holds compose.yaml.
 
     Raises:
-        RocmlabError: there is none.
+        RocmlabError: there is none, or it is not to be trusted; see `project_folder.check`.
     """
     if (found := project_folder.nearest()) is not None:
         return found

@@ -34,24 +34,7 @@ class KernelDied(DeadKernelError):  # type: ignore[misc]
     """The kernel ended, stopped or hung while the notebook needed it."""
 
 
-class AtomicHandler(LocalHandler):  # type: ignore[misc]
-    """papermill's local files, replaced at once; a reader may come at any time."""
-
-    def __init__(self, folder: str) -> None:
-        super().__init__()
-        self.folder = folder  # that the path is relative to
-
-    def write(self, buf: str, path: str) -> None:
-        """Write a notebook.
-
-        Raises:
-            FileNotFoundError: its folder does not exist.
-        """
-        target = Path(self.folder, path)
-        if not target.parent.is_dir():
-            msg = f"output folder {target.parent} doesn't exist."
-            raise FileNotFoundError(msg)
-        files.write_text(target, buf)
+_unsaved: set[Path] = set()  # outputs of ours that papermill saves once more, after the engine has returned
 
 
 class RocmlabEngine(Engine):  # type: ignore[misc]
@@ -93,8 +76,6 @@ class RocmlabEngine(Engine):  # type: ignore[misc]
         from rocmlab.runner.ground import processes
 
         target = _local(output_path)
-        if target is not None and output_path is not None:
-            _write_atomically(output_path)
         stage = _stage(nb, options, log_output, target, output_path)
         bar = _Bar(len(nb.cells), progress_bar)
         stage.see = bar.see
@@ -103,6 +84,7 @@ class RocmlabEngine(Engine):  # type: ignore[misc]
         running = kernel.start(kernel_name, os.getcwd(), environment)
         try:
             Execution(nb, running, stage, lambda: _save(nb, output_path, target)).run()
+            _save_atomically(output_path, target)
         except Cut as cut:
             if processes.MARK not in os.environ:  # else whoever has set it ends what is left
                 processes.end(mark, grace_seconds=0.5)
@@ -137,28 +119,55 @@ class _Bar:
 
 
 def _local(path: str | None) -> Path | None:
-    """Return the file that papermill would write; None where another back end is in charge."""
+    """Return the file that papermill would write; None where another back end is in charge.
+
+    papermill notes the working directory of each call in its handler, and changes it for the notebook alone (`cwd=`).
+    """
     handler = papermill_io.get_handler(path) if path else None
-    if not isinstance(handler, LocalHandler):
-        return None
-    folder = getattr(handler, "folder", None) or getattr(handler, "_cwd", None) or os.getcwd()
-    return Path(folder, str(path))
+    return _target(handler, str(path)) if isinstance(handler, LocalHandler) else None
 
 
-def _write_atomically(path: str) -> None:
-    """Let papermill's own last save, after the engine has returned, be atomic as well."""
-    handler = papermill_io.get_handler(path)
-    if not isinstance(handler, AtomicHandler):
-        papermill_io.register(path, AtomicHandler(getattr(handler, "_cwd", None) or os.getcwd()))
+def _target(handler: Any, path: str) -> Path:  # noqa: ANN401  a LocalHandler
+    return Path(os.path.abspath(os.path.join(getattr(handler, "_cwd", None) or os.getcwd(), path)))
+
+
+def _save_atomically(path: str | None, target: Path | None) -> None:
+    """Let papermill's own last save of this output be atomic: a reader may come at any time.
+
+    The handler of local files is one for the process. Its `write` is replaced once; it asks for the file at each call,
+    and leaves every file alone that is not an output of this engine.
+    """
+    handler: Any = papermill_io.get_handler(path) if path and target else None
+    if type(handler) is not LocalHandler or target is None:
+        return
+    _unsaved.add(target)
+    if "write" in vars(handler):
+        return
+    theirs = handler.write
+
+    def write(buf: str, path: str) -> None:
+        target = _target(handler, path)
+        if target not in _unsaved:
+            theirs(buf, path)
+            return
+        _unsaved.discard(target)
+        _check_folder(target)
+        files.write_text(target, buf)
+
+    handler.write = write
+
+
+def _check_folder(target: Path) -> None:
+    if not target.parent.is_dir():
+        msg = f"output folder {target.parent} doesn't exist."
+        raise FileNotFoundError(msg)
 
 
 def _save(nb: Any, path: str | None, target: Path | None) -> None:  # noqa: ANN401
     from rocmlab.runner.engine import notebooks
 
     if target is not None:
-        if not target.parent.is_dir():
-            msg = f"output folder {target.parent} doesn't exist."
-            raise FileNotFoundError(msg)
+        _check_folder(target)
         notebooks.save(nb, target)
     elif path is not None:
         import nbformat
