@@ -46,11 +46,11 @@ def problem(folders: Iterable[Path], minimum: float, *, environment: Mapping[str
         environment: of the lab, which says where the command is given that frees space.
     """
     for folder in folders if minimum else ():
-        existing = next((each for each in (folder, *folder.parents) if each.exists()), folder)
         try:
+            existing = next((each for each in (folder, *folder.parents) if each.exists()), folder)
             free = shutil.disk_usage(existing).free
         except OSError:
-            continue
+            continue  # this user may not look there
         if free < minimum:
             prune = "on the host: make clean RUNS=30d" if environment.get("ROCMLAB_RUNTIME") else "make clean RUNS=30d"
             return Problem(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import clients
 import pytest
 from clones import Clone
 from containers import docker
@@ -17,6 +18,12 @@ def inside(lab: Clone, program: str) -> str:
     volume = f"{lab.env['COMPOSE_PROJECT_NAME']}_share"
     mount = ["--volume", f"{volume}:/share", "--entrypoint", "sh"]
     return docker("run", "--rm", "--network=none", *mount, lab.env["ROCMLAB_IMAGE"], "-c", program)
+
+
+def running(lab: Clone) -> str:
+    """Return which container the lab is."""
+    name = f"label=com.docker.compose.project={lab.env['COMPOSE_PROJECT_NAME']}"
+    return docker("ps", "--quiet", "--no-trunc", "--filter", name)
 
 
 def test_a_volume_is_backed_up_while_the_lab_runs_and_restored_after_its_loss(
@@ -63,3 +70,22 @@ def test_old_runs_in_a_volume_are_pruned(docker_lab: Clone) -> None:
     assert "removed 1 runs" in removed.stdout
     assert inside(docker_lab, "ls /share/runs").split().count("my-own") == 1
     assert docker_lab.answers()
+
+
+def test_a_disk_with_little_room_is_reported_and_no_run_starts(docker_lab: Clone) -> None:
+    """`make up` and `status` warn, the panel shows it, `rocmlab run` is refused; the lab is not restarted for it."""
+    docker_lab.make("up")
+    started = running(docker_lab)
+
+    warned = docker_lab.make("up", MIN_FREE_DISK_GB="1000000").stdout
+    status = docker_lab.make("status").stdout
+    run = docker_lab.make("run-notebooks", NOTEBOOKS="00_hello_gpu", succeeds=False)
+    shown = clients.ask(docker_lab.port, docker_lab.env["JUPYTER_TOKEN"], "/rocmlab/api/devices", timeout_seconds=20)[1]
+    docker_lab.make("up", MIN_FREE_DISK_GB="5")
+
+    assert "WARNING: the disk of" in warned
+    assert "WARNING    the disk of" in status
+    assert "the run does not start" in run.stdout
+    assert run.returncode == 2
+    assert "disk.low" in {problem["check"] for problem in shown["problems"]}
+    assert started == running(docker_lab)

@@ -153,7 +153,14 @@ def test_secrets_in_a_backup_are_for_its_owner_alone(lab: Lab) -> None:
 
 def test_caches_and_data_sets_are_omitted_and_named_unless_all_is_asked_for(lab: Lab) -> None:
     """A data set's file is omitted only where every byte is the canonical one; models and own data always stay."""
-    for name in ("cache/rocm7/x", "data/mnist/images", "data/mnist/mine.csv", "models/my-checkpoint", "leases/gpu0"):
+    for name in (
+        "cache/rocm7/x",
+        "data/mnist/images",
+        "data/mnist/mine.csv",
+        "models/my-checkpoint",
+        "leases/gpu0.lock",
+        "cache/my.txt",
+    ):
         (lab.share / name).parent.mkdir(parents=True, exist_ok=True)
         (lab.share / name).write_bytes(b"x" * 10)
     sets = {
@@ -165,8 +172,9 @@ def test_caches_and_data_sets_are_omitted_and_named_unless_all_is_asked_for(lab:
     everything = model.read(lab.back_up(data_sets=sets, is_all=True))
 
     files = {path for path, entry in few.entries.items() if entry.type == "file"}
-    assert files == {"share/data/mnist/mine.csv", "share/models/my-checkpoint"}
-    assert {each["path"] for each in few.omitted} == {"share/cache", "share/data/mnist/images", "share/leases"}
+    assert files == {"share/data/mnist/mine.csv", "share/models/my-checkpoint", "share/cache/my.txt"}
+    omitted = {"share/cache/rocm7", "share/data/mnist/images", "share/leases/gpu0.lock"}
+    assert {each["path"] for each in few.omitted} == omitted
     assert {"share/cache/rocm7/x", "share/data/mnist/images"} <= set(everything.entries)
 
 

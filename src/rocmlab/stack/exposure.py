@@ -72,7 +72,10 @@ def renew(settings: Settings) -> list[str]:
             )
         else:
             del settings.written[name]
-            lines.append(f"{name} is new: another process held the lab's port and may know the old one ({where})")
+            hint = (
+                "; if the monitoring runs, it gets the new one by: make monitoring" if name == "METRICS_TOKEN" else ""
+            )
+            lines.append(f"{name} is new: another process held the lab's port and may know the old one ({where}){hint}")
     return lines
 
 
@@ -87,7 +90,8 @@ def forget(settings: Settings, values: Mapping[str, str]) -> None:
     elif known:
         path.unlink(missing_ok=True)
     token, file = values.get("METRICS_TOKEN", ""), settings.state / TOKEN_FILE
-    if len(kept) < len(known) and file.exists() and token:
+    is_stale = file.exists() and envfile.read(file).strip() != token
+    if len(kept) < len(known) and token and is_stale:
         envfile.write(file, token + "\n")
 
 

@@ -11,6 +11,8 @@ from rocmlab.stack.lab import Lab
 from rocmlab.stack.native import NativeLab
 from rocmlab.stack.settings import Settings
 
+ROOTS = {"docker": "{{.DockerRootDir}}", "podman": "{{.Store.GraphRoot}}"}  # where volumes are
+
 
 def problem(settings: Settings, lab: Lab) -> Problem | None:
     """Return what is wrong where a disk that the lab writes to is nearly full.
@@ -29,4 +31,12 @@ def folders(settings: Settings, lab: Lab) -> list[Path]:
         return []
     share = lab.values["SHARE"]
     notebooks = settings.project / Path(settings.get("NOTEBOOKS_DIR")).expanduser()
-    return [settings.project / Path(share).expanduser() if "/" in share else lab.disk(), notebooks]
+    return [settings.project / Path(share).expanduser() if "/" in share else _of_volumes(lab), notebooks]
+
+
+def _of_volumes(lab: ContainerLab) -> Path:
+    """Return the folder in which the engine keeps volumes."""
+    if lab.engine_root:
+        return lab.disk()
+    code, output = lab.engine("info", "--format", ROOTS[lab.program], timeout_seconds=10)
+    return Path(output.strip()) if code == 0 and output.strip() else lab.disk()

@@ -93,8 +93,9 @@ class RunFolder:
         """Keep others from continuing this run while this process does; the lock ends with the process.
 
         Raises:
-            RocmlabError: somebody has it.
+            RocmlabError: another process has it, or the journal is a link.
         """
+        safe.check_link(self.journal_path)
         try:
             self._flock()
         except BlockingIOError:

@@ -108,12 +108,21 @@ def check_folder(folder: Path) -> None:
         RocmlabError: it is one.
     """
     for path in (folder, folder / "journal.jsonl", folder / "parts"):
-        if path.is_symlink():
-            raise RocmlabError(
-                f"{shown(str(path), 300)} is a link to {shown(os.readlink(path), 300)}",
-                "what a run writes stays in its own folder",
-                "name the folder itself, or copy it here",
-            )
+        check_link(path)
+
+
+def check_link(path: Path) -> None:
+    """Refuse to write where a link may lead elsewhere.
+
+    Raises:
+        RocmlabError: this is a link.
+    """
+    if path.is_symlink():
+        raise RocmlabError(
+            f"{shown(str(path), 300)} is a link to {shown(os.readlink(path), 300)}",
+            "what a run writes stays in its own folder",
+            "name the folder itself, or copy it here",
+        )
 
 
 def is_error(value: object) -> bool:

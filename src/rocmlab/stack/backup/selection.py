@@ -100,16 +100,24 @@ def _walk(task: Task, selection: Selection, path: str, source: str, skipped: set
         if (status.st_dev, status.st_ino) in skipped:
             continue
         kind = stat.S_IFMT(status.st_mode)
-        if kind in KINDS:
-            selection.omit(path, KINDS[kind])
+        if why := KINDS.get(kind) or _why_not(path, kind, task):
+            selection.omit(path, why, *(_measure(source) if kind == stat.S_IFDIR else (1, status.st_size)))
         elif kind != stat.S_IFDIR:
             selection.found.append(Found(path, source, LINK if kind == stat.S_IFLNK else FILE, status))
-        elif path == LOCKS or (path in CACHES and not task.is_all):
-            count, size = _measure(source)
-            selection.omit(path, "locks of this machine" if path == LOCKS else "a cache", count, size)
         else:
             selection.found.append(Found(path, source, FOLDER, status))
             waiting += _listed(selection, path, source)
+
+
+def _why_not(path: str, kind: int, task: Task) -> str:
+    """Return why a file or folder does not belong into a backup, empty if it does.
+
+    What a user put directly into `share/cache` or `share/leases` does.
+    """
+    parent, _, name = path.rpartition("/")
+    if parent == LOCKS and kind == stat.S_IFREG and name.endswith((".lock", ".json")):
+        return "a lock of this machine"
+    return "a cache" if parent in CACHES and kind == stat.S_IFDIR and not task.is_all else ""
 
 
 def _listed(selection: Selection, path: str, source: str) -> list[tuple[str, str]]:
