@@ -16,6 +16,7 @@ import attempts_names
 import attempts_paths
 import attempts_ports
 import attempts_requests
+import attempts_run_folder
 import attempts_sockets
 import pytest
 import strangers
@@ -34,6 +35,7 @@ MODULES = (
     attempts_inside,
     attempts_names,
     attempts_folders,
+    attempts_run_folder,
     attempts_cluster,
     attempts_ports,  # last: it stops the lab
 )
