@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import clients
 import pytest
 from clones import REPOSITORY, Clone
 
@@ -28,7 +30,7 @@ def picture(page: Page, name: str) -> Path:
 
 
 def test_the_launcher_offers_both_frameworks_and_nothing_else(browser_lab: tuple[Clone, str], page: Page) -> None:
-    """The printed URL opens JupyterLab: work/ and share/ on the left, a TensorFlow and a PyTorch kernel to start."""
+    """The printed URL opens JupyterLab: the notebooks on the left, a TensorFlow and a PyTorch kernel to start."""
     page.goto(browser_lab[1])
     page.wait_for_selector(".jp-LauncherCard", timeout=60_000)
 
@@ -37,9 +39,37 @@ def test_the_launcher_offers_both_frameworks_and_nothing_else(browser_lab: tuple
     folders = page.locator(".jp-DirListing-itemText").all_inner_texts()
 
     assert cards[:2] == ["TensorFlow", "PyTorch"]
-    assert {"share", "work"} == set(folders)
+    assert "01_mnist_fc.ipynb" in folders
     assert page.locator("text=get notified about official").count() == 0
     picture(page, "launcher")
+
+
+def test_what_is_made_in_the_launcher_is_in_work(browser_lab: tuple[Clone, str], page: Page) -> None:
+    """A new notebook is in work/; at the level above nothing can be made, and a message says where to save."""
+    lab, url = browser_lab
+    page.goto(url)
+    page.locator(".jp-LauncherCard[title*=PyTorch]").first.click(timeout=60_000)
+    page.wait_for_selector(".jp-NotebookPanel-toolbar", timeout=60_000)
+    made = sorted((lab.folder / "notebooks").glob("Untitled*.ipynb"))
+    page.locator(".jp-BreadCrumbs-home").click()
+    page.locator(".jp-DirListing-itemText", has_text=re.compile("^share$")).wait_for(timeout=30_000)
+    folders = page.locator(".jp-DirListing-itemText").all_inner_texts()
+    page.keyboard.press("Control+Shift+L")  # a launcher for the folder in front
+    page.locator(".jp-LauncherCard[title*='text file']:visible").first.click(timeout=30_000)
+    dialog = page.locator(".jp-Dialog-content")
+    dialog.wait_for(timeout=30_000)
+    message = dialog.inner_text()
+    picture(page, "top_level")
+    server = clients.Server(f"127.0.0.1:{lab.port}", url.split("token=")[1])
+    for kernel in json.loads(server.request("/api/kernels", token=server.token)[1]):
+        server.request(f"/api/kernels/{kernel['id']}", token=server.token, method="DELETE")
+    for path in made:
+        path.unlink()
+
+    assert [path.name for path in made] == ["Untitled.ipynb"]
+    assert set(folders) == {"share", "work"}
+    assert "was not saved" in message
+    assert "Open the folder work" in message
 
 
 def test_without_the_token_there_is_only_a_login_page(browser_lab: tuple[Clone, str], page: Page) -> None:

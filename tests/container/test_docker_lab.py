@@ -242,3 +242,32 @@ class TestShare:
         lab.make("up")
 
         assert docker("exec", container(lab), "cat", "/home/jovyan/share/models/note").strip() == "kept"
+
+    def test_files_in_the_layer_of_an_earlier_container_are_moved_to_the_share(self, lab: Clone, first_up: str) -> None:
+        """A container whose home was not on the share: `make up` moves each of its files once, and says so."""
+        lab.make("up")
+        image, folder = lab.env["ROCMLAB_IMAGE"], "/home/jovyan"
+        earlier = f"FROM {image}\nENV ROCMLAB_HOME=\nRUN chown jovyan {folder}\n"
+        subprocess.run(
+            ["docker", "build", "--tag", "rocmlab-test/earlier:1", "-"], input=earlier, text=True, check=True
+        )
+        write = f"cd {folder}; mkdir .ssh deep; echo key > .ssh/id; chmod 600 .ssh/id; echo nb > deep/a.ipynb"
+        write += "; echo n > b.txt"
+        try:
+            environment = {**lab.environment, "ROCMLAB_IMAGE": "rocmlab-test/earlier:1"}
+            command = ["docker", "compose", "up", "--detach", "--no-build", "--wait", "lab"]
+            subprocess.run(command, cwd=lab.folder, env=environment, check=True, capture_output=True)
+            docker("exec", container(lab), "start.sh", "bash", "-c", write)
+
+            printed = lab.make("up", FORCE="1").stdout
+        finally:
+            docker("image", "rm", "--force", "rocmlab-test/earlier:1")
+
+        home = docker("exec", container(lab), "start.sh", "bash", "-c", "cat ~/.ssh/id; stat -c %a ~/.ssh/id").split()
+        recovered = next((lab.folder / "notebooks").glob("recovered-*"))
+        assert home == ["key", "600"]
+        assert (recovered / "deep/a.ipynb").read_text() == "nb\n"
+        assert (recovered / "b.txt").read_text() == "n\n"
+        assert printed.count("moved ") == 3
+        assert not list((lab.folder / ".rocmlab").glob("old-home*"))
+        assert "moved " not in lab.make("up").stdout

@@ -18,7 +18,7 @@ from rocmlab.stack.lab import Say
 
 TOP = "/home/jovyan"
 MOUNTED = ("work", "share")
-MARK = "ROCMLAB_HOME="  # in the environment of an image whose home is on the share
+MARK = "ROCMLAB_HOME=/"  # in the environment of an image whose home is on the share
 Engine = Callable[..., tuple[int, str]]
 
 

@@ -42,14 +42,17 @@ def hand_over(settings: Settings, notebooks: Path, uid: int, gid: int, say: Say)
         say: prints one line.
     """
     own = (settings.state if settings.guest else settings.project) / "notebooks"
-    if os.geteuid() != 0 or own.is_symlink() or not own.is_dir() or own.lstat().st_uid != 0:
+    if os.geteuid() != 0 or own.is_symlink() or not own.is_dir() or notebooks.resolve() != own.resolve():
         return
-    if notebooks.resolve() != own.resolve():
+    if own.lstat().st_uid not in (0, uid):
         return
+    given = [own] if own.lstat().st_uid == 0 else []  # else `git pull` brings new files of root's
     for path in sorted(own.iterdir()):
         found = path.lstat()
         is_ours = bool(settings.guest) or path.name in NAMES
         if is_ours and stat.S_ISREG(found.st_mode) and found.st_uid == 0 and found.st_nlink == 1:
-            os.chown(path, uid, gid, follow_symlinks=False)
-    os.chown(own, uid, gid, follow_symlinks=False)
-    say(f"{own} and the notebooks that come with rocmlab now belong to the lab's user ({uid}:{gid}), which saves them")
+            given.append(path)
+    for path in given:
+        os.chown(path, uid, gid, follow_symlinks=False)
+    if given:
+        say(f"the notebooks that come with rocmlab now belong to the lab's user ({uid}:{gid}), which can save them")
