@@ -18,6 +18,7 @@ import attempts_ports
 import attempts_requests
 import attempts_run_folder
 import attempts_sockets
+import attempts_tmp
 import pytest
 import strangers
 from attempts import TALLY, Group, attack
@@ -36,6 +37,7 @@ MODULES = (
     attempts_names,
     attempts_folders,
     attempts_run_folder,
+    attempts_tmp,
     attempts_cluster,
     attempts_ports,  # last: it stops the lab
 )
