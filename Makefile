@@ -18,7 +18,7 @@ export RUNS ?=
 export WHEN ?=
 TESTS ?= tests
 
-.PHONY: help up run-notebooks url status logs shell down build clean backup restore devices smi top leases kernels demo doctor monitoring monitoring-down cluster-up cluster-join cluster-status cluster-down bench test lint lock
+.PHONY: help up run-notebooks url status logs shell down build upgrade rollback clean backup restore devices smi top leases kernels demo doctor monitoring monitoring-down cluster-up cluster-join cluster-status cluster-down bench test lint lock
 
 help: ## Explain the targets
 	@awk 'BEGIN {FS = ":.*## "; print "rocmlab: the Jupyter workstation for AMD GPUs\n"} \
@@ -74,6 +74,10 @@ cluster-down: ## Leave the cluster; on the head: end it (FORCE=1 even if noteboo
 # -- Now and then
 build: ## Build the image (or make the environment) without starting
 	@$(ROCMLAB) build
+upgrade: ## Get, build and start a newer version; back by itself if it does not work (WHEN=idle)
+	@$(ROCMLAB) upgrade
+rollback: ## Go back to the version before
+	@$(ROCMLAB) rollback
 clean: ## Stop, and remove the image or the environment; the share stays
 	@$(ROCMLAB) clean
 backup: ## Save share, notebooks and settings (TO=/folder; ALL=1 with caches and data sets)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import fcntl
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +34,7 @@ from rocmlab.runner.ground.jobs import Job, name_uniquely
 from rocmlab.runner.outcome import compare, history, listing, resume
 from rocmlab.runner.outcome.results import Run
 from rocmlab.runner.remote import delivery
+from rocmlab.stack.runs_under_way import under_way
 
 NAMES = [
     "../../../../t/escaped",
@@ -326,6 +330,37 @@ def test_a_report_shows_nothing_from_behind_a_link(tmp_path: Path) -> None:
     report.write(run_results.results(failed), run)
 
     assert "the secret" not in (run / "report.html").read_text()
+
+
+def test_pipes_among_the_runs_hold_nobody_up(folder: Path) -> None:
+    """A list, times of earlier runs, and what would be stopped are found although a pipe has the name of a file."""
+    for name, file in (("20990101T000000Z-x", "journal.jsonl"), ("20990101T000001Z-y", "results.json")):
+        (folder.parent / name).mkdir()
+        os.mkfifo(folder.parent / name / file)
+    shutil.copy(folder / "journal.jsonl", folder.parent / "20990101T000001Z-y")
+    program = (
+        "import sys; from pathlib import Path; from rocmlab.runner.outcome import history, listing\n"
+        "from rocmlab.stack.runs_under_way import under_way\n"
+        "runs = Path(sys.argv[1]); listed = len(listing.runs_of(runs))\n"
+        "print(listed, history.expected_seconds([], runs), under_way(runs))"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(folder.parent)], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert done.stdout == "2 {} []\n", done.stderr
+
+
+def test_a_journal_of_odd_types_does_not_keep_a_lab_from_being_stopped(folder: Path) -> None:
+    """What is under way is found for `make down`, whatever the journal says."""
+    lines = [{"event": "run started", "jobs": 5, "skipped": 7}, {"event": "job started", "job": [1], "devices": 9}]
+    write(folder, lines)
+    with (folder / "journal.jsonl").open("rb") as journal:
+        fcntl.flock(journal, fcntl.LOCK_EX)
+        (found,) = under_way(folder.parent)
+
+    assert (found["name"], found["jobs"]) == (folder.name, None)
 
 
 # -- exports

@@ -317,6 +317,29 @@ class TestInterrupted:
         assert before == tree(lab.share)
         assert [backup] == list(lab.backups.iterdir())
 
+    @NEEDS_ROOT
+    @pytest.mark.parametrize("how", ["folder", "link", "open to others"])
+    def test_a_folder_that_another_user_planted_is_not_continued(self, lab: Lab, how: str) -> None:
+        """A real second uid has prepared an incomplete backup of this very lab; the real one is made next to it."""
+        (lab.share / "secret").write_text("secret")
+        planted = lab.backups / "rocmlab-20990101T000000Z.partial"
+        folder = lab.folder / "elsewhere" if how == "link" else planted
+        folder.mkdir(mode=0o700)
+        header = {"format": 1, "project": "/the/clone", "all": False}
+        (folder / MANIFEST).write_text(json.dumps(header) + "\n")
+        if how == "link":
+            planted.symlink_to(folder)
+        folder.chmod(0o777 if how == "open to others" else 0o700)
+        if how == "folder":
+            os.chown(folder, SECOND_UID, SECOND_UID)
+        before = sorted(os.listdir(folder))
+
+        backup = lab.back_up()
+
+        assert before == sorted(os.listdir(folder))
+        assert backup.name < planted.name
+        assert "share/secret" in model.read(backup).entries
+
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     def test_an_interrupted_backup_keeps_what_it_has_and_says_how_to_continue(self, lab: Lab, number: int) -> None:
         """Ctrl-C, or the end of the container: the part under way is ended properly, and nothing is repeated."""

@@ -154,7 +154,7 @@ class TestServer:
         listed = clients.ask(lab.port, lab.token, "/api/contents/", timeout_seconds=10)[1]
 
         assert {"share", "work"} == {entry["name"] for entry in listed["content"]}
-        assert {"data", "models", "runs", "cache", "leases", "home"} == {
+        assert {".rocmlab", "data", "models", "runs", "cache", "leases", "home"} == {
             path.name for path in lab.share_folder.iterdir()
         }
 

@@ -292,6 +292,23 @@ def test_exact_addresses_come_before_wildcards() -> None:
         assert sockets.holder(found[0]) == os.getpid()
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::", "::ffff:127.0.0.1"])
+def test_the_kernel_says_by_netlink_what_proc_says(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The quick way and the one of a kernel without inet_diag find the same sockets."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as listening:
+        listening.bind((address, 0))
+        listening.listen()
+        port = listening.getsockname()[1]
+        quick = sockets.listeners(port)
+
+        def refused(port: int) -> None:
+            raise OSError
+
+        monkeypatch.setattr(sockets, "_diagnosed", refused)
+
+        assert quick == sockets.listeners(port) == (sockets.Listener(os.getuid(), os.fstat(listening.fileno()).st_ino),)
+
+
 def test_the_record_of_a_server_holds_no_token(lab: NativeLab) -> None:
     """Only its number, start time and mark, for its owner alone."""
     with running(lab) as process:

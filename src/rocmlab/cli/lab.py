@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -13,10 +12,12 @@ from rocmlab.cli.main import verb_parser
 from rocmlab.cli.table import device_lines
 from rocmlab.cli.up import say
 from rocmlab.errors import RocmlabError
+from rocmlab.stack import environments, server, space, versions
 from rocmlab.stack import project as projects
-from rocmlab.stack import server, space
 from rocmlab.stack.environment import was_made_by_us
 from rocmlab.stack.project import Project
+
+VERSIONS = ("version", "previous")  # as `status` calls them
 
 
 def main(verb: str, arguments: Sequence[str]) -> int:
@@ -60,6 +61,8 @@ def is_up(project: Project) -> bool:
 def held_by_another(project: Project) -> str:
     """Return who else listens on the lab's port, empty where nobody does."""
     holder = project.lab.holder()
+    if holder.kind == server.UNKNOWN:
+        return f"{holder}; nothing was sent to port {project.values['PORT']}"
     if holder.kind != server.OTHER:
         return ""
     return f"port {project.values['PORT']} is held by {holder}; nothing was sent there"
@@ -77,6 +80,7 @@ def status(project: Project, as_json: bool) -> int:
     """Print what runs; exit code 0 if the lab answers, 1 if not."""
     answers = is_up(project)
     devices = project.lab.devices() if answers else []
+    shown = versions.read(project.settings)
     if as_json:
         facts = {
             "running": answers,
@@ -84,6 +88,7 @@ def status(project: Project, as_json: bool) -> int:
             "runtime": project.choice.runtime,
             "port": int(project.values["PORT"]),
             "share": project.lab.share(),
+            "version": {name: vars(known) if known else None for name, known in zip(VERSIONS, shown, strict=True)},
             "devices": devices,
             "cluster": cluster_state(project),
             "disk": asdict(full) if (full := space.problem(project.settings, project.lab)) else None,
@@ -103,6 +108,9 @@ def status(project: Project, as_json: bool) -> int:
             "\n".join(f"{'cluster' if number == 0 else '':10} {line}" for number, line in enumerate(node_lines(node)))
         )
     print(f"share      {project.lab.share()}")
+    for name, known in zip(VERSIONS, shown, strict=True):
+        if known is not None:
+            print(f"{name:10} {known.shown(project.settings.project)}{'  (make rollback)' * (name == 'previous')}")
     if full := space.problem(project.settings, project.lab):
         print(f"WARNING    {full}")
     return 0 if answers else 1
@@ -146,8 +154,7 @@ def shell(project: Project) -> int:
 def clean(project: Project) -> int:
     """Remove what was made, in either runtime."""
     project.lab.clean(say)
-    environment = project.settings.project / ".venv"
-    if was_made_by_us(environment):
-        shutil.rmtree(environment)
+    environment = project.settings.project / environments.LINK
+    if was_made_by_us(environment) and environments.remove_all(project.settings.project):
         say(f"removed {environment}")
     return 0

@@ -26,6 +26,8 @@ VERBS = {
     "shell": ("rocmlab.cli.lab", "open a shell inside the lab"),
     "build": ("rocmlab.cli.up", "build the image, or make the environment, without starting"),
     "clean": ("rocmlab.cli.lab", "stop, and remove image or environment; the share stays"),
+    "upgrade": ("rocmlab.cli.upgrade", "get, build and start a newer version; back by itself if it does not work"),
+    "rollback": ("rocmlab.cli.upgrade", "go back to the version before the last upgrade"),
     "backup": ("rocmlab.cli.backup", "save share, notebooks and settings; an interrupted backup continues"),
     "restore": ("rocmlab.cli.backup", "restore a backup; nothing is overwritten"),
     "demo": ("rocmlab.cli.demo", "show the lab, its panel and smi on a simulated host with four GPUs"),

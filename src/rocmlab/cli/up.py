@@ -10,7 +10,7 @@ from rocmlab import __version__, doctor
 from rocmlab.cli import stopping
 from rocmlab.cli.main import verb_parser
 from rocmlab.cli.table import device_lines
-from rocmlab.stack import exposure
+from rocmlab.stack import exposure, versions
 from rocmlab.stack import project as projects
 from rocmlab.stack.lab import Lab, Say
 from rocmlab.stack.project import Project
@@ -43,6 +43,11 @@ def main(verb: str, arguments: Sequence[str]) -> int:
 def _plan(verb: str) -> tuple[Project, list[str]]:
     """Decide, and return a line for each token that `up` replaces, because another process held the lab's port."""
     return projects.plan_anew(projects.find()) if verb == "up" else (projects.plan(projects.find()), [])
+
+
+def start(project: Project, consent: stopping.Consent, renewed: list[str]) -> int:
+    """Start a project's lab after a person's consent was asked for; see `_up`."""
+    return _up(project, "up", consent, renewed, is_stopped=False)
 
 
 def would_stop(project: Project, verb: str) -> tuple[Lab, stopping.Stop] | None:
@@ -97,6 +102,7 @@ def _up(project: Project, verb: str, consent: stopping.Consent, renewed: list[st
         say(line)
     devices = project.lab.devices()
     projects.check_gpus_inside(project, devices)
+    versions.record(project)
     seconds = time.monotonic() - started
     how = "is running" if not is_new else "was restarted with the new settings" if was_running else "is ready"
     say(f"JupyterLab {how} ({seconds:.1f} s)")

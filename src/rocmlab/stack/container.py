@@ -19,7 +19,7 @@ from rocmlab import __version__
 from rocmlab.cluster import node, ports, record
 from rocmlab.cluster.record import Record
 from rocmlab.errors import RocmlabError
-from rocmlab.stack import container_port, exposure, fingerprint, process, rescue, server, shipped
+from rocmlab.stack import container_port, envfile, exposure, fingerprint, process, rescue, server, shipped
 from rocmlab.stack.lab import Say
 from rocmlab.stack.progress import BuildProgress, PullProgress
 from rocmlab.stack.server import Holder
@@ -115,6 +115,48 @@ class ContainerLab(ABC):
         code, output = self.engine("image", "inspect", "--format", "{{.Id}}", name)
         return output.strip() if code == 0 else ""
 
+    @property
+    def previous_image(self) -> str:
+        """The name of the image before the present one."""
+        return f"{self.image}-previous"
+
+    @property
+    def healthy(self) -> Path:
+        """The file with the id of the image whose lab has answered last."""
+        return self.settings.state / "healthy-image"
+
+    def keep_previous(self, image: str) -> None:
+        """Keep an image as the previous one, unless another one has worked and this one has not.
+
+        Args:
+            image: its id; empty: there is none.
+        """
+        known = envfile.read(self.healthy).strip()
+        if image and known in ("", image):
+            self.engine("tag", image, self.previous_image)
+
+    def exchange_images(self) -> None:
+        """Give the previous image the name of the present one, and the other way round.
+
+        Raises:
+            RocmlabError: there is no previous image, or the engine refuses.
+        """
+        present, previous = self.image_id(self.image), self.image_id(self.previous_image)
+        if not previous:
+            raise RocmlabError(f"the image {self.previous_image} is not here", "it was removed", "make up")
+        self.name_images(previous, present)
+
+    def name_images(self, present: str, previous: str) -> None:
+        """Name two images by their ids; an empty one is left out.
+
+        Raises:
+            RocmlabError: the engine refuses.
+        """
+        for image, name in ((present, self.image), (previous, self.previous_image)):
+            code, output = self.engine("tag", image, name) if image else (0, "")
+            if code:
+                raise RocmlabError(f"the image {image} could not be named {name}", output.strip()[-400:], "make up")
+
     def prepare(self, say: Say, *, always: bool = False) -> None:
         """Build the image unless it is current, or `always`, for what the digest leaves out (the notebooks' copy).
 
@@ -132,6 +174,7 @@ class ContainerLab(ABC):
         self.environment |= {"INPUTS": self.inputs, "ROCMLAB_VERSION": __version__, "ROCMLAB_CREATED": created}
         code, revision = process.capture(["git", "-C", str(self.settings.project), "rev-parse", "HEAD"])
         self.environment["ROCMLAB_REVISION"] = revision.strip() if code == 0 else ""
+        self.keep_previous(self.image_id(self.image))
         dockerfile = self.settings.project / "docker/Dockerfile"
         show = self._progress(dockerfile.read_text(encoding="utf-8"))
         command = self._build_command()
@@ -144,8 +187,7 @@ class ContainerLab(ABC):
                 f"mend that and run `make up` again; everything printed: {log}",
             )
         say(f"image {self.image} is built")
-        self.has_built = True
-        self._prune()
+        self.has_built = True  # what has lost its name is removed when the new one's lab has answered
 
     def _hand_over_notebooks(self, say: Say) -> None:
         """Let the lab's user save the project's own notebooks, where root cloned them; see `shipped`."""
@@ -307,6 +349,8 @@ class ContainerLab(ABC):
         if server.wait(self.port, self._answers, lambda: self.is_running() and self._restarts() == restarts):
             if self.has_built:  # the container of the image before this one is gone now
                 self._prune()
+            if (image := self.image_id(self.image)) != envfile.read(self.healthy).strip():
+                envfile.write(self.healthy, image + "\n")
             return before != self._started()
         container = self.container(running_only=False)
         last = self.engine("logs", "--tail", "15", container)[1].strip() if container else "the container is gone"
@@ -356,6 +400,7 @@ class ContainerLab(ABC):
     def clean(self, say: Say) -> None:
         """Stop the lab and remove its image; the share stays."""
         self.stop(say)
+        self.engine("image", "rm", "--force", self.previous_image)
         code, _ = self.engine("image", "rm", "--force", self.image)
         say(f"removed image {self.image}" if code == 0 else f"no image {self.image} to remove")
         if "/" not in self.values["SHARE"]:

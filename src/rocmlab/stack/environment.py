@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -11,13 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rocmlab.errors import RocmlabError
-from rocmlab.stack import fingerprint, process
+from rocmlab.stack import environments, fingerprint, process
 from rocmlab.stack.lab import Say
 
 OLDEST, NEWEST = (3, 11), (3, 13)  # what the locked TensorFlow and PyTorch have wheels for
 NEEDED_BYTES = {"rocm": 30e9, "cuda": 15e9, "cpu": 5e9, "metal": 5e9}
 TORCH_VERSION = "2.13.0"
 PACKAGE = re.compile(r"^([A-Za-z0-9][\w.-]*)==", re.MULTILINE)
+MARKER = "rocmlab-environment.json"
 AMD_WHEELS = "https://repo.radeon.com/rocm/manylinux/rocm-rel-{version}/"
 MARKER = "rocmlab-environment.json"
 MADE = "rocmlab-made"  # there from the beginning on: without it an environment is the user's own
@@ -44,16 +46,18 @@ class Environment:
     wheels: str = ""  # a folder of wheels tried before any index
     jax_packages: str = ""  # JAX's plugin for the GPU, in pip's words; empty: JAX computes on the CPU
     has_cluster: bool = False  # with Ray, for a lab that is a node of a cluster
+    is_beside: bool = False  # `make` leaves `.venv` as it is, and makes another environment for `switch`
+    building: Path | None = None  # the folder that is being made beside `.venv`
 
     @property
     def folder(self) -> Path:
-        """The environment's folder."""
-        return self.project / ".venv"
+        """The environment's folder, or a link to one of those in `.rocmlab/environments`."""
+        return self.building or self.project / ".venv"
 
     @property
     def interpreter(self) -> Path:
-        """The environment's python."""
-        return self.folder / "bin/python"
+        """The environment's python; not by way of the link, which may lead elsewhere while the server runs."""
+        return (self.folder.resolve() if self.folder.is_symlink() else self.folder) / "bin/python"
 
     @property
     def marker(self) -> Path:
@@ -83,24 +87,48 @@ class Environment:
         return isinstance(recorded, dict) and recorded.get("fingerprint") in fitting
 
     def make(self, say: Say) -> None:
+        """Make the environment, or bring it up to date; see `_make`."""
+        if not self.is_beside or not self.interpreter.exists() or not was_made_by_us(self.folder):
+            self._make(say)
+            return
+        self.building = environments.new_folder(self.project)
+        try:
+            if self._matches(self._record(check_python(self.python)), self.project / ".venv"):
+                say("copying .venv, so that the present environment is kept")
+                environments.copy(self.project / ".venv", self.building)
+            self._make(say)
+        except BaseException:
+            shutil.rmtree(self.building, ignore_errors=True)
+            self.building = None
+            raise
+
+    def switch(self) -> Path | None:
+        """Have `.venv` lead to the environment that was made beside it; return where the one before is, if it moved."""
+        made, self.building, self.is_beside = self.building, None, False
+        return environments.switch(self.project, made) if made is not None else None
+
+    def _record(self, version: str) -> dict[str, str]:
+        record = {"backend": self.backend, "python": version, "project": str(self.project)}
+        return record | ({"jax_packages": self.jax_packages} if self.jax_packages else {})
+
+    def _make(self, say: Say) -> None:
         """Make the environment, or bring it up to date.
 
         Raises:
             RocmlabError: the interpreter does not fit, the disk is full, or pip failed. A new environment is removed.
         """
         version = check_python(self.python)
-        record = {"backend": self.backend, "python": version, "project": str(self.project)}
-        record |= {"jax_packages": self.jax_packages} if self.jax_packages else {}
-        is_new = not self._matches(record)
-        if is_new and self.folder.exists():
-            if not was_made_by_us(self.folder):
+        record = self._record(version)
+        is_new = not self._matches(record, self.folder)
+        if is_new and os.path.lexists(self.folder):
+            if self.folder.exists() and not was_made_by_us(self.folder):
                 raise RocmlabError(
                     f"{self.folder} was not made by rocmlab",
                     "it would be replaced by the lab's environment, and what you installed there would be lost",
                     f"mv {self.folder} {self.folder}-mine      # or, if nothing there is needed: rm -r {self.folder}",
                 )
             say("removing .venv: it is for another backend, Python or folder, or half made")
-            shutil.rmtree(self.folder)
+            environments.remove(self.folder)
         self.check_disk()
         self.marker.unlink(missing_ok=True)
         try:
@@ -117,15 +145,16 @@ class Environment:
                 shutil.rmtree(self.folder, ignore_errors=True)
             raise
 
-    def _matches(self, record: dict[str, str]) -> bool:
+    def _matches(self, record: dict[str, str], folder: Path | None = None) -> bool:
         """Tell whether the environment is whole and of this backend and Python: pip would keep another one's wheels."""
         try:
-            found = json.loads(self.marker.read_text(encoding="utf-8"))
+            folder = folder or self.folder
+            found = json.loads((folder / MARKER).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return False
         if not isinstance(found, dict) or found.get("jax_packages", "") != self.jax_packages:
             return False  # a plugin that was taken back would stay
-        return record.items() <= found.items() and self.interpreter.exists()
+        return record.items() <= found.items() and (folder / "bin/python").exists()
 
     def verify(self, interpreter: Path) -> None:
         """Make sure that an interpreter's frameworks are builds for the backend; the image's build asks the same.

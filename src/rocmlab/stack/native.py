@@ -21,7 +21,7 @@ from rocmlab.devices import visibility
 from rocmlab.devices.discovery import discover
 from rocmlab.errors import RocmlabError
 from rocmlab.identity import Process
-from rocmlab.stack import envfile, exposure, homes, live, process, server, tokens
+from rocmlab.stack import envfile, environments, exposure, homes, layout, live, process, server, tokens
 from rocmlab.stack.cluster import NativeNode
 from rocmlab.stack.environment import Environment, was_made_by_us
 from rocmlab.stack.lab import Say
@@ -94,6 +94,8 @@ class NativeLab:
             )
         for name in SHARE_FOLDERS:
             (self.share_folder / name).mkdir(parents=True, exist_ok=True)
+        for line in layout.prepare(self.share_folder):
+            say(line)
         self.home.mkdir(mode=0o700, exist_ok=True)
         self._show()
 
@@ -324,7 +326,7 @@ class NativeLab:
         self.stop(say)
         is_ours = was_made_by_us(self.venv.folder)
         if is_ours:
-            shutil.rmtree(self.venv.folder, ignore_errors=True)
+            environments.remove_all(self.settings.project)
         if not homes.hide(self.view):
             say(f"kept {self.view}: it holds files that are not of rocmlab; the next `make up` moves them to work/")
         removed = f"removed {self.venv.folder}" if is_ours else "there is no environment of rocmlab's to remove"

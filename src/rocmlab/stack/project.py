@@ -18,6 +18,7 @@ from rocmlab.stack import (
     envfile,
     exposure,
     gpus,
+    layout,
     live,
     podman_engine,
     project_folder,
@@ -213,6 +214,7 @@ def prepare(project: Project, say: Say, *, persist: bool = True, always: bool = 
         RocmlabError: a file cannot be written, or building or installing failed.
     """
     persist = not project.settings.guest and (persist or not project.settings.env_path.exists())
+    _check_layout(project)
     write(project, persist=persist)
     live.ensure_folder(project.settings)
     if persist or project.settings.guest:
@@ -260,6 +262,17 @@ class _PutBack(Exception):  # it is no error: it makes `settings_kept_on_failure
     def __init__(self, restarts: bool) -> None:
         super().__init__()
         self.restarts = restarts
+
+
+def _check_layout(project: Project) -> None:
+    """Reject a share in a folder of this host that a newer version has used; that in a volume, its container checks.
+
+    Raises:
+        RocmlabError: it is of a newer layout.
+    """
+    share = project.values["SHARE"]
+    if "/" in share:
+        layout.check(project.settings.project / os.path.expanduser(share))
 
 
 @contextmanager

@@ -6,6 +6,8 @@ running container, which may have an earlier version of rocmlab.
 
 import fcntl
 import json
+import os
+import stat
 import sys
 from pathlib import Path
 from typing import Any
@@ -29,12 +31,19 @@ def under_way(runs: Path) -> list[dict[str, Any]]:
 
 def _is_locked(journal: Path) -> bool:
     try:
-        with journal.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        file = os.open(
+            journal, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        )  # a pipe would wait for ever
     except OSError:
         return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return stat.S_ISREG(os.fstat(file).st_mode)
+    except OSError:
+        return False
+    finally:
+        os.close(file)
     return False
 
 
@@ -45,16 +54,20 @@ def _described(journal: Path) -> dict[str, Any]:
     for event in _events(journal):
         kind, job = event.get("event"), str(event.get("job"))
         if kind in ("run started", "run resumed"):
-            found["jobs"] = len(event.get("jobs") or ()) or found["jobs"]
+            found["jobs"] = len(_list(event.get("jobs"))) or found["jobs"]
             found |= {"since": event.get("time"), "host": event.get("host"), "pid": event.get("pid")}
-            running, finished = {}, len(event.get("skipped") or ())
+            running, finished = {}, len(_list(event.get("skipped")))
         elif kind == "job started":
-            running[job] = [_device(each) for each in event.get("devices") or () if isinstance(each, dict)]
+            running[job] = [_device(each) for each in _list(event.get("devices")) if isinstance(each, dict)]
         elif kind == "job finished":
             running.pop(job, None)
             finished += 1
     devices = sorted({name for names in running.values() for name in names if name})
     return {**found, "finished": finished, "running": sorted(running), "devices": devices}
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _device(identity: dict[str, Any]) -> str:

@@ -61,9 +61,7 @@ def ask(
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_seconds)
     try:
         connection.connect()
-        accepted = sockets.accepted_by(port, connection.sock.getsockname()[1])
-        is_another = accepted is not None and accepted not in {ROOT, *identity.own_uids(), *_uids(before)}
-        if is_another or verify() != before:
+        if verify() != before or (not before.listeners and _is_taken(port, connection.sock.getsockname()[1])):
             return 0, None
         headers = {"Authorization": f"token {token}"}
         connection.request(method, path, None if body is None else json.dumps(body).encode(), headers)
@@ -76,8 +74,10 @@ def ask(
         connection.close()
 
 
-def _uids(holder: Holder) -> set[int]:
-    return {each.uid for each in holder.listeners}
+def _is_taken(port: int, client_port: int) -> bool:
+    """Return whether another user's process has a connection, where an engine forwards the port without a listener."""
+    uid = sockets.accepted_by(port, client_port)
+    return uid is not None and uid != ROOT and uid not in identity.own_uids()
 
 
 def speaks(port: int) -> bool:

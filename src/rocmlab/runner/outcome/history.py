@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -52,7 +53,9 @@ def _ended(runs: Path) -> Iterator[Mapping[str, Any]]:
 def newest(runs: Path, file: str, count: int = NEWEST) -> list[Path]:
     """Return that file of the newest runs; the name of a run begins with its time, to the second."""
     try:
-        return sorted(runs.glob(f"*/{file}"), key=lambda path: path.parent.name, reverse=True)[:count]
+        found = sorted(runs.glob(f"*/{file}"), key=lambda path: path.parent.name, reverse=True)
+        files = (path for path in found if path.is_file())  # to read from a pipe would wait for ever
+        return list(itertools.islice(files, count))
     except OSError as err:
         log.debug("no runs in %s: %s", runs, err)
         return []

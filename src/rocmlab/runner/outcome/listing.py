@@ -41,7 +41,8 @@ def _run(folder: RunFolder) -> dict[str, Any]:
 
 def _from_results(folder: RunFolder) -> dict[str, Any] | None:
     try:
-        results = json.loads(folder.results_path.read_text(encoding="utf-8"))
+        with safe.reading(folder.results_path) as file:
+            results = json.loads(file.read())
         run, counts = results["run"], Counter(str(job["status"]) for job in results["jobs"])
         started = run["started"] if entries.is_time(run["started"]) else None
         seconds = run["seconds"] if is_number(run["seconds"]) else None

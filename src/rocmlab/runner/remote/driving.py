@@ -76,7 +76,7 @@ class Driver:
                     return
                 said = self.submitter.submit(order, notebook, begun)
             async for reference in said:
-                await self._hear(begun, order, await reference, receiver)
+                await self._hear(begun, name, await reference, receiver)
         except OSError as err:
             self._say(begun.number, {"event": "broken", "why": f"{type(err).__name__}: {err}"})
         except Exception as err:
@@ -86,18 +86,16 @@ class Driver:
                 receiver.close()
             del self.begun[begun.number]
 
-    async def _hear(
-        self, begun: Begun, order: Mapping[str, Any], event: dict[str, Any], receiver: delivery.Receiver
-    ) -> None:
+    async def _hear(self, begun: Begun, name: str, event: dict[str, Any], receiver: delivery.Receiver) -> None:
         assert self.submitter is not None
         assert self.folder is not None
-        kind, name = event["event"], order["job"]["name"]
+        kind = event["event"]
         if kind == "file":
             await asyncio.to_thread(receiver.take, event)
             return
         if kind == "left":
             target = self.folder.file(name, delivery.kind_of(event))
-            await asyncio.to_thread(delivery.fetch, event["address"], target, order["exchange"] or "")
+            await asyncio.to_thread(delivery.fetch, event["address"], target, self.submitter.run["exchange"] or "")
             return
         if kind == "placed":
             event["node"] = self.nodes.name(event["node_id"])

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import signal
+import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -48,6 +49,8 @@ def create(task: Task, say: Say) -> int:
     folder = _folder(Path(task.backup), task)
     shown = f"{task.shown}/{folder.name}"
     maker = _Maker(task, folder, shown, say)
+    if folder.stat().st_mode & 0o077:
+        say(f"WARNING: the disk of {task.shown} keeps no permissions: whoever can read it can read your keys and token")
     try:
         with _locked(folder, shown), _interruptible():
             selection = select(task)
@@ -104,6 +107,11 @@ def _folder(backups_folder: Path, task: Task) -> Path:
 
 
 def _is_of(path: Path, task: Task) -> bool:
+    """Return whether an incomplete backup is one of this lab, and of this user: another one could plant a folder."""
+    status = path.lstat()
+    owners = {os.geteuid(), task.owner[0]} if task.owner else {os.geteuid()}
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid not in owners or status.st_mode & 0o022:
+        return False
     try:
         header = model.read(path).header
     except RocmlabError:
@@ -173,11 +181,11 @@ class _Maker:
         how = f"continuing {self.shown}, which has {amount(kept)} of" if self.parts else f"backing up to {self.shown}:"
         self.say(f"{how} {len(selection.found)} entries, {amount(self.total)}")
         try:
-            for found in selection.found:
+            for number, found in enumerate(selection.found, 1):
                 if not self._has(found):
                     self._add(found, selection)
                 self.done_bytes += found.size
-                self._show()
+                self._show(f"{number:,} of {len(selection.found):,} entries")
         except BaseException:
             self._keep_what_is_whole()
             raise
@@ -187,10 +195,10 @@ class _Maker:
         entry = self.entries.get(found.path)
         return entry is not None and entry.type == found.type and entry.is_still(found.status)
 
-    def _show(self) -> None:
+    def _show(self, count: str) -> None:
         if time.monotonic() - self._said >= PROGRESS_SECONDS:
             self._said = time.monotonic()
-            self.say(f"  {amount(self.done_bytes)} of {amount(self.total)}")
+            self.say(f"  {amount(self.done_bytes)} of {amount(self.total)}, {count}")
 
     def _add(self, found: Found, selection: Selection) -> None:
         if found.path in self.covered or self._is_available_elsewhere(found, selection):

@@ -117,15 +117,15 @@ class _Restorer:
         if os.geteuid() == 0 and "share" in self.roots and not os.listdir(self.roots["share"]):
             owner = self.task.owner or (0, 0)  # in a container of rootless Podman root is the lab's user
             os.chown(self.roots["share"], *owner)  # of a volume that was just made
-        done, said = 0, time.monotonic()
+        done, count, said = 0, 0, time.monotonic()
         for name, entries in sorted(by_part.items()):
             with (folder / name).open("rb") as archive:
                 for entry in sorted(entries, key=lambda entry: entry.offset):
                     self._one(entry, archive)
-                    done += entry.size
+                    done, count = done + entry.size, count + 1
                     if time.monotonic() - said >= PROGRESS_SECONDS:
                         said = time.monotonic()
-                        self.say(f"  {amount(done)} of {amount(total)}")
+                        self.say(f"  {amount(done)} of {amount(total)}, {count:,} of {len(self.entries):,} entries")
         for path, entry in sorted(self.made.items(), reverse=True):  # from the inside out
             self._finish_folder(path, entry)
         return self.outcome

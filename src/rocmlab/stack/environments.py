@@ -1,0 +1,104 @@
+"""Native environments beside each other: `.venv` is a folder, or a link to one of those in `.rocmlab/environments`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from datetime import datetime, timezone
+from pathlib import Path
+
+FOLDER = ".rocmlab/environments"
+LINK = ".venv"
+REAL = "-venv"  # the end of the name of one that was a real `.venv`
+MAX_SCRIPT_BYTES = 1_000_000
+
+
+def new_folder(project: Path) -> Path:
+    """Return the path of an environment that is not there yet."""
+    stamp = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H%M%S.%fZ")
+    return project / FOLDER / stamp
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copy an environment so that neither changes with the other.
+
+    Packages are hard links where the file system has them: pip removes a file and writes another, it does not write
+    into one. Everything else is copied, and scripts name their own interpreter.
+
+    Raises:
+        OSError: the disk is full, for example.
+    """
+    real = source.resolve()
+
+    def link_or_copy(name: str, other: str) -> None:
+        if "site-packages" in Path(name).relative_to(real).parts:
+            try:
+                os.link(name, other, follow_symlinks=False)
+            except OSError:
+                pass  # a file system without hard links
+            else:
+                return
+        shutil.copy2(name, other, follow_symlinks=False)
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(real, target, symlinks=True, copy_function=link_or_copy)
+    for script in (target / "bin").iterdir():
+        if script.is_file() and not script.is_symlink() and script.stat().st_size < MAX_SCRIPT_BYTES:
+            text = script.read_bytes()
+            changed = text.replace(os.fsencode(real), os.fsencode(target)).replace(
+                os.fsencode(source.absolute()), os.fsencode(target)
+            )
+            if changed != text:
+                script.write_bytes(changed)
+
+
+def switch(project: Path, target: Path) -> Path:
+    """Have `.venv` lead to another environment, in one step; return the folder of the one before.
+
+    A real `.venv` is moved to the others first. Its scripts name `.venv`, so it works again when `.venv` leads to it.
+    """
+    link = project / LINK
+    before = link.resolve()
+    if link.exists() and not link.is_symlink():
+        before = new_folder(project)
+        before = before.with_name(before.name + REAL)
+        before.parent.mkdir(parents=True, exist_ok=True)
+        os.rename(link, before)
+    temporary = project / FOLDER / f".link-{os.getpid()}"
+    temporary.parent.mkdir(parents=True, exist_ok=True)
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(os.path.relpath(target.resolve(), project))
+    # A relative link is read from where it is, so it is renamed only after it was made for the project's folder.
+    os.replace(temporary, link)
+    return before
+
+
+def moved(project: Path) -> Path | None:
+    """Return the newest folder that was a real `.venv` once, or None."""
+    return max((path for path in (project / FOLDER).glob(f"*{REAL}")), default=None)
+
+
+def remove(folder: Path) -> None:
+    """Remove an environment; of a link both what it leads to and the link itself."""
+    if folder.is_symlink():
+        shutil.rmtree(folder.resolve(), ignore_errors=True)
+        folder.unlink()
+    elif folder.exists():
+        shutil.rmtree(folder)
+
+
+def remove_all(project: Path) -> bool:
+    """Remove `.venv` and all environments beside it; return whether there was one."""
+    link = project / LINK
+    was_there = os.path.lexists(link) or (project / FOLDER).exists()
+    remove(link)
+    shutil.rmtree(project / FOLDER, ignore_errors=True)
+    return was_there
+
+
+def remove_unused(project: Path, kept: set[str]) -> None:
+    """Remove the environments beside `.venv` that are neither current nor among those to keep."""
+    kept = kept | {str((project / LINK).resolve())}
+    for folder in (project / FOLDER).glob("*"):
+        if str(folder.resolve()) not in kept and folder.is_dir() and not folder.is_symlink():
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,111 @@
+"""The layout of a share has a version: an older one is migrated forward step by step, a newer one is rejected.
+
+Run as `python -m rocmlab.stack.layout SHARE` by a container's entry point; a native lab calls `prepare` itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from rocmlab.errors import RocmlabError
+
+VERSION = 1
+FILE = ".rocmlab/layout.json"
+Step = Callable[[Path], None]
+STEPS: Mapping[int, Step] = {}  # by the version that a step starts from; a share without the file is of version 1
+
+
+def version_of(share: Path) -> int:
+    """Return the version of a share's layout; one that nothing was written about is of version 1.
+
+    Raises:
+        RocmlabError: the file cannot be read, or does not have a version.
+    """
+    path = share / FILE
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        version = found["version"]
+    except FileNotFoundError:
+        return 1
+    except (OSError, ValueError, KeyError, TypeError) as err:
+        why = f"{type(err).__name__}: {err}"
+        raise RocmlabError(f"the layout of the share cannot be read: {path}", why, f"check {path}") from err
+    if isinstance(version, int) and version > 0:
+        return version
+    raise RocmlabError(f"{path} does not have a version", f"it has {version!r}", f"check {path}")
+
+
+def check(share: Path) -> int:
+    """Return the version of a share's layout that this version of rocmlab can use; nothing is written.
+
+    Raises:
+        RocmlabError: it is newer, or cannot be read.
+    """
+    version = version_of(share)
+    if version > VERSION:
+        raise RocmlabError(
+            f"the share {share} has layout {version}, and this version of rocmlab knows layouts up to {VERSION}",
+            "a newer version of rocmlab has used it and may have moved files",
+            "make upgrade, or choose another share: make up SHARE=./other-share",
+        )
+    return version
+
+
+def prepare(share: Path, steps: Mapping[int, Step] | None = None, wanted: int = VERSION) -> list[str]:
+    """Migrate a share forward and write the version; after each step, so that an interrupted one is repeated.
+
+    Args:
+        share: the folder; it must exist.
+        steps: by the version that each starts from; None: those of this version of rocmlab.
+        wanted: the version to reach.
+
+    Returns:
+        A line for each step.
+
+    Raises:
+        RocmlabError: the layout is newer, or cannot be read.
+        OSError: the share cannot be written.
+    """
+    version = check(share) if steps is None else version_of(share)
+    lines = []
+    while version < wanted:
+        (STEPS if steps is None else steps)[version](share)
+        version += 1
+        _write(share, version)
+        lines.append(f"the share's layout is now {version}")
+    if not (share / FILE).exists():
+        _write(share, version)
+    return lines
+
+
+def _write(share: Path, version: int) -> None:
+    path = share / FILE
+    path.parent.mkdir(exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".layout.")
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(json.dumps({"version": version}) + "\n")
+    os.chmod(temporary, 0o644)
+    os.replace(temporary, path)
+
+
+def main(arguments: list[str]) -> int:
+    """Prepare the share of a container; an error is reported as everywhere, with exit code 2."""
+    try:
+        lines = prepare(Path(arguments[0]))
+    except RocmlabError as err:
+        sys.stderr.write(f"error: {err}\n")
+        return err.exit_code
+    except OSError as err:  # a share that cannot be written has its own error, see start.sh
+        lines = [f"the layout of the share is not written: {err}"]
+    for line in lines:
+        sys.stderr.write(f"rocmlab: {line}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,171 @@
+"""The source of a project as git has it: which commit it is, what a newer one changes, and moving to another one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+from rocmlab.errors import RocmlabError
+from rocmlab.stack import process
+
+FETCH_TIMEOUT_SECONDS = 120.0
+NOTEBOOKS = "notebooks/"
+MAX_LINES = 40  # of changes that are shown
+LETTERS = 12  # of a commit
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A notebook of the user's that was in the way of another version's."""
+
+    path: Path
+    copy: Path
+
+
+def git(project: Path, *arguments: str, timeout_seconds: float = 60) -> tuple[int, str]:
+    """Run git in a project; it asks no questions."""
+    environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+    return process.capture(["git", "-C", str(project), *arguments], env=environment, timeout_seconds=timeout_seconds)
+
+
+def head(project: Path) -> str:
+    """Return the commit that is checked out; empty where there is no git repository of the project's own."""
+    code, top = git(project, "rev-parse", "--show-toplevel")
+    if code or Path(top.strip()).resolve() != project.resolve():
+        return ""
+    code, found = git(project, "rev-parse", "HEAD")
+    return found.strip() if code == 0 else ""
+
+
+def described(project: Path, commit: str) -> tuple[str, str]:
+    """Return a commit in short, with its tag if it has one, and its date; empty strings where it is not known."""
+    if not commit:
+        return "", ""
+    code, date = git(project, "show", "--no-patch", "--format=%cs", commit)
+    if code:
+        return commit[:LETTERS], ""
+    code, name = git(project, "describe", "--tags", "--exact-match", commit)
+    return (f"{name.strip()} ({commit[:LETTERS]})" if code == 0 else commit[:LETTERS]), date.strip()
+
+
+def before_pull(project: Path) -> str:
+    """Return the commit that was checked out before the present one, if the present one is its descendant."""
+    code, found = git(project, "rev-parse", "--verify", "--quiet", "HEAD@{1}")
+    return found.strip() if code == 0 and is_ancestor(project, found.strip(), "HEAD") else ""
+
+
+def is_ancestor(project: Path, older: str, newer: str) -> bool:
+    """Return whether one commit can be reached from another one."""
+    return git(project, "merge-base", "--is-ancestor", older, newer)[0] == 0
+
+
+def fetched(project: Path) -> tuple[str, str]:
+    """Fetch from where the checkout comes from; return the newest commit there, and why it is the present one if it is.
+
+    Raises:
+        RocmlabError: the branch has commits of its own, so it cannot be moved forward.
+    """
+    present = head(project)
+    code, upstream = git(project, "rev-parse", "--abbrev-ref", "--symbolic-full-name", "@{upstream}")
+    if code:
+        return present, "this branch follows no remote one"
+    remote = upstream.strip().partition("/")[0]
+    code, output = git(project, "fetch", "--quiet", remote, timeout_seconds=FETCH_TIMEOUT_SECONDS)
+    if code:
+        last = (output.strip().splitlines() or ["no answer"])[-1]
+        return present, f"{remote} could not be reached: {last}"
+    target = git(project, "rev-parse", "@{upstream}")[1].strip()
+    if is_ancestor(project, target, present):
+        return present, f"{upstream.strip()} has nothing newer"
+    if not is_ancestor(project, present, target):
+        raise RocmlabError(
+            f"this branch and {upstream.strip()} have both gone on",
+            "only a move forward is made automatically",
+            f"git rebase {upstream.strip()} (or git merge), then make upgrade, which uses what is checked out",
+        )
+    return target, ""
+
+
+def changed(project: Path) -> list[str]:
+    """Return the tracked files with local changes."""
+    code, output = git(project, "status", "--porcelain", "-z", "--untracked-files=no")
+    return [entry[3:] for entry in output.split("\0") if len(entry) > 3] if code == 0 else []
+
+
+def check_clean(project: Path) -> None:
+    """Make sure that no tracked file but notebooks has local changes.
+
+    Raises:
+        RocmlabError: one has; it is named.
+    """
+    files = [name for name in changed(project) if not name.startswith(NOTEBOOKS)]
+    if files:
+        raise RocmlabError(
+            f"{len(files)} tracked file{'s have' if len(files) > 1 else ' has'} local changes",
+            "\n".join(files[:20]),
+            "commit them (git commit), or put them aside (git stash), then again",
+        )
+
+
+def changes(project: Path, older: str, newer: str) -> list[str]:
+    """Return what is new from one commit to another: lines of the change log, else titles of commits."""
+    span = f"{older}..{newer}"
+    code, difference = git(project, "diff", "--unified=0", span, "--", "CHANGELOG.md")
+    lines = [line[1:] for line in difference.splitlines() if line.startswith("+- ")] if code == 0 else []
+    if not lines:
+        code, titles = git(project, "log", "--format=- %s", span)
+        lines = titles.splitlines() if code == 0 else []
+    more = [f"… and {len(lines) - MAX_LINES} more"] if len(lines) > MAX_LINES else []
+    return lines[:MAX_LINES] + more
+
+
+def move(project: Path, commit: str) -> list[Saved]:
+    """Move the checkout to a commit; nothing that git does not track, and no notebook of the user's, is lost.
+
+    Returns:
+        Notebooks with local changes that the other version has, too: each lies beside it as a copy.
+
+    Raises:
+        RocmlabError: a file is in the way, or git fails; nothing was moved.
+    """
+    code, listed = git(project, "diff", "--name-status", "--no-renames", "-z", "HEAD", commit)
+    fields = listed.split("\0")
+    touched = dict(zip(fields[1::2], fields[0::2], strict=False)) if code == 0 else {}
+    in_the_way = [name for name, kind in touched.items() if kind == "A" and os.path.lexists(project / name)]
+    if in_the_way:
+        raise RocmlabError(
+            "files that git does not track are in the way of the other version's",
+            "\n".join(in_the_way[:20]),
+            f"move them: mv {in_the_way[0]} {in_the_way[0]}.mine",
+        )
+    saved = [_save(project / name) for name in changed(project) if name in touched and (project / name).is_file()]
+    for each in saved:
+        git(project, "checkout", "--quiet", "HEAD", "--", str(each.path.relative_to(project)))
+    code, output = git(project, *_way(project), commit)
+    if code:
+        put_back(saved)
+        last = output.strip()[-400:]
+        raise RocmlabError(f"git could not check out {commit[:LETTERS]}", last, "git status")
+    return saved
+
+
+def _way(project: Path) -> tuple[str, ...]:
+    """Return git's command to move: the branch itself, unless it has commits that are nowhere else."""
+    is_published = git(project, "merge-base", "--is-ancestor", "HEAD", "@{upstream}")[0] == 0
+    return ("reset", "--quiet", "--keep") if is_published else ("checkout", "--quiet", "--detach")
+
+
+def _save(path: Path) -> Saved:
+    stamp = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H%M%SZ")
+    copy = path.with_name(f"{path.stem}-yours-{stamp}{path.suffix}")
+    shutil.copy2(path, copy)
+    return Saved(path, copy)
+
+
+def put_back(saved: list[Saved]) -> None:
+    """Put notebooks of the user's back in their places, after the checkout has gone back."""
+    for each in saved:
+        os.replace(each.copy, each.path)

@@ -1,0 +1,83 @@
+"""Which version of rocmlab a project's lab runs, and which one it ran before: `.rocmlab/versions.json`.
+
+It is written when a lab has answered: what is called current and previous has worked.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rocmlab import __version__
+from rocmlab.stack import envfile, source
+from rocmlab.stack.container import ContainerLab
+from rocmlab.stack.native import NativeLab
+from rocmlab.stack.project import Project
+from rocmlab.stack.settings import Settings
+
+
+@dataclass(frozen=True)
+class Version:
+    """One version of rocmlab, as a lab ran it."""
+
+    version: str = ""
+    commit: str = ""  # empty: not known
+    runtime: str = ""
+    image: str = ""  # its id; empty natively
+    environment: str = ""  # the folder; empty in a container
+
+    def shown(self, project: Path) -> str:
+        """Return it for a person: version, commit and date."""
+        name, date = source.described(project, self.commit)
+        words = [self.version, name and f"commit {name}", date and f"of {date}"]
+        return " ".join(word for word in words if word) or "unknown"
+
+
+def path_of(settings: Settings) -> Path:
+    """Return the file that remembers the versions."""
+    return settings.state / "versions.json"
+
+
+def read(settings: Settings) -> tuple[Version | None, Version | None]:
+    """Return the current and the previous version; None: it is not known."""
+    try:
+        found = json.loads(path_of(settings).read_text(encoding="utf-8"))
+        current, previous = (found.get(name) for name in ("current", "previous"))
+        return (Version(**current) if current else None), (Version(**previous) if previous else None)
+    except (OSError, ValueError, AttributeError, TypeError):
+        return None, None
+
+
+def write(settings: Settings, current: Version | None, previous: Version | None) -> None:
+    """Remember both.
+
+    Raises:
+        RocmlabError: the file cannot be written.
+    """
+    found = {"current": current and asdict(current), "previous": previous and asdict(previous)}
+    text = json.dumps(found, indent=1) + "\n"
+    if envfile.read(path_of(settings)) != text:
+        envfile.write(path_of(settings), text)
+
+
+def here(project: Project, commit: str | None = None) -> Version:
+    """Return the version that is built now, from the commit that is checked out unless another one is named."""
+    commit = source.head(project.settings.project) if commit is None else commit
+    lab = project.lab
+    if isinstance(lab, ContainerLab):
+        return Version(__version__, commit, project.choice.runtime, image=lab.image_id(lab.image))
+    environment = str(lab.venv.folder.resolve()) if isinstance(lab, NativeLab) else ""
+    return Version(__version__, commit, project.choice.runtime, environment=environment)
+
+
+def record(project: Project) -> None:
+    """Remember that this version's lab has answered; the one before it is the previous one from now on."""
+    current, previous = read(project.settings)
+    now = here(project)
+    if current is None or current == now:
+        write(project.settings, now, previous)
+    elif (now.image, now.runtime) == (current.image, current.runtime) and now.image:
+        write(project.settings, now, previous)  # another commit that makes the same image
+    else:
+        write(project.settings, now, current)

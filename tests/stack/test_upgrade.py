@@ -1,0 +1,271 @@
+"""Upgrade and rollback of a native lab: real git, a real JupyterLab, and nothing that is installed from an index."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from clients import Server
+from clones import REPOSITORY, Clone, clone, free_port, furnish, without_docker
+
+from rocmlab.stack import source
+
+BEFORE = "2f39a50"  # the version before upgrades were known; there is no tag yet
+STUBS = {  # what pip installs and what is verified: the tests' environment has no frameworks, and no index is asked
+    "pip/__init__.py": "",
+    "pip/__main__.py": "",
+    "tensorflow.py": "class test:\n    is_built_with_rocm = is_built_with_cuda = staticmethod(lambda: False)\n"
+    "__version__ = '0'\n",
+    "torch.py": "class version:\n    hip = cuda = None\n__version__ = '0'\n",
+    "jax.py": "__version__ = '0'\n",
+}
+
+
+def git(folder: Path, *words: str) -> str:
+    """Run git as some person."""
+    who = ("-c", "user.name=test", "-c", "user.email=test@example.com", "-c", "commit.gpgsign=false")
+    done = subprocess.run(["git", "-C", str(folder), *who, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.strip()
+
+
+def older() -> str:
+    """Return the commit to upgrade from: the latest tag, or the version before upgrades were known; or skip."""
+    tag = subprocess.run(
+        ["git", "-C", str(REPOSITORY), "describe", "--tags", "--abbrev=0"], capture_output=True, text=True, check=False
+    )
+    name = tag.stdout.strip() or BEFORE
+    found = subprocess.run(
+        ["git", "-C", str(REPOSITORY), "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if found.returncode:
+        pytest.skip(f"this clone does not have the commit {name} (a shallow clone?): git fetch --unshallow")
+    return found.stdout.strip()
+
+
+@pytest.fixture
+def origin(tmp_path: Path) -> Path:
+    """A repository whose branch ends with the tree under test."""
+    folder = tmp_path / "origin"
+    subprocess.run(["git", "clone", "--quiet", "--shared", str(REPOSITORY), str(folder)], check=True)
+    git(folder, "checkout", "--quiet", "-B", "main")
+    for path in [path for path in folder.iterdir() if path.name != ".git"]:
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    clone(folder)
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--allow-empty", "--message", "the version under test")
+    return folder
+
+
+@pytest.fixture
+def user(tmp_path: Path, origin: Path) -> Iterator[Clone]:
+    """A person's clone at the older version, with a lab that runs, notebooks, a run and settings."""
+    folder = tmp_path / "user"
+    subprocess.run(["git", "clone", "--quiet", "--shared", str(origin), str(folder)], check=True)
+    git(folder, "reset", "--quiet", "--hard", older())
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("ROCMLAB_", "PYTHONPATH"))}
+    for name in ("MAKEFLAGS", "MAKELEVEL", "VIRTUAL_ENV"):
+        environment.pop(name, None)
+    found = Clone(folder, {}, environment)
+    found.environment["PATH"] = without_docker(found.environment["PATH"])
+    found.settings["PORT"] = str(free_port())
+    furnish(found)
+    stub(folder / ".venv")
+    found.make("up", IDLE_GPU_WARNING_SECONDS="700")
+    found.settings.clear()
+    (folder / "notebooks/mine.ipynb").write_text("{}")
+    with (folder / "notebooks/01_mnist_fc.ipynb").open("a") as file:
+        file.write("\n")
+    (folder / "share/runs/2026-01-01T000000Z-old").mkdir(parents=True)
+    (folder / "share/runs/2026-01-01T000000Z-old/results.json").write_text("{}")
+    yield found
+    found.make("down", FORCE="1", succeeds=False)
+
+
+def stub(environment: Path) -> None:
+    """Let `pip install` succeed and the frameworks be verified."""
+    site = next(environment.glob("lib/python*/site-packages"))
+    for name, text in STUBS.items():
+        (site / name).parent.mkdir(exist_ok=True)
+        (site / name).write_text(text)
+
+
+def server(lab: Clone) -> Server:
+    """Return the lab's server."""
+    return Server(f"127.0.0.1:{lab.port}", lab.env["JUPYTER_TOKEN"])
+
+
+def kept(user: Clone) -> dict[str, str]:
+    """Return what no upgrade may lose: its token, settings, notebooks and runs."""
+    folder = user.folder
+    return {
+        "token": user.env["JUPYTER_TOKEN"],
+        "setting": user.env["IDLE_GPU_WARNING_SECONDS"],
+        "notebook": (folder / "notebooks/mine.ipynb").read_text(),
+        "run": (folder / "share/runs/2026-01-01T000000Z-old/results.json").read_text(),
+    }
+
+
+def test_an_upgrade_and_a_rollback_lose_nothing(user: Clone, origin: Path) -> None:
+    """From the version before: refused while a kernel is open, then built, started, checked; and back again."""
+    first = git(user.folder, "rev-parse", "HEAD")
+    before, changed = kept(user), (user.folder / "notebooks/01_mnist_fc.ipynb").read_bytes()
+    server(user).execute("torch", "kept = 42", keep=True)
+    git(user.folder, "-c", "pull.ff=only", "pull", "--quiet", "--autostash")  # the older one has no `make upgrade`
+
+    refused = user.make("upgrade", succeeds=False)
+    answered = user.answers()
+    upgraded = user.make("upgrade", "FORCE=1")
+    status = json.loads(json_status(user))
+
+    assert refused.returncode == 2
+    assert "a kernel torch without a notebook" in refused.stdout
+    assert answered
+    assert "the new version works" in upgraded.stdout
+    assert user.answers()
+    assert kept(user) == before
+    assert (user.folder / "notebooks/01_mnist_fc.ipynb").read_bytes() == changed
+    assert status["version"]["version"]["commit"] == git(origin, "rev-parse", "HEAD")
+    assert status["version"]["previous"]["commit"] == first
+    assert (user.folder / ".venv").is_symlink()
+    assert json.loads((user.folder / "share/.rocmlab/layout.json").read_text()) == {"version": 1}
+
+    back = user.make("rollback", "FORCE=1")
+
+    assert "going back to commit" in back.stdout
+    assert git(user.folder, "rev-parse", "HEAD") == first
+    assert user.answers()
+    assert kept(user) == before
+    assert server(user).execute("torch", "print(40 + 2)").strip() == "42"
+
+
+def json_status(user: Clone) -> str:
+    """Return what `rocmlab status --json` prints."""
+    environment = {**user.environment, "PYTHONPATH": "src"}
+    command = [sys.executable, "-m", "rocmlab", "status", "--json"]
+    return subprocess.run(command, cwd=user.folder, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+def test_a_version_that_does_not_work_is_left_again(user: Clone, origin: Path) -> None:
+    """Its server starts, its extension does not: checkout, environment and settings are back, and the lab answers."""
+    git(user.folder, "-c", "pull.ff=only", "pull", "--quiet", "--autostash")
+    user.make("upgrade")
+    good, before = git(user.folder, "rev-parse", "HEAD"), kept(user)
+    environment = (user.folder / ".venv").resolve()
+    env = (user.folder / ".env").read_text()
+    app = origin / "src/rocmlab/lab/server/app.py"
+    app.write_text("raise ImportError('broken on purpose')\n" + app.read_text())
+    (origin / "CHANGELOG.md").write_text(
+        (origin / "CHANGELOG.md").read_text() + "- A line that is new. Affected: all.\n"
+    )
+    git(origin, "commit", "--quiet", "--all", "--message", "a broken version")
+
+    done = user.make("upgrade", succeeds=False)
+
+    assert done.returncode == 2
+    assert "A line that is new" in done.stdout
+    assert "the GPU panel's server extension does not answer" in done.stdout
+    assert "error: the upgrade did not succeed, and the version before is in place again" in done.stdout
+    assert git(user.folder, "rev-parse", "HEAD") == good
+    assert (user.folder / ".venv").resolve() == environment
+    assert (user.folder / ".env").read_text() == env
+    assert kept(user) == before
+    assert user.answers()
+    assert server(user).request("/rocmlab/api/kernels", token=user.env["JUPYTER_TOKEN"])[0] == 200
+
+
+class TestSource:
+    """What git is asked to do with a person's clone."""
+
+    @pytest.fixture
+    def pair(self, tmp_path: Path) -> tuple[Path, Path]:
+        """A repository and a clone of it, one commit behind."""
+        origin, user = tmp_path / "a", tmp_path / "b"
+        origin.mkdir()
+        git(origin, "init", "--quiet", "--initial-branch", "main")
+        (origin / "notebooks").mkdir()
+        (origin / "program.py").write_text("1\n")
+        (origin / "notebooks/n.ipynb").write_text("old\n")
+        git(origin, "add", "--all")
+        git(origin, "commit", "--quiet", "--message", "first")
+        subprocess.run(["git", "clone", "--quiet", str(origin), str(user)], check=True)
+        (origin / "program.py").write_text("2\n")
+        (origin / "notebooks/n.ipynb").write_text("new\n")
+        (origin / "added").write_text("theirs\n")
+        git(origin, "add", "--all")
+        git(origin, "commit", "--quiet", "--message", "second")
+        return origin, user
+
+    def test_a_changed_program_is_named_and_refused(self, pair: tuple[Path, Path]) -> None:
+        """It would be built into the new version, or lost."""
+        (pair[1] / "program.py").write_text("mine\n")
+        (pair[1] / "notebooks/n.ipynb").write_text("mine\n")
+
+        with pytest.raises(Exception, match="1 tracked file has local changes") as caught:
+            source.check_clean(pair[1])
+
+        assert "program.py" in str(caught.value)
+        assert "n.ipynb" not in str(caught.value)
+
+    def test_a_changed_notebook_is_kept_as_a_copy(self, pair: tuple[Path, Path]) -> None:
+        """Every byte exists; and it is put back if the upgrade does not succeed."""
+        user, first = pair[1], source.head(pair[1])
+        (user / "notebooks/n.ipynb").write_text("mine\n")
+        target, why = source.fetched(user)
+
+        (saved,) = source.move(user, target)
+        moved = (user / "notebooks/n.ipynb").read_text()
+        copied = saved.copy.read_text()
+        source.move(user, first)
+        source.put_back([saved])
+
+        assert why == ""
+        assert (moved, copied) == ("new\n", "mine\n")
+        assert (user / "notebooks/n.ipynb").read_text() == "mine\n"
+        assert source.head(user) == first
+
+    def test_a_file_that_git_does_not_track_is_never_overwritten(self, pair: tuple[Path, Path]) -> None:
+        """Not even one that is ignored, which git itself would replace."""
+        user = pair[1]
+        (user / ".git/info/exclude").write_text("/added\n")
+        (user / "added").write_text("mine\n")
+
+        with pytest.raises(Exception, match="in the way") as caught:
+            source.move(user, source.fetched(user)[0])
+
+        assert "added" in str(caught.value)
+        assert (user / "added").read_text() == "mine\n"
+        assert (user / "program.py").read_text() == "1\n"
+
+    def test_commits_of_ones_own_are_not_dropped(self, pair: tuple[Path, Path]) -> None:
+        """A branch that has gone on by itself is refused; a way back leaves the branch where it is."""
+        user, first = pair[1], source.head(pair[1])
+        (user / "own").write_text("mine\n")
+        git(user, "add", "--all")
+        git(user, "commit", "--quiet", "--message", "own")
+        own = source.head(user)
+
+        with pytest.raises(Exception, match="have both gone on"):
+            source.fetched(user)
+        source.move(user, first)
+
+        assert source.head(user) == first
+        assert git(user, "rev-parse", "main") == own
+
+    def test_without_a_network_what_is_checked_out_is_used(self, pair: tuple[Path, Path]) -> None:
+        """The reason is told."""
+        shutil.rmtree(pair[0])
+
+        target, why = source.fetched(pair[1])
+
+        assert target == source.head(pair[1])
+        assert "origin could not be reached" in why
