@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import clients
+import listeners
 
 TOKEN = "a-token-of-the-tests"
 
@@ -19,6 +23,21 @@ def docker(*arguments: str, text: str | None = None, timeout_seconds: float = 12
     if done.returncode:
         raise RuntimeError(f"docker {' '.join(arguments)} exited {done.returncode}\n{done.stdout}\n{done.stderr}")
     return done.stdout
+
+
+@contextlib.contextmanager
+def watched_container(name: str, limit_seconds: float = 1200) -> Iterator[list[listeners.Listener]]:
+    """Watch what listens in a container outside its loopback; the list is filled at the end of the `with` block."""
+    found: list[listeners.Listener] = []
+    program = Path(listeners.__file__).read_text(encoding="utf-8")
+    command = ["docker", "exec", "--interactive", name, "python3", "-c", program, str(limit_seconds)]
+    watch = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        yield found
+    finally:
+        told = json.loads(watch.communicate(timeout=60)[0])  # which closes its input
+        assert told["looks"] > 1
+        found.extend(listeners.Listener(**one) for one in told["found"])
 
 
 class Container:

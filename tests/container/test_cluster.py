@@ -5,6 +5,7 @@ Each has two simulated GPUs. The notebooks need no framework: each notes where i
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -19,8 +20,10 @@ import clients
 import nbformat
 import pytest
 from clones import Clone, clone
-from containers import docker
+from containers import docker, watched_container
 from hosts import Gpu, make_host
+
+from rocmlab.cluster import ports
 
 pytestmark = pytest.mark.container
 REQUIREMENTS = Path(__file__).parents[2] / "requirements"
@@ -253,6 +256,40 @@ class TestLab:
         assert "ray" not in versions["tensorflow"]
         assert {"pyarrow", "torch"} <= set(versions["torch"])
         assert {name: versions["lab"][name] for name in locked if name in versions["lab"]}.items() <= locked.items()
+
+    def test_training_over_the_nodes_listens_where_the_table_says(self, cluster: Cluster) -> None:
+        """Ray on its ports, the data sockets on the node's own address, and nothing else outside the loopback."""
+        until(lambda: cluster.alive() == 3, "three nodes")
+        with contextlib.ExitStack() as stack:
+            watches = {
+                name: stack.enter_context(watched_container(cluster.container(name))) for name in ("head", "one", "two")
+            }
+            words = [
+                "11_multi_node_torch",
+                "--name",
+                "train",
+                "-p",
+                "quick=true",
+                "-p",
+                "device=cpu",
+                "-p",
+                "workers=3",
+            ]
+            run = cluster.run("head", *words)
+            printed, _ = run.communicate(timeout=900)
+
+        assert run.returncode == 0, printed
+        (job,) = cluster.results("train")["jobs"]
+        assert (job["recorded"]["ray"], job["recorded"]["acceptance"]["ok"]) == ("cluster", True), job
+        table = {number for span in ports.numbers().values() for number in span} | {8888}
+        data = [one for found in watches.values() for one in found if one.port not in table]
+        assert data, "gloo listens while it trains"
+        for name, found in watches.items():
+            inspected = json.loads(docker("inspect", cluster.container(name)))[0]["NetworkSettings"]["Networks"]
+            (address,) = {network["IPAddress"] for network in inspected.values()}
+            others = [one for one in found if one.port not in table]
+            assert {one.address for one in others} <= {address}, list(map(str, others))
+            assert all(one.port >= 32768 for one in others), list(map(str, others))
 
     def test_a_notebook_uses_the_cluster_without_a_word_of_setup(self, cluster: Cluster) -> None:
         """`ray.init()` in the kernel `torch` finds it, token included, which no process shows on its command line."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import clients
 import pytest
 from clones import Clone, clone, free_port, printed_url
-from containers import docker
+from containers import docker, watched_container
 from intruders import intruder
 
 from rocmlab.stack import server
@@ -123,6 +123,15 @@ class TestUp:
         job = json.loads(text)["jobs"][0]
         assert job["status"] == "ok"
         assert job["recorded"]["acceptance"]["value"] >= 0.945
+
+    def test_training_on_several_devices_opens_no_port(self, lab: Clone, first_up: str) -> None:
+        """04, 05 and 11 pass, and all that listens in the container outside its loopback is JupyterLab."""
+        with watched_container(container(lab)) as found:
+            notebooks = "04_multi_gpu_torch 05_multi_gpu_keras 11_multi_node_torch"
+            done = lab.make("run-notebooks", NOTEBOOKS=notebooks, PARAMS="quick=true")
+
+        assert done.stdout.count("ok") >= 3
+        assert [str(one) for one in found if (one.protocol[:3], one.port) != ("tcp", 8888)] == []
 
     def test_a_signal_reaches_the_run_inside(self, lab: Clone, first_up: str) -> None:
         """Without a terminal `docker exec` passes nothing on, so we do: the run ends, saves, and leaves no kernel."""

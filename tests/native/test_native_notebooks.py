@@ -5,14 +5,18 @@ The lab has no pytest: it finds the one that runs this file at the end of its pa
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import secrets
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import listeners
 import pytest
 from clones import Clone
 
@@ -42,9 +46,22 @@ def built_lab(native_lab: Clone) -> Clone:
     return native_lab
 
 
+@contextlib.contextmanager
+def watched(lab: Clone) -> Iterator[listeners.Watch]:
+    """Watch what listens of all that the lab starts, through `make` or on its own."""
+    value = secrets.token_hex(8)
+    lab.environment[listeners.VARIABLE] = value
+    try:
+        with listeners.Watch(os.getpid(), variable=f"{listeners.VARIABLE}={value}") as watch:
+            yield watch
+    finally:
+        del lab.environment[listeners.VARIABLE]
+
+
 def test_every_notebook_passes_when_it_is_short(built_lab: Clone) -> None:
-    """All of them, each with its own acceptance; none takes a CPU for a GPU."""
-    done = built_lab.make("run-notebooks", PARAMS="quick=true", timeout_seconds=LIMIT_SECONDS, succeeds=False)
+    """All of them, each with its own acceptance; none takes a CPU for a GPU, or listens outside the loopback."""
+    with watched(built_lab) as watch:
+        done = built_lab.make("run-notebooks", PARAMS="quick=true", timeout_seconds=LIMIT_SECONDS, succeeds=False)
 
     runs = sorted((built_lab.folder / "share/runs").iterdir())
     results = json.loads((runs[-1] / "results.json").read_text(encoding="utf-8"))
@@ -55,6 +72,7 @@ def test_every_notebook_passes_when_it_is_short(built_lab: Clone) -> None:
     assert set(jobs) == {path.notebook.stem for path in selection.find([], built_lab.folder / "notebooks")}
     assert {"cpu"} == {device["backend"] for job in jobs.values() for device in job["devices"]}
     assert all(job["recorded"]["acceptance"]["ok"] for job in jobs.values())
+    assert watch.outside() == []
 
 
 @pytest.fixture(scope="module")
@@ -102,3 +120,24 @@ def test_the_tests_of_the_frameworks_pass(
 
     assert done.returncode == 0, done.stdout[-8000:]
     assert " passed" in done.stdout, done.stdout[-3000:]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/net: run it on Linux")
+def test_workers_of_ray_listen_on_the_loopback_alone(
+    built_lab: Clone, framework_tests: dict[str, subprocess.CompletedProcess[str]]
+) -> None:
+    """`11_multi_node_torch` with two workers, once Ray Train is installed; after the others, which need it not."""
+    python = built_lab.folder / ".venv/bin/python"
+    added = [python, REPOSITORY / "docker/build/additions.py", REPOSITORY / "requirements/cluster-train.txt"]
+    installed = subprocess.run(added, env=built_lab.environment, capture_output=True, text=True, check=False)
+    if installed.returncode:
+        pytest.skip(f"Ray Train could not be installed: {installed.stdout[-300:]}{installed.stderr[-300:]}")
+
+    with watched(built_lab) as watch:
+        name = "11_multi_node_torch"
+        done = built_lab.make("run-notebooks", NOTEBOOKS=name, PARAMS="quick=true", timeout_seconds=LIMIT_SECONDS)
+
+    (job,) = json.loads((sorted((built_lab.folder / "share/runs").iterdir())[-1] / "results.json").read_text())["jobs"]
+    assert job["status"] == "ok", done.stdout[-3000:]
+    assert (job["recorded"]["ray"], job["recorded"]["acceptance"]["ok"]) == ("own", True)
+    assert watch.outside() == []
