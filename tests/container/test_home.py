@@ -131,7 +131,6 @@ rocmlab kernels install 2>&1; ls $kernels
         assert f"{HOME}/.local/lib/python3.11/" in log
         assert f"{HOME}/.local/python/0ld/" in log
 
-
     def test_a_hub_gives_each_user_a_home(self, image: str, tmp_path: Path) -> None:
         """Where one share is that of all users, ROCMLAB_HOME keeps their settings and keys apart."""
         for name in ("own", "share"):
