@@ -12,8 +12,8 @@ shopt -s nullglob
 root=${ROCMLAB_ROOT:-}
 root=${root%/}
 top=/home/jovyan # what JupyterLab shows: work/ and share/; root's, so that nothing is saved where nothing persists
-home=$ROCMLAB_SHARE/home
-share_folders=(data models runs cache leases home)
+home=$ROCMLAB_HOME
+share_folders=(data models runs cache leases)
 
 say() { printf 'rocmlab: %s\n' "$*" >&2; }
 
@@ -117,11 +117,11 @@ create_missing() { # the owner and the mode of what exists stay, whoever owns it
   local folder name
   if is_rootless; then return; fi
   for folder in "$ROCMLAB_SHARE" "$ROCMLAB_NOTEBOOKS"; do
-    if is_new "$folder" && ! chown "$NB_UID:$NB_GID" "$folder" 2>/dev/null; then say "root may not chown $folder"; fi
+    if [[ -d $folder ]] && is_new "$folder" && ! chown "$NB_UID:$NB_GID" "$folder" 2>/dev/null; then say "root may not chown $folder"; fi
   done
   # In a share of root's, root creates what is missing. Where others can write they could put a link in its way.
   if [[ $(stat -c %u "$ROCMLAB_SHARE") != 0 || -n $(find "$ROCMLAB_SHARE" -maxdepth 0 -perm /022) ]]; then return; fi
-  for name in "${share_folders[@]}" bench .rocmlab; do
+  for name in "${share_folders[@]}" home bench .rocmlab; do
     folder=$ROCMLAB_SHARE/$name
     if [[ ! -e $folder && ! -L $folder ]] && mkdir -m 0700 "$folder" 2>/dev/null; then
       chown --no-dereference "$NB_UID:$NB_GID" "$folder"
@@ -207,18 +207,19 @@ check_folder() { # FOLDER SETTING: the lab's user must be able to write here, an
 
 open_share() { # what the share lacks is created; what is there must be usable
   local name folder
-  for name in "${share_folders[@]}"; do
-    folder=$ROCMLAB_SHARE/$name
+  for folder in "${share_folders[@]/#/$ROCMLAB_SHARE/}" "$home"; do
     if [[ -d $folder ]]; then continue; fi
-    (umask 002 && mkdir "$folder") 2>/dev/null || check_folder "$ROCMLAB_SHARE" SHARE
-    if [[ $name == home && -O $folder ]]; then chmod u=rwx,g=,o=,g-s "$folder"; fi
+    if ! (umask 002 && mkdir "$folder") 2>/dev/null; then check_folder "$ROCMLAB_SHARE" SHARE
+    elif [[ $folder == "$home" ]]; then chmod u=rwx,g=,o=,g-s "$folder"; fi
     if [[ ! -d $folder ]]; then
       fail "$folder is not a folder" "the lab needs a folder of this name, and something else has it" \
         "on the host, move it away; or another share: make up SHARE=/path"
     fi
   done
-  for name in runs cache leases home; do check_folder "$ROCMLAB_SHARE/$name" SHARE; done
+  for folder in "$ROCMLAB_SHARE"/{runs,cache,leases} "$home"; do check_folder "$folder" SHARE; done
+  if [[ ! -d $ROCMLAB_NOTEBOOKS ]]; then mkdir "$ROCMLAB_NOTEBOOKS" 2>/dev/null || true; fi # a hub mounts over it
   if ! is_read_only "$ROCMLAB_NOTEBOOKS"; then check_folder "$ROCMLAB_NOTEBOOKS" NOTEBOOKS_DIR; fi
+  if [[ $home == "$top" ]]; then return; fi # a hub's, which has both
   for name in work share; do # so that ~/work and ~/share are what they always were
     if [[ ! -e $home/$name && ! -L $home/$name ]]; then ln -s "$top/$name" "$home/$name"; fi
   done

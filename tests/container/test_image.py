@@ -24,6 +24,15 @@ def test_environment_works(lab: Container, environment: str) -> None:
     assert f"{environment} " in printed
 
 
+def test_the_lab_itself_cannot_be_changed_by_its_user(lab: Container) -> None:
+    """A program of a notebook in root's PATH would run as root: by the health check, and by every `docker exec`."""
+    folders = "/opt/rocmlab /usr/local/bin $(echo $PATH | tr : ' ')"
+
+    found = lab.as_lab_user("bash", "-c", f"find {folders} -writable -not -type l 2>/dev/null || true")
+
+    assert found == ""
+
+
 def test_only_kernels_with_a_framework_are_offered(lab: Container) -> None:
     """The server and the command line offer `tensorflow` and `torch`, and not JupyterLab's own Python."""
     served = json.loads(lab.request("/api/kernelspecs", token=lab.token)[1])["kernelspecs"]

@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from clients import Server
@@ -145,6 +146,33 @@ def test_a_restart_keeps_the_token(image: str) -> None:
 
         assert container.request("/api/status", token=TOKEN)[0] == 200
         assert container.request("/api/status", token=METRICS_TOKEN)[0] == 403
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "text"),
+    [
+        (["--env", f"JUPYTER_TOKEN={TOKEN}"], "jupyter", TOKEN),
+        (["--env", f"JUPYTER_TOKEN={TOKEN}", "--user", "1000:100"], "jupyter", TOKEN),
+        (["--env", "JUPYTER_TOKEN_FILE=/run/mine", "--volume", "{file}:/run/mine:ro"], "jupyter", "of-a-file"),
+        (["--volume", "{file}:/run/secrets/jupyter_token:ro"], "jupyter", "of-a-file"),
+        (
+            ["--env=CLUSTER=head", "--env=CLUSTER_ADDRESS=127.0.0.1", "--volume={file}:/run/secrets/cluster_token:ro"],
+            "cluster",
+            "of-a-file",
+        ),
+    ],
+    ids=["variable", "without root", "file", "secret", "cluster"],
+)
+def test_a_token_can_be_given_in_each_way(image: str, tmp_path: Path, options: list[str], name: str, text: str) -> None:
+    """As a variable, also where the container is not root's, or as a file that only root can read."""
+    (tmp_path / "given").write_text("of-a-file\n")
+    (tmp_path / "given").chmod(0o400)
+    given = [option.format(file=tmp_path / "given") for option in options]
+
+    printed = docker("run", "--rm", *given, image, "bash", "-c", f"cat $JUPYTER_RUNTIME_DIR/{name}-token; echo; env")
+
+    assert printed.splitlines()[0] == text
+    assert text not in printed.partition("\n")[2]
 
 
 @pytest.fixture(scope="module")

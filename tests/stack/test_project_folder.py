@@ -40,7 +40,9 @@ def test_a_folder_of_ours_is_found_from_below(folder: Path, monkeypatch: pytest.
 
 
 @needs_root
-@pytest.mark.parametrize("name", [".", "compose.yaml", "docker", "docker/Dockerfile", ".env", ".rocmlab", ".venv"])
+@pytest.mark.parametrize(
+    "name", [".", "compose.yaml", "docker", "docker/Dockerfile", ".env", ".rocmlab", ".venv", ".venv/bin"]
+)
 def test_what_belongs_to_another_user_is_rejected(folder: Path, name: str) -> None:
     """The error names folder, owner and the setting."""
     os.chown(folder / name, UID, UID)

@@ -61,6 +61,8 @@ def is_up(project: Project) -> bool:
 def held_by_another(project: Project) -> str:
     """Return who else listens on the lab's port, empty where nobody does."""
     holder = project.lab.holder()
+    if holder.kind == server.UNKNOWN:
+        return f"{holder}; nothing was sent to port {project.values['PORT']}"
     if holder.kind != server.OTHER:
         return ""
     return f"port {project.values['PORT']} is held by {holder}; nothing was sent there"

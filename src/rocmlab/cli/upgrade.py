@@ -118,7 +118,6 @@ class Attempt:
     project: Project
     commit: str  # of the running version, to which the checkout returns
     saved: list[source.Saved] = field(default_factory=list)
-    is_moved: bool = False
 
     def __post_init__(self) -> None:
         """Remember what is there now."""
@@ -145,7 +144,6 @@ class Attempt:
         try:
             if target:
                 self.saved = source.move(self.folder, target)
-                self.is_moved = True
                 for each in self.saved:
                     say(f"your changed {each.path.name} is kept as {each.copy.name}")
             if code := _rocmlab(self.folder, words):
@@ -158,23 +156,21 @@ class Attempt:
         lab = self.project.lab
         if self.marker.exists():
             lab.stop(lambda _: None)
-        if self.is_moved or source.head(self.folder) != self.commit:
+        if self.commit and source.head(self.folder) != self.commit:
             self._move_back()
+        for path, text in self.texts.items():
+            if text is None:
+                path.unlink(missing_ok=True)
+            else:
+                envfile.write(path, text)
         if isinstance(lab, ContainerLab):
             lab.name_images(*self.images)
         elif self.environment is not None:
             self._link_back()
             _, previous = versions.read(self.project.settings)
             environments.remove_unused(self.folder, {previous.environment} if previous else set())
-        for path, text in self.texts.items():
-            if text is None:
-                path.unlink(missing_ok=True)
-            else:
-                envfile.write(path, text)
 
     def _move_back(self) -> None:
-        if not self.commit:
-            return
         try:
             source.move(self.folder, self.commit)
         except RocmlabError as err:
@@ -200,14 +196,17 @@ class Attempt:
         self.marker.unlink(missing_ok=True)
         if was_running:
             say("starting the version before again")
-            if _rocmlab(self.folder, ["up"]):
+            lab = self.project.lab
+            if isinstance(lab, ContainerLab) and source.head(self.folder) != self.commit:
+                lab.start(say)  # the image that is kept; `up` would build the source that could not be moved back
+            elif _rocmlab(self.folder, ["up"]):
                 say("the lab could not be started again: see the error above; make up")
 
 
 def _rocmlab(folder: Path, words: Sequence[str]) -> int:
     """Run a command of the version that is checked out, and return its exit code."""
     kept = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
-    environment = {**kept, "PYTHONPATH": str(folder / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**kept, "PYTHONPATH": str(folder / "src")}
     sys.stdout.flush()
     command = [sys.executable, "-m", "rocmlab", *words]
     return subprocess.run(command, cwd=folder, env=environment, check=False).returncode
@@ -282,6 +281,12 @@ def _rollback(consent: stopping.Consent) -> int:
             f"{project.lab.previous_image} was removed, or is another runtime's or backend's",
             f"git checkout {previous.commit[: source.LETTERS] or 'the version'}, then make up, which builds it",
         )
+    if not previous.commit:
+        raise RocmlabError(
+            "the source of the previous version is not known",
+            "its folder was not a git clone, and an image or environment of another source would be built again",
+            "unpack the previous version's source over this folder, then make up",
+        )
     stop = stopping.Stop("make rollback", "restarts", ends_runs=True, note=KEPT)
     stopping.check(project.lab, stop, consent, say)
     say(f"going back to {previous.shown(folder)}")
@@ -296,7 +301,7 @@ def _rollback(consent: stopping.Consent) -> int:
             elif previous.environment:
                 _use_environment(folder, Path(previous.environment))
             attempt.run(previous.commit if previous.commit != source.head(folder) else "", ["up"])
-    except (SwitchFailed, KeyboardInterrupt) as err:
+    except (RocmlabError, KeyboardInterrupt) as err:
         attempt.start_again(was_running)
         why = str(err) or "it was interrupted"
         fix = "the messages above say why; make logs"

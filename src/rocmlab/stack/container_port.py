@@ -71,6 +71,8 @@ def holder(
     if is_ours:
         confirm(state, port, found)
         return Holder(OURS, found)
+    if found and running is None and engine("version")[0]:
+        return Holder(UNKNOWN, found)  # the engine does not answer: it may be its own listener
     return Holder(OTHER, found) if found else Holder(NOBODY)
 
 

@@ -15,7 +15,7 @@ from rocmlab import identity
 from rocmlab.errors import RocmlabError
 
 VARIABLE = "ROCMLAB_SAFE_DIRECTORY"
-CHECKED = (".", "compose.yaml", "docker", "docker/Dockerfile", ".env", ".rocmlab", ".venv", "src")
+CHECKED = (".", "compose.yaml", "docker", "docker/Dockerfile", ".env", ".rocmlab", ".venv", ".venv/bin", "src")
 NO_MODES = ("9p", "drvfs", "vfat", "exfat", "ntfs", "ntfs3", "fuseblk", "cifs", "smb3")  # show every file as writable
 ROOT = 0
 

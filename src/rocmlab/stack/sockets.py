@@ -45,7 +45,7 @@ class Holder:
 
     def __str__(self) -> str:
         if self.kind == UNKNOWN:
-            return "the operating system does not show who listens (lsof is missing, or /proc is not readable)"
+            return "it cannot be found out who listens: the engine does not answer, or /proc or lsof is missing"
         return describe(self.listeners)
 
 

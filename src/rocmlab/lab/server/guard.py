@@ -37,7 +37,8 @@ def take_secrets(server: Any) -> str:  # noqa: ANN401  jupyter_server's ServerAp
     Returns:
         An empty string where there is no token of metrics.
     """
-    _ = server.identity_provider.token  # read from JUPYTER_TOKEN or JUPYTER_TOKEN_FILE, once
+    if not hosts.is_behind_hub(os.environ):
+        _ = server.identity_provider.token  # read from JUPYTER_TOKEN or JUPYTER_TOKEN_FILE, once
     found = confidential.forget()
     token = found.get("METRICS_TOKEN", "")
     if not token and (path := found.get("METRICS_TOKEN_FILE")):
