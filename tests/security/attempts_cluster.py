@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
@@ -140,6 +141,13 @@ class ClusterTarget:
     def processes(self) -> list[psutil.Process]:
         """Return all of both nodes."""
         return [process for node in self.cluster.nodes for process in node.family()]
+
+    def end_actors(self) -> None:
+        """End what was started to be attacked: Ray would wait half a minute for it on each node."""
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                if process.cmdline()[:1] and process.cmdline()[0].startswith("ray::"):
+                    process.kill()
 
     @cached_property
     def worker_ports(self) -> list[int]:

@@ -83,7 +83,9 @@ def nodes() -> Iterator[ClusterTarget]:
         made.start().wait()
         made.start("instinct").wait()
         with reachable(made.folder):
-            yield ClusterTarget(made)
+            target = ClusterTarget(made)
+            yield target
+        target.end_actors()
 
 
 def check(group: Group, target: Target | ClusterTarget) -> None:
