@@ -67,6 +67,20 @@ def test_gpu_settings_are_passed_only_when_set(make_project) -> None:
     assert service(set_)["environment"]["HIP_VISIBLE_DEVICES"] == "0,1"
 
 
+def test_processes_memory_and_logs_have_limits(make_project) -> None:
+    """As many processes and as much log by default; memory where it is asked for, and then without more swap."""
+    plain = service(make_project("cpu"))
+    chosen = service(make_project("cpu", PIDS_LIMIT="300", MEMORY_LIMIT="2gb", LOG_MAX_SIZE="1m"))
+    empty = service(make_project("cpu", MEMORY_LIMIT=""))
+
+    assert plain["pids_limit"] == 8192
+    assert plain["logging"] == {"driver": "json-file", "options": {"max-file": "3", "max-size": "10m"}}
+    assert chosen["pids_limit"] == 300
+    assert int(chosen["mem_limit"]) == int(chosen["memswap_limit"]) == 2 << 30
+    assert chosen["logging"]["options"]["max-size"] == "1m"
+    assert int(empty.get("mem_limit", 0)) == 0
+
+
 def test_share_can_be_a_folder(make_project) -> None:
     """SHARE with a slash is a folder of the host."""
     lab = service(make_project("cpu", SHARE="./share"))

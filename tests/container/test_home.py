@@ -131,6 +131,20 @@ rocmlab kernels install 2>&1; ls $kernels
         assert f"{HOME}/.local/lib/python3.11/" in log
         assert f"{HOME}/.local/python/0ld/" in log
 
+    def test_a_hub_gives_each_user_a_home(self, image: str, tmp_path: Path) -> None:
+        """Where one share is that of all users, ROCMLAB_HOME keeps their settings and keys apart."""
+        for name in ("own", "share"):
+            (tmp_path / name).mkdir()
+            os.chown(tmp_path / name, 1000, 100)
+        mounts = [f"--volume={tmp_path}/own:/home/jovyan", f"--volume={tmp_path}/share:/home/jovyan/share"]
+        options = ["run", "--rm", "--user=1000:100", "--env=ROCMLAB_HOME=/home/jovyan", *mounts]
+
+        printed = docker(*options, image, "bash", "-c", "echo $HOME; touch ~/.mine")
+
+        assert printed == "/home/jovyan\n"
+        assert (tmp_path / "own/.mine").exists()
+        assert not (tmp_path / "share/home").exists()
+
 
 class TestOwners:
     """The owner and the mode of what exists never change."""

@@ -17,6 +17,12 @@ from rocmlab.runner.ground.folder import RunFolder
 from rocmlab.runner.places.placement import Slots
 
 
+@pytest.fixture(autouse=True)
+def _any_disk_is_large_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small disk of the machine that tests is not what is tested."""
+    monkeypatch.setenv("MIN_FREE_DISK_GB", "0")
+
+
 @pytest.fixture
 def watcher() -> Watcher:
     """A display that remembers."""
@@ -73,7 +79,6 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     source = str(Path(__file__).parents[2] / "src")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JUPYTER_PATH", str(home))
-        patch.setenv("MIN_FREE_DISK_GB", "0")  # a small disk of the machine that tests is not what is tested
         patch.setenv("JUPYTER_CONFIG_DIR", str(home / "config"))
         patch.setenv("IPYTHONDIR", str(home / "ipython"))
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH")))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -71,16 +72,20 @@ def _answered(did: Did) -> str | None:
 
 
 def _published(target: Target, port: int) -> str | None:
-    """Push text of ours to a kernel's socket, and look whether a page that has the kernel open is shown it."""
+    """Push a message to a kernel's socket, and look whether a page with this kernel gets it as the kernel's own.
+
+    ipykernel rejects it for its password, and prints what it rejected: docs/verification.md.
+    """
     word = canary()
     url = f"ws://{target.address}/api/kernels/{target.kernel}/channels?token={target.token}"
-    channel = websocket.create_connection(url, timeout=0.5)
+    channel = websocket.create_connection(url, timeout=20)
+    channel.settimeout(0.5)
     try:
         strangers.act([("zmtp", f"127.0.0.1:{port} {word}")])
         with contextlib.suppress(websocket.WebSocketTimeoutException):
             while True:
-                if word in str(channel.recv()):
-                    return "the kernel's page is shown text of the attacker"
+                if json.loads(channel.recv()).get("content", {}).get("text") == word:
+                    return "the kernel's page has got a message of the attacker"
     finally:
         channel.close()
     return None

@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+import listeners
 import pytest
 from clones import free_port
 
@@ -45,19 +46,21 @@ def environment(tmp_path):
 
 
 def run(environment, folder, strategy, loss):
-    """Run the program and return its result and what it printed."""
-    done = subprocess.run(
-        [sys.executable, PROGRAM, folder, "2", strategy, loss],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=LIMIT_SECONDS,
-        check=False,
-    )
+    """Run the program and return its result, what it printed, and where it listened outside the loopback."""
+    value = secrets.token_hex(8)
+    with listeners.Watch(variable=f"{listeners.VARIABLE}={value}") as watch:
+        done = subprocess.run(
+            [sys.executable, PROGRAM, folder, "2", strategy, loss],
+            env={**environment, listeners.VARIABLE: value},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=LIMIT_SECONDS,
+            check=False,
+        )
     assert done.returncode == 0, done.stdout[-6000:]
-    return json.loads(Path(folder, "result.json").read_text()), done.stdout
+    return json.loads(Path(folder, "result.json").read_text()), done.stdout, watch.outside()
 
 
 def check_same(result):
@@ -72,8 +75,8 @@ def check_same(result):
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_a_killed_worker_costs_nothing_of_what_was_learned(environment, tmp_path, strategy):
-    """Two workers of an own Ray; one is killed in the second epoch, and both go on from the checkpoint before."""
-    result, printed = run(environment, tmp_path, strategy, "worker")
+    """Two workers of an own Ray, which only this machine reaches; one is killed, both go on from the checkpoint."""
+    result, printed, outside = run(environment, tmp_path, strategy, "worker")
 
     check_same(result)
     together = result["together"]
@@ -82,6 +85,7 @@ def test_a_killed_worker_costs_nothing_of_what_was_learned(environment, tmp_path
     if together["attempts"][-1][1] == 2:
         assert all(one["simulated"] for one in together["devices"])
     assert result["is_own"]
+    assert outside == []
     assert result["same_interrupt"]
     assert printed == ""  # nothing of Ray's noise
     assert sorted(path.name for path in (tmp_path / "together").iterdir() if path.name.startswith("checkpoint_"))
@@ -156,7 +160,7 @@ def two_nodes(environment, tmp_path_factory):
 @pytest.mark.skipif(sys.platform != "linux", reason="kills a node by its place in /proc")
 def test_a_dead_node_costs_nothing_of_what_was_learned(two_nodes, tmp_path):
     """The second of two nodes dies in the second epoch; the training goes on with the core that is left."""
-    result, _printed = run(two_nodes, tmp_path, "ddp", "node")
+    result, _printed, _outside = run(two_nodes, tmp_path, "ddp", "node")
 
     check_same(result)
     assert not result["is_own"]
