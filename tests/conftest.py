@@ -102,7 +102,7 @@ def native_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clone]:
     found.environment |= UNCOMPILED
     found.environment["PATH"] = without_docker(found.environment["PATH"])
     yield found
-    found.make("clean", succeeds=False)
+    found.make("clean", "FORCE=1", succeeds=False)
 
 
 @pytest.fixture(scope="session")
@@ -111,7 +111,7 @@ def docker_lab(tmp_path_factory: pytest.TempPathFactory, base_image: str) -> Ite
     name = f"rocmlab-test-{os.getpid()}"
     found = clone(tmp_path_factory.mktemp("docker") / "rocmlab", BASE_IMAGE=base_image, COMPOSE_PROJECT_NAME=name)
     yield found
-    found.make("clean", succeeds=False)
+    found.make("clean", "FORCE=1", succeeds=False)
     subprocess.run(["docker", "volume", "rm", "--force", f"{name}_share"], capture_output=True, check=False)
 
 
