@@ -71,7 +71,10 @@ def test_only_old_finished_runs_are_removed_and_they_are_listed_first(project: P
         run(project, "my-own-folder", 40),
         run(project, "20260107T000000Z-edited", 40),
         run(project, "20260108T000000Z-going", 40),
+        run(project, "20260111T000000Z-added", 40),
     ]
+    (kept[7] / "thesis.txt").write_text("copied here by `cp -p`, with its own old time")
+    os.utime(kept[7] / "thesis.txt", (0, 0))
     (kept[5] / "a.ipynb").write_text("my correction")
     (runs / "notes.txt").write_text("mine")
     (runs / "20260109T000000Z-link").symlink_to(old)
@@ -95,6 +98,7 @@ def test_only_old_finished_runs_are_removed_and_they_are_listed_first(project: P
     assert not old.exists()
     assert not failed.exists()
     assert all((folder / "a.ipynb").exists() for folder in kept)
+    assert (kept[7] / "thesis.txt").exists()
     assert (runs / "notes.txt").read_text() == "mine"
     assert (runs / "20260109T000000Z-link").is_symlink()
     assert (runs / "20260110T000000Z-empty").is_dir()

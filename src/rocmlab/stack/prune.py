@@ -161,8 +161,10 @@ def _held(folder: Path) -> Iterator[bool]:
 
 
 def _measured(folder: Path, end: str) -> OldRun:
+    """Return a run's size, and why it stays: the time of a folder tells of files that came with an old time."""
     size = files = 0
-    changed = ""
+    is_newer = folder.lstat().st_mtime > _unix(end) + SLACK_SECONDS
+    changed = "a file was added or removed after the run's end" if is_newer else ""
     for where, folders, names in os.walk(folder):
         for name in (*names, *folders):
             path = os.path.join(where, name)
@@ -173,6 +175,6 @@ def _measured(folder: Path, end: str) -> OldRun:
                 continue
             size += status.st_size
             files += name in names
-            if status.st_mtime > _unix(end) + SLACK_SECONDS and not changed:
+            if status.st_mtime > _unix(end) + SLACK_SECONDS:
                 changed = f"{os.path.relpath(path, folder)} was changed after the run's end"
     return OldRun(folder.name, end, size, files, changed)
