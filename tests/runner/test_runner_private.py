@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +30,14 @@ def _usual_umask() -> Iterator[None]:
     before = os.umask(0o022)
     yield
     os.umask(before)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user of the machine may enter, unlike pytest's own."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
 
 
 @pytest.fixture
@@ -100,11 +109,9 @@ def test_elsewhere_files_are_as_the_umask_has_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a second user needs root")
-def test_another_user_reads_nothing(tmp_path: Path) -> None:
+def test_another_user_reads_nothing(open_folder: Path) -> None:
     """A real one, by name and by listing."""
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
-    run_folder = RunFolder.create(tmp_path, "x")
+    run_folder = RunFolder.create(open_folder, "x")
     run_folder.save_results({"secret": 1})
     names = (run_folder.path, run_folder.results_path)
 
@@ -113,8 +120,7 @@ def test_another_user_reads_nothing(tmp_path: Path) -> None:
 
     assert [each.returncode == 0 for each in done] == [False, False]
     assert all(b"Permission denied" in each.stderr for each in done)
-    assert os.path.exists(tmp_path / "runs")
-    assert subprocess.run(["ls", tmp_path / "runs"], user=OTHER_UID, capture_output=True, check=False).returncode == 0
+    assert subprocess.run(["ls", open_folder / "runs"], user=OTHER_UID, capture_output=True, check=False).returncode == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="fork servers need Linux")
