@@ -120,7 +120,8 @@ def test_another_user_reads_nothing(open_folder: Path) -> None:
 
     assert [each.returncode == 0 for each in done] == [False, False]
     assert all(b"Permission denied" in each.stderr for each in done)
-    assert subprocess.run(["ls", open_folder / "runs"], user=OTHER_UID, capture_output=True, check=False).returncode == 0
+    above = subprocess.run(["ls", open_folder / "runs"], user=OTHER_UID, capture_output=True, check=False)
+    assert above.returncode == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="fork servers need Linux")
