@@ -74,7 +74,7 @@ cluster-down: ## Leave the cluster; on the head: end it (FORCE=1 even if noteboo
 # -- Now and then
 build: ## Build the image (or make the environment) without starting
 	@$(ROCMLAB) build
-upgrade: ## Get, build and start a newer version; back by itself if it does not work (WHEN=idle)
+upgrade: ## Get, build and start a newer version; switch back automatically if it fails (WHEN=idle)
 	@$(ROCMLAB) upgrade
 rollback: ## Go back to the version before
 	@$(ROCMLAB) rollback

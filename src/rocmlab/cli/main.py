@@ -26,7 +26,7 @@ VERBS = {
     "shell": ("rocmlab.cli.lab", "open a shell inside the lab"),
     "build": ("rocmlab.cli.up", "build the image, or make the environment, without starting"),
     "clean": ("rocmlab.cli.lab", "stop, and remove image or environment; the share stays"),
-    "upgrade": ("rocmlab.cli.upgrade", "get, build and start a newer version; back by itself if it does not work"),
+    "upgrade": ("rocmlab.cli.upgrade", "get, build and start a newer version; switch back automatically if it fails"),
     "rollback": ("rocmlab.cli.upgrade", "go back to the version before the last upgrade"),
     "backup": ("rocmlab.cli.backup", "save share, notebooks and settings; an interrupted backup continues"),
     "restore": ("rocmlab.cli.backup", "restore a backup; nothing is overwritten"),
