@@ -48,13 +48,14 @@ def test_a_broken_version_is_left_and_a_good_one_can_be_rolled_back(lab: Clone) 
     working = app.read_text()
     app.write_text("raise ImportError('broken on purpose')\n" + working)
     git(lab.folder, "commit", "--quiet", "--all", "--message", "broken")
+    checked_out = git(lab.folder, "rev-parse", "HEAD")
 
     broken = lab.make("upgrade", succeeds=False)
 
     assert broken.returncode == 2
     assert "the GPU panel's server extension does not answer" in broken.stdout
     assert "the version before is in place again" in broken.stdout
-    assert git(lab.folder, "rev-parse", "HEAD") == commit
+    assert git(lab.folder, "rev-parse", "HEAD") == checked_out  # which the upgrade did not move
     assert (image(lab), lab.env) == (first, env)
     assert lab.answers()
 

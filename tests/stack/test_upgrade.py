@@ -159,6 +159,7 @@ def test_a_version_that_does_not_work_is_left_again(user: Clone, origin: Path) -
     """Its server starts, its extension does not: checkout, environment and settings are back, and the lab answers."""
     git(user.folder, "-c", "pull.ff=only", "pull", "--quiet", "--autostash")
     user.make("upgrade")
+    another_process_after_an_upgrade(user, origin)
     good, before = git(user.folder, "rev-parse", "HEAD"), kept(user)
     environment = (user.folder / ".venv").resolve()
     env = (user.folder / ".env").read_text()
@@ -181,6 +182,24 @@ def test_a_version_that_does_not_work_is_left_again(user: Clone, origin: Path) -
     assert kept(user) == before
     assert user.answers()
     assert server(user).request("/rocmlab/api/kernels", token=user.env["JUPYTER_TOKEN"])[0] == 200
+
+
+def another_process_after_an_upgrade(user: Clone, origin: Path) -> None:
+    """A `git pull` of code alone restarts nothing at `make up`; `make upgrade` does: the process has the old code."""
+    energy = origin / "src/rocmlab/telemetry/energy.py"
+    energy.write_text(energy.read_text() + "# another version\n")
+    git(origin, "commit", "--quiet", "--all", "--message", "code alone")
+    git(user.folder, "-c", "pull.ff=only", "pull", "--quiet", "--autostash")
+    record = user.folder / ".rocmlab/jupyter.json"
+    pids = [json.loads(record.read_text())["pid"]]
+    for verb in ("up", "upgrade", "upgrade"):
+        user.make(verb)
+        pids.append(json.loads(record.read_text())["pid"])
+
+    assert pids[0] == pids[1]
+    assert pids[1] != pids[2]
+    assert pids[2] == pids[3]  # which is the newest version already
+    assert json.loads(json_status(user))["version"]["version"]["commit"] == git(origin, "rev-parse", "HEAD")
 
 
 class TestSource:

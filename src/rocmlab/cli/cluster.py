@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -237,7 +238,7 @@ def _down(chosen: argparse.Namespace) -> int:
     if not isinstance(lab, NativeLab):
         stopping.check(lab, stopping.Stop("make cluster-down", "stops", ends_runs=True), consent, up.say)
     if runs and not consent.force:
-        _refuse_if_busy(_inside(["cluster", "busy"]), project.settings.get("CLUSTER") == "head")
+        _wait_or_refuse(consent, project.settings.get("CLUSTER") == "head")
     with projects.locked(project, up.say):
         if isinstance(lab, NativeLab):
             lab.node.stop(up.say)
@@ -250,6 +251,22 @@ def _down(chosen: argparse.Namespace) -> int:
     elif lab.is_running():
         print("its JupyterLab goes on; kernels that run there have lost the cluster")
     return 0
+
+
+def _wait_or_refuse(consent: stopping.Consent, is_head: bool) -> None:
+    """Wait until nothing runs on the node, or in the head's cluster, if a person wants that."""
+    from rocmlab.cli import up
+
+    shown: list[str] = []
+    while lines := _inside(["cluster", "busy"]):
+        if not consent.waits:
+            _refuse_if_busy(lines, is_head)
+        if lines != shown:
+            up.say("waiting until nothing computes (Ctrl-C ends the wait and changes nothing):")
+            for line in lines:
+                up.say(f"  {line}")
+            shown = lines
+        time.sleep(stopping.LOOK_AGAIN_SECONDS)
 
 
 def _refuse_if_busy(lines: Sequence[str], is_head: bool) -> None:

@@ -110,7 +110,8 @@ def status(project: Project, as_json: bool) -> int:
     print(f"share      {project.lab.share()}")
     for name, known in zip(VERSIONS, shown, strict=True):
         if known is not None:
-            print(f"{name:10} {known.shown(project.settings.project)}{'  (make rollback)' * (name == 'previous')}")
+            can_return = name == "previous" and versions.obstacle(project, known) is None
+            print(f"{name:10} {known.shown(project.settings.project)}{'  (make rollback)' * can_return}")
     if full := space.problem(project.settings, project.lab):
         print(f"WARNING    {full}")
     return 0 if answers else 1
@@ -154,6 +155,7 @@ def shell(project: Project) -> int:
 def clean(project: Project) -> int:
     """Remove what was made, in either runtime."""
     project.lab.clean(say)
+    versions.forget(project.settings)
     environment = project.settings.project / environments.LINK
     if was_made_by_us(environment) and environments.remove_all(project.settings.project):
         say(f"removed {environment}")

@@ -40,6 +40,7 @@ def _from_the_host(verb: str, arguments: Sequence[str]) -> int:
     project = projects.plan(projects.find())
     announce(project, note)
     if not asked.list:  # which reads, and must not rebuild
+        _check_environment(project)
         with projects.locked(project, note):
             project = projects.prepare(project, note, persist=False)
     code = project.lab.run([verb, *(_inside(project, word) for word in arguments)])
@@ -47,6 +48,26 @@ def _from_the_host(verb: str, arguments: Sequence[str]) -> int:
         note(f"the share is the {project.lab.share()}, shown in JupyterLab; with the lab up this copies its runs out:")
         note(f"  {project.lab.copy_out}")
     return code
+
+
+def _check_environment(project: Project) -> None:
+    """Make sure that nothing runs in a native environment that would be changed.
+
+    Raises:
+        LabIsBusy: something does, and neither FORCE nor WHEN says what to do.
+    """
+    import argparse
+
+    from rocmlab.cli import stopping, up
+    from rocmlab.stack import project as projects
+
+    if not up.changes_environment(project):
+        return
+    before = projects.before(project)
+    lab = before.lab if before is not None and before.choice.runtime == "native" else project.lab
+    does, note = "changes the environment of", "nothing was changed"
+    stop = stopping.Stop("make run-notebooks", does, ends_runs=True, note=note)
+    stopping.check(lab, stop, stopping.consent(argparse.Namespace(force=False, when=None)), up.note)
 
 
 def _absolute(arguments: Sequence[str], notebooks: Sequence[str], here: Path, project: Path) -> list[str]:

@@ -13,6 +13,7 @@ from rocmlab.cli.table import device_lines
 from rocmlab.stack import exposure, versions
 from rocmlab.stack import project as projects
 from rocmlab.stack.lab import Lab, Say
+from rocmlab.stack.native import NativeLab
 from rocmlab.stack.project import Project
 
 UNCHANGED = "nothing was changed: the lab runs on with its present settings, and the new ones are not in force"
@@ -55,10 +56,19 @@ def would_stop(project: Project, verb: str) -> tuple[Lab, stopping.Stop] | None:
     if verb == "up" and (stop := would_stop_other(project)):
         return stop
     before = projects.before(project)
-    is_touched = verb == "up" or (project.choice.runtime == "native" and not project.lab.is_prepared())
-    if is_touched and projects.restarts(project):
-        return (before or project).lab, stopping.Stop(f"make {verb}", "restarts", note=UNCHANGED)
+    changes = changes_environment(project)
+    if (verb == "up" or changes) and projects.restarts(project):
+        return (before or project).lab, stopping.Stop(f"make {verb}", "restarts", ends_runs=changes, note=UNCHANGED)
+    if changes:  # no server runs, but headless runs may
+        does, note = "changes the environment of", "nothing was changed"
+        return (before or project).lab, stopping.Stop(f"make {verb}", does, ends_runs=True, note=note)
     return None
+
+
+def changes_environment(project: Project) -> bool:
+    """Tell whether a native environment that is there would be changed, under all that runs in it."""
+    lab = project.lab
+    return isinstance(lab, NativeLab) and lab.is_built() and not lab.is_prepared()
 
 
 def would_stop_other(project: Project) -> tuple[Lab, stopping.Stop] | None:
@@ -67,7 +77,8 @@ def would_stop_other(project: Project) -> tuple[Lab, stopping.Stop] | None:
     if before is None or before.choice.runtime == project.choice.runtime:
         return None
     does = f"stops (RUNTIME changes from {before.choice.runtime} to {project.choice.runtime})"
-    return before.lab, stopping.Stop("make up", does, note=UNCHANGED)
+    ends_runs = before.choice.runtime == "docker"  # Compose removes the containers of single runs, too
+    return before.lab, stopping.Stop("make up", does, ends_runs=ends_runs, note=UNCHANGED)
 
 
 def _up(project: Project, verb: str, consent: stopping.Consent, renewed: list[str], *, is_stopped: bool) -> int:

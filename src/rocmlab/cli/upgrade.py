@@ -7,9 +7,10 @@ that it needs is imported before the checkout moves: what was imported later wou
 from __future__ import annotations
 
 import os
-import subprocess
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from rocmlab.cli import stopping, up
 from rocmlab.cli.main import verb_parser
 from rocmlab.cli.up import say
 from rocmlab.errors import RocmlabError
-from rocmlab.stack import busy, envfile, environments, health, source, versions
+from rocmlab.stack import busy, envfile, environments, health, process, source, versions
 from rocmlab.stack import project as projects
 from rocmlab.stack.container import ContainerLab
 from rocmlab.stack.native import NativeLab
@@ -70,14 +71,14 @@ def _upgrade(consent: stopping.Consent, given: Sequence[str]) -> int:
     if isinstance(project.lab, NativeLab) or not consent.waits:  # a native lab runs the code that is checked out
         stopping.check(project.lab, stop, consent, say)
     was_running = project.lab.is_running()
-    attempt = Attempt(project, before.commit or present)
+    attempt = Attempt(project, present, before.commit)
     try:
-        with projects.settings_kept_on_failure(project):
+        with projects.settings_kept_on_failure(project), attempt.undone_on_failure():
             attempt.run(target if target != present else "", ["upgrade", "--switch", *given])
-    except (SwitchFailed, KeyboardInterrupt) as err:
+    except (RocmlabError, OSError, KeyboardInterrupt) as err:
         attempt.start_again(was_running)
         raise RocmlabError(
-            "the upgrade did not succeed, and the version before is in place again",
+            f"the upgrade did not succeed, and {attempt.outcome('the version before')}",
             str(err) or "it was interrupted",
             "the messages above say why; nothing was lost, and `make upgrade` may be repeated",
             exit_code=1,
@@ -116,8 +117,11 @@ class Attempt:
     """One try of another version, and what has to be put back where it fails."""
 
     project: Project
-    commit: str  # of the running version, to which the checkout returns
+    commit: str  # that is checked out, and to which the checkout returns where this command has moved it
+    version: str  # the commit of the running version; another one after a `git pull`
     saved: list[source.Saved] = field(default_factory=list)
+    has_moved: bool = False  # the checkout, or it may have
+    problems: list[str] = field(default_factory=list)  # what could not be put back
 
     def __post_init__(self) -> None:
         """Remember what is there now."""
@@ -139,44 +143,63 @@ class Attempt:
         """Check the target out, if there is one, and have its own code do the rest.
 
         Raises:
-            SwitchFailed: it failed; everything is as it was, but for the lab itself, see `start_again`.
+            SwitchFailed: the other version's command failed.
+            RocmlabError: the checkout cannot be moved.
         """
+        if target:
+            self.has_moved = True
+            self.saved = source.move(self.folder, target)
+            _name(self.saved)
+        if code := _rocmlab(self.folder, words):
+            raise SwitchFailed("the new version was not started", f"its own command ended with exit code {code}")
+
+    @contextmanager
+    def undone_on_failure(self) -> Iterator[None]:
+        """Put everything back as it was if the block fails, but for the lab itself, see `start_again`."""
         try:
-            if target:
-                self.saved = source.move(self.folder, target)
-                for each in self.saved:
-                    say(f"your changed {each.path.name} is kept as {each.copy.name}")
-            if code := _rocmlab(self.folder, words):
-                raise SwitchFailed("the new version was not started", f"its own command ended with exit code {code}")
+            yield
         except BaseException:
-            self._put_back()
+            with _uninterrupted():
+                self._put_back()
             raise
 
+    def outcome(self, what: str) -> str:
+        """Say whether a version is in place again; what is not has been named."""
+        if self.problems:
+            return f"not all of {what} could be put back"
+        return f"{what} is in place again"
+
     def _put_back(self) -> None:
+        """Undo every part by itself: one that fails is named, and keeps no other one from being put back."""
         lab = self.project.lab
         if self.marker.exists():
-            lab.stop(lambda _: None)
-        if self.commit and source.head(self.folder) != self.commit:
-            self._move_back()
+            self._try("the lab could not be stopped", lambda: lab.stop(lambda _: None))
+        self._try("the checkout stays where it is", self._move_back)
         for path, text in self.texts.items():
-            if text is None:
-                path.unlink(missing_ok=True)
-            else:
-                envfile.write(path, text)
+            self._try(f"{path.name} stays as it is", lambda path=path, text=text: _write_back(path, text))  # type: ignore[misc]
         if isinstance(lab, ContainerLab):
-            lab.name_images(*self.images)
+            self._try("the images keep the names that they have now", lambda: lab.name_images(*self.images))
         elif self.environment is not None:
-            self._link_back()
-            _, previous = versions.read(self.project.settings)
-            environments.remove_unused(self.folder, {previous.environment} if previous else set())
+            self._try(".venv stays as it is", self._link_back)
+            self._try("what is unused stays", self._remove_unused)
+
+    def _try(self, what: str, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except (RocmlabError, OSError) as err:
+            self.problems.append(what)
+            say(f"{what}: {err}")
 
     def _move_back(self) -> None:
-        try:
-            source.move(self.folder, self.commit)
-        except RocmlabError as err:
-            say(f"the checkout stays where it is: {err}")
+        """Move the checkout back if this command has moved it; nobody else's move is undone."""
+        if not self.has_moved or not self.commit or source.head(self.folder) == self.commit:
             return
+        _name(source.move(self.folder, self.commit))  # what was changed since is named, too
         source.put_back(self.saved)
+
+    def _remove_unused(self) -> None:
+        _, previous = versions.read(self.project.settings)
+        environments.remove_unused(self.folder, {previous.environment} if previous else set())
 
     def _link_back(self) -> None:
         link = self.folder / environments.LINK
@@ -194,22 +217,59 @@ class Attempt:
         if not self.marker.exists():
             return
         self.marker.unlink(missing_ok=True)
-        if was_running:
-            say("starting the version before again")
-            lab = self.project.lab
-            if isinstance(lab, ContainerLab) and source.head(self.folder) != self.commit:
-                lab.start(say)  # the image that is kept; `up` would build the source that could not be moved back
-            elif _rocmlab(self.folder, ["up"]):
+        if not was_running:
+            return
+        say("starting the version before again")
+        present = source.head(self.folder)
+        if self.version and present != self.version:
+            say(f"the checkout is at {present[: source.LETTERS]}; that version's is {self.version[: source.LETTERS]}")
+        if self._has_source_of_before():
+            if _rocmlab(self.folder, ["up"]):
+                self.problems.append("the lab could not be started again")
                 say("the lab could not be started again: see the error above; make up")
+            return
+        # What is kept; `up` would build what is checked out, and replace it.
+        try:
+            projects.plan(self.folder).lab.start(say)  # with the GPUs of now
+        except (RocmlabError, OSError) as err:
+            self.problems.append("the lab")
+            say(f"the lab could not be started again: {err}")
+
+    def _has_source_of_before(self) -> bool:
+        lab = self.project.lab
+        if isinstance(lab, ContainerLab):
+            return lab.is_prepared()
+        return not self.version or source.head(self.folder) == self.version
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ignore Ctrl-C, also in what is started: it was heard already."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before or signal.SIG_DFL)
+
+
+def _name(saved: Sequence[source.Saved]) -> None:
+    for each in saved:
+        say(f"your changed {each.path.name} is kept as {each.copy.name}")
+
+
+def _write_back(path: Path, text: str | None) -> None:
+    if text is None:
+        path.unlink(missing_ok=True)
+    else:
+        envfile.write(path, text)
 
 
 def _rocmlab(folder: Path, words: Sequence[str]) -> int:
     """Run a command of the version that is checked out, and return its exit code."""
     kept = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
     environment = {**kept, "PYTHONPATH": str(folder / "src")}
-    sys.stdout.flush()
-    command = [sys.executable, "-m", "rocmlab", *words]
-    return subprocess.run(command, cwd=folder, env=environment, check=False).returncode
+    # It answers Ctrl-C itself and puts back what it has begun, however long that takes.
+    return process.attach([sys.executable, "-m", "rocmlab", *words], env=environment, cwd=folder)
 
 
 def _after(project: Project, before: Version) -> None:
@@ -227,7 +287,9 @@ def _after(project: Project, before: Version) -> None:
     if current is not None:
         say(f"\nversion   {current.shown(settings.project)}")
     if previous is not None:
-        say(f"previous  {previous.shown(settings.project)}  (make rollback)")
+        there = projects.existing(settings.project) or project
+        hint = "" if versions.obstacle(there, previous) else "  (make rollback)"
+        say(f"previous  {previous.shown(settings.project)}{hint}")
 
 
 def _switch(consent: stopping.Consent) -> int:
@@ -241,7 +303,7 @@ def _switch(consent: stopping.Consent) -> int:
     with projects.locked(project, say):
         project = projects.prepare(project, say)
     before = projects.before(project)
-    if before is not None and up.would_stop(project, "up"):
+    if before is not None and (isinstance(lab, NativeLab) or up.would_stop(project, "up")):
         stop = stopping.Stop("make upgrade", "restarts", ends_runs=True, note=KEPT)
         stopping.check(before.lab, stop, consent, say)
     (project.settings.state / SWITCHED).touch()
@@ -255,8 +317,8 @@ def _switch(consent: stopping.Consent) -> int:
 
 
 def _switch_environment(lab: NativeLab, project: Project, before: Project | None) -> None:
-    if lab.venv.building is not None:
-        (before or project).lab.stop(say)
+    if before is not None or lab.venv.building is not None:
+        (before or project).lab.stop(say)  # with the same environment, too: it goes on with the code that it has read
     current, previous = versions.read(project.settings)
     real = lab.venv.switch()
     if real is not None and current is not None:  # a `.venv` that was a folder has another path now
@@ -275,39 +337,29 @@ def _rollback(consent: stopping.Consent) -> int:
         raise RocmlabError("there is no previous version", "no upgrade has been made here", "make status shows both")
     if previous.commit and source.head(folder) != previous.commit:
         source.check_clean(folder)
-    if isinstance(project.lab, ContainerLab) and project.lab.image_id(project.lab.previous_image) != previous.image:
-        raise RocmlabError(
-            "the image of the previous version is not here",
-            f"{project.lab.previous_image} was removed, or is another runtime's or backend's",
-            f"git checkout {previous.commit[: source.LETTERS] or 'the version'}, then make up, which builds it",
-        )
-    if not previous.commit:
-        raise RocmlabError(
-            "the source of the previous version is not known",
-            "its folder was not a git clone, and an image or environment of another source would be built again",
-            "unpack the previous version's source over this folder, then make up",
-        )
+    if obstacle := versions.obstacle(project, previous):
+        raise obstacle
     stop = stopping.Stop("make rollback", "restarts", ends_runs=True, note=KEPT)
     stopping.check(project.lab, stop, consent, say)
     say(f"going back to {previous.shown(folder)}")
-    attempt = Attempt(project, source.head(folder))
+    present = source.head(folder)
+    attempt = Attempt(project, present, present)
     was_running = project.lab.is_running()
-    project.lab.stop(say)
-    attempt.marker.touch()
     try:
-        with projects.settings_kept_on_failure(project):
+        with projects.settings_kept_on_failure(project), attempt.undone_on_failure():
+            attempt.marker.touch()
+            project.lab.stop(say)
             if isinstance(project.lab, ContainerLab) and previous.image:
                 project.lab.exchange_images()
             elif previous.environment:
                 _use_environment(folder, Path(previous.environment))
-            attempt.run(previous.commit if previous.commit != source.head(folder) else "", ["up"])
-    except (RocmlabError, KeyboardInterrupt) as err:
+            attempt.run(previous.commit if previous.commit != present else "", ["up"])
+    except (RocmlabError, OSError, KeyboardInterrupt) as err:
         attempt.start_again(was_running)
         why = str(err) or "it was interrupted"
         fix = "the messages above say why; make logs"
-        raise RocmlabError(
-            "the previous version does not start, and the present one is in place again", why, fix, exit_code=1
-        ) from err
+        outcome = attempt.outcome("the present one")
+        raise RocmlabError(f"the previous version does not start, and {outcome}", why, fix, exit_code=1) from err
     attempt.marker.unlink(missing_ok=True)
     versions.write(project.settings, previous, current)
     say(f"\nversion   {previous.shown(folder)}\nprevious  {current.shown(folder)}  (make rollback)")
@@ -315,6 +367,6 @@ def _rollback(consent: stopping.Consent) -> int:
 
 
 def _use_environment(folder: Path, environment: Path) -> None:
-    """Have `.venv` lead to an environment, unless it does; where it is gone, the version makes its own."""
-    if environment.is_dir() and environment.resolve() != (folder / environments.LINK).resolve():
+    """Have `.venv` lead to an environment, unless it does."""
+    if environment.resolve() != (folder / environments.LINK).resolve():
         environments.switch(folder, environment)

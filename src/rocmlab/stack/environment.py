@@ -119,6 +119,8 @@ class Environment:
         """
         version = check_python(self.python)
         record = self._record(version)
+        if self.building is None and not self.marker.exists() and was_made_by_us(self.folder):
+            environments.bring_back(self.project, self.folder, only_if_there=True)  # this was ended in the middle
         is_new = not self._matches(record, self.folder)
         if is_new and os.path.lexists(self.folder):
             if self.folder.exists() and not was_made_by_us(self.folder):
@@ -127,11 +129,11 @@ class Environment:
                     "it would be replaced by the lab's environment, and what you installed there would be lost",
                     f"mv {self.folder} {self.folder}-mine      # or, if nothing there is needed: rm -r {self.folder}",
                 )
-            say("removing .venv: it is for another backend, Python or folder, or half made")
-            environments.remove(self.folder)
-        self.check_disk()
-        self.marker.unlink(missing_ok=True)
+            say("replacing .venv: it is for another backend, Python or folder, or half made")
+            environments.put_aside(self.project, self.folder, is_whole=self.marker.exists())
         try:
+            self.check_disk()
+            self.marker.unlink(missing_ok=True)
             if is_new:
                 say(f"making .venv with {self.python} ({version})")
                 create(self.python, self.folder)
@@ -142,8 +144,9 @@ class Environment:
             self._finish(record)
         except BaseException:
             if is_new:
-                shutil.rmtree(self.folder, ignore_errors=True)
+                environments.bring_back(self.project, self.folder)
             raise
+        environments.remove_aside(self.project)
 
     def _matches(self, record: dict[str, str], folder: Path | None = None) -> bool:
         """Tell whether the environment is whole and of this backend and Python: pip would keep another one's wheels."""
@@ -184,10 +187,12 @@ class Environment:
         """
         needed, free = NEEDED_BYTES[self.backend], shutil.disk_usage(self.project).free
         if not self.interpreter.exists() and free < needed:
+            is_kept = os.path.lexists(self.project / environments.FOLDER / environments.ASIDE)
+            more = "; make clean removes the present environment, which is kept" if is_kept else ""
             raise RocmlabError(
                 f"the disk of {self.project} has {free / 1e9:.1f} GB free",
                 f"the native {self.backend} environment needs about {needed / 1e9:.0f} GB",
-                "free some space, or move the project to a larger disk",
+                f"free some space, or move the project to a larger disk{more}",
             )
 
     def steps(self) -> Iterator[Step]:
@@ -313,6 +318,16 @@ def check_python(python: str) -> str:
             f"{python} is Python {version}", f"TensorFlow and PyTorch have wheels for Python {span}", fix
         )
     return version
+
+
+def backend_of(folder: Path) -> str | None:
+    """Return the backend that a whole environment was made for; None: there is none."""
+    try:
+        found = json.loads((folder / MARKER).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    backend = found.get("backend") if isinstance(found, dict) and (folder / "bin/python").exists() else None
+    return backend if isinstance(backend, str) else None
 
 
 def was_made_by_us(folder: Path) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 FOLDER = ".rocmlab/environments"
 LINK = ".venv"
 REAL = "-venv"  # the end of the name of one that was a real `.venv`
+ASIDE = "replaced"  # in FOLDER: `.venv`, while another one is made in its place
 MAX_SCRIPT_BYTES = 1_000_000
 
 
@@ -85,6 +86,51 @@ def remove(folder: Path) -> None:
         folder.unlink()
     elif folder.exists():
         shutil.rmtree(folder)
+
+
+def put_aside(project: Path, folder: Path, *, is_whole: bool) -> None:
+    """Make room where an environment is, and keep it until the new one is finished.
+
+    Args:
+        project: the project's folder.
+        folder: the environment, or a link to it.
+        is_whole: False where it is half made: then it is removed.
+    """
+    aside = project / FOLDER / ASIDE
+    if not is_whole:
+        remove(folder)
+        return
+    remove(aside)
+    aside.parent.mkdir(parents=True, exist_ok=True)
+    if folder.is_symlink():
+        aside.symlink_to(folder.resolve())
+        folder.unlink()
+    else:
+        try:
+            os.rename(folder, aside)
+        except OSError:  # another file system
+            remove(folder)
+
+
+def bring_back(project: Path, folder: Path, *, only_if_there: bool = False) -> None:
+    """Put the environment that was kept aside in its place again, instead of the one that was not finished."""
+    aside = project / FOLDER / ASIDE
+    is_there = aside.exists()
+    if is_there or not only_if_there:
+        if folder.is_symlink():
+            folder.unlink()
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+    if is_there and aside.is_symlink():
+        folder.symlink_to(os.path.relpath(aside.resolve(), folder.parent))
+        aside.unlink()
+    elif is_there:
+        os.rename(aside, folder)
+
+
+def remove_aside(project: Path) -> None:
+    """Remove the environment that was kept aside."""
+    remove(project / FOLDER / ASIDE)
 
 
 def remove_all(project: Path) -> bool:

@@ -27,10 +27,12 @@ class ServerProcess:
 
     def remember(self, pid: int, configuration: Mapping[str, str]) -> None:
         """Write down the server that was just started with our mark."""
-        from rocmlab.stack import envfile
+        from rocmlab.stack import envfile, source
 
         started = identity.start_of(pid)
+        commit = source.head(Path(__file__).resolve().parents[3])  # whose code it goes on with
         facts = {"pid": pid, "started": started, "mark": self.mark, "configuration": dict(configuration)}
+        facts["commit"] = commit
         envfile.write(self.record, json.dumps(facts) + "\n")
 
     def recorded(self) -> dict[str, object]:

@@ -141,10 +141,16 @@ def move(project: Path, commit: str) -> list[Saved]:
             "\n".join(in_the_way[:20]),
             f"move them: mv {in_the_way[0]} {in_the_way[0]}.mine",
         )
+    present = head(project)
     saved = [_save(project / name) for name in changed(project) if name in touched and (project / name).is_file()]
-    for each in saved:
-        git(project, "checkout", "--quiet", "HEAD", "--", str(each.path.relative_to(project)))
-    code, output = git(project, *_way(project), commit)
+    try:
+        for each in saved:
+            git(project, "checkout", "--quiet", "HEAD", "--", str(each.path.relative_to(project)))
+        code, output = git(project, *_way(project), commit)
+    except BaseException:
+        if head(project) == present:
+            put_back(saved)
+        raise
     if code:
         put_back(saved)
         last = output.strip()[-400:]

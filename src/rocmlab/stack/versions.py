@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rocmlab import __version__
-from rocmlab.stack import envfile, source
+from rocmlab.errors import RocmlabError
+from rocmlab.stack import envfile, environment, source
 from rocmlab.stack.container import ContainerLab
 from rocmlab.stack.native import NativeLab
 from rocmlab.stack.project import Project
@@ -61,6 +62,15 @@ def write(settings: Settings, current: Version | None, previous: Version | None)
         envfile.write(path_of(settings), text)
 
 
+def forget(settings: Settings) -> None:
+    """Forget both: what they were made of is removed.
+
+    Raises:
+        OSError: the file cannot be removed.
+    """
+    path_of(settings).unlink(missing_ok=True)
+
+
 def here(project: Project, commit: str | None = None) -> Version:
     """Return the version that is built now, from the commit that is checked out unless another one is named."""
     commit = source.head(project.settings.project) if commit is None else commit
@@ -74,10 +84,50 @@ def here(project: Project, commit: str | None = None) -> Version:
 def record(project: Project) -> None:
     """Remember that this version's lab has answered; the one before it is the previous one from now on."""
     current, previous = read(project.settings)
-    now = here(project)
+    now = here(project, started_from(project))
     if current is None or current == now:
         write(project.settings, now, previous)
     elif (now.image, now.runtime) == (current.image, current.runtime) and now.image:
         write(project.settings, now, previous)  # another commit that makes the same image
     else:
         write(project.settings, now, current)
+
+
+def started_from(project: Project) -> str | None:
+    """Return the commit that a native server was started from, which goes on after a `git pull`; None: not known."""
+    lab = project.lab
+    found = lab.jupyter.recorded().get("commit") if isinstance(lab, NativeLab) and lab.is_running() else None
+    return found if isinstance(found, str) else None
+
+
+def obstacle(project: Project, previous: Version) -> RocmlabError | None:
+    """Return why `make rollback` cannot return to a version; None: it can."""
+    lab, name = project.lab, previous.commit[: source.LETTERS] or "the version"
+    if previous.runtime and previous.runtime != project.choice.runtime:
+        return RocmlabError(
+            "the previous version ran in another runtime",
+            f"it ran in {previous.runtime}, and the lab is in {project.choice.runtime} now",
+            f"make up RUNTIME={previous.runtime}",
+        )
+    if isinstance(lab, ContainerLab) and (not previous.image or lab.image_id(lab.previous_image) != previous.image):
+        return RocmlabError(
+            "the image of the previous version is not here",
+            f"{lab.previous_image} was removed, or is another backend's",
+            f"git checkout {name}, then make up RUNTIME={project.choice.runtime}, which builds it",
+        )
+    if not previous.commit:
+        return RocmlabError(
+            "the source of the previous version is not known",
+            "its folder was not a git clone, and an image or environment of another source would be built again",
+            "unpack the previous version's source over this folder, then make up",
+        )
+    if isinstance(lab, NativeLab):
+        backend = environment.backend_of(Path(previous.environment)) if previous.environment else None
+        if backend != project.choice.backend:
+            why = f"it is for the backend {backend}" if backend else f"{previous.environment} was removed"
+            return RocmlabError(
+                "the environment of the previous version is not here",
+                f"{why}, and the lab's backend is {project.choice.backend}" if backend else why,
+                f"git checkout {name}, then make up RUNTIME=native, which makes it",
+            )
+    return None
