@@ -25,6 +25,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Clone:
     """A clone without an engine, whose environment was made from other requirements than there are now."""
     found = clone(tmp_path_factory.mktemp("in-use") / "rocmlab")
     found.environment["PATH"] = without_docker(found.environment["PATH"])
+    found.environment["PIP_NO_INDEX"] = "1"  # an error here must not become an hour of downloads
     furnish(found)
     with (found.folder / "requirements/native.txt").open("a") as file:
         file.write("# another version\n")
