@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -21,7 +22,7 @@ from hosts import Gpu, make_host
 from rocmlab import identity
 from rocmlab.errors import RocmlabError
 from rocmlab.lab import install, kernels
-from rocmlab.stack import homes, server, settings
+from rocmlab.stack import homes, native, server, settings
 from rocmlab.stack.environment import Environment, check_python, create, rocm_version, without
 from rocmlab.stack.native import NativeLab
 
@@ -136,6 +137,28 @@ class TestServer:
 
         assert pid == lab._pid()
         assert time.monotonic() - started < 2
+
+    def test_one_that_hangs_is_restarted_by_force_alone(self, lab: NativeLab, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It may come back, and its kernels with it; nobody has said that they may end."""
+        lab.start(lambda _: None)
+        pid = lab._pid()
+        assert pid
+        monkeypatch.setattr(native, "BUSY_SECONDS", 1.0)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(RocmlabError, match="the lab runs and does not answer") as caught:
+                lab.start(lambda _: None)
+            assert lab._pid() == pid
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        monkeypatch.setattr(native, "BUSY_SECONDS", 20.0)
+        assert not lab.start(lambda _: None)
+        monkeypatch.setattr(native, "BUSY_SECONDS", 0.0)
+        is_started = lab.start(lambda _: None, force=True)
+
+        assert "make up FORCE=1" in caught.value.problem.fix
+        assert is_started
+        assert lab._pid() != pid
 
     def test_the_log_has_no_warning(self, lab: NativeLab) -> None:
         """A normal start and stop write information only."""

@@ -73,6 +73,8 @@ def adopt(found: Iterable[Pending], home: Path, notebooks: Path) -> Iterator[str
     recovered = f"recovered-{stamp()}"
     for source, name in found:
         target = home / name if name.startswith(".") else notebooks / recovered / name
+        if _is_same_place(source, target):
+            continue
         aside = home / recovered / name
         target.parent.mkdir(parents=True, exist_ok=True)
         is_whole = _merge(source, target, aside)
@@ -83,6 +85,8 @@ def adopt(found: Iterable[Pending], home: Path, notebooks: Path) -> Iterator[str
 
 def _merge(source: Path, target: Path, aside: Path) -> bool:
     """Move a tree into another one, and return whether each file found its own place free or taken by itself."""
+    if _is_same_place(source, target):
+        return True
     if not os.path.lexists(target):
         _move(source, target)
         return True
@@ -98,6 +102,16 @@ def _merge(source: Path, target: Path, aside: Path) -> bool:
         aside = aside.with_name(aside.name + "~")
     _move(source, aside)
     return False
+
+
+def _is_same_place(source: Path, target: Path) -> bool:
+    """Return whether two paths lead to one file or folder, so that removing the one would remove the other.
+
+    A second name of a file, a hard link, is not the same place.
+    """
+    if not os.path.lexists(target) or not os.path.samestat(source.lstat(), target.lstat()):
+        return False
+    return _is_folder(source) or os.path.samestat(source.parent.stat(), target.parent.stat())
 
 
 def _is_folder(path: Path) -> bool:

@@ -24,7 +24,7 @@ from rocmlab.identity import Process
 from rocmlab.stack import envfile, environments, exposure, homes, layout, live, process, server, tokens
 from rocmlab.stack.cluster import NativeNode
 from rocmlab.stack.environment import Environment, was_made_by_us
-from rocmlab.stack.lab import Say
+from rocmlab.stack.lab import Say, not_answering
 from rocmlab.stack.native_server import ServerProcess
 from rocmlab.stack.server import Holder
 from rocmlab.stack.settings import Settings
@@ -219,14 +219,19 @@ class NativeLab:
         """Run a short program on this machine."""
         return process.capture(command, timeout_seconds=15)
 
-    def start(self, say: Say) -> bool:
+    def start(self, say: Say, *, force: bool = False) -> bool:
         """Start JupyterLab in the background unless it runs as configured, and wait until it answers.
+
+        Args:
+            say: prints one line.
+            force: stop and start a server that runs as configured and does not answer.
 
         Returns:
             Whether a server was started.
 
         Raises:
-            RocmlabError: the port is taken, or the server dies at start; nothing is left running.
+            RocmlabError: the port is taken, or the server dies at start; nothing is left running. Or the server ran
+                before as configured and does not answer; it runs on.
         """
         self._start_node_too(say)
         is_configured = self.is_running() and self._is_configured()
@@ -234,6 +239,8 @@ class NativeLab:
             return False
         if self.holder().kind != server.OURS:
             server.check_free(self.port)  # before anything that runs is stopped
+        if is_configured and not force and self.is_running():
+            raise not_answering(f"there was no answer in {BUSY_SECONDS:.0f} s")
         self._stop_server()
         server.check_free(self.port)
         tokens.write(self.settings, self.values)
