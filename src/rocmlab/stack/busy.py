@@ -160,7 +160,7 @@ def _runs(lab: Lab) -> list[Work]:
     main = lab.container()
     works: dict[str, Work] = {}
     for container in [*([main] if main else []), *lab.one_off_containers()]:
-        python = ["/opt/rocmlab/bin/python", "-S", "-E", "-c", program, f"{SHARE_INSIDE}/runs"]
+        python = ["/opt/rocmlab/bin/python", "-S", "-I", "-c", program, f"{SHARE_INSIDE}/runs"]
         code, output = lab.engine("exec", container, *python, timeout_seconds=30)
         host = lab.engine("inspect", "--format", "{{.Config.Hostname}}", container)[1].strip()
         for run in _parsed(output) if code == 0 else []:
