@@ -10,6 +10,7 @@ import socket
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -235,6 +236,34 @@ class TestHome:
         assert saved[0] == 201
         assert lab.view.stat().st_mode & 0o777 == 0o555
         assert sorted(path.name for path in lab.view.iterdir()) == ["share", "work"]
+
+    def test_a_home_that_others_can_write_is_rejected(self, lab: NativeLab) -> None:
+        """In a shared folder another user may have made it first, with settings that JupyterLab would execute."""
+        shutil.rmtree(lab.home)
+        lab.home.mkdir()
+        lab.home.chmod(0o777)
+        with pytest.raises(RocmlabError, match="not a private folder of this user"):
+            lab.prepare(lambda _: None)
+        shutil.rmtree(lab.home)
+        lab.home.symlink_to(lab.notebooks)
+        with pytest.raises(RocmlabError, match="it is a link"):
+            lab.prepare(lambda _: None)
+
+    def test_the_server_imports_nothing_from_the_notebooks(
+        self, lab: NativeLab, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A notebooks folder may have a queue.py; and a hub's terminal does not make the lab one of its servers."""
+        (lab.notebooks / "queue.py").write_text("raise SystemExit('imported')")
+        (lab.notebooks / "jupyterlab.py").write_text("raise SystemExit('imported')")
+        monkeypatch.setenv("JUPYTERHUB_SERVICE_PREFIX", "/user/me/")
+        monkeypatch.setenv("JUPYTERHUB_API_TOKEN", "the-hubs")
+
+        lab.start(lambda _: None)
+        evil = urllib.request.Request(f"http://127.0.0.1:{lab.port}/api", headers={"Host": "evil.example"})
+
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            server.OPENER.open(evil, timeout=10)
+        assert "JUPYTERHUB_API_TOKEN" not in lab.server_environment()
 
     def test_settings_and_workspaces_are_on_the_share(self, lab: NativeLab) -> None:
         """JupyterLab's own files survive `make clean`, in a home that only the user reads."""

@@ -171,7 +171,7 @@ def _runs(lab: Lab) -> list[Work]:
     main = lab.known_container()
     works: dict[str, Work] = {}
     for container in _containers(lab):
-        python = ["/opt/rocmlab/bin/python", "-S", "-E", "-c", program, f"{SHARE_INSIDE}/runs"]
+        python = ["/opt/rocmlab/bin/python", "-S", "-I", "-c", program, f"{SHARE_INSIDE}/runs"]
         code, output = lab.engine("exec", container, *python, timeout_seconds=30)
         if code:
             _check_nothing_runs(lab, container, code, output)

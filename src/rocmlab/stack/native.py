@@ -30,6 +30,7 @@ from rocmlab.stack.server import Holder
 from rocmlab.stack.settings import Settings
 
 SHARE_FOLDERS = ("data", "models", "runs", "cache", "leases")
+HUB = "JUPYTERHUB_"  # variables of a hub in whose terminal this is typed: they would make the lab one of its servers
 STOP_SECONDS = 10.0
 BUSY_SECONDS = 20.0  # a server whose machine swaps may need that long for an answer
 SOCKET_FOLDER_BYTES = 50  # a socket's path has at most 104 bytes, and Jupyter adds kernel-<uuid>-ipc-<n>
@@ -96,7 +97,7 @@ class NativeLab:
             (self.share_folder / name).mkdir(parents=True, exist_ok=True)
         for line in layout.prepare(self.share_folder):
             say(line)
-        self.home.mkdir(mode=0o700, exist_ok=True)
+        homes.make_private(self.home)
         self._show()
 
     def _show(self) -> None:
@@ -138,7 +139,7 @@ class NativeLab:
     def server_environment(self) -> dict[str, str]:
         """Return the environment of the server and of everything it starts."""
         scripts = str(self.venv.folder / "bin")
-        env = confidential.without(os.environ)
+        env = {name: value for name, value in confidential.without(os.environ).items() if not name.startswith(HUB)}
         for name in ("PYTHONPATH", "PYTHONHOME", "JUPYTER_PATH", "MAKEFLAGS", "MAKELEVEL", "MFLAGS", *live.NAMES):
             env.pop(name, None)
         env |= {
@@ -248,7 +249,8 @@ class NativeLab:
         for name in (".jupyter", ".local/share/jupyter"):
             (self.home / name).mkdir(parents=True, exist_ok=True, mode=0o700)
         self._offer_kernels(say)
-        command = [str(self.venv.interpreter), "-m", "jupyterlab", "--ServerApp.ip=127.0.0.1"]
+        # -P: nothing is imported from the folder it starts in, which is that of the notebooks.
+        command = [str(self.venv.interpreter), "-P", "-m", "jupyterlab", "--ServerApp.ip=127.0.0.1"]
         command += [f"--ServerApp.port={self.port}", f"--ServerApp.root_dir={self.view}"]
         command += ["--FileContentsManager.preferred_dir=work"]
         command += ["--allow-root"] if os.getuid() == 0 else []
