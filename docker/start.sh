@@ -205,6 +205,15 @@ check_folder() { # FOLDER SETTING: the lab's user must be able to write here, an
        or use another folder: make up $2=/path"
 }
 
+check_private() { # FOLDER: settings and programs in the home run as the lab's user, so nobody else may write there
+  local kind
+  kind=$(stat -f -c %T "$1")
+  if [[ ! -L $1 && ($kind =~ ^(v9fs|msdos|exfat|fuseblk|smb2|cifs)$ || ! $(find "$1" -maxdepth 0 -perm /022)) ]]; then return; fi
+  fail "$1 is not a private folder of the lab's user" \
+    "it is a link, or other users can write it ($(owner "$1")); programs and settings in it would run as the lab's user" \
+    "look at what is in it; if all of it is yours, on the host: chmod 700 that folder, of your SHARE; else: make up SHARE=/another/folder"
+}
+
 open_share() { # what the share lacks is created; what is there must be usable
   local name folder
   for folder in "${share_folders[@]/#/$ROCMLAB_SHARE/}" "$home"; do
@@ -217,6 +226,7 @@ open_share() { # what the share lacks is created; what is there must be usable
     fi
   done
   for folder in "$ROCMLAB_SHARE"/{runs,cache,leases} "$home"; do check_folder "$folder" SHARE; done
+  if [[ $home != "$top" ]]; then check_private "$home"; fi # a hub gives its own
   if [[ ! -d $ROCMLAB_NOTEBOOKS ]]; then mkdir "$ROCMLAB_NOTEBOOKS" 2>/dev/null || true; fi # a hub mounts over it
   if ! is_read_only "$ROCMLAB_NOTEBOOKS"; then check_folder "$ROCMLAB_NOTEBOOKS" NOTEBOOKS_DIR; fi
   if [[ $home == "$top" ]]; then return; fi # a hub's, which has both
@@ -226,7 +236,7 @@ open_share() { # what the share lacks is created; what is there must be usable
 }
 
 check_layout() { # a share that a newer version has used is rejected, an older one is migrated forward
-  /opt/rocmlab/bin/python -m rocmlab.stack.layout "$ROCMLAB_SHARE" || exit 2
+  /opt/rocmlab/bin/python -I -m rocmlab.stack.layout "$ROCMLAB_SHARE" || exit 2
 }
 
 use_packages() { # of `pip install --user`: for the very interpreter they were installed for, or they would hide its own

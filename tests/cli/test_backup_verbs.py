@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -9,6 +10,9 @@ from pathlib import Path
 
 import pytest
 from clones import Clone, clone, free_port
+
+from rocmlab.cli import stopping
+from rocmlab.errors import RocmlabError
 
 SETTINGS = "ROCMLAB_BACKEND=cpu\nROCMLAB_RUNTIME=native\nJUPYTER_TOKEN=own\nSHARE=./share\n"
 
@@ -98,6 +102,48 @@ def test_what_is_missing_is_asked_for_and_nothing_is_written(lab: Lab, tmp_path:
 
     assert not (tmp_path / "new").exists()
     assert set(sorted(lab.folder.rglob("*"))) == set(before) - {lab.folder / ".env"}
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("", False), ("0", False), ("no", False), ("off", False), ("False", False), ("1", True), ("YES", True),
+     ("on", True), ("true", True), ("maybe", None), ("2", None)],
+)  # fmt: skip
+def test_a_variable_says_yes_or_no(monkeypatch: pytest.MonkeyPatch, value: str, expected: bool | None) -> None:
+    """FORCE=no does not force, and a word that is neither is an error."""
+    monkeypatch.setenv("FORCE", value)
+    given = argparse.Namespace(force=False, when=None)
+
+    if expected is None:
+        with pytest.raises(RocmlabError, match=f"invalid FORCE={value}") as caught:
+            stopping.consent(given)
+        assert caught.value.exit_code == 2
+    else:
+        assert stopping.consent(given).force == expected
+
+
+def test_all_says_yes_or_no(lab: Lab, tmp_path: Path) -> None:
+    """ALL=off omits the caches, ALL=perhaps is an error, and so is FORCE=perhaps of a restore."""
+    (lab.folder / "share/cache/rocm").mkdir(parents=True)
+
+    assert "omitted share/cache/rocm" in lab.call("backup", TO=str(tmp_path / "b"), ALL="off").stdout
+    wrong = lab.call("backup", TO=str(tmp_path / "new"), ALL="perhaps")
+    restored = lab.call("restore", FROM=str(tmp_path / "b"), FORCE="perhaps")
+
+    assert (wrong.returncode, restored.returncode) == (2, 2)
+    assert "invalid ALL=perhaps" in wrong.stderr
+    assert "invalid FORCE=perhaps" in restored.stderr
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_backup_into_the_share_itself_has_the_share(lab: Lab) -> None:
+    """TO=./share, which the user may well type."""
+    done = lab.call("backup", TO="./share")
+    (lab.folder / "share/runs/result.txt").unlink()
+
+    assert lab.call("restore", FROM="./share").returncode == 0
+    assert (lab.folder / "share/runs/result.txt").read_text() == "result"
+    assert "a backup in TO" in done.stdout
 
 
 def test_make_takes_the_variables(lab: Lab, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_old_runs_in_a_volume_are_pruned(docker_lab: Clone) -> None:
     """Listed first, removed with FORCE=1; a run that was not finished stays, and so does the lab."""
     docker_lab.make("up")
     event = '{"event": "run finished", "status": "ok", "time": "2026-01-01T00:00:00Z"}'
-    make = f"mkdir -p $d && echo '{event}' >$d/journal.jsonl && touch -d 2026-01-01 $d/journal.jsonl"
+    make = f"mkdir -p $d && echo '{event}' >$d/journal.jsonl && touch -d 2026-01-01 $d/journal.jsonl $d"
     runs = ("20260101T000000Z-old", "my-own")
     inside(docker_lab, "".join(f"d=/share/runs/{name}; {make}; " for name in runs))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -477,6 +478,53 @@ class TestRestore:
         assert os.listdir(outside) == []
         assert (lab.share / "data/x").read_text() == "x"
 
+    @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+    def test_a_restore_that_was_ended_is_repeated_by_a_process_of_the_same_number(self, lab: Lab, number: int) -> None:
+        """In each container it has the same one; a signal removes the draft, and the next restore that of a crash."""
+        (lab.share / "runs").mkdir()
+        (lab.share / "runs/large").write_bytes(os.urandom(5_000_000))
+        before = tree(lab.share)
+        backup = lab.back_up()
+        lab.lose()
+        program = (
+            "import sys, time, os; from rocmlab.stack.backup import model, restore\n"
+            "os.getpid = lambda: 7\n"
+            "def slow(*given): print('.', flush=True); time.sleep(60)\n"
+            "if len(sys.argv) > 2: restore._copy = slow\n"
+            "sys.exit(restore.restore(model.Task.from_json(sys.argv[1]), lambda line: None))"
+        )
+        command = [sys.executable, "-c", program, lab.task("restore", backup).to_json()]
+        with subprocess.Popen([*command, "slow"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as ended:
+            assert ended.stdout
+            assert ended.stderr
+            ended.stdout.readline()
+            ended.send_signal(number)
+            said = ended.stderr.read()
+        left = list((lab.share / "runs").iterdir())
+
+        subprocess.run(command, check=True)
+
+        assert len(left) == (number == signal.SIGKILL)
+        assert number == signal.SIGKILL or f"make restore FROM={backup}" in said
+        assert {"runs": None, **before} == {**tree(lab.share), "runs": before["runs"]}
+
+    def test_a_draft_that_another_restore_writes_stays(self, lab: Lab) -> None:
+        """Only what nobody writes is removed, and nothing that merely looks like it."""
+        (lab.share / "x").write_text("x")
+        backup = lab.back_up()
+        (lab.share / "x").unlink()
+        for name in (".rocmlab-restore-0a", ".rocmlab-restore-0b", ".rocmlab-restore-notes"):
+            (lab.share / name).write_text(name)
+        with (lab.share / ".rocmlab-restore-0a").open() as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            lab.restore(backup)
+
+        assert sorted(os.listdir(lab.share)) == [".rocmlab-restore-0a", ".rocmlab-restore-notes", "x"]
+        omitted = model.read(lab.back_up()).omitted
+        assert [(each["path"], each["why"]) for each in omitted] == [
+            ("share/.rocmlab-restore-0a", "a draft of an interrupted restore")
+        ]
+
     @NEEDS_ROOT
     def test_restored_files_belong_to_the_labs_user(self, lab: Lab) -> None:
         """Restored by root for another uid: files, folders and links are all theirs."""
@@ -689,16 +737,185 @@ def test_a_later_format_is_refused(lab: Lab) -> None:
         model.read(backup)
 
 
-def test_a_backup_inside_the_share_does_not_hold_itself(lab: Lab) -> None:
-    """TO may be a folder of the share."""
+class TestWhatIsOmitted:
+    """No folder that should be saved is left out silently."""
+
+    @pytest.mark.parametrize("where", ["share/backups", "share", "notebooks"])
+    def test_a_backup_inside_the_share_holds_everything_but_backups(self, lab: Lab, where: str) -> None:
+        """TO may be a folder of the share, or the share, or the notebooks folder; its backups are named as omitted."""
+        fill(lab)
+        inside = lab.folder / "project" / where
+        inside.mkdir(exist_ok=True)
+        (inside / "rocmlab-thesis").mkdir()
+        (inside / "rocmlab-thesis/mine.txt").write_text("mine, next to the backups")
+        before = {f"share/{path}" for path in tree(lab.share)} | {f"notebooks/{path}" for path in tree(lab.notebooks)}
+
+        create.create(lab.task("create", inside), lab.said.append)
+        create.create(lab.task("create", inside), lab.said.append)
+
+        newest = model.read(verify.find(inside))
+        saved = {os.fsencode(path).decode("latin-1") for path in newest.entries}
+        assert saved == before | {"share", "notebooks"}
+        omitted = {each["path"]: each["why"] for each in newest.omitted}
+        assert len(omitted) == 2
+        assert all(path.startswith(f"{where}/rocmlab-2") and why == "a backup in TO" for path, why in omitted.items())
+
+    def test_one_folder_for_share_and_notebooks_is_saved_once(self, lab: Lab) -> None:
+        """NOTEBOOKS_DIR may be the share."""
+        fill(lab)
+        before = tree(lab.share)
+
+        backup = lab.back_up(roots={"share": str(lab.share), "notebooks": str(lab.share / ".." / "share")})
+        lab.lose()
+        lab.restore(backup)
+
+        assert before == tree(lab.share)
+        assert any("omitted notebooks (it is the same folder as share" in line for line in lab.said)
+
+    def test_a_folder_inside_the_other_is_saved_once_and_named(self, lab: Lab) -> None:
+        """NOTEBOOKS_DIR=. has the share and rocmlab's own folders in it; each that is not saved there has a reason."""
+        project = lab.folder / "project"
+        for name in (".git", ".venv", ".rocmlab"):
+            (project / name).mkdir(exist_ok=True)
+            (project / name / "x").write_text("x")
+        (lab.share / "mine").write_text("mine")
+
+        manifest = model.read(lab.back_up(roots={"share": str(lab.share), "notebooks": str(project)}))
+
+        omitted = {each["path"]: each["why"] for each in manifest.omitted}
+        assert set(omitted) == {"notebooks/share", *(f"notebooks/{name}" for name in (".git", ".venv", ".rocmlab"))}
+        assert omitted["notebooks/share"] == "it is saved as share"
+        assert "share/mine" in manifest.entries
+
+    def test_a_share_in_rocmlabs_own_folder_is_saved(self, lab: Lab) -> None:
+        """SHARE=.rocmlab is odd, and the user's."""
+        (lab.folder / "project/.rocmlab/mine").write_text("mine")
+        roots = {"share": str(lab.folder / "project/.rocmlab"), "notebooks": str(lab.notebooks)}
+
+        assert "share/mine" in model.read(lab.back_up(roots=roots)).entries
+
+    @pytest.mark.parametrize("kind", ["missing", "file", "unknown"])
+    def test_a_share_that_is_not_there_makes_the_exit_code_one(self, lab: Lab, kind: str) -> None:
+        """A disk that is not mounted, say; the backup is not called complete."""
+        lab.share.rmdir()
+        if kind == "file":
+            lab.share.write_text("")
+        roots = {"share": "" if kind == "unknown" else str(lab.share), "notebooks": str(lab.notebooks)}
+
+        assert create.create(lab.task("create", lab.backups, roots=roots), lab.said.append) == 1
+
+        assert any("NOT in the backup, could not be read: share" in line for line in lab.said)
+        assert not any("is complete" in line for line in lab.said)
+
+    @pytest.mark.parametrize("is_there_already", [False, True])
+    def test_files_of_an_earlier_container_come_back_in_the_home(self, lab: Lab, is_there_already: bool) -> None:
+        """They wait in `.rocmlab/old-home` to be moved to the share, and there is no other copy of them."""
+        waiting = lab.folder / "project/.rocmlab/old-home/0123abcd/.ssh"
+        waiting.mkdir(parents=True)
+        (waiting / "id").write_text("key")
+        home = lab.share / "home"
+        if is_there_already:
+            (home / "recovered-old-home").mkdir(parents=True)
+            (home / "recovered-old-home/0123abcd").write_text("another")
+        before = tree(lab.share)
+
+        backup = lab.back_up()
+        lab.lose()
+        lab.restore(backup)
+
+        after = tree(lab.share)
+        assert before.items() <= {**after, "home": before.get("home")}.items()
+        assert [path.read_text() for path in home.glob("recovered-old-home*/0123abcd/.ssh/id")] == ["key"]
+        assert any(".rocmlab/old-home, are saved as share/home/recovered-old-home" in line for line in lab.said)
+
+    def test_many_are_counted(self, lab: Lab) -> None:
+        """The manifest has what the list does not."""
+        for number in range(30):
+            os.mkfifo(lab.share / f"{number}")
+
+        lab.back_up()
+
+        assert "  and 10 more; manifest.jsonl has them all" in lab.said
+
+    @NEEDS_ROOT
+    def test_a_backup_of_another_user_in_the_same_folder_is_no_obstacle(self, lab: Lab) -> None:
+        """Two users keep their backups in one folder; neither can look into those of the other."""
+        lab.back_up()
+        for path in (lab.share, lab.notebooks, lab.backups):
+            os.chown(path, SECOND_UID, SECOND_UID)
+        for folder in (lab.folder, *lab.folder.parents):
+            if str(folder).startswith("/tmp/pytest"):
+                folder.chmod(0o755)
+        program = (
+            "import sys; from rocmlab.stack.backup import create, model\n"
+            "sys.exit(create.create(model.Task.from_json(sys.argv[1]), print))"
+        )
+
+        done = as_second_user(program, lab.task("create", lab.backups).to_json())
+
+        assert done.returncode == 0, done.stderr
+        assert len(list(lab.backups.iterdir())) == 2
+
+
+def as_second_user(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a Python program as a real second user."""
+    return subprocess.run(
+        ["/usr/bin/env", "python3", "-c", program, *arguments],
+        user=SECOND_UID,
+        group=SECOND_UID,
+        extra_groups=[],
+        env={"PYTHONPATH": str(Path(create.__file__).parents[3]), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        cwd="/",
+        check=False,
+    )
+
+
+def test_a_second_backup_at_the_same_time_leaves_the_first_one_alone(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused before it touches a file; the part under way is not lost."""
+    fill(lab)
+    before = tree(lab.share)
+    refused: list[str] = []
+    real = create._Maker._member
+
+    def member_meanwhile(maker: create._Maker, *given: object) -> object:
+        if not refused and list(lab.backups.glob("*/files-*.tar")):
+            with pytest.raises(RocmlabError) as caught:
+                create.create(lab.task("create", lab.backups), lab.said.append)
+            refused.append(caught.value.problem.what)
+        return real(maker, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(create._Maker, "_member", member_meanwhile)
+    backup = lab.back_up()
+    lab.lose()
+    lab.restore(backup)
+
+    assert "another process writes" in refused[0]
+    assert before == tree(lab.share)
+
+
+def test_a_backup_that_another_process_completes_just_now_is_not_written_into(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was incomplete when the second process chose it to continue; that one then makes its own."""
     (lab.share / "x").write_text("x")
-    inside = lab.share / "backups"
-    inside.mkdir()
+    chosen = create._folder(lab.backups, lab.task("create", lab.backups))
+    first = chosen.with_name(chosen.name.removesuffix(".partial"))
+    real = create._folder
 
-    create.create(lab.task("create", inside), lab.said.append)
-    create.create(lab.task("create", inside), lab.said.append)
+    def late(*given: object) -> Path:
+        found = real(*given)  # type: ignore[arg-type]
+        if not first.exists():
+            found.rename(first)
+        return found
 
-    assert not any("backups" in path for path in model.read(verify.find(inside)).entries)
+    monkeypatch.setattr(create, "_folder", late)
+
+    lab.back_up()
+
+    assert os.listdir(first) == [MANIFEST]
+    assert len(list(lab.backups.iterdir())) == 2
 
 
 @NEEDS_ROOT
@@ -719,16 +936,7 @@ def test_a_file_that_cannot_be_read_makes_the_exit_code_one(lab: Lab) -> None:
         if str(folder).startswith("/tmp/pytest"):
             folder.chmod(0o755)
 
-    done = subprocess.run(
-        ["/usr/bin/env", "python3", "-c", program, task],
-        user=SECOND_UID,
-        group=SECOND_UID,
-        env={"PYTHONPATH": str(Path(create.__file__).parents[3]), "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        cwd="/",
-        check=False,
-    )
+    done = as_second_user(program, task)
 
     assert done.returncode == 1, done.stderr
     assert "could not be read: share/roots" in done.stdout

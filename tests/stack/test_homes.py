@@ -66,6 +66,24 @@ def test_what_is_there_already_stays(tmp_path: Path, home: Path, notebooks: Path
     assert not (tmp_path / "old/deep").exists()
 
 
+def test_a_file_is_not_merged_with_itself(tmp_path: Path) -> None:
+    """View and home are one folder, by name or by a link: nothing moves, and nothing is lost; hard links are merged."""
+    home = tmp_path / "home"
+    write(home, dot_ssh__id="key", dot_bashrc="mine")
+    (tmp_path / "view").symlink_to(home)
+    os.link(home / ".bashrc", tmp_path / ".bashrc")
+
+    for view in (home, tmp_path / "view"):
+        assert list(homes.adopt(homes.strays(view), home, tmp_path)) == []
+        assert homes._merge(view / ".bashrc", home / ".bashrc", home / "aside")
+        assert homes._merge(view / ".ssh", home / ".ssh", home / "aside")
+    list(homes.adopt([(tmp_path / ".bashrc", ".bashrc")], home, tmp_path))
+
+    assert (home / ".bashrc").read_text() == "mine"
+    assert (home / ".ssh/id").read_text() == "key"
+    assert not (tmp_path / ".bashrc").exists()
+
+
 def test_a_stream_carries_modes_links_and_bytes(tmp_path: Path, home: Path, notebooks: Path) -> None:
     """What the host packs is unpacked in the container as it was; links are not followed."""
     write(tmp_path, dot_ssh__id="key", book="x" * 100_000)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +23,7 @@ from hosts import Gpu, make_host
 from rocmlab import identity
 from rocmlab.errors import RocmlabError
 from rocmlab.lab import install, kernels
-from rocmlab.stack import homes, server, settings
+from rocmlab.stack import homes, native, server, settings
 from rocmlab.stack.environment import Environment, check_python, create, rocm_version, without
 from rocmlab.stack.native import NativeLab
 
@@ -137,6 +139,28 @@ class TestServer:
         assert pid == lab._pid()
         assert time.monotonic() - started < 2
 
+    def test_one_that_hangs_is_restarted_by_force_alone(self, lab: NativeLab, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It may come back, and its kernels with it; nobody has said that they may end."""
+        lab.start(lambda _: None)
+        pid = lab._pid()
+        assert pid
+        monkeypatch.setattr(native, "BUSY_SECONDS", 1.0)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(RocmlabError, match="the lab runs and does not answer") as caught:
+                lab.start(lambda _: None)
+            assert lab._pid() == pid
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        monkeypatch.setattr(native, "BUSY_SECONDS", 20.0)
+        assert not lab.start(lambda _: None)
+        monkeypatch.setattr(native, "BUSY_SECONDS", 0.0)
+        is_started = lab.start(lambda _: None, force=True)
+
+        assert "make up FORCE=1" in caught.value.problem.fix
+        assert is_started
+        assert lab._pid() != pid
+
     def test_the_log_has_no_warning(self, lab: NativeLab) -> None:
         """A normal start and stop write information only."""
         lab.start(lambda _: None)
@@ -212,6 +236,34 @@ class TestHome:
         assert saved[0] == 201
         assert lab.view.stat().st_mode & 0o777 == 0o555
         assert sorted(path.name for path in lab.view.iterdir()) == ["share", "work"]
+
+    def test_a_home_that_others_can_write_is_rejected(self, lab: NativeLab) -> None:
+        """In a shared folder another user may have made it first, with settings that JupyterLab would execute."""
+        shutil.rmtree(lab.home)
+        lab.home.mkdir()
+        lab.home.chmod(0o777)
+        with pytest.raises(RocmlabError, match="not a private folder of this user"):
+            lab.prepare(lambda _: None)
+        shutil.rmtree(lab.home)
+        lab.home.symlink_to(lab.notebooks)
+        with pytest.raises(RocmlabError, match="it is a link"):
+            lab.prepare(lambda _: None)
+
+    def test_the_server_imports_nothing_from_the_notebooks(
+        self, lab: NativeLab, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A notebooks folder may have a queue.py; and a hub's terminal does not make the lab one of its servers."""
+        (lab.notebooks / "queue.py").write_text("raise SystemExit('imported')")
+        (lab.notebooks / "jupyterlab.py").write_text("raise SystemExit('imported')")
+        monkeypatch.setenv("JUPYTERHUB_SERVICE_PREFIX", "/user/me/")
+        monkeypatch.setenv("JUPYTERHUB_API_TOKEN", "the-hubs")
+
+        lab.start(lambda _: None)
+        evil = urllib.request.Request(f"http://127.0.0.1:{lab.port}/api", headers={"Host": "evil.example"})
+
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            server.OPENER.open(evil, timeout=10)
+        assert "JUPYTERHUB_API_TOKEN" not in lab.server_environment()
 
     def test_settings_and_workspaces_are_on_the_share(self, lab: NativeLab) -> None:
         """JupyterLab's own files survive `make clean`, in a home that only the user reads."""

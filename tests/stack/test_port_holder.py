@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -316,3 +317,34 @@ def test_the_record_of_a_server_holds_no_token(lab: NativeLab) -> None:
 
         assert found["pid"] == process.pid
         assert lab.jupyter.record.stat().st_mode & 0o077 == 0
+
+
+class TestDiagnosis:
+    """What the kernel answers, read as it means it."""
+
+    def test_a_dump_that_fails_is_no_empty_list(self) -> None:
+        """A kernel without tcp_diag ends a dump with DONE and an error number: /proc/net/tcp is read then."""
+        ours, kernel = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        with ours, kernel:
+            kernel.send(sockets.HEADER.pack(20, sockets.DONE, 2, 0, 0) + struct.pack("=i", -2))
+            with pytest.raises(OSError):  # noqa: PT011  it carries no text; the caller reads /proc/net/tcp
+                sockets._messages(ours)
+            kernel.send(sockets.HEADER.pack(20, sockets.DONE, 2, 0, 0) + struct.pack("=i", 0))
+
+            assert sockets._messages(ours) == []
+
+    def test_a_command_line_is_shown_as_plain_text(self) -> None:
+        """Another user chooses it, and it may be printed on root's terminal."""
+        program = (
+            "import socket, time; listening = socket.create_server(('127.0.0.1', 0))\n"
+            "print(listening.getsockname()[1], flush=True); time.sleep(60)"
+        )
+        command = [sys.executable, "-c", program, "\x1b]0;x\x07\n"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+            assert other.stdout is not None
+            found = sockets.listeners(int(other.stdout.readline()))
+            said = sockets.describe(found or ())
+            other.kill()
+
+        assert f"PID {other.pid}" in said
+        assert said.isprintable()

@@ -56,6 +56,22 @@ def test_what_belongs_to_another_user_is_rejected(folder: Path, name: str) -> No
     assert "as root in a container" in caught.value.problem.why
 
 
+@pytest.mark.parametrize("name", ["src/rocmlab/cli/up.py", "docker/start.sh", "scripts", "Makefile"])
+def test_every_file_that_runs_is_looked_at(folder: Path, name: str) -> None:
+    """Not only the folders above it: after `chmod o-w` of what was named first, the rest would still be open."""
+    if "." in name or name == "Makefile":
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    else:
+        (folder / name).mkdir()
+    (folder / name).chmod(0o777)
+
+    with pytest.raises(Untrusted, match="writable for every user") as caught:
+        projects.find()
+
+    assert f"chmod -R o-w {folder}" in caught.value.problem.fix
+
+
 @needs_root
 @pytest.mark.parametrize("name", [".env", ".venv", ".rocmlab"])
 def test_the_target_of_a_link_counts(folder: Path, tmp_path: Path, name: str) -> None:
@@ -83,7 +99,7 @@ def test_what_everybody_can_write_is_rejected(folder: Path, name: str) -> None:
     with pytest.raises(Untrusted, match="writable for every user") as caught:
         projects.find()
 
-    assert caught.value.problem.fix.startswith(f"chmod o-w {folder / name}")
+    assert caught.value.problem.fix.startswith(f"chmod -R o-w {folder} ")
 
 
 def test_a_folder_that_is_named_is_trusted(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,6 +136,29 @@ class TestValues:
         assert values(tmp_path, tmp_path, cpu, SHARE="~/data")["SHARE"] == os.path.expanduser("~/data")
         assert values(tmp_path, tmp_path, cpu)["SHARE"] == "share"
 
+    @pytest.mark.parametrize("runtime", ["native", "docker"])
+    @pytest.mark.parametrize("name", ["SHARE", "NOTEBOOKS_DIR"])
+    @pytest.mark.parametrize(
+        "folder",
+        ["./.rocmlab", "./x/../.rocmlab/home", "./.rocmlab/home/a", "./.rocmlab/environments", "./.venv/a", "./link/b"],
+    )
+    def test_files_of_a_user_are_not_where_programs_remove_some(
+        self, tmp_path: Path, folder: str, name: str, runtime: str
+    ) -> None:
+        """Not in the folder that JupyterLab shows, not in an environment; also not by way of a link."""
+        (tmp_path / "link").symlink_to(".git")
+        cpu = Choice("cpu", runtime, "test")
+
+        with pytest.raises(RocmlabError, match=f"{name}=.* is not a folder for files of yours") as caught:
+            values(tmp_path, tmp_path, cpu, **{name: folder})
+
+        assert f"make up {name}=" in caught.value.problem.fix
+
+    @pytest.mark.parametrize("folder", ["./share", "./.rocmlab/demo/share", "./.rocmlab-mine", "~/data", "/data"])
+    def test_every_other_folder_may_be_the_share(self, tmp_path: Path, folder: str) -> None:
+        """That of the demonstration among them."""
+        assert values(tmp_path, tmp_path, Choice("cpu", "native", "test"), SHARE=folder)["SHARE"]
+
     def test_an_empty_index_means_pips_own(self, tmp_path: Path) -> None:
         """TORCH_INDEX= is a choice, not the absence of one."""
         assert values(tmp_path, tmp_path, TORCH_INDEX="")["TORCH_INDEX"] == ""

@@ -109,7 +109,7 @@ def failing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(upgrade, "_rocmlab", child)
     monkeypatch.setattr(projects, "plan", projects.reopen)  # the engine that is a script could run no lab
-    monkeypatch.setattr(DockerLab, "start", lambda *_: did.append("start"))
+    monkeypatch.setattr(DockerLab, "start", lambda *_, **__: did.append("start"))
     return did
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rocmlab.cli.main import verb_parser
+from rocmlab.cli.stopping import truth
 from rocmlab.cli.up import say
 from rocmlab.errors import RocmlabError
 from rocmlab.stack import busy
@@ -28,15 +29,11 @@ def main(verb: str, arguments: Sequence[str]) -> int:
         if chosen.job:
             task = Task.from_json(chosen.job)
             return places.WORKS[task.kind](task, say)
-        return _backup(chosen.to or os.environ.get("TO", ""), is_all=chosen.all or _is_set("ALL"))
+        return _backup(chosen.to or os.environ.get("TO", ""), is_all=chosen.all or truth("ALL"))
     parser.add_argument("--from", dest="given", metavar="FOLDER", help="a backup, or the folder of several (FROM=)")
     parser.add_argument("--force", action="store_true", help="even if notebooks are open in the lab (FORCE=1)")
     chosen = parser.parse_args(arguments)
-    return _restore(chosen.given or os.environ.get("FROM", ""), is_forced=chosen.force or _is_set("FORCE"))
-
-
-def _is_set(name: str) -> bool:
-    return os.environ.get(name, "") not in ("", "0")
+    return _restore(chosen.given or os.environ.get("FROM", ""), is_forced=chosen.force or truth("FORCE"))
 
 
 def _backup(to: str, *, is_all: bool) -> int:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rocmlab.stack.lab import Lab, Say
 
 LOOK_AGAIN_SECONDS = 2.0
+TRUTH = {**dict.fromkeys(("1", "yes", "on", "true"), True), **dict.fromkeys(("", "0", "no", "off", "false"), False)}
 LOST = "what kernels have in memory is lost when they stop"
 
 
@@ -37,16 +38,31 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--when", choices=["idle"], help="wait until nothing computes, then do it (or WHEN=idle)")
 
 
+def truth(name: str) -> bool:
+    """Return whether a variable such as FORCE, which make passes in the environment, says yes.
+
+    Raises:
+        RocmlabError: it is neither yes nor no.
+    """
+    value = os.environ.get(name, "")
+    found = TRUTH.get(value.strip().lower())
+    if found is None:
+        raise RocmlabError(
+            f"invalid {name}={value}", "1, yes, on and true are yes; 0, no, off, false and empty are no", f"{name}=1"
+        )
+    return found
+
+
 def consent(chosen: argparse.Namespace) -> Consent:
     """Return what the options say, or FORCE and WHEN, which is how make passes them.
 
     Raises:
-        RocmlabError: WHEN is not `idle`.
+        RocmlabError: WHEN is not `idle`, or FORCE is neither yes nor no.
     """
     when = chosen.when or os.environ.get("WHEN", "")
     if when not in ("", "idle"):
         raise RocmlabError(f"invalid WHEN={when}", "the only value is idle: wait until nothing computes", "WHEN=idle")
-    return Consent(chosen.force or os.environ.get("FORCE", "") not in ("", "0"), when == "idle")
+    return Consent(chosen.force or truth("FORCE"), when == "idle")
 
 
 def given(chosen: argparse.Namespace) -> list[str]:

@@ -107,7 +107,7 @@ def _up(project: Project, verb: str, consent: stopping.Consent, renewed: list[st
         projects.stop_other(project, say)
         started = time.monotonic()
         was_running = project.lab.is_running()
-        is_new = project.lab.start(say)
+        is_new = project.lab.start(say, force=consent.force)
         exposure.forget(project.settings, project.values)
     for line in renewed:
         say(line)

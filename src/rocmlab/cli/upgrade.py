@@ -230,7 +230,7 @@ class Attempt:
             return
         # What is kept; `up` would build what is checked out, and replace it.
         try:
-            projects.plan(self.folder).lab.start(say)  # with the GPUs of now
+            projects.plan(self.folder).lab.start(say, force=True)  # with the GPUs of now
         except (RocmlabError, OSError) as err:
             self.problems.append("the lab")
             say(f"the lab could not be started again: {err}")

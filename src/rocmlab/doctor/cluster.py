@@ -188,6 +188,7 @@ def ask(environment: Mapping[str, str], limit_seconds: float = PROBE_SECONDS) ->
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         env={**environment, "PYTHONPATH": path},
+        cwd="/",  # `-m` imports from the current folder first, whose files may be anybody's
     )
     try:
         output = child.communicate(timeout=limit_seconds)[0]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rocmlab.stack import runs_under_way
+from rocmlab.stack.asking import EngineSilent
 from rocmlab.stack.container import ContainerLab
 from rocmlab.stack.lab import Lab
 from rocmlab.stack.native import NativeLab
@@ -22,6 +23,7 @@ BETWEEN_LOOKS_SECONDS = 0.6
 SHARE_INSIDE = "/home/jovyan/share"
 PROCESSES = ("ps", "-A", "-o", "pid=", "-o", "ppid=", "-o", "tpgid=", "-o", "args=")
 SERVER_NAMES = ("jupyter-lab", "jupyterlab", "jupyter_server")
+NO_SUCH_PROGRAM = (126, 127)  # exit codes of `exec`; for its own trouble an engine has others
 SHOWN_LETTERS = 80  # of a command line
 
 Row = Mapping[str, Any]
@@ -83,7 +85,16 @@ def _in_between(work: Work) -> Work:
 
 
 def _look(lab: Lab) -> Found:
-    if not lab.is_running():
+    """Look once; where the engine does not answer, nobody can tell what runs: that is never "nothing"."""
+    try:
+        return _asked(lab)
+    except EngineSilent as err:
+        return Found((), f"{err.problem.what}: {err.problem.why}")
+
+
+def _asked(lab: Lab) -> Found:
+    is_running = lab.known_container() is not None if isinstance(lab, ContainerLab) else lab.is_running()
+    if not is_running:
         return Found(tuple(_runs(lab)))
     kernels = _kernels(lab)
     if kernels is None:
@@ -157,16 +168,37 @@ def _runs(lab: Lab) -> list[Work]:
     if not isinstance(lab, ContainerLab):
         return []
     program = Path(runs_under_way.__file__).read_text(encoding="utf-8")
-    main = lab.container()
+    main = lab.known_container()
     works: dict[str, Work] = {}
-    for container in [*([main] if main else []), *lab.one_off_containers()]:
-        python = ["/opt/rocmlab/bin/python", "-S", "-E", "-c", program, f"{SHARE_INSIDE}/runs"]
+    for container in _containers(lab):
+        python = ["/opt/rocmlab/bin/python", "-S", "-I", "-c", program, f"{SHARE_INSIDE}/runs"]
         code, output = lab.engine("exec", container, *python, timeout_seconds=30)
-        host = lab.engine("inspect", "--format", "{{.Config.Hostname}}", container)[1].strip()
-        for run in _parsed(output) if code == 0 else []:
-            if run.get("host") in (None, host):
+        if code:
+            _check_nothing_runs(lab, container, code, output)
+            continue
+        for run in _parsed(output):
+            if run.get("host") in (None, lab.asked("inspect", "--format", "{{.Config.Hostname}}", container).strip()):
                 works.setdefault(str(run["name"]), _run(run, is_open=container == main))
     return list(works.values())
+
+
+def _containers(lab: ContainerLab) -> list[str]:
+    main = lab.known_container()
+    return [*([main] if main else []), *lab.one_off_containers()]
+
+
+def _check_nothing_runs(lab: ContainerLab, container: str, code: int, output: str) -> None:
+    """Make sure that a container in which nothing could be started holds no run: it has ended, or is of another kind.
+
+    Raises:
+        EngineSilent: nobody can tell.
+    """
+    if code in NO_SUCH_PROGRAM or container not in _containers(lab):
+        return
+    if lab.asked("inspect", "--format", "{{.State.Restarting}}", container).strip() == "true":
+        return
+    why = output.strip()[-400:] or f"exit code {code}"
+    raise EngineSilent(f"the engine does not answer `{lab.program} exec`", why, f"{lab.program} ps")
 
 
 def _parsed(text: str) -> list[dict[str, Any]]:
@@ -189,6 +221,8 @@ def _run(run: Row, *, is_open: bool) -> Work:
 def _terminals(lab: Lab) -> list[Work]:
     """Return the programs in the foreground of the lab's terminals, shells that wait for a command left out."""
     code, table = lab.capture_inside(PROCESSES)
+    if code and code not in NO_SUCH_PROGRAM and isinstance(lab, ContainerLab) and (main := lab.known_container()):
+        _check_nothing_runs(lab, main, code, table)
     if code:
         return []  # no ps; kernels and runs are known all the same
     family = set(lab.family()) if isinstance(lab, NativeLab) else None

@@ -10,6 +10,7 @@ import shutil
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +21,8 @@ from rocmlab.cluster import node, ports, record
 from rocmlab.cluster.record import Record
 from rocmlab.errors import RocmlabError
 from rocmlab.stack import container_port, envfile, exposure, fingerprint, process, rescue, server, shipped
-from rocmlab.stack.lab import Say
+from rocmlab.stack.asking import EngineSilent, asked
+from rocmlab.stack.lab import Say, not_answering
 from rocmlab.stack.progress import BuildProgress, PullProgress
 from rocmlab.stack.server import Holder
 from rocmlab.stack.settings import Settings
@@ -249,8 +251,33 @@ class ContainerLab(ABC):
     # -- container -----------------------------------------------------------------------------------------------
 
     @abstractmethod
+    def _filters(self) -> list[str]:
+        """Return the options with which the engine's `ps` lists the lab's container alone."""
+
+    def _list(self, *, running_only: bool) -> list[str]:
+        return ["ps", "--quiet", "--no-trunc", *self._filters(), *([] if running_only else ["--all"])]
+
     def container(self, *, running_only: bool = True) -> str | None:
-        """Return the id of the lab's container, or None."""
+        """Return the id of the lab's container, or None; None also where the engine does not answer."""
+        code, output = self.engine(*self._list(running_only=running_only))
+        return output.split()[0] if code == 0 and output.split() else None
+
+    def asked(self, *arguments: str, timeout_seconds: float = 60) -> str:
+        """Return what the engine answers.
+
+        Raises:
+            EngineSilent: it fails, or does not answer in time.
+        """
+        return asked(self.engine, self.program, *arguments, timeout_seconds=timeout_seconds)
+
+    def known_container(self, *, running_only: bool = True) -> str | None:
+        """Return the id of the lab's container, or None if there is none: for what would end or remove it.
+
+        Raises:
+            EngineSilent: the engine does not answer.
+        """
+        found = self.asked(*self._list(running_only=running_only)).split()
+        return found[0] if found else None
 
     @abstractmethod
     def stop(self, say: Say) -> None:
@@ -276,8 +303,7 @@ class ContainerLab(ABC):
             )
 
     def _label(self, container: str, name: str) -> str:
-        code, output = self.engine("inspect", "--format", f'{{{{index .Config.Labels "{name}"}}}}', container)
-        return output.strip() if code == 0 else ""
+        return self.asked("inspect", "--format", f'{{{{index .Config.Labels "{name}"}}}}', container).strip()
 
     @abstractmethod
     def _is_current(self, container: str) -> bool:
@@ -295,7 +321,7 @@ class ContainerLab(ABC):
 
     def _rescue(self, say: Say) -> None:
         """Keep what a container of an earlier version has in its own layer; before any container is removed."""
-        if container := self.container(running_only=False):
+        if container := self.known_container(running_only=False):
             rescue.take(self.engine, self.program, container, self.settings.state, say)
 
     def _adopt(self, say: Say) -> None:
@@ -313,7 +339,11 @@ class ContainerLab(ABC):
         return container is not None and self._is_current(container)
 
     def one_off_containers(self) -> list[str]:
-        """Return the ids of running containers of single runs that end with the lab."""
+        """Return the ids of running containers of single runs that end with the lab.
+
+        Raises:
+            EngineSilent: the engine does not answer.
+        """
         return []
 
     def is_restarting(self) -> bool:
@@ -326,14 +356,20 @@ class ContainerLab(ABC):
         """Run a short program in the running container."""
         return self.engine("exec", self.container() or "", *command, timeout_seconds=15)
 
-    def start(self, say: Say) -> bool:
+    def start(self, say: Say, *, force: bool = False) -> bool:
         """Bring the container to the configured state and wait until JupyterLab answers.
+
+        Args:
+            say: prints one line.
+            force: stop and start a lab that runs as configured and does not answer.
 
         Returns:
             Whether a container was started.
 
         Raises:
-            RocmlabError: the port is taken, the engine refuses, or the lab dies at start; nothing is left running.
+            EngineSilent: the engine does not answer; nothing was changed.
+            RocmlabError: the port is taken, the engine refuses, or the lab dies at start; nothing that this call has
+                started is left running. Or the lab ran before as configured and does not answer; it runs on.
         """
         self._check_owner()
         if not server.is_free(self.port) and not self._publishes_port():
@@ -343,29 +379,66 @@ class ContainerLab(ABC):
         before = self._started()
         code, output = self._bring_up()
         if code:
-            self.stop(lambda _: None)
+            self._undo(before)
             raise self._refusal(output)
         restarts = self._restarts()
-        if server.wait(self.port, self._answers, lambda: self.is_running() and self._restarts() == restarts):
+        if server.wait(self.port, self._answers, lambda: self._lives(restarts)):
             if self.has_built:  # the container of the image before this one is gone now
                 self._prune()
             if (image := self.image_id(self.image)) != envfile.read(self.healthy).strip():
                 envfile.write(self.healthy, image + "\n")
-            return before != self._started()
+            return self._is_another(before)
         container = self.container(running_only=False)
         last = self.engine("logs", "--tail", "15", container)[1].strip() if container else "the container is gone"
-        self.stop(lambda _: None)
-        raise RocmlabError("the lab did not start", f"its last words:\n{last}", "mend that, and run `make up` again")
+        if self._undo(before):
+            raise RocmlabError(
+                "the lab did not start", f"its last words:\n{last}", "mend that, and run `make up` again"
+            )
+        if not force:
+            raise not_answering(f"its last words:\n{last}")
+        self.stop(say)
+        return self.start(say)
+
+    def _undo(self, before: str) -> bool:
+        """Remove what this call has started, and return True; a container that ran before it, untouched, runs on."""
+        with suppress(RocmlabError):  # the engine does not answer: the caller knows what is wrong
+            if before and before == self._started() and not self.is_restarting():
+                return False
+            self.stop(lambda _: None)
+        return True
 
     def _started(self) -> str:
-        """Return which container runs, and since when."""
-        container = self.container()
-        return self.engine("inspect", "--format", "{{.Id}} {{.State.StartedAt}}", container)[1] if container else ""
+        """Return which container runs, and since when; an error if the engine does not answer."""
+        container = self.known_container()
+        return self.asked("inspect", "--format", "{{.Id}} {{.State.StartedAt}}", container) if container else ""
 
-    def _restarts(self) -> str:
-        """Return how often the engine has started the container anew: it dies and comes back where start.sh refuses."""
-        container = self.container(running_only=False)
-        return self.engine("inspect", "--format", "{{.RestartCount}}", container)[1].strip() if container else ""
+    def _is_another(self, before: str) -> bool:
+        """Return whether this call has started the container that runs; True where the engine does not answer."""
+        try:
+            return before != self._started()
+        except EngineSilent:
+            return True
+
+    def _restarts(self) -> str | None:
+        """Return how often the engine has started the container anew: it dies and comes back where start.sh refuses.
+
+        None: the engine does not answer.
+        """
+        try:
+            container = self.known_container(running_only=False)
+            return self.asked("inspect", "--format", "{{.RestartCount}}", container).strip() if container else ""
+        except EngineSilent:
+            return None
+
+    def _lives(self, restarts: str | None) -> bool:
+        """Return whether the container runs and was not started anew; True where the engine does not answer."""
+        try:
+            if self.known_container() is None:
+                return False
+        except EngineSilent:
+            return True
+        now = self._restarts()
+        return None in (restarts, now) or now == restarts
 
     def _publishes_port(self) -> bool:
         return container_port.find(self.engine, self.container(), self.port) != container_port.CLOSED

@@ -61,7 +61,9 @@ def holder(
     running = container()
     kind = find(engine, running, port)
     if kind == PUBLISHED and all(trusted(each.uid) for each in found):
-        is_ours = True  # no listener at all: the engine forwards the port without a process (userland-proxy: false)
+        is_ours = bool(found) or sockets.is_unused(
+            port
+        )  # no listener at all: the engine forwards the port without a process (userland-proxy: false)
     elif kind == HOST:
         user = f"{values['NB_UID']}:{values['NB_GID']}"
         is_ours = bool(found) and all(each in inside or _is_inside(engine, str(running), user, each) for each in found)

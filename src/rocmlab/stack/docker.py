@@ -33,17 +33,14 @@ class DockerLab(ContainerLab):
     def _build_command(self) -> list[str]:
         return self._compose("--progress", "plain", "build", SERVICE)
 
-    def container(self, *, running_only: bool = True) -> str | None:
-        """Return the id of the lab's container, or None."""
+    def _filters(self) -> list[str]:
         project = self.values["COMPOSE_PROJECT_NAME"]
         filters = [
             f"label=com.docker.compose.project={project}",
             f"label=com.docker.compose.service={SERVICE}",
         ]
         filters.append("label=com.docker.compose.oneoff=False")
-        flags = [part for one in filters for part in ("--filter", one)] + ([] if running_only else ["--all"])
-        code, output = self.engine("ps", "--quiet", "--no-trunc", *flags)
-        return output.split()[0] if code == 0 and output.split() else None
+        return [part for one in filters for part in ("--filter", one)]
 
     def is_current(self) -> bool:
         """Return whether the container runs with these settings, the present image and the cluster's token."""
@@ -54,8 +51,7 @@ class DockerLab(ContainerLab):
         project = self.values["COMPOSE_PROJECT_NAME"]
         labels = (f"project={project}", f"service={SERVICE}", "oneoff=True")
         filters = [part for label in labels for part in ("--filter", f"label=com.docker.compose.{label}")]
-        code, output = self.engine("ps", "--quiet", "--no-trunc", *filters)
-        return output.split() if code == 0 else []
+        return self.asked("ps", "--quiet", "--no-trunc", *filters).split()
 
     def _bring_up(self) -> tuple[int, str]:
         anew = ["--force-recreate"] if self._has_another_token() else []
@@ -66,19 +62,24 @@ class DockerLab(ContainerLab):
         )
 
     def _has_another_token(self) -> bool:
-        """Return whether a token of the running lab is not the one in `.env`: Compose does not see such a change."""
+        """Return whether a token of the running lab is not the one in `.env`: Compose does not see such a change.
+
+        Where the engine does not tell, it is not taken for another one: that would end the lab.
+        """
         container = self.container()
         if container is None:
             return False
         names = [name for name in TOKENS if self.settings.is_in_cluster or name != "CLUSTER_TOKEN"]
         files = [f"/run/secrets/{name.lower()}" for name in names]
-        command = ("sh", "-c", 'for file; do cat "$file" || exit; echo; done', "sh", *files)
+        # A container of an earlier version has the token in its environment, and no such file.
+        command = ("sh", "-c", 'for file; do cat "$file" 2>/dev/null || echo none; echo; done', "sh", *files)
         code, found = self.engine("exec", "--user", "root", container, *command)
-        # It fails in a container of an earlier version, which has the token in its environment.
-        return code != 0 or found.splitlines() != [self.values.get(name, "") for name in names]
+        if code:
+            return self.is_restarting()  # again and again, so that nothing runs in it
+        return found.splitlines() != [self.values.get(name, "") for name in names]
 
     def _owner(self) -> str:
-        container = self.container(running_only=False)
+        container = self.known_container(running_only=False)
         return self._label(container, "com.docker.compose.project.working_dir") if container else ""
 
     def stop(self, say: Say) -> None:

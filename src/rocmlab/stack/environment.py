@@ -268,7 +268,7 @@ class Environment:
         return process.follow(command, log=log, show=PipProgress(), cwd=self.project)
 
     def _finish(self, record: dict[str, str]) -> None:
-        kernels = [str(self.interpreter), "-m", "rocmlab.lab.install", "--prefix", str(self.folder)]
+        kernels = [str(self.interpreter), "-P", "-m", "rocmlab.lab.install", "--prefix", str(self.folder)]
         kernels += ["--tensorflow", str(self.interpreter), "--torch", str(self.interpreter)]
         code, output = process.capture(kernels)
         if code:
@@ -341,11 +341,11 @@ def create(python: str, folder: Path) -> None:
     Raises:
         RocmlabError: neither works.
     """
-    code, output = process.capture([python, "-m", "venv", str(folder)], timeout_seconds=300)
+    code, output = process.capture([python, "-P", "-m", "venv", str(folder)], timeout_seconds=300)
     if code == 0:
         return
     shutil.rmtree(folder, ignore_errors=True)
-    if process.capture([python, "-m", "virtualenv", str(folder)], timeout_seconds=300)[0] == 0:
+    if process.capture([python, "-P", "-m", "virtualenv", str(folder)], timeout_seconds=300)[0] == 0:
         return
     version = process.capture([python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"])[1].strip()
     said = output.strip().splitlines()

@@ -21,6 +21,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO
 
+from rocmlab import identity
+from rocmlab.errors import RocmlabError
+from rocmlab.stack.filesystems import keeps_modes
+
 LINKS = ("work", "share")  # what JupyterLab's top level shows
 OLD = "old-home"  # below `.rocmlab`: what containers of an earlier version had in their own layer, a folder for each
 Pending = tuple[Path, str]  # a file or folder, and its name below the home
@@ -73,6 +77,8 @@ def adopt(found: Iterable[Pending], home: Path, notebooks: Path) -> Iterator[str
     recovered = f"recovered-{stamp()}"
     for source, name in found:
         target = home / name if name.startswith(".") else notebooks / recovered / name
+        if _is_same_place(source, target):
+            continue
         aside = home / recovered / name
         target.parent.mkdir(parents=True, exist_ok=True)
         is_whole = _merge(source, target, aside)
@@ -83,6 +89,8 @@ def adopt(found: Iterable[Pending], home: Path, notebooks: Path) -> Iterator[str
 
 def _merge(source: Path, target: Path, aside: Path) -> bool:
     """Move a tree into another one, and return whether each file found its own place free or taken by itself."""
+    if _is_same_place(source, target):
+        return True
     if not os.path.lexists(target):
         _move(source, target)
         return True
@@ -98,6 +106,16 @@ def _merge(source: Path, target: Path, aside: Path) -> bool:
         aside = aside.with_name(aside.name + "~")
     _move(source, aside)
     return False
+
+
+def _is_same_place(source: Path, target: Path) -> bool:
+    """Return whether two paths lead to one file or folder, so that removing the one would remove the other.
+
+    A second name of a file, a hard link, is not the same place.
+    """
+    if not os.path.lexists(target) or not os.path.samestat(source.lstat(), target.lstat()):
+        return False
+    return _is_folder(source) or os.path.samestat(source.parent.stat(), target.parent.stat())
 
 
 def _is_folder(path: Path) -> bool:
@@ -157,6 +175,25 @@ def unpack(stream: IO[bytes], home: Path, notebooks: Path) -> Iterator[str]:
         for part in sorted(_entries(folder), key=lambda path: int(path.name)):
             for line in adopt([(path, path.name) for path in _entries(part)], home, notebooks):
                 yield line.replace(f"{part}/", "", 1)
+
+
+def make_private(home: Path) -> None:
+    """Make the home on the share, or make sure that it is this user's alone: programs in it run as its user.
+
+    Raises:
+        RocmlabError: it is a link or another user's, or others can write it, for example where many share one folder.
+    """
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = home.lstat()
+    is_private = not found.st_mode & 0o022 or not keeps_modes(found.st_dev)
+    if stat.S_ISDIR(found.st_mode) and found.st_uid in identity.own_uids() and is_private:
+        return
+    kind = "a link" if stat.S_ISLNK(found.st_mode) else f"uid {found.st_uid}'s, with mode {found.st_mode & 0o7777:04o}"
+    raise RocmlabError(
+        f"{home} is not a private folder of this user",
+        f"it is {kind}; JupyterLab's settings and programs in it would run as you, whoever wrote them",
+        f"look at what is in it; if all of it is yours: chmod 700 {home}; else: make up SHARE=/another/folder",
+    )
 
 
 def show(view: Path, targets: dict[str, Path]) -> None:

@@ -7,9 +7,19 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rocmlab.cluster.record import Record
+from rocmlab.errors import RocmlabError
 from rocmlab.stack.server import Holder
 
 Say = Callable[[str], None]  # prints one line of progress
+
+
+def not_answering(why: str) -> RocmlabError:
+    """Return the error where a lab runs as configured and does not answer: nobody has said that it may end."""
+    return RocmlabError(
+        "the lab runs and does not answer",
+        f"{why}\nit was not stopped: what its kernels have in memory would be lost",
+        "make logs shows what it does; make up FORCE=1 stops it and starts it again",
+    )
 
 
 class Lab(Protocol):
@@ -39,8 +49,11 @@ class Lab(Protocol):
     def capture_inside(self, command: Sequence[str]) -> tuple[int, str]:
         """Run a short program where the lab's processes are, and return its exit code and output."""
 
-    def start(self, say: Say) -> bool:
-        """Start the server unless it runs as configured, wait until it answers, and tell whether it was started."""
+    def start(self, say: Say, *, force: bool = False) -> bool:
+        """Start the server unless it runs as configured, wait until it answers, and tell whether it was started.
+
+        One that runs as configured and does not answer is stopped and started by `force` alone.
+        """
 
     def stop(self, say: Say) -> None:
         """Stop the server and its kernels; the share stays."""

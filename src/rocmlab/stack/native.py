@@ -24,12 +24,13 @@ from rocmlab.identity import Process
 from rocmlab.stack import envfile, environments, exposure, homes, layout, live, process, server, tokens
 from rocmlab.stack.cluster import NativeNode
 from rocmlab.stack.environment import Environment, was_made_by_us
-from rocmlab.stack.lab import Say
+from rocmlab.stack.lab import Say, not_answering
 from rocmlab.stack.native_server import ServerProcess
 from rocmlab.stack.server import Holder
 from rocmlab.stack.settings import Settings
 
 SHARE_FOLDERS = ("data", "models", "runs", "cache", "leases")
+HUB = "JUPYTERHUB_"  # variables of a hub in whose terminal this is typed: they would make the lab one of its servers
 STOP_SECONDS = 10.0
 BUSY_SECONDS = 20.0  # a server whose machine swaps may need that long for an answer
 SOCKET_FOLDER_BYTES = 50  # a socket's path has at most 104 bytes, and Jupyter adds kernel-<uuid>-ipc-<n>
@@ -96,7 +97,7 @@ class NativeLab:
             (self.share_folder / name).mkdir(parents=True, exist_ok=True)
         for line in layout.prepare(self.share_folder):
             say(line)
-        self.home.mkdir(mode=0o700, exist_ok=True)
+        homes.make_private(self.home)
         self._show()
 
     def _show(self) -> None:
@@ -138,7 +139,7 @@ class NativeLab:
     def server_environment(self) -> dict[str, str]:
         """Return the environment of the server and of everything it starts."""
         scripts = str(self.venv.folder / "bin")
-        env = confidential.without(os.environ)
+        env = {name: value for name, value in confidential.without(os.environ).items() if not name.startswith(HUB)}
         for name in ("PYTHONPATH", "PYTHONHOME", "JUPYTER_PATH", "MAKEFLAGS", "MAKELEVEL", "MFLAGS", *live.NAMES):
             env.pop(name, None)
         env |= {
@@ -219,14 +220,19 @@ class NativeLab:
         """Run a short program on this machine."""
         return process.capture(command, timeout_seconds=15)
 
-    def start(self, say: Say) -> bool:
+    def start(self, say: Say, *, force: bool = False) -> bool:
         """Start JupyterLab in the background unless it runs as configured, and wait until it answers.
+
+        Args:
+            say: prints one line.
+            force: stop and start a server that runs as configured and does not answer.
 
         Returns:
             Whether a server was started.
 
         Raises:
-            RocmlabError: the port is taken, or the server dies at start; nothing is left running.
+            RocmlabError: the port is taken, or the server dies at start; nothing is left running. Or the server ran
+                before as configured and does not answer; it runs on.
         """
         self._start_node_too(say)
         is_configured = self.is_running() and self._is_configured()
@@ -234,6 +240,8 @@ class NativeLab:
             return False
         if self.holder().kind != server.OURS:
             server.check_free(self.port)  # before anything that runs is stopped
+        if is_configured and not force and self.is_running():
+            raise not_answering(f"there was no answer in {BUSY_SECONDS:.0f} s")
         self._stop_server()
         server.check_free(self.port)
         tokens.write(self.settings, self.values)
@@ -241,7 +249,8 @@ class NativeLab:
         for name in (".jupyter", ".local/share/jupyter"):
             (self.home / name).mkdir(parents=True, exist_ok=True, mode=0o700)
         self._offer_kernels(say)
-        command = [str(self.venv.interpreter), "-m", "jupyterlab", "--ServerApp.ip=127.0.0.1"]
+        # -P: nothing is imported from the folder it starts in, which is that of the notebooks.
+        command = [str(self.venv.interpreter), "-P", "-m", "jupyterlab", "--ServerApp.ip=127.0.0.1"]
         command += [f"--ServerApp.port={self.port}", f"--ServerApp.root_dir={self.view}"]
         command += ["--FileContentsManager.preferred_dir=work"]
         command += ["--allow-root"] if os.getuid() == 0 else []

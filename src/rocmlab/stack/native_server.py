@@ -86,4 +86,6 @@ class ServerProcess:
         process = self.find()
         if process and all(trusted(each.uid) and sockets.is_held_by(each, process.pid) for each in found):
             return Holder(OURS, found)
+        if process is None and all(trusted(each.uid) and sockets.holder(each) is None for each in found):
+            return Holder(UNKNOWN, found)  # this user's, in a process table that is not visible: a sandboxed terminal
         return Holder(OTHER, found)

@@ -171,17 +171,14 @@ class PodmanLab(ContainerLab):
         facts.append(tokens.digest(self.values))
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
-    def container(self, *, running_only: bool = True) -> str | None:
-        """Return the id of the lab's container, or None."""
-        flags = [] if running_only else ["--all"]
-        code, output = self.engine("ps", "--quiet", "--no-trunc", "--filter", f"name=^{re.escape(self.name)}$", *flags)
-        return output.split()[0] if code == 0 and output.split() else None
+    def _filters(self) -> list[str]:
+        return ["--filter", f"name=^{re.escape(self.name)}$"]
 
     def _is_current(self, container: str) -> bool:
         return self._label(container, "rocmlab.configuration") == self._digest()
 
     def _bring_up(self) -> tuple[int, str]:
-        running = self.container()
+        running = self.known_container()
         if running and self._is_current(running):
             return 0, ""
         code, output = self._remove()
@@ -197,7 +194,7 @@ class PodmanLab(ContainerLab):
         )
 
     def _owner(self) -> str:
-        container = self.container(running_only=False)
+        container = self.known_container(running_only=False)
         return self._label(container, "rocmlab.project") if container else ""
 
     @property

@@ -244,7 +244,7 @@ def restarts(project: Project) -> bool:
 
     Compose tells it from `.env` and the overlay alone, so these are written and put back.
     """
-    if not project.lab.is_running():
+    if not _runs(project.lab):
         return False
     settings = project.settings
     written = dict(settings.written)
@@ -256,6 +256,11 @@ def restarts(project: Project) -> bool:
         return answer.restarts
     finally:
         settings.written = written
+
+
+def _runs(lab: Lab) -> bool:
+    """Return whether a lab runs; an error where its engine does not answer, for then it could be ended unasked."""
+    return lab.known_container() is not None if isinstance(lab, ContainerLab) else lab.is_running()
 
 
 class _PutBack(Exception):  # it is no error: it makes `settings_kept_on_failure` restore the files

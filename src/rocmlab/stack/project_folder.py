@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 from rocmlab import identity
 from rocmlab.errors import RocmlabError
+from rocmlab.stack.filesystems import keeps_modes
 
 VARIABLE = "ROCMLAB_SAFE_DIRECTORY"
-CHECKED = (".", "compose.yaml", "docker", "docker/Dockerfile", ".env", ".rocmlab", ".venv", ".venv/bin", "src")
-NO_MODES = ("9p", "drvfs", "vfat", "exfat", "ntfs", "ntfs3", "fuseblk", "cifs", "smb3")  # show every file as writable
+CHECKED = (".", "Makefile", "compose.yaml", "pyproject.toml", ".env", ".rocmlab", ".venv", ".venv/bin", "src")
+TREES = ("docker", "requirements", "scripts", "src/rocmlab")  # everything in them runs, or decides what is installed
 ROOT = 0
 
 
@@ -46,8 +48,7 @@ def check(folder: Path) -> None:
     """
     if is_exempt(folder):
         return
-    for name in CHECKED:
-        path = folder / name
+    for path in (*(folder / name for name in CHECKED), *_inside(folder)):
         try:
             link, found = path.lstat(), path.stat()
         except FileNotFoundError:
@@ -56,12 +57,20 @@ def check(folder: Path) -> None:
             continue
         for uid in (link.st_uid, found.st_uid):
             _check_owner(folder, path, uid)
-        if found.st_mode & stat.S_IWOTH and _has_modes(found.st_dev):
+        if found.st_mode & stat.S_IWOTH and keeps_modes(found.st_dev):
             raise Untrusted(
                 f"{path} is writable for every user of this machine",
                 f"its mode is {found.st_mode & 0o7777:04o}, and rocmlab runs what this project says ({folder})",
-                f"chmod o-w {path}      # or, if it is meant so: export {VARIABLE}={folder}",
+                f"chmod -R o-w {folder}      # or, if it is meant so: export {VARIABLE}={folder}",
             )
+
+
+def _inside(folder: Path) -> Iterator[Path]:
+    """Yield the trees whose files run, and all that is in them; some 500 files, 3 ms."""
+    for tree in TREES:
+        yield folder / tree
+        for where, folders, files in os.walk(folder / tree):
+            yield from (Path(where, name) for name in (*folders, *files))
 
 
 def is_exempt(folder: Path) -> bool:
@@ -85,14 +94,3 @@ def _check_owner(folder: Path, path: Path, uid: int) -> None:
         reason,
         f"use a clone of your own; or, if you trust that user: export {VARIABLE}={folder}",
     )
-
-
-def _has_modes(device: int) -> bool:
-    """Return whether a file system keeps modes; where it does not, they say nothing. Source: /proc/self/mountinfo."""
-    number = f"{os.major(device)}:{os.minor(device)}"
-    try:
-        lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return True
-    kinds = [line.partition(" - ")[2].split(" ")[0] for line in lines if line.split(" ")[2:3] == [number]]
-    return not any(kind in NO_MODES for kind in kinds)

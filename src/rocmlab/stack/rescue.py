@@ -9,21 +9,25 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rocmlab.errors import RocmlabError
 from rocmlab.stack import homes
+from rocmlab.stack.asking import Engine, asked
 from rocmlab.stack.lab import Say
 
 TOP = "/home/jovyan"
+DIFF_SECONDS = 600.0  # it looks at every file of the layer
 MOUNTED = ("work", "share")
 MARK = "ROCMLAB_HOME=/"  # in the environment of an image whose home is on the share
-Engine = Callable[..., tuple[int, str]]
+ASKED = "{{.State.StartedAt}}{{range .Config.Env}}\n{{.}}{{end}}"
 
 
 def take(engine: Engine, program: str, container: str, state: Path, say: Say) -> None:
     """Stop a container of an earlier version and copy its user's files to `.rocmlab`; do nothing for any other.
+
+    What was taken, and could not be moved on to the share, is not taken again until the container was started again.
 
     Args:
         engine: runs the engine's command and returns exit code and output.
@@ -33,27 +37,38 @@ def take(engine: Engine, program: str, container: str, state: Path, say: Say) ->
         say: prints one line.
 
     Raises:
+        EngineSilent: the engine does not say what the container holds; nothing is lost, it is still there.
         RocmlabError: a file cannot be copied; the container is stopped and still there.
     """
-    code, listed = engine("inspect", "--format", "{{range .Config.Env}}{{println .}}{{end}}", container)
-    if code or any(line.startswith(MARK) for line in listed.splitlines()):
+    started, *variables = asked(engine, program, "inspect", "--format", ASKED, container).strip().split("\n")
+    if any(line.startswith(MARK) for line in variables):
         return
-    if not changed(engine("diff", container)[1]):
+    digits = "".join(letter for letter in started if letter.isdigit())
+    kept = state / homes.OLD / f"{container[:12]}-{digits}"
+    if kept.exists() or not changed(asked(engine, program, "diff", container, timeout_seconds=DIFF_SECONDS)):
         return
-    engine("stop", "--time", "10", container, timeout_seconds=60)
-    (state / homes.OLD).mkdir(parents=True, exist_ok=True, mode=0o700)
+    asked(engine, program, "stop", "--time", "10", container)
+    names = changed(asked(engine, program, "diff", container, timeout_seconds=DIFF_SECONDS))
+    kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     draft = Path(tempfile.mkdtemp(prefix="old-home.", dir=state))
-    for name in changed(engine("diff", container)[1]):
+    try:
+        _copy(engine, program, container, names, draft)
+        draft.rename(kept)  # only now does it count: nothing is half copied
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    say("the earlier lab's files next to work/ and share/ are kept; the next start moves them to the share")
+
+
+def _copy(engine: Engine, program: str, container: str, names: Sequence[str], draft: Path) -> None:
+    for name in names:
         code, output = engine("cp", f"{container}:{TOP}/{name}", str(draft / name), timeout_seconds=3600)
         if code:
-            shutil.rmtree(draft, ignore_errors=True)
             raise RocmlabError(
                 f"{TOP}/{name} of the earlier lab could not be copied",
                 output.strip()[-400:],
                 f"{program} cp {container[:12]}:{TOP}/{name} . ; then {program} rm {container[:12]}, and make up",
             )
-    draft.rename(state / homes.OLD / container[:12])  # only now does it count: nothing is half copied
-    say("the earlier lab's files next to work/ and share/ are kept; the next start moves them to the share")
 
 
 def changed(diff: str) -> list[str]:

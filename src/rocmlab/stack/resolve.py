@@ -19,6 +19,7 @@ from rocmlab.stack.settings import BASE_IMAGES, TORCH_INDEXES, Settings, qualifi
 
 INSTINCT = re.compile(r"gfx9(06|08|0a|42|50)")
 PIDS, PIDS_PER_CPU = 4096, 256  # a kernel with both pools of TensorFlow, OpenBLAS and a loader: about 10 per CPU
+OURS = (".venv", ".git", ".rocmlab/home", ".rocmlab/environments", ".rocmlab/old-home")  # made and removed by programs
 LAB_UID = 1000  # jovyan, as in docker-stacks
 VIDEO_GIDS = ("44", "39")  # what Debian and Fedora call video; only used to fill a place in group_add
 
@@ -35,6 +36,9 @@ def resolve(settings: Settings, choice: Choice, devices: list[Device], root: Pat
         "TORCH_INDEX": settings.chosen.get("TORCH_INDEX", TORCH_INDEXES[choice.backend]),
     }
     hosts.parse(settings.get(hosts.SETTING))
+    if "/" in values["SHARE"] or choice.runtime not in CONTAINERS:
+        _check_folder(settings, "SHARE", values["SHARE"])
+    _check_folder(settings, "NOTEBOOKS_DIR", settings.get("NOTEBOOKS_DIR"))
     values |= {name: path for name, path in pip_environment(settings, os.environ).items() if path}
     if packages := settings.get("JAX_PACKAGES"):
         values["JAX_PACKAGES"] = packages
@@ -62,6 +66,23 @@ def _share(settings: Settings, choice: Choice) -> str:
             f"make up SHARE=./{asked}",
         )
     return asked
+
+
+def _check_folder(settings: Settings, name: str, value: str) -> None:
+    """Reject a folder in which programs make, move and remove files.
+
+    Raises:
+        RocmlabError: it is one of those, or in one of those.
+    """
+    folder = (settings.project / os.path.expanduser(value)).resolve()
+    taken = [path for path in OURS if folder.is_relative_to((settings.project / path).resolve())]
+    taken += [".rocmlab"] if folder == (settings.project / ".rocmlab").resolve() else []
+    if taken:
+        raise RocmlabError(
+            f"{name}={value} is not a folder for files of yours",
+            f"{taken[0]} of this project is made, changed and removed by programs",
+            f"make up {name}=/another/folder; or, for the default: make up {name}=",
+        )
 
 
 def _for_container(settings: Settings, choice: Choice, devices: list[Device], root: Path) -> dict[str, str]:

@@ -45,7 +45,9 @@ class Holder:
 
     def __str__(self) -> str:
         if self.kind == UNKNOWN:
-            return "it cannot be found out who listens: the engine does not answer, or /proc or lsof is missing"
+            return (
+                "it cannot be found out who listens: the engine does not answer, or the processes are not visible here"
+            )
         return describe(self.listeners)
 
 
@@ -118,11 +120,18 @@ def _messages(kernel: socket.socket) -> list[bytes]:
         while len(data) >= HEADER.size:
             length, kind, flags, _, _ = HEADER.unpack_from(data)
             if kind == DONE:
+                if _error_of(data) < 0:  # a dump that fails ends so, and not with ERROR: no tcp_diag, for example
+                    raise OSError
                 return found
             if kind == ERROR or length < HEADER.size or flags & INTERRUPTED:
                 raise OSError
             found.append(data[HEADER.size : length])
             data = data[(length + 3) & ~3 :]
+
+
+def _error_of(done: bytes) -> int:
+    """Return the error number with which a dump ended, 0 where it has none. Source: netlink(7), NLMSG_DONE."""
+    return int.from_bytes(done[HEADER.size : HEADER.size + 4], sys.byteorder, signed=True)
 
 
 def _listener(message: bytes, port: int) -> tuple[bytes, Listener] | None:
@@ -143,6 +152,11 @@ def _read(port: int) -> list[tuple[bytes, Listener]] | None:
         return [(row[1].partition(b":")[0], Listener(int(row[7]), int(row[9]))) for row in rows]
     except (OSError, IndexError, ValueError):
         return None
+
+
+def is_unused(port: int) -> bool:
+    """Return whether `/proc/net/tcp*` has no listener on a port either: a second source, where nobody means consent."""
+    return not HAS_PROC or _read(port) == []
 
 
 def accepted_by(port: int, client_port: int) -> int | None:
@@ -218,7 +232,7 @@ def describe(found: tuple[Listener, ...]) -> str:
     who = f"a process of {user(found[0].uid)}"
     if pid is None:
         return who
-    command = " ".join(identity.arguments_of(pid))[:80]
+    command = "".join(each if each.isprintable() else "?" for each in " ".join(identity.arguments_of(pid)))[:80]
     return f"{who}: PID {pid}, {command}"
 
 

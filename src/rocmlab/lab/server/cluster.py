@@ -23,7 +23,8 @@ from rocmlab.lab.server.wire import problem_json
 
 Row = dict[str, Any]
 
-READER = ("-m", "rocmlab.lab.server.cluster_reader")
+# -P: nothing is imported from the current folder, which is the notebooks'; Python 3.10 does not know the option.
+READER = (*(("-P",) if sys.version_info >= (3, 11) else ()), "-m", "rocmlab.lab.server.cluster_reader")
 LOOK_SECONDS = 4.0  # between two looks, however many watch
 ANSWER_SECONDS = 20.0  # for one look
 LATE_SECONDS = 4.0  # then the head's port is tried

@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import fcntl
 import hashlib
 import json
 import os
 import re
-import signal
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -22,6 +20,7 @@ from typing import Any, BinaryIO
 from rocmlab import __version__
 from rocmlab.errors import RocmlabError
 from rocmlab.stack.backup import databases, model, parts
+from rocmlab.stack.backup.holding import interruptible, locked
 from rocmlab.stack.backup.model import FILE, FORMAT, LINK, MANIFEST, PARTIAL, PREFIX, SUMS, Entry, Task, amount
 from rocmlab.stack.backup.parts import Part
 from rocmlab.stack.backup.selection import Found, Selection, backups, select
@@ -33,6 +32,7 @@ ATTEMPTS = 4  # to read a file that changes meanwhile
 LARGE_BYTES = 1 << 28  # such a file is read twice at most
 RACY_SECONDS = 0.1  # two changes within a file system's clock tick have one time
 PROGRESS_SECONDS = 5.0
+MAX_LISTED = 20  # lines about single files
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -46,13 +46,20 @@ def create(task: Task, say: Say) -> int:
     Raises:
         RocmlabError: the backup could not be written; what is complete is kept, and the next attempt continues it.
     """
-    folder = _folder(Path(task.backup), task)
+    while True:
+        folder = _folder(Path(task.backup), task)
+        with locked(folder, f"{task.shown}/{folder.name}") as is_there:
+            if is_there:
+                return _create(task, folder, say)
+
+
+def _create(task: Task, folder: Path, say: Say) -> int:
     shown = f"{task.shown}/{folder.name}"
-    maker = _Maker(task, folder, shown, say)
     if folder.stat().st_mode & 0o077:
         say(f"WARNING: the disk of {task.shown} keeps no permissions: whoever can read it can read your keys and token")
+    maker = _Maker(task, folder, shown, say)
     try:
-        with _locked(folder, shown), _interruptible():
+        with interruptible():
             selection = select(task)
             maker.write(selection)
             final = maker.finish(selection)
@@ -69,11 +76,21 @@ def create(task: Task, say: Say) -> int:
     finally:
         maker.own()
     where = f"{task.shown}/{final}"
-    say(f"backup {where} is complete: {len(maker.entries)} entries, {amount(maker.total)}, verified")
+    held = f"{len(maker.entries)} entries, {amount(maker.total)}, verified"
+    if selection.unreadable:
+        say(f"backup {where} has what could be read: {held}")
+    else:
+        say(f"backup {where} is complete: {held}")
     say(f"  restore it with: make restore FROM={where}")
-    for line in selection.unreadable[:20]:
-        say(f"  NOT in the backup, could not be read: {line}")
+    _list(say, [f"  NOT in the backup, could not be read: {line}" for line in selection.unreadable])
     return 1 if selection.unreadable else 0
+
+
+def _list(say: Say, lines: Sequence[str]) -> None:
+    for line in lines[:MAX_LISTED]:
+        say(line)
+    if len(lines) > MAX_LISTED:
+        say(f"  and {len(lines) - MAX_LISTED} more; {MANIFEST} has them all")
 
 
 def _again(task: Task) -> str:
@@ -117,38 +134,6 @@ def _is_of(path: Path, task: Task) -> bool:
     except RocmlabError:
         return False
     return (header.get("project"), header.get("all")) == (task.project, task.is_all)
-
-
-@contextmanager
-def _locked(folder: Path, shown: str) -> Iterator[None]:
-    with open(folder / MANIFEST, "rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RocmlabError(
-                f"another process writes {shown}", "one backup at a time is made of a lab", "wait for its end"
-            ) from None
-        except OSError:
-            pass  # a network folder, perhaps, which has no locks
-        yield
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Let SIGTERM, which ends a container, end the backup as Ctrl-C does."""
-
-    def stop(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    try:
-        before = signal.signal(signal.SIGTERM, stop)
-    except ValueError:  # in a thread of a program that has handlers of its own
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 class _Maker:
@@ -380,11 +365,13 @@ class _Maker:
         return final.name
 
     def _tell(self, selection: Selection) -> None:
-        for each in selection.omitted[:20]:
-            self.say(f"  omitted {each['path']} ({each['why']}; {amount(each['bytes'])})")
+        _list(self.say, [f"  {note}" for note in selection.notes])
+        _list(
+            self.say,
+            [f"  omitted {each['path']} ({each['why']}; {amount(each['bytes'])})" for each in selection.omitted],
+        )
         changing = [entry.path for entry in self.entries.values() if entry.was_changing]
-        for path in changing[:20]:
-            self.say(f"  changed during backup: {path} (its content of one instant is saved)")
+        _list(self.say, [f"  changed during backup: {path} (its content of one instant is saved)" for path in changing])
 
     def own(self) -> None:
         """Hand the backup to the user for whom a container made it."""

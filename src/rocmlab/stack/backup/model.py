@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
@@ -18,6 +19,12 @@ PARTIAL = ".partial"  # how the name of an incomplete backup ends
 PREFIX = "rocmlab-"
 SETTINGS = ("settings/.env", "settings/.rocmlab/written.json")
 FILE, FOLDER, LINK = "file", "folder", "link"
+DRAFT = ".rocmlab-restore-"  # how the name of a file begins while it is restored; then hexadecimal digits
+
+
+def is_draft(name: str) -> bool:
+    """Return whether a file's name is that of a draft of a restore."""
+    return re.fullmatch(re.escape(DRAFT) + r"[0-9a-f]+", name) is not None
 
 
 @dataclass(frozen=True)
@@ -27,7 +34,7 @@ class Task:
     kind: str  # create or restore
     backup: str  # create: the folder that holds backups; restore: one backup
     shown: str  # the same folder, as the user knows it
-    roots: Mapping[str, str]  # share, notebooks: the folder of each
+    roots: Mapping[str, str]  # share, notebooks: the folder of each; empty where there should be one and is none
     project: str = ""  # the project folder as the user knows it
     settings: str = ""  # the project folder as this process sees it; empty: without settings
     owner: tuple[int, int] | None = None  # uid and gid of what is written; None: this process's

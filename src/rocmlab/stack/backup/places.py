@@ -85,7 +85,7 @@ def _in_a_container(lab: ContainerLab, task: Task) -> int:
         volumes.make(lab)
         share = volumes.share(lab, is_read_only=False)
     if share is None:
-        del roots["share"]  # nothing was ever started
+        roots["share"] = ""  # which the backup says: nothing was ever started, or the volume is lost
     else:
         mounts.append(share)
     inside = replace(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
+import secrets
 import shutil
 import stat
 import tarfile
@@ -17,6 +20,7 @@ from typing import IO
 
 from rocmlab.errors import RocmlabError
 from rocmlab.stack.backup import databases, model, parts, verify
+from rocmlab.stack.backup.holding import interruptible
 from rocmlab.stack.backup.model import FILE, FOLDER, LINK, Entry, Manifest, Task, amount
 
 Say = Callable[[str], None]
@@ -41,8 +45,22 @@ def restore(task: Task, say: Say) -> int:
     """Restore share and notebooks.
 
     Raises:
-        RocmlabError: the backup is damaged or not safe, in which case nothing was touched; or the disk is full.
+        RocmlabError: the backup is damaged or not safe, in which case nothing was touched; or the disk is full, or
+            it was interrupted.
     """
+    try:
+        with interruptible():
+            return _restore(task, say)
+    except KeyboardInterrupt:
+        raise RocmlabError(
+            "the restore was interrupted",
+            "what was restored so far is complete, and nothing was overwritten",
+            f"run it again, which skips what is there: make restore FROM={task.shown}",
+            exit_code=1,
+        ) from None
+
+
+def _restore(task: Task, say: Say) -> int:
     folder = Path(task.backup)
     say(f"verifying {task.shown}")
     manifest = verify.verify(folder, task.shown)
@@ -81,6 +99,7 @@ class _Restorer:
         self.roots = {name: os.path.realpath(path) for name, path in task.roots.items()}
         self.stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
         self.outcome = Outcome()
+        self.cleaned: set[str] = set()  # folders without drafts of an earlier restore
         self.made: dict[str, Entry] = {}  # folders made here, which get their mode and time at the end
         self.entries = [entry for entry in manifest.entries.values() if entry.path.partition("/")[0] in self.roots]
 
@@ -204,11 +223,13 @@ class _Restorer:
         if found is not None and _is_same(parent, name, found, entry):
             self.outcome.unchanged += 1
             return
-        draft = f".rocmlab-restore-{os.getpid()}"
+        self._remove_drafts(parent, entry.path.rpartition("/")[0])
+        draft = f"{model.DRAFT}{secrets.token_hex(8)}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(draft, flags, 0o600, dir_fd=parent)
         try:
             with os.fdopen(descriptor, "wb") as file:
+                _hold(file.fileno())
                 _copy(archive, entry, file)
                 if self.task.owner is not None:
                     os.fchown(file.fileno(), *self.task.owner)
@@ -222,10 +243,29 @@ class _Restorer:
                         self._put_aside(parent, name + end, entry.path + end)
             os.rename(draft, name, src_dir_fd=parent, dst_dir_fd=parent)
         except BaseException:
-            os.unlink(draft, dir_fd=parent)
+            with contextlib.suppress(FileNotFoundError):  # it has its name already
+                os.unlink(draft, dir_fd=parent)
             raise
         self.outcome.files += 1
         self.outcome.size += entry.size
+
+    def _remove_drafts(self, parent: int, path: str) -> None:
+        """Remove what restores that were killed have left in a folder; one that is being written stays."""
+        if path in self.cleaned:
+            return
+        self.cleaned.add(path)
+        owners = {os.geteuid(), *(self.task.owner or ())[:1]}
+        for name in filter(model.is_draft, os.listdir(parent)):
+            found = _status(parent, name)
+            if found is None or not stat.S_ISREG(found.st_mode) or found.st_uid not in owners:
+                continue
+            with contextlib.suppress(OSError):  # it only takes room
+                descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
+                try:
+                    if _hold(descriptor):
+                        os.unlink(name, dir_fd=parent)
+                finally:
+                    os.close(descriptor)
 
     def _put_aside(self, parent: int, name: str, path: str) -> None:
         """Rename what is there and differs; it is never overwritten."""
@@ -238,6 +278,15 @@ class _Restorer:
     def _own(self, parent: int, name: str) -> None:
         if self.task.owner is not None:
             os.chown(name, *self.task.owner, dir_fd=parent, follow_symlinks=False)
+
+
+def _hold(descriptor: int) -> bool:
+    """Lock a draft; return False where another restore writes it, or where nobody can tell."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _status(parent: int, name: str) -> os.stat_result | None:

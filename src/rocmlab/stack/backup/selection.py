@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rocmlab.stack.backup.model import FILE, FOLDER, LINK, MANIFEST, PREFIX, SETTINGS, Task
+from rocmlab.stack import homes
+from rocmlab.stack.backup.model import FILE, FOLDER, LINK, MANIFEST, PREFIX, SETTINGS, Task, is_draft
 
 LOCKS = "share/leases"
 CACHES = ("share/cache", "share/home/.cache")
+RESCUED = f"share/home/recovered-{homes.OLD}"  # where files of an earlier container are in a backup
+OWN = {  # in the project folder, which may be the notebooks folder
+    ".venv": "`make up` installs it again",
+    ".venv-test": "`make test` installs it again",
+    ".rocmlab": "rocmlab's own state, which `make up` makes again",
+    ".git": "`git clone` fetches it again; commits that are nowhere else are not saved",
+}
+Identity = tuple[int, int]
 KINDS = {stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
@@ -38,6 +49,7 @@ class Selection:
     found: list[Found] = field(default_factory=list)
     omitted: list[dict[str, Any]] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # what a person should know of the places in the backup
 
     def omit(self, path: str, why: str, files: int = 1, size_bytes: int = 0) -> None:
         """Note that something is omitted."""
@@ -52,23 +64,66 @@ class Selection:
 def select(task: Task) -> Selection:
     """Look at everything that belongs into a backup; nothing is read but names and sizes."""
     selection = Selection()
-    skipped = {_identity(task.backup)}
-    roots = {name: os.path.realpath(folder) for name, folder in task.roots.items()}
-    if task.settings:  # NOTEBOOKS_DIR may be the project itself
-        skipped |= {
-            _identity(os.path.join(task.settings, name)) for name in (".venv", ".venv-test", ".rocmlab", ".git")
-        }
+    roots = _roots(task, selection)
+    skipped = _skipped(task)
     for name, folder in roots.items():
-        others = {_identity(other) for which, other in roots.items() if which != name}
-        _walk(task, selection, name, folder, (skipped | others) - {None})
+        others = {_identity(other): f"it is saved as {which}" for which, other in roots.items() if which != name}
+        before = len(selection.found), len(selection.unreadable)
+        _walk(task, selection, name, folder, {**skipped, **others})
+        if before == (len(selection.found), len(selection.unreadable)):
+            selection.fail(name, OSError(errno.ENOENT, f"{folder} was removed meanwhile"))
     for path in SETTINGS if task.settings else ():
         _settings(selection, path, os.path.join(task.settings, path.partition("/")[2]))
     return selection
 
 
-def _identity(path: str) -> tuple[int, int] | None:
+def _roots(task: Task, selection: Selection) -> dict[str, str]:
+    """Return the folders to save, by their path in the backup: each is there, and none is there twice."""
+    roots: dict[str, str] = {}
+    seen: dict[Identity, str] = {}
+    for name, folder in task.roots.items():
+        try:
+            status = os.stat(folder)
+            if not stat.S_ISDIR(status.st_mode):
+                raise NotADirectoryError(errno.ENOTDIR, f"{folder} is not a folder")
+        except OSError as err:
+            selection.fail(name, err)
+            continue
+        first = seen.setdefault((status.st_dev, status.st_ino), name)
+        if first == name:
+            roots[name] = os.path.realpath(folder)
+        else:
+            selection.omit(name, f"it is the same folder as {first}, which is saved", 0)
+    return {**roots, **_rescued(task, selection, roots)}
+
+
+def _rescued(task: Task, selection: Selection, roots: Mapping[str, str]) -> dict[str, str]:
+    """Return the files of an earlier container that wait to be moved to the share: there is no other copy of them."""
+    folder = os.path.join(task.settings, ".rocmlab", homes.OLD)
     try:
-        found = os.stat(path)
+        if not task.settings or not os.listdir(folder):
+            return {}
+    except FileNotFoundError:
+        return {}
+    except OSError as err:
+        selection.fail(RESCUED, err)
+        return {}
+    path = RESCUED
+    while "share" in roots and os.path.lexists(os.path.join(roots["share"], path.partition("/")[2])):
+        path += "~"  # the share has one of an earlier restore
+    selection.notes.append(f"files of an earlier container, which wait in .rocmlab/{homes.OLD}, are saved as {path}")
+    return {path: os.path.realpath(folder)}
+
+
+def _skipped(task: Task) -> dict[Identity | None, str]:
+    """Return why some folders are not saved wherever they are found, except as roots."""
+    skipped = {_identity(os.path.join(task.settings, name)): why for name, why in OWN.items() if task.settings}
+    return {**skipped, **{_identity(str(path)): "a backup in TO" for path in backups(Path(task.backup))}}
+
+
+def _identity(path: str) -> Identity | None:
+    try:
+        found = os.lstat(path)
     except OSError:
         return None
     return found.st_dev, found.st_ino
@@ -85,9 +140,9 @@ def _settings(selection: Selection, path: str, source: str) -> None:
     selection.found.append(Found(path, os.path.realpath(source), FILE, status))
 
 
-def _walk(task: Task, selection: Selection, path: str, source: str, skipped: set[tuple[int, int] | None]) -> None:
-    """Take a folder and what is in it, in the order of names; a folder comes before what it holds."""
-    waiting = [(path, source)]
+def _walk(task: Task, selection: Selection, root: str, folder: str, skipped: Mapping[Identity | None, str]) -> None:
+    """Take a root, and what is in it in the order of names; a folder comes before what it holds."""
+    waiting = [(root, folder)]
     while waiting:
         path, source = waiting.pop()
         try:
@@ -97,10 +152,9 @@ def _walk(task: Task, selection: Selection, path: str, source: str, skipped: set
         except OSError as err:
             selection.fail(path, err)
             continue
-        if (status.st_dev, status.st_ino) in skipped:
-            continue
         kind = stat.S_IFMT(status.st_mode)
-        if why := KINDS.get(kind) or _why_not(path, kind, task):
+        why = "" if path == root else skipped.get((status.st_dev, status.st_ino), "")
+        if why := why or KINDS.get(kind) or _why_not(path, kind, task):
             selection.omit(path, why, *(_measure(source) if kind == stat.S_IFDIR else (1, status.st_size)))
         elif kind != stat.S_IFDIR:
             selection.found.append(Found(path, source, LINK if kind == stat.S_IFLNK else FILE, status))
@@ -117,6 +171,8 @@ def _why_not(path: str, kind: int, task: Task) -> str:
     parent, _, name = path.rpartition("/")
     if parent == LOCKS and kind == stat.S_IFREG and name.endswith((".lock", ".json")):
         return "a lock of this machine"
+    if kind == stat.S_IFREG and is_draft(name):
+        return "a draft of an interrupted restore"
     return "a cache" if parent in CACHES and kind == stat.S_IFDIR and not task.is_all else ""
 
 
@@ -147,5 +203,6 @@ def _measure(folder: str) -> tuple[int, int]:
 def backups(folder: Path) -> Iterator[Path]:
     """Yield the backups in a folder, complete or not, newest first."""
     for path in sorted(folder.glob(f"{PREFIX}*"), reverse=True):
-        if (path / MANIFEST).is_file():
-            yield path
+        with contextlib.suppress(OSError):  # of another user
+            if (path / MANIFEST).is_file():
+                yield path

@@ -120,7 +120,7 @@ class NpmPackage:
 def _wheel(requirement: str, folder: Path, seconds: int = TOOL_SECONDS) -> Path:
     """Let pip download one wheel, without what it depends on, and return where it lies."""
     options = ["--no-deps", "--only-binary", ":all:", "--retries", "1", "--quiet"]
-    _run([*_pip(), "download", *options, "--dest", str(folder), requirement], seconds=seconds)
+    _run([*_pip(), "download", *options, "--dest", str(folder.resolve()), requirement], folder, seconds)
     wheel = next(folder.glob("*.whl"), None)
     if wheel is None:
         raise SourceError(f"pip brought no wheel of {requirement}")
@@ -136,7 +136,7 @@ def _pip() -> list[str]:
         if program is None:
             continue
         asked = [program, *command[1:]]
-        if subprocess.run([*asked, "--version"], capture_output=True, check=False).returncode == 0:
+        if subprocess.run([*asked, "--version"], capture_output=True, cwd="/", check=False).returncode == 0:
             return asked
     raise SourceError("no Python with pip is here")
 
