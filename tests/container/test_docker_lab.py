@@ -256,7 +256,7 @@ class TestShare:
         """A container whose home was not on the share: `make up` moves each of its files once, and says so."""
         lab.make("up")
         image, folder = lab.env["ROCMLAB_IMAGE"], "/home/jovyan"
-        earlier = f"FROM {image}\nENV ROCMLAB_HOME=\nRUN chown jovyan {folder}\n"
+        earlier = f"FROM {image}\nENV ROCMLAB_HOME=../jovyan\nRUN chown jovyan {folder}\n"
         subprocess.run(
             ["docker", "build", "--tag", "rocmlab-test/earlier:1", "-"], input=earlier, text=True, check=True
         )
