@@ -83,11 +83,12 @@ def week(native_lab: Clone, tmp_path: Path) -> Iterator[Week]:
 
 
 def test_a_week_of_use_loses_nothing(week: Week, tmp_path: Path) -> None:
-    """Saved at every level, settings changed, killed, the disk filled, cleaned, restored: every saved byte is there."""
+    """Saved at every level, settings changed, upgraded, killed, disk full, cleaned, restored: no byte is lost."""
     week.lab.make("up", SHARE=str(week.share), NOTEBOOKS_DIR=str(week.notebooks), MIN_FREE_DISK_GB="0", FORCE="1")
     monday(week)
     week.lab.make("up", CULL_IDLE_GPU_KERNELS_SECONDS="999", GPUS="none", FORCE="1")
     assert week.in_browser() == week.saved
+    tuesday(week)
     wednesday(week)
     before = thursday(week, tmp_path / "backups")
     friday(week)
@@ -102,6 +103,17 @@ def monday(week: Week) -> None:
     assert {"work", "work/project", "share", "share/runs", "share/models"} <= set(accepted)
     assert week.ask(THEMES, "PUT", {"raw": '{"theme": "JupyterLab Dark"}'})[0] == 204
     assert week.ask(WORKSPACE, "PUT", LAYOUT)[0] == 204
+
+
+def tuesday(week: Week) -> None:
+    """Upgrade to another version: the environment is made next to the running one, and switched to."""
+    with (week.lab.folder / "src/rocmlab/lab/icons.py").open("a") as source:
+        source.write("\n# another version\n")
+    printed = week.lab.make("upgrade", FORCE="1").stdout
+    assert "the new version works" in printed
+    assert (week.lab.folder / ".venv").is_symlink()
+    assert week.in_browser() == week.saved
+    assert week.ask(WORKSPACE)[1]["data"] == LAYOUT["data"]
 
 
 def wednesday(week: Week) -> None:
