@@ -136,9 +136,9 @@ class TestEveryday:
 
     def test_a_run_while_the_lab_is_down_has_a_container_of_its_own(self, host: Host) -> None:
         """Its exit code is the run's, and nothing is left of it."""
-        printed = host.make("run-notebooks", NOTEBOOKS="no_such_notebook", succeeds=False)
+        printed = host.make("run-notebooks", RUN="--resume no_such_run", succeeds=False)  # only the share knows
 
-        assert "no_such_notebook" in printed
+        assert "no_such_run" in printed
         assert not host.run("podman", "ps", "--all", "--quiet").strip()
 
     def test_settings_reach_the_lab_and_no_other(self, host: Host) -> None:
