@@ -78,7 +78,7 @@ upgrade: ## Get, build and start a newer version; switch back automatically if i
 	@$(ROCMLAB) upgrade
 rollback: ## Go back to the version before
 	@$(ROCMLAB) rollback
-clean: ## Stop, and remove the image or the environment; the share stays
+clean: ## Stop, and remove the image or the environment; the share stays (RUNS=30d removes old runs instead)
 	@$(ROCMLAB) clean
 backup: ## Save share, notebooks and settings (TO=/folder; ALL=1 with caches and data sets)
 	@$(ROCMLAB) backup
