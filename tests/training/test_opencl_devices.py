@@ -22,6 +22,18 @@ def device(kind, name, vendor, **more):
     return SimpleNamespace(type=kind, name=name, vendor=vendor, **{"extensions": "", "driver_version": "1", **more})
 
 
+class Program:
+    """Stands where pyopencl.Program does: an old compiler refuses a processor that it does not know."""
+
+    def __init__(self, context, _source):
+        self.device = context[0]
+
+    def build(self):
+        """Compile."""
+        if self.device is OLD:
+            raise ClError("clBuildProgram failed\n\nerror: unknown target CPU 'generic'\nDevice failed to build")
+
+
 ROCM = device(
     GPU,
     "gfx1100",
@@ -42,6 +54,7 @@ NVIDIA = device(
     pci_slot_id_nv=0,
 )
 POCL = device(CPU, "pthread-AMD EPYC", "AuthenticAMD")
+OLD = device(CPU, "pthread-AMD EPYC", "AuthenticAMD")
 FPGA = device(ACCELERATOR, "board", "Xilinx")
 
 
@@ -56,7 +69,13 @@ def host(monkeypatch):
 
         found = [listed(name, devices) for name, devices in platforms.items()]
         kinds = SimpleNamespace(CPU=CPU, GPU=GPU)
-        fake = SimpleNamespace(get_platforms=lambda: found, device_type=kinds, Error=ClError)
+        fake = SimpleNamespace(
+            get_platforms=lambda: found,
+            device_type=kinds,
+            Error=ClError,
+            Context=lambda devices: devices,
+            Program=Program,
+        )
         monkeypatch.setitem(sys.modules, "pyopencl", fake)
         return fake
 
@@ -102,6 +121,18 @@ def test_cpu_and_platform_are_chosen_by_name(host):
     assert opencl.choose("cpu")[0] is POCL
     assert opencl.choose("gpu", "rocm")[0] is ROCM
     assert [one for one, _description in opencl.visible("ROCM")] == [ROCM]
+
+
+def test_a_platform_that_does_not_know_the_processor_is_passed_over(host):
+    """Another one of the same kind is taken; where none is, the error has the compiler's reason and what to install."""
+    host(Old=[OLD], New=[POCL])
+    assert opencl.choose()[0] is POCL
+
+    host(Old=[OLD])
+    with pytest.raises(RocmlabError, match="can compile for pthread-AMD EPYC") as caught:
+        opencl.choose()
+    assert "unknown target CPU 'generic'" in caught.value.problem.why
+    assert "pocl-opencl-icd" in caught.value.problem.fix
 
 
 @pytest.mark.parametrize(

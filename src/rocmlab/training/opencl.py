@@ -25,7 +25,8 @@ INSTALL = (
 def choose(device: str = "auto", platform: str = "") -> tuple[Device, Description]:
     """Return the OpenCL device a notebook asked for, and its description.
 
-    `auto` takes the first GPU, else the first CPU; `gpu` insists on a GPU; `cpu` on a CPU. The description is that
+    `auto` takes the first GPU, else the first CPU; `gpu` insists on a GPU; `cpu` on a CPU. A device for which its
+    platform cannot compile a kernel is passed over, if there is another one of the same kind. The description is that
     of `placement`, with `platform` and `driver` (their names and versions) besides.
 
     Args:
@@ -33,16 +34,17 @@ def choose(device: str = "auto", platform: str = "") -> tuple[Device, Descriptio
         platform: only devices of platforms whose name contains this, in any case; "" takes all.
 
     Raises:
-        RocmlabError: OpenCL, a platform of that name or a device of that kind is missing, or the words are unknown.
+        RocmlabError: OpenCL, a platform of that name or a device of that kind is missing, none of them compiles, or the
+            words are unknown.
     """
     if device not in CHOICES:
         raise RocmlabError(f"device={device!r} is unknown", "", f"use one of: {', '.join(CHOICES)}")
     found = visible(platform)
     kinds = {"auto": ("gpu", "cpu"), "gpu": ("gpu",), "cpu": ("cpu",)}[device]
     for kind in kinds:
-        for one, description in found:
-            if (description["backend"] == "cpu") == (kind == "cpu"):
-                return one, description
+        candidates = [(one, each) for one, each in found if (each["backend"] == "cpu") == (kind == "cpu")]
+        if candidates:
+            return _first_that_compiles(candidates)
     listed = ", ".join(f"{one['name']} ({one['platform']})" for _device, one in found) or "no device"
     wanted = " or ".join(kind.upper() for kind in kinds)
     raise RocmlabError(
@@ -50,6 +52,36 @@ def choose(device: str = "auto", platform: str = "") -> tuple[Device, Descriptio
         f"its platforms list: {listed}",
         INSTALL,
     )
+
+
+def _first_that_compiles(candidates: list[tuple[Device, Description]]) -> tuple[Device, Description]:
+    """Return the first device for which its platform compiles a kernel: a compiler may be older than the processor.
+
+    Raises:
+        RocmlabError: none does.
+    """
+    reasons = []
+    for one, description in candidates:
+        error = _compile_error(one)
+        if not error:
+            return one, description
+        reasons.append(f"{description['platform']}: {error}")
+    raise RocmlabError(
+        f"no OpenCL platform here can compile for {candidates[0][1]['name']}",
+        "\n".join(reasons),
+        f"a newer OpenCL platform:\n{INSTALL}",
+    )
+
+
+def _compile_error(device: Device) -> str:
+    """Compile a small kernel, and return the compiler's reason if it fails; empty if it does not."""
+    cl = _pyopencl()
+    try:
+        cl.Program(cl.Context([device]), "kernel void probe(global float *a) { a[get_global_id(0)] += 1; }").build()
+    except cl.Error as err:
+        lines = [line.strip() for line in str(err).splitlines() if "error:" in line]
+        return (lines or [str(err).strip().splitlines()[0]])[0]
+    return ""
 
 
 def visible(platform: str = "") -> list[tuple[Device, Description]]:
