@@ -62,7 +62,7 @@ def _first_that_compiles(candidates: list[tuple[Device, Description]]) -> tuple[
     """
     reasons = []
     for one, description in candidates:
-        error = _compile_error(one)
+        error = compile_error(one)
         if not error:
             return one, description
         reasons.append(f"{description['platform']}: {error}")
@@ -73,7 +73,7 @@ def _first_that_compiles(candidates: list[tuple[Device, Description]]) -> tuple[
     )
 
 
-def _compile_error(device: Device) -> str:
+def compile_error(device: Device) -> str:
     """Compile a small kernel, and return the compiler's reason if it fails; empty if it does not."""
     cl = _pyopencl()
     try:
