@@ -24,6 +24,7 @@ pytestmark = [
 THEMES = "/lab/api/settings/@jupyterlab/apputils-extension:themes"
 WORKSPACE = "/lab/api/workspaces/week"
 LAYOUT = {"data": {"week": {"monday": 1}}, "metadata": {"id": "week"}}
+CHANGED = (".env", ".rocmlab/written.json", "src/rocmlab/lab/icons.py")
 LEVELS = 3  # of folders, below the one that JupyterLab opens
 
 
@@ -77,8 +78,13 @@ def week(native_lab: Clone, tmp_path: Path) -> Iterator[Week]:
     made.share.mkdir()
     shutil.copytree(native_lab.folder / "notebooks", made.notebooks)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200m", "tmpfs", str(made.share)], check=True)
+    kept = {path: path.read_text() if path.exists() else None for path in map(native_lab.folder.__truediv__, CHANGED)}
     yield made
     native_lab.make("down", FORCE="1", succeeds=False)
+    for path, text in kept.items():  # the lab is also that of other tests, with the share and notebooks that it had
+        path.unlink(missing_ok=True)
+        if text is not None:
+            path.write_text(text)
     subprocess.run(["umount", "--lazy", str(made.share)], check=True)
 
 
