@@ -85,6 +85,7 @@ def week(native_lab: Clone, tmp_path: Path) -> Iterator[Week]:
         path.unlink(missing_ok=True)
         if text is not None:
             path.write_text(text)
+            path.chmod(0o600)
     subprocess.run(["umount", "--lazy", str(made.share)], check=True)
 
 
