@@ -128,7 +128,8 @@ def test_workers_of_ray_listen_on_the_loopback_alone(
 ) -> None:
     """`11_multi_node_torch` with two workers, once Ray Train is installed; after the others, which need it not."""
     python = built_lab.folder / ".venv/bin/python"
-    added = [python, REPOSITORY / "docker/build/additions.py", REPOSITORY / "requirements/cluster-train.txt"]
+    added = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes", "--requirement"]
+    added.append(REPOSITORY / "requirements/cluster-train.txt")
     installed = subprocess.run(added, env=built_lab.environment, capture_output=True, text=True, check=False)
     if installed.returncode:
         pytest.skip(f"Ray Train could not be installed: {installed.stdout[-300:]}{installed.stderr[-300:]}")
