@@ -10,10 +10,9 @@ import urllib.request
 from collections.abc import Callable
 from typing import Any
 
-from rocmlab import identity
 from rocmlab.errors import RocmlabError
 from rocmlab.stack import sockets
-from rocmlab.stack.sockets import NOBODY, OTHER, OURS, ROOT, UNKNOWN, Holder, Listener, trusted
+from rocmlab.stack.sockets import NOBODY, OTHER, OURS, UNKNOWN, Holder, Listener, trusted
 
 __all__ = ["NOBODY", "OTHER", "OURS", "UNKNOWN", "Holder", "Listener", "trusted"]
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the loopback needs no proxy
@@ -77,7 +76,7 @@ def ask(
 def _is_taken(port: int, client_port: int) -> bool:
     """Return whether another user's process has a connection, where an engine forwards the port without a listener."""
     uid = sockets.accepted_by(port, client_port)
-    return uid is not None and uid != ROOT and uid not in identity.own_uids()
+    return uid is not None and not trusted(uid)
 
 
 def speaks(port: int) -> bool:
