@@ -6,7 +6,7 @@ import importlib
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -97,7 +97,7 @@ def fit_resident(
     module = importlib.import_module(f"rocmlab.training.resident.{name}")
     make = callback_lists.of_keras if is_keras else callback_lists.of_torch
     found, history = make(model, callbacks, verbose, epochs, options.steps(data.train.count))
-    engine: Engine = module.build(model, data, options)
+    engine: Engine = module.build(model, data, replace(options, report=callback_lists.reporter(found)))
     seconds = _loop(model, engine, data, options, found)
     return Fit(model, history.history, list(history.epoch), dict(history.params), engine.how, seconds)
 

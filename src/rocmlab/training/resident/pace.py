@@ -6,9 +6,11 @@ not depend on where an epoch is cut. Short epochs are not cut.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rocmlab.training.resident import interrupts
@@ -82,3 +84,85 @@ class Pace:
         if self._open is not None and self._open[0] and self._passes:
             self.note(self._open[0], time.perf_counter() - self._open[1])
         self._open, self._passes = None, self._passes + 1
+
+
+class Counter:
+    """Counts the steps of a pass that Python runs one by one or in graphs; sometimes it waits for the device.
+
+    Args:
+        pace: says after how many steps.
+        steps: of the pass.
+        wait: waits for the device.
+        report: is told the steps that are done, and whether metrics of some of them can be read.
+    """
+
+    def __init__(self, pace: Pace, steps: int, wait: Callable[[], None], report: Callable[[int, bool], None]) -> None:
+        self._pace, self._steps, self._wait, self._report = pace, steps, wait, report
+        self._held = interrupts.Held(None)
+        self._base = self._done = self._seen = 0
+        self._has_logs = False
+        self._look(time.perf_counter())
+
+    def begin_block(self) -> None:
+        """Count the steps of a block from here on."""
+        self._base = self._done
+
+    def step(self) -> None:
+        """Count a step after which more steps of the same group follow: their metrics are not accounted for yet."""
+        self._count(self._done + 1)
+
+    def reach(self, steps: int) -> None:
+        """Note that so many steps of the block are done, and their metrics, too."""
+        self._has_logs = True
+        self._count(self._base + steps)
+
+    def _count(self, done: int) -> None:
+        self._done = done
+        self._held.act()
+        if self._steps > done >= self._next:
+            self._wait()
+            now = time.perf_counter()
+            self._pace.note(done - self._seen, now - self._began)
+            self._held.act()
+            self._report(done, self._has_logs)
+            self._look(time.perf_counter())
+
+    def _look(self, now: float) -> None:
+        self._seen, self._began = self._done, now
+        self._next = self._done + self._pace.steps(max(1, self._steps - self._done))
+
+    @contextlib.contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count the steps inside the block; an interrupt acts between two of them."""
+        with interrupts.deferred() as self._held, _current(self):
+            yield
+
+
+_here = threading.local()
+
+
+def step() -> None:
+    """Count a step of the pass that runs in this thread, if one is counted."""
+    if counter := getattr(_here, "counter", None):
+        counter.step()
+
+
+def reach(steps: int) -> None:
+    """Note that so many steps of a block are done, if a pass is counted in this thread."""
+    if counter := getattr(_here, "counter", None):
+        counter.reach(steps)
+
+
+def uncounted() -> contextlib.AbstractContextManager[None]:
+    """Count no steps inside the block: a graph records them and runs none."""
+    return _current(None)
+
+
+@contextlib.contextmanager
+def _current(counter: Counter | None) -> Iterator[None]:
+    before = getattr(_here, "counter", None)
+    _here.counter = counter
+    try:
+        yield
+    finally:
+        _here.counter = before
