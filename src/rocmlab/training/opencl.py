@@ -9,6 +9,7 @@ import importlib
 from typing import Any
 
 from rocmlab.errors import RocmlabError
+from rocmlab.training import pocl
 from rocmlab.training.placement import CHOICES, Description
 
 Device = Any  # pyopencl.Device
@@ -74,7 +75,17 @@ def _first_that_compiles(candidates: list[tuple[Device, Description]]) -> tuple[
 
 
 def compile_error(device: Device) -> str:
-    """Compile a small kernel, and return the compiler's reason if it fails; empty if it does not."""
+    """Compile a small kernel, and return the compiler's reason if it fails; empty if it does not.
+
+    Where PoCL's wheel rejects the processor, it compiles for an older one with the same instructions from then on.
+    """
+    error = _build_error(device)
+    if pocl.REJECTED in error and pocl.rename(device, device.platform.version, pocl.processor()):
+        error = _build_error(device)
+    return error
+
+
+def _build_error(device: Device) -> str:
     cl = _pyopencl()
     try:
         cl.Program(cl.Context([device]), "kernel void probe(global float *a) { a[get_global_id(0)] += 1; }").build()
@@ -91,6 +102,7 @@ def visible(platform: str = "") -> list[tuple[Device, Description]]:
         RocmlabError: pyopencl is not installed, there is no platform, or none of that name.
     """
     cl = _pyopencl()
+    pocl.prepare()
     try:
         platforms = cl.get_platforms()
     except cl.Error:  # the loader's way to say that it found no driver

@@ -48,6 +48,8 @@ class Job:
     kernel: str | None = None  # name of the kernelspec; None where the notebook could not be read
     language: str | None = None  # the kernelspec's; papermill needs it to write the parameters
     gpus: int | Literal["all"] | None = None  # how many it asks for; None: one if there is one, else the CPU
+    min_gpus: int | None = None  # of `all`: with fewer it gets the CPU; None: it waits for all, one or more
+    takes_gpus_from_ray: bool = False  # on a cluster its workers have the GPUs, and the notebook itself has none
     vram_bytes: int | None = None  # which each of its GPUs must have; None: any
     is_mixed: bool = False  # whether its GPUs may be of different products
     timeout_seconds: float | None = None  # its own limit; None: the run's
