@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,13 @@ def test_short_simulated_and_failed_runs_are_left_out(runs) -> None:
     assert [line.split(", ")[1].split(":")[0] for line in left_out] == ["short", "pretended", "fake"]
 
 
+def test_a_single_epoch_of_fit_is_left_out(runs) -> None:
+    """It compiled, so its time is not that of the others."""
+    results, _ = runs(job({**FC, "fit_epochs": 1}))
+
+    assert [one.method for one in results] == ["fit_resident"]
+
+
 def test_an_older_record_has_one_way(runs) -> None:
     """Before both were recorded, `resident` said which one it was."""
     old = {name: value for name, value in FC.items() if not name.startswith("fit_")}
@@ -292,3 +300,23 @@ def test_a_damaged_run_does_not_stop_the_others(runs, tmp_path: Path) -> None:
     results, _ = runs(job({"workload": "mnist_fc"}), job(FC))
 
     assert len(results) == 2
+
+
+@pytest.mark.parametrize(
+    ("notebook", "names"),
+    [
+        ("01_mnist_fc", "parameters epochs batch_size microseconds_per_sample"),
+        ("02_mnist_cnn", "training microseconds_per_sample"),
+        ("06_segmentation_unet", "size batch_size parameters milliseconds_per_picture"),
+        ("07_bert_trec", "model settings"),
+        ("08_bert_inference_batches", "model data seconds_by_batch"),
+    ],
+)
+def test_the_notebooks_record_what_is_read(notebook: str, names: str) -> None:
+    """Under these names, each with the workload that its reader is found by."""
+    path = Path(__file__).parents[2] / "notebooks" / f"{notebook}.ipynb"
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    source = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+
+    assert any(f'workload="{workload}"' in source for workload in recorded.READERS)
+    assert [name for name in names.split() if not re.search(rf"\b{name}\b", source)] == []
