@@ -27,7 +27,6 @@ SEED = 42
 SAMPLES = {"mnist_fc": (60_000, 60_000), "unet": (48, 480), "unet_mixed": (48, 480)}
 SAMPLES |= dict.fromkeys(("mnist_cnn", "mnist_cnn_rmsprop"), (12_800, 60_000))
 BATCH, UNET_BATCHES = 128, {512: 16}  # the U-Net with smaller pictures: 8
-CURVE_SAMPLES = 2_000  # of the test data, after each epoch
 POWER_SECONDS = 4.0  # how long each way trains for its power alone
 MAX_POWER_EPOCHS = 10_000
 
@@ -44,6 +43,7 @@ def measure(
     *,
     size: int | None = None,
     curves: bool = False,
+    test_samples: int | None = None,
 ) -> dict[str, Any]:
     """Train both ways and return the row; times in seconds, one for each epoch after the first.
 
@@ -56,6 +56,7 @@ def measure(
         say: prints a line of progress.
         size: pixels of a side of the U-Net's pictures; None: 512 on a GPU, 128 on the CPU.
         curves: test both ways after each epoch.
+        test_samples: how many are tested with; None: all.
 
     Raises:
         RocmlabError: there is no such device, or a framework is missing.
@@ -88,7 +89,7 @@ def measure(
             started.append(time.perf_counter())  # both have compiled
         say(f"epoch {epoch + 1} of {runs + 1}: {mine.seconds[-1]:.3f} s, fit {other.seconds[-1]:.3f} s")
         if curves or epoch == runs:
-            few = [part[: CURVE_SAMPLES if epoch < runs else None] for part in test]
+            few = [part[:test_samples] for part in test]
             first, second = (
                 model.evaluate(*few, batch_size=min(250, 4 * batch), verbose=0)[1] for model in (ours, theirs)
             )
