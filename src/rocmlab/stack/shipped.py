@@ -28,6 +28,7 @@ NAMES = frozenset(
         "10_share_and_resume.ipynb",
         "11_multi_node_torch.ipynb",
         "15_compare.ipynb",
+        "16_triton_kernel.ipynb",
     }
 )
 
