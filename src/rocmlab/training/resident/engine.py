@@ -115,6 +115,12 @@ def tree_map(function: Callable[[Any], Any], tree: Tree) -> Tree:
     return None if tree is None else function(tree)
 
 
+def layers_of(model: Model) -> list[Any]:
+    """Return a Keras model and every layer in it; where Keras does not list the inner ones, only those of the model."""
+    flatten = getattr(model, "_flatten_layers", None)
+    return list(flatten()) if callable(flatten) else [model, *model.layers]
+
+
 def fell_back(reason: str) -> None:
     """Warn, once per cause, that an epoch runs a slower way than it could; the engine's `how` says the same."""
     warnings.warn(f"fit_resident: {reason}", RuntimeWarning, stacklevel=3)

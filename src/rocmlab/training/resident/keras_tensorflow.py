@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from rocmlab.errors import RocmlabError
 from rocmlab.training.resident import blocks
-from rocmlab.training.resident.engine import Array, Data, Engine, Model, Options, Samples, tree_map
+from rocmlab.training.resident.engine import Array, Data, Engine, Model, Options, Samples, layers_of, tree_map
 from rocmlab.training.resident.tensorflow_loop import BATCH, EAGER, EPOCH, GRAPH, STEP, Arrays, Loop, Tensor
 from rocmlab.training.resident.tensorflow_pass import WORDS, Pass
 
@@ -92,7 +92,7 @@ class TensorFlowEngine:
             return [EAGER], "the model is compiled with run_eagerly"
         if self._replicas > 1:
             return [GRAPH, BATCH], "XLA cannot compile a step whose replicas exchange gradients"
-        if not all(getattr(layer, "supports_jit", True) for layer in _layers(self._model)):
+        if not all(getattr(layer, "supports_jit", True) for layer in layers_of(self._model)):
             return [GRAPH, BATCH], "a layer of the model does not support XLA"
         if "CPU" not in self._device and not self._model.jit_compile:
             return [GRAPH, BATCH], "the model is compiled with jit_compile=False"
@@ -169,12 +169,6 @@ class TensorFlowEngine:
             )
 
 
-def _layers(model: Model) -> list[Any]:
-    """Return the model and every layer in it; where Keras does not list the inner ones, only those of the model."""
-    flatten = getattr(model, "_flatten_layers", None)
-    return list(flatten()) if callable(flatten) else [model, *model.layers]
-
-
 def _device_of(model: Model) -> str:
     """Return the full name of the device that holds the model's weights: "/job:…/device:GPU:0"."""
     held = [str(variable.value.device) for variable in model.variables]
@@ -192,12 +186,12 @@ def _free_bytes(device: str) -> int | None:
     """
     if "CPU" in device:
         return blocks.host_free_bytes()
-    from tensorflow.python.client import device_lib
-
     name = _spoken(device)
     try:
+        from tensorflow.python.client import device_lib
+
         used = int(tf.config.experimental.get_memory_info(name)["current"])
-    except (ValueError, NotImplementedError):  # a PluggableDevice that does not count
+    except (ImportError, ValueError, NotImplementedError):  # a PluggableDevice that does not count
         return None
     limits = [int(one.memory_limit) for one in device_lib.list_local_devices() if one.name.endswith(f"device:{name}")]
     return limits[0] - used if limits else None
