@@ -27,9 +27,13 @@ REPOSITORY = Path(__file__).parents[2]
 TESTS = "tests/training/frameworks"
 LIMIT_SECONDS = 2400
 # The longest first. Keras has one backend a process; what starts programs of its own, all PyTorch's, is one more, so
-# that two lanes end at about the same time.
-RUNS = {"jax": "jax", "tensorflow": "tensorflow", "torch": "torch", "programs": "torch"}
-PROGRAMS = ("test_bert_notebooks.py", "test_gloo.py", "test_scaling_programs.py")
+# that two lanes end at about the same time. OpenCL is alone, as in its notebook: a system's PoCL and TensorFlow each
+# bring an LLVM, and both in one process end it.
+RUNS = {"jax": "jax", "tensorflow": "tensorflow", "torch": "torch", "programs": "torch", "opencl": "torch"}
+ALONE = {
+    "programs": ("test_bert_notebooks.py", "test_gloo.py", "test_scaling_programs.py"),
+    "opencl": ("test_opencl.py",),
+}
 PROGRAM = """
 import sys
 sys.path.append(sys.argv[1])
@@ -83,10 +87,10 @@ def framework_tests(built_lab: Clone) -> dict[str, subprocess.CompletedProcess[s
         [python, "-c", "import sys; print(*sys.version_info[:2])"], capture_output=True, text=True, check=True
     ).stdout.split()
     assert tuple(map(int, version)) == sys.version_info[:2], "the lab and these tests need one version of Python"
-    others = [TESTS, *(f"--ignore={TESTS}/{name}" for name in PROGRAMS)]
+    others = [TESTS, *(f"--ignore={TESTS}/{name}" for names in ALONE.values() for name in names)]
 
     def run(name: str) -> subprocess.CompletedProcess[str]:
-        chosen = [f"{TESTS}/{program}" for program in PROGRAMS] if name == "programs" else others
+        chosen = [f"{TESTS}/{each}" for each in ALONE[name]] if name in ALONE else others
         options = ["-m", "frameworks", *chosen, "-q", "-p", "no:cacheprovider"]
         return subprocess.run(
             [python, "-c", PROGRAM, sysconfig.get_path("purelib"), *options],
