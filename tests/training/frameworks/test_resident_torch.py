@@ -626,7 +626,7 @@ def test_parts_of_keras_that_are_others_are_left_alone(keras, fit_resident, monk
     layer = keras.layers.BatchNormalization
     usual = layer.__init__
     monkeypatch.setattr(layer, "__init__", lambda self, *a, unheard=0, **b: usual(self, *a, **b))
-    kind = keras.optimizers.RMSprop
+    kind = type(keras.optimizers.RMSprop())
     step = kind._parallel_update_step
     monkeypatch.setattr(kind, "_parallel_update_step", lambda self, *a: step(self, *[a[0], a[1], a[2] * 0.5]))
     monkeypatch.setattr(keras_torch, "PARTS", ("_an_attribute_of_another_keras",))

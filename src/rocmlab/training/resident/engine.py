@@ -72,11 +72,13 @@ class Data:
 class Options:
     """How to train: the arguments of `fit_resident` after its checks."""
 
-    batch_size: int = 32  # also of the validation
+    batch_size: int = 32
+    validation_batch_size: int | None = None  # None: that of the training
     epochs: int = 1
     initial_epoch: int = 0
     shuffle: bool = True
     seed: int = 0  # of the order of the samples, 0 to 2^31-1; drawn by `fit_resident` when its caller gave none
+    validation_freq: int | frozenset[int] = 1  # epochs between validations, or those to validate after, from 1
     memory_bytes: int | None = None  # of the device for the data; None: what is free, less a reserve
     optimizer: Any = None  # this and the next two only for a plain torch module
     loss: Callable[..., Any] | None = None
@@ -85,6 +87,16 @@ class Options:
     def steps(self, count: int) -> int:
         """Batches of an epoch over `count` samples, the last one possibly smaller."""
         return -(-count // self.batch_size)
+
+    def batch(self, *, training: bool) -> int:
+        """Samples of a full batch, of the training or of the validation."""
+        return self.batch_size if training else self.validation_batch_size or self.batch_size
+
+    def validates(self, epoch: int) -> bool:
+        """Whether a validation follows this epoch, counted from 0."""
+        if isinstance(self.validation_freq, int):
+            return (epoch + 1) % self.validation_freq == 0
+        return epoch + 1 in self.validation_freq
 
 
 def leaves(tree: Tree) -> Iterator[Any]:

@@ -52,7 +52,7 @@ class TensorFlowEngine:
         is_cpu = "CPU" in self._device
         avoidable = () if not is_cpu else (EPOCH,) if model.jit_compile else (EPOCH, STEP)
         self._training, self._testing = (
-            Pass(model, Loop(model, step, options.batch_size, is_cpu), ways, avoidable)
+            Pass(model, Loop(model, step, options.batch(training=step == "train_step"), is_cpu), ways, avoidable)
             for step in ("train_step", "test_step")
         )
 
@@ -159,8 +159,8 @@ class TensorFlowEngine:
         Raises:
             RocmlabError: one of the batches is that small.
         """
-        sets = [self._data.train, *([self._data.validation] if self._data.validation else [])]
-        last = min((one.count - 1) % self._options.batch_size + 1 for one in sets)
+        sets = [(self._data.train, True), *([(self._data.validation, False)] if self._data.validation else [])]
+        last = min((one.count - 1) % self._options.batch(training=training) + 1 for one, training in sets)
         if last < self._replicas:
             raise RocmlabError(
                 f"the last batch has {last} sample(s) for {self._replicas} replicas",
