@@ -25,7 +25,10 @@ def no_frameworks(monkeypatch, tmp_path):
     """Begin without a backend, without a framework imported, and with nothing of them installed."""
     monkeypatch.setenv("KERAS_BACKEND", "none yet")
     monkeypatch.delenv("KERAS_BACKEND")
-    for name in ("keras", *backends.TITLES):
+    for name in backends.QUIET:
+        monkeypatch.setenv(name, "none yet")
+        monkeypatch.delenv(name)
+    for name in ("keras", *backends.TITLES, "transformers"):
         monkeypatch.setitem(sys.modules, name, None)
         monkeypatch.delitem(sys.modules, name)
     standard = [folder for folder in sys.path if "-packages" not in folder]
@@ -145,3 +148,29 @@ def test_versions_are_those_that_were_imported(install):
     importlib.import_module("jax")
 
     assert backends.versions() == {"keras": "3.15.1", "jax": "1.0"}
+
+
+def test_frameworks_print_errors_only_and_share_the_gpu(install, monkeypatch):
+    """What frameworks read at their import is set outside the lab's kernels as well; a value of the user stays."""
+    install("keras", "tensorflow")
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
+
+    backends.use("tensorflow")
+
+    assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "0"
+    assert os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"
+    assert os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
+
+
+def test_facts_of_a_record_are_those_of_what_was_imported(install):
+    """Framework and versions come from the modules, device and `simulated` from the device that was used."""
+    install("keras", "jax")
+    os.environ["KERAS_BACKEND"] = backends.use("jax")
+    for name in ("keras", "jax"):
+        importlib.import_module(name)
+    used = {"backend": "cpu", "name": "a CPU", "index": 0, "pci": None, "simulated": True}
+
+    found = backends.facts(used)
+
+    versions = {"keras": "3.15.1", "jax": "1.0"}
+    assert found == {"framework": "jax", "versions": versions, "device": used, "simulated": True}

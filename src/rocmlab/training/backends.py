@@ -8,14 +8,20 @@ import sys
 from typing import Any
 
 from rocmlab.errors import RocmlabError
+from rocmlab.training.placement import Description
 
 TITLES = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
 KERNELS = {"tensorflow": "tensorflow", "jax": "torch", "torch": "torch"}  # the kernel of the lab that has each
 VARIABLE = "KERAS_BACKEND"
+QUIET = {  # frameworks read these when they are imported; a value that is already set stays
+    "TF_CPP_MIN_LOG_LEVEL": "2",  # TensorFlow: errors only
+    "TF_FORCE_GPU_ALLOW_GROWTH": "true",  # leave GPU memory to other processes
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # the same for JAX
+}
 
 
 def use(backend: str = "auto") -> str:
-    """Make Keras compute with this backend, and return its name. Call it before `import keras`.
+    """Set `KERAS_BACKEND` and return its value; frameworks print errors only. Call it before `import keras`.
 
     A kernel may have imported Keras before its first cell: one that was forked from a warm parent has. Then the
     backend it has is what it keeps, and asking for another is an error.
@@ -45,6 +51,8 @@ def use(backend: str = "auto") -> str:
                 f"{sys.executable} cannot import {module}",
                 _choose_kernel(wanted),
             )
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
     os.environ[VARIABLE] = wanted
     return wanted
 
@@ -55,6 +63,23 @@ def versions() -> dict[str, str]:
 
     framework = keras.backend.backend()
     return {"keras": keras.__version__, framework: sys.modules[framework].__version__}
+
+
+def facts(used: Description, framework: str | None = None) -> dict[str, Any]:
+    """Return what every record contains about its environment: framework, versions, device, simulated.
+
+    Args:
+        used: the device, as `placement.choose` describes it.
+        framework: `torch` or another one that was used directly; None for Keras and its backend.
+    """
+    found = versions() if framework is None else {framework: str(sys.modules[framework].__version__)}
+    for name in ("transformers",):
+        if name in sys.modules:
+            found[name] = sys.modules[name].__version__
+    if framework == "torch":
+        found["hip"] = sys.modules["torch"].version.hip
+    name = framework or sys.modules["keras"].backend.backend()
+    return {"framework": name, "versions": found, "device": used, "simulated": used["simulated"]}
 
 
 def _of_imported_keras() -> str | None:
