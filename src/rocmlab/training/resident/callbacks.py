@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from rocmlab.training.resident.arguments import check_callbacks
 from rocmlab.training.resident.engine import Model
+from rocmlab.training.resident.pace import Report
 
 Logs = dict[str, Any]
 BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
@@ -91,6 +92,24 @@ def of_torch(model: Model, callbacks: object, verbose: str | int, epochs: int, s
     return found, found.result
 
 
+def reporter(callbacks: Callbacks) -> Report:
+    """Return what shows the steps of an epoch that are done, and its losses and metrics so far, while it runs."""
+    if isinstance(callbacks, PlainCallbacks):
+        return callbacks.on_steps
+    import keras
+
+    listed = getattr(callbacks, "callbacks", [])
+    bars = [one for one in listed if isinstance(one, keras.callbacks.ProgbarLogger) and one.verbose == 1]
+
+    def report(done: int, read: Callable[[], Logs]) -> None:
+        if bars:
+            logs = read()  # from the device: not where nobody looks
+            for bar in bars:
+                bar.on_train_batch_end(done - 1, logs)
+
+    return report
+
+
 class PlainCallbacks:
     """Calls callbacks without Keras, keeps the history and prints a line per epoch."""
 
@@ -100,6 +119,7 @@ class PlainCallbacks:
         self.result.history, self.result.epoch = {}, []
         self.params = params
         self._callbacks, self._verbose = callbacks, verbose
+        self._number = 0  # of the epoch that runs
         for callback in callbacks:
             for name, value in (("set_params", params), ("set_model", model)):
                 getattr(callback, name, _nothing)(value)
@@ -114,7 +134,16 @@ class PlainCallbacks:
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Tell every callback."""
+        self._number = epoch
         self._call("on_epoch_begin", epoch, logs)
+
+    def on_steps(self, done: int, read: Callable[[], Logs]) -> None:
+        """Print how far the epoch is, as Keras does: in place on a screen and in notebooks, elsewhere in a new line."""
+        if self._verbose in (1, "auto"):
+            told = "".join(f" - {name}: {value:.4g}" for name, value in read().items())
+            end = "\r" if sys.stdout.isatty() or "ipykernel" in sys.modules else "\n"
+            sys.stdout.write(f"Epoch {self._number + 1}: {done}/{self.params['steps']} steps{told}{end}")
+            sys.stdout.flush()
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Keep and print the logs, and tell every callback; plain functions are called here."""

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from rocmlab.training.resident.pace import Report
+
 Model = Any  # of Keras or PyTorch
 Array = Any  # of numpy or a framework; inside a program perhaps a number
 Tree = Any  # an array, None, or a dict, list or tuple of trees
@@ -28,7 +30,11 @@ class Engine(Protocol):
         """Take the model's current weights, optimizer state and learning rate: a callback may have changed them."""
 
     def train(self, epoch: int) -> dict[str, float]:
-        """Train one epoch and block until the device is done; the logs are named as `fit` names them."""
+        """Train one epoch and block until the device is done; the logs are named as `fit` names them.
+
+        A long epoch runs in several programs (`pace`): between two of them progress is reported, and an interrupt
+        takes effect. Then the model keeps the weights and the optimizer state of the last program's last step.
+        """
 
     def evaluate(self) -> dict[str, float]:
         """Return the logs of the validation set, named without `val_`; only called when there is one."""
@@ -83,10 +89,11 @@ class Options:
     optimizer: Any = None  # this and the next two only for a plain torch module
     loss: Callable[..., Any] | None = None
     metrics: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    report: Report = lambda done, read: None  # called between the programs of an epoch of training
 
-    def steps(self, count: int) -> int:
-        """Batches of an epoch over `count` samples, the last one possibly smaller."""
-        return -(-count // self.batch_size)
+    def steps(self, count: int, *, training: bool = True) -> int:
+        """Batches of an epoch, or a validation, over `count` samples, the last one possibly smaller."""
+        return -(-count // self.batch(training=training))
 
     def batch(self, *, training: bool) -> int:
         """Samples of a full batch, of the training or of the validation."""

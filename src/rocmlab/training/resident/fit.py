@@ -7,6 +7,7 @@ import inspect
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -110,7 +111,7 @@ def fit_resident(
     module = importlib.import_module(f"rocmlab.training.resident.{name}")
     make = callback_lists.of_keras if is_keras else callback_lists.of_torch
     found, result = make(model, callbacks, verbose, options.epochs, options.steps(data.train.count))
-    engine: Engine = module.build(model, data, options)
+    engine: Engine = module.build(model, data, replace(options, report=callback_lists.reporter(found)))
     result.seconds = _loop(model, engine, data, options, found)
     result.how = engine.how
     return result

@@ -72,7 +72,7 @@ class TensorFlowEngine:
 
     def train(self, epoch: int) -> dict[str, float]:
         """Train one epoch; the metrics are read once, at its end."""
-        return self._training.run(lambda: self._blocks_to_train(epoch))
+        return self._training.run(lambda: self._blocks_to_train(epoch), self._options.report)
 
     def evaluate(self) -> dict[str, float]:
         """Run the validation set through the model."""

@@ -68,7 +68,7 @@ class TorchEngine:
         model.reset_metrics()
         model.train()
         with _updates(model, self._device):
-            logs = self._epochs.train(epoch, self._seed)
+            logs = self._epochs.train(epoch, self._seed, lambda: _logs(model, None))
         model.eval()
         found = _logs(model, logs)
         torch_store.synchronise(self._device)
