@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from rocmlab.errors import RocmlabError
-from rocmlab.training.resident import blocks
+from rocmlab.training.resident import blocks, probes
 from rocmlab.training.resident.engine import Array, Data, Engine, Model, Options, Samples, layers_of, tree_map
 from rocmlab.training.resident.tensorflow_loop import BATCH, EAGER, EPOCH, GRAPH, STEP, Arrays, Loop, Tensor
 from rocmlab.training.resident.tensorflow_pass import WORDS, Pass
@@ -65,7 +65,7 @@ class TensorFlowEngine:
         if self._replicas > 1:
             parts.append(f"each batch shared between {self._replicas} replicas")
         reasons = dict.fromkeys(one for one in (self._reason, self._training.reason, self._testing.reason) if one)
-        return "; ".join([", ".join(parts), *reasons])
+        return "; ".join([", ".join(parts), *reasons, *probes.reports()])
 
     def begin(self, epoch: int) -> None:
         """Do nothing: the programs read the model's variables."""
@@ -164,7 +164,7 @@ class TensorFlowEngine:
         if last < self._replicas:
             raise RocmlabError(
                 f"the last batch has {last} sample(s) for {self._replicas} replicas",
-                f"each replica needs at least one; the batch size is {self._options.batch_size}",
+                f"each replica needs at least one, in training and validation (batch_size={self._options.batch_size})",
                 f"leave the last {last} sample(s) out, or pass another batch_size",
             )
 
