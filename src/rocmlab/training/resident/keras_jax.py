@@ -77,6 +77,9 @@ class JaxEngine:
 
     def begin(self, epoch: int) -> None:
         """Take the state from the model's variables."""
+        record = getattr(self._model, "_record_training_state_sharding_spec", None)
+        if callable(record):  # of Keras before 3.12, whose steps read what its `fit` has noted first
+            record()
         parts = [[variable.value for variable in part] for part in self._programs.variables(training=True)]
         self._state = dict(zip(TO_TRAIN, parts, strict=True))
 
