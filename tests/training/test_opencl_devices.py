@@ -54,7 +54,7 @@ NVIDIA = device(
     pci_slot_id_nv=0,
 )
 POCL = device(CPU, "pthread-AMD EPYC", "AuthenticAMD")
-OLD = device(CPU, "pthread-AMD EPYC", "AuthenticAMD")
+OLD = device(CPU, "pthread-AMD EPYC", "AuthenticAMD", platform=SimpleNamespace(version="OpenCL 1.2 Some Driver"))
 FPGA = device(ACCELERATOR, "board", "Xilinx")
 
 

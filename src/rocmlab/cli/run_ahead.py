@@ -129,7 +129,9 @@ def _wanted(row: ahead.Row) -> str:
         return "CPU"
     if row.gpus is None:
         return "1 GPU, or CPU"
-    return "all GPUs" if row.gpus == "all" else f"{row.gpus} GPU{'s' * (row.gpus != 1)}"
+    if row.gpus == "all":
+        return f"all GPUs ({row.note})" if row.note else "all GPUs"
+    return f"{row.gpus} GPU{'s' * (row.gpus != 1)}"
 
 
 def _parameters(values: dict[str, Any]) -> str:

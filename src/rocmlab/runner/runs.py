@@ -141,6 +141,7 @@ class _Runner:
         self.unplaced: dict[str, int] = {}  # how often its place was no good before it began
         self.gone: str | None = None  # why the cluster is
         self.full: str | None = None  # which disk is nearly full, so that no further job starts
+        self.why_cpu: dict[str, str] = {}  # of jobs that waited too long for several GPUs
         self.told: set[str] = set()  # jobs of which it was said what they wait for
         self.waiting = Queue((), slots)
         self.running: dict[asyncio.Task[None], Supervised] = {}  # until their notebooks are converted
@@ -308,9 +309,7 @@ class _Runner:
             self.slots.give_back(supervisor.place)
         if ending.status == "ok" or not self.rules.fail_fast:
             self.freed.set()  # the next job need not wait for what is left to do for this one
-        if ending.is_unplaced and self._goes_on and self.unplaced.get(job.name, 0) < MOST_PLACES:
-            self.unplaced[job.name] = self.unplaced.get(job.name, 0) + 1
-            self._put_back(job, supervisor.place)
+        if self._goes_on and self._needs_another_place(job, supervisor.place, ending):
             return
         attempts = self.attempts.get(job.name, [])
         if ending.status == "not run":  # it was stopped while it waited
@@ -330,8 +329,29 @@ class _Runner:
         self._hurry()
         self.results[job.name] = await self._converted(result)
 
+    def _needs_another_place(self, job: Job, place: Place, ending: Ending) -> bool:
+        """Put a job back that could not begin in its place; return whether it was."""
+        if ending.is_unplaced and self.unplaced.get(job.name, 0) < MOST_PLACES:
+            self.unplaced[job.name] = self.unplaced.get(job.name, 0) + 1
+            self._put_back(job, place)
+            return True
+        if ending.why_cpu:
+            self.why_cpu[job.name] = ending.why_cpu
+            log.warning("%s gets the CPU: %s", job.name, ending.why_cpu)
+            self._put_back(replace(job, gpus=0, min_gpus=None), place)
+            return True
+        return False
+
+    def _warned(self, job: Job, ending: Ending) -> Ending:
+        """Add why a job ran on the CPU that needs several GPUs; without any GPU that goes without saying."""
+        why = self.why_cpu.get(job.name)
+        if self.slots.gpus and not job.takes_gpus_from_ray:
+            why = why or self.slots.shortage(job)
+        return replace(ending, warnings=[*ending.warnings, f"it ran on the CPU: {why}"]) if why else ending
+
     def _result_of(self, job: Job, place: Place, ending: Ending, attempts: list[dict[str, Any]]) -> Result:
         """Return what came of a job, whatever its files look like."""
+        ending = self._warned(job, ending)
         try:
             if ending.message:  # it did not end by itself, or not well
                 repair(self.folder, job, ending)

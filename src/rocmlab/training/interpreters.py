@@ -84,6 +84,18 @@ def run(framework: str, *arguments: str | Path, time_limit_seconds: float = 120)
     return done.stdout
 
 
+def title(name: str) -> str | None:
+    """Return what JupyterLab calls a kernel; None where this lab does not have it."""
+    own = [Path(os.environ["ROCMLAB_KERNELS"])] if os.environ.get("ROCMLAB_KERNELS") else []
+    users = Path(os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share"), "jupyter/kernels")
+    for folder in (*own, *_kernel_folders(), users):
+        try:
+            return str(json.loads((folder / name / "kernel.json").read_text(encoding="utf-8"))["display_name"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return None
+
+
 def _kernel_folders() -> list[Path]:
     listed = [Path(part) for part in os.environ.get("JUPYTER_PATH", "").split(os.pathsep) if part]
     standard = [Path(sys.prefix) / "share" / "jupyter", Path("/opt/rocmlab/share/jupyter")]

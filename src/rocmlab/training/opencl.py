@@ -9,6 +9,7 @@ import importlib
 from typing import Any
 
 from rocmlab.errors import RocmlabError
+from rocmlab.training import pocl
 from rocmlab.training.placement import CHOICES, Description
 
 Device = Any  # pyopencl.Device
@@ -57,6 +58,8 @@ def choose(device: str = "auto", platform: str = "") -> tuple[Device, Descriptio
 def _first_that_compiles(candidates: list[tuple[Device, Description]]) -> tuple[Device, Description]:
     """Return the first device for which its platform compiles a kernel: a compiler may be older than the processor.
 
+    PoCL's wheel is given an older processor's name only where no platform compiles as it is.
+
     Raises:
         RocmlabError: none does.
     """
@@ -66,6 +69,10 @@ def _first_that_compiles(candidates: list[tuple[Device, Description]]) -> tuple[
         if not error:
             return one, description
         reasons.append(f"{description['platform']}: {error}")
+    for (one, description), reason in zip(candidates, reasons, strict=True):
+        rejected = pocl.REJECTED in reason
+        if rejected and pocl.rename(one, one.platform.version, pocl.processor()) and not compile_error(one):
+            return one, description
     raise RocmlabError(
         f"no OpenCL platform here can compile for {candidates[0][1]['name']}",
         "\n".join(reasons),
@@ -91,6 +98,7 @@ def visible(platform: str = "") -> list[tuple[Device, Description]]:
         RocmlabError: pyopencl is not installed, there is no platform, or none of that name.
     """
     cl = _pyopencl()
+    pocl.prepare()
     try:
         platforms = cl.get_platforms()
     except cl.Error:  # the loader's way to say that it found no driver

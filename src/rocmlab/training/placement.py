@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -16,6 +17,7 @@ from typing import Any
 
 from rocmlab.devices import discover
 from rocmlab.errors import RocmlabError
+from rocmlab.training import more_gpus
 
 Description = dict[str, Any]  # backend, name, index, pci, simulated
 CHOICES = ("auto", "gpu", "cpu")
@@ -48,7 +50,7 @@ def choose(framework: str, device: str = "auto") -> Description:
         raise RocmlabError(
             f'device="gpu", but {framework} sees no GPU',
             f"{framework} lists only the CPU",
-            '`make doctor` says why; or use device="auto" or device="cpu"',
+            f'{more_gpus.advice(framework, 1)}; or use device="auto" or device="cpu"',
         )
     return found[0]
 
@@ -82,7 +84,8 @@ def alike(found: Sequence[Description]) -> list[Description]:
 def team(framework: str, device: str = "auto", size: int = 2) -> list[Description]:
     """Return the devices a job on several devices runs on: GPUs of one kind, or `size` parts of the CPU.
 
-    Parts of the CPU are `simulated`: they show that the method is right, and say nothing about speed.
+    Parts of the CPU are `simulated`: they show that the method is right, and say nothing about speed. Why they are
+    used, and how this process would get more GPUs, is printed.
 
     Raises:
         RocmlabError: `device` is `gpu` and there are fewer than two alike, or the words are unknown.
@@ -95,8 +98,12 @@ def team(framework: str, device: str = "auto", size: int = 2) -> list[Descriptio
         raise RocmlabError(
             f'device="gpu", but {framework} sees one GPU of the kind {first["name"]}',
             "work is shared between two or more GPUs of one kind",
-            'give the lab more GPUs (make up GPUS=all), or use device="auto" to simulate two on the CPU',
+            f'{more_gpus.advice(framework)}; or use device="auto" to simulate two on the CPU',
         )
+    if device == "auto":
+        seen = f"{len(gpus)} GPU of one kind" if gpus else "no GPU"
+        sys.stdout.write(f"SIMULATED on {size} parts of the CPU: {framework} sees {seen}\n")
+        sys.stdout.write(f"for GPUs: {more_gpus.advice(framework)}\n")
     return [{**_cpu(), "index": number, "simulated": True} for number in range(size)]
 
 

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -13,6 +19,54 @@ pytestmark = pytest.mark.frameworks
 SOURCE = """
 kernel void twice(global float *values) { values[get_global_id(0)] *= 2; }
 """
+
+COMPUTE = """
+import numpy as np, pyopencl as cl
+from rocmlab.training import opencl, pocl
+if UNKNOWN:
+    device = opencl.visible()[0][0]
+    assert pocl.rename(device, device.platform.version, "generic")
+    assert pocl.REJECTED in opencl.compile_error(device)
+device, description = opencl.choose("cpu")
+context = cl.Context([device])
+values = np.arange(1000, dtype=np.float32)
+flags = cl.mem_flags
+buffer = cl.Buffer(context, flags.READ_WRITE | flags.COPY_HOST_PTR, hostbuf=values)
+source = "kernel void root(global float *a) { int i = get_global_id(0); a[i] = sqrt(a[i]) + exp(-a[i]); }"
+queue = cl.CommandQueue(context)
+cl.Program(context, source).build(cache_dir=False).root(queue, values.shape, None, buffer)
+result = np.empty_like(values)
+cl.enqueue_copy(queue, result, buffer)
+np.testing.assert_allclose(result, np.sqrt(values) + np.exp(-values), rtol=1e-6)
+print(description["platform"])
+"""
+
+
+def compute(before="", unknown=False, **environment):
+    """Compute in another process, and return what it printed: the platform."""
+    program = f"UNKNOWN = {unknown}\n{before}\n{COMPUTE}"
+    environment = {**os.environ, "POCL_KERNEL_CACHE": "0", "PYTHONPATH": os.pathsep.join(sys.path), **environment}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_the_wheels_pocl_compiles_for_a_processor_that_it_does_not_know():
+    """Told "generic", which its clang rejects and which it calls any newer processor, it still computes."""
+    found = find_spec("pyopencl")
+    folder = Path(found.origin).parent / ".libs" if found else None
+    if folder is None or not (folder / "pocl.icd").exists():
+        pytest.skip("PoCL's wheel is not installed (pip install 'pyopencl[pocl]')")
+
+    assert "PoCL 3.0" in compute(unknown=True, OCL_ICD_VENDORS=str(folder))
+
+
+def test_a_systems_pocl_computes_after_tensorflow():
+    """Both bring an LLVM; each uses its own, in one process, and TensorFlow still computes afterwards."""
+    if not find_spec("tensorflow") or not list(Path("/etc/OpenCL/vendors").glob("pocl*.icd")):
+        pytest.skip("it takes TensorFlow and a system's PoCL (sudo apt-get install pocl-opencl-icd)")
+
+    assert "Portable Computing Language" in compute("import tensorflow", OCL_ICD_VENDORS="/etc/OpenCL/vendors")
 
 
 @pytest.fixture

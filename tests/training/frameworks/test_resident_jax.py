@@ -71,6 +71,22 @@ class TestSameAsFit:
 
         assert set(written) == ({3} if small else set())
 
+    def test_multiplications_of_a_step_are_counted(self, keras):
+        """Those of products and of convolutions, by which the steps of a group on a GPU are chosen."""
+        from rocmlab.training.resident import jax_programs
+
+        def step(x, kernel, weights):
+            y = keras.ops.conv(x, kernel, padding="valid")  # 2 * 6 * 6 outputs of 5 channels, 3 * 3 * 4 each
+            return keras.ops.reshape(y, (2, 180)) @ weights  # 2 * 7 outputs, 180 each
+
+        import jax
+
+        shapes = [jax.ShapeDtypeStruct(shape, "float32") for shape in ((2, 8, 8, 4), (3, 3, 4, 5), (180, 7))]
+        operations = list(jax_programs._operations(jax.make_jaxpr(step)(*shapes).jaxpr))
+
+        counted = sum(map(jax_programs._multiplications, operations))
+        assert counted == 2 * 6 * 6 * 5 * 36 + 2 * 7 * 180
+
     def test_weights_of_samples_added_losses_averages_and_seeds(self, keras, fit_resident):
         """Sample weights, regularisers and add_loss count as in fit; averages and seeds end where fit leaves them."""
         x, y = digits(80)

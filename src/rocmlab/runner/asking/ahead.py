@@ -34,11 +34,17 @@ class Row:
     gpus: int | str | None  # as requested; None: one if there is one, else the CPU
     vram_bytes: int | None
     problem: Problem | None = None
+    min_gpus: int | None = None  # of `all`; with fewer it gets the CPU
+
+    @property
+    def note(self) -> str | None:
+        """What a request for all GPUs needs; None where nothing is to be said."""
+        return f"{self.min_gpus} or more, else the CPU" if self.min_gpus else None
 
     def as_dict(self) -> dict[str, Any]:
         """Return it, ready for JSON."""
         problem = describe(self.problem) if self.problem else None
-        fields = {name: getattr(self, name) for name in ("name", "notebook", "parameters", "kernel")}
+        fields = {name: getattr(self, name) for name in ("name", "notebook", "parameters", "kernel", "note")}
         known = {"gpus": self.gpus, "vram_bytes": self.vram_bytes, "expected_seconds": None, "skipped": False}
         return {**fields, **known, "problem": problem}
 
@@ -126,6 +132,7 @@ def _row(request: Request, notebook: Mapping[str, Any] | Problem | None) -> Row:
         row,
         kernel=str(kernel) if kernel else None,
         gpus=wished.gpus if request.gpus is None else request.gpus,
+        min_gpus=wished.min_gpus if request.gpus is None else None,
         vram_bytes=request.vram_bytes or wished.vram_bytes,
     )
 

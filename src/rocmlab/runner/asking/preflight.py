@@ -136,6 +136,8 @@ def _examine(request: Request, reader: _Reader) -> Job:
             kernel=name,
             language=language,
             gpus=wished.gpus if request.gpus is None else request.gpus,
+            min_gpus=wished.min_gpus if request.gpus is None else None,
+            takes_gpus_from_ray=wished.takes_gpus_from_ray and request.gpus is None,
             vram_bytes=request.vram_bytes or wished.vram_bytes,
             is_mixed=wished.is_mixed if request.is_mixed is None else request.is_mixed,
             defaults=_left(reader.defaults(request.notebook, language), request.parameters),
@@ -178,10 +180,15 @@ class Wished:
     gpus: int | Literal["all"] | None
     vram_bytes: int | None
     is_mixed: bool
+    min_gpus: int | None = None
+    takes_gpus_from_ray: bool = False
 
 
 def wished_of(notebook: Any) -> Wished:  # noqa: ANN401  a NotebookNode
-    """Return what a notebook's metadata asks for: `{"rocmlab": {"gpus": 2, "vram": "24GB", "mixed": true}}`.
+    """Return what a notebook's metadata requests: `{"rocmlab": {"gpus": 2, "vram": "24GB", "mixed": true}}`.
+
+    `{"gpus": "all", "min_gpus": 2}` are all GPUs, or the CPU where there are fewer than two; `"ray": true`: on a
+    cluster the notebook has Ray give GPUs to its workers.
 
     Raises:
         RocmlabError: the metadata says something that cannot be understood.
@@ -195,6 +202,8 @@ def wished_of(notebook: Any) -> Wished:  # noqa: ANN401  a NotebookNode
         None if gpus is None else wishes.gpus(gpus, f"{what}.gpus"),
         None if vram is None else wishes.vram(vram, f"{what}.vram"),
         False if mixed is None else wishes.mixed(mixed, f"{what}.mixed"),
+        wishes.min_gpus(ours.get("min_gpus"), gpus, f"{what}.min_gpus"),
+        wishes.mixed(ours.get("ray", False), f"{what}.ray"),
     )
 
 

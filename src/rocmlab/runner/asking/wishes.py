@@ -38,6 +38,27 @@ def gpus(value: object, what: str) -> int | Literal["all"]:
     raise RocmlabError(f"{what} = {value!r}", "this is not a number of GPUs", USE_GPUS)
 
 
+def min_gpus(value: object, gpus: object, what: str) -> int | None:
+    """Return with how few GPUs a job that requests all of them still gets GPUs; with fewer it gets the CPU.
+
+    Args:
+        value: a number above 0; None: nothing is said.
+        gpus: how many GPUs are requested next to it.
+        what: the beginning of the error.
+
+    Raises:
+        RocmlabError: it is not such a number, or the job does not request all GPUs.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise RocmlabError(f"{what} = {value!r}", "this is not a number of GPUs above 0", "write 2")
+    if gpus != "all":
+        why = "a minimum needs a request that can vary: a number of GPUs is met exactly"
+        raise RocmlabError(f"{what} = {value!r} without gpus", why, 'write {"gpus": "all", "min_gpus": 2}')
+    return value
+
+
 def memory(value: object, what: str, kind: str = "memory") -> int:
     """Return how many bytes of memory are meant: of `24GB` (10^9), `24GiB` (2^30), `512 MB`, or a number of bytes.
 

@@ -141,7 +141,7 @@ def _gpus(job: Job, asked: argparse.Namespace, backend: str) -> int:
             raise RocmlabError(
                 f"{job.name} asks for all GPUs", "nobody here knows how many a node of the site has", "--node-gpus 8"
             )
-        return int(asked.node_gpus)
+        return int(asked.node_gpus) if asked.node_gpus >= (job.min_gpus or 1) else 0
     return 1 if job.gpus is None else int(job.gpus)
 
 

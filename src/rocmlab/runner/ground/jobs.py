@@ -12,8 +12,16 @@ from typing import Any, Literal
 from rocmlab.errors import Problem
 from rocmlab.runner.ground import safe
 
-Status = Literal["ok", "failed", "timeout", "killed", "kernel died", "not run"]
-EXIT_CODES: dict[Status, int] = {"ok": 0, "failed": 1, "timeout": 124, "killed": 137, "kernel died": 138}
+Status = Literal["ok", "skipped", "failed", "timeout", "killed", "kernel died", "not run"]
+EXIT_CODES: dict[Status, int] = {
+    "ok": 0,
+    "skipped": 0,
+    "failed": 1,
+    "timeout": 124,
+    "killed": 137,
+    "kernel died": 138,
+}
+NO_FAILURE = ("ok", "skipped")
 Source = Literal["words", "yaml", "csv"]  # of the command line, or of a list
 INTERRUPTED = "the run was interrupted"  # the error of a job that ran then
 STOPPED = "it was stopped: "  # the beginning of the error of one that `--fail-fast` ended
@@ -48,6 +56,8 @@ class Job:
     kernel: str | None = None  # name of the kernelspec; None where the notebook could not be read
     language: str | None = None  # the kernelspec's; papermill needs it to write the parameters
     gpus: int | Literal["all"] | None = None  # how many it asks for; None: one if there is one, else the CPU
+    min_gpus: int | None = None  # of `all`: with fewer it gets the CPU; None: it waits for all, one or more
+    takes_gpus_from_ray: bool = False  # on a cluster its workers have the GPUs, and the notebook itself has none
     vram_bytes: int | None = None  # which each of its GPUs must have; None: any
     is_mixed: bool = False  # whether its GPUs may be of different products
     timeout_seconds: float | None = None  # its own limit; None: the run's
@@ -82,8 +92,8 @@ class Result:
 
     @property
     def is_ok(self) -> bool:
-        """Whether the notebook ran to its end without an error."""
-        return self.status == "ok"
+        """Whether the notebook ran to its end without an error, or skipped the rest because something is missing."""
+        return self.status in NO_FAILURE
 
     @property
     def stopped(self) -> str:

@@ -23,6 +23,8 @@ FIRST_SECONDS = 0.05  # a lock may be looked at just then
 POLL_SECONDS = 0.25
 LINGER_SECONDS = 0.5  # the driver still lists a process that has just ended
 WORTH_TELLING_SECONDS = 1.0
+FEWER_SECONDS = 5.0  # after which a job that may begin with fewer GPUs takes those that others have not leased
+CPU_SECONDS = 60.0  # after which it gives up its place, so that it does not keep the others of its run waiting
 
 
 class Claim:
@@ -48,6 +50,8 @@ class Claim:
         self._see = see  # called when it waits, and when it has what it waits for
         self._leases = Leases.of_share(folder.share)
         self._count = len(place.gpus)
+        self._waits_since: float | None = None  # it is its turn, and others have leased what it claims
+        self.why_not: str | None = None  # why it has given up
         self._is_settled = not place.gpus
         self._asked: set[Device] = set()  # of which drivers were asked for their processes
         self._seen: dict[Device, list[Occupant]] = {}  # what they said
@@ -55,7 +59,7 @@ class Claim:
         self._attempt()
 
     async def settled(self, is_stopped: Callable[[], bool]) -> bool:
-        """Wait until the GPUs are leased; False if the job was stopped before they were."""
+        """Wait until the GPUs are leased; False if the job was stopped before, or has given up (`why_not`)."""
         begin, pause, has_said = time.monotonic(), FIRST_SECONDS, False
         while not self._is_settled:
             await asyncio.sleep(pause)
@@ -66,6 +70,8 @@ class Claim:
             if is_stopped():
                 return False
             self._attempt()
+            if is_its_turn and not self._is_settled and self._has_given_up():
+                return False
             if is_its_turn and not self._is_settled and not has_said:
                 self._say_who()
                 has_said = True
@@ -75,6 +81,16 @@ class Claim:
         if self._place.gpus:
             self._see({"event": "leased", "devices": [gpu.as_dict() for gpu in self._place.gpus]})
         await self._warn_of_foreign()
+        return True
+
+    def _has_given_up(self) -> bool:
+        """Begin to count at the first look; note who has the GPUs when a job that can do without has waited enough."""
+        now = time.monotonic()
+        self._waits_since = self._waits_since or now
+        if not self._place.fewest or now - self._waits_since < CPU_SECONDS:
+            return False
+        needed = words.plural(self._place.fewest, "GPU")
+        self.why_not = f"it needs {needed}, and for {CPU_SECONDS:g} s too few were free: {'; '.join(self._holders())}"
         return True
 
     def release(self) -> None:
@@ -99,13 +115,26 @@ class Claim:
             return
         clean_first = sorted(options, key=lambda device: bool(self._foreign_on(device)))
         try:
-            self.lease = self._leases.pick(clean_first, self._count, Holder.here(self._job.notebook))
+            self.lease = self._pick(clean_first)
         except OSError as err:
             self._go_without(clean_first[: self._count], err)
             return
         if self.lease:
             self._is_settled = True
             self._place.settle(self.lease.devices)
+
+    def _pick(self, options: Sequence[Device]) -> Lease | None:
+        """Lease all that is claimed; after a while fewer, where fewer will do."""
+        fewest = self._count
+        if self._place.fewest and self._waits_since and time.monotonic() - self._waits_since >= FEWER_SECONDS:
+            fewest = self._place.fewest
+        for count in range(self._count, fewest - 1, -1):
+            if lease := self._leases.pick(options, count, Holder.here(self._job.notebook)):
+                if count < self._count:
+                    rest = "; ".join(self._holders(besides=lease.devices))
+                    self._warn(f"it begins with {words.plural(count, 'GPU')} of {self._count}: {rest}")
+                return lease
+        return None
 
     def _go_without(self, gpus: Sequence[Device], err: OSError) -> None:
         where = words.path(self._leases.folder)
@@ -116,9 +145,12 @@ class Claim:
     def _foreign_on(self, device: Device) -> list[Occupant]:
         return occupants.foreign(self._seen.get(device, ()), None)
 
+    def _holders(self, besides: Sequence[Device] = ()) -> list[str]:
+        held = [(gpu, self._leases.holder(gpu)) for gpu in self._place.options() if gpu not in besides]
+        return [f"{words.device_label([gpu.as_dict()])} is leased to {holder}" for gpu, holder in held if holder]
+
     def _say_who(self) -> None:
-        held = [(gpu, self._leases.holder(gpu)) for gpu in self._place.options()]
-        who = [f"{words.device_label([gpu.as_dict()])} is leased to {holder}" for gpu, holder in held if holder]
+        who = self._holders()
         self._folder.log("job waits", job=self._job.name, gpus=self._count, held=who)
         self._see({"event": "waiting", "held": who})
         log.info("%s waits for %s: %s", self._job.name, words.plural(self._count, "GPU"), "; ".join(who))

@@ -34,6 +34,7 @@ class Place:
     count: int = 0  # of GPUs that it claims; it has fewer for a while only if others needed what it had
     avoid: tuple[Device, ...] = ()  # GPUs that it should not have if another will do
     node: str | None = None  # the machine of a cluster on which it is; None: this one
+    fewest: int = 0  # with how few of them it begins where others keep the rest leased; 0: with all that it claims
 
     @property
     def gpus(self) -> tuple[Device, ...]:
@@ -102,10 +103,19 @@ class Slots:
     def wanted(self, job: Job) -> int:
         """Return how many GPUs a job gets; 0 is the place on the CPU."""
         if job.gpus == "all":
-            return self._most(self._demand(job))
+            most = self._most(self._demand(job))
+            return most if most >= (job.min_gpus or 1) else 0
         if job.gpus is None:
             return min(1, len(self.gpus))
         return job.gpus
+
+    def shortage(self, job: Job) -> str | None:
+        """Return why a job that requests all GPUs gets the CPU: `it needs 2 GPUs, this run has 1`; else None."""
+        if job.min_gpus is None or self.wanted(job):
+            return None
+        most = self._most(self._demand(job))
+        have = words.plural(most, "GPU") + " of one product" * (0 < most < len(self.gpus)) if most else "none"
+        return f"it needs {words.plural(job.min_gpus, 'GPU')}, this run has {have}"
 
     def problem(self, job: Job) -> Problem | None:
         """Return why a job could never be placed: it asks for more GPUs, or for more VRAM, than there is."""
@@ -178,7 +188,9 @@ class Slots:
                 if not outlook.offers.isdisjoint(left):
                     shunned = avoid.get(job.name, ())
                     if taken := self._choose(ask, outlook.offers & left, shunned):
-                        return job, self._claim(ask, taken, shunned)
+                        place = self._claim(ask, taken, shunned)
+                        place.fewest = job.min_gpus or 0
+                        return job, place
                 left -= outlook.awaited
             if not left and not cpu_is_free:
                 break

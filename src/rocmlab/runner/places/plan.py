@@ -162,6 +162,7 @@ def planned(job: Job, slots: Slots, seconds: Mapping[str, float], before: Before
         "parameters": job.parameters,
         "kernel": job.kernel,
         "gpus": None if problem else slots.wanted(job),
+        "note": None if problem else slots.shortage(job),
         "vram_bytes": job.vram_bytes,
         "expected_seconds": seconds.get(job.name),
         "skipped": is_done,

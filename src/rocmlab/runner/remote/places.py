@@ -51,6 +51,7 @@ class ClusterPlaces(Slots):
         """
         self._limit = _limit(gpus)
         self._has_gpus = False  # it had some, at any time
+        self._largest_node = 0  # how many GPUs one node had, at any time
         self._is_mixed_run = is_mixed
         self._out: Counter[str] = Counter()  # GPUs, and places without one, that were given out
         self._reserved: dict[RemotePlace, str] = {}  # nodes for jobs with several GPUs that have not begun
@@ -73,6 +74,8 @@ class ClusterPlaces(Slots):
         self.refused = {node.id: node for node in nodes if node.problem is not None}
         gpus = [] if self._limit == 0 else [gpu for node in self.nodes.values() for gpu in node.gpus]
         self._has_gpus |= bool(gpus)
+        counts = [len(node.gpus) for node in self.nodes.values()] if gpus else []
+        self._largest_node = max([self._largest_node, *counts])
         cpu = next((node.cpu for node in self.nodes.values()), Device("cpu", 0, "a processor", True))
         super().__init__(gpus, cpu, cores=1, is_mixed=self._is_mixed_run)
         self.count = max(1, min(self._limit or len(gpus), len(gpus)) if gpus else len(self.nodes))
@@ -81,15 +84,31 @@ class ClusterPlaces(Slots):
         """Return how many GPUs a job gets; 0 is a place without one. `all` are all of one node.
 
         Once the run has seen a GPU, its jobs wait for one where none is left: they never fall back to a processor.
+        A job that needs more GPUs than a node ever had, and a notebook whose workers Ray places, begin without one.
         """
+        if job.takes_gpus_from_ray:
+            return 0
+        if job.min_gpus is not None and (not self._has_gpus or self._largest_node < job.min_gpus):
+            return 0
         if job.gpus == "all":
-            return max((len(node.gpus) for node in self._fitting(job, 1)), default=int(self._has_gpus))
+            fewest = job.min_gpus or 1
+            counts = (len(node.gpus) for node in self._fitting(job, fewest))
+            return max(counts, default=fewest if self._has_gpus else 0)
         return int(self._has_gpus) if job.gpus is None else job.gpus
+
+    def shortage(self, job: Job) -> str | None:
+        """Return why a job that requests all GPUs of a node gets a place without one; else None."""
+        if job.takes_gpus_from_ray:
+            return "Ray gives its workers GPUs"
+        if job.min_gpus is None or self.wanted(job):
+            return None
+        have = words.plural(self._largest_node, "GPU") if self._largest_node else "none"
+        return f"it needs {words.plural(job.min_gpus, 'GPU')} on one node, the largest has {have}"
 
     def problem(self, job: Job) -> Problem | None:
         """Return why a job could never be placed on the nodes that there are."""
         wanted = self.wanted(job)
-        if (not wanted and job.gpus != "all") or (wanted and self._fitting(job, wanted)):
+        if (not wanted and (job.gpus != "all" or self.shortage(job))) or (wanted and self._fitting(job, wanted)):
             return None
         if self._limit and wanted > self._limit:
             return Problem(

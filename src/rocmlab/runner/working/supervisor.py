@@ -54,6 +54,7 @@ class Ending:
     usage: list[dict[str, Any]] = field(default_factory=list)  # by device, in their order; see `Meters.end`
     is_lost: bool = False  # with the machine that it ran on: no fault of its own
     is_unplaced: bool = False  # it has not begun: it needs another place
+    why_cpu: str | None = None  # it has not begun: why it gets the CPU instead
 
 
 class Supervisor:
@@ -101,7 +102,9 @@ class Supervisor:
             self._worker = self.workers.take()  # if it is new, it gets ready while the lease is awaited
             self.workers.parent(self.job, self._environment())  # it imports meanwhile, too
             if not await self._claim.settled(lambda: bool(self._stopped)) or self._stopped:
-                return Ending("not run", "", None, self._warnings)
+                return Ending(
+                    "not run", "", None, self._warnings, why_cpu=None if self._stopped else self._claim.why_not
+                )
             started, self._begin = now(), time.monotonic()
             self.meters.begin(self.job.name, self.place.devices, self.folder.file(self.job.name, "samples"))
             if self.limits.notebook_seconds is not None:

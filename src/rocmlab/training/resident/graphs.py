@@ -90,14 +90,13 @@ class Graphs:
     def run(self, order: torch.Tensor | int) -> Untyped:
         """Train on the rows in this order, or on the first so many; return what the last steps returned."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
-            if self.reason:
-                result = self._plain.run(order)
-            else:
-                rows = torch.arange(order, device=self._device) if isinstance(order, int) else order
-                result = self._run_all(rows)
-        torch.cuda.current_stream(self._device).wait_stream(self._stream)
-        return result
+        try:
+            with torch.cuda.stream(self._stream):
+                if self.reason:
+                    return self._plain.run(order)
+                return self._run_all(torch.arange(order, device=self._device) if isinstance(order, int) else order)
+        finally:  # also after an interrupt, where the weights are read next
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
     def _run_all(self, rows: torch.Tensor) -> Untyped:
         start, count, result = 0, rows.numel(), None

@@ -251,8 +251,9 @@ def _multiplications(operation: Jaxpr) -> int:
     if name not in ("dot_general", "conv_general_dilated"):
         return 0
     left, right = (value.aval.shape for value in operation.invars[:2])
-    each = math.prod(left[axis] for axis in given[0][0])
-    if name == "conv_general_dilated":
+    if name == "dot_general":
+        each = math.prod(left[axis] for axis in given[0][0])
+    else:
         each = math.prod(right) // max(1, right[given.rhs_spec[0]])
     return int(each * math.prod(operation.outvars[0].aval.shape))
 

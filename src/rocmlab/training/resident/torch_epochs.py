@@ -94,10 +94,15 @@ class Epochs:
         found = None
         steps = self._options.steps(store.count, training=place == 0)
         counter = Counter(self._paces[place], steps, lambda: torch_store.synchronise(self._device), report)
-        with counter.counting():
-            for order in orders:
-                counter.begin_block()
-                found = self._runners[place].run(order)
+        try:
+            with counter.counting():
+                for order in orders:
+                    counter.begin_block()
+                    found = self._runners[place].run(order)
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # of a device that has failed: what was raised says more
+                torch_store.synchronise(self._device)  # data and graphs go next, and the device may read them
+            raise
         return found
 
     def see(self, state: Untyped) -> bool:

@@ -1,0 +1,100 @@
+"""PoCL, OpenCL for CPUs: what two of its builds need here.
+
+PoCL's wheel asks its LLVM 14 for the processor's name, which for one newer than 2022 is "generic", and then its clang
+rejects that name for every kernel. It knows the instructions, though, so such a processor gets the name of an older one
+whose instructions it has.
+
+A system's PoCL uses the system's LLVM, whose functions have the names of those in TensorFlow's libraries. Loaded after
+TensorFlow, it calls TensorFlow's and crashes, unless it is loaded so that its own come first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+KNOWN = "PoCL 3.0-rc2"  # the wheel pocl-binary-distribution 3.0, for which the place of the name was found
+REJECTED = "unknown target CPU"
+NAME_OFFSET_BYTES = 640  # of `llvm_cpu`, a char *, in its `struct _cl_device_id`
+LONGEST_NAME = 7  # of a processor; malloc's smallest block holds more
+# Of 2013. With AVX-512 ("skx") the kernels of notebook 09 were not faster on a Zen 5.
+NEWER = "haswell"
+NEEDED = {"avx2", "bmi1", "bmi2", "fma", "f16c", "movbe", "abm"}  # what it has, in the words of /proc/cpuinfo
+OLDER = "x86-64"  # every 64-bit processor of the kind
+CPUINFO = Path("/proc/cpuinfo")
+VENDORS = Path("/etc/OpenCL/vendors")
+SHARES_LLVM = ("libpocl.", "libRusticlOpenCL.", "libMesaOpenCL.")
+
+
+def processor(cpuinfo: Path = CPUINFO) -> str:
+    """Return a processor that LLVM 14 knows and that has no instruction which this one lacks."""
+    return NEWER if set(_flags(cpuinfo)) >= NEEDED else OLDER
+
+
+def _flags(cpuinfo: Path) -> list[str]:
+    """Return the processor's features; none where they are unknown. Source: `flags` in /proc/cpuinfo."""
+    try:
+        found = re.search(r"^flags\s*:(.*)$", cpuinfo.read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:
+        return []
+    return found[1].split() if found else []
+
+
+def rename(device: Any, version: str, name: str) -> str | None:  # noqa: ANN401  pyopencl.Device
+    """Give a device of PoCL's wheel another processor's name to compile for; return the one it had.
+
+    The process's memory is read and written through /proc/self/mem, where a wrong address is an error and no crash.
+
+    Args:
+        device: a device of PoCL that drives the CPU.
+        version: of its platform; for another version than the wheel's nothing is done.
+        name: of a processor, at most 7 characters.
+
+    Returns:
+        The name that it had; None if nothing was changed.
+    """
+    if KNOWN not in version.split(",")[0] or len(name) > LONGEST_NAME:
+        return None
+    try:
+        with Path("/proc/self/mem").open("r+b", buffering=0) as memory:
+            memory.seek(device.int_ptr + NAME_OFFSET_BYTES)
+            address = int.from_bytes(memory.read(8), sys.byteorder)
+            memory.seek(address)
+            had, ended, _rest = memory.read(16).partition(b"\0")
+            if not ended or not re.fullmatch(rb"[a-z0-9-]+", had):
+                return None
+            memory.seek(address)
+            memory.write(name.encode() + b"\0")
+    except (OSError, OverflowError, ValueError):
+        return None
+    return had.decode()
+
+
+def prepare() -> None:
+    """Set up the process for PoCL; it must run before OpenCL looks for platforms.
+
+    Compiled kernels get a cache for each kind of processor: PoCL's key is the processor's name, which is "generic" for
+    all that it does not know, and a home can be on a share of several machines. After TensorFlow, a system's drivers
+    are loaded apart from it; one that is already loaded stays as it is.
+    """
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    kind = f"{zlib.crc32(' '.join(_flags(CPUINFO)).encode()):08x}"
+    os.environ.setdefault("POCL_CACHE_DIR", str(caches / "pocl" / kind))
+    if "tensorflow" in sys.modules and hasattr(os, "RTLD_DEEPBIND"):
+        _load_apart(Path(os.environ.get("OCL_ICD_VENDORS") or VENDORS))
+
+
+def _load_apart(vendors: Path) -> None:
+    """Load the drivers that use the system's LLVM so that its functions come before those of the same names."""
+    for driver in sorted(vendors.glob("*.icd")):
+        try:
+            library = driver.read_text(encoding="utf-8").strip()
+            if Path(library).name.startswith(SHARES_LLVM):
+                ctypes.CDLL(library, mode=os.RTLD_NOW | os.RTLD_DEEPBIND)
+        except OSError:  # OpenCL's own loader skips what cannot be loaded
+            continue
