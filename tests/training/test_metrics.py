@@ -95,6 +95,15 @@ def test_outside_a_notebook_a_readable_line_is_printed(capsys):
     assert capsys.readouterr().out == expected
 
 
+def test_skip_records_the_reason_and_ends_the_notebook(capsys):
+    """The reason has what is missing, why it is needed and how to get it; no value is needed but the first."""
+    with pytest.raises(metrics.Skipped, match="no GPU") as caught:
+        rocmlab.skip("no GPU here", fix="run it where there is one")
+
+    assert isinstance(caught.value, RocmlabError)
+    assert 'recorded: skipped="no GPU here; run it where there is one"' in capsys.readouterr().out
+
+
 def test_record_round_trip_through_a_notebook(execute):
     """In a kernel, record() leaves one MIME bundle with the values and a short text, and prints nothing."""
     cell = "import numpy as np, rocmlab; rocmlab.record(test_accuracy=np.float32(0.5), device={'backend': 'cpu'})"

@@ -89,20 +89,21 @@ def test_what_is_no_name_is_left_alone():
     assert [each.text.value for each in (odd, other, long)] == [b"\xff\x01", b"generic", b"generic"]
 
 
-@linux
-def test_a_processor_that_the_compiler_does_not_know_is_renamed_before_another_platform_is_tried(monkeypatch):
-    """The compiler rejects the name, gets another one, and the device is chosen."""
-    device = Record()
+class Program:
+    """A program of a compiler that knows every processor but "generic"."""
 
-    class Program:
-        def __init__(self, context, _source):
-            self.device = context[0]
+    def __init__(self, context, _source):
+        self.device = context[0]
 
-        def build(self):
-            if self.device.text.value == b"generic":
-                raise ValueError("clBuildProgram failed\n\nerror: unknown target CPU 'generic'\n")
+    def build(self):
+        """Compile it."""
+        if self.device.text.value == b"generic":
+            raise ValueError("clBuildProgram failed\n\nerror: unknown target CPU 'generic'\n")
 
-    platform = SimpleNamespace(name="Portable Computing Language", version=VERSION, get_devices=lambda: [device])
+
+def offer(monkeypatch, *devices):
+    """Make these all that OpenCL has."""
+    platform = SimpleNamespace(name="Portable Computing Language", version=VERSION, get_devices=lambda: list(devices))
     fake = SimpleNamespace(
         get_platforms=lambda: [platform],
         device_type=SimpleNamespace(CPU=2, GPU=4),
@@ -113,5 +114,22 @@ def test_a_processor_that_the_compiler_does_not_know_is_renamed_before_another_p
     monkeypatch.setitem(sys.modules, "pyopencl", fake)
     monkeypatch.setenv("POCL_CACHE_DIR", "/nonexistent")
 
+
+@linux
+def test_a_processor_that_the_compiler_does_not_know_gets_an_older_name(monkeypatch):
+    """The compiler rejects the name, gets another one, and the device is chosen."""
+    device = Record()
+    offer(monkeypatch, device)
+
     assert opencl.choose()[0] is device
     assert device.text.value.decode() == pocl.processor()
+
+
+@linux
+def test_nothing_is_renamed_where_another_platform_compiles(monkeypatch):
+    """A system's newer PoCL is taken, and the wheel's memory is not touched."""
+    old, new = Record(), Record(b"znver5")
+    offer(monkeypatch, old, new)
+
+    assert opencl.choose()[0] is new
+    assert old.text.value == b"generic"

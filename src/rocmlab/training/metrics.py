@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from rocmlab.errors import RocmlabError
 
@@ -37,6 +37,32 @@ def record(**values: object) -> None:
         sys.stdout.write(line + "\n")
         return
     ipython.display.display({MIME_TYPE: plain, "text/plain": line}, raw=True)
+
+
+class Skipped(RocmlabError):
+    """A notebook ends here because something that it needs is missing; the runner counts it as skipped."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython shows in place of a traceback: the reason."""
+        return [f"Skipped: {self.problem}"]
+
+
+def skip(what: str, why: str = "", fix: str = "") -> NoReturn:
+    """End this notebook without a failure; the rest of it is not run.
+
+    A headless run reports the notebook as `skipped`, with the reason. For papermill alone it is an error, because
+    papermill knows no other way to end a notebook.
+
+    Args:
+        what: what is missing, in one line.
+        why: what it is needed for, or why it is missing.
+        fix: how to get it.
+
+    Raises:
+        Skipped: always.
+    """
+    record(skipped="; ".join(filter(None, (what, why, fix))))
+    raise Skipped(what, why, fix)
 
 
 def _plain(value: object, name: str) -> Any:  # noqa: ANN401  any JSON value

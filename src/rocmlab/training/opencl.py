@@ -58,6 +58,8 @@ def choose(device: str = "auto", platform: str = "") -> tuple[Device, Descriptio
 def _first_that_compiles(candidates: list[tuple[Device, Description]]) -> tuple[Device, Description]:
     """Return the first device for which its platform compiles a kernel: a compiler may be older than the processor.
 
+    PoCL's wheel is given an older processor's name only where no platform compiles as it is.
+
     Raises:
         RocmlabError: none does.
     """
@@ -67,6 +69,10 @@ def _first_that_compiles(candidates: list[tuple[Device, Description]]) -> tuple[
         if not error:
             return one, description
         reasons.append(f"{description['platform']}: {error}")
+    for (one, description), reason in zip(candidates, reasons, strict=True):
+        rejected = pocl.REJECTED in reason
+        if rejected and pocl.rename(one, one.platform.version, pocl.processor()) and not compile_error(one):
+            return one, description
     raise RocmlabError(
         f"no OpenCL platform here can compile for {candidates[0][1]['name']}",
         "\n".join(reasons),
@@ -75,17 +81,7 @@ def _first_that_compiles(candidates: list[tuple[Device, Description]]) -> tuple[
 
 
 def compile_error(device: Device) -> str:
-    """Compile a small kernel, and return the compiler's reason if it fails; empty if it does not.
-
-    Where PoCL's wheel rejects the processor, it compiles for an older one with the same instructions from then on.
-    """
-    error = _build_error(device)
-    if pocl.REJECTED in error and pocl.rename(device, device.platform.version, pocl.processor()):
-        error = _build_error(device)
-    return error
-
-
-def _build_error(device: Device) -> str:
+    """Compile a small kernel, and return the compiler's reason if it fails; empty if it does not."""
     cl = _pyopencl()
     try:
         cl.Program(cl.Context([device]), "kernel void probe(global float *a) { a[get_global_id(0)] += 1; }").build()

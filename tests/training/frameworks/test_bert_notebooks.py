@@ -2,43 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
+import notebook_program
 import pytest
 
-import rocmlab
 from rocmlab.training import datasets
 
 pytestmark = [
     pytest.mark.frameworks,
     pytest.mark.skipif(os.environ.get("KERAS_BACKEND", "torch") != "torch", reason="run it with KERAS_BACKEND=torch"),
 ]
-SRC = Path(rocmlab.__file__).parents[1]
-NOTEBOOKS = Path(__file__).parents[3] / "notebooks"
 SIGNS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-
-# Run as a program of its own: the environment that the notebook sets must come before its imports.
-RUN = """
-import json, sys, warnings
-from pathlib import Path
-import matplotlib
-matplotlib.use("Agg")
-warnings.simplefilter("error")
-import rocmlab
-from rocmlab.training import metrics
-notebook, parameters = json.loads(Path(sys.argv[1]).read_text()), json.loads(sys.argv[2])
-rocmlab.record = lambda **values: print("RECORD " + json.dumps(metrics._plain(values, "record")))
-names = {"__name__": "__main__"}
-for cell in notebook["cells"]:
-    if cell["cell_type"] == "code":
-        exec(compile("".join(cell["source"]), cell["id"], "exec"), names)
-        if "parameters" in cell["metadata"].get("tags", []):
-            names.update(parameters)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -63,18 +38,7 @@ def run(tmp_path, tiny_bert):
 
     def run(name, **parameters):
         given = {"device": "cpu", "data": "generated", "model": str(tiny_bert), **parameters}
-        env = {**os.environ, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1", "ROCMLAB_SHARE": str(tmp_path)}
-        done = subprocess.run(
-            [sys.executable, "-c", RUN, str(NOTEBOOKS / f"{name}.ipynb"), json.dumps(given)],
-            env=env,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
-        records = [line[7:] for line in done.stdout.splitlines() if line.startswith("RECORD ")]
-        return done, json.loads(records[0]) if records else None
+        return notebook_program.run(name, given, tmp_path)
 
     return run
 

@@ -26,7 +26,7 @@ from rocmlab.training import opencl, pocl
 if UNKNOWN:
     device = opencl.visible()[0][0]
     assert pocl.rename(device, device.platform.version, "generic")
-    assert pocl.REJECTED in opencl._build_error(device)
+    assert pocl.REJECTED in opencl.compile_error(device)
 device, description = opencl.choose("cpu")
 context = cl.Context([device])
 values = np.arange(1000, dtype=np.float32)

@@ -12,8 +12,16 @@ from typing import Any, Literal
 from rocmlab.errors import Problem
 from rocmlab.runner.ground import safe
 
-Status = Literal["ok", "failed", "timeout", "killed", "kernel died", "not run"]
-EXIT_CODES: dict[Status, int] = {"ok": 0, "failed": 1, "timeout": 124, "killed": 137, "kernel died": 138}
+Status = Literal["ok", "skipped", "failed", "timeout", "killed", "kernel died", "not run"]
+EXIT_CODES: dict[Status, int] = {
+    "ok": 0,
+    "skipped": 0,
+    "failed": 1,
+    "timeout": 124,
+    "killed": 137,
+    "kernel died": 138,
+}
+NO_FAILURE = ("ok", "skipped")
 Source = Literal["words", "yaml", "csv"]  # of the command line, or of a list
 INTERRUPTED = "the run was interrupted"  # the error of a job that ran then
 STOPPED = "it was stopped: "  # the beginning of the error of one that `--fail-fast` ended
@@ -84,8 +92,8 @@ class Result:
 
     @property
     def is_ok(self) -> bool:
-        """Whether the notebook ran to its end without an error."""
-        return self.status == "ok"
+        """Whether the notebook ran to its end without an error, or skipped the rest because something is missing."""
+        return self.status in NO_FAILURE
 
     @property
     def stopped(self) -> str:

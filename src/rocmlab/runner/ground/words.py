@@ -51,6 +51,8 @@ def device_names(devices: Sequence[Device]) -> str:
 
 def recorded(values: Mapping[str, Any], limit: int = 3) -> str:
     """Return the recorded values a person looks for: `accuracy 0.9812  loss 0.06`, then other measurements."""
+    if isinstance(values.get("skipped"), str):  # by `rocmlab.skip`
+        return str(values["skipped"])
     shown = {name: value for name, value in values.items() if isinstance(value, int | float | str)}
     for name in ("simulated", "workload"):  # these stand in other columns
         shown.pop(name, None)

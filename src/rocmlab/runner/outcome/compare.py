@@ -217,6 +217,8 @@ def _outcome(then: Job | None, now: Job) -> str:
         return "new"
     if then["status"] == now["status"]:
         return "same"
+    if "skipped" in (then["status"], now["status"]):
+        return "other"
     return "mended" if now["status"] == "ok" else "broken" if then["status"] == "ok" else "other"
 
 

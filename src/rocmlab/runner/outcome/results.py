@@ -15,12 +15,13 @@ from rocmlab.runner.asking import keys
 from rocmlab.runner.engine import executed
 from rocmlab.runner.ground import schema
 from rocmlab.runner.ground.folder import RunFolder
-from rocmlab.runner.ground.jobs import EXIT_CODES, Job, Result
+from rocmlab.runner.ground.jobs import EXIT_CODES, NO_FAILURE, Job, Result
 from rocmlab.runner.outcome import compare
 from rocmlab.runner.places.placement import Place
 from rocmlab.runner.places.usage import UNKNOWN
 from rocmlab.runner.working.supervisor import Ending
 
+SKIPPED = "Skipped"  # the error that `rocmlab.skip` raises
 ERROR_NAMES = {"timeout": "Timeout", "killed": "Killed", "kernel died": "KernelDied"}
 
 
@@ -41,7 +42,7 @@ class Run:
 
     @property
     def is_ok(self) -> bool:
-        """Whether every notebook ran to its end without an error."""
+        """Whether every notebook ran to its end without an error, or was skipped with a reason."""
         return not self.is_interrupted and all(result.is_ok for result in self.results)
 
     def as_dict(self) -> dict[str, Any]:
@@ -99,22 +100,25 @@ def result_of(
     error = said.error if said else None
     recorded = said.recorded if said else {}
     usage = ending.usage or [UNKNOWN] * len(place.devices)
-    if error is None and ending.status != "ok":
+    status = ending.status
+    if status == "failed" and error is not None and error["name"] == SKIPPED and "skipped" in recorded:
+        status, error = "skipped", None
+    if error is None and status not in NO_FAILURE:
         error = {"name": ERROR_NAMES.get(ending.status, "Error"), "value": ending.message}
     return Result(
         name=job.name,
         notebook=job.notebook,
         parameters=job.parameters,
         kernel=job.kernel,
-        status=ending.status,
-        exit_code=EXIT_CODES[ending.status],
+        status=status,
+        exit_code=EXIT_CODES[status],
         started=ending.started,
         seconds=None if ending.seconds is None else round(ending.seconds, 3),
         cells_done=said.cells_done if said else None,
         cells_total=said.cells_total if said else None,
         devices=[identity | used for identity, used in zip(identify(place), usage, strict=True)],
         recorded=recorded,
-        error=error if ending.status != "ok" else None,
+        error=error if status not in NO_FAILURE else None,
         files=folder.files(job.name),
         warnings=[*ending.warnings, *(said.warnings if said else [])],
         simulated=any(device.simulated for device in place.devices) or recorded.get("simulated") is True,

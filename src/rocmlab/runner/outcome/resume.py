@@ -212,7 +212,7 @@ def before(session: Session, jobs: Sequence[Job]) -> Before:
     notes: list[str] = []
     for job in jobs:
         entry = session.entries[job.name]
-        if entry.result is None or not entry.result.is_ok:
+        if entry.result is None or entry.result.status != "ok":
             pass
         elif job.key is None or entry.key is None:
             results[job.name] = entry.result

@@ -80,7 +80,7 @@ def _properties(suite: ElementTree.Element, results: Mapping[str, Any], names: S
 def _outcome(job: Mapping[str, Any]) -> str:
     if job["status"] == "ok":
         return "ok"
-    if job["error"] is None:  # its turn never came
+    if job["error"] is None:  # it was skipped, or its turn never came
         return "skipped"
     return "failure" if job["status"] in FAILED else "error"
 
@@ -95,7 +95,8 @@ def _case(suite: ElementTree.Element, name: str, job: Mapping[str, Any], failure
     case = _add(suite, "testcase", classname=stem(job["notebook"]), name=name, time=f"{job['seconds'] or 0.0:.3f}")
     outcome = _outcome(job)
     if outcome == "skipped":
-        _add(case, "skipped", message="its turn never came: the run ended before")
+        why = job["recorded"].get("skipped") or "its turn never came: the run ended before"
+        _add(case, "skipped", message=why)
     elif outcome != "ok":
         element = _add(case, outcome, type=job["error"]["name"], message=words.error(job["error"]))
         element.text = plain(_told(job, failure))

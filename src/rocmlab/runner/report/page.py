@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from rocmlab.runner.ground import words
+from rocmlab.runner.ground.jobs import NO_FAILURE
 from rocmlab.runner.report import device_use, tables, values
 from rocmlab.runner.report.failures import FORBIDDEN, Failure
 
@@ -81,11 +82,14 @@ def render(results: Mapping[str, Any], failures: Mapping[str, Failure], folder: 
 def headline(results: Mapping[str, Any]) -> str:
     """Return the outcome in a sentence."""
     jobs = results["jobs"]
-    bad = sum(job["status"] != "ok" for job in jobs)
+    bad = sum(job["status"] not in NO_FAILURE for job in jobs)
+    skipped = sum(job["status"] == "skipped" for job in jobs)
     if results["run"]["status"] == "interrupted":
         return f"Interrupted: {len(jobs) - bad} of {words.plural(len(jobs), 'notebook')} ran to the end"
     if bad:
         return f"{bad} of {words.plural(len(jobs), 'notebook')} did not run to the end"
+    if skipped:
+        return f"{skipped} of {words.plural(len(jobs), 'notebook')} skipped, no failure"
     return "The notebook ran to its end" if len(jobs) == 1 else f"All {len(jobs)} notebooks ran to their end"
 
 

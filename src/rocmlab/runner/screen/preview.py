@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,14 +30,28 @@ def show(plan: Sequence[Mapping[str, Any]], slots: int, console: Console) -> Non
 def _sum(plan: Sequence[Mapping[str, Any]], slots: int) -> str:
     to_run = [each for each in plan if not each["problem"] and not each["skipped"]]
     known = [each["expected_seconds"] for each in to_run if each["expected_seconds"] is not None]
-    side_by_side = f"{slots} side by side" if slots > 1 else "one after another"
-    text = f"{words.plural(len(to_run), 'job')} to run, {side_by_side}"
+    together = _together([_devices(each) for each in to_run], slots)
+    text = f"{words.plural(len(to_run), 'job')} to run"
+    if len(to_run) > 1:
+        text += f", {together} side by side" if together > 1 else ", one after another"
     if known:
-        guess = max(sum(known) / slots, *known)
+        work = sum((each["expected_seconds"] or 0) * _devices(each) for each in to_run)
+        guess = max(work / slots, *known)
         text += f"; about {words.duration(guess)} by earlier runs"
         if len(known) < len(to_run):
             text += f", and {words.plural(len(to_run) - len(known), 'job')} of unknown length"
     return text
+
+
+def _devices(each: Mapping[str, Any]) -> int:
+    """Return how many of the run's devices a job occupies; one on the CPU takes one job's part of the cores."""
+    return max(1, each["gpus"] or 0)
+
+
+def _together(devices: Sequence[int], slots: int) -> int:
+    """Return how many jobs run at the same time at most, by how many devices each occupies."""
+    sums = itertools.accumulate(sorted(devices))
+    return sum(occupied <= slots for occupied in sums)
 
 
 def _table(plan: Sequence[Mapping[str, Any]]) -> Table:

@@ -19,8 +19,14 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-MARKS = {"ok": ("✓", "green"), "not run": ("-", "yellow"), "interrupted": ("■", "yellow"), "stopped": ("■", "yellow")}
-STYLES = {"ok": "green", "not run": "yellow", "interrupted": "yellow", "stopped": "yellow"}
+MARKS = {
+    "ok": ("✓", "green"),
+    "skipped": ("-", "yellow"),
+    "not run": ("-", "yellow"),
+    "interrupted": ("■", "yellow"),
+    "stopped": ("■", "yellow"),
+}
+STYLES = {"ok": "green", "skipped": "yellow", "not run": "yellow", "interrupted": "yellow", "stopped": "yellow"}
 
 
 @dataclass

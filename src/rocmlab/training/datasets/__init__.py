@@ -4,6 +4,7 @@ from rocmlab.training.datasets.arrays import fashion_mnist, mnist
 from rocmlab.training.datasets.cache import fetch, is_cached
 from rocmlab.training.datasets.catalogue import DATASETS
 from rocmlab.training.datasets.grammar import COARSE, Question, questions
+from rocmlab.training.datasets.hub import pretrained
 from rocmlab.training.datasets.text import load_questions, minilm, model_folder, token_ids, trec
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "minilm",
     "mnist",
     "model_folder",
+    "pretrained",
     "questions",
     "token_ids",
     "trec",

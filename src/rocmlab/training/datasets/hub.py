@@ -1,0 +1,64 @@
+"""Weights by their name on the Hugging Face Hub, where it can be reached."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from rocmlab.errors import RocmlabError
+from rocmlab.training.datasets.cache import Progress
+from rocmlab.training.datasets.text import minilm, model_folder
+
+NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")  # bert-base-uncased, or owner/name
+FILES = ("*.json", "*.txt", "*.model", "*.safetensors")
+SUBSTITUTE = "minilm"
+
+
+def pretrained(model: str, share: Path | None = None, progress: Progress | None = None) -> tuple[str, Path | None]:
+    """Return which model it is, and the folder with its weights; None for `bert-base-random`, which has none.
+
+    A model of the Hub is kept in the Hub's own cache (`HF_HOME`) and is taken from there when the Hub cannot be
+    reached. If it is not there either, the small model takes its place, `progress` receives a line, and the returned
+    name is `minilm`.
+
+    Args:
+        model: `minilm`, `bert-base-random`, a folder with `config.json`, weights and tokenizer, or a name on the Hub,
+            for example `bert-base-uncased`.
+        share: the share, for `minilm`; by default `$ROCMLAB_SHARE`, else `./share`.
+        progress: receives a line for each source tried.
+
+    Raises:
+        RocmlabError: the weights are not available, or the Hub has no such model.
+    """
+    is_folder = (Path(model).expanduser() / "config.json").is_file()
+    if is_folder or model in ("minilm", "bert-base-random") or not NAME.fullmatch(model):
+        return model, model_folder(model, share, progress)
+    folder = download(model)
+    if folder is not None:
+        return model, folder
+    if progress is not None:
+        progress(
+            f"{model}: the Hugging Face Hub cannot be reached from here; {SUBSTITUTE}, a small BERT, is used instead"
+        )
+    return SUBSTITUTE, minilm(share, progress=progress)
+
+
+def download(name: str) -> Path | None:
+    """Return the folder of a model of the Hub, downloaded now or earlier; None if the Hub cannot be reached.
+
+    Raises:
+        RocmlabError: the Hub has no such model, or it needs a licence to be accepted or a token.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(FILES)))
+    except RepositoryNotFoundError as err:  # also a gated one, or one that is private
+        raise RocmlabError(
+            f"model={name!r} was not found on the Hugging Face Hub",
+            str(err).splitlines()[0],
+            "check its name; a model with a licence to accept or a private one needs HF_TOKEN",
+        ) from err
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError):
+        return None
