@@ -27,6 +27,7 @@ REVISED = (
     "08_bert_inference_batches",
     "09_opencl_kernels",
     "10_share_and_resume",
+    "15_compare",
     "16_triton_kernel",
 )
 PARAMETER = re.compile(r"(\w+): (?:str|int|float|bool)(?: \| None)? = \S.*?  # \S.*")
