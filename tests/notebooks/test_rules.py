@@ -30,6 +30,7 @@ REVISED = (
     "09_opencl_kernels",
     "10_share_and_resume",
     "11_multi_node_torch",
+    "15_compare",
     "16_triton_kernel",
 )
 PARAMETER = re.compile(r"(\w+): (?:str|int|float|bool)(?: \| None)? = \S.*?  # \S.*")
