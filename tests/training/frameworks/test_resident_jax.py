@@ -170,6 +170,24 @@ class TestSameAsFit:
         assert "one XLA program a batch" in result.how
         assert "convolutions" in result.how
 
+    def test_steps_of_an_older_keras_find_what_its_fit_notes(self, keras, fit_resident):
+        """Before Keras 3.12 a step read where the variables lie, which `fit` had noted in the model."""
+        x, y = digits(32)
+
+        class Older(keras.Sequential):
+            def _record_training_state_sharding_spec(self):
+                self.noted = [variable.value.sharding for variable in self.trainable_variables]
+
+            def train_step(self, state, data):
+                assert len(self.noted) == len(state[0])
+                return super().train_step(state, data)
+
+        model = dense(keras, kind=Older)
+
+        trained = fit_resident(model, x, y, batch_size=16, verbose=0)
+
+        assert "one XLA program an epoch" in trained.how
+
     def test_own_step_with_own_logs(self, keras, fit_resident):
         """A model with a train_step of its own logs what its last batch said, as in fit, remainder or not."""
         x, y = digits(64)

@@ -48,7 +48,7 @@ class Programs:
 
     def __init__(self, model: Model, options: Options, *, shuffle: bool, platform: str) -> None:
         self._model = model
-        self._batch_size = options.batch_size
+        self._sizes = {training: options.batch(training=training) for training in (True, False)}
         self._seed = options.seed
         self._inspections: dict[bool, Inspection] = {}
         self._shuffle = shuffle  # on the device; blocks that stream come shuffled
@@ -58,7 +58,7 @@ class Programs:
     def groups(self, state: State, arrays: Arrays, *, training: bool) -> tuple[int, int]:
         """Return how many groups of batches a set is, and the batches of a group; what they leave is the tail's."""
         inspected = self.inspect(state, arrays, training=training)
-        full, rest = divmod(count_of(arrays), self._batch_size)
+        full, rest = divmod(count_of(arrays), self._sizes[training])
         if inspected.has_own_logs and not rest:  # the last batch runs apart, so that its logs are at hand
             full -= 1
         largest = min(self._largest_group, full, int(GROUP_MULTIPLICATIONS // max(1, inspected.multiplications)))
@@ -93,9 +93,9 @@ class Programs:
             groups, group = self.groups(state, arrays, training=training)
             has_own_logs = self.inspect(state, arrays, training=training).has_own_logs
             count, begin = count_of(arrays), groups * group
-            left, rest = divmod(count - begin * self._batch_size, self._batch_size)
+            left, rest = divmod(count - begin * self._sizes[training], self._sizes[training])
             if has_own_logs and not rest:
-                left, rest = left - 1, self._batch_size
+                left, rest = left - 1, self._sizes[training]
             state = self._reset(state, first)
             if left:
                 state = self._batches(training, state, arrays, order, begin, left)
@@ -111,7 +111,7 @@ class Programs:
         """Return the state after so many whole batches from one on."""
 
         def body(carry: State, number: Array) -> tuple[State, None]:
-            batch = self._batch(arrays, order, number * self._batch_size, self._batch_size)
+            batch = self._batch(arrays, order, number * self._sizes[training], self._sizes[training])
             _logs, new = self._step(training)(carry, batch)
             return _like(new, carry), None
 
@@ -147,7 +147,7 @@ class Programs:
     def inspect(self, state: State, arrays: Arrays, *, training: bool) -> Inspection:
         """Trace one batch without computing it, and say what its step holds."""
         if training not in self._inspections:
-            size = min(self._batch_size, count_of(arrays))
+            size = min(self._sizes[training], count_of(arrays))
             shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (state, arrays))
 
             def run(state: State, arrays: Arrays) -> tuple[Any, State]:

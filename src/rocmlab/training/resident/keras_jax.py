@@ -77,6 +77,9 @@ class JaxEngine:
 
     def begin(self, epoch: int) -> None:
         """Take the state from the model's variables."""
+        record = getattr(self._model, "_record_training_state_sharding_spec", None)
+        if callable(record):  # of Keras before 3.12, whose steps read what its `fit` has noted first
+            record()
         parts = [[variable.value for variable in part] for part in self._programs.variables(training=True)]
         self._state = dict(zip(TO_TRAIN, parts, strict=True))
 
@@ -134,7 +137,7 @@ class JaxEngine:
         while block is not None:
             earlier, logs = logs, self._with_fallback(training, block, epoch, before)
             jax.block_until_ready(earlier)  # two blocks on the device at most: this one and the next
-            before += self._options.steps(count_of(block))
+            before += self._options.steps(count_of(block), training=training)
             block = next(arrays, None)
         self._give_back()
         results = _numbers(logs)
@@ -195,7 +198,7 @@ class JaxEngine:
             self._done += batches
 
         def last() -> dict[str, Any]:
-            if left := self._options.steps(count_of(block)) - self._done:
+            if left := self._options.steps(count_of(block), training=training) - self._done:
                 run(tail, left)
             return logs
 
@@ -213,7 +216,7 @@ class JaxEngine:
         """Run what is left of a block batch by batch, compiled or not."""
         compiled = self._way == BATCH
         step = self._program(self._way, training, lambda: self._programs.batch(training=training, compiled=compiled))
-        count = count_of(block)
+        count, full = count_of(block), self._options.batch(training=training)
         logs: dict[str, Any] = {}
 
         def part(begin: int, batches: int) -> None:
@@ -221,8 +224,8 @@ class JaxEngine:
             if before + begin == 0:
                 self._keep(training, self._programs.reset(self._read(training)))
             for number in range(begin, begin + batches):
-                start = number * self._options.batch_size
-                size = min(self._options.batch_size, count - start)
+                start = number * full
+                size = min(full, count - start)
                 logs, state = step(self._read(training), block, order, start, size)
                 self._keep(training, state)
                 self._done += 1
@@ -236,7 +239,7 @@ class JaxEngine:
 
         results: dict[str, Any] = self._paces[training].run(
             self._done,
-            self._options.steps(count),
+            self._options.steps(count, training=training),
             part,
             last,
             lambda: jax.block_until_ready(self._read(training)),

@@ -52,8 +52,12 @@ class Epochs:
         recording: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> None:
         """Say how steps are made from the tensors of training and validation, and what makes them capturable."""
+        sizes = [self._options.batch(training=training) for training in (True, False)]
         made = [(train, self._train), *([(test, self._validation)] if self._validation else [])]
-        self._runners = [self._runner(make(store.tensors), store.count, recording) for make, store in made]
+        self._runners = [
+            self._runner(make(store.tensors), store.count, size, recording)
+            for (make, store), size in zip(made, sizes, strict=False)
+        ]
 
     @property
     def how(self) -> str:
@@ -88,7 +92,7 @@ class Epochs:
         report: Callable[[int, bool], None],
     ) -> Untyped:
         found = None
-        steps = self._options.steps(store.count)
+        steps = self._options.steps(store.count, training=place == 0)
         counter = Counter(self._paces[place], steps, lambda: torch_store.synchronise(self._device), report)
         try:
             with counter.counting():
@@ -125,8 +129,10 @@ class Epochs:
             if store is not None:
                 store.tensors = (None, None, None)
 
-    def _runner(self, steps: Steps, count: int, recording: Callable[[], AbstractContextManager[Any]]) -> Loop | Graphs:
+    def _runner(
+        self, steps: Steps, count: int, batch: int, recording: Callable[[], AbstractContextManager[Any]]
+    ) -> Loop | Graphs:
         if not self.captures:
-            return Loop(steps, self._options.batch_size)
-        planned = self._options.steps(count) * max(0, self._options.epochs - self._options.initial_epoch)
-        return Graphs(steps, self._options.batch_size, planned, self._device, recording)
+            return Loop(steps, batch)
+        planned = -(-count // batch) * max(0, self._options.epochs - self._options.initial_epoch)
+        return Graphs(steps, batch, planned, self._device, recording)
