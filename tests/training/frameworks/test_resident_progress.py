@@ -79,7 +79,7 @@ def test_an_interrupt_acts_within_seconds_and_leaves_a_complete_step(kind):
     child = Child(kind)
     try:
         assert child.wait_for("begin training", 120)
-        shown = child.wait_for(r"\D([1-9]\d+)/20000", 20)  # progress inside the epoch
+        shown = child.wait_for(r"\D([1-9]\d+)/20000", 60)  # progress inside the epoch
         sent = child.interrupt()
         trained = child.answer()
         assert shown, "no progress was shown"
