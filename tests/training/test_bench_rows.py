@@ -83,6 +83,23 @@ def test_quick_shortens_the_digits_alone(kernels: Path) -> None:
     assert [row["order"]["samples"] for row in given] == [16, 16]
 
 
+def test_options_reach_the_measuring_process(kernels: Path) -> None:
+    """The size of pictures, say, or a test after each epoch."""
+    row = bench.measure(["unet_mixed_torch"], options={"size": 64, "curves": True}).rows[0]
+
+    assert (row["order"]["workload"], row["order"]["backend"]) == ("unet_mixed", "torch")
+    assert (row["order"]["size"], row["order"]["curves"]) == (64, True)
+
+
+def test_backends_that_no_kernel_has_are_named(kernels: Path) -> None:
+    """With the reason; those that are installed are not."""
+    spec = kernels / "tensorflow/kernel.json"
+    spec.write_text(json.dumps({**json.loads(spec.read_text()), "env": {"LACKING": "tensorflow"}}))
+
+    assert list(bench.missing()) == ["tensorflow"]
+    assert "has no tensorflow" in bench.missing()["tensorflow"]
+
+
 def test_the_usual_rows_are_those_of_the_issue(kernels: Path) -> None:
     """Each once, in order."""
     assert [row["name"] for row in bench.measure().rows] == [

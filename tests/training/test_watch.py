@@ -84,7 +84,18 @@ def test_a_gpu_that_does_not_tell_is_unknown(host):
     with watch.Busy(used(), seconds_between=0.001) as busy:
         assert busy.is_watching
 
-    assert busy.percent is None
+    assert (busy.percent, busy.watts) == (None, None)
+
+
+def test_the_power_of_that_gpu_is_read(host):
+    """The mean of what its driver reported, in watts."""
+    power = {"hwmon/hwmon3/name": "amdgpu\n", "hwmon/hwmon3/power1_average": "235500000\n"}
+    host(Gpu(node=1, location=0x300, minor=128, files={**FIRST.files, **power}))
+
+    with watch.Busy(used(), seconds_between=0.001) as busy:
+        assert busy.wait_for(2, seconds=60)
+
+    assert busy.watts == pytest.approx(235.5)
 
 
 def test_watching_ends_with_the_block(host):

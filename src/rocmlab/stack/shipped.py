@@ -27,6 +27,7 @@ NAMES = frozenset(
         "09_opencl_kernels.ipynb",
         "10_share_and_resume.ipynb",
         "11_multi_node_torch.ipynb",
+        "15_compare.ipynb",
         "16_triton_kernel.ipynb",
     }
 )

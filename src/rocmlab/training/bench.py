@@ -20,12 +20,16 @@ from rocmlab.errors import RocmlabError
 from rocmlab.training import children, interpreters
 
 BACKENDS = ("tensorflow", "torch", "jax")
-WORKLOADS = ("mnist_fc", "mnist_cnn", "unet")
+WORKLOADS = ("mnist_fc", "mnist_cnn", "mnist_cnn_rmsprop", "unet", "unet_mixed")
 ROWS = tuple(f"{workload}_{backend}" for workload in WORKLOADS for backend in BACKENDS)
 USUAL = ("mnist_fc_tensorflow", "mnist_fc_torch", "mnist_fc_jax", "mnist_cnn_tensorflow")
 TITLES = {"tensorflow": "TensorFlow", "torch": "PyTorch", "jax": "JAX"}
 DEVICES = ("auto", "gpu", "cpu")
-SHORT_SAMPLES = {"mnist_fc": 6_400, "mnist_cnn": 6_400}  # of a quick epoch; the U-Net's are few as they are
+SHORT_SAMPLES = {
+    "mnist_fc": 6_400,
+    "mnist_cnn": 6_400,
+    "mnist_cnn_rmsprop": 6_400,
+}  # of a quick epoch; the U-Net's are few as they are
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ def measure(
     samples: int | None = None,
     quick: bool = False,
     device: str = "auto",
+    options: Mapping[str, Any] | None = None,
     say: Callable[[str], None] = lambda line: None,
     each: Callable[[Report], None] = lambda report: None,
 ) -> Report:
@@ -55,6 +60,7 @@ def measure(
         samples: of an epoch; None: what suits workload and device, see `bench_row.SAMPLES`.
         quick: of the digits `SHORT_SAMPLES` an epoch, where `samples` says nothing.
         device: `auto`, `gpu` (an error where there is none) or `cpu` (GPUs are hidden).
+        options: more keyword arguments of `bench_row.measure`.
         say: prints a line of progress.
         each: gets the report so far after each row: the next one may take long.
 
@@ -77,7 +83,8 @@ def measure(
         say(f"{name}: measuring")
         count = samples or (SHORT_SAMPLES.get(workload) if quick else None)
         try:
-            report.rows.append({"name": name, **_run(interpreter, workload, backend, runs, count, device)})
+            order = {"workload": workload, "backend": backend, "runs": runs, "samples": count, "device": device}
+            report.rows.append({"name": name, **_run(interpreter, {**order, **(options or {})})})
         except RocmlabError as err:
             _fail(report, name, err, say)
         else:
@@ -85,6 +92,17 @@ def measure(
     if not report.rows:
         raise _nothing(report)
     return report
+
+
+def missing(backends: Sequence[str] = BACKENDS) -> dict[str, str]:
+    """Return those backends that no kernel of the lab has, with the reason."""
+    found = {}
+    for backend in backends:
+        try:
+            _interpreter(backend, backend)
+        except RocmlabError as err:
+            found[backend] = err.problem.what
+    return found
 
 
 def _fail(report: Report, name: str, err: RocmlabError, say: Callable[[str], None]) -> None:
@@ -138,17 +156,14 @@ def _missing(interpreter: interpreters.Interpreter, backend: str) -> str:
     return f"{interpreter.python} has no {' and no '.join(lacking)}" if lacking else ""
 
 
-def _run(
-    interpreter: interpreters.Interpreter, workload: str, backend: str, runs: int, samples: int | None, device: str
-) -> dict[str, Any]:
+def _run(interpreter: interpreters.Interpreter, order: Mapping[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="rocmlab-bench-") as folder:
         answer = Path(folder, "row.json")
-        order = {"workload": workload, "backend": backend, "runs": runs, "samples": samples, "device": device}
         # Its words go to stderr, so that stdout stays JSON. A child of this group ends with Ctrl-C, and on Linux
         # with this process, however that ends.
         done = subprocess.run(
             [interpreter.python, "-m", "rocmlab.training.bench_row", json.dumps(order), str(answer)],
-            env=environment(interpreter.environment(), backend, device),
+            env=environment(interpreter.environment(), order["backend"], order["device"]),
             stdout=sys.stderr.fileno() if _has_stderr() else subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -158,7 +173,7 @@ def _run(
         if not answer.is_file():
             said = [line for line in done.stderr.splitlines() if line.strip()][-15:]
             raise RocmlabError(
-                f"{workload}_{backend} was not measured: the process ended with {done.returncode}",
+                f"{order['workload']}_{order['backend']} was not measured: the process ended with {done.returncode}",
                 "\n".join(said) or f"{interpreter.python} said nothing",
                 "mend that; `make doctor` says what is wrong with the devices",
                 exit_code=1,

@@ -27,7 +27,7 @@ def fc() -> Model:
     return model
 
 
-def cnn() -> Model:
+def cnn(optimizer: str = "Adadelta", learning_rate: float = 1.0) -> Model:
     """Two convolutions and a dense layer: 1,199,882 parameters; inputs (n, 28, 28, 1).
 
     Adadelta's learning rate is written out: it was 1.0 by default once, and is 0.001 now, which trains badly.
@@ -48,13 +48,21 @@ def cnn() -> Model:
             layers.Dense(10, activation="softmax"),
         ]
     )
-    model.compile(keras.optimizers.Adadelta(1.0), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    chosen = getattr(keras.optimizers, optimizer)(learning_rate)
+    model.compile(chosen, "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
 
 
-def unet(size: int) -> Callable[[], Model]:
+def unet(size: int, policy: str = "float32") -> Callable[[], Model]:
     """Return what makes the U-Net for pictures of this size; at 512 pixels the article's, 20,886,706 parameters."""
-    return lambda: _unet(size, base=8 if size >= 512 else 4)
+
+    def make() -> Model:
+        import keras
+
+        keras.config.set_dtype_policy(policy)
+        return _unet(size, base=8 if size >= 512 else 4)
+
+    return make
 
 
 def _unet(size: int, base: int) -> Model:

@@ -19,29 +19,44 @@ from typing import Any
 import numpy as np
 
 from rocmlab.errors import RocmlabError
-from rocmlab.training import backends, datasets, fit_resident, placement
+from rocmlab.training import backends, datasets, fit_resident, placement, watch
 from rocmlab.training import bench_models as models
 
 SEED = 42
 # Of an epoch, (on the CPU, on a GPU): convolutions take two cores minutes.
-SAMPLES = {"mnist_fc": (60_000, 60_000), "mnist_cnn": (12_800, 60_000), "unet": (48, 480)}
-BATCHES = {"mnist_fc": 128, "mnist_cnn": 128, "unet": 16}
+SAMPLES = {"mnist_fc": (60_000, 60_000), "unet": (48, 480), "unet_mixed": (48, 480)}
+SAMPLES |= dict.fromkeys(("mnist_cnn", "mnist_cnn_rmsprop"), (12_800, 60_000))
+BATCH, UNET_BATCHES = 128, {512: 16}  # the U-Net with smaller pictures: 8
+POWER_SECONDS = 4.0  # how long each way trains for its power alone
+MAX_POWER_EPOCHS = 10_000
 
 Arrays = tuple[np.ndarray, np.ndarray]
 
 
 def measure(
-    workload: str, backend: str, runs: int, samples: int | None, device: str, say: Callable[[str], None]
+    workload: str,
+    backend: str,
+    runs: int,
+    samples: int | None,
+    device: str,
+    say: Callable[[str], None],
+    *,
+    size: int | None = None,
+    curves: bool = False,
+    test_samples: int | None = None,
 ) -> dict[str, Any]:
     """Train both ways and return the row; times in seconds, one for each epoch after the first.
 
     Args:
-        workload: `mnist_fc`, `mnist_cnn` or `unet`.
+        workload: one of `bench.WORKLOADS`.
         backend: Keras' backend.
         runs: epochs of each after the first.
         samples: of an epoch; None: `SAMPLES`.
         device: `auto`, `gpu` or `cpu`.
         say: prints a line of progress.
+        size: pixels of a side of the U-Net's pictures; None: 512 on a GPU, 128 on the CPU.
+        curves: test both ways after each epoch.
+        test_samples: how many are tested with; None: all.
 
     Raises:
         RocmlabError: there is no such device, or a framework is missing.
@@ -51,47 +66,94 @@ def measure(
 
     used = placement.choose("keras", device)
     is_cpu = used["backend"] == "cpu"
-    batch = 8 if workload == "unet" and is_cpu else BATCHES[workload]
-    train, test = _data(workload, samples or SAMPLES[workload][0 if is_cpu else 1], is_cpu, say)
-    make = {"mnist_fc": models.fc, "mnist_cnn": models.cnn, "unet": models.unet(train[0].shape[1])}[workload]
+    size = size or (128 if is_cpu else 512)
+    batch = UNET_BATCHES.get(size, 8) if workload.startswith("unet") else BATCH
+    train, test = _data(workload, samples or SAMPLES[workload][0 if is_cpu else 1], size, say)
+    make = _makers(size)[workload]
     ours, theirs = (_fresh(keras, make) for _ in range(2))
-    parameters = int(ours.count_params())
     mine, other = _stopwatches(keras, backend)
     started: list[float] = []
+    scores: list[tuple[float, float]] = []
+    losses: list[float] = []
+    power = _Power(used)
 
     def turn(epoch: int, logs: object = None) -> None:
-        """Let `fit` train its epoch, after each of `fit_resident`."""
+        """Let `fit` train its epoch, after each of `fit_resident`; at the end see what power each draws."""
+        if epoch > runs:
+            ours.stop_training = power.is_read()
+            return
         started.append(time.perf_counter())
-        theirs.fit(*train, batch_size=batch, epochs=1, shuffle=True, verbose=0, callbacks=[other])
+        done = theirs.fit(*train, batch_size=batch, epochs=1, shuffle=True, verbose=0, callbacks=[other])
+        losses.append(float(done.history["loss"][0]))
         if len(started) == 1:
             started.append(time.perf_counter())  # both have compiled
         say(f"epoch {epoch + 1} of {runs + 1}: {mine.seconds[-1]:.3f} s, fit {other.seconds[-1]:.3f} s")
+        if curves or epoch == runs:
+            few = [part[:test_samples] for part in test]
+            first, second = (
+                model.evaluate(*few, batch_size=min(250, 4 * batch), verbose=0)[1] for model in (ours, theirs)
+            )
+            scores.append((float(first), float(second)))
+        if epoch == runs:
+            power.begin()
 
     mine.then = turn
+    epochs = runs + 1 + (MAX_POWER_EPOCHS if power.is_known else 0)
     began = time.perf_counter()
     fit = fit_resident(
-        ours, *train, batch_size=batch, epochs=runs + 1, shuffle=True, seed=SEED, verbose=0, callbacks=[mine]
+        ours, *train, batch_size=batch, epochs=epochs, shuffle=True, seed=SEED, verbose=0, callbacks=[mine]
     )
-    accuracies = [
-        float(model.evaluate(*test, batch_size=min(250, 4 * batch), verbose=0)[1]) for model in (ours, theirs)
-    ]
+    watts = power.end()
+    power.begin()
+    while power.is_known and not power.is_read():
+        theirs.fit(*train, batch_size=batch, epochs=1, shuffle=True, verbose=0)
+    watts_theirs = power.end()
     return {
-        "seconds": mine.seconds[1:],
+        "seconds": mine.seconds[1 : runs + 1],
         "seconds_theirs": other.seconds[1:],
         "seconds_compile": started[0] - began,  # from the call to the end of the first epoch, that one included
         "seconds_compile_theirs": started[1] - started[0],
+        "watts": watts,  # of the whole GPU while it trained in this way; None: unknown
+        "watts_theirs": watts_theirs,
         "how": fit.how,
         "workload": workload,
         "framework": backend,
         "device": used,
         "samples": len(train[0]),
         "batch_size": batch,
-        "parameters": parameters,
-        "accuracy": accuracies[0],
-        "accuracy_theirs": accuracies[1],
+        "size": size,
+        "parameters": int(ours.count_params()),
+        "accuracy": scores[-1][0],
+        "accuracy_theirs": scores[-1][1],
+        "curve": [first for first, _ in scores],
+        "curve_theirs": [second for _, second in scores],
+        "loss": [float(value) for value in fit.history["loss"][: runs + 1]],
+        "loss_theirs": losses,
         "versions": backends.versions(),
-        "median_seconds": median(mine.seconds[1:]),
+        "median_seconds": median(mine.seconds[1 : runs + 1]),
     }
+
+
+class _Power:
+    """The mean power of a GPU while it trains in one way and does nothing else."""
+
+    def __init__(self, used: placement.Description) -> None:
+        self._used, self._watch, self._began = used, watch.Busy(used), 0.0
+        self.is_known = self._watch.is_watching
+
+    def begin(self) -> None:
+        """Start to read, where there is something to be read."""
+        self._watch, self._began = watch.Busy(self._used), time.monotonic()
+        self._watch.__enter__()
+
+    def is_read(self) -> bool:
+        """Whether it was read for long enough."""
+        return time.monotonic() - self._began > POWER_SECONDS
+
+    def end(self) -> float | None:
+        """Stop, and return watts; None: unknown."""
+        self._watch.__exit__(None, None, None)
+        return self._watch.watts
 
 
 def _fresh(keras: Any, make: Callable[[], Any]) -> Any:  # noqa: ANN401  a module, a model
@@ -137,12 +199,22 @@ def _synchroniser(backend: str) -> Callable[[], None]:
     return lambda: None
 
 
-def _data(workload: str, samples: int, is_cpu: bool, say: Callable[[str], None]) -> tuple[Arrays, Arrays]:
+def _makers(size: int) -> dict[str, Callable[[], Any]]:
+    """Return what makes the network of each workload."""
+    return {
+        "mnist_fc": models.fc,
+        "mnist_cnn": models.cnn,
+        "mnist_cnn_rmsprop": lambda: models.cnn("RMSprop", 0.001),
+        "unet": models.unet(size),
+        "unet_mixed": models.unet(size, "mixed_float16"),
+    }
+
+
+def _data(workload: str, samples: int, size: int, say: Callable[[str], None]) -> tuple[Arrays, Arrays]:
     """Return training and test data: the real digits, or triangles made as the notebook makes them."""
-    if workload == "unet":
+    if workload.startswith("unet"):
         from rocmlab.training.datasets import generated
 
-        size = 128 if is_cpu else 512
         images, masks = generated.triangles(samples + 32, size, SEED)  # both (n, size, size) uint8
         x, y = images[..., None].astype("float32") / 255, masks[..., None].astype("float32")
         return (x[:samples], y[:samples]), (x[samples:], y[samples:])

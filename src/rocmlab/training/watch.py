@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from rocmlab.devices import Device, discover, sample
+from rocmlab.devices.integral import Integral
 from rocmlab.training.placement import Description
 
 SECONDS_BETWEEN = 0.25
@@ -50,10 +51,10 @@ def stopwatch() -> Any:  # noqa: ANN401  a keras.callbacks.Callback
 
 
 class Busy:
-    """Watches, in a `with` block, how busy the device is that a framework computes on.
+    """Watches, in a `with` block, how busy the device is that a framework computes on, and what power it draws.
 
-    `percent` is None on the CPU, for a GPU whose driver does not tell, and where it is not known which of several GPUs
-    the framework means.
+    `percent` and `watts` are None on the CPU, for a GPU whose driver does not tell, and where it is not known which of
+    several GPUs the framework means.
 
     Args:
         used: what `placement` says of the device.
@@ -64,6 +65,7 @@ class Busy:
         self._device = _find(used)
         self._seconds_between = seconds_between
         self._readings: list[float] = []
+        self._power = Integral()
         self._read = threading.Condition()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="rocmlab-busy", daemon=True)
@@ -77,6 +79,11 @@ class Busy:
     def percent(self) -> float | None:
         """Return the mean of what the driver reported so far (0-100); None if it is unknown."""
         return sum(self._readings) / len(self._readings) if self._readings else None
+
+    @property
+    def watts(self) -> float | None:
+        """Return the mean power of the whole device so far, idle draw included; None if it is unknown."""
+        return self._power.mean
 
     def wait_for(self, readings: int, seconds: float) -> bool:
         """Wait until there are so many readings, and tell whether there are."""
@@ -96,10 +103,11 @@ class Busy:
     def _watch(self) -> None:
         assert self._device is not None
         while not self._ended.wait(self._seconds_between):
-            percent = sample(self._device).busy_percent
-            if percent is not None:
+            found = sample(self._device)
+            self._power.add(time.monotonic(), found.power_watts)
+            if found.busy_percent is not None:
                 with self._read:
-                    self._readings.append(percent)
+                    self._readings.append(found.busy_percent)
                     self._read.notify_all()
 
 

@@ -37,6 +37,9 @@ def test_both_ways_are_timed_and_the_first_epoch_is_apart(row: dict) -> None:
     assert len(row["seconds"]) == len(row["seconds_theirs"]) == 2
     assert min(*row["seconds"], *row["seconds_theirs"], row["seconds_compile"], row["seconds_compile_theirs"]) > 0
     assert row["samples"] == 400
+    assert len(row["loss"]) == len(row["loss_theirs"]) == 3
+    assert row["curve"] == [row["accuracy"]]
+    assert (row["watts"], row["watts_theirs"]) == (None, None)
 
 
 def test_the_row_says_what_computed_and_how(row: dict) -> None:

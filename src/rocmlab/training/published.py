@@ -1,0 +1,120 @@
+"""What the original articles published, 2019 to 2022: the only place of these numbers that a program compares with.
+
+Their hardware and software were others, so a number of theirs is never a limit. All of them were measured with the
+framework's usual way to train, so they are compared with that alone (`comparison.PLAIN`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MICRO, MILLI = 1e-6, 1e-3
+
+
+@dataclass(frozen=True)
+class Published:
+    """One number of an article."""
+
+    table: str  # a name of `comparison.TABLES`
+    year: int
+    device: str
+    stack: str
+    seconds_per_sample: float | None  # None: the article has a ratio only, or a time whose batch is unknown
+    variant: str  # the settings, as in `comparison.Result`; what differs in them is not compared
+    note: str = ""
+
+    @property
+    def label(self) -> str:
+        """Year and hardware, which stand wherever the number does."""
+        return f"{self.device} ({self.year})"
+
+
+PUBLISHED = (
+    Published(
+        "fc",
+        2019,
+        "Radeon RX 480",
+        "TensorFlow 1.12, ROCm 2.1",
+        47 * MICRO,
+        "batch 128",
+        "called a step there: Keras 2 counted samples",
+    ),
+    Published("fc", 2019, "Tesla K80", "TensorFlow 1.12", 43 * MICRO, "batch 128", "10 times as expensive then"),
+    Published(
+        "cnn_backends",
+        2019,
+        "Radeon R9 M380",
+        "PlaidML 0.6.4",
+        153 * MICRO,
+        "Adadelta, batch 128",
+        "2.78 times its CPU",
+    ),
+    Published("cnn_backends", 2019, "Core i5, 3.2 GHz", "TensorFlow 2.0", 425 * MICRO, "Adadelta, batch 128"),
+    Published(
+        "cnn_devices",
+        2021,
+        "Radeon Pro 560X",
+        "tensorflow-metal 0.2",
+        None,
+        "RMSprop, batch unknown",
+        "19 ms per step, 2.1 times its CPU, 56 % busy",
+    ),
+    Published(
+        "cnn_devices", 2021, "MacBook Pro 2018, CPU", "TensorFlow 2.6", None, "RMSprop, batch unknown", "40 ms per step"
+    ),
+    Published(
+        "unet", 2021, "M1, 8 GPU cores", "tensorflow-metal", 328 * MILLI, "float32, 512 px, batch 16", "twice its CPU"
+    ),
+    Published(
+        "unet",
+        2021,
+        "Quadro RTX 6000",
+        "TensorFlow",
+        None,
+        "float32 and mixed, 512 px, batch 16",
+        "10 to 20 times the M1",
+    ),
+    Published(
+        "unet",
+        2021,
+        "M1 Max",
+        "TensorFlow",
+        None,
+        "float32, 512 px, batch 16",
+        "estimated, 2 to 6 times slower than the RTX 6000",
+    ),
+    Published("bert_training", 2022, "M1, CPU", "PyTorch 1.12", 45.4 / 32, "all weights, batch 32, 512 tokens"),
+    Published(
+        "bert_training",
+        2022,
+        "M1, GPU",
+        "PyTorch 1.12",
+        1 / 1.25,
+        "all weights, batch 1, 512 tokens",
+        "stopped after 60 of 1,000 steps",
+    ),
+    Published("bert_training", 2022, "M1, CPU", "PyTorch 1.12", 32.0 / 64, "head only, batch 64, 512 tokens"),
+    Published(
+        "bert_training",
+        2022,
+        "M1, GPU",
+        "PyTorch 1.12",
+        14.95 / 64,
+        "head only, batch 64, 512 tokens",
+        "2.14 times its CPU",
+    ),
+    Published(
+        "bert_training",
+        2022,
+        "M1 Ultra",
+        "PyTorch 1.12",
+        None,
+        "batch 64",
+        "quoted: 7 times its CPU in training, 14 times in inference",
+    ),
+    *(
+        Published("bert_batches", 2022, f"M1, {side}", "PyTorch 1.12", seconds / batch, f"batch {batch}")
+        for batch, cpu, gpu in ((8, 78.9 * MILLI, 189 * MILLI), (64, 547 * MILLI, 345 * MILLI), (256, 3.69, 1.56))
+        for side, seconds in (("CPU", cpu), ("GPU", gpu))
+    ),
+)
