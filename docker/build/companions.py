@@ -51,8 +51,9 @@ def add(name: str, options: list[str]) -> str:
             kept.flush()
             done = pip("install", "--quiet", "--constraint", kept.name, *options, name)
         if done.returncode:
-            why = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["pip failed"]
-            return f"{name} omitted: {why[-1]}. A wheel for PyTorch {before['torch']} in the folder WHEELS adds it"
+            why = next((line for line in done.stderr.splitlines() if line.startswith("ERROR: ")), "pip failed")
+            adds = f"a wheel for PyTorch {before['torch']} in the folder WHEELS adds it"
+            return f"{name} omitted: {why.removeprefix('ERROR: ')}; {adds}"
     if why_not := problem(name):
         pip("uninstall", "--quiet", "--yes", name)
         return f"{name} omitted: {why_not}"

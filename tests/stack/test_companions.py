@@ -82,7 +82,7 @@ def test_where_there_is_none_the_line_names_what_adds_it(python: Path, tmp_path:
     line, is_there = add(python, tmp_path)
     version = subprocess.run([python, "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True)
 
-    assert line.startswith("torchvision omitted: ERROR: No matching distribution found for torchvision")
-    assert line.endswith("A wheel for PyTorch 2.13.0+rocm7.2 in the folder WHEELS adds it")
+    assert line.startswith("torchvision omitted: Could not find a version that satisfies the requirement torchvision")
+    assert line.endswith("; a wheel for PyTorch 2.13.0+rocm7.2 in the folder WHEELS adds it")
     assert not is_there
     assert version.stdout.strip() == "2.13.0+rocm7.2"
