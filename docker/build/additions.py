@@ -20,16 +20,6 @@ import tempfile
 from pathlib import Path
 
 USERS_GID = 100  # docker-stacks' group of the lab user
-SOURCES = (".c", ".map", ".pyi", ".pyx")  # of compiled modules, and for type checkers
-DATA_SERVER = "tensorboard_data_server/bin/server"  # 21 MB; without it TensorBoard reads its files in Python
-# Imported once by the build, which leaves their compiled files and those of all that they import; compiling every file
-# of the same packages would take 80 MB more, most of it never read.
-OFTEN_IMPORTED = """
-import ipykernel.kernelapp, ipykernel.zmqshell, ipywidgets, matplotlib.pyplot, matplotlib_inline
-import matplotlib_inline.backend_inline, numpy, pandas, scipy.optimize, scipy.signal, scipy.stats, sklearn.cluster
-import sklearn.compose, sklearn.datasets, sklearn.ensemble, sklearn.linear_model, sklearn.manifold, sklearn.neighbors
-import sklearn.pipeline, sklearn.svm, tensorboard.program, tensorboard.summary, tqdm.auto
-"""
 
 
 def canonical(name: str) -> str:
@@ -79,15 +69,6 @@ def conflicts() -> set[str]:
     return set(check.stdout.splitlines()) if check.returncode else set()
 
 
-def slim(names: set[str]) -> None:
-    """Remove what these distributions need only for their own development (160 MB), and TensorBoard's faster reader."""
-    for distribution in importlib.metadata.distributions():
-        if canonical(distribution.metadata["Name"] or "") in names:
-            for file in distribution.files or ():
-                if "tests" in file.parts[:-1] or file.suffix in SOURCES or str(file) == DATA_SERVER:
-                    Path(str(distribution.locate_file(file))).unlink(missing_ok=True)
-
-
 def open_to_users() -> None:
     """Let group users add packages to a virtual environment of the base; only the folders change, no file in them.
 
@@ -99,8 +80,8 @@ def open_to_users() -> None:
             os.chmod(folder, 0o2775)
 
 
-def add(requirements: Path, *options: str) -> tuple[int, set[str]]:
-    """Install what is missing, then compare; return how many distributions there were, and which came.
+def add(requirements: Path) -> tuple[int, int]:
+    """Install what is missing, then compare; return how many distributions there were and how many came.
 
     Raises:
         SystemExit: a distribution changed, or does not go with the others.
@@ -109,7 +90,7 @@ def add(requirements: Path, *options: str) -> tuple[int, set[str]]:
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as rest:
         rest.write(missing(requirements.read_text(), before))
         rest.flush()
-        install = ["install", "--quiet", *options, "--no-deps", "--require-hashes", "--requirement", rest.name]
+        install = ["install", "--quiet", "--no-deps", "--require-hashes", "--requirement", rest.name]
         subprocess.run(["/build/pip", sys.executable, *install], check=True)
 
     after = installed()
@@ -121,7 +102,7 @@ def add(requirements: Path, *options: str) -> tuple[int, set[str]]:
             f"error: the packages of {sys.prefix} do not go with the lab's ({'; '.join(sorted(added))}): choose a "
             f"newer BASE_IMAGE, or loosen {requirements.with_suffix('.in').name} in requirements and run scripts/lock"
         )
-    return len(before), set(after) - set(before)
+    return len(before), len(after) - len(before)
 
 
 def main(requirements: Path, constraint: Path | None = None) -> None:
@@ -129,19 +110,17 @@ def main(requirements: Path, constraint: Path | None = None) -> None:
     bootstrap()
     if constraint:
         constraint.write_text(constraints(installed()))
-    kept, added = add(requirements, *(["--no-compile"] if constraint else []))
+    kept, added = add(requirements)
     if constraint:
-        slim(added)
         finish_kernel(requirements)
-    sys.stderr.write(f"{sys.executable}: {kept} distributions kept, {len(added)} added\n")
+    sys.stderr.write(f"{sys.executable}: {kept} distributions kept, {added} added\n")
 
 
 def finish_kernel(requirements: Path) -> None:
-    """Make sure that there is a kernel now, under our name only, that it imports, and that users may add to it."""
+    """Make sure that there is a kernel now, under our name only, and that users may add to it."""
     after = installed()
     if not {"ipykernel", "matplotlib", "numpy"} <= set(after):
         sys.exit(f"error: {requirements} has no kernel for {sys.executable} ({sys.version}): choose another BASE_IMAGE")
-    subprocess.run([sys.executable, "-c", OFTEN_IMPORTED], check=True)
     # ipykernel installs a kernel named python3 beside the interpreter; the lab offers `tensorflow` instead.
     for prefix in {sys.prefix, "/usr/local"}:
         for file in Path(prefix, "share/jupyter/kernels/python3").glob("*"):

@@ -60,25 +60,3 @@ def test_constraints_keep_tensorflow_itself(additions: ModuleType) -> None:
 def test_constraints_leave_out_what_pip_cannot_read(additions: ModuleType) -> None:
     """One version that pip cannot read would make it refuse the whole file."""
     assert "odd" not in additions.constraints({"odd": "custom build", "tensorflow": "2.17.0"})
-
-
-def test_only_what_came_loses_its_tests_and_generated_sources(
-    additions: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A hundred megabytes of a kernel's packages; what the base brought keeps every file."""
-    for name in ("came", "kept"):
-        for file in (f"{name}/tests/test_it.py", f"{name}/core.py", f"{name}/tests.py", f"{name}/core.c"):
-            (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / file).touch()
-        info = tmp_path / f"{name}-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        files = ("tests/test_it.py", "core.py", "tests.py", "core.c")
-        (info / "RECORD").write_text("".join(f"{name}/{it},,\n" for it in files))
-    monkeypatch.syspath_prepend(tmp_path)
-
-    additions.slim({"came"})
-
-    found = {str(path.relative_to(tmp_path / "kept")) for path in (tmp_path / "kept").rglob("*.*")}
-    assert {path.name for path in (tmp_path / "came").rglob("*.*")} == {"core.py", "tests.py"}
-    assert found == {"core.c", "core.py", "tests.py", "tests/test_it.py"}

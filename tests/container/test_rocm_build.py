@@ -42,17 +42,7 @@ UNUSED_BESIDE_TORCH = (
     "tokenizers",
     "transformers",
 )
-UNUSED_IN_KERNEL = (
-    "contourpy",
-    "fonttools",
-    "kiwisolver",
-    "matplotlib",
-    "numpy",
-    "pandas",
-    "pillow",
-    "scikit-learn",
-    "scipy",
-)
+UNUSED_IN_KERNEL = ("contourpy", "fonttools", "kiwisolver", "matplotlib", "numpy", "pillow")
 DOCKERFILE = """
 FROM {base}
 COPY *.whl /tmp/
