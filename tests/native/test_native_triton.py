@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,12 +44,13 @@ def cells() -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def lab(built_lab: Clone, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def lab(built_lab: Clone, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
     """The lab's interpreter, and a folder with Triton, which it lacks."""
     python, folder = built_lab.folder / ".venv/bin/python", tmp_path_factory.mktemp("triton")
     install = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder, TRITON]
     subprocess.run(install, check=True, timeout=600, env=built_lab.environment)
-    return python, str(folder)
+    yield python, str(folder)
+    shutil.rmtree(folder)  # 700 MB
 
 
 def run(lab: tuple[Path, str], folder: Path, program: str, **environment: str) -> subprocess.CompletedProcess[str]:

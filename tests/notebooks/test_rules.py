@@ -22,11 +22,15 @@ REVISED = (
     "01_mnist_fc",
     "02_mnist_cnn",
     "03_cpu_vs_gpu",
+    "04_multi_gpu_torch",
+    "05_multi_gpu_keras",
     "06_segmentation_unet",
     "07_bert_trec",
     "08_bert_inference_batches",
     "09_opencl_kernels",
     "10_share_and_resume",
+    "11_multi_node_torch",
+    "15_compare",
     "16_triton_kernel",
 )
 PARAMETER = re.compile(r"(\w+): (?:str|int|float|bool)(?: \| None)? = \S.*?  # \S.*")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
@@ -9,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from rocmlab.errors import RocmlabError
-from rocmlab.training import placement
+from rocmlab.training import network, placement
 
 
 def install_torch(monkeypatch, names=(), hip=None, mps=False):
@@ -258,3 +259,22 @@ def test_a_team_on_the_cpu_ignores_gpus(monkeypatch):
     install_torch(monkeypatch, ["Radeon RX 7900 XTX"] * 2, hip="7.2")
 
     assert all(one["simulated"] for one in placement.team("torch", "cpu"))
+
+
+def test_what_frameworks_read_at_import_is_set_for_several_devices(monkeypatch):
+    """JAX gets its parts of the CPU and threads enough for them, RCCL the loopback; what a user has set stays."""
+    for name in ("XLA_FLAGS", "TF_ENABLE_ONEDNN_OPTS", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("NPROC", "3")
+    before = dict(os.environ)
+
+    placement.prepare(4)
+
+    found = dict(os.environ)
+    for name in found.keys() - before.keys():
+        monkeypatch.delenv(name)
+    assert "--xla_force_host_platform_device_count=4" in found["XLA_FLAGS"]
+    assert found["NPROC"] == "3"
+    assert found["TF_ENABLE_ONEDNN_OPTS"] == "0"
+    assert network.on_this_machine().items() <= found.items() or found["NCCL_SOCKET_IFNAME"]

@@ -17,7 +17,8 @@ from typing import Any
 
 from rocmlab.devices import discover
 from rocmlab.errors import RocmlabError
-from rocmlab.training import more_gpus
+from rocmlab.training import more_gpus, network
+from rocmlab.training.scaling import measures
 
 Description = dict[str, Any]  # backend, name, index, pci, simulated
 CHOICES = ("auto", "gpu", "cpu")
@@ -105,6 +106,24 @@ def team(framework: str, device: str = "auto", size: int = 2) -> list[Descriptio
         sys.stdout.write(f"SIMULATED on {size} parts of the CPU: {framework} sees {seen}\n")
         sys.stdout.write(f"for GPUs: {more_gpus.advice(framework)}\n")
     return [{**_cpu(), "index": number, "simulated": True} for number in range(size)]
+
+
+def prepare(parts: int = 2) -> None:
+    """Set what TensorFlow and JAX read at import for a job on several devices; what is already set stays.
+
+    Args:
+        parts: of the CPU that JAX can simulate.
+    """
+    settings = {
+        "TF_ENABLE_ONEDNN_OPTS": "0",  # the same rounding on every CPU
+        "TF_FORCE_GPU_ALLOW_GROWTH": "true",  # leave GPU memory to others
+        # Gradients are added up 128 MB at a time, where they are, while the next ones are computed.
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={parts} {measures.XLA}",
+        "NPROC": str(max(8, 2 * parts)),  # with fewer threads than parts, JAX' sums would wait for each other for ever
+    }
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
+    os.environ.update(network.on_this_machine())  # RCCL listens for the other GPUs on the loopback alone
 
 
 def _cpu() -> Description:

@@ -54,7 +54,7 @@ class TestSameAsFit:
 
     @pytest.mark.parametrize("small", [True, False])
     def test_steps_written_out_four_times_as_on_a_gpu(self, keras, fit_resident, monkeypatch, small):
-        """Small steps stand four times in the program, large ones once; the weights are the same."""
+        """Small steps run in groups of a fixed length and are written out, large ones are not; the weights agree."""
         from rocmlab.training.resident import jax_programs
 
         written = []
@@ -63,12 +63,29 @@ class TestSameAsFit:
             jax_programs.lax, "scan", lambda *given, **how: written.append(how.get("unroll")) or scan(*given, **how)
         )
         monkeypatch.setitem(jax_programs.UNROLL, "cpu", 4)
+        monkeypatch.setitem(jax_programs.GROUP, "cpu", 4)
         monkeypatch.setattr(jax_programs, "SMALL_STEP", 1000 if small else 10)
         x, y = digits(230)
 
         side_by_side(fit_resident, lambda: dense(keras), x, y)
 
-        assert (4 if small else 1) in written
+        assert set(written) == ({3} if small else set())
+
+    def test_multiplications_of_a_step_are_counted(self, keras):
+        """Those of products and of convolutions, by which the steps of a group on a GPU are chosen."""
+        from rocmlab.training.resident import jax_programs
+
+        def step(x, kernel, weights):
+            y = keras.ops.conv(x, kernel, padding="valid")  # 2 * 6 * 6 outputs of 5 channels, 3 * 3 * 4 each
+            return keras.ops.reshape(y, (2, 180)) @ weights  # 2 * 7 outputs, 180 each
+
+        import jax
+
+        shapes = [jax.ShapeDtypeStruct(shape, "float32") for shape in ((2, 8, 8, 4), (3, 3, 4, 5), (180, 7))]
+        operations = list(jax_programs._operations(jax.make_jaxpr(step)(*shapes).jaxpr))
+
+        counted = sum(map(jax_programs._multiplications, operations))
+        assert counted == 2 * 6 * 6 * 5 * 36 + 2 * 7 * 180
 
     def test_weights_of_samples_added_losses_averages_and_seeds(self, keras, fit_resident):
         """Sample weights, regularisers and add_loss count as in fit; averages and seeds end where fit leaves them."""
@@ -152,6 +169,24 @@ class TestSameAsFit:
 
         assert "one XLA program a batch" in result.how
         assert "convolutions" in result.how
+
+    def test_steps_of_an_older_keras_find_what_its_fit_notes(self, keras, fit_resident):
+        """Before Keras 3.12 a step read where the variables lie, which `fit` had noted in the model."""
+        x, y = digits(32)
+
+        class Older(keras.Sequential):
+            def _record_training_state_sharding_spec(self):
+                self.noted = [variable.value.sharding for variable in self.trainable_variables]
+
+            def train_step(self, state, data):
+                assert len(self.noted) == len(state[0])
+                return super().train_step(state, data)
+
+        model = dense(keras, kind=Older)
+
+        trained = fit_resident(model, x, y, batch_size=16, verbose=0)
+
+        assert "one XLA program an epoch" in trained.how
 
     def test_own_step_with_own_logs(self, keras, fit_resident):
         """A model with a train_step of its own logs what its last batch said, as in fit, remainder or not."""

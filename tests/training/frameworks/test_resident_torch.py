@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from functools import partial
 
 import numpy as np
@@ -586,3 +587,61 @@ def test_changes_between_epochs_change_the_fingerprint(keras, torch):
         before = _fingerprint(model)
         change()
         assert _fingerprint(model) != before
+
+
+def older_normalisation(keras, monkeypatch):
+    """Make BatchNormalization that of Keras before 3.14: it has neither the option nor the attribute `renorm`."""
+    layer = keras.layers.BatchNormalization
+
+    def call(self, inputs, training=None, mask=None):
+        mean, variance = keras.ops.moments(inputs, axes=[0])
+        if not training:
+            mean, variance = self.moving_mean, self.moving_variance
+        else:
+            for moving, now in ((self.moving_mean, mean), (self.moving_variance, variance)):
+                moving.assign(moving * self.momentum + now * (1.0 - self.momentum))
+        return (inputs - mean) / keras.ops.sqrt(variance + self.epsilon) * self.gamma + self.beta
+
+    def make():
+        model = dense(keras, layer())
+        vars(model.layers[1]).pop("renorm", None)
+        return model
+
+    monkeypatch.setattr(layer, "call", call)
+    return make
+
+
+def test_normalisation_of_an_older_keras_trains(keras, fit_resident, monkeypatch):
+    """A BatchNormalization without `renorm` ends where `fit` takes it."""
+    x, y = digits()
+
+    side_by_side(fit_resident, older_normalisation(keras, monkeypatch), x, y)
+
+
+def test_parts_of_keras_that_are_others_are_left_alone(keras, fit_resident, monkeypatch):
+    """Where Keras' private parts are not as expected its own run: the results of `fit`, and one warning for each."""
+    from rocmlab.training.resident import keras_torch, probes
+
+    monkeypatch.setattr(probes, "_reasons", {})
+    layer = keras.layers.BatchNormalization
+    usual = layer.__init__
+    monkeypatch.setattr(layer, "__init__", lambda self, *a, unheard=0, **b: usual(self, *a, **b))
+    kind = type(keras.optimizers.RMSprop())
+    step = kind._parallel_update_step
+    monkeypatch.setattr(kind, "_parallel_update_step", lambda self, *a: step(self, *[a[0], a[1], a[2] * 0.5]))
+    monkeypatch.setattr(keras_torch, "PARTS", ("_an_attribute_of_another_keras",))
+    x, y = digits()
+
+    def make():
+        return dense(keras, layer())
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = side_by_side(fit_resident, make, x, y)
+        side_by_side(fit_resident, make, x, y)
+
+    told = [str(one.message) for one in caught if "does not fit this version" in str(one.message)]
+    assert len(told) == len(set(told))
+    for replaced in ("batch normalisation", "update of RMSprop", "training step"):
+        assert len([one for one in told if replaced in one]) == 1, told
+    assert "does not fit" in result.how

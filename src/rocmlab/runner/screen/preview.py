@@ -79,6 +79,6 @@ def _gets(each: Mapping[str, Any]) -> Any:  # noqa: ANN401  a Text of rich, whic
     if each["problem"]:
         return Text("cannot run", "yellow")
     if not each["gpus"]:
-        return Text(f"CPU: {each['note']}" if each["note"] else "CPU")
+        return Text(f"CPU: {each['note']}" if each.get("note") else "CPU")
     with_vram = f", {gigabytes(each['vram_bytes'])} each" if each["vram_bytes"] else ""
     return Text(words.plural(each["gpus"], "GPU") + with_vram)

@@ -57,7 +57,7 @@ def plan(data: Data, options: Options, free_bytes: int | None, *, keeps_both: bo
     train = _cut(data.train, options.batch_size, room)
     validation = _whole(data.validation)
     if data.validation and not keep_validation:
-        validation = _cut(data.validation, options.batch_size, room)
+        validation = _cut(data.validation, options.batch(training=False), room)
     sentence = (
         f"the data ({_readable(needed)}) are larger than the {_readable(allowed)} they may take of the device, so they "
         f"stream in {len(train)} resident blocks"

@@ -7,11 +7,33 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
+from rocmlab.training.resident.arguments import check_callbacks
 from rocmlab.training.resident.engine import Model
+from rocmlab.training.resident.pace import Report
 
 Logs = dict[str, Any]
 BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 TEST_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
+
+
+class Fit:
+    """What a training did. That of a Keras model is also a `keras.callbacks.History`, as `fit` returns it.
+
+    Attributes:
+        model: what was trained.
+        history: one value an epoch for each log; validation's names begin with val_.
+        epoch: numbers of the epochs that were run, from 0.
+        params: verbose, epochs, steps.
+        how: one sentence: what ran an epoch, and why nothing faster if it fell back.
+        seconds: of training only, per epoch, synchronised; the first one compiles.
+    """
+
+    model: Any
+    history: dict[str, list[Any]]
+    epoch: list[int]
+    params: dict[str, Any]
+    how: str
+    seconds: list[float]
 
 
 class Callbacks(Protocol):
@@ -36,20 +58,29 @@ class Callbacks(Protocol):
         """After a validation."""
 
 
-def of_keras(model: Model, callbacks: object, verbose: str | int, epochs: int, steps: int) -> tuple[Callbacks, Any]:
-    """Return Keras' CallbackList with its History and progress line, and that History."""
+def of_keras(model: Model, callbacks: object, verbose: str | int, epochs: int, steps: int) -> tuple[Callbacks, Fit]:
+    """Return Keras' CallbackList with its progress line, and its History, which `model.history` is from now on.
+
+    Raises:
+        RocmlabError: something among the callbacks is not one.
+    """
     import keras
 
-    given = _listed(callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else callbacks)
+    from rocmlab.training.resident.keras_history import KerasFit
+
+    given = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else callbacks
+    given = [] if given is None else keras.tree.flatten(given)
+    check_callbacks(given, keras.callbacks.Callback)
+    history = KerasFit()  # the last one in the list is the model's
     found = keras.callbacks.CallbackList(
-        given, add_history=True, add_progbar=verbose != 0, model=model, verbose=verbose, epochs=epochs, steps=steps
+        [*given, history], add_progbar=verbose != 0, model=model, verbose=verbose, epochs=epochs, steps=steps
     )
     _warn_of_batch_hooks(found.callbacks, keras.callbacks.Callback)
-    return found, model.history
+    return found, history
 
 
-def of_torch(model: Model, callbacks: object, verbose: str | int, epochs: int, steps: int) -> tuple[Callbacks, Any]:
-    """Return the list of callbacks of a plain torch module, which is its own history.
+def of_torch(model: Model, callbacks: object, verbose: str | int, epochs: int, steps: int) -> tuple[Callbacks, Fit]:
+    """Return the list of callbacks of a plain torch module, and the history it keeps.
 
     A callback is an object with any of the methods of `Callbacks` (and `set_model`, `set_params`, as in Keras), or a
     function of epoch and logs that is called after each epoch.
@@ -58,17 +89,37 @@ def of_torch(model: Model, callbacks: object, verbose: str | int, epochs: int, s
     found = PlainCallbacks(model, given, verbose, {"verbose": verbose, "epochs": epochs, "steps": steps})
     keras = sys.modules.get("keras")  # its callbacks serve a torch module, too, and inherit empty batch hooks
     _warn_of_batch_hooks(given, getattr(getattr(keras, "callbacks", None), "Callback", object))
-    return found, found
+    return found, found.result
+
+
+def reporter(callbacks: Callbacks) -> Report:
+    """Return what shows the steps of an epoch that are done, and its losses and metrics so far, while it runs."""
+    if isinstance(callbacks, PlainCallbacks):
+        return callbacks.on_steps
+    import keras
+
+    listed = getattr(callbacks, "callbacks", [])
+    bars = [one for one in listed if isinstance(one, keras.callbacks.ProgbarLogger) and one.verbose == 1]
+
+    def report(done: int, read: Callable[[], Logs]) -> None:
+        if bars:
+            logs = read()  # from the device: not where nobody looks
+            for bar in bars:
+                bar.on_train_batch_end(done - 1, logs)
+
+    return report
 
 
 class PlainCallbacks:
     """Calls callbacks without Keras, keeps the history and prints a line per epoch."""
 
     def __init__(self, model: Model, callbacks: Sequence[Any], verbose: str | int, params: Logs) -> None:
-        self.history: dict[str, list[Any]] = {}
-        self.epoch: list[int] = []
+        self.result = Fit()
+        self.result.model, self.result.params = model, params
+        self.result.history, self.result.epoch = {}, []
         self.params = params
         self._callbacks, self._verbose = callbacks, verbose
+        self._number = 0  # of the epoch that runs
         for callback in callbacks:
             for name, value in (("set_params", params), ("set_model", model)):
                 getattr(callback, name, _nothing)(value)
@@ -83,7 +134,16 @@ class PlainCallbacks:
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Tell every callback."""
+        self._number = epoch
         self._call("on_epoch_begin", epoch, logs)
+
+    def on_steps(self, done: int, read: Callable[[], Logs]) -> None:
+        """Print how far the epoch is, as Keras does: in place on a screen and in notebooks, elsewhere in a new line."""
+        if self._verbose in (1, "auto"):
+            told = "".join(f" - {name}: {value:.4g}" for name, value in read().items())
+            end = "\r" if sys.stdout.isatty() or "ipykernel" in sys.modules else "\n"
+            sys.stdout.write(f"Epoch {self._number + 1}: {done}/{self.params['steps']} steps{told}{end}")
+            sys.stdout.flush()
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Keep and print the logs, and tell every callback; plain functions are called here."""
@@ -92,9 +152,9 @@ class PlainCallbacks:
         for callback in self._callbacks:
             if callable(callback) and not hasattr(callback, "on_epoch_end"):
                 callback(epoch, logs)
-        self.epoch.append(epoch)
+        self.result.epoch.append(epoch)
         for name, value in logs.items():
-            self.history.setdefault(name, []).append(value)
+            self.result.history.setdefault(name, []).append(value)
         if self._verbose:
             told = " - ".join(f"{name}: {value:.4g}" for name, value in logs.items())
             sys.stdout.write(f"Epoch {epoch + 1}/{self.params['epochs']} - {told}\n")

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from rocmlab.training.resident.pace import Report
+
 Model = Any  # of Keras or PyTorch
 Array = Any  # of numpy or a framework; inside a program perhaps a number
 Tree = Any  # an array, None, or a dict, list or tuple of trees
@@ -28,7 +30,11 @@ class Engine(Protocol):
         """Take the model's current weights, optimizer state and learning rate: a callback may have changed them."""
 
     def train(self, epoch: int) -> dict[str, float]:
-        """Train one epoch and block until the device is done; the logs are named as `fit` names them."""
+        """Train one epoch and block until the device is done; the logs are named as `fit` names them.
+
+        A long epoch runs in several programs (`pace`): between two of them progress is reported, and an interrupt
+        takes effect. Then the model keeps the weights and the optimizer state of the last program's last step.
+        """
 
     def evaluate(self) -> dict[str, float]:
         """Return the logs of the validation set, named without `val_`; only called when there is one."""
@@ -72,19 +78,32 @@ class Data:
 class Options:
     """How to train: the arguments of `fit_resident` after its checks."""
 
-    batch_size: int = 32  # also of the validation
+    batch_size: int = 32
+    validation_batch_size: int | None = None  # None: that of the training
     epochs: int = 1
     initial_epoch: int = 0
     shuffle: bool = True
     seed: int = 0  # of the order of the samples, 0 to 2^31-1; drawn by `fit_resident` when its caller gave none
+    validation_freq: int | frozenset[int] = 1  # epochs between validations, or those to validate after, from 1
     memory_bytes: int | None = None  # of the device for the data; None: what is free, less a reserve
     optimizer: Any = None  # this and the next two only for a plain torch module
     loss: Callable[..., Any] | None = None
     metrics: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    report: Report = lambda done, read: None  # called between the programs of an epoch of training
 
-    def steps(self, count: int) -> int:
-        """Batches of an epoch over `count` samples, the last one possibly smaller."""
-        return -(-count // self.batch_size)
+    def steps(self, count: int, *, training: bool = True) -> int:
+        """Batches of an epoch, or a validation, over `count` samples, the last one possibly smaller."""
+        return -(-count // self.batch(training=training))
+
+    def batch(self, *, training: bool) -> int:
+        """Samples of a full batch, of the training or of the validation."""
+        return self.batch_size if training else self.validation_batch_size or self.batch_size
+
+    def validates(self, epoch: int) -> bool:
+        """Whether a validation follows this epoch, counted from 0."""
+        if isinstance(self.validation_freq, int):
+            return (epoch + 1) % self.validation_freq == 0
+        return epoch + 1 in self.validation_freq
 
 
 def leaves(tree: Tree) -> Iterator[Any]:
@@ -113,6 +132,12 @@ def tree_map(function: Callable[[Any], Any], tree: Tree) -> Tree:
     if isinstance(tree, (list, tuple)):
         return type(tree)(tree_map(function, part) for part in tree)
     return None if tree is None else function(tree)
+
+
+def layers_of(model: Model) -> list[Any]:
+    """Return a Keras model and every layer in it; where Keras does not list the inner ones, only those of the model."""
+    flatten = getattr(model, "_flatten_layers", None)
+    return list(flatten()) if callable(flatten) else [model, *model.layers]
 
 
 def fell_back(reason: str) -> None:

@@ -3,86 +3,99 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from rocmlab.errors import RocmlabError
+from rocmlab.training.resident import arguments, samples
 from rocmlab.training.resident import callbacks as callback_lists
-from rocmlab.training.resident import samples
-from rocmlab.training.resident.callbacks import Callbacks
+from rocmlab.training.resident.callbacks import Callbacks, Fit
 from rocmlab.training.resident.engine import Data, Engine, Model, Options, Tree
 
 KERAS_ENGINES = {"jax": "keras_jax", "tensorflow": "keras_tensorflow", "torch": "keras_torch"}
 
 
-@dataclass(frozen=True)
-class Fit:
-    """What a training did; `history`, `epoch` and `params` are those of Keras' History."""
-
-    model: Any
-    history: dict[str, list[Any]]  # one value an epoch; validation's names begin with val_
-    epoch: list[int]  # numbers of the epochs that were run, from 0
-    params: dict[str, Any]  # verbose, epochs, steps
-    how: str  # one sentence: what ran an epoch, and why nothing faster if it fell back
-    seconds: list[float] = field(default_factory=list)  # training only, per epoch, synchronised; the first compiles
-
-
 def fit_resident(
     model: Model,
-    x: Tree,
+    x: Tree = None,
     y: Tree = None,
-    *,
-    batch_size: int = 32,
+    batch_size: int | None = None,
     epochs: int = 1,
+    verbose: str | int = "auto",
+    callbacks: object = None,
+    validation_split: float = 0.0,
     validation_data: Tree = None,
     shuffle: bool = True,
-    seed: int | None = None,
-    callbacks: object = (),
-    verbose: str | int = "auto",
-    initial_epoch: int = 0,
+    class_weight: Mapping[int, float] | None = None,
     sample_weight: Tree = None,
+    initial_epoch: int = 0,
+    steps_per_epoch: int | None = None,
+    validation_steps: int | None = None,
+    validation_batch_size: int | None = None,
+    validation_freq: int | Sequence[int] = 1,
+    *,
+    seed: int | None = None,
     optimizer: object = None,
     loss: Callable[..., Any] | None = None,
     metrics: Mapping[str, Callable[..., Any]] | None = None,
     memory_bytes: int | None = None,
+    **unknown: object,
 ) -> Fit:
     """Train a model as `fit` does, with the data on the device and each epoch as one compiled program.
+
+    All arguments up to `validation_freq` are those of `fit`, in its order.
 
     Args:
         model: a compiled Keras 3 model on any backend, or a plain torch module.
         x: inputs: an array, or a list, tuple or dict of arrays, every one (samples, ...).
         y: targets, likewise.
-        batch_size: samples a step; the last batch of an epoch takes what is left.
+        batch_size: samples a step; the last batch of an epoch takes what is left. None: 32, or what
+            `steps_per_epoch` batches of all samples need.
         epochs: the epoch to stop before, counted from 0.
+        verbose: 0 nothing, 1 or "auto" a progress line, 2 a line per epoch.
+        callbacks: Keras callbacks; batch hooks are not called. For a torch module see `callbacks.of_torch`.
+        validation_split: the part of the samples, from the end, to validate with where there is no `validation_data`.
         validation_data: (x, y) or (x, y, sample_weight), run through the model after each epoch.
         shuffle: draw a new order for each epoch, on the device.
-        seed: of that order, 0 to 2^31-1; None: drawn from NumPy's, which `keras.utils.set_random_seed` sets.
-        callbacks: Keras callbacks; batch hooks are not called. For a torch module see `callbacks.of_torch`.
-        verbose: 0 nothing, 1 or "auto" a progress line, 2 a line per epoch.
-        initial_epoch: the epoch to begin with.
+        class_weight: number of a class -> weight of the losses of its samples.
         sample_weight: weights of the samples' losses, (samples, ...).
+        initial_epoch: the epoch to begin with.
+        steps_per_epoch: batches of an epoch, which hold all samples: fewer are rejected.
+        validation_steps: batches to validate with, from the first; None: all.
+        validation_batch_size: samples a batch of the validation; None: as in training.
+        validation_freq: validate after every so many epochs, or after the epochs of a list, counted from 1.
+        seed: of the order, 0 to 2^31-1; None: drawn from NumPy's, which `keras.utils.set_random_seed` sets.
         optimizer: only for a plain torch module: its optimizer.
         loss: only for a plain torch module: f(outputs, targets) -> scalar or per-sample tensor.
         metrics: only for a plain torch module: name -> f(outputs, targets) -> per-sample or scalar tensor.
         memory_bytes: how much of the device's memory the data may take; None: what is free, less a reserve.
+        unknown: none; anything else is rejected by its name.
+
+    Returns:
+        The History of the training, for a Keras model a `keras.callbacks.History`, with `how` and `seconds`.
 
     Raises:
         RocmlabError: the model is not compiled, arrays do not fit together, or an argument is out of range.
     """
+    given = dict(locals())
+    arguments.check(unknown, inspect.signature(fit_resident).parameters, given)
     keras_backend = _keras_backend(model)
     is_keras = keras_backend is not None
-    _check(batch_size, epochs, initial_epoch, seed, memory_bytes)
     _check_model(model, is_keras, optimizer, loss, metrics)
     floats = _floatx() if is_keras else None
     data = samples.gather(x, y, sample_weight, validation_data, floats)
+    data = arguments.weigh(arguments.split(data, validation_split), class_weight, floats)
     options = Options(
-        batch_size=batch_size,
-        epochs=epochs,
+        batch_size=batch_size or 0,
+        validation_batch_size=validation_batch_size,
+        validation_freq=arguments.frequency(validation_freq),
+        epochs=arguments.capped_epochs(epochs) if is_keras else epochs,
         initial_epoch=initial_epoch,
         shuffle=bool(shuffle),
         seed=int(np.random.randint(2**31 - 1)) if seed is None else int(seed),
@@ -91,15 +104,17 @@ def fit_resident(
         loss=loss,
         metrics=dict(metrics or {}),
     )
+    data, options = arguments.cut(data, options, steps_per_epoch, validation_steps)
     if is_keras:
         _build_keras(model, data, options)
     name = KERAS_ENGINES[keras_backend] if keras_backend else "plain_torch"
     module = importlib.import_module(f"rocmlab.training.resident.{name}")
     make = callback_lists.of_keras if is_keras else callback_lists.of_torch
-    found, history = make(model, callbacks, verbose, epochs, options.steps(data.train.count))
-    engine: Engine = module.build(model, data, options)
-    seconds = _loop(model, engine, data, options, found)
-    return Fit(model, history.history, list(history.epoch), dict(history.params), engine.how, seconds)
+    found, result = make(model, callbacks, verbose, options.epochs, options.steps(data.train.count))
+    engine: Engine = module.build(model, data, replace(options, report=callback_lists.reporter(found)))
+    result.seconds = _loop(model, engine, data, options, found)
+    result.how = engine.how
+    return result
 
 
 def _loop(model: Model, engine: Engine, data: Data, options: Options, callbacks: Callbacks) -> list[float]:
@@ -117,7 +132,7 @@ def _loop(model: Model, engine: Engine, data: Data, options: Options, callbacks:
             engine.begin(epoch)
             logs = engine.train(epoch)
             seconds.append(time.perf_counter() - began)
-            if data.validation is not None:
+            if data.validation is not None and options.validates(epoch):
                 logs = {**logs, **_validate(engine, callbacks)}
             engine.end(epoch)
             callbacks.on_epoch_end(epoch, logs)
@@ -175,27 +190,6 @@ def _floatx() -> str:
     return str(keras.config.floatx())
 
 
-def _check(batch_size: int, epochs: int, initial_epoch: int, seed: int | None, memory_bytes: int | None) -> None:
-    """Refuse numbers out of range.
-
-    Raises:
-        RocmlabError: one of them is.
-    """
-    integers = (int, np.integer)
-    rules = (
-        ("batch_size", batch_size, 1, "a step needs at least one sample"),
-        ("epochs", epochs, 0, "it is the epoch to stop before"),
-        ("initial_epoch", initial_epoch, 0, "it is the epoch to begin with"),
-        ("seed", 0 if seed is None else seed, 0, "it seeds the order of the samples"),
-        ("memory_bytes", 1 if memory_bytes is None else memory_bytes, 1, "it is a number of bytes"),
-    )
-    for name, value, least, why in rules:
-        if isinstance(value, bool) or not isinstance(value, integers) or value < least:
-            raise RocmlabError(f"{name}={value!r} is no whole number of at least {least}", why, f"pass {name}={least}")
-    if seed is not None and seed >= 2**31:
-        raise RocmlabError(f"seed={seed!r} is too large", "devices draw from 31 bits", "pass a seed below 2^31")
-
-
 def _check_model(model: Model, is_keras: bool, optimizer: object, loss: object, metrics: object) -> None:
     """Refuse a model that cannot be trained as it is.
 
@@ -229,7 +223,9 @@ def _build_keras(model: Model, data: Data, options: Options) -> None:
     first = data.train.take(slice(0, options.batch_size))
     scope = getattr(model, "distribute_strategy", None)  # TensorFlow's; its variables must be created inside
     build = getattr(model, "_symbolic_build", None)
-    if build is None:  # a Keras that does it another way: evaluating a batch builds everything but the optimizer
+    if (
+        build is None or "data_batch" not in inspect.signature(build).parameters
+    ):  # a Keras that does it another way: evaluating a batch builds everything but the optimizer
         model.test_on_batch(first.x, first.y, sample_weight=first.sample_weight)
         model.optimizer.build(model.trainable_variables)
     elif scope is not None:

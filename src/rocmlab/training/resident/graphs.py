@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
+from rocmlab.training.resident import pace
 from rocmlab.training.resident.engine import fell_back
 from rocmlab.training.resident.torch_store import Untyped
 
@@ -45,7 +46,9 @@ class Loop:
         span = GROUP * self._batch
         result = None
         for start in range(0, full, span):
-            result = self._steps(_rows(order, start, min(start + span, full)), self._batch)
+            stop = min(start + span, full)
+            result = self._steps(_rows(order, start, stop), self._batch)
+            pace.reach(stop // self._batch)
         return self._steps(_rows(order, full, count), count - full) if full < count else result
 
 
@@ -87,14 +90,13 @@ class Graphs:
     def run(self, order: torch.Tensor | int) -> Untyped:
         """Train on the rows in this order, or on the first so many; return what the last steps returned."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
-            if self.reason:
-                result = self._plain.run(order)
-            else:
-                rows = torch.arange(order, device=self._device) if isinstance(order, int) else order
-                result = self._run_all(rows)
-        torch.cuda.current_stream(self._device).wait_stream(self._stream)
-        return result
+        try:
+            with torch.cuda.stream(self._stream):
+                if self.reason:
+                    return self._plain.run(order)
+                return self._run_all(torch.arange(order, device=self._device) if isinstance(order, int) else order)
+        finally:  # also after an interrupt, where the weights are read next
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
     def _run_all(self, rows: torch.Tensor) -> Untyped:
         start, count, result = 0, rows.numel(), None
@@ -102,6 +104,7 @@ class Graphs:
             size = self._next(count, count - start)
             result = self._run(rows[start : start + size], min(size, self._batch))
             start += size
+            pace.reach(start // self._batch)
         return result
 
     def _next(self, count: int, left: int) -> int:
@@ -142,7 +145,7 @@ class Graphs:
         try:
             self._constants.check()
             with self._recording(), self._constants:
-                with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+                with torch.cuda.graph(graph, pool=self._pool, stream=self._stream), pace.uncounted():
                     result = self._steps(rows, batch)
                 self._constants.check()
         except Exception as error:  # whatever a model does that a graph cannot hold: every kind of error ends here

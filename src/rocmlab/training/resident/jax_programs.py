@@ -1,4 +1,4 @@
-"""The programs of Keras on JAX: an epoch as one XLA program, or a batch at a time where that is faster.
+"""The programs of Keras on JAX: the batches of an epoch in one XLA program, or one at a time where that is faster.
 
 Every program is a pure function of the model's state. The arithmetic of a step is Keras' own `train_step` and
 `test_step`, so losses, regularisation, metrics, mixed precision and custom steps are those of `fit`.
@@ -6,6 +6,7 @@ Every program is a pure function of the model's state. The arithmetic of a step 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,11 @@ Step = Callable[[State, Any], tuple[dict[str, Any], State]]
 # Steps of a scan written out one after the other, by JAX's name of the platform. On an H200 four made a small dense
 # network 1.18 times as fast; on a CPU they gained nothing. Each costs time to compile, so large steps are written once.
 UNROLL = {"cpu": 1, "gpu": 4}
+# A GPU's loop whose length is an argument asks the host before each turn, about 20 us. So small steps go in groups of a
+# fixed length there, of at most so many steps and multiplications: a group must not take seconds.
+GROUP = {"cpu": 1}
+LARGEST_GROUP = 64
+GROUP_MULTIPLICATIONS = 1e12
 SMALL_STEP = 1000  # operations of a traced step, at most; dense networks for MNIST have 300, a U-Net 3,000 and more
 
 
@@ -34,6 +40,7 @@ class Inspection:
     has_own_logs: bool  # logs other than the model's metrics: those of an epoch's last batch count, as in `fit`
     convolves: bool
     operations: int
+    multiplications: float  # of its convolutions and products of matrices
 
 
 class Programs:
@@ -41,40 +48,79 @@ class Programs:
 
     def __init__(self, model: Model, options: Options, *, shuffle: bool, platform: str) -> None:
         self._model = model
-        self._batch_size = options.batch_size
+        self._sizes = {training: options.batch(training=training) for training in (True, False)}
         self._seed = options.seed
         self._inspections: dict[bool, Inspection] = {}
         self._shuffle = shuffle  # on the device; blocks that stream come shuffled
         self._unroll = UNROLL.get(platform, 1)
+        self._largest_group = GROUP.get(platform, LARGEST_GROUP)
 
-    def epoch(self, *, training: bool, compiled: bool = True) -> Callable[..., tuple[State, dict[str, Any]]]:
-        """Return `f(state, arrays, epoch, first) -> (state, logs)`: all batches of the arrays, in one program."""
+    def groups(self, state: State, arrays: Arrays, *, training: bool) -> tuple[int, int]:
+        """Return how many groups of batches a set is, and the batches of a group; what they leave is the tail's."""
+        inspected = self.inspect(state, arrays, training=training)
+        full, rest = divmod(count_of(arrays), self._sizes[training])
+        if inspected.has_own_logs and not rest:  # the last batch runs apart, so that its logs are at hand
+            full -= 1
+        largest = min(self._largest_group, full, int(GROUP_MULTIPLICATIONS // max(1, inspected.multiplications)))
+        if largest <= 1 or inspected.operations > SMALL_STEP:
+            return full, 1
+        group = min(range(largest, largest // 2, -1), key=lambda size: full % size)
+        return full // group, group
 
-        def run(state: State, arrays: Arrays, epoch: Array, first: Array) -> tuple[State, dict[str, Any]]:
-            step = self._step(training)
+    def part(self, *, training: bool) -> Callable[..., tuple[State, dict[str, Any]]]:
+        """Return `f(state, arrays, order, first, begin, size) -> (state, logs)`: so many groups, in one program.
+
+        `order` holds the positions of an epoch's samples, (count,), or is None; `first`: the epoch begins here.
+        """
+
+        def run(
+            state: State, arrays: Arrays, order: Array, first: Array, begin: Array, size: Array
+        ) -> tuple[State, dict[str, Any]]:
+            _groups, group = self.groups(state, arrays, training=training)
+
+            def body(number: Array, carry: State) -> State:
+                return self._batches(training, carry, arrays, order, number * group, group)
+
+            state = lax.fori_loop(begin, begin + size, body, self._reset(state, first))
+            return state, self.results(state)
+
+        return self._jit(run, training)
+
+    def tail(self, *, training: bool) -> Callable[..., tuple[State, dict[str, Any]]]:
+        """Return `f(state, arrays, order, first) -> (state, logs)`: the batches that whole groups leave."""
+
+        def run(state: State, arrays: Arrays, order: Array, first: Array) -> tuple[State, dict[str, Any]]:
+            groups, group = self.groups(state, arrays, training=training)
+            has_own_logs = self.inspect(state, arrays, training=training).has_own_logs
+            count, begin = count_of(arrays), groups * group
+            left, rest = divmod(count - begin * self._sizes[training], self._sizes[training])
+            if has_own_logs and not rest:
+                left, rest = left - 1, self._sizes[training]
             state = self._reset(state, first)
-            count = count_of(arrays)
-            order = self.order(count, epoch) if training and self._shuffle else None
-            full, rest = divmod(count, self._batch_size)
-            inspected = self.inspect(state, arrays, training=training)
-            own_logs = inspected.has_own_logs
-            if own_logs and not rest:  # the last batch runs apart, so that its logs are at hand
-                full, rest = full - 1, self._batch_size
-
-            def body(carry: State, number: Array) -> tuple[State, None]:
-                _logs, new = step(carry, self._batch(arrays, order, number * self._batch_size, self._batch_size))
-                return _like(new, carry), None
-
-            logs = None
-            if full:
-                unroll = min(self._unroll if inspected.operations <= SMALL_STEP else 1, full)
-                state, _nothing = lax.scan(body, state, jnp.arange(full), unroll=unroll)
+            if left:
+                state = self._batches(training, state, arrays, order, begin, left)
+            logs: Any = None
             if rest:
-                logs, new = step(state, self._batch(arrays, order, full * self._batch_size, rest))
+                logs, new = self._step(training)(state, self._batch(arrays, order, count - rest, rest))
                 state = _like(new, state)
-            return state, logs if logs is not None and own_logs else self.results(state)
+            return state, logs if logs is not None and has_own_logs else self.results(state)
 
-        return self._jit(run, training) if compiled else run
+        return self._jit(run, training)
+
+    def _batches(self, training: bool, state: State, arrays: Arrays, order: Array, begin: Array, count: int) -> State:
+        """Return the state after so many whole batches from one on."""
+
+        def body(carry: State, number: Array) -> tuple[State, None]:
+            batch = self._batch(arrays, order, number * self._sizes[training], self._sizes[training])
+            _logs, new = self._step(training)(carry, batch)
+            return _like(new, carry), None
+
+        if count == 1:
+            return body(state, begin)[0]
+        is_small = self.inspect(state, arrays, training=training).operations <= SMALL_STEP
+        unroll = min(self._unroll if is_small else 1, count)
+        found: State = lax.scan(body, state, begin + jnp.arange(count), unroll=unroll)[0]
+        return found
 
     def batch(self, *, training: bool, compiled: bool) -> Callable[..., tuple[dict[str, Any], State]]:
         """Return `f(state, arrays, order, start, size) -> (logs, state)`: one batch of the arrays.
@@ -101,7 +147,7 @@ class Programs:
     def inspect(self, state: State, arrays: Arrays, *, training: bool) -> Inspection:
         """Trace one batch without computing it, and say what its step holds."""
         if training not in self._inspections:
-            size = min(self._batch_size, count_of(arrays))
+            size = min(self._sizes[training], count_of(arrays))
             shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (state, arrays))
 
             def run(state: State, arrays: Arrays) -> tuple[Any, State]:
@@ -110,9 +156,10 @@ class Programs:
             program, (logs, _state) = jax.make_jaxpr(run, return_shape=True)(*shapes)
             names = set(logs) if isinstance(logs, dict) else set()
             has_own_logs = bool(names) and names != set(jax.eval_shape(self.results, shapes[0]))
-            operations = [operation.primitive.name for operation in _operations(program.jaxpr)]
-            convolves = "conv_general_dilated" in operations
-            self._inspections[training] = Inspection(has_own_logs, convolves, len(operations))
+            operations = list(_operations(program.jaxpr))
+            convolves = any(operation.primitive.name == "conv_general_dilated" for operation in operations)
+            multiplications = float(sum(map(_multiplications, operations)))
+            self._inspections[training] = Inspection(has_own_logs, convolves, len(operations), multiplications)
         return self._inspections[training]
 
     def variables(self, *, training: bool) -> list[list[Any]]:
@@ -196,6 +243,19 @@ def _like(new: State, old: State) -> State:
     parts = tuple(list(part) for part in new)
     like: State = jax.tree.map(lambda value, before: jnp.asarray(value, before.dtype), parts, old)
     return like
+
+
+def _multiplications(operation: Jaxpr) -> int:
+    """Return the multiplications of a traced product of matrices or convolution; 0 for anything else."""
+    name, given = operation.primitive.name, operation.params.get("dimension_numbers")
+    if name not in ("dot_general", "conv_general_dilated"):
+        return 0
+    left, right = (value.aval.shape for value in operation.invars[:2])
+    if name == "dot_general":
+        each = math.prod(left[axis] for axis in given[0][0])
+    else:
+        each = math.prod(right) // max(1, right[given.rhs_spec[0]])
+    return int(each * math.prod(operation.outvars[0].aval.shape))
 
 
 def _operations(program: Jaxpr) -> Iterator[Any]:

@@ -16,6 +16,7 @@ from rocmlab.errors import RocmlabError
 from rocmlab.training.resident import blocks
 from rocmlab.training.resident.engine import Array, Data, Engine, Model, Options, Samples, count_of, fell_back, tree_map
 from rocmlab.training.resident.jax_programs import Arrays, Programs, State
+from rocmlab.training.resident.pace import Pace
 
 Device = Any  # jax.Device
 Sharding = Any  # jax.sharding.Sharding
@@ -50,6 +51,8 @@ class JaxEngine:
         self._validation = None
         if data.validation and len(self._plan.validation) == 1:
             self._validation = self._put(data.validation)
+        self._paces = {training: Pace() for training in (True, False)}
+        self._done = 0  # batches of the current block
         self._way, self._reason = EPOCH, ""
         if model.run_eagerly or not model.jit_compile:
             self._way, self._reason = (
@@ -74,6 +77,9 @@ class JaxEngine:
 
     def begin(self, epoch: int) -> None:
         """Take the state from the model's variables."""
+        record = getattr(self._model, "_record_training_state_sharding_spec", None)
+        if callable(record):  # of Keras before 3.12, whose steps read what its `fit` has noted first
+            record()
         parts = [[variable.value for variable in part] for part in self._programs.variables(training=True)]
         self._state = dict(zip(TO_TRAIN, parts, strict=True))
 
@@ -127,26 +133,41 @@ class JaxEngine:
         """Run all blocks of an epoch; the next one is sent while the current one computes."""
         logs: dict[str, Any] = {}
         block: Arrays | None = next(arrays)
-        first = True
+        before = 0  # batches of the blocks before
         while block is not None:
-            earlier, logs = logs, self._with_fallback(training, block, epoch, first)
+            earlier, logs = logs, self._with_fallback(training, block, epoch, before)
             jax.block_until_ready(earlier)  # two blocks on the device at most: this one and the next
-            block, first = next(arrays, None), False
+            before += self._options.steps(count_of(block), training=training)
+            block = next(arrays, None)
         self._give_back()
-        return {name: _number(value) for name, value in jax.device_get(logs).items()}
+        results = _numbers(logs)
+        self._paces[training].settle()
+        return results
 
-    def _with_fallback(self, training: bool, block: Arrays, epoch: int, first: bool) -> dict[str, Any]:
-        """Dispatch one block, a slower way where the faster one cannot be compiled; return the logs so far."""
+    def _with_fallback(self, training: bool, block: Arrays, epoch: int, before: int) -> dict[str, Any]:
+        """Dispatch one block, a slower way where the faster one cannot be compiled; return the logs so far.
+
+        `before`: batches of the epoch's blocks before this one. A slower way continues where the faster one ended.
+        """
+        self._done = 0
+        order = self._order(training, block, epoch)
         while True:
-            state = self._read(training)
             try:
-                self._spare_loops(training, state, block)
+                self._spare_loops(training, self._read(training), block)
                 run = self._whole if self._way == EPOCH else self._one_by_one
-                return run(training, block, epoch, first)
+                return run(training, block, order, before)
             except Exception as err:
-                if self._way == EAGER or any(value.is_deleted() for part in state for value in part):
+                if self._way == EAGER or any(value.is_deleted() for part in self._read(training) for value in part):
                     raise  # nothing slower is left, or the program had started: then it is no matter of compiling
                 self._slow_down(err)
+                self._paces[training] = Pace()
+
+    def _order(self, training: bool, block: Arrays, epoch: int) -> Array:
+        """Return the order of the samples, (count,) int32; None where they are taken as they are."""
+        if not (training and self._options.shuffle and self._train is not None):
+            return None
+        program = self._program("order", True, lambda: jax.jit(self._programs.order, static_argnums=0))
+        return program(count_of(block), epoch)
 
     def _spare_loops(self, training: bool, state: State, block: Arrays) -> None:
         """Leave the scan where it is slower: on two cores a CNN's epoch took 9 times the CPU seconds in a scan."""
@@ -162,30 +183,73 @@ class JaxEngine:
         self._way = slower
         fell_back(self.how)
 
-    def _whole(self, training: bool, block: Arrays, epoch: int, first: bool) -> dict[str, Any]:
-        program = self._program(EPOCH, training, lambda: self._programs.epoch(training=training))
-        state, logs = program(self._read(training), block, epoch, first)
-        self._keep(training, state)
-        results: dict[str, Any] = logs
+    def _whole(self, training: bool, block: Arrays, order: Array, before: int) -> dict[str, Any]:
+        """Run a block in as few programs as an interrupt allows."""
+        part = self._program("part", training, lambda: self._programs.part(training=training))
+        tail = self._program("tail", training, lambda: self._programs.tail(training=training))
+        groups, group = self._programs.groups(self._read(training), block, training=training)
+        logs: dict[str, Any] = {}
+
+        def run(program: Callable[..., Any], batches: int, *bounds: int) -> None:
+            nonlocal logs
+            is_first = before + self._done == 0
+            state, logs = program(self._read(training), block, order, is_first, *bounds)
+            self._keep(training, state)
+            self._done += batches
+
+        def last() -> dict[str, Any]:
+            if left := self._options.steps(count_of(block), training=training) - self._done:
+                run(tail, left)
+            return logs
+
+        results: dict[str, Any] = self._paces[training].run(
+            0,
+            groups,
+            lambda begin, size: run(part, size * group, begin, size),
+            last,
+            lambda: jax.block_until_ready(logs),
+            lambda _groups: self._report(training, before, lambda: logs),
+        )
         return results
 
-    def _one_by_one(self, training: bool, block: Arrays, epoch: int, first: bool) -> dict[str, Any]:
-        """Run a block batch by batch, compiled or not; an interrupt leaves the model after the last batch."""
+    def _one_by_one(self, training: bool, block: Arrays, order: Array, before: int) -> dict[str, Any]:
+        """Run what is left of a block batch by batch, compiled or not."""
         compiled = self._way == BATCH
         step = self._program(self._way, training, lambda: self._programs.batch(training=training, compiled=compiled))
-        count = count_of(block)
-        order = None
-        if training and self._options.shuffle and self._train is not None:
-            order = self._program("order", True, lambda: jax.jit(self._programs.order, static_argnums=0))(count, epoch)
-        if first:
-            self._keep(training, self._programs.reset(self._read(training)))
+        count, full = count_of(block), self._options.batch(training=training)
         logs: dict[str, Any] = {}
-        for start in range(0, count, self._options.batch_size):
-            size = min(self._options.batch_size, count - start)
-            logs, state = step(self._read(training), block, order, start, size)
-            self._keep(training, state)
-        results = self._programs.results(self._read(training))
-        return results if not isinstance(logs, dict) or set(results) == set(logs) else logs
+
+        def part(begin: int, batches: int) -> None:
+            nonlocal logs
+            if before + begin == 0:
+                self._keep(training, self._programs.reset(self._read(training)))
+            for number in range(begin, begin + batches):
+                start = number * full
+                size = min(full, count - start)
+                logs, state = step(self._read(training), block, order, start, size)
+                self._keep(training, state)
+                self._done += 1
+
+        def read() -> dict[str, Any]:
+            return self._programs.results(self._read(training))
+
+        def last() -> dict[str, Any]:
+            results = read()
+            return results if not isinstance(logs, dict) or set(results) == set(logs) else logs
+
+        results: dict[str, Any] = self._paces[training].run(
+            self._done,
+            self._options.steps(count, training=training),
+            part,
+            last,
+            lambda: jax.block_until_ready(self._read(training)),
+            lambda _batches: self._report(training, before, read),
+        )
+        return results
+
+    def _report(self, training: bool, before: int, read: Callable[[], dict[str, Any]]) -> None:
+        if training:
+            self._options.report(before + self._done, lambda: _numbers(read()))
 
     def _read(self, training: bool) -> State:
         return tuple(self._state[name] for name in (TO_TRAIN if training else TO_TEST))
@@ -233,6 +297,11 @@ def _free_bytes(device: Device) -> int | None:
     if "bytes_limit" not in stats:
         return None
     return int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0))
+
+
+def _numbers(logs: dict[str, Any]) -> dict[str, Any]:
+    """Read logs from the device."""
+    return {name: _number(value) for name, value in jax.device_get(logs).items()}
 
 
 def _number(value: Array) -> Array:

@@ -14,8 +14,8 @@ from typing import Any
 import tensorflow as tf
 
 from rocmlab.errors import RocmlabError
-from rocmlab.training.resident import blocks
-from rocmlab.training.resident.engine import Array, Data, Engine, Model, Options, Samples, tree_map
+from rocmlab.training.resident import blocks, probes
+from rocmlab.training.resident.engine import Array, Data, Engine, Model, Options, Samples, layers_of, tree_map
 from rocmlab.training.resident.tensorflow_loop import BATCH, EAGER, EPOCH, GRAPH, STEP, Arrays, Loop, Tensor
 from rocmlab.training.resident.tensorflow_pass import WORDS, Pass
 
@@ -52,7 +52,7 @@ class TensorFlowEngine:
         is_cpu = "CPU" in self._device
         avoidable = () if not is_cpu else (EPOCH,) if model.jit_compile else (EPOCH, STEP)
         self._training, self._testing = (
-            Pass(model, Loop(model, step, options.batch_size, is_cpu), ways, avoidable)
+            Pass(model, Loop(model, step, options.batch(training=step == "train_step"), is_cpu), ways, avoidable)
             for step in ("train_step", "test_step")
         )
 
@@ -65,14 +65,14 @@ class TensorFlowEngine:
         if self._replicas > 1:
             parts.append(f"each batch shared between {self._replicas} replicas")
         reasons = dict.fromkeys(one for one in (self._reason, self._training.reason, self._testing.reason) if one)
-        return "; ".join([", ".join(parts), *reasons])
+        return "; ".join([", ".join(parts), *reasons, *probes.reports()])
 
     def begin(self, epoch: int) -> None:
         """Do nothing: the programs read the model's variables."""
 
     def train(self, epoch: int) -> dict[str, float]:
         """Train one epoch; the metrics are read once, at its end."""
-        return self._training.run(lambda: self._blocks_to_train(epoch))
+        return self._training.run(lambda: self._blocks_to_train(epoch), self._options.report)
 
     def evaluate(self) -> dict[str, float]:
         """Run the validation set through the model."""
@@ -92,7 +92,7 @@ class TensorFlowEngine:
             return [EAGER], "the model is compiled with run_eagerly"
         if self._replicas > 1:
             return [GRAPH, BATCH], "XLA cannot compile a step whose replicas exchange gradients"
-        if not all(getattr(layer, "supports_jit", True) for layer in _layers(self._model)):
+        if not all(getattr(layer, "supports_jit", True) for layer in layers_of(self._model)):
             return [GRAPH, BATCH], "a layer of the model does not support XLA"
         if "CPU" not in self._device and not self._model.jit_compile:
             return [GRAPH, BATCH], "the model is compiled with jit_compile=False"
@@ -159,20 +159,14 @@ class TensorFlowEngine:
         Raises:
             RocmlabError: one of the batches is that small.
         """
-        sets = [self._data.train, *([self._data.validation] if self._data.validation else [])]
-        last = min((one.count - 1) % self._options.batch_size + 1 for one in sets)
+        sets = [(self._data.train, True), *([(self._data.validation, False)] if self._data.validation else [])]
+        last = min((one.count - 1) % self._options.batch(training=training) + 1 for one, training in sets)
         if last < self._replicas:
             raise RocmlabError(
                 f"the last batch has {last} sample(s) for {self._replicas} replicas",
-                f"each replica needs at least one; the batch size is {self._options.batch_size}",
+                f"each replica needs at least one, in training and validation (batch_size={self._options.batch_size})",
                 f"leave the last {last} sample(s) out, or pass another batch_size",
             )
-
-
-def _layers(model: Model) -> list[Any]:
-    """Return the model and every layer in it; where Keras does not list the inner ones, only those of the model."""
-    flatten = getattr(model, "_flatten_layers", None)
-    return list(flatten()) if callable(flatten) else [model, *model.layers]
 
 
 def _device_of(model: Model) -> str:
@@ -192,12 +186,12 @@ def _free_bytes(device: str) -> int | None:
     """
     if "CPU" in device:
         return blocks.host_free_bytes()
-    from tensorflow.python.client import device_lib
-
     name = _spoken(device)
     try:
+        from tensorflow.python.client import device_lib
+
         used = int(tf.config.experimental.get_memory_info(name)["current"])
-    except (ValueError, NotImplementedError):  # a PluggableDevice that does not count
+    except (ImportError, ValueError, NotImplementedError):  # a PluggableDevice that does not count
         return None
     limits = [int(one.memory_limit) for one in device_lib.list_local_devices() if one.name.endswith(f"device:{name}")]
     return limits[0] - used if limits else None

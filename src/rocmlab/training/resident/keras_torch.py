@@ -14,11 +14,15 @@ from typing import Any
 import keras
 import torch
 
-from rocmlab.training.resident import torch_layers, torch_store, torch_updates
-from rocmlab.training.resident.engine import Data, Engine, Options, Tree, tree_map
+from rocmlab.training.resident import probes, torch_layers, torch_store, torch_updates
+from rocmlab.training.resident.engine import Data, Engine, Options, Tree, fell_back, layers_of, tree_map
 from rocmlab.training.resident.graphs import Rows
 from rocmlab.training.resident.torch_epochs import Epochs
 from rocmlab.training.resident.torch_store import Batches, Untyped, join
+
+MEAN = "sum_over_batch_size"  # Keras' name for it
+# What Keras' train_step uses, and our step with it.
+PARTS = ("_call_has_training_arg", "_compute_loss", "_loss_tracker", "_compile_metrics")
 
 
 def build(model: Untyped, data: Data, options: Options) -> Engine:
@@ -36,6 +40,10 @@ class TorchEngine:
     def __init__(self, model: Untyped, data: Data, options: Options) -> None:
         self._model, self._seed = model, options.seed
         self._device = _device(model)
+        self._note = ""
+        if model.jit_compile:
+            self._note = "jit_compile=True is not used: torch.compile runs in fit() only"
+            fell_back(self._note)
         self._epochs = Epochs(self._device, data, options, lambda: _uncapturable(model))
         self._epochs.run_by(self._train_steps, partial(EvaluationSteps, model), lambda: _recording(model))
 
@@ -46,7 +54,7 @@ class TorchEngine:
     @property
     def how(self) -> str:
         """Say what runs an epoch, where, and why nothing faster if so."""
-        return self._epochs.how
+        return "; ".join([self._epochs.how, *([self._note] if self._note else []), *probes.reports()])
 
     def begin(self, epoch: int) -> None:
         """Look whether a callback changed what a graph holds; weights and optimizer are the model's own throughout."""
@@ -60,7 +68,7 @@ class TorchEngine:
         model.reset_metrics()
         model.train()
         with _updates(model, self._device):
-            logs = self._epochs.train(epoch, self._seed)
+            logs = self._epochs.train(epoch, self._seed, lambda: _logs(model, None))
         model.eval()
         found = _logs(model, logs)
         torch_store.synchronise(self._device)
@@ -87,8 +95,10 @@ class TrainSteps:
 
     def __init__(self, model: Untyped, tensors: Tree) -> None:
         self._model, self._tensors = model, tensors
-        self._own = type(model).train_step is keras.Model.train_step
-        self._deferred = self._own and _additive(model)
+        self._is_keras = type(model).train_step is keras.Model.train_step and probes.usable(
+            "training step without Keras' bookkeeping", lambda: _try_parts(model)
+        )
+        self._deferred = self._is_keras and _additive(model)
         self._row_bytes = torch_store.row_bytes(tensors)
         self.refresh()
 
@@ -106,7 +116,7 @@ class TrainSteps:
     def __call__(self, rows: Rows, batch: int) -> Untyped:
         """Train the rows in steps of `batch`; return the logs of a train_step of the model's own, else None."""
         batches = Batches(self._tensors, rows, batch, self._row_bytes)
-        if not self._own:
+        if not self._is_keras:
             logs = None
             for x, y, weight in batches:
                 logs = self._model.train_step(keras.utils.pack_x_y_sample_weight(x, y, weight))
@@ -153,6 +163,12 @@ class EvaluationSteps:
         return logs
 
 
+def _try_parts(model: Untyped) -> str:
+    """Say what a model lacks of the parts that Keras' own train_step is made of."""
+    missing = [name for name in PARTS if not hasattr(model, name)]
+    return f"Keras' models have no {', '.join(missing)}" if missing else ""
+
+
 def _account(model: Untyped, pending: list[Any], batch: int) -> None:
     """Add the losses and outputs of some steps to the model's loss and metrics, as each step of `fit` would have."""
     losses = [loss for loss, *_ in pending]
@@ -182,7 +198,9 @@ def _additive(model: Untyped) -> bool:
 
 def _logs(model: Untyped, logs: Untyped) -> dict[str, float]:
     """Read the metrics from the device; what a step of the model's own returned wins where Keras lets it."""
-    found = model.get_metrics_result() if logs is None else model._get_metrics_result_or_logs(logs)
+    found = model.get_metrics_result()
+    if logs and set(logs) != set(found):
+        found = logs
     return {name: float(value) if getattr(value, "ndim", 0) == 0 else value for name, value in found.items()}
 
 
@@ -196,7 +214,7 @@ def _device(model: Untyped) -> torch.device:
 def _uncapturable(model: Untyped) -> str:
     """Say why the host must take part in each step; empty when it need not, as far as can be seen beforehand."""
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    rate = optimizer._learning_rate
+    rate = _rate(optimizer)
     if callable(rate) and not isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
         return "its learning rate is a function that Python computes for each step"
     if optimizer.gradient_accumulation_steps:
@@ -224,28 +242,60 @@ def _recording(model: Untyped) -> Iterator[None]:
     as it does there, and the numbers come from torch's generator, which a graph can advance. The mean of a loss is
     taken by one division instead of Keras' ten operations on single numbers, each a launch.
     """
+    replaced: list[tuple[Untyped, str, Untyped]] = []
+    if probes.usable("drawing of random numbers in a graph", _try_drawing):
+        from keras.src.backend.torch import random as keras_random
+
+        seeded = keras_random.torch_seed_generator
+
+        def generator(seed: Untyped) -> Untyped:
+            if isinstance(seed, int):
+                return seeded(seed)
+            keras_random.draw_seed(seed)
+            return None
+
+        replaced.append((keras_random, "torch_seed_generator", generator))
+    if probes.usable("mean of losses in one operation", _try_reducing):
+        from keras.src.losses import loss as keras_loss
+
+        reduced = keras_loss.reduce_values
+
+        def reduce(values: Untyped, sample_weight: Untyped = None, reduction: Untyped = MEAN) -> Untyped:
+            if reduction not in (MEAN, "mean") or values.numel() == 0 or values.ndim == 0:
+                return reduced(values, sample_weight, reduction)
+            return torch.sum(values) / values.numel()
+
+        replaced.append((keras_loss, "reduce_values", reduce))
+    with probes.replacing(replaced), torch_updates.in_place(model.optimizer, branchless=True):
+        yield
+
+
+def _try_drawing() -> str:
+    """Draw from Keras' own generator; say what is not as expected."""
     from keras.src.backend.torch import random as keras_random
+
+    seeds = keras.random.SeedGenerator(1, name="probe")
+    before = seeds.state.numpy().tolist()
+    if not isinstance(keras_random.torch_seed_generator(seeds), torch.Generator):
+        return "Keras does not draw from a generator of torch"
+    after = seeds.state.numpy().tolist()
+    keras_random.draw_seed(seeds)
+    steps = [after[1] - before[1], seeds.state.numpy().tolist()[1] - after[1]]
+    return "" if steps == [1, 1] else "Keras counts its seeds in another way"
+
+
+def _try_reducing() -> str:
+    """Take the mean of losses Keras' way; say what is not as expected."""
     from keras.src.losses import loss as keras_loss
 
-    seeded, reduced = keras_random.torch_seed_generator, keras_loss.reduce_values
+    values = torch.linspace(-1.0, 2.0, 6, device=keras.ops.zeros(1).device).reshape(2, 3)
+    same = torch.allclose(keras_loss.reduce_values(values, None, MEAN), values.mean())
+    return "" if same else "its results are others"
 
-    def generator(seed: Untyped) -> Untyped:
-        if isinstance(seed, int):
-            return seeded(seed)
-        keras_random.draw_seed(seed)
-        return None
 
-    def reduce(values: Untyped, sample_weight: Untyped = None, reduction: Untyped = "sum_over_batch_size") -> Untyped:
-        if reduction not in ("sum_over_batch_size", "mean") or values.numel() == 0 or values.ndim == 0:
-            return reduced(values, sample_weight, reduction)
-        return torch.sum(values) / values.numel()
-
-    keras_random.torch_seed_generator, keras_loss.reduce_values = generator, reduce
-    try:
-        with torch_updates.in_place(model.optimizer, branchless=True):
-            yield
-    finally:
-        keras_random.torch_seed_generator, keras_loss.reduce_values = seeded, reduced
+def _rate(optimizer: Untyped) -> Untyped:
+    """Return an optimizer's learning rate as it was given: a variable, a schedule, a function."""
+    return getattr(optimizer, "_learning_rate", optimizer.learning_rate)
 
 
 def _fingerprint(model: Untyped) -> Untyped:
@@ -253,10 +303,10 @@ def _fingerprint(model: Untyped) -> Untyped:
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     variables = (*model.variables, *model.optimizer.variables)
     numbers = {key: value for key, value in vars(optimizer).items() if isinstance(value, (bool, int, float, str))}
-    layers = [(key, value) for layer in model._flatten_layers() for key, value in vars(layer).items()]
+    layers = [(key, value) for layer in layers_of(model) for key, value in vars(layer).items()]
     return (
         [(variable.value.data_ptr(), variable.value.requires_grad) for variable in variables],
         numbers,
-        id(optimizer._learning_rate),
+        id(_rate(optimizer)),
         [item for item in layers if isinstance(item[1], float)],
     )

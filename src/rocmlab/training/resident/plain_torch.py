@@ -67,7 +67,7 @@ class ModuleEngine:
         """Train one epoch and wait for the device."""
         self._set_modes()
         self._totals.clear()
-        self._epochs.train(epoch, self._seed)
+        self._epochs.train(epoch, self._seed, lambda: self._totals.read(together=False))
         logs = self._totals.read(together=_is_parallel(self._module))
         torch_store.synchronise(self._device)
         self._epochs.note(_fingerprint(self._module, self._optimizer.optimizer))

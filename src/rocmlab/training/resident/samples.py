@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from rocmlab.errors import RocmlabError
+from rocmlab.training.resident.arguments import validation_of
 from rocmlab.training.resident.engine import Array, Data, Samples, Tree, leaves, tree_map
 
 
@@ -17,24 +18,31 @@ def gather(x: Tree, y: Tree, sample_weight: Tree, validation_data: Tree, floats:
         RocmlabError: something is no array, or the arrays differ in length.
     """
     train = _samples(x, y, sample_weight, floats, "the training data")
-    if validation_data is None:
+    parts = validation_of(validation_data)
+    if parts is None:
         return Data(train)
-    if not isinstance(validation_data, (tuple, list)) or len(validation_data) not in (2, 3):
+    validation = _samples(*parts, floats, "validation_data")
+    if validation.y is None and train.y is not None:
         raise RocmlabError(
-            f"validation_data is a {_kind(validation_data)}",
-            "it holds inputs and targets, and perhaps sample weights",
+            "validation_data have no targets",
+            "they are inputs and targets, and perhaps sample weights",
             "pass validation_data=(x_test, y_test)",
         )
-    weights = validation_data[2] if len(validation_data) == 3 else None
-    return Data(train, _samples(validation_data[0], validation_data[1], weights, floats, "validation_data"))
+    return Data(train, validation)
 
 
 def _samples(x: Tree, y: Tree, sample_weight: Tree, floats: str | None, name: str) -> Samples:
     arrays = [tree_map(lambda leaf: _array(leaf, floats, name), part) for part in (x, y, sample_weight)]
-    lengths = sorted({int(leaf.shape[0]) for leaf in leaves(arrays)})
-    if len(lengths) != 1 or not any(True for _leaf in leaves(arrays[0])):
+    if not any(True for _leaf in leaves(arrays[0])):
         raise RocmlabError(
-            f"the arrays of {name} have different lengths: {', '.join(map(str, lengths)) or 'there are none'}",
+            f"{name} have no inputs",
+            "resident data are arrays; y and sample weights belong to inputs x",
+            "pass x: an array, or a list, tuple or dict of arrays",
+        )
+    lengths = sorted({int(leaf.shape[0]) for leaf in leaves(arrays)})
+    if len(lengths) != 1:
+        raise RocmlabError(
+            f"the arrays of {name} have different lengths: {', '.join(map(str, lengths))}",
             "each sample needs its input, target and weight",
             "compare len(x), len(y) and len(sample_weight)",
         )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from rocmlab.training.resident.engine import Model, tree_map
@@ -15,7 +17,6 @@ from rocmlab.training.resident.tensorflow_random import quick_draws
 Tensor = Any  # tf.Tensor
 Arrays = Any  # x, y, sample_weight: trees of tensors (samples, ...), with a strategy PerReplica values of them
 Logs = dict[str, Any]
-Program = Callable[[Arrays, Tensor], Logs]  # resident samples and their order, (samples,) int32 -> last step's logs
 
 # From the fastest, where it compiles, to the one that always runs.
 EPOCH = "epoch"  # the whole loop is one XLA program
@@ -27,6 +28,27 @@ EAGER = "eager"  # Python's loop over operations, as in `fit` with run_eagerly
 # On a CPU XLA's code for convolutions of many channels and for batched products (attention) is slower than
 # TensorFlow's own kernels, for the rest it is not.
 SLOW_IN_XLA = ("Conv", "DepthwiseConv", "BatchMatMul", "Einsum")
+
+# On a GPU an XLA loop whose length is an argument asks the host before each turn. So small steps go in groups of a
+# fixed length there. Small: that many products of a weight and a sample, at most, and no operation of SLOW_IN_XLA.
+GROUP = 16
+SMALL_STEP = 1e9
+
+
+@dataclass(frozen=True)
+class Program:
+    """A loop over the batches of resident samples, in as many parts as the caller likes.
+
+    `order` holds the positions of the samples, (samples,) int32.
+    """
+
+    part: Callable[[Arrays, Tensor, int, int], None]  # arrays, order, first group, groups to run
+    last: Callable[[Arrays, Tensor], Logs]  # the batches that are left by whole groups, and the last one -> its logs
+    group: int  # batches
+
+    def groups(self, batches: int) -> int:
+        """Return how many whole groups come before the last batch."""
+        return (batches - 1) // self.group
 
 
 class Loop:
@@ -42,7 +64,7 @@ class Loop:
         )
         self._has_logs = own or name in vars(model)
 
-    def program(self, way: str) -> Program:
+    def program(self, way: str, arrays: Arrays, order: Tensor) -> Program:
         """Return the program of one of the ways; it is traced and compiled when it is called first."""
         if way == EAGER:
             return self._python_loop(self._step)
@@ -52,20 +74,41 @@ class Loop:
             step = self._xla_step()
         else:
             step = tf.function(self._step if way == GRAPH else self._step_for_xla, autograph=False)
+        group = self._group(arrays, order) if way == EPOCH else 1
+        return self._graph_loop(step, group, True if way == EPOCH else None)
 
-        def run(arrays: Arrays, order: Tensor) -> Logs:
-            full, last = self._sizes(order)
-
-            def body(index: Tensor) -> Tensor:
+    def _graph_loop(self, step: Callable[..., Logs], group: int, jit_compile: bool | None) -> Program:
+        def batches(arrays: Arrays, order: Tensor, begin: Tensor, count: Tensor) -> None:
+            def body(index: Tensor) -> None:
                 self._on_batch(step, arrays, order, index * self._batch_size, self._batch_size)
-                return index + 1
 
-            if full:
-                # One step after the other: what the next one reads is what this one wrote.
-                tf.while_loop(lambda index: index < full, body, [tf.constant(0)], parallel_iterations=1)
-            return self._on_batch(step, arrays, order, full * self._batch_size, last)
+            _repeat(body, begin, count)
 
-        return _by_size(tf.function(run, autograph=False, jit_compile=True if way == EPOCH else None))
+        def part(arrays: Arrays, order: Tensor, begin: Tensor, size: Tensor) -> None:
+            if group == 1:
+                batches(arrays, order, begin, size)
+            else:
+                _repeat(lambda number: batches(arrays, order, number * group, tf.constant(group)), begin, size)
+
+        def last(arrays: Arrays, order: Tensor) -> Logs:
+            full, rest = self._sizes(order)
+            if left := full % group:
+                batches(arrays, order, tf.constant(full - left), tf.constant(left))
+            return self._on_batch(step, arrays, order, full * self._batch_size, rest)
+
+        parts, lasts = (_by_size(tf.function(each, autograph=False, jit_compile=jit_compile)) for each in (part, last))
+
+        def run_part(arrays: Arrays, order: Tensor, begin: int, size: int) -> None:
+            parts(arrays, order, tf.constant(begin), tf.constant(size))
+
+        return Program(run_part, lasts, group)
+
+    def _group(self, arrays: Arrays, order: Tensor) -> int:
+        """Return the steps of a group: 1 where a loop of unknown length costs nothing that could be measured."""
+        weights = sum(int(np.prod(variable.shape)) for variable in self._model.trainable_variables)
+        if self._is_cpu or weights * self._batch_size > SMALL_STEP or self.slow_in_xla(arrays, order):
+            return 1
+        return GROUP
 
     def slow_in_xla(self, arrays: Arrays, order: Tensor) -> str:
         """Return the kind of operation that makes XLA the slower way on a CPU; empty when there is none."""
@@ -85,13 +128,19 @@ class Loop:
         if step is None:
             step, on_batch = self._step, tf.function(self._on_batch, autograph=False)
 
-        def run(arrays: Arrays, order: Tensor) -> Logs:
-            full, last = self._sizes(order)
-            for index in range(full):
+        def part(arrays: Arrays, order: Tensor, begin: int, size: int) -> None:
+            for index in range(begin, begin + size):
                 on_batch(step, arrays, order, tf.constant(index * self._batch_size), self._batch_size)
-            return on_batch(step, arrays, order, tf.constant(full * self._batch_size), last)
 
-        return run
+        def last(arrays: Arrays, order: Tensor) -> Logs:
+            full, rest = self._sizes(order)
+            return on_batch(step, arrays, order, tf.constant(full * self._batch_size), rest)
+
+        return Program(part, last, 1)
+
+    def batches(self, order: Tensor) -> int:
+        """Return the number of batches of some samples."""
+        return -(-int(order.shape[0]) // self._batch_size)
 
     def _sizes(self, order: Tensor) -> tuple[int, int]:
         """Return the number of batches before the last, and the samples of the last."""
@@ -130,14 +179,25 @@ class Loop:
             return self._step(batch)
 
 
-def _by_size(function: Any) -> Program:  # noqa: ANN401  a tf.function
-    """Return the function with one trace for each number of samples: the data's, or a block's and the last block's."""
-    traced: dict[int, Program] = {}
+def _repeat(body: Callable[[Tensor], None], begin: Tensor, count: Tensor) -> None:
+    """Run the body for each number from `begin` on, one after the other: the next one reads what this one wrote."""
 
-    def run(arrays: Arrays, order: Tensor) -> Logs:
+    def step(number: Tensor) -> Tensor:
+        body(number)
+        return number + 1
+
+    end = begin + count
+    tf.while_loop(lambda number: number < end, step, [begin], parallel_iterations=1)
+
+
+def _by_size(function: Any) -> Callable[..., Any]:  # noqa: ANN401  a tf.function
+    """Return the function with one trace for each number of samples: the data's, or a block's and the last block's."""
+    traced: dict[int, Callable[..., Any]] = {}
+
+    def run(arrays: Arrays, order: Tensor, *bounds: Tensor) -> Any:  # noqa: ANN401  what the function returns
         count = int(order.shape[0])
         if count not in traced:
-            traced[count] = function.get_concrete_function(arrays, order)
-        return traced[count](arrays, order)
+            traced[count] = function.get_concrete_function(arrays, order, *bounds)
+        return traced[count](arrays, order, *bounds)
 
     return run

@@ -10,7 +10,19 @@ import numpy as np
 import tensorflow as tf
 
 from rocmlab.training.resident.engine import Array, Model, fell_back
-from rocmlab.training.resident.tensorflow_loop import BATCH, EAGER, EPOCH, GRAPH, STEP, Arrays, Logs, Loop, Tensor
+from rocmlab.training.resident.pace import Pace, Report
+from rocmlab.training.resident.tensorflow_loop import (
+    BATCH,
+    EAGER,
+    EPOCH,
+    GRAPH,
+    STEP,
+    Arrays,
+    Logs,
+    Loop,
+    Program,
+    Tensor,
+)
 
 Blocks = Callable[[], Iterator[tuple[Arrays, Tensor]]]  # resident samples and their order, from the first block on
 
@@ -30,7 +42,8 @@ class Pass:
         """Begin with the first of the ways, from the fastest; some are avoidable where XLA's code is the slower one."""
         self._model, self._loop, self._avoidable = model, loop, avoidable
         self._ways = list(ways)  # the fastest first
-        self._program: Callable[[Arrays, Tensor], Logs] | None = None
+        self._program: Program | None = None
+        self._pace = Pace()
         self._is_proven = self._has_failed = False
         self.reason = ""  # why it is not the fastest way
 
@@ -43,18 +56,18 @@ class Pass:
         """Let go of the program and what it holds."""
         self._program = None
 
-    def run(self, make_blocks: Blocks) -> dict[str, float]:
+    def run(self, make_blocks: Blocks, report: Report = lambda done, read: None) -> dict[str, float]:
         """Run all blocks once; the first time a slower way follows where a faster one cannot be compiled.
 
         A program may fail after some of its steps (the last, smaller batch is compiled on its own), so the state
         before them is kept until one way has come to its end.
         """
         if self._is_proven:
-            return self._run(make_blocks())
+            return self._run(make_blocks(), report)
         before = [(variable, variable.numpy()) for variable in _variables(self._model)]
         while True:
             try:
-                logs = self._run(make_blocks())
+                logs = self._run(make_blocks(), report)
             except Exception as err:
                 if len(self._ways) == 1:
                     raise
@@ -67,20 +80,39 @@ class Pass:
                     fell_back(f"{WORDS[self.way].format(steps='its')}; {self.reason}")
                 return logs
 
-    def _run(self, parts: Iterator[tuple[Arrays, Tensor]]) -> dict[str, float]:
+    def _run(self, parts: Iterator[tuple[Arrays, Tensor]], report: Report) -> dict[str, float]:
         self._model.reset_metrics()
         logs: Logs = {}
+        done = 0  # steps of the blocks before
         for arrays, order in parts:
+            if done:
+                report(done, self._results)
             if self._program is None:
                 self._choose(arrays, order)
-                self._program = self._loop.program(self.way)
-            logs = self._program(arrays, order)
+                self._program = self._loop.program(self.way, arrays, order)
+            logs = self._run_block(self._program, arrays, order, done, report)
+            done += self._loop.batches(order)
             del arrays, order  # its memory is needed: the block after next is sent when the next one is asked for
         tf.test.experimental.sync_devices()
+        self._pace.settle()
         results = self._model.get_metrics_result()
         if logs and set(logs) != set(results):  # a train_step of the model's own that returns something else
             results = logs
         return {name: _number(value) for name, value in results.items()}
+
+    def _run_block(self, program: Program, arrays: Arrays, order: Tensor, done: int, report: Report) -> Logs:
+        logs: Logs = self._pace.run(
+            0,
+            program.groups(self._loop.batches(order)),
+            lambda begin, size: program.part(arrays, order, begin, size),
+            lambda: program.last(arrays, order),
+            tf.test.experimental.sync_devices,
+            lambda groups: report(done + groups * program.group, self._results),
+        )
+        return logs
+
+    def _results(self) -> dict[str, float]:
+        return {name: _number(value) for name, value in self._model.get_metrics_result().items()}
 
     def _choose(self, arrays: Arrays, order: Tensor) -> None:
         """Leave XLA out where it is the slower way on a CPU."""

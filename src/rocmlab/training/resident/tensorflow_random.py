@@ -10,9 +10,12 @@ import contextlib
 import inspect
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
+
+from rocmlab.training.resident import probes
 
 # Where a function is found, its name, and what it calls the generator: what layers of Keras draw from while training.
 DRAWING = (
@@ -49,14 +52,17 @@ def quick_draws() -> Iterator[None]:
         return draw
 
     with _ONE_AT_A_TIME:
-        plain = [getattr(place, name) for place, name, _ in DRAWING]
-        for function, (place, name, option) in zip(plain, DRAWING, strict=True):
-            setattr(place, name, choosing(function, option))
-        try:
+        usual = [one for one in DRAWING if probes.usable(f"generator for {one[1]}", partial(_try, *one))]
+        replaced = [(place, name, choosing(getattr(place, name), option)) for place, name, option in usual]
+        with probes.replacing(replaced):
             yield
-        finally:
-            for function, (place, name, _) in zip(plain, DRAWING, strict=True):
-                setattr(place, name, function)
+
+
+def _try(place: Any, name: str, option: str) -> str:  # noqa: ANN401  a module
+    """Say what a function that draws lacks of what is used here: a generator that can be named, and a seed."""
+    known = inspect.signature(getattr(place, name)).parameters
+    missing = [one for one in (option, "seed") if one not in known]
+    return f"it has no {', '.join(missing)}" if missing else ""
 
 
 def _is_constant(seed: Any) -> bool:  # noqa: ANN401  a tensor or numbers

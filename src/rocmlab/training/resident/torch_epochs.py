@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from rocmlab.training.resident import blocks, torch_store
 from rocmlab.training.resident.engine import Data, Options, Tree, fell_back
 from rocmlab.training.resident.graphs import Graphs, Loop, Steps, describe
+from rocmlab.training.resident.pace import Counter, Pace
 from rocmlab.training.resident.torch_store import Store, Untyped
 
 
@@ -41,6 +42,7 @@ class Epochs:
         if self._reason:
             fell_back(f"{self._reason}; its steps run one after another")
         self._runners: list[Loop | Graphs] = []  # of the training, then of the validation if there is one
+        self._paces = (Pace(), Pace())
         self._seen: Any = None  # what the graphs hold fixed, as it was when they were captured
 
     def run_by(
@@ -50,8 +52,12 @@ class Epochs:
         recording: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> None:
         """Say how steps are made from the tensors of training and validation, and what makes them capturable."""
+        sizes = [self._options.batch(training=training) for training in (True, False)]
         made = [(train, self._train), *([(test, self._validation)] if self._validation else [])]
-        self._runners = [self._runner(make(store.tensors), store.count, recording) for make, store in made]
+        self._runners = [
+            self._runner(make(store.tensors), store.count, size, recording)
+            for (make, store), size in zip(made, sizes, strict=False)
+        ]
 
     @property
     def how(self) -> str:
@@ -60,20 +66,43 @@ class Epochs:
         name = torch_store.device_name(self._device)
         return describe(self._runners[0], steps, name, self._reason, self._plan.sentence)
 
-    def train(self, epoch: int, seed: int) -> Untyped:
-        """Train on all samples once, random numbers drawn from this seed; return what the last steps returned."""
-        found = None
+    def train(self, epoch: int, seed: int, read: Callable[[], dict[str, Any]]) -> Untyped:
+        """Train on all samples once, random numbers drawn from this seed; return what the last steps returned.
+
+        `read` returns the logs of the steps so far.
+        """
+
+        def report(done: int, has_logs: bool) -> None:
+            self._options.report(done, read if has_logs else dict)
+
         with torch_store.random_stream(self._device, torch_store.stream_seed(seed, epoch)):
-            for order in self._train.orders(epoch, shuffle=self._options.shuffle):
-                found = self._runners[0].run(order)
-        return found
+            return self._pass(0, self._train, self._train.orders(epoch, shuffle=self._options.shuffle), report)
 
     def validate(self) -> Untyped:
         """Test on all samples of the validation; return what the last steps returned."""
         assert self._validation is not None
+        orders = self._validation.orders(0, shuffle=False)
+        return self._pass(1, self._validation, orders, lambda done, has_logs: None)
+
+    def _pass(
+        self,
+        place: int,
+        store: Store,
+        orders: Iterator[torch.Tensor | int],
+        report: Callable[[int, bool], None],
+    ) -> Untyped:
         found = None
-        for order in self._validation.orders(0, shuffle=False):
-            found = self._runners[1].run(order)
+        steps = self._options.steps(store.count, training=place == 0)
+        counter = Counter(self._paces[place], steps, lambda: torch_store.synchronise(self._device), report)
+        try:
+            with counter.counting():
+                for order in orders:
+                    counter.begin_block()
+                    found = self._runners[place].run(order)
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # of a device that has failed: what was raised says more
+                torch_store.synchronise(self._device)  # data and graphs go next, and the device may read them
+            raise
         return found
 
     def see(self, state: Untyped) -> bool:
@@ -100,8 +129,10 @@ class Epochs:
             if store is not None:
                 store.tensors = (None, None, None)
 
-    def _runner(self, steps: Steps, count: int, recording: Callable[[], AbstractContextManager[Any]]) -> Loop | Graphs:
+    def _runner(
+        self, steps: Steps, count: int, batch: int, recording: Callable[[], AbstractContextManager[Any]]
+    ) -> Loop | Graphs:
         if not self.captures:
-            return Loop(steps, self._options.batch_size)
-        planned = self._options.steps(count) * max(0, self._options.epochs - self._options.initial_epoch)
-        return Graphs(steps, self._options.batch_size, planned, self._device, recording)
+            return Loop(steps, batch)
+        planned = -(-count // batch) * max(0, self._options.epochs - self._options.initial_epoch)
+        return Graphs(steps, batch, planned, self._device, recording)

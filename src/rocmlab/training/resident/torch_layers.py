@@ -8,42 +8,77 @@ U-Net both move more memory than the convolutions themselves. Results are the sa
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator
 
 import keras
 import torch
 
+from rocmlab.training.resident import probes
 from rocmlab.training.resident.torch_store import Untyped
 
+OPTIONS = (  # of the layer, with which its call was compared; all but renorm and synchronized hold for ours
+    "self axis momentum epsilon center scale beta_initializer gamma_initializer moving_mean_initializer "
+    "moving_variance_initializer beta_regularizer gamma_regularizer beta_constraint gamma_constraint renorm "
+    "renorm_clipping renorm_momentum synchronized kwargs"
+)
 MIXED = (torch.float16, torch.bfloat16)  # which torch's kernel takes with weights of 32 bits, as Keras keeps them
 
 
 @contextlib.contextmanager
 def lean() -> Iterator[None]:
-    """Let Keras' layers do the same in fewer passes meanwhile."""
+    """Let Keras' layers do the same in fewer passes meanwhile, where they are as expected."""
+    layer = keras.layers.BatchNormalization
+    replaced: list[tuple[Untyped, str, Untyped]] = []
+    if probes.usable("batch normalisation in fewer passes", _try_normalising):
+        normalise = layer.call
+
+        def call(self: Untyped, inputs: Untyped, training: bool | None = None, mask: Untyped = None) -> Untyped:
+            if training and mask is None and _is_plain(self, inputs):
+                return _normalise(self, inputs)
+            return normalise(self, inputs, training=training, mask=mask)
+
+        replaced.append((layer, "call", call))
+    if probes.usable("convolution without a copy of its inputs", _try_viewing):
+        from keras.src.backend.torch import nn
+
+        transpose = nn._transpose_spatial_inputs
+
+        def view(inputs: torch.Tensor) -> torch.Tensor:
+            return inputs.movedim(-1, 1) if inputs.ndim == 4 else transpose(inputs)
+
+        replaced.append((nn, "_transpose_spatial_inputs", view))
+    with probes.replacing(replaced):
+        yield
+
+
+def _try_normalising() -> str:
+    """Normalise a small batch Keras' way and ours; say what is not as expected."""
+    layer = keras.layers.BatchNormalization
+    if unknown := sorted(set(inspect.signature(layer.__init__).parameters) - set(OPTIONS.split())):
+        return f"its layer has options that are not known here: {', '.join(unknown)}"
+    theirs, ours = (layer(name="probe", dtype="float32") for _ in range(2))
+    for each in (theirs, ours):
+        each.build((None, 2, 2, 3))
+    inputs = torch.linspace(-1.0, 2.0, 48, device=ours.moving_mean.value.device).reshape(4, 2, 2, 3)
+    found = [(theirs.call(inputs, training=True), theirs), (_normalise(ours, inputs), ours)]
+    values = [(outputs, each.moving_mean.value, each.moving_variance.value) for outputs, each in found]
+    same = all(torch.allclose(one, other, rtol=1e-3, atol=1e-4) for one, other in zip(*values, strict=True))
+    return "" if same else "its results are others"
+
+
+def _try_viewing() -> str:
+    """Reorder the axes of a small image Keras' way and ours; say what is not as expected."""
     from keras.src.backend.torch import nn
 
-    layer = keras.layers.BatchNormalization
-    normalise, transpose = layer.call, nn._transpose_spatial_inputs
-
-    def call(self: Untyped, inputs: Untyped, training: bool | None = None, mask: Untyped = None) -> Untyped:
-        if training and mask is None and _is_plain(self, inputs):
-            return _normalise(self, inputs)
-        return normalise(self, inputs, training=training, mask=mask)
-
-    def view(inputs: torch.Tensor) -> torch.Tensor:
-        return inputs.movedim(-1, 1) if inputs.ndim == 4 else transpose(inputs)
-
-    layer.call, nn._transpose_spatial_inputs = call, view
-    try:
-        yield
-    finally:
-        layer.call, nn._transpose_spatial_inputs = normalise, transpose
+    inputs = torch.arange(24.0).reshape(1, 2, 3, 4)
+    return "" if torch.equal(nn._transpose_spatial_inputs(inputs), inputs.movedim(-1, 1)) else "its results are others"
 
 
 def _is_plain(layer: Untyped, inputs: torch.Tensor) -> bool:
     """Whether torch's kernel does what the layer does, on these inputs."""
-    if not layer.trainable or layer.renorm or layer.synchronized or not isinstance(layer.axis, int):
+    renorm = getattr(layer, "renorm", False)  # since Keras 3.14
+    if not layer.trainable or renorm or layer.synchronized or not isinstance(layer.axis, int):
         return False
     if inputs.device.type not in ("cpu", "cuda") or layer.axis % inputs.ndim not in (1, inputs.ndim - 1):
         return False

@@ -11,6 +11,7 @@ import torch
 from rocmlab.training.resident import torch_pieces
 from rocmlab.training.resident.torch_store import Untyped
 
+HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")  # where torch keeps what runs around a step
 # Optimizers that treat each element by itself, so that a parameter may be updated in pieces.
 ELEMENTWISE = ("SGD", "Adam", "AdamW", "RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam")
 
@@ -39,7 +40,7 @@ class Optimizer:
         """Say why its update cannot be captured; empty when it can."""
         name = type(self.optimizer).__name__
         groups = self.optimizer.param_groups
-        if self.optimizer._optimizer_step_pre_hooks or self.optimizer._optimizer_step_post_hooks:
+        if any(getattr(self.optimizer, hooks, None) for hooks in HOOKS):
             return f"the optimizer {name} has hooks that run on the host"
         if type(self.optimizer) is not torch.optim.SGD and not all("capturable" in group for group in groups):
             return f"the optimizer {name} keeps numbers on the host (it has no `capturable`)"

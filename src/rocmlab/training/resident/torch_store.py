@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rocmlab.training.resident import blocks
+from rocmlab.training.resident import blocks, pace
 from rocmlab.training.resident.engine import Options, Samples, Tree, leaves, tree_map
 
 Untyped = Any  # an object of a framework, whose types are not known here
@@ -100,6 +100,8 @@ class Batches:
 
     def __iter__(self) -> Iterator[Tree]:
         for start in self._range:
+            if start > self._range.start:
+                pace.step()
             part = slice(start, start + self._batch)
             yield take(self._tensors, part if self._rows is None else self._rows[part])
 

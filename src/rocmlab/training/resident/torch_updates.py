@@ -8,17 +8,22 @@ same slots, so that weights agree within float tolerance and the optimizer goes 
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import numpy as np
 import torch
 
-from rocmlab.training.resident import torch_pieces
+from rocmlab.training.resident import probes, torch_pieces
 from rocmlab.training.resident.torch_store import Untyped
 
 Tensors = list[torch.Tensor]
 Update = Callable[[Any, Tensors, list[Any], Any], None]
+Hidden = tuple[Any, str, Callable[..., None]]  # an object, its method, what is called instead
+# What Keras does around an update, whatever the optimizer.
+AROUND = ("use_ema", "ema", "gradient_accum", "loss_scale", "weight_decay", "learning_rate", "clip", "global_clip")
 
 
 def sgd(optimizer: Untyped, grads: Tensors, variables: list[Any], learning_rate: Untyped) -> None:
@@ -139,11 +144,27 @@ def in_place(optimizer: Untyped, *, branchless: bool) -> Iterator[None]:
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     update = _update_of(inner)
-    hidden = []
-    if update is not None:
-        hidden.append((inner, "_parallel_update_step", lambda *args: update(inner, *args)))
-    if branchless and type(optimizer) is keras.optimizers.LossScaleOptimizer:
-        hidden.append((optimizer, "_common_apply", lambda *args: scaled(optimizer, *args)))
+    hidden: list[Hidden] = []
+    if update is not None and _fits(inner, update):
+        hidden.append(_hide_update(inner, update))
+    scales = branchless and type(optimizer) is keras.optimizers.LossScaleOptimizer
+    if scales and probes.usable("scaling of losses without a branch", _try_scaling):
+        hidden.append(_hide_scaling(optimizer))
+    with _hidden(hidden):
+        yield
+
+
+def _hide_update(optimizer: Untyped, update: Update) -> Hidden:
+    return optimizer, "_parallel_update_step", lambda *args: update(optimizer, *args)
+
+
+def _hide_scaling(optimizer: Untyped) -> Hidden:
+    return optimizer, "_common_apply", lambda *args: scaled(optimizer, *args)
+
+
+@contextlib.contextmanager
+def _hidden(hidden: list[Hidden]) -> Iterator[None]:
+    """Hide methods of objects by functions meanwhile."""
     before = [owner.__dict__.get(name) for owner, name, _ in hidden]
     for owner, name, function in hidden:
         owner.__dict__[name] = function
@@ -154,6 +175,53 @@ def in_place(optimizer: Untyped, *, branchless: bool) -> Iterator[None]:
             owner.__dict__.pop(name)
             if earlier is not None:
                 owner.__dict__[name] = earlier
+
+
+def _fits(optimizer: Untyped, update: Update) -> bool:
+    """Whether an update does what Keras does, with the numbers of this optimizer; tried once for each set of them."""
+    kind = type(optimizer)
+    numbers = {
+        name: value
+        for name in inspect.signature(kind.__init__).parameters
+        if isinstance(value := vars(optimizer).get(name), (bool, int, float)) and not name.startswith(AROUND)
+    }
+    options = ", ".join(f"{name}={value}" for name, value in sorted(numbers.items()))
+
+    def attempt() -> str:
+        ours, theirs = (kind(learning_rate=0.01, name="probe", **numbers) for _ in range(2))
+        return _compare(ours, theirs, [_hide_update(ours, update)], (1.0, -2.0))
+
+    return probes.usable(f"update of {kind.__name__}({options})", attempt)
+
+
+def _try_scaling() -> str:
+    """Let two optimizers skip gradients that are not finite, one Keras' way and one ours."""
+    kinds = keras.optimizers
+    ours, theirs = (
+        kinds.LossScaleOptimizer(kinds.SGD(0.01, name="probe"), initial_scale=4.0, dynamic_growth_steps=2, name="probe")
+        for _ in range(2)
+    )
+    return _compare(ours, theirs, [_hide_scaling(ours)], (1.0, float("inf"), -2.0, 1.0, 3.0))
+
+
+def _compare(ours: Untyped, theirs: Untyped, hidden: list[Hidden], factors: tuple[float, ...]) -> str:
+    """Apply the same gradients by two equal optimizers, of which ours has methods hidden; say if they end apart."""
+    for owner, name, _function in hidden:
+        if not callable(getattr(owner, name, None)):
+            return f"it has no {name}"
+    results = []
+    for optimizer, hiding in ((ours, hidden), (theirs, [])):
+        variables = [keras.Variable(np.linspace(-1, 1, 6).reshape(2, 3), dtype="float32", name="probe")]
+        optimizer.build(variables)
+        value = variables[0].value
+        slope = torch.linspace(0.5, 2.0, 6, device=value.device).reshape(2, 3)
+        with _hidden(hiding), torch.no_grad():
+            for factor in factors:
+                optimizer.apply([slope * factor], variables)
+        results.append([value.detach(), *(one.value.detach() for one in optimizer.variables)])
+    pairs = zip(*results, strict=True)
+    same = all(torch.allclose(one.double(), other.double(), rtol=1e-4, atol=1e-6) for one, other in pairs)
+    return "" if same else "its results are others"
 
 
 def scaled(optimizer: Untyped, grads: Tensors, trainable_variables: list[Any]) -> None:
