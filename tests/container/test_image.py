@@ -11,6 +11,8 @@ from containers import Container, docker
 
 pytestmark = pytest.mark.container
 UNITS = Path(__file__).parent / "units"
+COMMON = ("ipywidgets", "matplotlib", "pandas", "sklearn", "tensorboard", "tqdm")
+PACKAGES = {"tensorflow": COMMON, "torch": (*COMMON, "accelerate", "datasets", "peft", "transformers")}
 PYTHONS = {name: f"/opt/{name}/bin/python" for name in ("tensorflow", "torch", "rocmlab")}
 
 
@@ -22,6 +24,24 @@ def test_environment_works(lab: Container, environment: str) -> None:
     printed = lab.as_lab_user("env", f"KERAS_BACKEND={environment}", PYTHONS[environment], "-", text=program)
 
     assert f"{environment} " in printed
+
+
+@pytest.mark.parametrize("kernel", PACKAGES)
+def test_kernels_have_what_people_import(lab: Container, kernel: str) -> None:
+    """Tables, models, progress bars, widgets, TensorBoard and what fine-tuning needs take no `%pip install`."""
+    program = (UNITS / "unit_packages.py").read_text()
+
+    printed = lab.as_lab_user("env", f"KERAS_BACKEND={kernel}", PYTHONS[kernel], "-", *PACKAGES[kernel], text=program)
+
+    assert [line.split()[0] for line in printed.splitlines()][: len(PACKAGES[kernel])] == list(PACKAGES[kernel])
+    assert "TensorBoard wrote its events" in printed
+
+
+def test_the_lab_shows_widgets(lab: Container) -> None:
+    """JupyterLab has the extension that ipywidgets in a kernel need."""
+    extensions = lab.as_lab_user("bash", "-c", "jupyter labextension list 2>&1")
+
+    assert "@jupyter-widgets/jupyterlab-manager" in extensions
 
 
 def test_the_lab_itself_cannot_be_changed_by_its_user(lab: Container) -> None:

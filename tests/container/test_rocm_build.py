@@ -21,17 +21,24 @@ pytestmark = pytest.mark.container
 # Of /opt/torch and of the kernel: most of what these take to install, and no check of the build looks at any of it. The
 # CPU image of the other tests has all of it.
 UNUSED_BESIDE_TORCH = (
+    "accelerate",
+    "datasets",
     "h5py",
     "hf-xet",
     "huggingface-hub",
     "keras",
     "networkx",
     "optree",
+    "pandas",
+    "peft",
     "pocl-binary-distribution",
+    "pyarrow",
     "pydantic-core",
     "pyopencl",
     "regex",
+    "scikit-learn",
     "sympy",
+    "tensorboard-data-server",
     "tokenizers",
     "transformers",
 )

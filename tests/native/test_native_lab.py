@@ -15,7 +15,10 @@ from rocmlab import confidential
 from rocmlab.stack import server
 
 pytestmark = pytest.mark.native
-UNUSED = ("hf-xet", "huggingface-hub", "pocl-binary-distribution", "pyopencl", "regex", "tokenizers", "transformers")
+UNUSED = (
+    *("accelerate", "datasets", "hf-xet", "huggingface-hub", "pandas", "peft", "pocl-binary-distribution", "pyarrow"),
+    *("pyopencl", "regex", "scikit-learn", "tensorboard", "tensorboard-data-server", "tokenizers", "transformers"),
+)
 
 
 @pytest.fixture(scope="module")

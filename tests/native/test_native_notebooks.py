@@ -76,6 +76,26 @@ def test_every_notebook_passes_when_it_is_short(built_lab: Clone) -> None:
     assert watch.outside() == []
 
 
+def test_kernels_have_what_people_import(built_lab: Clone) -> None:
+    """One environment serves both kernels here, so all of it is in one; the frameworks are those that were locked."""
+    python = built_lab.folder / ".venv/bin/python"
+    names = ("ipywidgets", "pandas", "sklearn", "tensorboard", "tqdm", "datasets", "accelerate", "peft", "transformers")
+    program = REPOSITORY / "tests/container/units/unit_packages.py"
+
+    done = subprocess.run(
+        [python, program, *names],
+        env={**built_lab.environment, "TF_CPP_MIN_LOG_LEVEL": "2", "KERAS_BACKEND": "tensorflow"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    conflicts = subprocess.run([python, "-m", "pip", "check"], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "TensorBoard wrote its events" in done.stdout
+    assert conflicts.returncode == 0, conflicts.stdout
+
+
 @pytest.fixture(scope="module")
 def framework_tests(built_lab: Clone) -> dict[str, subprocess.CompletedProcess[str]]:
     """The tests marked so, a process for each of `RUNS`, two at a time."""

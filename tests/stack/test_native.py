@@ -23,7 +23,7 @@ from hosts import Gpu, make_host
 from rocmlab import identity
 from rocmlab.errors import RocmlabError
 from rocmlab.lab import install, kernels
-from rocmlab.stack import homes, native, server, settings
+from rocmlab.stack import homes, native, process, server, settings
 from rocmlab.stack.environment import Environment, check_python, create, rocm_version, without
 from rocmlab.stack.native import NativeLab
 
@@ -397,6 +397,19 @@ class TestInstallation:
 
         with pytest.raises(RocmlabError, match=r"is Python 3\.9"):
             check_python(str(old))
+
+    @pytest.mark.parametrize(("setting", "is_compiled"), [("", False), ("1", True)])
+    def test_only_what_is_imported_is_compiled(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, is_compiled: bool
+    ) -> None:
+        """Compiling every file took a third of the installation; where Python may not write, pip still does it."""
+        monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", setting)
+        commands: list[list[str]] = []
+        monkeypatch.setattr(process, "follow", lambda command, **_: commands.append(command) or (0, []))
+
+        Environment(tmp_path, "cpu", sys.executable, "")._pip(("harmless",), tmp_path / "install.log")
+
+        assert ("--no-compile" not in commands[0]) is is_compiled
 
     def test_another_backend_gets_a_new_environment(self, tmp_path: Path) -> None:
         """Pip would keep the CPU's PyTorch for a GPU: what was made for another backend is removed first."""

@@ -32,6 +32,7 @@ class Step:
     title: str
     arguments: tuple[str, ...]
     fallback: tuple[str, ...] | None = None  # tried when the first arguments find nothing
+    has_companions: bool = False  # torchvision and torchaudio follow, from the same place
 
 
 @dataclass
@@ -139,7 +140,9 @@ class Environment:
                 create(self.python, self.folder)
             (self.folder / MADE).touch()
             for step in self.steps():
-                self._install(step, say)
+                arguments = self._install(step, say)
+                if step.has_companions and arguments:
+                    self._add_companions(arguments if is_new else step.fallback or arguments, say)
             self.verify(self.interpreter)
             self._finish(record)
         except BaseException:
@@ -238,14 +241,26 @@ class Environment:
             # A wheel that pip already finds in a folder wins: behind a mirror PyTorch's own index cannot be reached.
             ("--no-deps", "--no-index", *links, torch),
             (*dependencies, *links, *index, torch),
+            has_companions=True,
         )
 
-    def _install(self, step: Step, say: Say) -> None:
+    def _add_companions(self, arguments: tuple[str, ...], say: Say) -> None:
+        """Install torchvision and torchaudio from where PyTorch came from; what has no matching build is omitted."""
+        options = [word for word in arguments[:-1] if word != "--no-deps"]
+        program = str(self.project / "docker/build/companions.py")
+        output = process.capture([str(self.interpreter), program, *options], timeout_seconds=900)[1]
+        for line in output.strip().splitlines():
+            say(line)
+
+    def _install(self, step: Step, say: Say) -> tuple[str, ...]:
+        """Run pip, and return the arguments that it succeeded with."""
         say(f"installing {step.title}")
         log = self.project / ".rocmlab/install.log"
-        code, last = self._pip(step.arguments, log)
+        arguments = step.arguments
+        code, last = self._pip(arguments, log)
         if code and step.fallback:
-            code, last = self._pip(step.fallback, log)
+            arguments = step.fallback
+            code, last = self._pip(arguments, log)
         if code:
             errors = [line.strip() for line in last if re.match(r"ERROR|\s*\w*Error:|OSError", line)] or last[-3:]
             raise RocmlabError(
@@ -254,6 +269,7 @@ class Environment:
                 f"see {log}; behind a mirror set TORCH_INDEX= and pip's own settings"
                 + ("; to work on the CPU instead: make up BACKEND=cpu" if self.backend != "cpu" else ""),
             )
+        return arguments
 
     def _pip(self, arguments: tuple[str, ...], log: Path) -> tuple[int, list[str]]:
         command = [
@@ -263,6 +279,8 @@ class Environment:
             "install",
             "--disable-pip-version-check",
             "--no-input",
+            # Python compiles what is imported, the first time; compiling every file is a third of the installation.
+            *([] if os.environ.get("PYTHONDONTWRITEBYTECODE") else ["--no-compile"]),
             *arguments,
         ]
         return process.follow(command, log=log, show=PipProgress(), cwd=self.project)

@@ -28,6 +28,9 @@ NAMES = frozenset(
         "10_share_and_resume.ipynb",
         "11_multi_node_torch.ipynb",
         "15_compare.ipynb",
+        "12_lora_finetune.ipynb",
+        "13_inference.ipynb",
+        "14_diffusion.ipynb",
         "16_triton_kernel.ipynb",
     }
 )
