@@ -118,9 +118,11 @@ def kept(user: Clone) -> dict[str, str]:
 def test_an_upgrade_and_a_rollback_lose_nothing(user: Clone, origin: Path) -> None:
     """From the version before: refused while a kernel is open, then built, started, checked; and back again."""
     first = git(user.folder, "rev-parse", "HEAD")
-    before, changed = kept(user), (user.folder / "notebooks/01_mnist_fc.ipynb").read_bytes()
+    before = kept(user)
     server(user).execute("torch", "kept = 42", keep=True)
     git(user.folder, "-c", "pull.ff=only", "pull", "--quiet", "--autostash")  # the older one has no `make upgrade`
+    changed = (user.folder / "notebooks/01_mnist_fc.ipynb").read_bytes()  # the newer one, with the user's line
+    assert changed.endswith(b"}\n\n")
 
     refused = user.make("upgrade", succeeds=False)
     answered = user.answers()

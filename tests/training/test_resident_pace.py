@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 
 import pytest
@@ -148,8 +149,9 @@ def test_other_threads_defer_nothing():
     assert found == [True]
 
 
-def test_a_plain_module_shows_its_steps(capsys):
+def test_a_plain_module_shows_its_steps(capsys, monkeypatch):
     """A line tells the epoch, its steps and the losses so far; none with verbose=0 and 2."""
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)  # in a notebook each line replaces the one before
     for verbose in (0, 1, 2):
         found, _history = callbacks.of_torch("module", [], verbose, 3, 50)
         found.on_epoch_begin(1)
