@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
 import sys
 import time
 
@@ -118,6 +119,7 @@ def interrupted(kind, model, x, y, **arguments):
 
 def main(kind):
     """Run both phases."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in a shell's background begins with it ignored
     rng = np.random.default_rng(0)
     y = rng.integers(0, 3, BATCH * STEPS)
     x = rng.normal(size=(len(y), 8)).astype("float32") + np.eye(3, 8, dtype="float32")[y]
