@@ -18,11 +18,18 @@ import listeners
 import pytest
 from clones import free_port
 
+
+def is_installed(name):
+    """Return whether a program that a test starts can import it: here the path has the tests' own environment as well."""
+    found = importlib.util.find_spec(name)
+    return bool(found and found.origin and Path(found.origin).is_relative_to(sys.prefix))
+
+
 pytestmark = [
     pytest.mark.frameworks,
     pytest.mark.skipif(os.environ.get("KERAS_BACKEND", "torch") != "torch", reason="run it with KERAS_BACKEND=torch"),
     pytest.mark.skipif(
-        not all(importlib.util.find_spec(name) for name in ("torch", "ray", "pyarrow", "pandas", "psutil")),
+        not all(is_installed(name) for name in ("torch", "ray", "pyarrow", "pandas", "psutil")),
         reason="needs Ray Train: pip install -r requirements/cluster-train.txt into this environment",
     ),
 ]
