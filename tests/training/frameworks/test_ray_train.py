@@ -20,7 +20,7 @@ from clones import free_port
 
 
 def is_installed(name):
-    """Return whether a program that a test starts can import it: here the path has the tests' own environment as well."""
+    """Return whether a program that a test starts can import it; the path here also has what the tests need."""
     found = importlib.util.find_spec(name)
     return bool(found and found.origin and Path(found.origin).is_relative_to(sys.prefix))
 
