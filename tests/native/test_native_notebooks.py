@@ -30,8 +30,8 @@ SKIPPED = {
     "16_triton_kernel": "triton is not installed in this kernel"
 }  # it is 200 MB, and PyTorch for a GPU brings it
 # The longest first. Keras has one backend a process; what starts programs of its own, all PyTorch's, is one more, so
-# that two lanes end at about the same time. OpenCL is alone, as in its notebook: a system's PoCL and TensorFlow each
-# bring an LLVM, and both in one process end it.
+# that two lanes end at about the same time. OpenCL is alone, as in its notebook: its drivers bring LLVMs of their own,
+# and a test of its own loads one after TensorFlow, in a child process.
 RUNS = {"jax": "jax", "tensorflow": "tensorflow", "torch": "torch", "programs": "torch", "opencl": "torch"}
 ALONE = {
     "programs": ("test_bert_notebooks.py", "test_gloo.py", "test_scaling_programs.py"),

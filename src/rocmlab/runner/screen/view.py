@@ -26,7 +26,7 @@ MARKS = {
     "interrupted": ("■", "yellow"),
     "stopped": ("■", "yellow"),
 }
-STYLES = {"ok": "green", "skipped": "yellow", "not run": "yellow", "interrupted": "yellow", "stopped": "yellow"}
+STYLES = {status: style for status, (_mark, style) in MARKS.items()}
 
 
 @dataclass
