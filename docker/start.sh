@@ -69,7 +69,7 @@ keep_secrets() { # which only the server reads; kernels, terminals and `docker e
     keep_secret METRICS_TOKEN
     if [[ ${CLUSTER:-off} != off ]]; then keep_secret CLUSTER_TOKEN; fi
   fi
-  # The names of rocmlab.confidential; a test compares them.
+  # The names of rocmlab.base.confidential; a test compares them.
   unset JUPYTER_TOKEN METRICS_TOKEN CLUSTER_TOKEN RAY_AUTH_TOKEN JUPYTER_TOKEN_FILE METRICS_TOKEN_FILE GRAFANA_PASSWORD
 }
 

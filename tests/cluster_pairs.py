@@ -18,9 +18,9 @@ from pathlib import Path
 
 import psutil
 
-from rocmlab.cluster import ports, record
-from rocmlab.cluster.node import own_address
-from rocmlab.devices.simulated import write_host
+from rocmlab.cluster.node import ports, record
+from rocmlab.cluster.node.ray_node import own_address
+from rocmlab.simulation import write_host
 
 WAIT_SECONDS = 240.0  # Ray starts eight processes, on a machine that may be busy
 STORE_BYTES = 80_000_000

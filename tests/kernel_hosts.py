@@ -18,9 +18,10 @@ from jupyter_client.multikernelmanager import AsyncMultiKernelManager
 from jupyter_client.provisioning import KernelProvisionerFactory
 
 from rocmlab.devices import Device, discover
-from rocmlab.devices.simulated import write_host
-from rocmlab.lab import gpus, kernels, offers
-from rocmlab.runner.places.leases import Holder, Leases
+from rocmlab.kernels import gpus
+from rocmlab.kernels.leases import Holder, Leases
+from rocmlab.lab import kernels, offers
+from rocmlab.simulation import write_host
 
 WAIT_SECONDS = 60.0
 REPOSITORY = Path(__file__).parents[1]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rocmlab import confidential
-from rocmlab.runner.engine import kernel
-from rocmlab.runner.working.workers import Workers
+from rocmlab.base import confidential
+from rocmlab.kernels import kernel
+from rocmlab.runs.workers.workers import Workers
 from rocmlab.stack import settings
 
 SECRETS = {name: f"secret-{name}" for name in confidential.NAMES}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rocmlab import hosts
-from rocmlab.errors import RocmlabError
+from rocmlab.base import hosts
+from rocmlab.base.errors import RocmlabError
 
 OURS = (
     "localhost",

@@ -17,8 +17,8 @@ from clones import free_port
 from kernel_hosts import Host
 
 from rocmlab.devices import Device
-from rocmlab.devices.simulated import GpuUse, Live
 from rocmlab.lab import install
+from rocmlab.simulation import GpuUse, Live
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page

@@ -16,7 +16,7 @@ from panel_labs import WAIT, Lab, card, contrast, kernel, numbers, open_page, op
 from test_lab import picture
 
 from rocmlab.devices import sample
-from rocmlab.devices.simulated import GpuUse
+from rocmlab.simulation import GpuUse
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -14,7 +14,7 @@ from panel_labs import Lab, contrast, open_page, open_panel
 from test_lab import picture
 
 from rocmlab.devices import discover
-from rocmlab.runner.places.leases import Holder, Leases
+from rocmlab.kernels.leases import Holder, Leases
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from clones import Clone, clone, free_port
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.cli import stopping
-from rocmlab.errors import RocmlabError
 
 SETTINGS = "ROCMLAB_BACKEND=cpu\nROCMLAB_RUNTIME=native\nJUPYTER_TOKEN=own\nSHARE=./share\n"
 

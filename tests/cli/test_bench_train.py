@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.cli import bench, bench_train, train_page, train_pairs
-from rocmlab.errors import RocmlabError
 from rocmlab.training import bench as rows
 
 FC, CNN = train_pairs.WORKLOADS[:2]

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.cli import demo_work
 from rocmlab.cli.main import main
-from rocmlab.errors import RocmlabError
 from rocmlab.stack import demo
 from rocmlab.stack import project as projects
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from hosts import Gpu, make_host
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.cli import guard
 from rocmlab.cli import main as cli
 from rocmlab.cli.table import device_lines, problem_lines, table_lines
-from rocmlab.devices.simulated import write_host
-from rocmlab.errors import RocmlabError
+from rocmlab.simulation import write_host
 
 LINK = {
     "current_link_width": "8\n",

@@ -15,11 +15,11 @@ import pytest
 from hosts import Gpu, make_host
 
 from rocmlab import doctor
+from rocmlab.base.errors import RocmlabError
 from rocmlab.cli import doctor as verb
 from rocmlab.cli import main
 from rocmlab.doctor import checks
 from rocmlab.doctor.model import skip
-from rocmlab.errors import RocmlabError
 
 
 @pytest.fixture

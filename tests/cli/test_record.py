@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from rocmlab.devices.recording import read
-from rocmlab.devices.simulated import write_host
+from rocmlab.simulation import write_host
 
 PATIENCE_SECONDS = 60.0
 SOURCE = Path(__file__).parents[2] / "src"

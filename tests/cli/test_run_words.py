@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.cli.run import _absolute, _inside
-from rocmlab.errors import RocmlabError
 from rocmlab.stack import settings
 from rocmlab.stack.choice import Choice
 from rocmlab.stack.docker import DockerLab

@@ -22,11 +22,11 @@ import pytest
 from clones import free_port
 from intruders import intruder
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.cli import main as cli
 from rocmlab.cli import smi_lab, smi_look
 from rocmlab.devices import discover, sample
-from rocmlab.devices.simulated import GpuUse, write_host
-from rocmlab.errors import RocmlabError
+from rocmlab.simulation import GpuUse, write_host
 from rocmlab.stack import container_port, sockets
 
 DEADLINE_SECONDS = 60.0

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from rocmlab.devices.simulated import Live
+from rocmlab.simulation import Live
 
 DEADLINE_SECONDS = 60.0
 ENTER, LEAVE = b"\x1b[?1049h", b"\x1b[?1049l"

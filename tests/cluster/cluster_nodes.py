@@ -19,9 +19,9 @@ from typing import Any
 
 import psutil
 
-from rocmlab.cluster import ports, record
-from rocmlab.cluster.node import own_address
-from rocmlab.devices.simulated import write_host
+from rocmlab.cluster.node import ports, record
+from rocmlab.cluster.node.ray_node import own_address
+from rocmlab.simulation import write_host
 
 SOURCES = Path(__file__).parents[2] / "src"
 START_SECONDS = 300.0

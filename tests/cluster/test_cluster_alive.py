@@ -19,8 +19,8 @@ import psutil
 import pytest
 from cluster_nodes import STORE_BYTES, Cluster, ClusterNode, cluster
 
-from rocmlab import confidential
-from rocmlab.cluster import ports
+from rocmlab.base import confidential
+from rocmlab.cluster.node import ports
 
 pytestmark = pytest.mark.cluster
 
@@ -93,7 +93,7 @@ print(json.dumps({
     "namespace": ray.get_runtime_context().namespace,
 }))
 """
-CONNECT = "from rocmlab.cluster import session; session.connect(); print('{}')"
+CONNECT = "from rocmlab.cluster.node import session; session.connect(); print('{}')"
 PLAIN = "import ray; ray.init(log_to_driver=False); print(len(ray.nodes()))"
 
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from rocmlab import confidential
-from rocmlab.cluster import greeting, node, overview, ports, record, token
-from rocmlab.cluster.greeting import Greeting
-from rocmlab.cluster.node import Plan
-from rocmlab.cluster.record import Record
+from rocmlab.base import confidential
+from rocmlab.base.errors import RocmlabError
+from rocmlab.cluster.node import handshake, overview, ports, ray_node, record, token
+from rocmlab.cluster.node.handshake import Greeting
+from rocmlab.cluster.node.ray_node import Plan
+from rocmlab.cluster.node.record import Record
 from rocmlab.devices import Device, discover
-from rocmlab.devices.simulated import write_host
-from rocmlab.errors import RocmlabError
+from rocmlab.simulation import write_host
 
 TOKEN = "a1" * 32
 DOCS = Path(__file__).parents[2] / "docs/cluster.md"
@@ -29,7 +29,7 @@ def plan_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile: str = "rad
     root = tmp_path / "host"
     write_host(root, gpus=3, profile=profile, busy="idle", seed=1)
     monkeypatch.setenv("ROCMLAB_ROOT", str(root))
-    return node.plan({"CLUSTER": "head", **settings}, folder=Path("/tmp/x"))
+    return ray_node.plan({"CLUSTER": "head", **settings}, folder=Path("/tmp/x"))
 
 
 # -- ports -----------------------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def test_a_node_offers_its_gpus_by_gfx(tmp_path: Path, monkeypatch: pytest.Monke
     """A mixed machine counts each kind, and beside them one place for jobs on the CPU."""
     wanted = plan_of(tmp_path, monkeypatch, profile="mixed")
 
-    assert node.resources(wanted) == {"cpu_place": 1, "gfx1100": 1, "gfx1150": 1, "gfx1201": 1}
+    assert ray_node.resources(wanted) == {"cpu_place": 1, "gfx1100": 1, "gfx1150": 1, "gfx1201": 1}
     assert wanted.simulated
 
 
@@ -149,23 +149,23 @@ def test_masks_of_the_lab_narrow_what_a_node_offers(tmp_path: Path, monkeypatch:
     """GPUS reaches the lab as a mask, and Ray's ids stay HIP's indices."""
     wanted = plan_of(tmp_path, monkeypatch, HIP_VISIBLE_DEVICES="2,0", ROCR_VISIBLE_DEVICES="0,1,2")
 
-    environment = node.ray_environment(wanted, {"ROCR_VISIBLE_DEVICES": "0,1,2", "PATH": "/bin"})
+    environment = ray_node.ray_environment(wanted, {"ROCR_VISIBLE_DEVICES": "0,1,2", "PATH": "/bin"})
 
     assert [device.index for device in wanted.devices] == [0, 2]
     assert environment["HIP_VISIBLE_DEVICES"] == environment["CUDA_VISIBLE_DEVICES"] == "0,2"
     assert "ROCR_VISIBLE_DEVICES" not in environment
-    assert "--num-gpus=2" in node.command(wanted)
+    assert "--num-gpus=2" in ray_node.command(wanted)
 
 
 def test_a_machine_without_gpus_hides_all_from_its_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty mask would mean all of them to HIP."""
     wanted = plan_of(tmp_path, monkeypatch, HIP_VISIBLE_DEVICES="-1")
 
-    environment = node.ray_environment(wanted, {})
+    environment = ray_node.ray_environment(wanted, {})
 
     assert environment["HIP_VISIBLE_DEVICES"] == environment["CUDA_VISIBLE_DEVICES"] == "-1"
-    assert "--num-gpus=0" in node.command(wanted)
-    assert node.labels(wanted)["rocmlab.backend"] == "cpu"
+    assert "--num-gpus=0" in ray_node.command(wanted)
+    assert ray_node.labels(wanted)["rocmlab.backend"] == "cpu"
 
 
 def test_a_node_offers_gpus_of_one_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,9 +177,9 @@ def test_a_node_offers_gpus_of_one_backend(tmp_path: Path, monkeypatch: pytest.M
         Device("rocm", None, "old", is_usable=False, why_not="no driver"),
     ]
 
-    assert [device.backend for device in node.offered(found)] == ["rocm", "rocm"]
-    assert [device.name for device in node.offered(found[-3:])] == ["H100"]
-    assert node.offered([]) == []
+    assert [device.backend for device in ray_node.offered(found)] == ["rocm", "rocm"]
+    assert [device.name for device in ray_node.offered(found[-3:])] == ["H100"]
+    assert ray_node.offered([]) == []
 
 
 def test_what_starts_a_node_has_no_secret_and_serves_the_dashboard_on_the_loopback(
@@ -188,9 +188,9 @@ def test_what_starts_a_node_has_no_secret_and_serves_the_dashboard_on_the_loopba
     """Any user can list command lines; workers get the token's file and nothing more."""
     wanted = plan_of(tmp_path, monkeypatch, CLUSTER_TOKEN=TOKEN)
 
-    words = node.command(wanted)
+    words = ray_node.command(wanted)
     given = {name: f"secret-{name}" for name in confidential.NAMES}
-    environment = node.ray_environment(wanted, {**given, "CLUSTER_TOKEN": TOKEN, "HF_TOKEN": "hf"})
+    environment = ray_node.ray_environment(wanted, {**given, "CLUSTER_TOKEN": TOKEN, "HF_TOKEN": "hf"})
 
     assert TOKEN not in " ".join(words)
     assert TOKEN not in environment.values()
@@ -208,19 +208,19 @@ def test_what_starts_a_node_has_no_secret_and_serves_the_dashboard_on_the_loopba
 )
 def test_labels_are_written_as_ray_takes_them(text: str, value: str) -> None:
     """A host's name must not keep its node from starting."""
-    assert node.label_value(text) == value
+    assert ray_node.label_value(text) == value
 
 
 def test_a_node_without_a_cluster_or_with_a_strange_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """CLUSTER says which cluster; CLUSTER_ADDRESS must be this machine's."""
     with pytest.raises(RocmlabError, match="this lab is no node"):
-        node.plan({"CLUSTER": "off"})
+        ray_node.plan({"CLUSTER": "off"})
     with pytest.raises(RocmlabError, match=r"CLUSTER_ADDRESS=198\.51\.100\.77 is no address of this machine"):
-        node.plan({"CLUSTER": "head", "CLUSTER_ADDRESS": "198.51.100.77"})
+        ray_node.plan({"CLUSTER": "head", "CLUSTER_ADDRESS": "198.51.100.77"})
     with pytest.raises(RocmlabError, match=r"CLUSTER_ADDRESS=127\.0\.0\.1 reaches no other machine"):
-        node.plan({"CLUSTER": "head", "CLUSTER_ADDRESS": "127.0.0.1"})
+        ray_node.plan({"CLUSTER": "head", "CLUSTER_ADDRESS": "127.0.0.1"})
     with pytest.raises(RocmlabError, match="too long"):
-        node.plan({"CLUSTER": "head"}, folder=Path("/tmp/" + "x" * 60))
+        ray_node.plan({"CLUSTER": "head"}, folder=Path("/tmp/" + "x" * 60))
 
 
 def test_a_folder_of_somebody_else_is_not_used(tmp_path: Path) -> None:
@@ -231,12 +231,12 @@ def test_a_folder_of_somebody_else_is_not_used(tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(tmp_path)
 
-    node.make_private(tmp_path / "new")
+    ray_node.make_private(tmp_path / "new")
 
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
     for folder in (opened, link):
         with pytest.raises(RocmlabError, match="is not a private folder"):
-            node.make_private(folder)
+            ray_node.make_private(folder)
 
 
 def test_ports_that_are_taken_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +246,7 @@ def test_ports_that_are_taken_are_named(tmp_path: Path, monkeypatch: pytest.Monk
         other.bind(("", 58002))
         other.listen()
 
-        assert node.busy_ports(wanted) == ["object manager 58002"]
+        assert ray_node.busy_ports(wanted) == ["object manager 58002"]
 
 
 # -- greeting --------------------------------------------------------------------------------------------------------
@@ -262,10 +262,10 @@ def test_ports_that_are_taken_are_named(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_cluster_of_other_versions_is_refused_in_words(said: Greeting, what: str) -> None:
     """Ray's own check would end in a traceback after a while."""
     pytest.importorskip("ray")
-    said = Greeting(said.ray or greeting.check_ray(), said.python)
+    said = Greeting(said.ray or handshake.check_ray(), said.python)
 
     with pytest.raises(RocmlabError, match=what):
-        greeting.check_versions(said)
+        handshake.check_versions(said)
 
 
 def test_another_patch_of_python_is_no_obstacle() -> None:
@@ -273,7 +273,7 @@ def test_another_patch_of_python_is_no_obstacle() -> None:
     pytest.importorskip("ray")
     major, minor, patch = os.sys.version_info[:3]  # type: ignore[attr-defined]
 
-    greeting.check_versions(Greeting(greeting.check_ray(), f"{major}.{minor}.{patch + 1}"))
+    handshake.check_versions(Greeting(handshake.check_ray(), f"{major}.{minor}.{patch + 1}"))
 
 
 def test_a_head_that_is_not_there_is_told_within_seconds() -> None:
@@ -283,7 +283,7 @@ def test_a_head_that_is_not_there_is_told_within_seconds() -> None:
         address = f"127.0.0.1:{deaf.getsockname()[1]}"
 
         with pytest.raises(RocmlabError, match="cannot be reached") as caught:
-            greeting.reach(address)
+            handshake.reach(address)
 
     assert "refused" in caught.value.problem.why.lower()
 
@@ -300,7 +300,7 @@ def test_something_else_at_the_heads_address_is_told_to_be_no_head() -> None:
         environment["RAY_gcs_rpc_server_connect_timeout_s"] = "1"
 
         with pytest.raises(RocmlabError, match="does not answer as the head of a cluster"):
-            greeting.ask_aside(address, environment)
+            handshake.ask_aside(address, environment)
 
 
 # -- record ----------------------------------------------------------------------------------------------------------

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.cli import cluster as verbs
 from rocmlab.cli import cluster_inside, main
-from rocmlab.errors import RocmlabError
 from rocmlab.stack import cluster, envfile, settings
 from rocmlab.stack.environment import Environment
 

@@ -17,8 +17,8 @@ import pytest
 import standins
 from hosts import Gpu, make_host
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import cdi
-from rocmlab.errors import RocmlabError
 from rocmlab.stack import engine as engine_probe
 from rocmlab.stack import gpus, settings
 from rocmlab.stack.choice import Choice

@@ -23,7 +23,7 @@ from clones import Clone, clone
 from containers import docker, watched_container
 from hosts import Gpu, make_host
 
-from rocmlab.cluster import ports
+from rocmlab.cluster.node import ports
 
 pytestmark = pytest.mark.container
 REQUIREMENTS = Path(__file__).parents[2] / "requirements"
@@ -66,7 +66,7 @@ class Cluster:
 
     def alive(self, name: str = "head") -> int:
         """Return how many nodes are alive for a program of a lab; 0 where there is no cluster to ask."""
-        program = "from rocmlab.cluster import session; print(sum(node.is_alive for node in session.nodes()))"
+        program = "from rocmlab.cluster.node import session; print(sum(node.is_alive for node in session.nodes()))"
         command = ["docker", "exec", self.container(name), "start.sh", "/opt/rocmlab/bin/python", "-c", program]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         counts = re.findall(r"^\d+$", done.stdout, re.MULTILINE)  # Ray warns on stdout, too

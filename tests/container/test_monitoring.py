@@ -20,7 +20,7 @@ from containers import docker
 sys.path.insert(0, str(Path(__file__).parents[1] / "telemetry"))
 import prometheus_tools as tools
 
-from rocmlab.devices.simulated import write_host
+from rocmlab.simulation import write_host
 
 pytestmark = pytest.mark.container
 

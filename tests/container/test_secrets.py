@@ -13,7 +13,7 @@ from clients import Server
 from clones import Clone
 from containers import TOKEN, Container, docker
 
-from rocmlab import confidential
+from rocmlab.base import confidential
 
 pytestmark = pytest.mark.container
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from hosts import Gpu, make_host
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.cli import main as cli
 from rocmlab.devices import bench
-from rocmlab.errors import RocmlabError
 
 
 @pytest.fixture

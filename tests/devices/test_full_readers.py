@@ -20,7 +20,7 @@ import pytest
 from rocmlab.devices import Device, Sample, cuda, discover, gpu_metrics, nvml, patient_file, roots, sample
 from rocmlab.devices.card_reader import CardReader
 from rocmlab.devices.readers import Reader, Readers
-from rocmlab.devices.simulated import KINDS, PRODUCTS, Live, write_host
+from rocmlab.simulation import KINDS, PRODUCTS, Live, write_host
 
 HANGS = ("hang",)  # a reading that never returns is the sampler's business
 

@@ -14,7 +14,7 @@ import pytest
 from rocmlab.devices import Device, cuda, discover, nvml, roots, sample
 from rocmlab.devices.readers import Readers
 from rocmlab.devices.roots import KeptFile
-from rocmlab.devices.simulated import Live, write_host
+from rocmlab.simulation import Live, write_host
 
 FIELDS = ("busy_percent", "vram_used_bytes", "vram_total_bytes", "power_watts", "is_asleep")
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device, Sample, discover, recording, sample
 from rocmlab.devices.recording import Recorder, read, summarise
 from rocmlab.devices.recording_plot import draw, legend
-from rocmlab.devices.simulated import Live
-from rocmlab.errors import RocmlabError
+from rocmlab.simulation import Live
 from rocmlab.telemetry import model
 
 CARD = Device("rocm", 0, "a <b>card</b>", True, pci_address="0000:03:00.0")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device, discover, sample
-from rocmlab.devices.simulated import PRODUCTS, PROFILES, is_ours, write_host
-from rocmlab.errors import RocmlabError
+from rocmlab.simulation import PRODUCTS, PROFILES, is_ours, write_host
 
 
 def gpus(root: Path) -> list[Device]:

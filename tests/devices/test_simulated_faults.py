@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from rocmlab.devices import Device, discover, roots, sample
-from rocmlab.devices.simulated import KINDS, write_host
 from rocmlab.doctor import checks
 from rocmlab.doctor.model import BLOCKS, WARNS
 from rocmlab.doctor.situation import Situation
+from rocmlab.simulation import KINDS, write_host
 
 READ_OF_A_SLEEPER = {  # what the kernel answers from memory
     "uevent",

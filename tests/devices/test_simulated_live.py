@@ -11,8 +11,8 @@ import pytest
 
 from rocmlab.devices import discover, sample
 from rocmlab.devices.model import Sample
-from rocmlab.devices.simulated import Live
-from rocmlab.devices.simulated.trees import rewrite
+from rocmlab.simulation import Live
+from rocmlab.simulation.trees import rewrite
 
 
 def samples(root: Path) -> list[Sample]:

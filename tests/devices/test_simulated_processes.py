@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rocmlab.devices import discover, sample
 from rocmlab.devices.processes import is_isolated
-from rocmlab.devices.simulated import GpuUse, Live, write_host
+from rocmlab.simulation import GpuUse, Live, write_host
 
 KFD = "sys/class/kfd/kfd/proc"
 

@@ -12,8 +12,8 @@ from hosts import device as gpu
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device, visibility
-from rocmlab.errors import RocmlabError
 
 CPU = Device(backend="cpu", index=0, name="CPU", is_usable=True)
 FOUR = [gpu(number, unique_id=f"{number + 1:x}" * 16) for number in range(4)]

@@ -9,9 +9,9 @@ from hosts import device as gpu
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device, visibility
 from rocmlab.devices.visibility import conflicts
-from rocmlab.errors import RocmlabError
 
 FOUR = [  # the toolkit counts by PCI address: 2,3,0,1
     gpu(number, unique_id=f"{number + 10:x}" * 16, gfx="gfx1100", kfd_node=number + 1, smi_index=(number + 2) % 4)

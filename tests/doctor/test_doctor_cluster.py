@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from situations import Looker, fires, silent, skipped
 
+from rocmlab.base.errors import Problem, RocmlabError
 from rocmlab.doctor import checks, cluster, cluster_probe, reach
 from rocmlab.doctor.checks.cluster import firewall
 from rocmlab.doctor.cluster import Membership, Port, Token
@@ -18,7 +19,6 @@ from rocmlab.doctor.model import OK, UNKNOWN, Finding
 from rocmlab.doctor.reach import NO_ROUTE, OPEN, REFUSED, SILENT, Reach
 from rocmlab.doctor.report import Screen
 from rocmlab.doctor.situation import Situation
-from rocmlab.errors import Problem, RocmlabError
 
 HERE, THERE = "192.0.2.10", "192.0.2.11"
 TAKEN, FREE = Port(6379, "head", True, False), Port(6379, "head", False, True)

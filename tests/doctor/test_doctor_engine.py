@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 from situations import ENGINE, Looker, fires, put, silent, skipped
 
+from rocmlab.base.errors import Problem
 from rocmlab.doctor.model import BLOCKS, WARNS
 from rocmlab.doctor.situation import Situation
-from rocmlab.errors import Problem
 from rocmlab.stack import engine as engines
 from rocmlab.stack import settings as configuration
 

@@ -11,10 +11,10 @@ from hosts import Gpu
 from situations import Looker, fires, host, report, silent
 
 from rocmlab import doctor
+from rocmlab.base.errors import Problem, RocmlabError
 from rocmlab.doctor import checks, examine
 from rocmlab.doctor.model import BLOCKS, NOT_APPLICABLE, OK, UNKNOWN, WARNS, Check, Finding, Verdict, from_dict
 from rocmlab.doctor.situation import Situation
-from rocmlab.errors import Problem, RocmlabError
 
 PROBLEM = Problem("what", "why", "fix")
 

@@ -8,11 +8,11 @@ import pytest
 from hosts import Gpu
 from situations import TWO, Looker, fires, host, pci, put, silent, skipped
 
+from rocmlab.base.errors import Problem
 from rocmlab.devices.rocm import Rocm, UnreadableNodes
-from rocmlab.devices.simulated import write_host
 from rocmlab.doctor.checks import gpus as gpus_checks
 from rocmlab.doctor.model import BLOCKS, WARNS
-from rocmlab.errors import Problem
+from rocmlab.simulation import write_host
 
 NAVI23 = Gpu(2, 0x0600, 129, gfx_target_version=100302)
 POLARIS = Gpu(3, 0x0900, 130, gfx_target_version=80003)

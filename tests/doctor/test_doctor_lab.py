@@ -10,9 +10,9 @@ import pytest
 from situations import Looker, QuietLab, fires, report, silent, skipped
 
 from rocmlab.devices.rocm import Rocm
-from rocmlab.devices.simulated import write_host
 from rocmlab.doctor import inside as asking
 from rocmlab.doctor.model import BLOCKS, WARNS
+from rocmlab.simulation import write_host
 from rocmlab.stack.docker import DockerLab
 from rocmlab.stack.environment import Environment
 from rocmlab.stack.native import NativeLab

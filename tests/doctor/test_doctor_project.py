@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from situations import Looker, QuietLab, fires, silent, skipped
 
+from rocmlab.base.errors import Problem, RocmlabError
 from rocmlab.doctor.model import BLOCKS, CONTAINER, WARNS
 from rocmlab.doctor.situation import Situation
-from rocmlab.errors import Problem, RocmlabError
 from rocmlab.lab.server.look import problems
 from rocmlab.stack import envfile
 

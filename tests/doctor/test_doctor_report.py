@@ -9,9 +9,9 @@ import pytest
 from situations import Looker, report
 
 from rocmlab import doctor
+from rocmlab.base.errors import Problem
 from rocmlab.doctor.model import BLOCKS, NOT_APPLICABLE, OK, UNKNOWN, WARNS, Finding
 from rocmlab.doctor.report import Screen, catalogue, page
-from rocmlab.errors import Problem
 
 LONG = "sudo sed -i 's/^GRUB_CMDLINE_LINUX_DEFAULT=\"/&iommu=pt /' /etc/default/grub && sudo update-grub && sudo reboot"
 

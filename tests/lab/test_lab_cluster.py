@@ -22,9 +22,9 @@ from kernel_hosts import simulated_host
 from panel_servers import Server
 
 from rocmlab.devices import discover
+from rocmlab.kernels.leases import Holder, Leases
 from rocmlab.lab.server import cluster, cluster_reader
 from rocmlab.lab.server.cluster import Cluster
-from rocmlab.runner.places.leases import Holder, Leases
 
 NODE = {"id": "a", "simulated": True, "devices": [{"lease": {"notebook": "n.ipynb", "owner": "ann", "host": "h"}}]}
 

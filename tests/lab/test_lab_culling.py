@@ -19,7 +19,7 @@ from kernel_hosts import WAIT_SECONDS, Host, Talk, until
 from tornado.httpclient import HTTPRequest
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 from rocmlab.lab import extension, install
 from rocmlab.stack import live, settings
 

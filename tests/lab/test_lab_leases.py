@@ -16,16 +16,17 @@ import nbformat
 import pytest
 from kernel_hosts import MASKS, WAIT_SECONDS, Host, Talk, started, until
 
-from rocmlab.errors import RocmlabError
-from rocmlab.lab import ownership, provisioner
-from rocmlab.runner.places.leases import Holder
+from rocmlab.base.errors import RocmlabError
+from rocmlab.kernels import ownership
+from rocmlab.kernels.leases import Holder
+from rocmlab.lab import provisioner
 
 # What a kernel does before its first cell could: it writes down who had which GPU at that moment.
 WITNESS = """
 import json, os
 from pathlib import Path
 from rocmlab.devices import discover
-from rocmlab.runner.places.leases import Leases
+from rocmlab.kernels.leases import Leases
 leases = Leases.of_share(Path(os.environ["ROCMLAB_SHARE"]))
 taken = [not leases.is_free(gpu) for gpu in discover(Path(os.environ["ROCMLAB_ROOT"])) if gpu.backend == "rocm"]
 Path(os.environ["ROCMLAB_SHARE"], "witness.json").write_text(json.dumps([taken, os.environ["HIP_VISIBLE_DEVICES"]]))

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 from kernel_hosts import REPOSITORY, Host
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.cli import main as run_verb
-from rocmlab.devices.simulated import write_host
-from rocmlab.errors import RocmlabError
-from rocmlab.lab import gpus, icons, kernels, offers
-from rocmlab.runner.places.leases import Holder
+from rocmlab.kernels import gpus
+from rocmlab.kernels.leases import Holder
+from rocmlab.lab import icons, kernels, offers
+from rocmlab.simulation import write_host
 
 XTX = "AMD Radeon RX 7900 XTX"
 

@@ -15,7 +15,7 @@ from kernel_hosts import WAIT_SECONDS, Host, simulated_host
 from panel_servers import METRICS_TOKEN, TOKEN, Server, wait
 from test_hosts import NOT_OURS
 
-from rocmlab import confidential
+from rocmlab.base import confidential
 
 BASE = "/x/y/"
 ALLOWED = "lab.example.org,192.168.1.20"

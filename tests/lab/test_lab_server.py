@@ -18,10 +18,10 @@ import pytest
 from kernel_hosts import Host, simulated_host
 from panel_servers import TOKEN, Reads, Server, wait
 
-from rocmlab.devices.simulated import write_host
+from rocmlab.kernels.leases import Holder
 from rocmlab.lab.server import page
 from rocmlab.lab.server.broadcast import MOST_VIEWERS
-from rocmlab.runner.places.leases import Holder
+from rocmlab.simulation import write_host
 from rocmlab.stack import live, settings
 
 FIRST, SECOND = "0000:03:00.0", "0000:06:00.0"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 from rocmlab.lab import install
 from rocmlab.lab.server import idle, look, page, wire
 from rocmlab.lab.server.aside import Aside

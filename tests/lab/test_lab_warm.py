@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from kernel_hosts import MASKS, Host, started, until
 
-from rocmlab.lab import warmth
+from rocmlab.kernels import lab_warmth
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm kernels need Linux")
 PRELOADED = "colorsys"  # which nothing else imports
@@ -23,28 +23,28 @@ IS_WARM = f"import sys, os; print({PRELOADED!r} in sys.modules, os.getpid())"
 
 
 @pytest.fixture
-def nests(host: Host, monkeypatch: pytest.MonkeyPatch) -> Iterator[warmth.Nests]:
+def nests(host: Host, monkeypatch: pytest.MonkeyPatch) -> Iterator[lab_warmth.Nests]:
     """Parents of this test alone, for kernels that preload a module."""
     host.offer()
     for path in host.specs.glob("*/kernel.json"):
         spec = json.loads(path.read_text())
         spec["metadata"]["rocmlab"]["preload"] = [PRELOADED]
         path.write_text(json.dumps(spec))
-    found = warmth.Nests()
-    monkeypatch.setattr(warmth, "NESTS", found)
-    monkeypatch.setenv(warmth.SETTING, "on")
+    found = lab_warmth.Nests()
+    monkeypatch.setattr(lab_warmth, "NESTS", found)
+    monkeypatch.setenv(lab_warmth.SETTING, "on")
     yield found
     found.close()
 
 
-async def warmed(nests: warmth.Nests, name: str) -> None:
+async def warmed(nests: lab_warmth.Nests, name: str) -> None:
     """Start one kernel cold, which starts the parent, and wait for that."""
     async with started(name) as talk:
         assert (await talk.run(IS_WARM)).startswith("False")
         assert await asyncio.to_thread(nests._current[name].parent.ready, 60)
 
 
-def test_the_second_kernel_is_warm_and_owns_its_gpu(host: Host, nests: warmth.Nests) -> None:
+def test_the_second_kernel_is_warm_and_owns_its_gpu(host: Host, nests: lab_warmth.Nests) -> None:
     """It has the module before its first line, the mask, the banner and the lease; the shutdown frees the GPU."""
 
     async def scenario() -> None:
@@ -62,7 +62,7 @@ def test_the_second_kernel_is_warm_and_owns_its_gpu(host: Host, nests: warmth.Ne
 
 
 def test_a_warm_kernel_keeps_its_gpu_through_restarts_and_frees_it_when_it_dies(
-    host: Host, nests: warmth.Nests
+    host: Host, nests: lab_warmth.Nests
 ) -> None:
     """Restarted by hand it is forked anew with the same lease; killed, its GPU is free within a second."""
 
@@ -81,7 +81,7 @@ def test_a_warm_kernel_keeps_its_gpu_through_restarts_and_frees_it_when_it_dies(
     asyncio.run(scenario())
 
 
-def test_a_cell_is_interrupted(host: Host, nests: warmth.Nests) -> None:
+def test_a_cell_is_interrupted(host: Host, nests: lab_warmth.Nests) -> None:
     """Kernel > Interrupt reaches a forked kernel."""
 
     async def scenario() -> None:
@@ -99,7 +99,7 @@ def test_a_cell_is_interrupted(host: Host, nests: warmth.Nests) -> None:
 
 
 def test_a_module_that_cannot_be_imported_means_cold_and_is_not_tried_again(
-    host: Host, nests: warmth.Nests, caplog: pytest.LogCaptureFixture
+    host: Host, nests: lab_warmth.Nests, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A broken framework fails in its notebook, not at each start of a kernel in the background, too."""
     path = host.specs / "torch/kernel.json"
@@ -120,9 +120,9 @@ def test_a_module_that_cannot_be_imported_means_cold_and_is_not_tried_again(
     assert "no_such_module" in caplog.text
 
 
-def test_off_means_cold(host: Host, nests: warmth.Nests, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_off_means_cold(host: Host, nests: lab_warmth.Nests, monkeypatch: pytest.MonkeyPatch) -> None:
     """`WARM_KERNELS=off` starts no parent."""
-    monkeypatch.setenv(warmth.SETTING, "off")
+    monkeypatch.setenv(lab_warmth.SETTING, "off")
 
     async def scenario() -> None:
         for _ in range(2):
@@ -134,7 +134,7 @@ def test_off_means_cold(host: Host, nests: warmth.Nests, monkeypatch: pytest.Mon
     assert nests._current == {}
 
 
-def test_a_dead_parent_means_cold(host: Host, nests: warmth.Nests, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_dead_parent_means_cold(host: Host, nests: lab_warmth.Nests, caplog: pytest.LogCaptureFixture) -> None:
     """The next kernel starts all the same, the log says why it took longer, and the one after it is warm again."""
     caplog.set_level("INFO", logger="rocmlab")
 
@@ -159,21 +159,21 @@ def test_a_dead_parent_means_cold(host: Host, nests: warmth.Nests, caplog: pytes
 
 
 def test_a_parent_is_not_closed_while_it_forks_for_somebody(
-    host: Host, nests: warmth.Nests, monkeypatch: pytest.MonkeyPatch
+    host: Host, nests: lab_warmth.Nests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another kernel starts with a changed kernelspec in the middle of a fork: the old parent serves that one first."""
-    real = warmth.warm.fork
+    real = lab_warmth.warm.fork
     spec = json.loads((host.specs / "torch/kernel.json").read_text())
     spec["metadata"]["rocmlab"]["preload"] = [PRELOADED, "wave"]
 
     def meanwhile(address: str, **options: Any) -> Any:
-        monkeypatch.setattr(warmth.warm, "fork", real)
+        monkeypatch.setattr(lab_warmth.warm, "fork", real)
         assert nests.fork("torch", spec, os.environ, "/", options["connection_file"], (), ()) is None
         return real(address, **options)
 
     async def scenario() -> None:
         await warmed(nests, "torch")
-        monkeypatch.setattr(warmth.warm, "fork", meanwhile)
+        monkeypatch.setattr(lab_warmth.warm, "fork", meanwhile)
         async with started("torch") as talk:
             assert (await talk.run(IS_WARM)).startswith("True")
             assert [len(nest.kernels) for nest in nests._retired] == [1]
@@ -183,12 +183,12 @@ def test_a_parent_is_not_closed_while_it_forks_for_somebody(
     asyncio.run(scenario())
 
 
-def test_the_end_of_the_server_is_the_end_of_its_parents(host: Host, nests: warmth.Nests) -> None:
+def test_the_end_of_the_server_is_the_end_of_its_parents(host: Host, nests: lab_warmth.Nests) -> None:
     """One that hangs is ended, too, and its folder is gone."""
     source = """
 import json, os, signal, sys
 from rocmlab.lab.warmth import NESTS
-from rocmlab.runner.warm import parents
+from rocmlab.kernels.forkserver import parents
 spec = json.load(open(sys.argv[1]))
 assert NESTS.fork("torch", spec, os.environ, "/", sys.argv[2], (), ()) is None
 parent = NESTS._current["torch"].parent

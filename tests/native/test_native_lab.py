@@ -11,7 +11,7 @@ import pytest
 from clients import Server
 from clones import UNCOMPILED, Clone, clone, lighten, printed_url
 
-from rocmlab import confidential
+from rocmlab.base import confidential
 from rocmlab.stack import server
 
 pytestmark = pytest.mark.native

@@ -20,7 +20,7 @@ import listeners
 import pytest
 from clones import Clone
 
-from rocmlab.runner.asking import selection
+from rocmlab.runs.spec import selection
 
 pytestmark = pytest.mark.native
 REPOSITORY = Path(__file__).parents[2]

@@ -17,7 +17,7 @@ from oracle_fields import Difference, Known
 
 from rocmlab.devices import Device, discover, sample
 from rocmlab.devices.model import Sample
-from rocmlab.devices.simulated import Live
+from rocmlab.simulation import Live
 
 pytestmark = pytest.mark.oracle
 

@@ -13,7 +13,7 @@ import oracle_tools
 import pytest
 
 from rocmlab.devices import Device, discover
-from rocmlab.devices.simulated import GpuUse, write_host
+from rocmlab.simulation import GpuUse, write_host
 from rocmlab.telemetry.model import device_id
 from rocmlab.telemetry.processes import find
 

@@ -23,7 +23,7 @@ from attempts_sockets import listeners
 from cluster_nodes import Cluster
 from strangers import Did
 
-from rocmlab.cluster import ports
+from rocmlab.cluster.node import ports
 
 WRONG = "0" * 64
 TIMEOUT_SECONDS = 10.0

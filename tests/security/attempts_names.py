@@ -135,7 +135,7 @@ def _exports(target: Target) -> Iterator[Attempt]:
 EXPORT = """
 import contextlib, io, json, os, pathlib, sys
 sys.executable = "/bin/true"  # what the scripts would run; it does nothing
-from rocmlab.runner.export.command import main
+from rocmlab.batch.command import main
 runs, made = pathlib.Path(os.environ["ROCMLAB_SHARE"], "runs"), []
 for words in json.loads(sys.argv[1]):
     before = set(runs.glob("*"))

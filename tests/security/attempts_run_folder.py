@@ -14,12 +14,13 @@ from typing import Any
 from attempts import Attempt, Group
 from targets import Target
 
-from rocmlab.errors import RocmlabError
-from rocmlab.runner.export import collect, element
-from rocmlab.runner.export.part import Part
-from rocmlab.runner.ground.folder import KINDS, RunFolder
-from rocmlab.runner.outcome import compare, listing, resume
-from rocmlab.runner.remote import delivery
+from rocmlab.base.errors import RocmlabError
+from rocmlab.batch import array_task, collect
+from rocmlab.batch.part import Part
+from rocmlab.cluster.executor import delivery
+from rocmlab.reports import compare
+from rocmlab.runs.folder import KINDS, RunFolder
+from rocmlab.runs.outcome import listing, resume
 
 SECRET = "the-secret-beside-the-run"
 NAMES = ("../escaped", "../../../escaped", "/tmp/attack-absolute", "a/b", "..", "x\n../y", "nul\0", "report", "a" * 300)
@@ -84,7 +85,7 @@ def use(run: Path) -> None:
         lambda: compare.load(str(run), run.parent),
         lambda: _continue(run),
         lambda: collect.collect(run),
-        lambda: element.run(run, 0),
+        lambda: array_task.run(run, 0),
     )
     for way in ways:
         with contextlib.suppress(RocmlabError, OSError):

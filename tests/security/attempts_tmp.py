@@ -17,8 +17,8 @@ import strangers
 from attempts import Attempt, Group
 from targets import Target
 
-from rocmlab.cluster import node, record
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
+from rocmlab.cluster.node import ray_node, record
 from rocmlab.stack.native import NativeLab
 
 PORT = 61_000
@@ -31,8 +31,8 @@ def _runtime() -> Path:
 
 
 def _node() -> Path:
-    folder = node.usual_folder(PORT)
-    node.make_private(folder)
+    folder = ray_node.usual_folder(PORT)
+    ray_node.make_private(folder)
     return folder
 
 
@@ -59,7 +59,7 @@ def _control(target: Target) -> str | None:
 @contextlib.contextmanager
 def _record(owner: int, mode: int = 0o700) -> Iterator[Path]:
     """Leave a node's record in /tmp, with a process of that user that is called as a node is."""
-    folder = node.usual_folder(PORT)
+    folder = ray_node.usual_folder(PORT)
     _clear(folder)
     sleeper = folder.with_name(f"{folder.name}-sleeper")
     sleeper.write_text("import time\ntime.sleep(60)\n", encoding="utf-8")

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pytest
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 from rocmlab.stack.backup import create, model, restore, verify
 from rocmlab.stack.backup.model import MANIFEST, SUMS, Task
 

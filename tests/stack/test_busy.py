@@ -20,11 +20,11 @@ import pytest
 import websocket
 from test_native import _sockets_in_a_folder_of_the_test, make_lab  # noqa: F401  # the fixture is for all tests here
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.cli import stopping
 from rocmlab.cli.stopping import Consent, LabIsBusy, Stop
-from rocmlab.errors import RocmlabError
 from rocmlab.lab import install, kernels
-from rocmlab.runner.ground.folder import RunFolder
+from rocmlab.runs.folder import RunFolder
 from rocmlab.stack import busy, runs_under_way
 from rocmlab.stack.native import NativeLab
 

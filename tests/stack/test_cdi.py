@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from hosts import Gpu, give, make_host
 
+from rocmlab.base.errors import Problem
 from rocmlab.cli.main import main
 from rocmlab.devices import cdi
 from rocmlab.devices.rocm import Rocm
-from rocmlab.devices.simulated import write_host
-from rocmlab.errors import Problem
+from rocmlab.simulation import write_host
 
 GPUS = (Gpu(1, 0x8300, 129), Gpu(2, 0x0300, 128, unique_id=7), Gpu(3, 0x0600, 130, unique_id=8, domain=1))
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="giving a file to another group needs root (.ci/run has it)")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hosts import Gpu, make_host
 
-from rocmlab.errors import Problem, RocmlabError
+from rocmlab.base.errors import Problem, RocmlabError
 from rocmlab.stack.choice import Host, choose, inspect
 from rocmlab.stack.engine import Engine
 from rocmlab.stack.podman_engine import Podman

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from test_engine import docker
 
-from rocmlab.cluster.record import Record
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
+from rocmlab.cluster.node.record import Record
 from rocmlab.stack import bench, gpus, settings
 from rocmlab.stack.docker import BaseImageUnreachable, DockerLab
 from rocmlab.stack.engine import Engine

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from clones import Clone, clone, furnish, without_docker
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.cli import cluster, stopping
-from rocmlab.errors import RocmlabError
 from rocmlab.stack import environment as environments
 from rocmlab.stack.environment import Environment
 

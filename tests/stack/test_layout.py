@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 from rocmlab.stack import layout
 
 

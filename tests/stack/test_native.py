@@ -20,8 +20,8 @@ import pytest
 from clones import free_port
 from hosts import Gpu, make_host
 
-from rocmlab import identity
-from rocmlab.errors import RocmlabError
+from rocmlab.base import identity
+from rocmlab.base.errors import RocmlabError
 from rocmlab.lab import install, kernels
 from rocmlab.stack import homes, native, process, server, settings
 from rocmlab.stack.environment import Environment, check_python, create, rocm_version, without

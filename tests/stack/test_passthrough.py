@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from hosts import Gpu, make_host
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import discover
-from rocmlab.errors import RocmlabError
 from rocmlab.stack import gpus, settings
 from rocmlab.stack.choice import Choice
 from rocmlab.stack.engine import Engine

@@ -13,8 +13,8 @@ import pytest
 import yaml
 from hosts import Gpu, make_host
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import discover
-from rocmlab.errors import RocmlabError
 from rocmlab.stack import gpus, podman_engine, resolve, settings, tokens
 from rocmlab.stack.choice import Choice
 from rocmlab.stack.container import PASSED_INTO_THE_LAB, PROXIES

@@ -19,7 +19,7 @@ from clones import free_port
 from intruders import UID, intruder
 from test_native import make_lab
 
-from rocmlab import identity
+from rocmlab.base import identity
 from rocmlab.stack import exposure, server, settings, sockets
 from rocmlab.stack import project as projects
 from rocmlab.stack.native import NativeLab

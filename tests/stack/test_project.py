@@ -13,7 +13,7 @@ import test_engine
 import test_podman
 from hosts import Gpu, device, make_host
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 from rocmlab.stack import gpus, settings
 from rocmlab.stack import project as projects
 from rocmlab.stack.choice import Choice

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from hosts import Gpu, give, make_host
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import discover
-from rocmlab.errors import RocmlabError
 from rocmlab.stack import resolve, settings
 from rocmlab.stack.choice import Choice
 

@@ -9,7 +9,7 @@ import pytest
 from test_docker import lab as docker_lab
 from test_podman import lab as podman_lab
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 from rocmlab.stack import busy, homes, rescue
 from rocmlab.stack import project as projects
 from rocmlab.stack.container import ContainerLab

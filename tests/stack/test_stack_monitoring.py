@@ -16,8 +16,8 @@ from panel_servers import METRICS_TOKEN, TOKEN, Server
 sys.path.insert(0, str(Path(__file__).parents[1] / "telemetry"))
 import prometheus_tools as tools
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.cli.main import main
-from rocmlab.errors import RocmlabError
 from rocmlab.stack import monitoring, resolve, settings
 from rocmlab.stack import project as projects
 from rocmlab.stack.choice import Choice

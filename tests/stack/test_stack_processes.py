@@ -16,8 +16,8 @@ import pytest
 from clones import free_port
 from test_native import make_lab
 
-from rocmlab import identity
-from rocmlab.cluster import record as node_record
+from rocmlab.base import identity
+from rocmlab.cluster.node import record as node_record
 from rocmlab.stack.environment import Environment
 from rocmlab.stack.native import NativeLab
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from clones import REPOSITORY
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.cli import lab as verbs
 from rocmlab.cli import upgrade
-from rocmlab.errors import RocmlabError
 from rocmlab.stack import project as projects
 from rocmlab.stack import source, versions
 from rocmlab.stack.docker import DockerLab

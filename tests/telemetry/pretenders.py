@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from rocmlab.devices import Device, discover
-from rocmlab.devices.simulated import GpuUse, write_host
+from rocmlab.simulation import GpuUse, write_host
 from rocmlab.telemetry.attribution import attribute
 from rocmlab.telemetry.model import GpuProcess
 from rocmlab.telemetry.owners import ProcSource, Source

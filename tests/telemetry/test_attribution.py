@@ -16,7 +16,7 @@ from pretenders import gpus, reader, until
 
 from rocmlab.devices import Device
 from rocmlab.devices.processes import INITIAL_NAMESPACE, is_isolated, own_namespace
-from rocmlab.devices.simulated import GpuUse, write_host
+from rocmlab.simulation import GpuUse, write_host
 from rocmlab.telemetry.attribution import attribute
 from rocmlab.telemetry.isolated import Candidate, Unseen, matched
 from rocmlab.telemetry.model import GpuProcess, Owner

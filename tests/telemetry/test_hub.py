@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from rocmlab.devices import Device, roots
-from rocmlab.devices.simulated import Live, write_host
+from rocmlab.simulation import Live, write_host
 from rocmlab.telemetry.hub import Hub
 from rocmlab.telemetry.model import GpuProcess, Snapshot, device_id
 from rocmlab.telemetry.sampler import Sampler

@@ -16,7 +16,7 @@ from panel_servers import Reads
 from test_metrics_exposition import of, process, read, series
 
 from rocmlab.devices import Device, Sample
-from rocmlab.devices.simulated import write_host
+from rocmlab.simulation import write_host
 from rocmlab.telemetry import compat, metrics
 from rocmlab.telemetry.model import Owner, Snapshot, device_id
 

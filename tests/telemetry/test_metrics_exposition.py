@@ -13,9 +13,9 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from rocmlab import devices
+from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device, Sample
-from rocmlab.devices.simulated import PROFILES, write_host
-from rocmlab.errors import RocmlabError
+from rocmlab.simulation import PROFILES, write_host
 from rocmlab.telemetry import metrics
 from rocmlab.telemetry.model import GpuProcess, Owner, Snapshot, device_id
 

@@ -21,7 +21,7 @@ from test_metrics_compat import INSTINCT, RADEON
 from test_metrics_exposition import read
 from test_metrics_serve import serving
 
-from rocmlab.devices.simulated import Live, write_host
+from rocmlab.simulation import Live, write_host
 from rocmlab.telemetry import metrics
 from rocmlab.telemetry.metrics_server import MetricsServer
 from rocmlab.telemetry.model import GpuProcess, Owner, device_id

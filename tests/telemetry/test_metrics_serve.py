@@ -19,7 +19,7 @@ import pytest
 from test_metrics_exposition import of, series
 
 from rocmlab.cli.main import main
-from rocmlab.devices.simulated import Live, write_host
+from rocmlab.simulation import Live, write_host
 from rocmlab.telemetry import metrics_feed, metrics_server
 from rocmlab.telemetry.metrics_feed import Feed
 from rocmlab.telemetry.metrics_server import MOST_AT_A_TIME, Exposition, MetricsServer

@@ -24,15 +24,15 @@ from kernel_hosts import Host, simulated_host, started
 from pretenders import WAIT_SECONDS, attributed, gpus, reader
 
 from rocmlab.devices import Device
-from rocmlab.devices.simulated import write_host
-from rocmlab.lab import warmth
-from rocmlab.runner.asking.preflight import examine
-from rocmlab.runner.asking.selection import Found
-from rocmlab.runner.ground.folder import RunFolder
-from rocmlab.runner.ground.jobs import name_uniquely
-from rocmlab.runner.places.placement import Slots
-from rocmlab.runner.places.plan import Rules
-from rocmlab.runner.runs import run
+from rocmlab.kernels import lab_warmth
+from rocmlab.runs.folder import RunFolder
+from rocmlab.runs.jobs import name_uniquely
+from rocmlab.runs.run import run
+from rocmlab.runs.scheduling.placement import Slots
+from rocmlab.runs.scheduling.plan import Rules
+from rocmlab.runs.spec.preflight import examine
+from rocmlab.runs.spec.selection import Found
+from rocmlab.simulation import write_host
 from rocmlab.telemetry.model import GpuProcess, Owner
 from rocmlab.telemetry.owners import LabSource, ProcSource, merged
 
@@ -177,9 +177,9 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
             spec = json.loads(path.read_text())
             spec["metadata"]["rocmlab"]["preload"] = ["colorsys"]
             path.write_text(json.dumps(spec))
-        nests = warmth.Nests()
-        monkeypatch.setattr(warmth, "NESTS", nests)
-        monkeypatch.setenv(warmth.SETTING, "on")
+        nests = lab_warmth.Nests()
+        monkeypatch.setattr(lab_warmth, "NESTS", nests)
+        monkeypatch.setenv(lab_warmth.SETTING, "on")
         yield found
         nests.close()
     KernelProvisionerFactory.clear_instance()
@@ -191,7 +191,7 @@ def test_warm_kernels_are_told_apart(host: Host, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with started("torch-gpu0", f"{os.getcwd()}/first.ipynb") as first:
             own = [int(word) for word in (await first.run(CHILDREN)).split()]
-            parent = warmth.NESTS._current
+            parent = lab_warmth.NESTS._current
             assert await asyncio.to_thread(parent["torch-gpu0"].parent.ready, 60)
             (cold,) = await asyncio.to_thread(attributed, tmp_path / "seen", own[0])
             assert cold.owner.notebook == "first.ipynb"
@@ -334,7 +334,7 @@ def test_a_damaged_note_is_no_note(tmp_path: Path) -> None:
     """A forked kernel whose lease's text is torn is a kernel still."""
     folder = tmp_path / "proc/70"
     hosts.write(folder / "status", "Name:\tpython\nPPid:\t0\nNSpid:\t70\n")
-    (folder / "cmdline").write_bytes(b"python\0/x/rocmlab/runner/warm/parent.py\0003\0004\0torch\0")
+    (folder / "cmdline").write_bytes(b"python\0/x/rocmlab/kernels/forkserver/parent.py\0003\0004\0torch\0")
     (folder / "environ").write_bytes(b"ROCMLAB_JOB=0123456789abcdef\0JPY_SESSION_NAME=/wrong.ipynb\0")
     (folder / "fd").mkdir()
     (folder / "fd/9").symlink_to("/share/leases/m-rocm-0000-03-00.0.lock")
@@ -350,7 +350,7 @@ def test_a_damaged_note_is_no_note(tmp_path: Path) -> None:
 # -- Files that another user chose
 
 
-FORKED = b"python\0/x/rocmlab/runner/warm/parent.py\0003\0004\0torch\0"
+FORKED = b"python\0/x/rocmlab/kernels/forkserver/parent.py\0003\0004\0torch\0"
 JOB_MARK = "0123456789abcdef"
 LEASE = "share/leases/m-rocm-0000-03-00.0"
 

@@ -18,7 +18,7 @@ from pretenders import gpus, reader
 
 from rocmlab.devices import roots
 from rocmlab.devices.nvml import UNKNOWN_BYTES, Nvml
-from rocmlab.devices.simulated import GpuUse, Live, write_host
+from rocmlab.simulation import GpuUse, Live, write_host
 from rocmlab.telemetry import processes
 from rocmlab.telemetry.model import device_id
 from rocmlab.telemetry.proc import Process, Table

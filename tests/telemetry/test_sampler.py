@@ -15,7 +15,7 @@ import pytest
 
 from rocmlab.devices import Device, Sample, discover, roots, sample
 from rocmlab.devices.card_reader import CardReader
-from rocmlab.devices.simulated import Live, write_host
+from rocmlab.simulation import Live, write_host
 from rocmlab.telemetry.energy import EnergyMeter
 from rocmlab.telemetry.model import device_id
 from rocmlab.telemetry.sampler import Sampler

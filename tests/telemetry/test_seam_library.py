@@ -13,7 +13,7 @@ import pynvml
 import pytest
 
 from rocmlab.devices import discover, roots, sample
-from rocmlab.devices.simulated import GpuUse, Live, write_host
+from rocmlab.simulation import GpuUse, Live, write_host
 from rocmlab.telemetry.seam import answers
 from rocmlab.telemetry.seam.gpus import FRESH_SECONDS, PID_LIMIT, Gpus
 from rocmlab.telemetry.seam.library import ABSENT, INVALID_ARGUMENT, NOT_SUPPORTED, Library

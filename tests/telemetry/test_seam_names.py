@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rocmlab.devices.simulated import GpuUse, Live
+from rocmlab.simulation import GpuUse, Live
 from rocmlab.telemetry.model import GpuProcess, Owner
 from rocmlab.telemetry.seam.gpus import PID_LIMIT, Gpus
 from rocmlab.telemetry.seam.names import LONGEST_WORD, described, label, show_notebooks

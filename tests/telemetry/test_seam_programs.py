@@ -13,10 +13,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.cli.nvml_exec import _divided
 from rocmlab.devices import cuda, nvml
-from rocmlab.devices.simulated import write_host
-from rocmlab.errors import RocmlabError
+from rocmlab.simulation import write_host
 from rocmlab.telemetry.seam import install, programs
 from rocmlab.telemetry.seam.programs import Program
 

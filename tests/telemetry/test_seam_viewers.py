@@ -22,10 +22,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.cli import nvitop
 from rocmlab.devices import Device, discover, sample
-from rocmlab.devices.simulated import GpuUse, Live, write_host
-from rocmlab.errors import RocmlabError
+from rocmlab.simulation import GpuUse, Live, write_host
 from rocmlab.stack import project as projects
 from rocmlab.telemetry.seam import programs
 from rocmlab.telemetry.seam.gpus import PID_LIMIT

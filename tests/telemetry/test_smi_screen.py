@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rocmlab.devices import Device, Sample, discover, sample
-from rocmlab.devices.simulated import write_host
+from rocmlab.simulation import write_host
 from rocmlab.telemetry import smi, smi_cells, smi_text
 from rocmlab.telemetry.model import GpuProcess, Owner, device_id
 from rocmlab.telemetry.smi import View

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.cli.main import main
-from rocmlab.errors import RocmlabError
 from rocmlab.telemetry import bench, bench_server
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tiny
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 from rocmlab.training.datasets import DATASETS, fashion_mnist, idx, mnist
 from rocmlab.training.datasets.sources import Mirror
 

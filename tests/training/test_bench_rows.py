@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 from rocmlab.training import bench, interpreters
 
 # Plays the measuring process: it writes down what it was started with, and answers as `bench_row` does.

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import tiny
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 from rocmlab.training.datasets import DATASETS, fetch, is_cached
 from rocmlab.training.datasets.sources import Mirror
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import rocmlab
-from rocmlab.cluster.session import Node
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
+from rocmlab.cluster.node.session import Node
 from rocmlab.training import network
 from rocmlab.training.cluster import Team, connection, team, worker
 from rocmlab.training.cluster.team import kinds, masks

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device
-from rocmlab.errors import RocmlabError
 from rocmlab.training import collectives
 from rocmlab.training.collectives import Rung
 from rocmlab.training.interpreters import Interpreter

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 from rocmlab.training.datasets import generated
 
 MAKERS = pytest.mark.parametrize("make", [generated.triangles, generated.cells])

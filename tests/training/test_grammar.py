@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 from rocmlab.training.datasets import COARSE, grammar, questions
 
 

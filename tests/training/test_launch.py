@@ -15,8 +15,8 @@ from pathlib import Path
 import listeners
 import pytest
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device
-from rocmlab.errors import RocmlabError
 from rocmlab.training import children, interpreters, launch, network
 from rocmlab.training.collectives import Collectives
 

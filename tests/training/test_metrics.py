@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import rocmlab
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 from rocmlab.training import metrics
 
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from rocmlab.devices.simulated import write_host
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
+from rocmlab.simulation import write_host
 from rocmlab.training import interpreters, more_gpus, placement
 
 STARTS = {

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 from rocmlab.training import opencl
 
 CPU, GPU, ACCELERATOR = 2, 4, 8  # cl_device_type

@@ -7,7 +7,7 @@ import inspect
 import numpy as np
 import pytest
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 from rocmlab.training.resident import arguments, fit, samples
 from rocmlab.training.resident.engine import Options
 

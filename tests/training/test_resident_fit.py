@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import rocmlab.training
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 from rocmlab.training.resident import callbacks, fit
 
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.cli import bench_multi_gpu
-from rocmlab.errors import RocmlabError
 from rocmlab.training.scaling import measures, report, runs
 from rocmlab.training.scaling.report import Plan
 

@@ -9,7 +9,7 @@ import zipfile
 
 import pytest
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 from rocmlab.training import datasets
 from rocmlab.training.datasets import DATASETS
 from rocmlab.training.datasets.catalogue import MINILM, TREC

@@ -7,10 +7,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.cli.main import verb_parser
 from rocmlab.cli.stopping import truth
 from rocmlab.cli.up import say
-from rocmlab.errors import RocmlabError
 from rocmlab.stack import busy
 from rocmlab.stack import project as projects
 from rocmlab.stack.backup import places, restore, verify

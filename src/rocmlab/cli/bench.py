@@ -14,8 +14,8 @@ from importlib.metadata import version
 from typing import Any
 
 from rocmlab import __version__
+from rocmlab.base.errors import RocmlabError
 from rocmlab.cli.main import runner_missing, verb_parser
-from rocmlab.errors import RocmlabError
 from rocmlab.stack import bench
 from rocmlab.stack import project as projects
 
@@ -98,7 +98,7 @@ def _in_the_lab(verb: str, arguments: Sequence[str]) -> int:
 
 def _count_gpus() -> int:
     from rocmlab.devices import discover
-    from rocmlab.runner.places.chosen import choose_gpus
+    from rocmlab.runs.scheduling.chosen import choose_gpus
 
     return sum(
         gpu.backend in ("rocm", "cuda") and not gpu.simulated for gpu in choose_gpus(discover(), None, os.environ)
@@ -166,8 +166,8 @@ def _devices(runs: int, theirs: str | None) -> dict[str, Any]:
 
 def _runner(runs: int, names: Sequence[str] | None) -> dict[str, Any]:
     from rocmlab.devices import discover
-    from rocmlab.runner.bench import rows as of_runner
-    from rocmlab.runner.runs import versions
+    from rocmlab.runs.bench import rows as of_runner
+    from rocmlab.runs.run import versions
 
     figures = of_runner.measure(runs, names or of_runner.ROWS)
     ours, theirs = figures.ours, figures.theirs
@@ -199,7 +199,7 @@ def _telemetry(runs: int, theirs: str | None, names: Sequence[str] | None) -> di
 
 
 def _cluster(runs: int, names: Sequence[str] | None) -> dict[str, Any]:
-    from rocmlab.runner.bench import cluster, invented, ray_rows
+    from rocmlab.runs.bench import cluster, invented, ray_rows
 
     figures = cluster.measure(runs, names or ())
     fleet = f"{invented.GPUS}x {', '.join(product[0] for product in invented.PRODUCTS)}"

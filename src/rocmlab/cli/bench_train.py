@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from rocmlab import __version__
+from rocmlab.base.errors import Problem
 from rocmlab.cli import train_page
 from rocmlab.cli.main import verb_parser
-from rocmlab.errors import Problem
 from rocmlab.stack import bench as of_stack
 from rocmlab.training import bench
 

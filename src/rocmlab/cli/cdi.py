@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rocmlab.base.errors import Problem, RocmlabError
 from rocmlab.cli.devices import use_remembered_root
 from rocmlab.cli.main import verb_parser
 from rocmlab.devices import cdi, is_simulated, system_root
 from rocmlab.devices.rocm import Rocm
-from rocmlab.errors import Problem, RocmlabError
 from rocmlab.stack import envfile
 
 

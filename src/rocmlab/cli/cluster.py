@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.cli import stopping
 from rocmlab.cli.main import verb_parser
-from rocmlab.errors import RocmlabError
 
 WORDS = {  # in the order of use
     "up": "make this machine the head of a cluster, and say how others join",
@@ -63,7 +63,7 @@ def _parser(verb: str) -> argparse.ArgumentParser:
 
 def _enter(chosen: argparse.Namespace) -> int:
     """Make this machine a node: choose it in `.env`, and start what that needs."""
-    from rocmlab.cluster import greeting
+    from rocmlab.cluster.node import handshake
     from rocmlab.stack import project as projects
     from rocmlab.stack import settings as configuration
 
@@ -82,12 +82,12 @@ def _enter(chosen: argparse.Namespace) -> int:
         )
     os.environ["CLUSTER"] = wanted
     if wanted != "head":
-        greeting.reach(wanted)  # before anything is built
+        handshake.reach(wanted)  # before anything is built
     return _start(chosen)
 
 
 def _head(given: str | None) -> str:
-    from rocmlab.cluster import ports
+    from rocmlab.cluster.node import ports
 
     address = given or os.environ.get("HEAD", "")
     if not address:
@@ -106,7 +106,7 @@ def _ask_for_token(known: str) -> None:
     Raises:
         RocmlabError: there is none.
     """
-    from rocmlab.cluster import token
+    from rocmlab.cluster.node import token
 
     if os.environ.get("CLUSTER_TOKEN") or known:
         return

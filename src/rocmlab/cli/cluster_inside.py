@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 
 WAIT_SECONDS = 180.0
 
@@ -23,7 +23,7 @@ def main(chosen: argparse.Namespace) -> int:
 
 
 def _node(chosen: argparse.Namespace) -> int:
-    from rocmlab.cluster import serving
+    from rocmlab.cluster.node import serving
 
     return serving.serve(os.environ, _say, folder=chosen.folder, cpus=chosen.cpus, store_bytes=chosen.store_bytes)
 
@@ -51,9 +51,9 @@ def _ready() -> dict[str, Any]:
     Raises:
         RocmlabError: it says why it is not, or does not come up in time.
     """
-    from rocmlab.cluster import node, ports, record
+    from rocmlab.cluster.node import ports, ray_node, record
 
-    folder = node.usual_folder(ports.parse(os.environ.get("CLUSTER_PORT") or str(ports.FIRST)))
+    folder = ray_node.usual_folder(ports.parse(os.environ.get("CLUSTER_PORT") or str(ports.FIRST)))
     deadline = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < deadline:
         found = record.read(folder / "node.json")
@@ -73,7 +73,7 @@ def _busy(_: argparse.Namespace) -> int:
 
 def _running() -> list[str]:
     """Return what would be lost if this node left; nothing where the cluster is gone already."""
-    from rocmlab.cluster import overview, record
+    from rocmlab.cluster.node import overview, record
 
     found = record.here()
     if found is None:
@@ -88,7 +88,7 @@ def _running() -> list[str]:
 
 def _status(chosen: argparse.Namespace) -> int:
     """Print the nodes; exit code 0 if all answer, 1 if one does not."""
-    from rocmlab.cluster import overview
+    from rocmlab.cluster.node import overview
 
     told = overview.look(os.environ.get("ROCMLAB_SHARE"))
     print(json.dumps(told, indent=1) if chosen.json else "\n".join(lines(told)))

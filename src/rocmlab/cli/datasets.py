@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.cli import demo_work
 from rocmlab.cli.main import verb_parser
 from rocmlab.cli.up import say
-from rocmlab.devices.simulated import Live
-from rocmlab.errors import RocmlabError
+from rocmlab.simulation import Live
 from rocmlab.stack import demo
 from rocmlab.stack import project as projects
 from rocmlab.stack.project import Project

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from rocmlab.devices import Device, discover
-from rocmlab.devices.simulated import PATTERNS, GpuUse, is_ours
-from rocmlab.runner.places.leases import Holder, Leases
+from rocmlab.kernels.leases import Holder, Leases
+from rocmlab.simulation import PATTERNS, GpuUse, is_ours
 from rocmlab.telemetry.model import device_id
 
 RATES = (0.1, 0.03, 0.01, 0.003, 0.001)  # of the pretended trainings, two at a time

@@ -6,10 +6,10 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.cli import guard
 from rocmlab.cli.main import verb_parser
 from rocmlab.devices import Device, is_simulated, sample, survey, system_root
-from rocmlab.errors import RocmlabError
 
 TYPE_CHECKING = False  # `typing` itself would cost milliseconds
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from rocmlab import __version__, doctor
+from rocmlab.base.errors import RocmlabError
 from rocmlab.cli.main import verb_parser
 from rocmlab.doctor import checks, report
 from rocmlab.doctor.model import BLOCKS, CONTAINER, HOST, WARNS, Finding, Repair, UnansweredError
-from rocmlab.errors import RocmlabError
 from rocmlab.stack import project as projects
 from rocmlab.stack import project_folder
 

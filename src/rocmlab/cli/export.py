@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from rocmlab.base.errors import RocmlabError
+from rocmlab.batch import options
 from rocmlab.cli.main import runner_missing
-from rocmlab.errors import RocmlabError
-from rocmlab.runner.export import options
 
 KINDS = {
     "slurm": "write an array script for Slurm",
@@ -51,6 +51,6 @@ def _here(arguments: Sequence[str]) -> int:
         import papermill  # noqa: F401  what the runner needs
     except ImportError as err:
         raise runner_missing(err) from err
-    from rocmlab.runner.export.command import main as export
+    from rocmlab.batch.command import main as export
 
     return export(arguments)

@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from mmap import mmap
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import roots
-from rocmlab.errors import RocmlabError
 
 TYPE_CHECKING = False  # `typing` itself would cost milliseconds
 if TYPE_CHECKING:

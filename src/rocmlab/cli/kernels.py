@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.cli.main import verb_parser
 from rocmlab.devices import Device
-from rocmlab.errors import RocmlabError
-from rocmlab.lab import gpus as lab_gpus
+from rocmlab.kernels import gpus as lab_gpus
+from rocmlab.kernels.gpus import Gpus, printable
 from rocmlab.lab import offers
-from rocmlab.lab.gpus import Gpus, printable
 from rocmlab.lab.offers import Changes, Spec
 
 
@@ -101,7 +101,7 @@ def _holders(devices: Sequence[Device]) -> dict[Device, str | None]:
     share = os.environ.get("ROCMLAB_SHARE")
     if not share or not devices:
         return dict.fromkeys(devices)
-    from rocmlab.runner.places.leases import Leases
+    from rocmlab.kernels.leases import Leases
 
     leases = Leases.of_share(Path(share))
     return {device: str(holder) if (holder := leases.holder(device)) else None for device in devices}

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.cli import prune, stopping
 from rocmlab.cli.main import verb_parser
 from rocmlab.cli.table import device_lines
 from rocmlab.cli.up import say
-from rocmlab.errors import RocmlabError
 from rocmlab.stack import environments, server, space, versions
 from rocmlab.stack import project as projects
 from rocmlab.stack.environment import was_made_by_us

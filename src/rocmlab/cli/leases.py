@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.cli.main import verb_parser
 from rocmlab.cli.table import LABELS
 from rocmlab.devices import Device, discover, is_simulated, system_root
-from rocmlab.errors import RocmlabError
-from rocmlab.runner.places import occupants
-from rocmlab.runner.places.leases import Holder, Leases
-from rocmlab.runner.places.occupants import Occupant
+from rocmlab.kernels import occupants
+from rocmlab.kernels.leases import Holder, Leases
+from rocmlab.kernels.occupants import Occupant
 
 
 def main(verb: str, arguments: Sequence[str]) -> int:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from rocmlab import __version__
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 
 TYPE_CHECKING = False  # `typing` costs more than the rest of this module
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.cli.main import verb_parser
 from rocmlab.cli.up import say
-from rocmlab.errors import RocmlabError
 from rocmlab.stack import monitoring
 from rocmlab.stack import project as projects
 from rocmlab.stack.project import Project

@@ -7,10 +7,10 @@ import shutil
 import sys
 from collections.abc import Sequence
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.cli.devices import use_remembered_root
 from rocmlab.cli.main import verb_parser
 from rocmlab.cli.nvml_exec import become
-from rocmlab.errors import RocmlabError
 from rocmlab.telemetry.seam import programs
 
 EPILOG = "Everything else is for nvitop: `rocmlab nvitop -1` prints once, `rocmlab nvitop -- --help` lists its options."

@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 
 TYPE_CHECKING = False  # `clean` without --runs needs none of it
 if TYPE_CHECKING:

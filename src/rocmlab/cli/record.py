@@ -22,12 +22,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.cli.devices import use_remembered_root
 from rocmlab.cli.main import verb_parser
 from rocmlab.devices import Device, survey, system_root
 from rocmlab.devices import recording as recordings
 from rocmlab.devices.recording import Recorder, Summary
-from rocmlab.errors import RocmlabError
 from rocmlab.telemetry.sampler import Sampler
 
 PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCONT", "SIGWINCH")

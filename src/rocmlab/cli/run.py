@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 
 TYPE_CHECKING = False  # inside the lab nothing of the host's part is imported: a run starts sooner
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def main(verb: str, arguments: Sequence[str]) -> int:
     """Run notebooks headless, in whichever runtime the lab has."""
     if os.environ.get("ROCMLAB_RUNTIME"):
-        from rocmlab.runner.command import main as run
+        from rocmlab.runs.command import main as run
 
         return run(list(arguments))
     return _from_the_host(verb, arguments)
@@ -26,7 +26,7 @@ def main(verb: str, arguments: Sequence[str]) -> int:
 def _from_the_host(verb: str, arguments: Sequence[str]) -> int:
     from rocmlab.cli import run_ahead
     from rocmlab.cli.up import announce, note
-    from rocmlab.runner.asking.options import check, parser
+    from rocmlab.runs.spec.options import check, parser
     from rocmlab.stack import project as projects
     from rocmlab.stack.container import ContainerLab
 
@@ -75,7 +75,7 @@ def _absolute(arguments: Sequence[str], notebooks: Sequence[str], here: Path, pr
 
     The lab starts paths elsewhere: in the project, or in its container. It must not run another file of the same name.
     """
-    from rocmlab.runner.asking.selection import is_list
+    from rocmlab.runs.spec.selection import is_list
 
     files = {word for word in notebooks if word.endswith(".ipynb") or is_list(word)}
     if here == project:
@@ -101,7 +101,7 @@ def _inside(project: Project, word: str) -> str:
 
     A relative path that is a list here is translated, too: what the container finds by the same name may be another.
     """
-    from rocmlab.runner.asking.selection import is_list
+    from rocmlab.runs.spec.selection import is_list
     from rocmlab.stack.container import ContainerLab
 
     is_path = Path(word).is_absolute() or (is_list(word) and Path(word).is_file())

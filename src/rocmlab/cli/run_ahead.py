@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rocmlab.errors import RocmlabError
-from rocmlab.runner.asking import ahead
+from rocmlab.base.errors import RocmlabError
+from rocmlab.runs.spec import ahead
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _is_there(folder: Path, *, is_current: bool) -> bool:
 def _show(found: ahead.Ahead, gpus: str | None, *, as_json: bool) -> int:
     from rocmlab.cli.devices import use_remembered_root
     from rocmlab.devices import discover
-    from rocmlab.runner.places.chosen import choose_gpus
+    from rocmlab.runs.scheduling.chosen import choose_gpus
 
     use_remembered_root()
     chosen = choose_gpus(discover(), gpus, os.environ)

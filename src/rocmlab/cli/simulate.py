@@ -8,9 +8,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.cli.main import VERBS, verb_parser
-from rocmlab.devices.simulated import KINDS, PARTITIONS, PATTERNS, PRODUCTS, PROFILES, Live
-from rocmlab.errors import RocmlabError
+from rocmlab.simulation import KINDS, PARTITIONS, PATTERNS, PRODUCTS, PROFILES, Live
 
 INTERVAL_SECONDS = 0.5
 MOST_SECONDS = 366 * 86400.0

@@ -7,11 +7,11 @@ import sys
 import time
 from collections.abc import Sequence
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.cli.devices import use_remembered_root, width
 from rocmlab.cli.main import verb_parser
 from rocmlab.cli.smi_feed import Feed
 from rocmlab.devices import system_root
-from rocmlab.errors import RocmlabError
 
 TYPE_CHECKING = False  # `typing` itself would cost milliseconds
 if TYPE_CHECKING:

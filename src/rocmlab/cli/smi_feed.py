@@ -16,9 +16,9 @@ import time
 from contextlib import suppress
 from mmap import mmap
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.cli import guard
 from rocmlab.devices import roots
-from rocmlab.errors import RocmlabError
 
 TYPE_CHECKING = False  # `typing` itself would cost milliseconds
 if TYPE_CHECKING:

@@ -94,7 +94,7 @@ def _holds(project: Path, runtime: str, port: int) -> bool:
         is_ours = container_port.is_confirmed(state, port, found)
     if is_ours:
         return True
-    from rocmlab.errors import RocmlabError
+    from rocmlab.base.errors import RocmlabError
     from rocmlab.stack import project as projects  # asks the engine, and remembers what it finds
 
     try:

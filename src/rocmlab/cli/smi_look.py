@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
+    from rocmlab.base.errors import Problem
     from rocmlab.devices import Device
-    from rocmlab.errors import Problem
     from rocmlab.telemetry.owners import Source
 
     Row = dict[str, Any]

@@ -6,7 +6,7 @@ import os
 import time
 from dataclasses import dataclass
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 
 TYPE_CHECKING = False  # a lab's own commands import this for its options alone
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import discover
-from rocmlab.errors import RocmlabError
-from rocmlab.runner.asking import selection
-from rocmlab.runner.places.chosen import choose_gpus
-from rocmlab.runner.report.values import used
+from rocmlab.reports.values import used
+from rocmlab.runs.scheduling.chosen import choose_gpus
+from rocmlab.runs.spec import selection
 
 Json = Mapping[str, Any]
 WHEN = "published 2019-2022, other hardware"

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rocmlab import doctor
+from rocmlab.base.errors import RocmlabError
 from rocmlab.cli import stopping, up
 from rocmlab.cli.main import verb_parser
 from rocmlab.cli.up import say
-from rocmlab.errors import RocmlabError
 from rocmlab.stack import busy, envfile, environments, health, process, source, versions
 from rocmlab.stack import project as projects
 from rocmlab.stack.container import ContainerLab

@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device, discover, is_simulated, system_root
-from rocmlab.errors import RocmlabError
 
 GPUS = 8  # of the simulated host that stands in where there is no AMD GPU
 LIMIT_SECONDS = 120.0
@@ -141,7 +141,7 @@ def _environment(folder: Path) -> dict[str, str]:
     kept["PYTHONPYCACHEPREFIX"] = str(folder / "bytecode")
     kept["ROCMLAB_ROOT"] = str(system_root())
     if not _gpus(system_root()):
-        from rocmlab.devices.simulated import write_host
+        from rocmlab.simulation import write_host
 
         kept["ROCMLAB_ROOT"] = str(write_host(folder / "host", gpus=GPUS, profile="instinct"))
     return kept

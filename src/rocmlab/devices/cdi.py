@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rocmlab.base.errors import Problem
 from rocmlab.devices.model import Device
-from rocmlab.errors import Problem
 
 KIND = "amd.com/gpu"
 KFD = "/dev/kfd"

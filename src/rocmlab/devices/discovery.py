@@ -6,13 +6,13 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from rocmlab.base.errors import Problem
 from rocmlab.devices.cpu import Cpu
 from rocmlab.devices.cuda import Cuda
 from rocmlab.devices.metal import Metal
 from rocmlab.devices.model import Backend, Device, Sample
 from rocmlab.devices.rocm import Rocm
 from rocmlab.devices.roots import is_simulated, system_root
-from rocmlab.errors import Problem
 
 MASKS = (  # names, or how they begin, of what `visibility` has a say in; it is imported only for them
     "HSA_OVERRIDE_GFX_VERSION",

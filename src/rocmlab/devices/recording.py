@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.devices.integral import Integral
 from rocmlab.devices.model import Device, Sample, device_id
-from rocmlab.errors import RocmlabError
 
 TYPE_CHECKING = False  # `typing` itself would cost milliseconds at each start
 if TYPE_CHECKING:

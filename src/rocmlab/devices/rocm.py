@@ -12,11 +12,11 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rocmlab.base.errors import Problem
 from rocmlab.devices import cards, nodes, products, roots, topology
 from rocmlab.devices.cards import Card, Cards
 from rocmlab.devices.model import Device, Sample
 from rocmlab.devices.topology import KfdNode, kfd_gpus
-from rocmlab.errors import Problem
 
 TYPE_CHECKING = False  # `typing` itself would cost milliseconds at each start
 if TYPE_CHECKING:

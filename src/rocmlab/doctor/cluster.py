@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rocmlab.cluster import node, record
-from rocmlab.cluster import ports as table
+from rocmlab.base.errors import Problem, RocmlabError
+from rocmlab.cluster.node import ports as table
+from rocmlab.cluster.node import ray_node, record
 from rocmlab.doctor import reach
 from rocmlab.doctor.model import CONTAINER
 from rocmlab.doctor.reach import Reach
-from rocmlab.errors import Problem, RocmlabError
 
 if TYPE_CHECKING:
     from rocmlab.doctor.situation import Situation
@@ -102,7 +102,7 @@ def look(s: Situation) -> Membership:
     has_address, address = _own(get("CLUSTER_ADDRESS"), "" if role == HEAD else table.split(wanted)[0])
     head = wanted if role == WORKER else f"{address}:{port}"
     network = get("CLUSTER_NETWORK") or "host"
-    left = record.read(node.usual_folder(port) / "node.json")  # natively the node needs no lab beside it
+    left = record.read(ray_node.usual_folder(port) / "node.json")  # natively the node needs no lab beside it
     is_up = s.side == CONTAINER or bool(s.running or (left and left.is_alive))
     is_up = is_up or bool(s.project and s.project.lab.is_running())
     member = Membership(role, head, address, network, _token(s, get("CLUSTER_TOKEN")), is_up=is_up)
@@ -158,7 +158,7 @@ def _token(s: Situation, text: str) -> Token:
 def _own(asked: str, head_host: str) -> tuple[bool, str]:
     """Return whether this machine has the address that it would tell the others, and that address."""
     try:
-        return True, node.own_address(asked, head_host)
+        return True, ray_node.own_address(asked, head_host)
     except RocmlabError:  # it has no such address, or there is no way to the head, which `cluster.head` says
         return not asked, asked or LOOPBACK
 

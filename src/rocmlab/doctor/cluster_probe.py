@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.doctor import reach
-from rocmlab.errors import RocmlabError
 
 ASK_SECONDS = 30.0  # for the first question; each node starts a process for it
 CLOCK_SECONDS = 10.0
@@ -51,7 +51,7 @@ def look(environment: Mapping[str, str]) -> Row:
     Raises:
         RocmlabError: there is no cluster that answers.
     """
-    from rocmlab.cluster import probe, session
+    from rocmlab.cluster.node import probe, session
 
     session.connect()
     import ray
@@ -95,7 +95,7 @@ def targets(listed: Sequence[Row]) -> list[Target]:
 
 def answer(share: str | None, nonce: str | None, to_reach: Sequence[Target]) -> Row:
     """Return what one node says of itself and whom it does not reach; runs on that node."""
-    from rocmlab.cluster import probe
+    from rocmlab.cluster.node import probe
 
     found: list[Row] = []
 

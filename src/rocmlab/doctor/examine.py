@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import system_root
 from rocmlab.doctor import checks, inside
 from rocmlab.doctor import cluster as clusters
 from rocmlab.doctor.model import BLOCKS, CONTAINER, NOT_APPLICABLE, Check, Finding, UnansweredError, from_dict
 from rocmlab.doctor.situation import Situation
-from rocmlab.errors import RocmlabError
 from rocmlab.stack import project as projects
 from rocmlab.stack import settings as configuration
 from rocmlab.stack.project import Project

@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.doctor.model import CONTAINER
-from rocmlab.errors import RocmlabError
 from rocmlab.stack import process
 from rocmlab.stack.project import Project
 

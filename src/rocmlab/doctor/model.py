@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rocmlab.errors import Problem, RocmlabError
+from rocmlab.base.errors import Problem, RocmlabError
 
 if TYPE_CHECKING:
     from rocmlab.doctor.situation import Situation

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
+from rocmlab.base.errors import Problem, RocmlabError
 from rocmlab.devices import Device, discover, is_simulated, nodes, visibility
 from rocmlab.devices.cards import Cards
 from rocmlab.devices.rocm import Rocm
 from rocmlab.devices.roots import list_names, read_integer, read_text
 from rocmlab.doctor import cluster as clusters
 from rocmlab.doctor.model import CONTAINER, HOST, UnansweredError
-from rocmlab.errors import Problem, RocmlabError
 from rocmlab.stack import envfile
 from rocmlab.stack.engine import Engine
 

@@ -15,7 +15,7 @@ from typing import Any
 from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebsocketConnection
 from tornado.ioloop import PeriodicCallback
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 from rocmlab.lab.provisioner import RocmlabProvisioner
 from rocmlab.lab.server.idle import CULLING as SETTING
 from rocmlab.lab.server.idle import seconds

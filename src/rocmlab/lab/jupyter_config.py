@@ -5,8 +5,8 @@ The token comes from the file JUPYTER_TOKEN_FILE; the native lab gives address, 
 
 import os
 
-from rocmlab import hosts
-from rocmlab.errors import RocmlabError
+from rocmlab.base import hosts
+from rocmlab.base.errors import RocmlabError
 
 c = get_config()  # noqa: F821  # traitlets defines it
 

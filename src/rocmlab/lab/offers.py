@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device
-from rocmlab.errors import RocmlabError
+from rocmlab.kernels.gpus import Gpus, printable
 from rocmlab.lab import icons, kernels
-from rocmlab.lab.gpus import Gpus, printable
 
 FEW = 4  # GPUs that are offered by name
 OURS = re.compile(rf"({'|'.join(kernels.TITLES)})(-all|-cpu|-gpu\d+)?")

@@ -24,13 +24,12 @@ from jupyter_client.multikernelmanager import MultiKernelManager
 from jupyter_client.provisioning import LocalProvisioner
 from traitlets import Any as AnyTrait
 
-from rocmlab import confidential
+from rocmlab.base import confidential
+from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import visibility
-from rocmlab.errors import RocmlabError
-from rocmlab.lab import kernels, ownership, warmth
-from rocmlab.lab.ownership import Owned
-from rocmlab.runner.ground import processes
-from rocmlab.runner.places import handover
+from rocmlab.kernels import handover, job_processes, lab_warmth, ownership
+from rocmlab.kernels.ownership import Owned
+from rocmlab.lab import kernels
 
 REASON = "ROCMLAB_REFUSAL"  # what the kernel in a refused one's place says
 ANSWER_SECONDS = 20.0  # for a driver and a share to be looked at
@@ -72,7 +71,7 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
         except BaseException:
             self.let_go()
             raise
-        processes.let_go_first(self.pid)  # where memory runs out, the server is to stay
+        job_processes.let_go_first(self.pid)  # where memory runs out, the server is to stay
         if self.owned and self.owned.lease:
             await asyncio.to_thread(self.owned.belongs_to, self.pid)
             self._watch()
@@ -113,7 +112,7 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
         lease = self.owned.lease
         cwd = str(kwargs.get("cwd") or os.getcwd())
         process = await asyncio.to_thread(
-            warmth.NESTS.fork,
+            lab_warmth.NESTS.fork,
             self.parent.kernel_name,
             self.kernel_spec.to_dict(),
             kwargs["env"],
@@ -191,7 +190,7 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
 
         Until its process is reaped its number cannot be another's.
         """
-        if isinstance(self.process, warmth.WarmProcess):
+        if isinstance(self.process, lab_warmth.WarmProcess):
             self.process.poll()
         elif self.process is not None and self.process.returncode is None and self.pgid:
             with contextlib.suppress(OSError):

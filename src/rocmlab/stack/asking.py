@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 
 Engine = Callable[..., tuple[int, str]]
 

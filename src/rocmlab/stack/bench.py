@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 from rocmlab.stack import process
 from rocmlab.stack.container import ContainerLab
 from rocmlab.stack.docker import SERVICE, DockerLab
@@ -171,7 +171,7 @@ def _rebuilds(lab: DockerLab, runs: int) -> list[float]:
         try:
             _seconds(command, copy, env)  # the state before the change
             for number in range(runs):
-                with open(copy / "src/rocmlab/errors.py", "a", encoding="utf-8") as file:
+                with open(copy / "src/rocmlab/base/errors.py", "a", encoding="utf-8") as file:
                     file.write(f"# change {number} of {time.time_ns()}\n")
                 found.append(_seconds(command, copy, env))
         finally:

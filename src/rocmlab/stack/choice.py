@@ -7,10 +7,10 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from rocmlab.base.errors import Problem, RocmlabError
 from rocmlab.devices import cuda, nodes, rocm
 from rocmlab.devices.model import BACKENDS
 from rocmlab.devices.roots import is_simulated
-from rocmlab.errors import Problem, RocmlabError
 from rocmlab.stack.engine import Engine
 from rocmlab.stack.podman_engine import Podman
 

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from rocmlab import identity
-from rocmlab.cluster import node, ports, record, token
-from rocmlab.cluster.record import Record
-from rocmlab.errors import RocmlabError
-from rocmlab.identity import Process
+from rocmlab.base import identity
+from rocmlab.base.errors import RocmlabError
+from rocmlab.base.identity import Process
+from rocmlab.cluster.node import ports, ray_node, record, token
+from rocmlab.cluster.node.record import Record
 from rocmlab.stack import envfile, gpus
 from rocmlab.stack import settings as configuration
 from rocmlab.stack.lab import Say
@@ -35,10 +35,10 @@ def check(settings: Settings) -> None:
     ports.parse(settings.get("CLUSTER_PORT"))
     if not settings.is_in_cluster:
         return
-    if settings.get("CLUSTER") != node.HEAD:
+    if settings.get("CLUSTER") != ray_node.HEAD:
         ports.split(settings.get("CLUSTER"))
     given = settings.last("CLUSTER_TOKEN")
-    if given or settings.get("CLUSTER") != node.HEAD:
+    if given or settings.get("CLUSTER") != ray_node.HEAD:
         token.check(given)
 
 
@@ -82,7 +82,7 @@ class NativeNode:
     @property
     def folder(self) -> Path:
         """The folder of the node that the settings describe."""
-        return node.usual_folder(ports.parse(self.settings.get("CLUSTER_PORT")))
+        return ray_node.usual_folder(ports.parse(self.settings.get("CLUSTER_PORT")))
 
     def configuration(self) -> dict[str, str]:
         """Return what a running node must agree with; nothing outside a cluster."""
@@ -100,11 +100,11 @@ class NativeNode:
         if not self.settings.is_in_cluster:
             return {}
         head, port = self.settings.get("CLUSTER"), self.settings.get("CLUSTER_PORT")
-        if head == node.HEAD:
-            head = f"{node.own_address(self.settings.get('CLUSTER_ADDRESS'), '')}:{port}"
+        if head == ray_node.HEAD:
+            head = f"{ray_node.own_address(self.settings.get('CLUSTER_ADDRESS'), '')}:{port}"
         return {
             **{name: self.settings.get(name) for name in NAMES[:-2] if self.settings.get(name)},
-            **node.client_environment(head, self.folder),
+            **ray_node.client_environment(head, self.folder),
         }
 
     def started(self) -> tuple[Process, Path] | None:
@@ -155,7 +155,7 @@ class NativeNode:
         if found and found.state == record.READY and self._is_configured(wanted):
             return False
         self.stop(say)
-        node.make_private(self.folder)
+        ray_node.make_private(self.folder)
         (self.folder / "node.json").unlink(missing_ok=True)
         token.write(self.folder / "token", token.check(self.settings.last("CLUSTER_TOKEN")))
         command = [str(self.interpreter), "-m", "rocmlab", "cluster", "node"]

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from rocmlab import __version__
-from rocmlab.cluster import node, ports, record
-from rocmlab.cluster.record import Record
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
+from rocmlab.cluster.node import ports, ray_node, record
+from rocmlab.cluster.node.record import Record
 from rocmlab.stack import container_port, envfile, exposure, fingerprint, process, rescue, server, shipped
 from rocmlab.stack.asking import EngineSilent, asked
 from rocmlab.stack.lab import Say, not_answering
@@ -510,7 +510,7 @@ class ContainerLab(ABC):
 
     def node_record(self) -> Record | None:
         """Return what the lab's Ray node says of itself; None where it says nothing."""
-        folder = node.usual_folder(ports.parse(self.settings.get("CLUSTER_PORT")), int(self.values["NB_UID"]))
+        folder = ray_node.usual_folder(ports.parse(self.settings.get("CLUSTER_PORT")), int(self.values["NB_UID"]))
         code, text = self.engine("exec", self.container() or "", "cat", f"{folder}/node.json")
         return record.parse(text) if code == 0 else None
 

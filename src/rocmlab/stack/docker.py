@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 from rocmlab.stack import process
 from rocmlab.stack.container import BaseImageUnreachable, ContainerLab
 from rocmlab.stack.engine import Engine

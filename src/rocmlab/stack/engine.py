@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rocmlab.errors import Problem
+from rocmlab.base.errors import Problem
 
 UNITS = (
     "/lib/systemd/system/docker.service",

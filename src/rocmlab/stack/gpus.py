@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device, cdi, nodes, visibility
 from rocmlab.devices.rocm import Rocm
-from rocmlab.errors import RocmlabError
 from rocmlab.stack.choice import Choice, check_word
 from rocmlab.stack.engine import Engine
 from rocmlab.stack.settings import Settings

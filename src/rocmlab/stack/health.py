@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 from rocmlab.stack.lab import Lab
 
 KERNEL_TIMEOUT_SECONDS = 180.0  # the first start of a kernel reads a framework from the disk

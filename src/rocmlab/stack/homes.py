@@ -21,8 +21,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO
 
-from rocmlab import identity
-from rocmlab.errors import RocmlabError
+from rocmlab.base import identity
+from rocmlab.base.errors import RocmlabError
 from rocmlab.stack.filesystems import keeps_modes
 
 LINKS = ("work", "share")  # what JupyterLab's top level shows

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from rocmlab.cluster.record import Record
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
+from rocmlab.cluster.node.record import Record
 from rocmlab.stack.server import Holder
 
 Say = Callable[[str], None]  # prints one line of progress

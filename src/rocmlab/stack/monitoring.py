@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 from rocmlab.stack import envfile, process, server
 from rocmlab.stack import settings as configuration
 from rocmlab.stack.container import ContainerLab

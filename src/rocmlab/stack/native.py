@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rocmlab import confidential, hosts, identity
-from rocmlab.cluster import record
-from rocmlab.cluster.record import Record
+from rocmlab.base import confidential, hosts, identity
+from rocmlab.base.errors import RocmlabError
+from rocmlab.base.identity import Process
+from rocmlab.cluster.node import record
+from rocmlab.cluster.node.record import Record
 from rocmlab.devices import visibility
 from rocmlab.devices.discovery import discover
-from rocmlab.errors import RocmlabError
-from rocmlab.identity import Process
 from rocmlab.stack import envfile, environments, exposure, homes, layout, live, process, server, tokens
 from rocmlab.stack.cluster import NativeNode
 from rocmlab.stack.environment import Environment, was_made_by_us

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rocmlab import identity
-from rocmlab.identity import Process
+from rocmlab.base import identity
+from rocmlab.base.identity import Process
 from rocmlab.stack import sockets
 from rocmlab.stack.sockets import NOBODY, OTHER, OURS, UNKNOWN, Holder, trusted
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 from rocmlab.stack import envfile, live, podman_engine, process, tokens
 from rocmlab.stack.container import PASSED_INTO_THE_LAB, PROXIES, ContainerLab
 from rocmlab.stack.gpus import Passed

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rocmlab.errors import Problem
+from rocmlab.base.errors import Problem
 from rocmlab.stack.engine import json_object
 
 OLDEST = (4, 3)  # first with --userns=keep-id:uid=…

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import discover
-from rocmlab.errors import RocmlabError
 from rocmlab.stack import choice as choosing
 from rocmlab.stack import (
     cluster,

@@ -12,8 +12,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from rocmlab import identity
-from rocmlab.errors import RocmlabError
+from rocmlab.base import identity
+from rocmlab.base.errors import RocmlabError
 from rocmlab.stack.filesystems import keeps_modes
 
 VARIABLE = "ROCMLAB_SAFE_DIRECTORY"

@@ -19,7 +19,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 
 NAME = re.compile(r"\d{8}T\d{6}Z-[^/]+")
 AGE = re.compile(r"(\d+)\s*([dhw])")

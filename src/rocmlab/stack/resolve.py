@@ -10,9 +10,9 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
-from rocmlab import hosts
+from rocmlab.base import hosts
+from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device, nodes
-from rocmlab.errors import RocmlabError
 from rocmlab.stack import cluster, gpus, live
 from rocmlab.stack.choice import CONTAINERS, Choice
 from rocmlab.stack.settings import BASE_IMAGES, TORCH_INDEXES, Settings, qualified

@@ -13,7 +13,7 @@ import struct
 import sys
 from dataclasses import dataclass
 
-from rocmlab import identity
+from rocmlab.base import identity
 
 LISTEN = b"0A"
 HAS_PROC = sys.platform == "linux"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rocmlab import disk
-from rocmlab.errors import Problem
+from rocmlab.base import disk
+from rocmlab.base.errors import Problem
 from rocmlab.stack.container import ContainerLab
 from rocmlab.stack.lab import Lab
 from rocmlab.stack.native import NativeLab

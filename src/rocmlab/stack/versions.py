@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rocmlab import __version__
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 from rocmlab.stack import envfile, environment, source
 from rocmlab.stack.container import ContainerLab
 from rocmlab.stack.native import NativeLab

@@ -18,10 +18,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device, Sample, discover
-from rocmlab.devices.simulated import Live
-from rocmlab.devices.simulated.processes import GpuUse
-from rocmlab.errors import RocmlabError
+from rocmlab.simulation import Live
+from rocmlab.simulation.processes import GpuUse
 from rocmlab.telemetry import bench_server
 from rocmlab.telemetry.history import METRICS, History
 from rocmlab.telemetry.model import Snapshot

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 
 EXTENSION = "rocmlab.lab.server"
 START_SECONDS = 120.0

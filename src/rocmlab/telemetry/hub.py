@@ -16,9 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rocmlab.base.errors import Problem
 from rocmlab.devices import Device, survey
 from rocmlab.devices.roots import list_names, read_text
-from rocmlab.errors import Problem
 from rocmlab.telemetry.history import History
 from rocmlab.telemetry.model import GpuProcess, Snapshot, device_id
 from rocmlab.telemetry.sampler import Sampler

@@ -25,9 +25,9 @@ TYPE_CHECKING = False  # `typing` itself would cost milliseconds at each start
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-# The lock of a lease, as rocmlab.runner.places.leases names it: machine, backend, PCI address, partition.
+# The lock of a lease, as rocmlab.kernels.leases names it: machine, backend, PCI address, partition.
 LOCK = re.compile(r"/leases/[^/]*?-(?P<device>[0-9a-f]{4,}-[0-9a-f]{2}-[0-9a-f]{2}\.[0-9a-f](?:-partition\d+)?)\.lock$")
-FORKERS = "/runner/warm/parent.py"  # its kernels have its environment, not their own
+FORKERS = "/kernels/forkserver/parent.py"  # its kernels have its environment, not their own
 AGAIN_SECONDS = 10.0  # after a search that found no more, if nothing has changed
 NEAR_BYTES = 64 * 2**20
 NEAR_SHARE = 0.1

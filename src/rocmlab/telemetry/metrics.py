@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rocmlab import __version__
+from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device, Sample
-from rocmlab.errors import RocmlabError
 from rocmlab.telemetry.metrics_families import Families, Labels
 from rocmlab.telemetry.model import GpuProcess, Owner, Snapshot, device_id
 

@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 
 log = logging.getLogger("rocmlab")
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import visibility
-from rocmlab.errors import RocmlabError
 from rocmlab.training import children, interpreters
 
 BACKENDS = ("tensorflow", "torch", "jax")

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 from rocmlab.training import backends, datasets, fit_resident, placement, watch
 from rocmlab.training import bench_models as models
 

@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import device_id, discover, visibility
-from rocmlab.errors import RocmlabError
 from rocmlab.training import children, interpreters
 from rocmlab.training.interpreters import Interpreter
 

@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 
 KERNELS = {"jax": "torch", "transformers": "torch", "pyopencl": "torch"}  # what lives in another one's kernel
 

@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device, discover, visibility
-from rocmlab.errors import RocmlabError
 from rocmlab.training import children, interpreters, ranks
 from rocmlab.training import collectives as probes
 from rocmlab.training.collectives import Collectives

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 
 MIME_TYPE = "application/vnd.rocmlab.record+json"
 

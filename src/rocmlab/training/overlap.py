@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 
 
 class Overlap:

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import discover
-from rocmlab.errors import RocmlabError
 from rocmlab.training import more_gpus, network
 from rocmlab.training.scaling import measures
 

@@ -13,7 +13,7 @@ import listeners
 import pytest
 from clones import free_port
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 from rocmlab.training import collectives, launch
 from rocmlab.training.collectives import Rung
 

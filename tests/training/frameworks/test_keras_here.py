@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 from rocmlab.training import backends, placement, watch
 
 pytestmark = pytest.mark.frameworks

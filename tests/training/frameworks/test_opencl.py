@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 from rocmlab.training import opencl
 
 pytestmark = pytest.mark.frameworks

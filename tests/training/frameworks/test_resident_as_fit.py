@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from small_models import dense, digits, side_by_side
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 
 pytestmark = [
     pytest.mark.frameworks,

@@ -13,7 +13,7 @@ import pytest
 from small_models import assert_same, assert_same_history, dense, digits, side_by_side
 
 import rocmlab
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 
 pytestmark = [
     pytest.mark.frameworks,

@@ -16,7 +16,7 @@ import pytest
 from small_models import assert_same, dense, digits, side_by_side
 
 import rocmlab
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 
 pytestmark = [
     pytest.mark.frameworks,

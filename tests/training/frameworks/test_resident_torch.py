@@ -11,7 +11,7 @@ import pytest
 import small_models
 from small_models import assert_same, digits
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 
 pytestmark = [
     pytest.mark.frameworks,

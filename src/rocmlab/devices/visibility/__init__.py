@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from rocmlab.base.errors import Problem, RocmlabError
 from rocmlab.devices.model import Device
 from rocmlab.devices.visibility.choice import select
 from rocmlab.devices.visibility.masks import (
@@ -29,7 +30,6 @@ from rocmlab.devices.visibility.masks import (
     parse,
     visible,
 )
-from rocmlab.errors import Problem, RocmlabError
 
 UUIDS = re.compile(r"(GPU|MIG)-[0-9a-zA-Z-]+(,(GPU|MIG)-[0-9a-zA-Z-]+)*")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.devices.model import Device
-from rocmlab.errors import RocmlabError
 
 ADDRESS = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])")
 SPAN = re.compile(r"([0-9]+)\s*-\s*([0-9]+)")

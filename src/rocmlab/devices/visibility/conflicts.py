@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from rocmlab.base.errors import Problem
 from rocmlab.devices import products
 from rocmlab.devices.model import Device
 from rocmlab.devices.visibility import container_value, hides_all, shown
@@ -23,7 +24,6 @@ from rocmlab.devices.visibility.masks import (
     uuid,
     visible,
 )
-from rocmlab.errors import Problem
 
 OVERRIDE = "HSA_OVERRIDE_GFX_VERSION"
 VERSION = re.compile(r"\s*\+?([0-9]{1,9})\.\s*\+?([0-9]{1,9})\.\s*\+?([0-9]{1,9})")  # as sscanf %u.%u.%u reads it

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from rocmlab.base.errors import Problem
 from rocmlab.doctor.model import BLOCKS, HOST, WARNS, Verdict, check, ok, skip, warns
 from rocmlab.doctor.situation import Situation
-from rocmlab.errors import Problem
 from rocmlab.stack.engine import ComposeProblem
 
 

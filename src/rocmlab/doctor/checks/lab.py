@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rocmlab.base.errors import Problem
 from rocmlab.devices import Device
 from rocmlab.doctor.model import BLOCKS, HOST, WARNS, Verdict, blocks, check, ok, skip, warns
 from rocmlab.doctor.situation import Situation
-from rocmlab.errors import Problem
 
 NO_LAB = "no lab runs"
 

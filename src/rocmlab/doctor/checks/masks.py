@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from rocmlab.base.errors import Problem
 from rocmlab.devices import Device, products, visibility
 from rocmlab.devices.visibility.conflicts import OVERRIDE, FatalOverride, MaskProblem, OverrideProblem
 from rocmlab.doctor.model import BLOCKS, CONTAINER, HOST, WARNS, Verdict, blocks, check, ok, skip, warns
 from rocmlab.doctor.situation import CONTAINER_RUNTIMES, Situation
-from rocmlab.errors import Problem
 from rocmlab.stack.container import PASSED_INTO_THE_LAB
 
 WHERE = {True: ".env", False: "environment"}

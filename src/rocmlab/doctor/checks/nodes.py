@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rocmlab.devices.nodes import SKIPPED
-from rocmlab.doctor.model import (
-    BLOCKS,
-    CONTAINER,
-    HOST,
-    Verdict,
-    blocks,
-    check,
-    ok,
-    skip,
-    warns,
-)
+from rocmlab.doctor.model import BLOCKS, CONTAINER, HOST, Verdict, blocks, check, ok, skip, warns
 from rocmlab.doctor.situation import Node, Situation
 
 UDEV_RULE = (

@@ -7,10 +7,10 @@ import re
 import shutil
 from pathlib import Path
 
-from rocmlab import disk as free_space
+from rocmlab.base import disk as free_space
+from rocmlab.base.errors import Problem, RocmlabError
 from rocmlab.doctor.model import BLOCKS, CONTAINER, HOST, WARNS, Repair, Verdict, blocks, check, ok, skip, warns
 from rocmlab.doctor.situation import Situation
-from rocmlab.errors import Problem, RocmlabError
 from rocmlab.stack import live, resolve, server, space
 from rocmlab.stack import project as projects
 from rocmlab.stack import settings as configuration

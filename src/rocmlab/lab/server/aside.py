@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 
 T = TypeVar("T")
 

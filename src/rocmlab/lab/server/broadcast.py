@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 
 MOST_VIEWERS = 256
 

@@ -15,9 +15,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rocmlab.cluster import node, ports, record
+from rocmlab.base.errors import Problem, RocmlabError
+from rocmlab.cluster.node import ports, ray_node, record
 from rocmlab.doctor import reach
-from rocmlab.errors import Problem, RocmlabError
 from rocmlab.lab.server.aside import Aside
 from rocmlab.lab.server.wire import problem_json
 
@@ -46,7 +46,7 @@ def head(environment: Mapping[str, str] = os.environ) -> str:
     asked = environment.get("CLUSTER", "")
     if environment.get("RAY_ADDRESS"):
         return environment["RAY_ADDRESS"]
-    if asked != node.HEAD:
+    if asked != ray_node.HEAD:
         return asked
     here = record.here(environment)
     return here[0].head if here else ""
@@ -62,7 +62,7 @@ class Cluster:
             environment: says whether this lab is a node of a cluster.
             command: what starts the reader, by default this interpreter with the module.
         """
-        self.is_member = node.is_wanted(environment)
+        self.is_member = ray_node.is_wanted(environment)
         self.address = ""  # of the head
         self._environment = environment
         self._command = list(command or (sys.executable, *READER))

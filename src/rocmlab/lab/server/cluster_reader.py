@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 
 ANSWER_SECONDS = 10.0  # for a look at all nodes; the server gives up later
 FIRST_SECONDS = 45.0  # for the first one: each node starts a process for it
@@ -32,7 +32,7 @@ def main() -> int:
     for _ in sys.stdin:
         try:
             if not is_connected:
-                from rocmlab.cluster import session
+                from rocmlab.cluster.node import session
 
                 session.connect()
                 is_connected = True
@@ -62,7 +62,7 @@ def look(environment: Mapping[str, str], limit_seconds: float) -> list[Row]:
     """
     import ray
 
-    from rocmlab.cluster import probe
+    from rocmlab.cluster.node import probe
 
     listed = ray.nodes()
     here = ray.get_runtime_context().get_node_id()
@@ -73,7 +73,7 @@ def look(environment: Mapping[str, str], limit_seconds: float) -> list[Row]:
 
 def see() -> Row:
     """Return what a node shows: its GPUs as they are now, with who leases them; runs on that node."""
-    from rocmlab.cluster.node import rocm_version
+    from rocmlab.cluster.node.ray_node import rocm_version
     from rocmlab.devices import discover, is_simulated, sample, system_root
     from rocmlab.lab.server import look as looking
     from rocmlab.lab.server.paths import Shown

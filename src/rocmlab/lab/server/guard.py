@@ -17,8 +17,8 @@ from typing import Any
 
 from tornado import httputil, web
 
-from rocmlab import confidential, hosts
-from rocmlab.errors import RocmlabError
+from rocmlab.base import confidential, hosts
+from rocmlab.base.errors import RocmlabError
 
 log = logging.getLogger("rocmlab")
 

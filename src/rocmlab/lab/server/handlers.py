@@ -20,7 +20,7 @@ from jupyter_server.base.handlers import APIHandler
 from tornado import web
 from tornado.iostream import StreamClosedError
 
-from rocmlab.errors import Problem
+from rocmlab.base.errors import Problem
 from rocmlab.lab.server import cluster, guard, page, wire
 from rocmlab.stack import live
 

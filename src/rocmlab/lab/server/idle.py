@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rocmlab.errors import Problem, RocmlabError
+from rocmlab.base.errors import Problem, RocmlabError
 from rocmlab.lab.server.wire import problem_json
 from rocmlab.telemetry.model import GpuProcess
 

@@ -13,7 +13,7 @@ from typing import Any
 from jupyter_core.utils import ensure_async
 from tornado.web import HTTPError
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 from rocmlab.lab.server import idle
 from rocmlab.lab.server.wire import UnknownKernelError
 from rocmlab.stack import live

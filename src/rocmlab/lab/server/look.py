@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device, discover
-from rocmlab.errors import RocmlabError
 from rocmlab.lab.server.paths import Shown
 from rocmlab.lab.server.wire import problem_json
 from rocmlab.telemetry.model import device_id
@@ -35,7 +35,7 @@ def leases(seen: Sequence[Device], shown: Shown, environment: Mapping[str, str] 
     Raises:
         RocmlabError: nobody can tell.
     """
-    from rocmlab.runner.places.leases import Leases
+    from rocmlab.kernels.leases import Leases
 
     share = environment.get("ROCMLAB_SHARE")
     if not share:

@@ -10,8 +10,8 @@ from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device, is_simulated, system_root
-from rocmlab.errors import RocmlabError
 from rocmlab.lab.server import less, telemetry
 from rocmlab.lab.server.aside import Aside
 from rocmlab.lab.server.broadcast import Broadcast

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device
-from rocmlab.errors import RocmlabError
 from rocmlab.lab.server import idle, look
 from rocmlab.lab.server.aside import Aside
 from rocmlab.lab.server.kernels import Kernels, Row

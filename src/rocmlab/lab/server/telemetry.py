@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rocmlab.base.errors import Problem, RocmlabError
 from rocmlab.devices import Device
-from rocmlab.errors import Problem, RocmlabError
 from rocmlab.lab.server.aside import Aside
 from rocmlab.lab.server.paths import Shown
 from rocmlab.lab.server.wire import WrongRequestError

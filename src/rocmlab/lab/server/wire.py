@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rocmlab.errors import Problem, RocmlabError
+from rocmlab.base.errors import Problem, RocmlabError
 
 RETRY = b"retry: 2000\n\n"  # milliseconds until a page that lost us tries again
 HEARTBEAT = b": alive\n\n"

@@ -10,7 +10,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 
 FORMAT = 1
 MANIFEST = "manifest.jsonl"

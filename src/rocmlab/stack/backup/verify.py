@@ -9,7 +9,7 @@ import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 from rocmlab.stack.backup import model, parts
 from rocmlab.stack.backup.model import FILE, FOLDER, LINK, MANIFEST, PARTIAL, SUMS, Entry, Manifest
 from rocmlab.stack.backup.selection import backups

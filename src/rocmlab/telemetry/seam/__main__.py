@@ -21,8 +21,8 @@ def main(words: list[str]) -> int:
     if sys.version_info[:2] <= NEWEST_TOO_OLD:
         return _say(f"error: Python {sys.version.split()[0]} is too old\n  fix: use 3.10 or later", 2)
     _load_rocmlab()
+    from rocmlab.base.errors import RocmlabError
     from rocmlab.devices import is_simulated, system_root
-    from rocmlab.errors import RocmlabError
     from rocmlab.telemetry.seam.install import install
 
     with_notebooks = words[:1] == ["--notebooks"]

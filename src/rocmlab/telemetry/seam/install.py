@@ -7,8 +7,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import cuda, is_simulated
-from rocmlab.errors import RocmlabError
 from rocmlab.telemetry.seam.gpus import Gpus, amd_gpus
 from rocmlab.telemetry.seam.library import Library
 from rocmlab.telemetry.seam.names import show_notebooks

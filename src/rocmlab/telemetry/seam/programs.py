@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 
 SEAM = str(Path(__file__).with_name("__main__.py").resolve())
 PYTHON = re.compile(r"python(\d(\.\d+)?t?)?")

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rocmlab.cluster import session
-from rocmlab.cluster.session import Node
+from rocmlab.base.errors import RocmlabError
+from rocmlab.cluster.node import session
+from rocmlab.cluster.node.session import Node
 from rocmlab.devices import visibility
-from rocmlab.errors import RocmlabError
 
 NAMES = ("PYTHONPATH", "ROCMLAB_SHARE", "ROCMLAB_DATA_DIR")  # of this process, for those on the nodes
 MEMORY_BYTES = 200_000_000  # of an own Ray's object store, which carries a function and a few numbers

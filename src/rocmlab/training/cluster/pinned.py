@@ -20,8 +20,8 @@ from typing import Any
 import ray
 from ray.train.torch import TorchConfig
 
-from rocmlab.cluster import session
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
+from rocmlab.cluster.node import session
 from rocmlab.training import children, network, rank
 from rocmlab.training.cluster.store import RayStore, start
 from rocmlab.training.cluster.team import masks

@@ -9,8 +9,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rocmlab.cluster.session import Node
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
+from rocmlab.cluster.node.session import Node
 
 GFX = re.compile(r"gfx[0-9a-f]+")  # the resource by which a node tells the kind of its AMD GPUs
 CHOICES = ("auto", "gpu", "cpu")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 from rocmlab.training.datasets.catalogue import DATASETS
 from rocmlab.training.datasets.model import MISSING, DataFile, Dataset, Source, SourceError
 from rocmlab.training.datasets.sources import Folder

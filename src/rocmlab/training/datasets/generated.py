@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 
 Pictures = tuple[np.ndarray, np.ndarray]
 VISIBLE = 10  # a grey value above it belongs to the triangle, as in the original

@@ -10,7 +10,7 @@ import random
 import re
 from typing import NamedTuple
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 
 COARSE = ("ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM")  # the classes of TREC, in the order of their numbers
 

@@ -11,7 +11,7 @@ import struct
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 
 if TYPE_CHECKING:
     import numpy as np

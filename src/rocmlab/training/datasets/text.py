@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 from rocmlab.training.datasets.cache import Progress, fetch
 from rocmlab.training.datasets.grammar import Question, questions
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 from rocmlab.training.resident.engine import Array, Data, Options
 
 USUAL_BATCH_SIZE = 32  # of Keras

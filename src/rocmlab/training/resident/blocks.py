@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.devices.cpu import memory_in_use
 from rocmlab.devices.roots import read_text
-from rocmlab.errors import RocmlabError
 from rocmlab.training.resident.engine import Data, Options, Samples
 
 Order = npt.NDArray[np.int64]  # (count,) positions of the samples in turn

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 from rocmlab.training.resident import arguments, samples
 from rocmlab.training.resident import callbacks as callback_lists
 from rocmlab.training.resident.callbacks import Callbacks, Fit

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import keras
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 from rocmlab.training.resident import blocks
 from rocmlab.training.resident.engine import Array, Data, Engine, Model, Options, Samples, count_of, fell_back, tree_map
 from rocmlab.training.resident.jax_programs import Arrays, Programs, State

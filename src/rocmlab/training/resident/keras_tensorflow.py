@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 from rocmlab.training.resident import blocks, probes
 from rocmlab.training.resident.engine import Array, Data, Engine, Model, Options, Samples, layers_of, tree_map
 from rocmlab.training.resident.tensorflow_loop import BATCH, EAGER, EPOCH, GRAPH, STEP, Arrays, Loop, Tensor

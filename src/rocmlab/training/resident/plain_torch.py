@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 from rocmlab.training.resident import torch_store
 from rocmlab.training.resident.engine import Data, Engine, Options, Tree, tree_map
 from rocmlab.training.resident.graphs import Rows

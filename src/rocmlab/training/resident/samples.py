@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 from rocmlab.training.resident.arguments import validation_of
 from rocmlab.training.resident.engine import Array, Data, Samples, Tree, leaves, tree_map
 

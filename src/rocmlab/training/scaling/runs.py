@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import visibility
-from rocmlab.errors import RocmlabError
 from rocmlab.training import children, interpreters, launch, network
 from rocmlab.training.collectives import Collectives
 from rocmlab.training.placement import Description, alike

@@ -1,0 +1,66 @@
+"""The names under which the lab answers: which `Host` headers are accepted.
+
+A page of another site can make its own name point to 127.0.0.1 (DNS rebinding); its requests then carry that name in
+the header `Host`, and a server that compares it with its own names rejects them.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping
+
+from rocmlab.base.errors import RocmlabError
+
+SETTING = "ALLOWED_HOSTS"
+HUB = ("JUPYTERHUB_API_TOKEN", "JUPYTERHUB_SERVICE_PREFIX")  # what JupyterHub gives the servers that it starts
+ALWAYS = ("localhost",)  # and every address of the loopback
+NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(\.(?!-)[A-Za-z0-9_-]{1,63})*")
+HEADER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::[0-9]{1,5})?")
+
+
+def parse(text: str) -> tuple[str, ...]:
+    """Return the host names and addresses of the setting ALLOWED_HOSTS, which are separated by commas.
+
+    Raises:
+        RocmlabError: one of them is neither a name nor an address.
+    """
+    found = [part.strip() for part in text.split(",") if part.strip()]
+    for part in found:
+        if _address(part) is None and (len(part) > 253 or not NAME.fullmatch(part)):
+            raise RocmlabError(
+                f"{SETTING}: {part!r} is neither a host name nor an IP address",
+                "each is one name or address as a browser shows it, without https://, port or path; * is not allowed",
+                f"make up {SETTING}=lab.example.org,192.168.1.20",
+            )
+    return tuple(str(_address(part) or part.lower()) for part in found)
+
+
+def is_allowed(header: str, allowed: tuple[str, ...] = ()) -> bool:
+    """Return whether the server answers a request with this `Host` header.
+
+    Args:
+        header: with or without a port; IPv6 addresses in brackets.
+        allowed: what `parse` returned; the loopback is always allowed.
+    """
+    match = HEADER.fullmatch(header)
+    if match is None:
+        return False
+    host = match[1]
+    address = _address(host)
+    if address is None:
+        return host.lower() in (*ALWAYS, *allowed)
+    return address.is_loopback or str(address) in allowed
+
+
+def is_behind_hub(environment: Mapping[str, str]) -> bool:
+    """Return whether JupyterHub has started this server; names and login are then the hub's."""
+    return any(environment.get(name) for name in HUB)
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the address that a text is, with or without the brackets of IPv6; None if it is not an address."""
+    try:
+        return ipaddress.ip_address(text[1:-1] if text.startswith("[") and text.endswith("]") else text)
+    except ValueError:
+        return None

@@ -1,0 +1,133 @@
+"""One element of an array: one job of an exported run, with the same code and the same files as in any run."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rocmlab.base.errors import Problem, RocmlabError
+from rocmlab.batch import granted, layout
+from rocmlab.batch.part import Part
+from rocmlab.runs.folder import RunFolder
+from rocmlab.runs.jobs import EXIT_CODES, Job, Request
+from rocmlab.runs.outcome import resume
+from rocmlab.runs.scheduling.placement import Slots, choose_gpus, free_vram
+from rocmlab.runs.scheduling.plan import Before, Rules
+from rocmlab.runs.spec import keys, selection
+from rocmlab.runs.spec.preflight import jobs_of
+
+OF_THE_NOTEBOOK = ("code", "inputs")  # parts of a key: what has changed there would be the result of something else
+
+
+def run(path: Path, number: int) -> int:
+    """Run one job of an exported run, unless it has ended well already, and return its exit code.
+
+    0 ok, 1 the notebook failed, 2 it could not be run, 124 timeout, 137 killed, 138 its kernel died.
+
+    Raises:
+        RocmlabError: there is no such run or job, or somebody else runs this job now.
+    """
+    path = path.expanduser().absolute()
+    laid = layout.read(path)
+    if not 0 <= number < len(laid.jobs):
+        raise RocmlabError(
+            f"there is no job {number}",
+            f"{path.name} has {len(laid.jobs)}, counted from 0",
+            f"see {path / layout.FILE}",
+        )
+    described = laid.jobs[number]
+    folder = RunFolder(path)
+    session = resume.read(folder)
+    entry = resume.entry_of(session, described["name"], folder)
+    part = Part(path, entry.name)
+    job = _job(replace(entry.request, name=entry.name, gpus=described["gpus"]), described["key"])
+    with _working_on(path):
+        part.lock()
+        try:
+            before = _before(part, job)
+            if job.name in before.results:
+                sys.stderr.write(f"{job.name} has ended ok already\n")
+                return 0
+            return _run(part, job, before, laid, session.options)
+        finally:
+            part.close()
+
+
+def _job(request: Request, key: str | None) -> Job:
+    """Return the job as its notebook is now; one that has changed since the export is not run."""
+    if request.notebook is None:
+        again = selection.find([request.word], selection.notebooks_folder(os.environ))[0]
+        request = replace(request, notebook=str(again.notebook) if again.notebook else None, problem=again.problem)
+    job = replace(jobs_of([request])[0], name=request.name or request.word)
+    if job.problem or not key or not job.key:
+        return job
+    pairs = zip(keys.PARTS, key.split(":"), job.key.split(":"), strict=False)
+    changed = [part for part, then, now in pairs if part in OF_THE_NOTEBOOK and then != now]
+    if not changed:
+        return job
+    what = f"its {' and '.join(changed)} changed since the export"
+    return replace(job, problem=Problem(what, "the other jobs of this run are of what was exported", "export again"))
+
+
+@contextlib.contextmanager
+def _working_on(path: Path) -> Iterator[None]:
+    """Keep others from continuing or collecting the whole run meanwhile, as far as the file system can."""
+    with (path / "journal.jsonl").open("rb") as journal:
+        with contextlib.suppress(OSError):
+            fcntl.flock(journal, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        yield
+
+
+def _before(part: Part, job: Job) -> Before:
+    if not part.has_begun():
+        return Before()
+    session = resume.read(part)
+    found = resume.before(session, [job])
+    return found if job.name in found.results else resume.set_aside(part, session, found)
+
+
+def _run(part: Part, job: Job, before: Before, laid: layout.Layout, options: Mapping[str, Any]) -> int:
+    from rich.console import Console
+
+    from rocmlab.devices import discover
+    from rocmlab.runs.run import run
+    from rocmlab.runs.scheduling.usage import Meters
+    from rocmlab.runs.screen import progress
+    from rocmlab.runs.workers.supervisor import Limits
+
+    engine: Any = options.get("engine") or "rocmlab"
+    base = granted.environment(os.environ, laid.backend)
+    base |= {"ROCMLAB_SHARE": str(part.share), "ROCMLAB_ENGINE": engine}
+    os.environ.clear()  # the devices are looked for here, and in what this process starts, with these masks
+    os.environ.update(base)
+    devices = discover()
+    gpus = choose_gpus(devices, None if job.gpus else "none", os.environ)
+    slots = Slots(gpus, devices[-1], is_mixed=bool(options.get("mixed")), free_vram=free_vram)
+    cell_seconds = options.get("cell_timeout")
+    if engine == "papermill" and cell_seconds:
+        cell_seconds = math.ceil(cell_seconds)
+    console, meters = Console(file=sys.stderr, highlight=False, width=160), Meters()
+    with progress.display(console, 1, slots=slots.count, expected={}, meters=meters) as display:
+        done = run(
+            [job],
+            folder=part,
+            slots=slots,
+            display=display,
+            limits=Limits(options.get("timeout"), cell_seconds, options.get("memory")),
+            environment=os.environ,
+            rules=Rules(0, False, "off", engine),
+            meters=meters,
+            before=before,
+            options=options,
+        )
+    result = done.results[0]
+    if result.error is not None and result.status == "not run":
+        sys.stderr.write(f"error: {result.name}: {result.error['value']}\n")
+    return EXIT_CODES["killed"] if result.exit_code is None else result.exit_code

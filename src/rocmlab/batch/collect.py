@@ -1,0 +1,173 @@
+"""From the parts of an exported run to its results, its report and one journal, as if one process had run it all."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rocmlab.base import formatting
+from rocmlab.base.errors import RocmlabError
+from rocmlab.batch import layout
+from rocmlab.batch.part import Part
+from rocmlab.reports import compare
+from rocmlab.runs.folder import RunFolder, now
+from rocmlab.runs.jobs import EXIT_CODES, Job, Result, not_run
+from rocmlab.runs.outcome import entries, resume, retries
+from rocmlab.runs.outcome.results import Run, versions
+
+log = logging.getLogger("rocmlab")
+
+POLL_SECONDS = 5.0
+NEVER = "the scheduler never started it"
+
+
+def collect(path: Path, wait_seconds: float = 0.0) -> Run:
+    """Put the parts together, and write `results.json`, `report.html` and `junit.xml`; may be done again at any time.
+
+    Args:
+        path: the folder of the run.
+        wait_seconds: how long to wait for jobs that have not ended, or will be tried again.
+
+    Raises:
+        RocmlabError: this is no exported run.
+        OSError: its folder cannot be written.
+    """
+    path = path.expanduser().absolute()
+    laid = layout.read(path)
+    _wait(path, laid, wait_seconds)
+    folder = RunFolder(path)
+    is_whole = _locked(folder)
+    try:
+        session = resume.read(folder)
+        results, times = [], [session.started]
+        for described in laid.jobs:
+            entry = resume.entry_of(session, described["name"], folder)
+            part = Part(path, entry.name)
+            result = _result(part, entry, described, times)
+            if is_whole and result.status != "not run" and result != entry.result:
+                folder.log("job finished", job=entry.name, key=described["key"], result=result.as_dict())
+            results.append(result)
+        run = Run(
+            folder=folder,
+            results=results,
+            started=session.started,
+            seconds=_seconds(min(times), max(times)),
+            is_interrupted=False,
+            slots=_most_at_once(results),
+            versions=_versions(path, laid),
+            earlier=_earlier(session.options.get("compare"), path),
+        )
+        if not is_whole:
+            run.notes.append("some jobs are still going: collect again when they have ended")
+        run.save()
+        if is_whole:
+            folder.log("run finished", status=run.as_dict()["run"]["status"])
+        return run
+    finally:
+        folder.close()
+
+
+def _locked(folder: RunFolder) -> bool:
+    """Tell whether no job is going, as far as the file system's locks tell."""
+    try:
+        folder.lock()
+    except RocmlabError as err:
+        log.debug("%s", err)
+        return False
+    return True
+
+
+def _wait(path: Path, laid: layout.Layout, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    left = [described["name"] for described in laid.jobs]
+    while left and time.monotonic() < end:
+        left = [name for name in left if not _is_settled(Part(path, name), laid.retries)]
+        if left:
+            time.sleep(min(POLL_SECONDS, max(0.0, end - time.monotonic())))
+
+
+def _is_settled(part: Part, most_retries: int) -> bool:
+    """Tell whether a job has ended and will not be tried again."""
+    if not part.has_begun() or part.is_going():
+        return False
+    last, tries = "", 0
+    for event in part.journal():
+        tries += event.get("event") in ("run started", "run resumed")
+        if event.get("event") in ("job finished", "job started"):
+            result = event.get("result")
+            said = result.get("status") if isinstance(result, dict) else None
+            last = str(said) if event["event"] == "job finished" else "killed"
+    return tries > most_retries if not last or retries.may_pass(last) else True  # type: ignore[arg-type]
+
+
+def _result(part: Part, entry: resume.Entry, described: Mapping[str, Any], times: list[str]) -> Result:
+    """Return how a job ended, and note the times of its journal."""
+    job = Job(entry.name, described["notebook"], entry.request.parameters, described["kernel"])
+    if not part.has_begun():
+        return entry.result or replace(not_run(job), warnings=[NEVER])
+    own = resume.entry_of(resume.read(part), entry.name, part)
+    times += [event["time"] for event in part.journal() if entries.is_time(event.get("time"))]
+    if own.result is not None:  # a notebook is converted after its result was written
+        return replace(own.result, files=part.files(entry.name))
+    if own.last is None:
+        return replace(not_run(job), warnings=[NEVER], attempts=own.attempts)
+    why = "its process was ended while it ran: by the scheduler, or with its machine"
+    return Result(
+        name=job.name,
+        notebook=job.notebook,
+        parameters=job.parameters,
+        kernel=job.kernel,
+        status="killed",
+        exit_code=EXIT_CODES["killed"],
+        started=own.last["started"],
+        devices=[*own.last["devices"]],
+        error={"name": "Killed", "value": why},
+        files=part.files(entry.name),
+        attempts=own.attempts,
+    )
+
+
+def _versions(path: Path, laid: layout.Layout) -> dict[str, Any]:
+    """Return the versions of the first job that says with which it ran; else those of here."""
+    for described in laid.jobs:
+        try:
+            found = json.loads(Part(path, described["name"]).results_path.read_text(encoding="utf-8"))
+            return dict(found["versions"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            continue
+    return versions()
+
+
+def _earlier(which: object, path: Path) -> dict[str, Any] | None:
+    if not which:
+        return None
+    try:
+        return compare.load(str(which), path.parent)
+    except RocmlabError as err:
+        log.warning("nothing to compare with: %s", formatting.short(err.problem.what, 200))
+        return None
+
+
+def _seconds(begin: str, end: str) -> float:
+    first, last = (datetime.fromisoformat((text or now()).replace("Z", "+00:00")) for text in (begin, end))
+    return max(0.0, (last - first).total_seconds())
+
+
+def _most_at_once(results: list[Result]) -> int:
+    """Return how many jobs ran side by side at most."""
+    changes: list[tuple[float, int]] = []
+    for result in results:
+        if result.started and result.seconds is not None:
+            begin = datetime.fromisoformat(result.started.replace("Z", "+00:00")).timestamp()
+            changes += [(begin, 1), (begin + result.seconds, -1)]
+    most = running = 0
+    for _, change in sorted(changes):
+        running += change
+        most = max(most, running)
+    return max(1, most)

@@ -1,0 +1,174 @@
+"""An exported run as scripts for Slurm: one array for each number of GPUs, a job that collects, and one to submit all.
+
+Source: sbatch(1), scontrol(1). What Slurm refuses, an unknown partition for example, it says itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from rocmlab.base.errors import RocmlabError
+from rocmlab.batch import commands
+from rocmlab.batch.layout import Group, Layout
+
+FOLDER = "slurm"
+SUBMIT, COLLECT = "submit.sh", "collect.sh"
+LOG = "%A_%a.log"
+
+
+def scripts(layout: Layout, folder: Path, asked: argparse.Namespace, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the scripts by name.
+
+    Args:
+        layout: of the run.
+        folder: of the run, the same on all machines.
+        asked: by the command line.
+        environment: of this process.
+
+    Raises:
+        RocmlabError: a word or a path has a character that no directive can hold, or an image would not see a notebook.
+    """
+    if asked.image:
+        layout.check_seen(f"{asked.image} sees")
+    made = {f"array-{group.gpus}gpu.sh": _array(group, layout, folder, asked, environment) for group in layout.groups}
+    made[COLLECT] = _collect(layout, folder, asked, environment)
+    made[SUBMIT] = _submit(layout, folder, asked.array_size, asked.parallel)
+    return made
+
+
+def _array(
+    group: Group, layout: Layout, folder: Path, asked: argparse.Namespace, environment: Mapping[str, str]
+) -> str:
+    wanted = {
+        "job-name": layout.run,
+        "array": _range(min(group.count, asked.array_size), asked.parallel),
+        "output": str(folder / FOLDER / LOG),
+        "open-mode": "append",  # so that an attempt does not overwrite the log of the one before
+        "nodes": "1",
+        "ntasks": "1",
+        **_gpus(group.gpus, asked),
+        **({"cpus-per-task": str(asked.cpus)} if asked.cpus else {}),
+        **({"mem": f"{-(-asked.job_memory // 2**20)}M"} if asked.job_memory else {}),
+        **({"time": _time(seconds)} if (seconds := asked.time or group.seconds) else {}),
+    }
+    head = [*_directives(wanted, asked), "#SBATCH --requeue"]
+    run = commands.line(
+        ["export", "job", '"$folder"', '"$number"'], asked.image, asked.container, Path(layout.share), layout.backend
+    )
+    return f"""#!/bin/bash
+{chr(10).join(head)}
+# Jobs of {layout.run}: {group.count}, GPUs of each: {group.gpus}. Element N runs job {group.first} + N;
+# an element whose job has ended ok does nothing. Exit codes: 0 ok, 1 the notebook failed, 2 it could not be run,
+# 124 timeout, 137 killed, 138 its kernel died.
+set -u
+folder={shlex.quote(str(folder))}
+number=$(({group.first} + ${{1:-0}} + SLURM_ARRAY_TASK_ID))
+{_exports(environment, layout)}
+# Slurm tells every process of the job that its time is over. rocmlab saves and ends; this shell says how.
+told=no
+trap 'told=yes' TERM
+{run}
+code=$?
+# What may pass is tried again, perhaps on another node; what Slurm itself ended is not.
+if [ "$told" = no ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {layout.retries} ]; then
+  case $code in
+    137 | 138) scontrol requeue "${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID" ;; # the job's own id may be the array's
+  esac
+fi
+exit "$code"
+"""
+
+
+def _collect(layout: Layout, folder: Path, asked: argparse.Namespace, environment: Mapping[str, str]) -> str:
+    wanted = {"job-name": f"{layout.run}-collect", "output": str(folder / FOLDER / "collect.log"), "ntasks": "1"}
+    run = commands.line(["export", "collect", '"$folder"'], asked.image, asked.container, Path(layout.share), "cpu")
+    return f"""#!/bin/bash
+{chr(10).join(_directives(wanted, asked))}
+# Makes results.json, report.html and junit.xml of what the elements have left. Exit code: 0 if all are ok, else 1.
+set -u
+folder={shlex.quote(str(folder))}
+{_exports(environment, layout)}
+{run}
+"""
+
+
+def _submit(layout: Layout, folder: Path, array_size: int, parallel: int | None) -> str:
+    lines = []
+    for group in layout.groups:
+        script = shlex.quote(str(folder / FOLDER / f"array-{group.gpus}gpu.sh"))
+        for begin in range(0, group.count, array_size):
+            count = min(array_size, group.count - begin)
+            is_whole = count == group.count
+            more = "" if is_whole or count == array_size else f"--array={_range(count, parallel)} "
+            lines.append(f"submit {more}{script}{'' if is_whole else f' {begin}'}")
+    collect = shlex.quote(str(folder / FOLDER / COLLECT))
+    return f"""#!/bin/bash
+# Hands {layout.run} to Slurm.
+# Words given to this script go to every sbatch; --test-only asks Slurm whether it would take the jobs.
+set -eu
+options=("$@")
+ids=""
+undo() {{ # half a run is none: it could not be submitted again without running this half twice
+  local code=$?
+  if [ "$code" = 0 ] || [ -z "$ids" ]; then return; fi
+  IFS=: read -ra begun <<<"${{ids#:}}"
+  echo "not all was taken, so what was is cancelled: ${{begun[*]}}" >&2
+  scancel "${{begun[@]}}"
+}}
+trap undo EXIT
+submit() {{
+  local id
+  id=$(sbatch --parsable "${{options[@]}}" "$@")
+  ids=$ids:${{id%%;*}}
+}}
+case " $* " in
+  *" --test-only "*) submit() {{ sbatch "${{options[@]}}" "$@"; }} ;;
+esac
+{chr(10).join(lines)}
+if [ -z "$ids" ]; then exit 0; fi
+id=$(sbatch --parsable "${{options[@]}}" --dependency="afterany$ids" {collect})
+echo "submitted ${{ids#:}}, and ${{id%%;*}} that collects: squeue --me"
+"""
+
+
+def _gpus(count: int, asked: argparse.Namespace) -> dict[str, str]:
+    if not count:
+        return {}
+    kind = f"{asked.gpu_type}:" if asked.gpu_type else ""
+    return {asked.gpu_option: f"gpu:{kind}{count}" if asked.gpu_option == "gres" else f"{kind}{count}"}
+
+
+def _range(count: int, parallel: int | None) -> str:
+    return f"0-{count - 1}" + (f"%{parallel}" if parallel else "")
+
+
+def _time(seconds: float) -> str:
+    """Return a time as Slurm reads it, in whole minutes: `1-02:30:00`."""
+    minutes = -(-int(seconds) // 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return f"{days}-{hours:02}:{minutes:02}:00"
+
+
+def _directives(wanted: Mapping[str, str], asked: argparse.Namespace) -> list[str]:
+    site = {name: getattr(asked, name) for name in ("partition", "account") if getattr(asked, name)}
+    options = [f"--{name}={value}" for name, value in {**wanted, **site}.items()] + asked.sbatch
+    for option in options:
+        if not option.isprintable() or any(sign in option for sign in "\"'\\"):
+            raise RocmlabError(
+                f"{option!r} cannot stand in a script for Slurm",
+                "Slurm reads quotes and backslashes there in its own way",
+                "give the share, the run or the option a plainer name",
+            )
+        if not option.startswith("-"):
+            raise RocmlabError(f"--sbatch={option} is no option", "one begins with --", f"--sbatch=--{option}")
+    return [f'#SBATCH "{option}"' if " " in option else f"#SBATCH {option}" for option in options]
+
+
+def _exports(environment: Mapping[str, str], layout: Layout) -> str:
+    values = {**commands.kept(environment), "ROCMLAB_SHARE": layout.share}
+    values["ROCMLAB_BACKEND"] = layout.backend
+    return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in values.items())

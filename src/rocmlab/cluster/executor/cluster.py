@@ -1,0 +1,254 @@
+"""A run's cluster as the runner sees it: a child process that speaks to Ray, the places there, and the jobs' ends.
+
+Orders to the child are short lines; a job's description is a file that the child removes. What the child says of a job
+goes to that job's `RemoteSupervisor`. When the child ends, the cluster is gone as far as this run can know, and every
+job that has not ended is told so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import logging
+import secrets
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rocmlab.base import files
+from rocmlab.base.errors import RocmlabError
+from rocmlab.cluster.executor import delivery
+from rocmlab.cluster.executor.folder import NONCE
+from rocmlab.cluster.executor.nodes import RemoteNode
+from rocmlab.cluster.executor.places import ClusterPlaces, RemotePlace
+from rocmlab.cluster.executor.supervising import RemoteSupervisor
+from rocmlab.runs.folder import RunFolder
+from rocmlab.runs.jobs import Job
+from rocmlab.runs.scheduling.placement import Place
+from rocmlab.runs.workers.channel import Event, Link
+from rocmlab.runs.workers.supervisor import Limits
+
+log = logging.getLogger("rocmlab")
+
+DRIVER = "rocmlab.cluster.executor.driving"
+ADDRESS = "ROCMLAB_CLUSTER"  # in the child's environment
+GREETING_SECONDS = 120.0  # until the cluster has said what it has: a node may have to start a process first
+SEND_SECONDS = 30.0  # for an order to be taken
+FAREWELL_SECONDS = 8.0  # for the end of the warm parents
+GONE = "the process that speaks to Ray has ended"
+DESCRIBED = ("name", "notebook", "parameters", "kernel", "language", "gpus", "vram_bytes", "is_mixed")
+
+
+class Cluster:
+    """Where the jobs of a run go that a Ray cluster runs."""
+
+    def __init__(self, address: str | None, environment: Mapping[str, str], exchange: str | None = None) -> None:
+        """Start the child, which begins to connect.
+
+        Args:
+            address: of the cluster's head, HOST:PORT; None: the one that this machine belongs to.
+            environment: of the child.
+            exchange: where files of nodes that do not have the run folder are left; None: Ray itself brings them.
+
+        Raises:
+            RocmlabError: the exchange cannot be used.
+        """
+        if exchange:
+            delivery.check(exchange)
+        self.exchange = exchange
+        self.places: ClusterPlaces | None = None
+        self.folder: RunFolder | None = None
+        self.gone: str | None = None  # why the cluster is
+        self._token = secrets.token_hex(6)
+        self._numbers = itertools.count(1)
+        self._turn = asyncio.Lock()  # jobs are handed over in the order in which they were taken
+        self._supervisors: dict[int, RemoteSupervisor] = {}
+        self._nodes: dict[str, RemoteNode] = {}
+        self._said_of: set[str] = set()  # nodes that cannot be used, of which it was said
+        self._changed: Callable[[str | None], None] = lambda why: None
+        self._pump: asyncio.Task[None] | None = None
+        self._post = tempfile.TemporaryDirectory(prefix="rocmlab-orders-", ignore_cleanup_errors=True)
+        own = {ADDRESS: address} if address else {}
+        try:
+            self._link = Link(DRIVER, {**environment, **own})
+        except BaseException:
+            self._post.cleanup()
+            raise
+
+    def find_places(self, gpus: str | None, *, is_mixed: bool = False) -> ClusterPlaces:
+        """Wait until the cluster has said what it has, and return its places.
+
+        Raises:
+            RocmlabError: there is no cluster, no Ray, or nothing there that can be used.
+        """
+        end = time.monotonic() + GREETING_SECONDS
+        while True:
+            event = self._link.first(end - time.monotonic())
+            if event is None:
+                raise self._no_cluster()
+            if event["event"] == "problem":
+                raise RocmlabError(event["what"], event["why"], event["fix"])
+            if self._take_nodes(event):
+                break
+        self.places = ClusterPlaces(list(self._nodes.values()), gpus, is_mixed=is_mixed)
+        self._say_refused()
+        return self.places
+
+    @property
+    def nodes(self) -> list[RemoteNode]:
+        """Return the nodes that get jobs."""
+        return list(self.places.nodes.values()) if self.places else []
+
+    def _no_cluster(self) -> RocmlabError:
+        words = self._link.last_words().strip()
+        if self._link.is_alive:
+            why = f"no answer within {GREETING_SECONDS:g} s"
+        else:
+            why = words.splitlines()[-1] if words else f"{GONE} with {self._link.process.returncode}"
+        log.debug("the process that speaks to Ray said: %s", words)
+        return RocmlabError("the cluster cannot be reached", why, "make cluster-status says what is there")
+
+    def _take_nodes(self, event: Event) -> bool:
+        """Take what is said of one node, or that this is all of them."""
+        if event["event"] == "node":
+            node = RemoteNode.read(event["is"])
+            self._nodes[node.id] = node
+        elif event["event"] == "nodes":
+            self._nodes = {each: self._nodes[each] for each in event["ids"] if each in self._nodes}
+            return True
+        return False
+
+    def _say_refused(self) -> None:
+        assert self.places is not None
+        for node in self.places.refused.values():
+            if node.problem and node.id not in self._said_of:
+                self._said_of.add(node.id)
+                log.warning("node %s gets no job: %s (%s)", node.name, node.problem.what, node.problem.fix)
+
+    async def open(
+        self, jobs: Sequence[Job], folder: RunFolder, warm: str, changed: Callable[[str | None], None]
+    ) -> None:
+        """Begin a run.
+
+        Args:
+            jobs: of it.
+            folder: of it, which nodes that share it recognise by a word written there.
+            warm: `auto` or `off`.
+            changed: called when nodes have come or gone, with why the cluster is gone if it is.
+        """
+        self.folder, self._changed = folder, changed
+        nonce = secrets.token_hex(16)
+        files.write_text(folder.path / NONCE, nonce)
+        groups = Counter((job.kernel, job.gpus) for job in jobs)
+        await self.send(
+            {
+                "do": "begin",
+                "folder": str(folder.path),
+                "nonce": nonce,
+                "token": self._token,
+                "exchange": self.exchange,
+                "warm": warm,
+                "groups": [[kernel, gpus, count] for (kernel, gpus), count in groups.items()],
+            }
+        )
+        self._pump = asyncio.create_task(self._hear_all())
+
+    def lack(self, job: Job) -> str:
+        """Return what a job waits for when nothing runs and it cannot start."""
+        return f"the cluster has a node for {job.name}"
+
+    def supervise(self, job: Job, place: Place, limits: Limits, see: Callable[[Event], None]) -> RemoteSupervisor:
+        """Return what runs a job at a place of the cluster."""
+        assert isinstance(place, RemotePlace)
+        return RemoteSupervisor(job, place, limits, see, self)
+
+    async def submit(self, supervisor: RemoteSupervisor) -> int:
+        """Give a job to the cluster, and return the number by which it is known there."""
+        number = next(self._numbers)
+        self._supervisors[number] = supervisor
+        place, job = supervisor.place, supervisor.job
+        order = {
+            "number": number,
+            "job": {name: getattr(job, name) for name in DESCRIBED},
+            "limits": asdict(supervisor.limits),
+            "count": place.count,
+            "is_mixed": place.demand.is_mixed,
+            **{name: getattr(place, name) for name in ("pinned", "among", "never")},
+        }
+        path = Path(self._post.name, f"{number}.json")
+        async with self._turn:
+            await asyncio.to_thread(path.write_text, json.dumps(order), encoding="utf-8")
+            await self.send({"do": "job", "number": number, "file": str(path)})
+        return number
+
+    def forget(self, number: int) -> None:
+        """Hear no more of a job."""
+        self._supervisors.pop(number, None)
+
+    async def send(self, order: Mapping[str, Any]) -> None:
+        """Give the child an order, as soon as it takes it."""
+        end = time.monotonic() + SEND_SECONDS
+        while self.gone is None and not self._link.send(order):
+            if not self._link.is_alive or time.monotonic() > end:
+                self._lose(GONE if not self._link.is_alive else "the process that speaks to Ray takes no order")
+                return
+            await asyncio.sleep(0.01)
+
+    async def _hear_all(self) -> None:
+        try:
+            await self._listen()
+        except Exception as err:  # else nobody would hear anything any more, and every job would wait
+            log.debug("what the cluster says cannot be understood", exc_info=True)
+            self._lose(f"what it says cannot be understood: {type(err).__name__}: {err}")
+
+    async def _listen(self) -> None:
+        while (event := await self._link.event()) is not None:
+            kind = event["event"]
+            if kind == "job":
+                if supervisor := self._supervisors.get(event["number"]):
+                    supervisor.hear(event["said"])
+            elif kind == "gone":
+                self._lose(event["why"])
+            elif self._take_nodes(event):
+                assert self.places is not None
+                self.places.update(list(self._nodes.values()))
+                self._say_refused()
+                self._changed(None)
+        code = await self._link.exit_code()
+        words = self._link.last_words().strip()
+        log.debug("the process that speaks to Ray ended with %s: %s", code, words)
+        self._lose(self._link.fault or f"its head was lost ({GONE} with {code})")
+
+    def _lose(self, why: str) -> None:
+        if self.gone is not None:
+            return
+        self.gone = why
+        for supervisor in list(self._supervisors.values()):
+            supervisor.hear({"event": "gone", "why": why})
+        self._changed(why)
+
+    async def close(self) -> None:
+        """End the run's part in the cluster: its warm parents and, with the child, all that Ray still has of it."""
+        if self._pump is not None:
+            self._changed = lambda why: None
+            if self.gone is None and self._link.send({"do": "end"}):
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(asyncio.shield(self._pump), FAREWELL_SECONDS)
+            self._pump.cancel()
+            await asyncio.gather(self._pump, return_exceptions=True)
+        if self.folder is not None:
+            (self.folder.path / NONCE).unlink(missing_ok=True)
+        await self._link.close()
+        self._post.cleanup()
+
+    def shut(self) -> None:
+        """End the child, if no run has done so."""
+        self._link.process.kill()
+        self._link.process.wait()
+        self._post.cleanup()

@@ -1,0 +1,195 @@
+"""One job on a cluster, as the runner sees it: the counterpart of the local `Supervisor`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+from rocmlab.base import formatting, safe
+from rocmlab.cluster.executor.places import RemotePlace
+from rocmlab.devices import Device
+from rocmlab.runs.folder import now
+from rocmlab.runs.jobs import INTERRUPTED, Job
+from rocmlab.runs.workers.supervisor import Ending, Event, Limits
+
+if TYPE_CHECKING:
+    from rocmlab.cluster.executor.cluster import Cluster
+
+AGAIN_SECONDS = 3.0  # until a job that was lost before it began gets another place; by then it is seen which there are
+PATIENCE_SECONDS = 10.0  # beyond the time to save, until a job that was asked to stop is ended harder
+LINES = ("job waits", "job leased")  # of the journal, that a job's node writes
+AWAY = "{node} does not have its notebook at the same place: it ran in a scratch folder there, without the files beside"
+
+
+class RemoteSupervisor:
+    """Has the cluster run one job."""
+
+    def __init__(
+        self, job: Job, place: RemotePlace, limits: Limits, see: Callable[[Event], None], cluster: Cluster
+    ) -> None:
+        self.job = job
+        self.place = place
+        self.limits = limits
+        self._see = see
+        self._cluster = cluster
+        self._heard: asyncio.Queue[Event] = asyncio.Queue()
+        self._number: int | None = None
+        self._stop: Literal["interrupted", "kill", "force"] | None = None
+        self._has_begun = False
+        self._started: str | None = None
+        self._begin = 0.0
+        self._running_cell: int | None = None
+        self._warnings: list[str] = []
+        self._why_lost = ""
+        self._later: list[asyncio.TimerHandle] = []
+
+    def hear(self, event: Event) -> None:
+        """Take what is said of this job."""
+        self._heard.put_nowait(event)
+
+    async def run(self) -> Ending:
+        """Wait for the job's turn and its end. The runner's own end is no reason to wait: see `kill`."""
+        try:
+            if self._is_over:
+                return self._not_run()
+            self._number = await self._cluster.submit(self)
+            if self._stop:
+                await self._tell(self._stop)  # it came while the job was handed over
+            ending = await self._listen()
+            if ending is not None:
+                return ending
+            await asyncio.sleep(AGAIN_SECONDS)
+            return self._not_run() if self._is_over else self._unplaced()
+        except BaseException:
+            if self._number is not None:
+                await self._tell("kill")  # nobody will hear of it any more
+            raise
+        finally:
+            if self._number is not None:
+                self._cluster.forget(self._number)
+            for timer in self._later:
+                timer.cancel()
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether it is not to begin any more."""
+        return self._stop is not None or self._cluster.gone is not None
+
+    async def _listen(self) -> Ending | None:
+        """Return how the job ended; None if it was lost before it began."""
+        while True:
+            event = await self._heard.get()
+            kind = event["event"]
+            if kind == "ending":
+                return self._ended(event["ending"])
+            if kind in ("broken", "refused", "killed", "cancelled", "lost", "gone"):
+                return self._cut_short(kind, event)
+            self._take(kind, event)
+
+    def _take(self, kind: str, event: Event) -> None:
+        if kind == "placed":
+            self._placed(event)
+            return
+        if kind == "journal":
+            assert self._cluster.folder is not None
+            line, facts = event["line"], event["facts"]
+            if line in LINES and facts.get("job") == self.job.name and not {"event", "time"} & facts.keys():
+                self._cluster.folder.log(line, **facts)
+            else:
+                self._warnings.append(f"its node wanted another line in the journal: {safe.shown(line)}")
+            return
+        if kind == "away":
+            self._warnings.append(AWAY.format(node=self.place.node))
+            return
+        if kind == "cell":
+            self._running_cell = event["index"]
+        elif kind == "cell done":
+            self._running_cell = None
+        elif kind == "leased":
+            self._started, self._begin = now(), time.monotonic()
+        self._see(event)
+
+    def _placed(self, event: Event) -> None:
+        known = Device.__dataclass_fields__
+        fields = [{name: value for name, value in each.items() if name in known} for each in event["devices"]]
+        self.place.devices = tuple(Device(**each) for each in fields)
+        self.place.threads = event["threads"]
+        self.place.node, self.place.node_id = event["node"], event["node_id"]
+        self._has_begun = True
+        self._started, self._begin = now(), time.monotonic()
+        if self._cluster.places is not None:
+            self._cluster.places.begun(self.place)
+        self._see({"event": "placed", "pid": event["pid"]})
+
+    def _ended(self, said: dict[str, Any]) -> Ending:
+        return Ending(**{**said, "warnings": [*self._warnings, *said["warnings"]]})
+
+    def _cut_short(self, kind: str, event: Event) -> Ending | None:
+        if self._stop:
+            return self._ending("killed", INTERRUPTED) if self._has_begun else Ending("not run", "", None)
+        if kind == "refused":
+            what, why, fix = event["problem"]
+            self._why_lost = f"{what}: {why}; {fix}"
+            return None
+        if kind == "broken":
+            return self._ending("failed", f"it could not be run: {event['why']}")
+        if kind == "killed":
+            return self._ending("killed", event["why"])
+        if kind == "gone":
+            gone = f"the cluster is gone: {event['why']}"
+            return self._ending("killed", gone) if self._has_begun else Ending("not run", "", None)
+        if not self._has_begun:
+            self._why_lost = f"Ray lost it before it began: {event.get('why', '')}"
+            return None
+        ending = self._ending("killed", event.get("why", "Ray ended it"))
+        ending.is_lost = kind == "lost"
+        return ending
+
+    def _not_run(self) -> Ending:
+        return Ending("not run", "", None, self._warnings)
+
+    def _unplaced(self) -> Ending:
+        """Say that the place is no good: its node has gone, cannot be used, or loses what it is given."""
+        ending = self._ending("failed", self._why_lost)
+        ending.is_unplaced = True
+        return ending
+
+    def _ending(self, status: Literal["failed", "killed"], message: str) -> Ending:
+        seconds = time.monotonic() - self._begin if self._has_begun else None
+        return Ending(
+            status, formatting.short(message, 1000), self._running_cell, self._warnings, self._started, seconds
+        )
+
+    def stop(self, why: Literal["timeout", "interrupted"]) -> None:
+        """Have the job interrupted and saved; its node keeps its times, so that `why` is a person's wish here."""
+        if self._stop:
+            return
+        self._stop = "interrupted"
+        self._send("interrupted")
+        self._in(self.limits.grace_seconds + PATIENCE_SECONDS, self.kill)
+
+    def kill(self) -> None:
+        """Have all of the job's processes ended at once, without saving."""
+        if self._stop in ("kill", "force"):
+            return
+        self._stop = "kill"
+        self._send("kill")
+        self._in(PATIENCE_SECONDS, self._force)
+
+    def _force(self) -> None:
+        """End the process of Ray that has it, since it does not answer; if that does not help, wait no more."""
+        self._stop = "force"
+        self._send("force")
+        self._in(PATIENCE_SECONDS, lambda: self.hear({"event": "lost", "why": "its node does not answer"}))
+
+    def _in(self, seconds: float, what: Callable[[], None]) -> None:
+        self._later.append(asyncio.get_running_loop().call_later(seconds, what))
+
+    def _send(self, why: str) -> None:
+        if self._number is not None:
+            self._telling = asyncio.get_running_loop().create_task(self._tell(why))
+
+    async def _tell(self, why: str) -> None:
+        await self._cluster.send({"do": "stop", "number": self._number, "why": why})

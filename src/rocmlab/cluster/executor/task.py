@@ -1,0 +1,307 @@
+"""One job on its node: a task of Ray, which runs what a local run would, and tells and brings home what comes of it.
+
+A process of Ray takes one such task after another. What these share (workers, the reading of devices) is kept as long
+as the process lives; it belongs to one run, since Ray never gives a process to two drivers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import hashlib
+import os
+import queue
+import shutil
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, cast
+
+from rocmlab.base import private
+from rocmlab.base.errors import RocmlabError
+from rocmlab.cluster.executor import delivery
+from rocmlab.cluster.executor.folder import NodeFolder, is_shared
+from rocmlab.cluster.executor.node_agent import keeper_name, scratch
+from rocmlab.cluster.executor.nodes import masked
+from rocmlab.cluster.node import session
+from rocmlab.devices import Device, discover
+from rocmlab.kernels.run_warmth import Warmth
+from rocmlab.runs.jobs import Job
+from rocmlab.runs.scheduling.placement import Place, count_cores
+from rocmlab.runs.scheduling.pool import memory_bytes
+from rocmlab.runs.scheduling.usage import Meters
+from rocmlab.runs.workers.supervisor import Ending, Event, Limits, Supervisor
+from rocmlab.runs.workers.workers import Workers
+
+Tell = Callable[[Event], None]
+
+KEEPER_SECONDS = 60.0  # until the keeper of this node is there
+LOOK_SECONDS = 0.5  # how soon a request of Ray's to leave is heard
+FLUSH_SECONDS = 2.0  # for the job's last readings to be written; a device that hangs holds nobody up for longer
+LEAVE_SECONDS = 10.0  # for the end of what a job has started, when Ray ends the task
+# What a notebook needs to use the cluster itself, beside RAY_AUTH_*.
+PASSED_ON = ("RAY_ADDRESS", "RAY_NAMESPACE", "RAY_USAGE_STATS_ENABLED", "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL")
+RAYS_OWN = ("PYTHONBREAKPOINT", "SPT_NOENV")  # what Ray sets in its processes, beside RAY_*
+
+
+class _Station:
+    """What the tasks of this process share."""
+
+    def __init__(self, run: str) -> None:
+        self.run = run
+        self.meters = Meters()
+        self.loop = asyncio.new_event_loop()
+        self.devices = discover()
+        self._workers: Workers | None = None
+        threading.Thread(target=self.loop.run_forever, name="rocmlab-jobs", daemon=True).start()
+
+    @functools.cached_property
+    def keeper(self) -> Any:  # noqa: ANN401  a handle of Ray
+        """The run's keeper on this node; of a node that has just joined it may not be there yet."""
+        import ray
+
+        end = time.monotonic() + KEEPER_SECONDS
+        while True:
+            try:
+                return ray.get_actor(keeper_name(self.run, ray.get_runtime_context().get_node_id()))
+            except ValueError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.1)
+
+    def workers(self, warm: str) -> Workers:
+        """Return the workers, which are made for the first job."""
+        if self._workers is None:
+            environment, warmth = own_environment(_first_environment()), _Warmth(self.keeper)
+            self._workers = Workers(environment, 1, warm=warm, warmth=warmth, converts=False)  # the runner does
+        return self._workers
+
+
+class _Warmth(Warmth):
+    """The warm parents that the node's keeper has."""
+
+    def __init__(self, keeper: Any) -> None:  # noqa: ANN401  a handle of Ray
+        super().__init__()
+        self._keeper = keeper
+
+    def address(self, job: Job, environment: Mapping[str, str]) -> tuple[str | None, str | None]:
+        """Ask the keeper."""
+        import ray
+
+        try:
+            found = ray.get(self._keeper.parent.remote(job.kernel, job.gpus, dict(environment)), timeout=30)
+        except Exception as err:  # the job starts its kernel cold
+            return None, f"{type(err).__name__}: {err}"
+        return cast("tuple[str | None, str | None]", found)
+
+
+_stations: dict[str, _Station] = {}
+
+
+def _station(run: str) -> _Station:
+    if run not in _stations:
+        _stations[run] = _Station(run)
+    return _stations[run]
+
+
+def _first_environment() -> dict[str, str]:
+    """Return the environment in which this process began: a task's has Ray's OMP_NUM_THREADS and masks in it.
+
+    Source: /proc/self/environ; where there is none, what there is now, without that number of threads.
+    """
+    try:
+        pairs = (each.partition(b"=") for each in Path("/proc/self/environ").read_bytes().split(b"\0") if b"=" in each)
+        return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+    except OSError:
+        return {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+
+
+def own_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what a node's processes have in their environment, without what Ray adds for its own.
+
+    A notebook can use the cluster: where it is and the token stay.
+    """
+    kept = {
+        name: value
+        for name, value in environment.items()
+        if name not in RAYS_OWN and (not name.startswith("RAY_") or name in PASSED_ON or name.startswith("RAY_AUTH_"))
+    }
+    return {**kept, "ROCMLAB_ENGINE": "rocmlab"}
+
+
+def execute(order: Mapping[str, Any], notebook: bytes) -> Iterator[Event]:
+    """Run a job on the GPUs that Ray has given this task; yield what happens, and at last its end.
+
+    Args:
+        order: the job and what the run says of it, see `Cluster`.
+        notebook: its content.
+    """
+    import ray
+
+    session.restore_signals()
+    station = _station(order["run"])
+    said: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+    context = ray.get_runtime_context()
+    job = _Job(order, notebook, station, said.put)
+    try:
+        place = job.place()
+    except RocmlabError as err:
+        problem = err.problem
+        yield {"event": "refused", "problem": [problem.what, problem.why, problem.fix]}
+        return
+    yield {
+        "event": "placed",
+        "node_id": context.get_node_id(),
+        "pid": os.getpid(),
+        "devices": [device.as_dict() for device in place.devices],
+        "threads": place.threads,
+    }
+    running = asyncio.run_coroutine_threadsafe(job.run(place), station.loop)
+    try:
+        yield from _told(said, running)
+        yield from job.results(running.result())
+    finally:
+        job.leave(running)
+
+
+def _told(said: queue.SimpleQueue[Event | None], running: Future[Ending]) -> Iterator[Event]:
+    """Yield what a job says, until it has ended. The wait is short: Ray asks a task to leave between two of them."""
+    running.add_done_callback(lambda _: said.put(None))
+    while True:
+        try:
+            event = said.get(timeout=LOOK_SECONDS)
+        except queue.Empty:
+            continue
+        if event is None:
+            return
+        yield event
+
+
+class _Job:
+    """One job here."""
+
+    def __init__(self, order: Mapping[str, Any], notebook: bytes, station: _Station, tell: Tell) -> None:
+        self.order = order
+        self.job = Job(**order["job"])
+        self.station = station
+        self.keeper = station.keeper
+        self.tell = tell
+        self.content = notebook
+        self.supervisor: Supervisor | None = None
+        self.is_shared = is_shared(order["folder"], order["nonce"])
+        own = os.environ.get("ROCMLAB_SHARE")
+        fallback = Path(order["folder"]).parent.parent if self.is_shared else Path(tempfile.gettempdir(), "rocmlab")
+        share = Path(own) if own else fallback
+        path = Path(order["folder"]) if self.is_shared else scratch(order["run"]) / Path(order["folder"]).name
+        self.folder = NodeFolder(path, share, tell)
+        self._unclean: Path | None = None
+
+    def place(self) -> Place:
+        """Return the GPUs that Ray has given this task.
+
+        Raises:
+            RocmlabError: they are not what the job wants, or cannot be had.
+        """
+        if why := masked(os.environ):
+            raise RocmlabError(*why)
+        count = self.order["count"]
+        if not count:
+            return Place((self.station.devices[-1],), count_cores(), node=socket.gethostname())
+        gpus = session.granted()
+        self._check(gpus, count)
+        cores, total = count_cores(), max(1, self.order["gpus_of_node"].get(self._node(), len(gpus)))
+        return Place(tuple(gpus), max(1, cores * count // total), count=count, node=socket.gethostname())
+
+    def _node(self) -> str:
+        import ray
+
+        return str(ray.get_runtime_context().get_node_id())
+
+    def _check(self, gpus: tuple[Device, ...], count: int) -> None:
+        wish = self.job.vram_bytes
+        small = [gpu for gpu in gpus if wish and (memory_bytes(gpu) or 0) < wish]
+        products = {(gpu.backend, gpu.gfx, gpu.name, gpu.vram_bytes) for gpu in gpus}
+        is_mixed = len(products) > 1 and not self.order["is_mixed"]
+        if len(gpus) == count and not small and not is_mixed:
+            return
+        have = ", ".join(f"{gpu.name} ({gpu.pci_address})" for gpu in gpus) or "none"
+        raise RocmlabError(
+            f"Ray gave {self.job.name} GPUs that it cannot use",
+            f"it wants {count} of one product and large enough, and got: {have}",
+            "give the machines of one cluster GPUs of one product each: make cluster-join GPUS=…",
+        )
+
+    async def run(self, place: Place) -> Ending:
+        """Run it; its files are in the folder afterwards."""
+        path = await asyncio.to_thread(self._notebook)
+        self.folder.path.mkdir(mode=private.folder_mode(), parents=True, exist_ok=True)
+        job = replace(self.job, notebook=str(path))
+        workers = self.station.workers(self.order["warm"])
+        limits = Limits(**self.order["limits"])
+        self.supervisor = Supervisor(job, place, self.folder, limits, self.tell, workers, self.station.meters)
+        self._listen()
+        try:
+            return await self.supervisor.run()
+        finally:
+            self.keeper.done.remote(self.order["number"])
+
+    def _listen(self, heard: str | None = None) -> None:
+        """Hear when the run wants this job to stop, or, when it was told, to stop harder."""
+        loop = asyncio.get_running_loop()
+        future = self.keeper.watch.remote(self.order["number"], heard).future()
+        future.add_done_callback(lambda done: loop.call_soon_threadsafe(self._heard, done))
+
+    def _heard(self, done: Future[str]) -> None:
+        if self.supervisor is None:
+            return
+        why = "kill" if done.exception() else done.result()  # without its keeper the run, or its part here, is gone
+        if why == "kill":
+            self.supervisor.kill()
+        elif why:
+            self._listen(why)  # it may become impatient
+            self.supervisor.stop("interrupted")
+
+    def _notebook(self) -> Path:
+        """Return where the notebook is on this node: where it was, if it is the same here, else a copy."""
+        asked = Path(self.job.notebook)
+        with contextlib.suppress(OSError):
+            if hashlib.sha256(asked.read_bytes()).digest() == hashlib.sha256(self.content).digest():
+                return asked
+        self.tell({"event": "away"})
+        folder = scratch(self.order["run"]) / "notebooks" / f"{self.order['number']}"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._unclean = folder
+        path = folder / asked.name
+        path.write_bytes(self.content)
+        return path
+
+    def results(self, ending: Ending) -> Iterator[Event]:
+        """Yield the files that must be brought home, and at last how it ended."""
+        name, left = self.job.name, {}
+        self.station.meters.flush(FLUSH_SECONDS)
+        if self.is_shared:
+            left = delivery.sizes(self.folder, name)
+        elif self.order["exchange"]:
+            yield from delivery.leave(self.folder, name, self.order["exchange"])
+        else:
+            yield from delivery.pieces(self.folder, name)
+        yield {"event": "ending", "ending": asdict(ending), "left": left}
+
+    def leave(self, running: Future[Ending]) -> None:
+        """Leave nothing behind, also when Ray ends the task early."""
+        if not running.done():
+            if self.supervisor is not None:
+                self.station.loop.call_soon_threadsafe(self.supervisor.kill)
+            with contextlib.suppress(Exception):
+                running.result(LEAVE_SECONDS)
+        if self._unclean:
+            shutil.rmtree(self._unclean, ignore_errors=True)
+        if not self.is_shared:
+            for name in self.folder.files(self.job.name).values():
+                (self.folder.path / name).unlink(missing_ok=True)

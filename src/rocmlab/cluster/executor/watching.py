@@ -1,0 +1,177 @@
+"""Which nodes the cluster has, what each of them says it has, and that the cluster is still there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rocmlab import __version__
+from rocmlab.cluster.executor import nodes
+
+log = logging.getLogger("rocmlab")
+
+EVERY_SECONDS = 2.0
+ANSWER_SECONDS = 60.0  # for a node to say what it has: its first process of Ray may have to start
+AGAIN_SECONDS = 10.0  # until a node is asked again that failed to say anything
+PREPARE_SECONDS = 0.5  # for which a process of Ray that is ready keeps its GPU, so that its fellows get ready, too
+PREPARED_SECONDS = 20.0  # after which what has not begun is given up: GPUs that others use are for jobs when they end
+SILENT_SECONDS = 20.0  # without an answer of the head, after which it is taken for gone
+HANGING_SECONDS = 80.0  # the same where a question to it does not return
+
+
+class NodeWatch:
+    """Asks Ray for its nodes again and again, and each new node, once, for its devices."""
+
+    def __init__(self, changed: Callable[[], None], gone: Callable[[str], None]) -> None:
+        """Begin.
+
+        Args:
+            changed: called in the event loop when nodes have come or gone.
+            gone: called with the reason when the head does not answer any more.
+        """
+        self.known: dict[str, dict[str, Any]] = {}  # by node id, what it says; without those that are gone
+        self._names: dict[str, str] = {}  # of all that ever were
+        self._changed = changed
+        self._gone = gone
+        self._lock = threading.Lock()  # nobody waits for a node while having it
+        self._has_changed = False  # since it was last told
+        self._met: set[str] = set()  # nodes that were asked to get ready
+        self._preparing: dict[Any, float] = {}  # since when, by reference
+        self._asked: dict[str, Any] = {}  # by node, the reference to what it will say
+        self._ask_again: dict[str, float] = {}  # when, of nodes that failed to say anything
+
+    def name(self, node_id: str) -> str:
+        """Return a node's host name, also of one that is gone."""
+        return self._names.get(node_id, node_id[:8])
+
+    def is_alive(self, node_id: str) -> bool:
+        """Tell whether Ray takes a node for alive, now."""
+        self.look()
+        return node_id in self.known
+
+    def described(self) -> list[dict[str, Any]]:
+        """Return the nodes as the runner reads them."""
+        return list(self.known.values())
+
+    def begin(self) -> None:
+        """Look for the first time, and wait for what the nodes say, each no longer than a minute."""
+        import ray
+
+        self.look()
+        with self._lock:
+            asked = list(self._asked.values())
+        if asked:
+            ray.wait(asked, num_returns=len(asked), timeout=ANSWER_SECONDS)
+            self.look()
+        self.has_changed()
+
+    def look(self) -> None:
+        """Ask Ray once, and hear what those nodes have said that were asked before."""
+        import ray
+
+        with self._lock:
+            alive, gpus = {}, {}
+            for node in ray.nodes():
+                labels = node.get("Labels") or {}
+                name = labels.get("rocmlab.hostname") or labels.get("hostname") or node["NodeManagerHostname"]
+                self._names[node["NodeID"]] = name
+                if node["Alive"]:
+                    alive[node["NodeID"]] = name
+                    gpus[node["NodeID"]] = int(node["Resources"].get("GPU", 0))
+            before = set(self.known)
+            self.known = {each: said for each, said in self.known.items() if each in alive}
+            self._asked = {each: reference for each, reference in self._asked.items() if each in alive}
+            self._prepare({each: count for each, count in gpus.items() if each not in self._met})
+            self._met |= gpus.keys()
+            now = time.monotonic()
+            self._ask([each for each in alive if not self._is_known(each, now)])
+            self.known |= self._heard(alive, now)
+            self._has_changed |= set(self.known) != before
+
+    def has_changed(self) -> bool:
+        """Tell whether nodes have come or gone since this was last asked, whoever has looked."""
+        with self._lock:
+            has_changed, self._has_changed = self._has_changed, False
+            return has_changed
+
+    def _is_known(self, node_id: str, now: float) -> bool:
+        """Tell whether a node need not be asked: it has said what it has, or will, or is left alone for a while."""
+        return node_id in self.known or node_id in self._asked or now < self._ask_again.get(node_id, 0.0)
+
+    def _ask(self, new: Sequence[str]) -> None:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        describe = ray.remote(nodes.describe)
+        for each in new:
+            there = NodeAffinitySchedulingStrategy(each, soft=False)
+            options = describe.options(num_cpus=0, max_retries=0, scheduling_strategy=there)
+            self._asked[each] = options.remote(__version__)
+
+    def _heard(self, names: Mapping[str, str], now: float) -> dict[str, dict[str, Any]]:
+        """Return what nodes have said, by node; one that fails to is asked again later."""
+        import ray
+
+        if not self._asked:
+            return {}
+        ready, _ = ray.wait(list(self._asked.values()), num_returns=len(self._asked), timeout=0)
+        found: dict[str, dict[str, Any]] = {}
+        for each in [each for each, reference in self._asked.items() if reference in ready]:
+            try:
+                said = ray.get(self._asked.pop(each))
+            except ModuleNotFoundError as err:
+                said = {"problem": nodes.missing(err)}
+            except Exception:
+                log.debug("%s does not say what it has", names[each], exc_info=True)
+                self._ask_again[each] = now + AGAIN_SECONDS
+                continue
+            found[each] = {**said, "id": each, "name": names[each]}
+        return found
+
+    def _prepare(self, gpus: dict[str, int]) -> None:
+        """Start a process of Ray for each GPU of new nodes, while the jobs are still being looked at.
+
+        Ray has processes for tasks with a GPU, and others: these, too, ask for one.
+        """
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        now = time.monotonic()
+        prepare = ray.remote(max_calls=0)(nodes.prepare)
+        for each, count in gpus.items():
+            there = NodeAffinitySchedulingStrategy(each, soft=False)
+            options = prepare.options(num_cpus=0, num_gpus=1, max_retries=0, scheduling_strategy=there)
+            self._preparing |= {options.remote(PREPARE_SECONDS): now for _ in range(count)}
+        if self._preparing:
+            done, _ = ray.wait(list(self._preparing), num_returns=len(self._preparing), timeout=0)
+            late = [each for each, since in self._preparing.items() if now - since > PREPARED_SECONDS]
+            for reference in {*done, *late}:
+                del self._preparing[reference]
+            for reference in set(late) - set(done):
+                ray.cancel(reference)
+
+    def watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Look until the process ends."""
+        begin = [time.monotonic()]
+        threading.Thread(target=self._judge, args=(begin,), name="rocmlab-head", daemon=True).start()
+        while True:
+            try:
+                self.look()
+                begin[0] = time.monotonic()
+            except Exception as err:
+                log.debug("the head does not answer", exc_info=True)
+                if time.monotonic() - begin[0] > SILENT_SECONDS:
+                    self._gone(f"its head does not answer: {type(err).__name__}: {err}")
+            if self.has_changed():
+                loop.call_soon_threadsafe(self._changed)
+            time.sleep(EVERY_SECONDS)
+
+    def _judge(self, begin: list[float]) -> None:
+        """Say that the head is gone when a question to it does not return."""
+        while time.monotonic() - begin[0] < HANGING_SECONDS:
+            time.sleep(EVERY_SECONDS)
+        self._gone(f"its head has not answered for {HANGING_SECONDS:g} s")

@@ -1,0 +1,177 @@
+"""How a job of a run comes to its lease: at once, or when those who have the GPUs give them back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rocmlab.base import formatting
+from rocmlab.devices import Device
+from rocmlab.kernels import occupants
+from rocmlab.kernels.leases import Holder, Lease, Leases
+from rocmlab.kernels.occupants import Occupant
+from rocmlab.runs.folder import RunFolder
+from rocmlab.runs.jobs import Job
+from rocmlab.runs.scheduling.placement import Place
+
+log = logging.getLogger("rocmlab")
+
+FIRST_SECONDS = 0.05  # a lock may be looked at just then
+POLL_SECONDS = 0.25
+LINGER_SECONDS = 0.5  # the driver still lists a process that has just ended
+WORTH_TELLING_SECONDS = 1.0
+FEWER_SECONDS = 5.0  # after which a job that may begin with fewer GPUs takes those that others have not leased
+CPU_SECONDS = 60.0  # after which it gives up its place, so that it does not keep the others of its run waiting
+
+
+class Claim:
+    """A job's claim to its place's GPUs, and the lease that it becomes. On the CPU there is nothing to lease.
+
+    The first attempt is made at once, so that what the run says when a job starts is true. GPUs with foreign processes
+    are taken last, and with a warning. Where locks cannot be had, the job runs without a lease, also with a warning.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        place: Place,
+        folder: RunFolder,
+        warnings: list[str],
+        see: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self.lease: Lease | None = None
+        self._job = job
+        self._place = place
+        self._folder = folder
+        self._warnings = warnings  # of the job's result
+        self._see = see  # called when it waits, and when it has what it waits for
+        self._leases = Leases.of_share(folder.share)
+        self._count = len(place.gpus)
+        self._waits_since: float | None = None  # it is its turn, and others have leased what it claims
+        self.why_not: str | None = None  # why it has given up
+        self._is_settled = not place.gpus
+        self._asked: set[Device] = set()  # of which drivers were asked for their processes
+        self._seen: dict[Device, list[Occupant]] = {}  # what they said
+        self._seen.update(occupants.in_time(self._gpus()))
+        self._attempt()
+
+    async def settled(self, is_stopped: Callable[[], bool]) -> bool:
+        """Wait until the GPUs are leased; False if the job was stopped before, or has given up (`why_not`)."""
+        begin, pause, has_said = time.monotonic(), FIRST_SECONDS, False
+        while not self._is_settled:
+            await asyncio.sleep(pause)
+            if is_stopped():
+                return False
+            is_its_turn = bool(self._place.options())
+            await self._look()
+            if is_stopped():
+                return False
+            self._attempt()
+            if is_its_turn and not self._is_settled and self._has_given_up():
+                return False
+            if is_its_turn and not self._is_settled and not has_said:
+                self._say_who()
+                has_said = True
+            pause = POLL_SECONDS
+        if has_said:
+            self._say_waited(time.monotonic() - begin)
+        if self._place.gpus:
+            self._see({"event": "leased", "devices": [gpu.as_dict() for gpu in self._place.gpus]})
+        await self._warn_of_foreign()
+        return True
+
+    def _has_given_up(self) -> bool:
+        """Begin to count at the first look; note who has the GPUs when a job that can do without has waited enough."""
+        now = time.monotonic()
+        self._waits_since = self._waits_since or now
+        if not self._place.fewest or now - self._waits_since < CPU_SECONDS:
+            return False
+        needed = formatting.plural(self._place.fewest, "GPU")
+        self.why_not = f"it needs {needed}, and for {CPU_SECONDS:g} s too few were free: {'; '.join(self._holders())}"
+        return True
+
+    def release(self) -> None:
+        """Close this process's copies of the lease's descriptors."""
+        if self.lease:
+            self.lease.release()
+            self.lease = None
+
+    def _gpus(self) -> Sequence[Device]:
+        """Return the GPUs that may be had, or are had, of whose processes the drivers are asked next."""
+        gpus = self._place.gpus if self._is_settled else self._place.options()
+        self._asked = set(gpus)
+        return gpus
+
+    async def _look(self) -> None:
+        """Note the processes on the GPUs; of one whose driver hangs nothing is known."""
+        self._seen = await occupants.awaited(self._gpus())
+
+    def _attempt(self) -> None:
+        options = [] if self._is_settled else [gpu for gpu in self._place.options() if gpu in self._asked]
+        if not options:
+            return
+        clean_first = sorted(options, key=lambda device: bool(self._foreign_on(device)))
+        try:
+            self.lease = self._pick(clean_first)
+        except OSError as err:
+            self._go_without(clean_first[: self._count], err)
+            return
+        if self.lease:
+            self._is_settled = True
+            self._place.settle(self.lease.devices)
+
+    def _pick(self, options: Sequence[Device]) -> Lease | None:
+        """Lease all that is claimed; after a while fewer, where fewer will do."""
+        fewest = self._count
+        if self._place.fewest and self._waits_since and time.monotonic() - self._waits_since >= FEWER_SECONDS:
+            fewest = self._place.fewest
+        for count in range(self._count, fewest - 1, -1):
+            if lease := self._leases.pick(options, count, Holder.here(self._job.notebook)):
+                if count < self._count:
+                    rest = "; ".join(self._holders(besides=lease.devices))
+                    self._warn(f"it begins with {formatting.plural(count, 'GPU')} of {self._count}: {rest}")
+                return lease
+        return None
+
+    def _go_without(self, gpus: Sequence[Device], err: OSError) -> None:
+        where = formatting.path(self._leases.folder)
+        self._warn(f"no lease: {where} cannot be locked ({err.strerror or err}), so others may use its GPU meanwhile")
+        self._is_settled = True
+        self._place.settle(gpus)
+
+    def _foreign_on(self, device: Device) -> list[Occupant]:
+        return occupants.foreign(self._seen.get(device, ()), None)
+
+    def _holders(self, besides: Sequence[Device] = ()) -> list[str]:
+        held = [(gpu, self._leases.holder(gpu)) for gpu in self._place.options() if gpu not in besides]
+        return [f"{formatting.device_label([gpu.as_dict()])} is leased to {holder}" for gpu, holder in held if holder]
+
+    def _say_who(self) -> None:
+        who = self._holders()
+        self._folder.log("job waits", job=self._job.name, gpus=self._count, held=who)
+        self._see({"event": "waiting", "held": who})
+        log.info("%s waits for %s: %s", self._job.name, formatting.plural(self._count, "GPU"), "; ".join(who))
+
+    def _say_waited(self, seconds: float) -> None:
+        addresses = [gpu.pci_address or gpu.name for gpu in self._place.gpus]
+        self._folder.log("job leased", job=self._job.name, devices=addresses, waited_seconds=round(seconds, 3))
+        if seconds >= WORTH_TELLING_SECONDS:
+            waited = formatting.duration(seconds)
+            self._warnings.append(f"it waited {waited} for GPUs that others had leased, which is not part of its time")
+
+    async def _warn_of_foreign(self) -> None:
+        if not any(self._foreign_on(gpu) for gpu in self._place.gpus):
+            return
+        await asyncio.sleep(LINGER_SECONDS)
+        await self._look()
+        for gpu in self._place.gpus:
+            if others := self._foreign_on(gpu):
+                label = formatting.device_label([gpu.as_dict()])
+                self._warn(f"{label} is also used by {', '.join(map(str, others))}, without a lease")
+
+    def _warn(self, message: str) -> None:
+        self._warnings.append(message)
+        log.warning("%s: %s", self._job.name, message)

@@ -1,0 +1,148 @@
+"""Processes that use a GPU, as its driver lists them; those without a lease are foreign.
+
+Source: `/sys/class/kfd/kfd/proc/<pid>/vram_<gpu_id>` (rocm), NVML's compute processes (cuda). KFD gives process ids of
+the host, which inside a container mean nothing: there a process on a leased GPU is taken for the lease's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rocmlab.base.background import DRIVERS
+from rocmlab.devices import Device, is_simulated, roots, system_root
+from rocmlab.devices.nvml import UNKNOWN_BYTES as UNKNOWN_BYTES
+from rocmlab.devices.processes import KFD_PROCESSES, LEAST_BYTES
+
+ATTEMPTS = 3  # a thread that asks NVML for other GPUs at the same moment may give its answer to this one, too
+
+if TYPE_CHECKING:
+    from rocmlab.devices.nvml import Nvml
+    from rocmlab.kernels.leases import Holder
+
+
+@dataclass(frozen=True)
+class Occupant:
+    """One process on one GPU."""
+
+    pid: int  # as the driver counts
+    vram_bytes: int | None
+    name: str | None = None  # of its program; None if it cannot be seen from here
+    numbers: frozenset[int] = frozenset()  # of the process and its session, in every namespace; empty if unseen
+
+    def is_of(self, holder: Holder) -> bool:
+        """Tell whether it is the holder's kernel, was started in its session, or cannot be told from it."""
+        return not self.numbers or holder.pid is None or holder.pid in self.numbers
+
+    def __str__(self) -> str:
+        """Return it in a few words."""
+        name = "".join(
+            letter if letter.isprintable() else "?" for letter in self.name or "a program not seen from here"
+        )
+        memory = f", {self.vram_bytes / 2**30:.1f} GiB" if self.vram_bytes else ""
+        return f"process {self.pid} ({name}{memory})"
+
+
+def foreign(seen: Sequence[Occupant], holder: Holder | None) -> list[Occupant]:
+    """Return the processes on a device that do not belong to its lease; all of them if it has none."""
+    return [each for each in seen if holder is None or not each.is_of(holder)]
+
+
+def on_devices(devices: Sequence[Device], root: Path | None = None) -> dict[Device, list[Occupant]]:
+    """Return the processes on each of these GPUs; empty where the driver lists none or does not tell."""
+    where = root or system_root()
+    found: dict[Device, list[Occupant]] = {device: [] for device in devices}
+    for device in devices:
+        if device.backend == "rocm" and device.kfd_id is not None:
+            found[device] = list(_of_kfd(device.kfd_id, where))
+    nvidia = [device for device in devices if device.backend == "cuda"]
+    if nvidia and not is_simulated(where) and not any(device.simulated for device in nvidia):
+        from rocmlab.devices import nvml
+
+        with nvml.session() as library:
+            if library is not None:
+                found |= of_nvml(library, nvidia, where)
+    return found
+
+
+def drivers(devices: Sequence[Device]) -> list[tuple[str, list[Device]]]:
+    """Return whom to ask for the processes on some GPUs, and of which: KFD by GPU, and NVML once."""
+    asked = [(f"the process list of {gpu.pci_address or gpu.name}", [gpu]) for gpu in devices if gpu.backend == "rocm"]
+    others = [gpu for gpu in devices if gpu.backend != "rocm"]
+    return [*asked, *([("the process list of NVML", others)] if others else [])]
+
+
+def in_time(devices: Sequence[Device]) -> dict[Device, list[Occupant]]:
+    """Return the processes on each of these GPUs whose driver answers within a second; the others are left out."""
+    found: dict[Device, list[Occupant]] = {}
+    for who, some in drivers(devices):
+        read = partial(on_devices, some, system_root())
+        for _ in range(ATTEMPTS):
+            answer = DRIVERS.now(who, read)
+            if _is_for(some, answer):
+                break
+        found |= _of(some, answer)
+    return found
+
+
+async def awaited(devices: Sequence[Device]) -> dict[Device, list[Occupant]]:
+    """Return the same, while the event loop goes on; the drivers are asked side by side."""
+    import asyncio  # not before `rocmlab run` has started what takes long
+
+    found = await asyncio.gather(*(_awaited(who, some) for who, some in drivers(devices)))
+    return {device: each for answer in found for device, each in answer.items()}
+
+
+async def _awaited(who: str, some: Sequence[Device]) -> dict[Device, list[Occupant]]:
+    read = partial(on_devices, some, system_root())
+    for _ in range(ATTEMPTS):
+        answer = await DRIVERS.later(who, read)
+        if _is_for(some, answer):
+            break
+    return _of(some, answer)
+
+
+def _is_for(some: Sequence[Device], answer: dict[Device, list[Occupant]] | None) -> bool:
+    """Tell whether there is nothing to ask again: these GPUs' answer, or none in time."""
+    return answer is None or set(some) <= set(answer)
+
+
+def _of(some: Sequence[Device], answer: dict[Device, list[Occupant]] | None) -> dict[Device, list[Occupant]]:
+    return {device: answer[device] for device in some if device in answer} if answer else {}
+
+
+def _of_kfd(gpu_id: int, root: Path) -> Iterator[Occupant]:
+    folder = root / KFD_PROCESSES
+    for name in roots.list_names(folder):
+        pid = roots.integer(name)
+        vram_bytes = roots.read_integer(folder / name / f"vram_{gpu_id}") if pid else None
+        if pid and vram_bytes and vram_bytes >= LEAST_BYTES:  # every process lists every GPU
+            yield _seen(pid, vram_bytes, root)
+
+
+def of_nvml(library: Nvml, devices: Sequence[Device], root: Path) -> dict[Device, list[Occupant]]:
+    """Return the compute processes of an initialised NVML, for the devices that it knows by their UUID."""
+    by_id = {device.unique_id: device for device in devices if device.unique_id}
+    found: dict[Device, list[Occupant]] = {}
+    for _, handle in library.handles():
+        device = by_id.get(library.text("nvmlDeviceGetUUID", handle) or "")
+        if device is not None:
+            found[device] = [_seen(pid, vram_bytes, root) for pid, vram_bytes in library.processes(handle)]
+    return found
+
+
+def _seen(pid: int, vram_bytes: int | None, root: Path) -> Occupant:
+    """Add what `/proc` says of a process, if it is there: in a container another's number may stand for nothing."""
+    folder = root / "proc" / str(pid)
+    status = roots.read_text(folder / "status")
+    if status is None:
+        return Occupant(pid, vram_bytes)
+    numbers = {pid}
+    for line in status.splitlines():
+        label, _, rest = line.partition(":")
+        if label in ("NSpid", "NSsid"):
+            numbers |= {number for word in rest.split() if (number := roots.integer(word))}
+    return Occupant(pid, vram_bytes, roots.read_text(folder / "comm"), frozenset(numbers))

@@ -1,0 +1,192 @@
+"""What a kernel owns: some GPUs and the lease on them, or the CPU alone; or the reason why it gets neither."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from rocmlab.base.errors import RocmlabError
+from rocmlab.devices import Device, visibility
+from rocmlab.kernels import occupants
+from rocmlab.kernels.gpus import Gpus, are_mixed, label, look, printable
+from rocmlab.kernels.leases import Holder, Lease, Leases
+
+log = logging.getLogger("rocmlab")
+
+LINGER_SECONDS = 0.5  # the driver still lists a process that has just ended
+UNNAMED = "a kernel without a notebook"
+WHAT_TO_DO = (
+    "in a notebook that no longer needs its GPU: Kernel > Shut Down Kernel,\n"
+    "then here: Kernel > Restart Kernel…, which tries again;\n"
+    "or compute on the CPU: Kernel > Change Kernel… > {title} (CPU)"
+)
+
+
+@dataclass
+class Owned:
+    """What one kernel has been given."""
+
+    devices: tuple[Device, ...] = ()  # none: the CPU
+    lease: Lease | None = None  # this process's copy; the kernel has another
+    is_shared: bool = False  # its GPU can be reserved by nobody, so that it is not masked either
+    warnings: tuple[str, ...] = ()
+
+    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        """Return the kernel's environment: `base` with the masks that give it these GPUs and no other."""
+        return dict(base) if self.is_shared else visibility.apply(base, self.devices)
+
+    def belongs_to(self, pid: int) -> None:
+        """Name the kernel's process as the holder. Unlike `Lease.passed_to` this keeps our copy, for a restart."""
+        if self.lease:
+            self.lease.describe(replace(self.lease.holder, pid=pid))
+
+    def release(self) -> None:
+        """Close this process's copy: the lease ends with the kernel's process, or now if that has ended."""
+        if self.lease:
+            self.lease.release()
+
+    def banner(self) -> str:
+        """Say to a person what the kernel has."""
+        lines = [_described(device, is_leased=self.lease is not None) for device in self.devices]
+        if not self.devices:
+            lines = ["a GPU that every program shares: no lease" if self.is_shared else "CPU: this kernel has no GPU"]
+        if are_mixed(self.devices):
+            lines.append("these GPUs are of different kinds (mixed)")
+        if any(device.simulated for device in self.devices):
+            lines.append("SIMULATED: not a GPU of this machine; the CPU computes")
+        return "\n".join([*lines, *(f"warning: {printable(text)}" for text in self.warnings)]) + "\n"
+
+
+def claim(wanted: int | str, notebook: str | None, environment: Mapping[str, str], title: str) -> Owned:
+    """Take what a kernelspec asks for.
+
+    Args:
+        wanted: so many GPUs, whichever are free (1 on a lab without GPUs is the CPU); `all` of them or nothing; 0 the
+            CPU; or the PCI address of one.
+        notebook: whose kernel it is.
+        environment: of the server, with its masks and the share.
+        title: of the framework, for what a person is told.
+
+    Raises:
+        RocmlabError: that is not to be had now; it says who has it.
+    """
+    if isinstance(wanted, bool) or not isinstance(wanted, int | str) or (isinstance(wanted, int) and wanted < 0):
+        raise RocmlabError(
+            f"the kernelspec asks for {wanted!r} GPUs",
+            "it is a number, `all`, or a PCI address",
+            "rocmlab kernels install",
+        )
+    if wanted in (0, "0"):
+        return Owned()
+    gpus = look(environment)
+    if gpus.problem:
+        found = gpus.problem
+        fix = f"{found.fix}\nor compute on the CPU: Kernel > Change Kernel… > {title} (CPU)"
+        raise RocmlabError(found.what, found.why, fix)
+    if gpus.is_shared or not gpus.devices:
+        if gpus.is_shared or wanted in (1, "1"):
+            return Owned(is_shared=gpus.is_shared)
+        raise RocmlabError(
+            "this lab has no GPU", f"this kernel is for {_in_words(wanted)}", f"choose the kernel {title}"
+        )
+    return _leased(*_options(wanted, gpus, title), Holder.here(notebook or UNNAMED), environment, title)
+
+
+def _options(wanted: int | str, gpus: Gpus, title: str) -> tuple[list[Device], int]:
+    """Return among which GPUs the kernel may choose, and how many it gets."""
+    devices = list(gpus.devices)
+    if wanted == "all":
+        return devices, len(devices)
+    if isinstance(wanted, int) or wanted.isdecimal():
+        count = int(wanted)
+        if count > len(devices):
+            raise RocmlabError(
+                f"this kernel asks for {count} GPUs", f"this lab has {len(devices)}", "choose another kernel"
+            )
+        return devices, count
+    named = [device for device in devices if device.pci_address == wanted]
+    if not named:
+        raise RocmlabError(
+            f"the GPU {printable(wanted)} is not here",
+            "this kernel is for that one, and the lab has: " + ", ".join(map(label, devices)),
+            f"choose another kernel: Kernel > Change Kernel… > {title} (one free GPU); `make up` writes the list anew",
+        )
+    return named, len(named)
+
+
+def _leased(options: Sequence[Device], count: int, holder: Holder, environment: Mapping[str, str], title: str) -> Owned:
+    """Lease so many of these GPUs; those that are used without a lease are taken last, and with a warning."""
+    seen = occupants.in_time(options)
+    clean_first = sorted(options, key=lambda device: bool(occupants.foreign(seen.get(device, ()), None)))
+    share = environment.get("ROCMLAB_SHARE")
+    if not share:
+        why = "no lease: ROCMLAB_SHARE, where leases lie, is not set, so others may use this GPU meanwhile"
+        return _with_warnings(Owned(tuple(clean_first[:count])), why)
+    leases = Leases.of_share(Path(share))
+    try:
+        lease = leases.pick(clean_first, count, holder)
+    except OSError as err:
+        why = (
+            f"no lease: {leases.folder} cannot be locked ({err.strerror or err}), so others may use this GPU meanwhile"
+        )
+        return _with_warnings(Owned(tuple(clean_first[:count])), why)
+    if lease is None:
+        raise _not_free(leases, options, count, title)
+    try:
+        in_order = tuple(device for device in options if device in lease.devices)
+        return _with_warnings(Owned(in_order, lease))
+    except BaseException:
+        lease.release()
+        raise
+
+
+def _with_warnings(owned: Owned, *warnings: str) -> Owned:
+    """Add a warning for each GPU that somebody uses without a lease, and log them all."""
+    found = list(warnings)
+    if any(occupants.foreign(seen, None) for seen in occupants.in_time(owned.devices).values()):
+        time.sleep(LINGER_SECONDS)  # claims are made in a thread of their own
+        for device, seen in occupants.in_time(owned.devices).items():
+            if others := occupants.foreign(seen, None):
+                found.append(f"{label(device)} is also used by {', '.join(map(str, others))}, without a lease")
+    for text in found:
+        log.warning("%s", printable(text))
+    return replace(owned, warnings=tuple(found))
+
+
+def _not_free(leases: Leases, options: Sequence[Device], count: int, title: str) -> RocmlabError:
+    held = [(device, leases.holder(device)) for device in options]
+    now = datetime.now(timezone.utc).strftime("%H:%M:%S")
+    free = sum(holder is None for _, holder in held)
+    if len(options) == 1:
+        what = f"GPU {options[0].index} is not free" if options[0].index is not None else "the GPU is not free"
+    elif count == 1:
+        what = "no GPU is free"
+    else:
+        what = f"{count} GPUs are not free together: {free} of {len(options)} are"
+    lines = [f"{label(device)}\n  leased to {holder}" for device, holder in held if holder]
+    why = "\n".join([f"at {now} UTC, when this kernel was started:", *lines])
+    return RocmlabError(what, why, WHAT_TO_DO.format(title=title), exit_code=1)
+
+
+def _described(device: Device, *, is_leased: bool) -> str:
+    return f"{label(device)}, {'leased to this kernel' if is_leased else 'NOT leased'}"
+
+
+def _in_words(wanted: int | str) -> str:
+    return {"all": "all GPUs"}.get(str(wanted), f"the GPU {wanted}" if ":" in str(wanted) else f"{wanted} GPUs")
+
+
+def notebook_of(environment: Mapping[str, Any]) -> str | None:
+    """Return the path that jupyter_server gives a kernel, the shorter if it lies below the server's own folder."""
+    path = environment.get("JPY_SESSION_NAME")
+    if not path:
+        return None
+    here = os.getcwd()
+    text = str(path)
+    return os.path.relpath(text, here) if text.startswith(here + os.sep) else text

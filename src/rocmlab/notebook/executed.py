@@ -1,0 +1,140 @@
+"""What an executed notebook says: how far it came, what it recorded, what went wrong; and the truth where it is wrong.
+
+papermill marks every cell "completed" when the kernel dies, and leaves cells "running" when it is ended itself
+(facts: papermill 2.7, engines.py, `cell_complete` and `notebook_complete`). Our engine writes the truth by itself, as
+long as its own process lives.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rocmlab.base import files, safe
+from rocmlab.notebook.titles import is_injected
+
+RECORD = "application/vnd.rocmlab.record+json"  # rocmlab.training.metrics writes it
+OUR_ERRORS = ("Timeout", "Killed", "KernelDied")  # what cut a notebook short
+DEEPEST_RECORD = 50  # levels; results, journal and report are written by code that recurses
+SHOWN_LINES = 12  # of a failing cell
+ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+
+Notebook = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Executed:
+    """The content of an executed notebook, as far as a result needs it."""
+
+    cells_done: int  # code cells that ran to their end
+    cells_total: int  # code cells, without the one that papermill adds for parameters
+    recorded: dict[str, Any]
+    error: dict[str, Any] | None
+    warnings: list[str] = field(default_factory=list)
+
+
+def load(path: Path) -> Notebook | None:
+    """Return an executed notebook; None if it was never saved."""
+    try:
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return notebook if isinstance(notebook, dict) else None
+
+
+def summarise(notebook: Notebook) -> Executed:
+    """Return what a notebook says of its execution. What a file has that is no notebook's is passed over."""
+    cells = _dicts(notebook.get("cells"))
+    code = [cell for cell in cells if cell.get("cell_type") == "code"]
+    own = [cell for cell in code if not is_injected(cell)]
+    recorded: dict[str, Any] = {}
+    warnings: list[str] = []
+    for bundle in (_dict(output.get("data")).get(RECORD) for cell in code for output in _dicts(cell.get("outputs"))):
+        if not isinstance(bundle, dict):
+            continue
+        if safe.is_deeper(bundle, DEEPEST_RECORD):
+            warnings.append(f"a record that is nested deeper than {DEEPEST_RECORD} levels is left out")
+        else:
+            recorded |= bundle
+    return Executed(
+        cells_done=sum(_status(cell) == "completed" for cell in own),
+        cells_total=len(own),
+        recorded=recorded,
+        error=_error(cells),
+        warnings=warnings,
+    )
+
+
+def _dict(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _dicts(value: object) -> list[dict[str, Any]]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def _text(value: object) -> str:
+    return "".join(map(str, value)) if isinstance(value, list) else "" if value is None else str(value)
+
+
+def _status(cell: Notebook) -> str | None:
+    status = _dict(_dict(cell.get("metadata")).get("papermill")).get("status")
+    return str(status) if status else None
+
+
+def _error(cells: list[Notebook]) -> dict[str, Any] | None:
+    number = 0
+    for index, cell in enumerate(cells):
+        number += cell.get("cell_type") == "code" and not is_injected(cell)
+        if _status(cell) != "failed":
+            continue
+        outputs = [output for output in _dicts(cell.get("outputs")) if output.get("output_type") == "error"]
+        last = outputs[-1] if outputs else {}
+        return {
+            "name": _text(last.get("ename")) or "Error",
+            "value": ANSI.sub("", _text(last.get("evalue"))),
+            "cell": max(1, number),  # counting code cells from 1, as on the screen
+            "cell_index": index,  # in the executed notebook, from 0
+            "source": "\n".join(_text(cell.get("source")).strip().splitlines()[:SHOWN_LINES]),
+        }
+    return None
+
+
+def tell_truth(path: Path, running: int | None, name: str, message: str) -> None:
+    """Correct an executed notebook whose run was cut short, so that whoever reads only this file is not misled.
+
+    Args:
+        path: the executed notebook; nothing happens if it was never saved.
+        running: index of the cell that was running; None if none was.
+        name: the kind of end, shown as the error of that cell.
+        message: what happened, in a sentence.
+    """
+    notebook = load(path)
+    if notebook is None:
+        return
+    notebook.setdefault("metadata", {}).setdefault("papermill", {})["exception"] = True
+    for index, cell in enumerate(notebook["cells"]):
+        state = cell.setdefault("metadata", {}).setdefault("papermill", {})
+        if running is None:
+            state["status"] = "pending" if state.get("status") == "running" else state.get("status")
+        elif index < running:
+            if state.get("status") in (None, "pending", "running"):  # it ended after the last save
+                state |= {"status": "completed", "exception": False}
+        elif index == running:
+            state |= {"status": "failed", "exception": True}
+            if cell["cell_type"] == "code":
+                outputs = cell.setdefault("outputs", [])
+                words: list[str] = []
+                if outputs and outputs[-1].get("ename") in OUR_ERRORS:  # the engine's, which knew less about the cause
+                    words = outputs.pop()["traceback"][1:]
+                outputs.append(_error_output(name, message, words))
+        else:
+            state |= {"status": "pending", "exception": None, "start_time": None, "end_time": None, "duration": None}
+    files.write_text(path, json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
+
+
+def _error_output(name: str, message: str, words: list[str]) -> Notebook:
+    return {"output_type": "error", "ename": name, "evalue": message, "traceback": [f"{name}: {message}", *words]}

@@ -1,0 +1,107 @@
+"""Notebooks in files: read as papermill reads them, written at once and quickly."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rocmlab.base import files
+
+Notebook = dict[str, Any]
+ERROR_MARKER = "papermill-error-cell-tag"  # of the cells that papermill adds to a failed notebook
+CELL_KEYS = {"code": ("outputs", "execution_count"), "markdown": (), "raw": ()}
+
+
+def prepare(path: str, output: str, parameters: Mapping[str, Any], kernel: str, language: str) -> Notebook:
+    """Return a notebook ready to run, with its parameters and papermill's metadata.
+
+    Without parameters, and in today's format, this is done here; all else is papermill's work.
+    """
+    if not parameters and (notebook := _plain(path)) is not None:
+        notebook["metadata"]["papermill"] |= {"input_path": path, "output_path": output}
+        return notebook
+    from papermill.execute import execute_notebook
+
+    prepared: Notebook = execute_notebook(
+        escape(path),
+        escape(output),
+        parameters=dict(parameters),
+        kernel_name=kernel,
+        language=language,
+        progress_bar=False,
+        prepare_only=True,
+    )
+    return prepared
+
+
+def _plain(path: str) -> Notebook | None:
+    """Return a notebook of format 4.4 or later; None if it is anything else, and papermill's to read."""
+    try:
+        notebook = json.loads(Path(path).read_text(encoding="utf-8"))
+        if notebook["nbformat"] != 4 or notebook["nbformat_minor"] < 4:
+            return None
+        notebook["cells"] = [cell for cell in map(_cell, notebook["cells"]) if cell is not None]
+        notebook["nbformat_minor"] = max(5, notebook["nbformat_minor"])
+        fresh: Notebook = {"default_parameters": {}, "parameters": {}, "environment_variables": {}}
+        notebook["metadata"].setdefault("papermill", fresh | {"version": metadata.version("papermill")})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return dict(notebook)
+
+
+def _cell(cell: Notebook) -> Notebook | None:
+    """Return a cell as format 4.5 has it; None if papermill added it to an earlier failure."""
+    if cell["cell_type"] not in CELL_KEYS:
+        msg = "no cell of format 4"
+        raise ValueError(msg)
+    tags = cell["metadata"].setdefault("tags", [])
+    cell["metadata"].setdefault("papermill", {})
+    cell.setdefault("id", secrets.token_hex(4))
+    cell["source"] = cell["source"] if isinstance(cell["source"], str) else "".join(cell["source"])
+    return None if ERROR_MARKER in tags else cell
+
+
+def pieces(notebook: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a notebook as JSON, a cell a line: that is ten times as fast as indenting everything."""
+    yield '{\n "cells": ['
+    for number, cell in enumerate(notebook["cells"]):
+        yield (",\n  " if number else "\n  ") + json.dumps(cell, ensure_ascii=False)
+    rest = {name: value for name, value in notebook.items() if name != "cells"}
+    yield "\n ]," + json.dumps(rest, ensure_ascii=False, indent=1)[1:] + "\n"
+
+
+def save(notebook: Mapping[str, Any], path: Path) -> None:
+    """Replace a file by a notebook, at once: whoever reads sees the old one or the new one."""
+    files.write_pieces(path, pieces(notebook))
+
+
+def mark_errors(notebook: Notebook) -> tuple[Notebook, str]:
+    """Return a notebook with papermill's pointers to the failing cell, and what papermill says of the failure.
+
+    Nothing is changed, and nothing said, where papermill sees no failure, such as in `sys.exit(0)`.
+    """
+    import nbformat
+    from papermill.exceptions import PapermillExecutionError
+    from papermill.execute import raise_for_execution_errors
+
+    node = nbformat.from_dict(notebook)
+    try:
+        raise_for_execution_errors(node, None)
+    except PapermillExecutionError as err:
+        return node, str(err)
+    return node, ""
+
+
+def has_errors(notebook: Notebook) -> bool:
+    """Whether any cell has an error in its output."""
+    outputs = (output for cell in notebook["cells"] for output in cell.get("outputs", []))
+    return any(output["output_type"] == "error" for output in outputs)
+
+
+def escape(path: str) -> str:
+    """Return a path that survives papermill, which takes `{name}` in it for a parameter."""
+    return path.replace("{", "{{").replace("}", "}}")

@@ -1,0 +1,247 @@
+"""A run against an earlier one: what ends otherwise, what takes longer, which recorded numbers have moved."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rocmlab.base import safe
+from rocmlab.base.errors import RocmlabError
+from rocmlab.reports.values import canonical, is_number, numbers, used
+from rocmlab.runs import schema
+
+LAST = "last"
+DEEPEST = 2 * safe.MAX_LEVELS
+LARGEST_BYTES = 2_000_000_000  # of a results.json; one of 100,000 jobs has a tenth of that
+RESULTS = "results.json"
+# What a comparison needs of a job, and of which type it is.
+NEEDED: Mapping[str, tuple[type, ...]] = {
+    "name": (str,),
+    "notebook": (str,),
+    "parameters": (dict,),
+    "status": (str,),
+    "seconds": (int, float, type(None)),
+    "devices": (list,),
+    "recorded": (dict,),
+}
+
+Job = Mapping[str, Any]  # of results.json
+Pair = tuple[Job | None, Job | None]  # then, now
+
+
+def load(which: str, runs: Path) -> dict[str, Any]:
+    """Return the results of an earlier run.
+
+    Args:
+        which: a run folder, the name of one in `runs`, or `last`.
+        runs: where the runs of this share lie.
+
+    Raises:
+        RocmlabError: there is no such run, or its results cannot be read.
+    """
+    path = _last(runs) if which == LAST else _find(which, runs)
+    try:
+        if path.stat().st_size > LARGEST_BYTES:
+            raise ValueError(f"it is larger than {LARGEST_BYTES / 1e9:g} GB")
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as err:
+        raise RocmlabError(f"{path} cannot be read", f"{type(err).__name__}: {err}", _other(runs)) from err
+    _check(found, path, runs)
+    return {**found, "folder": str(path.parent.absolute())}
+
+
+def compare(jobs: Sequence[Job], earlier: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the `comparison` of `results.json`.
+
+    Args:
+        jobs: those of this run.
+        earlier: what `load` returned.
+    """
+    pairs = list(_pairs(earlier["jobs"], jobs))
+    return {
+        "run": earlier["run"]["name"],
+        "folder": earlier["folder"],
+        "started": earlier["run"].get("started"),
+        "simulated": earlier.get("simulated") is True,
+        "jobs": [_compared(then, now) for then, now in pairs if now is not None],
+        "gone": [_named(then) for then, now in pairs if then is not None and now is None],
+    }
+
+
+def _find(which: str, runs: Path) -> Path:
+    for folder in (Path(which).expanduser(), runs / which):
+        if folder.name == RESULTS and folder.is_file():
+            return folder
+        if folder.is_dir():
+            if (folder / RESULTS).is_file():
+                return folder / RESULTS
+            why = f"{folder} has no {RESULTS}: it is no run, or one that did not end"
+            raise RocmlabError(f"--compare {which} is no run to compare with", why, _other(runs))
+    raise RocmlabError(f"--compare {which}: there is no such run", f"neither {which} nor {runs / which}", _other(runs))
+
+
+def _last(runs: Path) -> Path:
+    """Return the results of the newest run that has ended and of which a job has run.
+
+    The name begins with the time, to the second.
+    """
+    found = [path for path in runs.glob(f"*/{RESULTS}") if path.is_file()] if runs.is_dir() else []
+    if not found:
+        raise RocmlabError(
+            "--compare last: there is no earlier run",
+            f"{runs} has none that ended",
+            "leave --compare out the first time",
+        )
+    newest = sorted(found, key=lambda path: (path.parent.name[:16], path.stat().st_mtime), reverse=True)
+    return next((path for path in newest if not _is_empty(path)), newest[0])
+
+
+def _is_empty(results: Path) -> bool:
+    """Tell whether none of a run's jobs has run; False where that cannot be read, which is then said."""
+    try:
+        jobs = json.loads(results.read_text(encoding="utf-8"))["jobs"]
+        return all(job["status"] == "not run" for job in jobs)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
+
+
+def _other(runs: Path) -> str:
+    return f"choose one of `ls {runs}`, or leave --compare out"
+
+
+def _check(found: object, path: Path, runs: Path) -> None:
+    """Refuse what is not the `results.json` of a run, or is that of a newer rocmlab."""
+    if isinstance(found, dict) and isinstance(found.get("schema"), int) and found["schema"] > schema.VERSION:
+        why = f"its schema is {found['schema']}, and this one reads up to {schema.VERSION}"
+        raise RocmlabError(f"{path} is of a newer rocmlab", why, "update rocmlab, or leave --compare out")
+    problem = _wrong(found)
+    if problem:
+        raise RocmlabError(f"{path} is not the {RESULTS} of a run", problem, _other(runs))
+
+
+def _wrong(found: object) -> str:
+    if not isinstance(found, dict) or not isinstance(found.get("run"), dict) or not isinstance(found.get("jobs"), list):
+        return "it has no `run` and no list of `jobs`"
+    if not isinstance(found["run"].get("name"), str):
+        return "its run has no name"
+    if safe.is_deeper(found, DEEPEST):
+        return f"it is nested deeper than {DEEPEST} levels"
+    for number, job in enumerate(found["jobs"]):
+        if not isinstance(job, dict):
+            return f"jobs[{number}] is not an object"
+        for name, kinds in NEEDED.items():
+            if name not in job or not isinstance(job[name], kinds):
+                return f"jobs[{number}].{name} is missing or of another type"
+        if not isinstance(job.get("defaults", {}), dict):
+            return f"jobs[{number}].defaults is not an object"
+        if not all(isinstance(device, dict) for device in job["devices"]):
+            return f"jobs[{number}].devices is not a list of objects"
+    return ""
+
+
+def _pairs(then: Sequence[Job], now: Sequence[Job]) -> Iterator[Pair]:
+    """Yield jobs of the same notebook and parameters, defaults included; those of this run first, in their order.
+
+    A notebook is the same by its path, else by its file name: in a container it lies elsewhere than on the host. Where
+    several jobs are alike, the first goes with the first. An older run did not keep the defaults of its notebooks: its
+    jobs go by what they were given.
+    """
+    found: dict[int, int] = {}  # place in `now` -> place in `then`
+    for point in (_effective, _given):
+        for file in (_path, _name):
+            taken = set(found.values())
+            free: dict[Hashable, deque[int]] = {}
+            for place, job in enumerate(then):
+                if place not in taken and (point is _effective or "defaults" not in job):
+                    free.setdefault((file(job), point(job)), deque()).append(place)
+            for place, job in enumerate(now):
+                if place not in found and (alike := free.get((file(job), point(job)))):
+                    found[place] = alike.popleft()
+    yield from ((then[found[place]] if place in found else None, job) for place, job in enumerate(now))
+    taken = set(found.values())
+    yield from ((job, None) for place, job in enumerate(then) if place not in taken)
+
+
+def _path(job: Job) -> str:
+    return str(job["notebook"])
+
+
+def _name(job: Job) -> str:
+    return Path(job["notebook"]).name
+
+
+def _given(job: Job) -> str:
+    return canonical(job["parameters"])
+
+
+def _effective(job: Job) -> str:
+    return canonical(_plain(_values(job)))
+
+
+def _values(job: Job) -> dict[str, Any]:
+    """Return what the notebook ran with."""
+    return {**job.get("defaults", {}), **job["parameters"]}
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401  any JSON value
+    """Return a value whose numbers are equal where Python's are: 1.0 is 1."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _named(job: Job) -> dict[str, Any]:
+    return {name: job[name] for name in ("name", "notebook", "parameters", "status")}
+
+
+def _compared(then: Job | None, now: Job) -> dict[str, Any]:
+    """Return one job: how it ends, takes and measures, each as [then, now]; None is unknown."""
+    before, after = (_numbers(job) for job in (then, now))
+    return {
+        **_named(now),
+        "outcome": _outcome(then, now),
+        "statuses": [then["status"] if then else None, now["status"]],
+        "seconds": [_seconds(then), _seconds(now)],
+        "same_devices": then is not None and _devices(then) == _devices(now),
+        "usage": _usage(then, now),
+        "metrics": {name: [before.get(name), after.get(name)] for name in dict.fromkeys((*after, *before))},
+    }
+
+
+def _outcome(then: Job | None, now: Job) -> str:
+    if then is None:
+        return "new"
+    if then["status"] == now["status"]:
+        return "same"
+    if "skipped" in (then["status"], now["status"]):
+        return "other"
+    return "mended" if now["status"] == "ok" else "broken" if then["status"] == "ok" else "other"
+
+
+def _seconds(job: Job | None) -> float | None:
+    """Return how long a job took; None unless it ran to its end, for a failure may come at any time."""
+    return job["seconds"] if job and job["status"] == "ok" and is_number(job["seconds"]) else None
+
+
+def _usage(then: Job | None, now: Job) -> dict[str, list[float | None]]:
+    """Return peak VRAM and energy as [then, now]; None unless the job ran to its end, as of its time."""
+    before, after = (used(job["devices"] if job and job["status"] == "ok" else []) for job in (then, now))
+    return {name: [before[name], after[name]] for name in ("peak_vram_bytes", "energy_joules")}
+
+
+def _numbers(job: Job | None) -> dict[str, float]:
+    """Return the recorded numbers less those that repeat a parameter."""
+    if job is None:
+        return {}
+    values = _values(job)
+    return {name: value for name, value in numbers(job["recorded"]).items() if values.get(name) != value}
+
+
+def _devices(job: Job) -> list[str]:
+    """Return the products, not their numbers: two cards of a kind take the same time."""
+    return sorted(canonical([device.get("backend"), device.get("name")]) for device in job["devices"])

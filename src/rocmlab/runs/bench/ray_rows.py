@@ -1,0 +1,294 @@
+"""What a run over a Ray cluster costs beside a local one, and what a second node brings.
+
+The nodes are real ones of Ray, all on this machine, each with two simulated GPUs, and the jobs' work is sleep: waiting
+for a device. It is three seconds where Ray's costs are asked for, and ten beside a second node, whose kernels start on
+the same cores. Each run is a process of its own, in which `runs.run` alone is timed; see `ray_run`. The
+cluster is up and the run is connected to it before the clock starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from rocmlab import simulation
+from rocmlab.base.errors import RocmlabError
+from rocmlab.cluster.node import ports, ray_node, record
+from rocmlab.runs.bench import ray_run, supervision
+
+KERNEL = "rocmlab-bench"
+GPUS = 2  # of a node
+JOBS, LONG_JOBS = 8, 16  # on two slots and, once more, on two and on four
+WORK_SECONDS, LONG_WORK_SECONDS = 3, 10
+CELLS = ("import time", "time.sleep({seconds})", "print('done')")
+START_SECONDS = 300.0  # for a node to be up
+END_SECONDS = 60.0  # for it to end by itself
+RUN_SECONDS = 600.0
+STORE_BYTES = 80_000_000
+NOT_OURS = ("ROCMLAB_", "RAY_", "CLUSTER")  # settings of this lab, which the nodes of the benchmark do not have
+# Ours and theirs by row.
+ROWS = {"ray_vs_local": ("one_node", "local"), "two_nodes_vs_one": ("two_nodes", "one_node_long")}
+COSTS = ("ray_vs_local",)  # whose ratio is how many times as long ours took
+
+
+def missing() -> str | None:
+    """Say why nothing can be measured here; None if it can."""
+    if importlib.util.find_spec("ray") is None:
+        return 'there is no Ray: pip install "rocmlab[cluster]"'
+    if importlib.util.find_spec("ipykernel") is None:
+        return "there is no ipykernel in this environment: pip install ipykernel"
+    return None
+
+
+def measure(runs: int, names: Sequence[str] = tuple(ROWS)) -> dict[str, list[float]]:
+    """Return wall seconds by `local`, `one_node`, `one_node_long` and `two_nodes`, taken in turn.
+
+    Args:
+        runs: how often each is taken, after a short round that does not count.
+        names: of the rows: only what they need is measured.
+
+    Raises:
+        RocmlabError: a node did not start, or a notebook did not run.
+    """
+    wanted = {figure for name in names for figure in ROWS[name]}
+    figures: dict[str, list[float]] = {}
+    with _nodes() as nodes:
+        first, second = nodes.start(nodes.head()), nodes.start(nodes.head()) if "two_nodes" in wanted else None
+        nodes.wait()
+        if second:
+            nodes.start(nodes.joining(second))
+            nodes.wait()
+        short = [_write(nodes.folder / f"n{number}.ipynb", WORK_SECONDS) for number in range(JOBS)]
+        long = [_write(nodes.folder / f"l{number}.ipynb", LONG_WORK_SECONDS) for number in range(LONG_JOBS)]
+        works = {
+            "local": (nodes.local(first), short, GPUS),
+            "one_node": (nodes.client(first), short, GPUS),
+            "one_node_long": (nodes.client(first), long, GPUS),
+        }
+        if second:
+            works["two_nodes"] = (nodes.client(second), long, 2 * GPUS)
+        for number in range(runs + 1):
+            for name in (name for name in works if name in wanted):
+                environment, notebooks, slots = works[name]
+                head = environment.get("RAY_ADDRESS", ray_run.LOCAL)
+                found = _seconds(head, notebooks if number else short[:slots], environment, slots)
+                if number:
+                    figures.setdefault(name, []).append(found)
+    return figures
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What a node is started with."""
+
+    head: str
+    port: int
+    is_head: bool
+
+
+@dataclass
+class _Node:
+    """One node: `rocmlab cluster node` and all it has started."""
+
+    plan: _Plan
+    process: subprocess.Popen[bytes]
+    folder: Path
+    root: Path
+    log: Path
+
+    def wait(self) -> None:
+        """Wait until it is up.
+
+        Raises:
+            RocmlabError: it is not.
+        """
+        end = time.monotonic() + START_SECONDS
+        while time.monotonic() < end and self.process.poll() is None:
+            found = record.read(self.folder / "node.json")
+            if found and found.state == record.READY:
+                return
+            time.sleep(0.1)
+        words = self.log.read_text(encoding="utf-8", errors="replace")[-600:]
+        raise RocmlabError(
+            "a node of the benchmark did not start",
+            words.strip() or "it said nothing",
+            "make cluster-up, which says more",
+        )
+
+    def family(self) -> list[psutil.Process]:
+        """Return its processes."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            top = psutil.Process(self.process.pid)
+            return [top, *top.children(recursive=True)]
+        return []
+
+    def end(self) -> None:
+        """End it, and whatever is left of it."""
+        family = self.family()
+        self.process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(END_SECONDS)
+        for process in psutil.wait_procs(family, timeout=10)[1]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.process.wait()
+
+
+@dataclass
+class _Nodes:
+    """Nodes at one address of this machine, of one cluster or several."""
+
+    folder: Path  # short: sockets lie in it
+    token: str = field(default_factory=lambda: secrets.token_hex(32))
+    address: str = field(default_factory=lambda: ray_node.own_address("", ""))
+    all: list[_Node] = field(default_factory=list)
+
+    def head(self) -> _Plan:
+        """Return what the head of a new cluster is started with."""
+        port = self._port()
+        return _Plan(f"{self.address}:{port}", port, is_head=True)
+
+    def joining(self, head: _Node) -> _Plan:
+        """Return what a further node of a cluster is started with."""
+        return _Plan(head.plan.head, self._port(), is_head=False)
+
+    def _port(self) -> int:
+        used = {each.plan.port for each in self.all}
+        for first in range(31000, 45000, 50):
+            if first not in used and all(_is_free(first + port.offset) for port in ports.TABLE):
+                return first
+        raise RocmlabError("no ports are free for the nodes of the benchmark", "", "stop what listens above 31000")
+
+    def start(self, plan: _Plan) -> _Node:
+        """Start a node; it need not be up when this returns."""
+        number = len(self.all)
+        root, share, folder, log = (self.folder / f"{kind}{number}" for kind in ("host", "share", "n", "log"))
+        simulation.write_host(root, gpus=GPUS, busy="idle", seed=number)
+        settings = {
+            "CLUSTER": "head" if plan.is_head else plan.head,
+            "CLUSTER_PORT": str(plan.port),
+            "CLUSTER_TOKEN": self.token,
+            "ROCMLAB_ROOT": str(root),
+            "ROCMLAB_SHARE": str(share),  # its leases: those of one machine know one GPU at each PCI address
+        }
+        share.mkdir()
+        words = [sys.executable, "-m", "rocmlab", "cluster", "node", "--folder", str(folder)]
+        words += ["--cpus", str(GPUS), "--store-bytes", str(STORE_BYTES)]
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                words,
+                env={**self._environment(), **settings},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+            )
+        made = _Node(plan, process, folder, root, log)
+        self.all.append(made)
+        return made
+
+    def wait(self) -> None:
+        """Wait until all of them are up.
+
+        Raises:
+            RocmlabError: one is not.
+        """
+        for each in self.all:
+            each.wait()
+
+    def local(self, of: _Node) -> dict[str, str]:
+        """Return the environment of a run on a node's GPUs without Ray."""
+        return {**self._environment(), "ROCMLAB_ROOT": str(of.root), "ROCMLAB_BACKEND": "rocm"}
+
+    def client(self, head: _Node) -> dict[str, str]:
+        """Return the environment of a run on the whole cluster."""
+        return {**self.local(head), **ray_node.client_environment(head.plan.head, head.folder)}
+
+    def _environment(self) -> dict[str, str]:
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.endswith("_VISIBLE_DEVICES") and not name.startswith(NOT_OURS)
+        }
+        source = str(Path(__file__).parents[3])
+        return {
+            **kept,
+            "JUPYTER_PATH": str(self.folder),
+            "IPYTHONDIR": str(self.folder / "ipython"),
+            "PYTHONPATH": os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH")))),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "ROCMLAB_RUNTIME": "native",
+            "ROCMLAB_SHARE": str(self.folder / "share"),
+        }
+
+
+@contextlib.contextmanager
+def _nodes() -> Iterator[_Nodes]:
+    """Give no nodes yet; all that are started end with the block."""
+    folder = Path(tempfile.mkdtemp(prefix="rlb", dir="/tmp"))
+    try:
+        nodes = _Nodes(folder)
+        supervision.write_kernel(folder, KERNEL, is_warm=True)
+        (folder / "share").mkdir()
+        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # else they would be left
+        try:
+            yield nodes
+        finally:
+            for each in reversed(nodes.all):
+                each.end()
+            signal.signal(signal.SIGTERM, before)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_free(number: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", number))
+        except OSError:
+            return False
+    return True
+
+
+def _write(path: Path, seconds: int) -> str:
+    empty: dict[str, object] = {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None}
+    cells = [
+        {**empty, "id": f"cell-{number}", "source": each.format(seconds=seconds)} for number, each in enumerate(CELLS)
+    ]
+    kernelspec = {"name": KERNEL, "display_name": KERNEL, "language": "python"}
+    notebook = {"cells": cells, "metadata": {"kernelspec": kernelspec}, "nbformat": 4, "nbformat_minor": 5}
+    path.write_text(json.dumps(notebook), encoding="utf-8")
+    return str(path)
+
+
+def _seconds(head: str, notebooks: Sequence[str], environment: Mapping[str, str], slots: int) -> float:
+    words = [sys.executable, "-m", ray_run.__name__, head, environment["ROCMLAB_SHARE"], *notebooks]
+    try:
+        done = subprocess.run(
+            words, env=dict(environment), capture_output=True, text=True, timeout=RUN_SECONDS, check=True
+        )
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as err:
+        said = err.stderr.decode(errors="replace") if isinstance(err.stderr, bytes) else err.stderr or ""
+        what = f"{len(notebooks)} notebooks of the benchmark did not run ({head})"
+        raise RocmlabError(
+            what, said[-1500:].strip() or str(err), "make cluster-status, where it is a cluster"
+        ) from err
+    found = json.loads(done.stdout.splitlines()[-1])
+    if found["slots"] != slots:
+        raise RocmlabError(f"{head} has {found['slots']} slots", f"the benchmark needs {slots}", "run it once more")
+    return float(found["seconds"])

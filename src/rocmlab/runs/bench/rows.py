@@ -1,0 +1,229 @@
+"""What running a notebook costs here, compared with papermill: whole processes, their kernels included.
+
+Ours is the worker of `rocmlab run` without the conversion to HTML, which papermill does not do. Theirs is `papermill`
+as its command line runs, in the same environment, with the slow import that JupyterLab's dependencies may bring
+(`rfc3987_syntax`) already blocked. Both use one kernelspec, take turns, and start with warm files.
+
+Warm kernels, whole queues and what watching costs are measured in modules of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rocmlab.base.errors import RocmlabError
+from rocmlab.runs.bench import queue, supervision, warm
+
+KERNEL = "rocmlab-bench"
+POLL_SECONDS = 0.02
+PLOT = """
+import base64, os
+from IPython.display import display
+display({"image/png": base64.b64encode(os.urandom(300_000)).decode(), "text/plain": "a plot"}, raw=True)
+"""
+# One job in a worker that ends with it; its events go where a runner would read them.
+WORKER = """
+import json, os, sys
+from rocmlab.runs.workers import orders, worker
+worker.set_up_output()
+orders.block_slow_import()
+events = open(os.devnull, "w")
+def report(event, **facts):
+    print(json.dumps({"event": event, **facts}), file=events, flush=True)
+with open(sys.argv[1], encoding="utf-8") as description:
+    job = json.load(description)
+status, message = worker.Worker(job, report).run()
+sys.exit(status != "ok")
+"""
+PRINT_200_MB = "line = 'x' * 999\nfor _ in range(200_000):\n    print(line)"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one process and all it waited for has cost."""
+
+    wall_seconds: float
+    cpu_seconds: float
+    peak_bytes: int  # of all its processes together, looked at now and then
+
+
+@dataclass(frozen=True)
+class Work:
+    """One row: a notebook and what counts of its cost."""
+
+    cells: Sequence[str]
+    unit: str
+    value: Callable[[Cost], float]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Figures by name of the row."""
+
+    units: dict[str, str]
+    ours: dict[str, list[float]] = field(default_factory=dict)
+    theirs: dict[str, list[float]] = field(default_factory=dict)  # none where there is nothing to compare with
+    skipped: dict[str, str] = field(default_factory=dict)  # what could not be measured here, and why
+
+
+WORKS = {
+    "hundred_cells_cpu": Work([f"x = {number}" for number in range(100)], "s", lambda cost: cost.cpu_seconds),
+    "plots_20mb_cpu": Work([PLOT] * 50, "s", lambda cost: cost.cpu_seconds),
+    "output_200mb_memory": Work([PRINT_200_MB], "MB", lambda cost: cost.peak_bytes / 1e6),
+    "empty_notebook": Work(["pass"], "s", lambda cost: cost.wall_seconds),
+}
+
+
+QUEUES = {"queue_vs_sequential": "sequential", "queue_vs_xargs": "xargs"}
+SUPERVISION = "supervision_cpu_percent"
+ROWS = (*WORKS, *warm.KERNELS, *QUEUES, SUPERVISION)
+
+
+def measure(runs: int, names: Sequence[str] = ROWS) -> Figures:
+    """Measure rows, ours and theirs in turn.
+
+    Args:
+        runs: how often each figure is taken, at least 1.
+        names: of the rows.
+
+    Raises:
+        RocmlabError: a notebook did not run, or there is no such row.
+    """
+    unknown = sorted(set(names) - set(ROWS))
+    if unknown:
+        raise RocmlabError(f"no such row: {', '.join(unknown)}", "", f"one of {', '.join(ROWS)}")
+    figures = Figures({})
+    works = [name for name in names if name in WORKS]
+    if works:
+        _measure_notebooks(runs, works, figures)
+    for name in (name for name in names if name in warm.KERNELS):
+        _measure_warm(runs, name, figures)
+    queues = [name for name in names if name in QUEUES]
+    if queues:
+        _measure_queues(runs, queues, figures)
+    if SUPERVISION in names:
+        figures.units[SUPERVISION], figures.ours[SUPERVISION] = "percent", supervision.measure(runs)
+    return figures
+
+
+def _measure_warm(runs: int, name: str, figures: Figures) -> None:
+    why = warm.missing(name)
+    if why:
+        figures.skipped[name] = why
+        return
+    figures.ours[name], figures.theirs[name] = warm.measure(name, runs)
+    figures.units[name] = "s"
+
+
+def _measure_queues(runs: int, names: Sequence[str], figures: Figures) -> None:
+    found = queue.measure(runs)
+    for name in names:
+        if not found["ours"]:
+            figures.skipped[name] = f"there is no kernelspec {queue.KERNEL}"
+            continue
+        figures.units[name], figures.ours[name], figures.theirs[name] = "s", found["ours"], found[QUEUES[name]]
+
+
+def _measure_notebooks(runs: int, names: Sequence[str], figures: Figures) -> None:
+    figures.units.update({name: WORKS[name].unit for name in names})
+    with tempfile.TemporaryDirectory(prefix="rocmlab-bench-") as folder, _environment(Path(folder)) as environment:
+        for number in range(runs + 1):  # the first round warms the files, and does not count
+            for name in names:
+                work = WORKS[name]
+                notebook = _write(Path(folder, f"{name}.ipynb"), ["pass"] if number == 0 else work.cells)
+                for figure, run in ((figures.ours, _ours), (figures.theirs, _theirs)):
+                    value = work.value(run(notebook, environment))
+                    if number:
+                        figure.setdefault(name, []).append(value)
+
+
+@contextmanager
+def _environment(folder: Path) -> Iterator[dict[str, str]]:
+    supervision.write_kernel(folder, KERNEL)
+    source = str(Path(__file__).parents[3])
+    paths = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
+    yield {**os.environ, "JUPYTER_PATH": str(folder), "IPYTHONDIR": str(folder / "ipython"), "PYTHONPATH": paths}
+
+
+def _write(path: Path, cells: Sequence[str]) -> Path:
+    made: list[dict[str, object]] = [
+        {
+            "cell_type": "code",
+            "id": f"cell-{number}",
+            "metadata": {},
+            "source": source,
+            "outputs": [],
+            "execution_count": None,
+        }
+        for number, source in enumerate(cells)
+    ]
+    kernelspec = {"name": KERNEL, "display_name": KERNEL, "language": "python"}
+    notebook = {"cells": made, "metadata": {"kernelspec": kernelspec}, "nbformat": 4, "nbformat_minor": 5}
+    path.write_text(json.dumps(notebook), encoding="utf-8")
+    return path
+
+
+def _ours(notebook: Path, environment: Mapping[str, str]) -> Cost:
+    job: dict[str, object] = {
+        "notebook": str(notebook),
+        "output": str(notebook.with_suffix(".ours.ipynb")),
+        "parameters": {},
+        "kernel": KERNEL,
+        "language": "python",
+        "cell_timeout_seconds": None,
+    }
+    description = notebook.with_suffix(".json")
+    description.write_text(json.dumps(job), encoding="utf-8")
+    return _cost([sys.executable, "-c", WORKER, str(description)], environment, notebook.with_suffix(".log"))
+
+
+def _theirs(notebook: Path, environment: Mapping[str, str]) -> Cost:
+    output = str(notebook.with_suffix(".theirs.ipynb"))
+    command = [sys.executable, "-c", queue.PAPERMILL, str(notebook), output, "--no-progress-bar"]
+    return _cost(command, environment, notebook.with_suffix(".log"))
+
+
+def _cost(command: Sequence[str], environment: Mapping[str, str], log: Path) -> Cost:
+    """Run a command and return what it has cost.
+
+    Raises:
+        RocmlabError: it failed.
+    """
+    peak_bytes = 0
+    with log.open("wb") as file:
+        began = time.monotonic()
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment)
+        while True:
+            pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+            if pid:
+                break
+            peak_bytes = max(peak_bytes, _memory_bytes(process.pid))
+            time.sleep(POLL_SECONDS)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        words = log.read_text(encoding="utf-8", errors="replace")[-600:]
+        raise RocmlabError(
+            f"a notebook of the benchmark ended with exit code {process.returncode}",
+            words.strip() or "it said nothing",
+            "pip install 'rocmlab[lab]' ipykernel, where this command runs",
+        )
+    return Cost(time.monotonic() - began, usage.ru_utime + usage.ru_stime, peak_bytes)
+
+
+def _memory_bytes(pid: int) -> int:
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        return sum(each.memory_info().rss for each in (process, *process.children(recursive=True)))
+    except psutil.Error:  # one of them has just ended
+        return 0

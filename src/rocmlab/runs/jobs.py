@@ -1,0 +1,160 @@
+"""What a job is and how it ends: the words that every module of the runner shares."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from rocmlab.base import safe
+from rocmlab.base.errors import Problem
+
+Status = Literal["ok", "skipped", "failed", "timeout", "killed", "kernel died", "not run"]
+EXIT_CODES: dict[Status, int] = {
+    "ok": 0,
+    "skipped": 0,
+    "failed": 1,
+    "timeout": 124,
+    "killed": 137,
+    "kernel died": 138,
+}
+NO_FAILURE = ("ok", "skipped")
+Source = Literal["words", "yaml", "csv"]  # of the command line, or of a list
+INTERRUPTED = "the run was interrupted"  # the error of a job that ran then
+STOPPED = "it was stopped: "  # the beginning of the error of one that `--fail-fast` ended
+USAGE = 2  # the exit code of a job that could not be run at all
+LONGEST_NAME_BYTES = 180  # what is added to it must fit into the 255 bytes of a file name, too
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a person asks for: a word for a notebook, and what is said of it. None: nothing is."""
+
+    word: str  # as it was written
+    notebook: str | None  # absolute path; None where there is no such notebook
+    parameters: dict[str, Any] = field(default_factory=dict)
+    name: str | None = None
+    kernel: str | None = None
+    gpus: int | Literal["all"] | None = None
+    vram_bytes: int | None = None
+    is_mixed: bool | None = None
+    timeout_seconds: float | None = None
+    problem: Problem | None = None  # why there is no such notebook
+    source: Source = "words"  # where its parameters stand, so that an error can say what to write there
+
+
+@dataclass(frozen=True)
+class Job:
+    """One notebook with its parameters."""
+
+    name: str  # unique in its run; the name of its files
+    notebook: str  # absolute path, or what was asked for where nothing has that name
+    parameters: dict[str, Any] = field(default_factory=dict)
+    kernel: str | None = None  # name of the kernelspec; None where the notebook could not be read
+    language: str | None = None  # the kernelspec's; papermill needs it to write the parameters
+    gpus: int | Literal["all"] | None = None  # how many it asks for; None: one if there is one, else the CPU
+    min_gpus: int | None = None  # of `all`: with fewer it gets the CPU; None: it waits for all, one or more
+    takes_gpus_from_ray: bool = False  # on a cluster its workers have the GPUs, and the notebook itself has none
+    vram_bytes: int | None = None  # which each of its GPUs must have; None: any
+    is_mixed: bool = False  # whether its GPUs may be of different products
+    timeout_seconds: float | None = None  # its own limit; None: the run's
+    defaults: dict[str, Any] = field(default_factory=dict)  # of the notebook, where no parameter is given
+    key: str | None = None  # same key, same result: what `--resume` goes by; None where it cannot be known
+    problem: Problem | None = None  # why it cannot be run; None if it can
+    request: Request | None = None  # what was asked for; a run that is continued asks for the same again
+
+
+@dataclass(frozen=True)
+class Result:
+    """How one job ended. Field by field the entry of the job in `results.json`."""
+
+    name: str
+    notebook: str
+    parameters: dict[str, Any]
+    kernel: str | None
+    status: Status
+    exit_code: int | None  # 0, 1, 2, 124, 137 or 138; None if its turn never came
+    started: str | None = None  # UTC, ISO 8601
+    seconds: float | None = None  # wall time from the start of its process to its end
+    cells_done: int | None = None  # code cells
+    cells_total: int | None = None  # code cells
+    devices: list[dict[str, Any]] = field(default_factory=list)  # what it was pinned to; the CPU if no GPU
+    recorded: dict[str, Any] = field(default_factory=dict)  # by `rocmlab.record`
+    error: dict[str, Any] | None = None  # name, value, cell, cell_index, source
+    files: dict[str, str] = field(default_factory=dict)  # kind -> name in the run folder
+    warnings: list[str] = field(default_factory=list)
+    simulated: bool = False  # a device was, or the notebook recorded that it stood in for one
+    attempts: list[dict[str, Any]] = field(default_factory=list)  # how it ended before, oldest first
+    defaults: dict[str, Any] = field(default_factory=dict)  # parameters that were not given, as the notebook sets them
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether the notebook ran to its end without an error, or skipped the rest because something is missing."""
+        return self.status in NO_FAILURE
+
+    @property
+    def stopped(self) -> str:
+        """`interrupted` or `stopped` where the run, and not the notebook or the system, ended it; else empty."""
+        why = str((self.error or {}).get("value", "")) if self.status == "killed" else ""
+        return "interrupted" if why == INTERRUPTED else "stopped" if why.startswith(STOPPED) else ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all fields, ready for JSON."""
+        return asdict(self)
+
+
+def not_run(job: Job, problem: Problem | None = None) -> Result:
+    """Return the result of a job that could not be run, or whose turn never came (no problem then)."""
+    problem = problem or job.problem
+    return Result(
+        name=job.name,
+        notebook=job.notebook,
+        parameters=job.parameters,
+        kernel=job.kernel,
+        status="not run",
+        exit_code=USAGE if problem else None,
+        error=describe(problem) if problem else None,
+        defaults=dict(job.defaults),
+    )
+
+
+def describe(problem: Problem) -> dict[str, Any]:
+    """Return a problem as the `error` of a result."""
+    return {"name": "Problem", "value": problem.what, "why": problem.why, "fix": problem.fix}
+
+
+def name_uniquely(jobs: Sequence[Job]) -> list[Job]:
+    """Give every job a name of its own that is safe as a file name: `a`, `a-2`, `a-3`."""
+    taken: set[str] = set(safe.TAKEN)
+    numbers: dict[str, int] = {}  # by name, the last that was tried: ten thousand equal names are not looked at in turn
+    named: list[Job] = []
+    for job in jobs:
+        # `a.attempt1` is what an earlier attempt of `a` is called
+        base = re.sub(r"\.(attempt\d+)$", r"-\1", safe_name(job.name), flags=re.IGNORECASE)
+        number, name = numbers.get(base.casefold(), 1), base
+        while name.casefold() in taken:  # a share may lie on a file system that ignores case
+            number += 1
+            name = f"{base}-{number}"
+        numbers[base.casefold()] = number
+        taken.add(name.casefold())
+        named.append(replace(job, name=name))
+    return named
+
+
+def safe_name(text: str) -> str:
+    """Return `text` as a file name: letters and digits of any script, `.`, `-`, `_` and `=`; never hidden or empty."""
+    name = re.sub(r"[^\w.=-]+", "_", unicodedata.normalize("NFC", text)).strip("._").lstrip("-._=")
+    return cut(name[:100], LONGEST_NAME_BYTES).rstrip("._") or "notebook"
+
+
+def cut(text: str, longest_bytes: int) -> str:
+    """Return the beginning of a text, no longer than so many bytes of UTF-8."""
+    return text.encode()[:longest_bytes].decode(errors="ignore")
+
+
+def stem(notebook: str) -> str:
+    """Return the name that a notebook gives to its job."""
+    return Path(notebook).name.removesuffix(".ipynb")

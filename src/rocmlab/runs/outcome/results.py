@@ -1,0 +1,151 @@
+"""What came of a run and of each of its jobs, as `results.json` has it."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Any
+
+from rocmlab import __version__, reports
+from rocmlab.notebook import executed
+from rocmlab.reports import compare
+from rocmlab.runs import schema
+from rocmlab.runs.folder import RunFolder
+from rocmlab.runs.jobs import EXIT_CODES, NO_FAILURE, Job, Result
+from rocmlab.runs.scheduling.placement import Place
+from rocmlab.runs.scheduling.usage import UNKNOWN
+from rocmlab.runs.spec import keys
+from rocmlab.runs.workers.supervisor import Ending
+
+SKIPPED = "Skipped"  # the error that `rocmlab.skip` raises
+ERROR_NAMES = {"timeout": "Timeout", "killed": "Killed", "kernel died": "KernelDied"}
+
+
+@dataclass
+class Run:
+    """What came of a run."""
+
+    folder: RunFolder
+    results: list[Result]
+    started: str
+    seconds: float
+    is_interrupted: bool
+    slots: int
+    versions: dict[str, Any] = field(default_factory=dict)
+    earlier: Mapping[str, Any] | None = None  # the run to compare with, by `compare.load`
+    warnings: list[str] = field(default_factory=list)  # about the run as a whole
+    notes: list[str] = field(default_factory=list)  # what was continued and why
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether every notebook ran to its end without an error, or was skipped with a reason."""
+        return not self.is_interrupted and all(result.is_ok for result in self.results)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the content of `results.json`."""
+        status = "interrupted" if self.is_interrupted else "ok" if self.is_ok else "failed"
+        jobs = [result.as_dict() for result in self.results]
+        compared = {} if self.earlier is None else {"comparison": compare.compare(jobs, self.earlier)}
+        return {
+            "schema": schema.VERSION,
+            "run": {
+                "name": self.folder.path.name,
+                "folder": str(self.folder.path),
+                "status": status,
+                "started": self.started,
+                "seconds": round(self.seconds, 3),
+                "slots": self.slots,
+            },
+            "versions": self.versions,
+            "simulated": any(result.simulated for result in self.results),
+            "jobs": jobs,
+            **compared,
+        }
+
+    def save(self) -> None:
+        """Write `results.json`, `reports.html` and `junit.xml`; a report that cannot be made does not cost the results.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        results = self.as_dict()
+        self.folder.remove_drafts()
+        self.folder.save_results(results)
+        if not self.folder.has_report:
+            return
+        try:
+            reports.write(results, self.folder.path)
+        except OSError:
+            raise
+        except Exception as err:
+            self.warnings.append(f"no report: {type(err).__name__}: {err}")
+
+
+def repair(folder: RunFolder, job: Job, ending: Ending) -> None:
+    """Correct the executed notebook of a job that was cut short."""
+    name = ERROR_NAMES.get(ending.status, "Error")
+    executed.tell_truth(folder.file(job.name, "notebook"), ending.running_cell, name, ending.message)
+
+
+def result_of(
+    folder: RunFolder, job: Job, place: Place, ending: Ending, attempts: Sequence[Mapping[str, Any]]
+) -> Result:
+    """Return the result of a job that has run."""
+    notebook = executed.load(folder.file(job.name, "notebook"))
+    said = executed.summarise(notebook) if notebook else None
+    error = said.error if said else None
+    recorded = said.recorded if said else {}
+    usage = ending.usage or [UNKNOWN] * len(place.devices)
+    status = ending.status
+    if status == "failed" and error is not None and error["name"] == SKIPPED and "skipped" in recorded:
+        status, error = "skipped", None
+    if error is None and status not in NO_FAILURE:
+        error = {"name": ERROR_NAMES.get(ending.status, "Error"), "value": ending.message}
+    return Result(
+        name=job.name,
+        notebook=job.notebook,
+        parameters=job.parameters,
+        kernel=job.kernel,
+        status=status,
+        exit_code=EXIT_CODES[status],
+        started=ending.started,
+        seconds=None if ending.seconds is None else round(ending.seconds, 3),
+        cells_done=said.cells_done if said else None,
+        cells_total=said.cells_total if said else None,
+        devices=[identity | used for identity, used in zip(identify(place), usage, strict=True)],
+        recorded=recorded,
+        error=error if status not in NO_FAILURE else None,
+        files=folder.files(job.name),
+        warnings=[*ending.warnings, *(said.warnings if said else [])],
+        simulated=any(device.simulated for device in place.devices) or recorded.get("simulated") is True,
+        attempts=[dict(each) for each in attempts],
+        defaults=dict(job.defaults),
+    )
+
+
+def identify(place: Place) -> list[dict[str, Any]]:
+    """Return a job's devices as its result and the journal name them."""
+    names = ("backend", "index", "name", "gfx", "pci_address")
+    where = {"node": place.node} if place.node else {}
+    return [{name: getattr(device, name) for name in names} | where for device in place.devices]
+
+
+def versions() -> dict[str, Any]:
+    """Return what ran the notebooks: packages, Python, and the image's build record (None outside of an image)."""
+    packages: dict[str, str | None] = {}
+    for name in ("papermill", "nbclient", "nbconvert"):
+        try:
+            packages[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            packages[name] = None
+    return {
+        "rocmlab": __version__,
+        **packages,
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "executable": sys.executable,
+        "image": keys.image(),
+    }

@@ -1,0 +1,170 @@
+"""What a run will do: its jobs in the order of their turn, by which rules, and how long that may take."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rocmlab.base import formatting
+from rocmlab.base.errors import Problem, RocmlabError
+from rocmlab.devices import Device
+from rocmlab.runs.jobs import Job, Result, describe
+from rocmlab.runs.scheduling.outlook import Ask, Waiting
+from rocmlab.runs.scheduling.placement import Place, Slots
+
+SHOWN_NAMES = 3  # of the jobs that have the same problem
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How a run goes about its jobs."""
+
+    retries: int = 0  # of a job whose kernel died or was killed
+    fail_fast: bool = False  # stop everything at the first failure
+    warm: Literal["auto", "off"] = "auto"
+    engine: Literal["rocmlab", "papermill"] = "rocmlab"
+
+
+@dataclass(frozen=True)
+class Before:
+    """What an earlier session of the same run has left; nothing if this is the first."""
+
+    results: Mapping[str, Result] = field(default_factory=dict)  # by name; not run again
+    attempts: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)  # by name, of those that are run again
+    started: str | None = None  # of the first session
+    seconds: float = 0.0  # of all sessions
+    notes: Sequence[str] = ()
+
+
+def longest_first(jobs: Sequence[Job], seconds: Mapping[str, float]) -> list[Job]:
+    """Return jobs in the order of their turn: unknown times first, as given, for they may be long; then the longest."""
+    return sorted(jobs, key=lambda job: -seconds.get(job.name, float("inf")))
+
+
+class Queue:
+    """The jobs that wait for their turn. Those that ask for the same stand in one line, so that few are looked at."""
+
+    def __init__(self, jobs: Sequence[Job], slots: Slots) -> None:
+        self._slots = slots
+        self._lines: dict[Hashable, deque[Waiting]] = {}
+        self._heads: list[Waiting] = []  # of the lines, in the order of their turn
+        self._asks: frozenset[Ask] = frozenset()  # of the heads
+        self._count = 0
+        self._first = 0
+        self.avoid: dict[str, Collection[Device]] = {}  # by name, the GPUs on which a job has ended badly
+        for number, job in enumerate(jobs, 1):
+            ask = slots.ask(job)
+            self._line(job, ask).append((number, job, ask))
+            self._count += 1
+        self._heads = sorted((line[0] for line in self._lines.values()), key=_turn)
+        self._note_asks()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Job]:
+        """Go through the jobs in the order of their turn."""
+        return iter([job for _, job, _ in sorted((each for line in self._lines.values() for each in line), key=_turn)])
+
+    def heads(self) -> list[Job]:
+        """Return the first of each line, in the order of their turn."""
+        return [job for _, job, _ in self._heads]
+
+    def take(self) -> tuple[Job, Place] | None:
+        """Take out the job that can start now, and give it its place; None if none can."""
+        if taken := self._slots.take_one(self._heads, self._asks, self.avoid):
+            self.remove(taken[0])
+        return taken
+
+    def remove(self, job: Job) -> None:
+        """Take out the head of a line."""
+        at = next(at for at, (_, head, _) in enumerate(self._heads) if head is job)
+        _, _, ask = self._heads.pop(at)
+        line = self._line(job, ask)
+        line.popleft()
+        if line:
+            insort(self._heads, line[0], key=_turn)
+        else:
+            del self._lines[self._key(job, ask)]
+            self._note_asks()
+        self._count -= 1
+        self.avoid.pop(job.name, None)
+
+    def put_first(self, job: Job, avoid: Collection[Device]) -> None:
+        """Put a job before all others, to be placed elsewhere than on these GPUs if it can be."""
+        self.avoid[job.name] = avoid
+        self._first -= 1
+        ask = self._slots.ask(job)
+        line = self._line(job, ask)
+        if line:
+            self._heads.remove(line[0])
+        line.appendleft((self._first, job, ask))
+        self._heads.insert(0, line[0])
+        self._note_asks()
+        self._count += 1
+
+    def _note_asks(self) -> None:
+        self._asks = frozenset(ask for _, _, ask in self._heads)
+
+    def _line(self, job: Job, ask: Ask) -> deque[Waiting]:
+        return self._lines.setdefault(self._key(job, ask), deque())
+
+    def _key(self, job: Job, ask: Ask) -> Hashable:
+        return ask, job.name if job.name in self.avoid else None
+
+
+def _turn(waiting: Waiting) -> int:
+    return waiting[0]
+
+
+def check_any(jobs: Sequence[Job], slots: Slots) -> None:
+    """Refuse a run of which no job can start, and give each reason once.
+
+    Raises:
+        RocmlabError: none can.
+    """
+    found: dict[Problem, list[str]] = {}
+    for job in jobs:
+        problem = job.problem or slots.problem(job)
+        if problem is None:
+            return
+        is_of_the_word = job.request is not None and problem == job.request.problem  # which it names
+        found.setdefault(problem, []).append("" if is_of_the_word else job.name)
+    if len(found) == 1:
+        ((problem, names),) = found.items()
+        raise RocmlabError(_said_of(names, problem.what), problem.why, problem.fix)
+    raise RocmlabError(
+        f"none of these {formatting.plural(len(jobs), 'job')} can run",
+        "\n".join(f"{_said_of(names, problem.what)} ({problem.why})" for problem, names in found.items()),
+        "\n".join(dict.fromkeys(problem.fix for problem in found)),
+    )
+
+
+def _said_of(names: Sequence[str], what: str) -> str:
+    """Return a reason with those whom it concerns: `a, b and 3 more: its kernel 'x' is not here`."""
+    named = list(filter(None, names))
+    if not named:
+        return what
+    more = f" and {len(named) - SHOWN_NAMES} more" if len(named) > SHOWN_NAMES else ""
+    return f"{', '.join(named[:SHOWN_NAMES])}{more}: {what}"
+
+
+def planned(job: Job, slots: Slots, seconds: Mapping[str, float], before: Before) -> dict[str, Any]:
+    """Return what a dry run says of a job."""
+    problem = job.problem or slots.problem(job)
+    is_done = job.name in before.results
+    return {
+        "name": job.name,
+        "notebook": job.notebook,
+        "parameters": job.parameters,
+        "kernel": job.kernel,
+        "gpus": None if problem else slots.wanted(job),
+        "note": None if problem else slots.shortage(job),
+        "vram_bytes": job.vram_bytes,
+        "expected_seconds": seconds.get(job.name),
+        "skipped": is_done,
+        "problem": describe(problem) if problem and not is_done else None,
+    }

@@ -1,0 +1,84 @@
+"""`rocmlab run --dry-run`: what would run, in which order, and how long it may take."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rocmlab.base import formatting
+from rocmlab.runs.scheduling.placement import gigabytes
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+
+def show(plan: Sequence[Mapping[str, Any]], slots: int, console: Console) -> None:
+    """Print a plan: the table, what cannot run and why, and the sum."""
+    console.print(_table(plan))
+    for each in plan:
+        if each["problem"]:
+            lines = (
+                f"{each['name']}: {each['problem']['value']}",
+                *(f"  {name}: {each['problem'][name]}" for name in ("why", "fix")),
+            )
+            console.print("\n".join(lines), markup=False, soft_wrap=True)
+    console.print(_sum(plan, slots), markup=False, soft_wrap=True)
+
+
+def _sum(plan: Sequence[Mapping[str, Any]], slots: int) -> str:
+    to_run = [each for each in plan if not each["problem"] and not each["skipped"]]
+    known = [each["expected_seconds"] for each in to_run if each["expected_seconds"] is not None]
+    together = _together([_devices(each) for each in to_run], slots)
+    text = f"{formatting.plural(len(to_run), 'job')} to run"
+    if len(to_run) > 1:
+        text += f", {together} side by side" if together > 1 else ", one after another"
+    if known:
+        work = sum((each["expected_seconds"] or 0) * _devices(each) for each in to_run)
+        guess = max(work / slots, *known)
+        text += f"; about {formatting.duration(guess)} by earlier runs"
+        if len(known) < len(to_run):
+            text += f", and {formatting.plural(len(to_run) - len(known), 'job')} of unknown length"
+    return text
+
+
+def _devices(each: Mapping[str, Any]) -> int:
+    """Return how many of the run's devices a job occupies; one on the CPU takes one job's part of the cores."""
+    return max(1, each["gpus"] or 0)
+
+
+def _together(devices: Sequence[int], slots: int) -> int:
+    """Return how many jobs run at the same time at most, by how many devices each occupies."""
+    sums = itertools.accumulate(sorted(devices))
+    return sum(occupied <= slots for occupied in sums)
+
+
+def _table(plan: Sequence[Mapping[str, Any]]) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
+    for title in ("notebook", "kernel", "gets"):
+        table.add_column(title)
+    table.add_column("expected", justify="right", no_wrap=True)
+    table.add_column("parameters", overflow="fold")
+    for each in plan:
+        values = Text(" ".join(f"{name}={formatting.value(value)}" for name, value in each["parameters"].items()))
+        expected = formatting.duration(each["expected_seconds"])
+        table.add_row(Text(each["name"], "bold"), Text(each["kernel"] or ""), _gets(each), expected, values)
+    return table
+
+
+def _gets(each: Mapping[str, Any]) -> Any:  # noqa: ANN401  a Text of rich, which is imported late
+    from rich.text import Text
+
+    if each["skipped"]:
+        return Text("finished", "green")
+    if each["problem"]:
+        return Text("cannot run", "yellow")
+    if not each["gpus"]:
+        return Text(f"CPU: {each['note']}" if each.get("note") else "CPU")
+    with_vram = f", {gigabytes(each['vram_bytes'])} each" if each["vram_bytes"] else ""
+    return Text(formatting.plural(each["gpus"], "GPU") + with_vram)

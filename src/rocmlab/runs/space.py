@@ -1,0 +1,30 @@
+"""The room on the disk of a share, before a run begins and before each of its jobs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from rocmlab.base import disk
+from rocmlab.base.errors import Problem, RocmlabError
+from rocmlab.stack import live
+
+
+def lack(share: Path, environment: Mapping[str, str] = os.environ) -> Problem | None:
+    """Return what is wrong where the share's disk is nearly full.
+
+    Raises:
+        RocmlabError: MIN_FREE_DISK_GB is not a number.
+    """
+    return disk.problem([share], disk.minimum_bytes(live.values(environment)), environment=environment)
+
+
+def check(share: Path) -> None:
+    """Make sure that a run has room for what it writes.
+
+    Raises:
+        RocmlabError: the disk is nearly full; what is there is not touched.
+    """
+    if problem := lack(share):
+        raise RocmlabError(f"the run does not start: {problem.what}", problem.why, problem.fix)

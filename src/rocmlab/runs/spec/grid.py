@@ -1,0 +1,108 @@
+"""Parameter grids: every combination of the values that parameters are given."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from rocmlab.base import formatting
+from rocmlab.base.errors import RocmlabError
+from rocmlab.runs.jobs import Request, Source, cut, stem
+from rocmlab.runs.spec import selection
+
+LARGEST = 10_000  # jobs of a run
+LONGEST_VALUE_BYTES = 24  # of a value in a job's name
+
+Axes = Mapping[str, Sequence[Any]]  # parameter -> its values
+
+
+def points(axes: Axes) -> Iterator[dict[str, Any]]:
+    """Yield the parameters of every point; the last parameter varies fastest. One empty point if there are no axes."""
+    for values in itertools.product(*axes.values()):
+        yield dict(zip(axes, values, strict=True))
+
+
+def size(axes: Axes) -> int:
+    """Return how many points there are, without making them."""
+    return math.prod(len(values) for values in axes.values())
+
+
+def check(jobs: int, why: str) -> None:
+    """Refuse more jobs than a run can sensibly have.
+
+    Raises:
+        RocmlabError: there are too many.
+    """
+    if jobs > LARGEST:
+        raise RocmlabError(
+            f"these are {jobs:,} jobs",
+            f"a run has at most {LARGEST:,}, and {why}",
+            "give fewer values, or make several runs",
+        )
+
+
+def suffix(axes: Axes, point: Mapping[str, Any]) -> str:
+    """Return what a job's name says of its point: the parameters that differ, as `-lr=0.1-seed=2`."""
+    varying = (name for name, values in axes.items() if len(values) > 1)
+    return "".join(f"-{name}={cut(formatting.value(point[name]), LONGEST_VALUE_BYTES)}" for name in varying)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A word for notebooks, and everything that is said of them. None: nothing is."""
+
+    word: str
+    axes: Axes = field(default_factory=dict)
+    here: Path | None = None  # what the word is relative to; None: the current folder
+    name: str | None = None
+    kernel: str | None = None
+    gpus: int | Literal["all"] | None = None
+    vram_bytes: int | None = None
+    is_mixed: bool | None = None
+    timeout_seconds: float | None = None
+    source: Source = field(default="words", compare=False)  # where it stands, not what it says
+
+
+def expand(entries: Sequence[Entry], folder: Path) -> list[Request]:
+    """Return one request for each notebook and point of the grid; of no entries, none.
+
+    Args:
+        entries: what was asked for.
+        folder: the lab's notebooks.
+
+    Raises:
+        RocmlabError: there would be too many, which is found out before any is made.
+    """
+    found = [(entry, selection.find([entry.word], folder, entry.here)) for entry in entries]
+    check(
+        sum(len(notebooks) * size(entry.axes) for entry, notebooks in found),
+        "every combination of notebook and parameters is one",
+    )
+    return [
+        _request(entry, each, point, is_alone=len(notebooks) == 1)
+        for entry, notebooks in found
+        for each in notebooks
+        for point in points(entry.axes)
+    ]
+
+
+def _request(entry: Entry, found: selection.Found, point: dict[str, Any], *, is_alone: bool) -> Request:
+    own = stem(str(found.notebook or found.word))
+    name = own if entry.name is None else entry.name if is_alone else f"{entry.name}-{own}"
+    return Request(
+        word=found.word,
+        notebook=str(found.notebook) if found.notebook else None,
+        parameters=point,
+        name=name + suffix(entry.axes, point),
+        kernel=entry.kernel,
+        gpus=entry.gpus,
+        vram_bytes=entry.vram_bytes,
+        is_mixed=entry.is_mixed,
+        timeout_seconds=entry.timeout_seconds,
+        source=entry.source,
+        problem=found.problem,
+    )

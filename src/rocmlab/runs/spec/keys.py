@@ -1,0 +1,137 @@
+"""A job's key: what decides its result. `--resume` runs a finished job again only if its key has changed.
+
+In the key: the code cells with those tags that decide what is executed, the parameters, the kernel with the command and
+the environment of its kernelspec and what it preloads, how many GPUs it gets, the files that the notebook declares as
+inputs, and the image's build record. Not in it: outputs, prose, other metadata, limits, the file's name and place,
+rocmlab's own version outside of an image.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rocmlab.base.errors import RocmlabError
+from rocmlab.runs.jobs import Job
+
+if TYPE_CHECKING:
+    from jupyter_client.kernelspec import KernelSpec
+
+BUILD_RECORD = Path("/etc/rocmlab-build.json")
+LARGEST_HASHED_BYTES = 64 * 1024**2  # of larger inputs size and time of change are compared
+TAGS = ("parameters", "injected-parameters", "skip-execution", "raises-exception")
+PARTS = ("code", "parameters", "kernel", "gpus", "inputs", "image")
+
+
+class Inputs:
+    """Reads each declared input once, however many jobs have it."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int, int], str] = {}
+
+    def digest(self, path: Path) -> str:
+        """Return what stands for a file's content.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        status = path.stat()
+        key = (str(path), status.st_size, status.st_mtime_ns)
+        if key not in self._known:
+            if status.st_size > LARGEST_HASHED_BYTES:
+                self._known[key] = f"{status.st_size} bytes of {status.st_mtime_ns}"
+            else:
+                self._known[key] = hashlib.sha256(path.read_bytes()).hexdigest()
+        return self._known[key]
+
+
+def image() -> Any:  # noqa: ANN401  any JSON value
+    """Return the build record of the image; None outside of one."""
+    try:
+        return json.loads(BUILD_RECORD.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def of(job: Job, notebook: Any, spec: KernelSpec, built: object, inputs: Inputs) -> str:  # noqa: ANN401
+    """Return a job's key: for each of `PARTS` 16 hex digits of SHA-256, so that it can be told what has changed.
+
+    Args:
+        job: with its parameters, kernel and GPUs.
+        notebook: as `preflight.read` returns it.
+        spec: of its kernel.
+        built: the image's build record.
+        inputs: reads the declared files.
+
+    Raises:
+        RocmlabError: the notebook declares inputs in a way that cannot be understood.
+    """
+    code = [
+        [cell["source"].rstrip(), [tag for tag in cell.get("metadata", {}).get("tags", ()) if tag in TAGS]]
+        for cell in notebook["cells"]
+        if cell["cell_type"] == "code"
+    ]
+    parts = (
+        code,
+        job.parameters,
+        [job.kernel, list(spec.argv), dict(spec.env), _preloaded(spec.metadata)],
+        job.gpus,
+        _inputs(notebook["metadata"], Path(job.notebook).parent, inputs),
+        built,
+    )
+    return ":".join(_digest(part) for part in parts)
+
+
+def changes(then: str, now: str) -> str:
+    """Return what differs between two keys: `code and inputs`."""
+    pairs = zip(PARTS, then.split(":"), now.split(":"), strict=False)
+    changed = [part for part, old, new in pairs if old != new]
+    return " and ".join(filter(None, (", ".join(changed[:-1]), *changed[-1:]))) or "key"
+
+
+def _preloaded(metadata: Mapping[str, Any] | None) -> Any:  # noqa: ANN401  any JSON value
+    """Return the modules that a kernelspec names to be imported before the first cell."""
+    ours = (metadata or {}).get("rocmlab")
+    return ours.get("preload") if isinstance(ours, Mapping) else None
+
+
+def _digest(value: object) -> str:
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _inputs(metadata: Mapping[str, Any], folder: Path, inputs: Inputs) -> list[list[str]]:
+    """Return the declared inputs and what stands for their content; a file that is not there is told by that."""
+    ours = metadata.get("rocmlab", {})
+    declared = ours.get("inputs", []) if isinstance(ours, Mapping) else []
+    if not isinstance(declared, list) or not all(isinstance(each, str) for each in declared):
+        raise RocmlabError(
+            f"its metadata says rocmlab.inputs = {declared!r}",
+            "this is no list of files",
+            'use {"rocmlab": {"inputs": ["data/x.csv"]}}; paths are relative to the notebook',
+        )
+    found: list[list[str]] = []
+    for pattern in declared:
+        for path in _files(folder, pattern) or [folder / pattern]:
+            try:
+                content = inputs.digest(path)
+            except (OSError, ValueError) as err:
+                content = type(err).__name__
+            found.append([os.path.relpath(path, folder), content])
+    return found
+
+
+def _files(folder: Path, pattern: str) -> list[Path]:
+    """Return the files that a path, a folder or a glob means, in name order."""
+    try:
+        where = folder / pattern
+        if where.is_dir():
+            return sorted(path for path in where.rglob("*") if path.is_file())
+        return sorted(path for path in map(Path, glob.glob(str(where), recursive=True)) if path.is_file())
+    except (OSError, ValueError):
+        return []

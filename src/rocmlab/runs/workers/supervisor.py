@@ -1,0 +1,276 @@
+"""One job: its lease, its worker, its time, and the end of everything it has started."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from rocmlab.base import safe
+from rocmlab.devices import visibility
+from rocmlab.kernels import job_processes
+from rocmlab.kernels.claim import Claim
+from rocmlab.runs.folder import RunFolder, now
+from rocmlab.runs.jobs import INTERRUPTED, Job, Status
+from rocmlab.runs.scheduling.placement import Place
+from rocmlab.runs.scheduling.usage import Meters
+from rocmlab.runs.workers.channel import Event as Event
+from rocmlab.runs.workers.channel import Link
+from rocmlab.runs.workers.workers import Workers
+
+LEASED = "ROCMLAB_LEASED"  # environment of a job: the runner has chosen, and leased, its devices
+NOTEBOOK, RUN, NAME = "ROCMLAB_NOTEBOOK", "ROCMLAB_RUN", "ROCMLAB_JOB_NAME"  # what it is, for whoever looks at it
+NOTE = "owner.json"  # the same in its scratch folder, whose name has its mark: a forked kernel shows no environment
+ATTEMPTS = 3  # at giving a job to a worker; one may die while it has nothing to do
+MOST_WARNINGS = 100
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long a job may take, and how much memory."""
+
+    notebook_seconds: float | None = None
+    cell_seconds: float | None = None
+    memory_bytes: int | None = None  # that its kernel may allocate
+    grace_seconds: float = 5.0  # to save, between being asked to stop and being killed
+
+
+@dataclass
+class Ending:
+    """How a job's process ended."""
+
+    status: Status
+    message: str  # one sentence; empty where the notebook itself says it
+    running_cell: int | None  # index of the cell that was running; None if none was
+    warnings: list[str] = field(default_factory=list)
+    started: str | None = None  # UTC, when its GPUs were leased; None if it never came to that
+    seconds: float | None = None  # from then to its end
+    usage: list[dict[str, Any]] = field(default_factory=list)  # by device, in their order; see `Meters.end`
+    is_lost: bool = False  # with the machine that it ran on: no fault of its own
+    is_unplaced: bool = False  # it has not begun: it needs another place
+    why_cpu: str | None = None  # it has not begun: why it gets the CPU instead
+
+
+class Supervisor:
+    """Runs one job in a worker of the run."""
+
+    def __init__(
+        self,
+        job: Job,
+        place: Place,
+        folder: RunFolder,
+        limits: Limits,
+        see: Callable[[Event], None],
+        workers: Workers,
+        meters: Meters,
+    ) -> None:
+        self.job = job
+        self.place = place
+        self.folder = folder
+        self.limits = limits
+        self.workers = workers
+        self.meters = meters
+        self.mark = job_processes.new_mark()
+        self._see = see  # called with each event of the job
+        self._worker: Link | None = None
+        self._begin = 0.0  # when its GPUs were leased
+        self._has_job = False  # the worker has it, and is to have no other before it has ended
+        self._has_begun = False  # the worker says so, and can be asked to stop
+        self._fault: str | None = None  # why the worker could not be listened to
+        self._stopped: Literal["timeout", "interrupted"] | None = None
+        self._killed_by_us = False
+        self._running_cell: int | None = None
+        self._ended: Event | None = None  # the worker's last word
+        self._warnings: list[str] = []
+        self._claim = Claim(job, place, folder, self._warnings, see)
+
+    async def run(self) -> Ending:
+        """Wait until the job's GPUs are leased, and run it to its end; afterwards none of its processes is left.
+
+        Raises:
+            OSError: no worker or no log could be had.
+        """
+        started: str | None = None
+        timer: asyncio.TimerHandle | None = None
+        try:
+            self._worker = self.workers.take()  # if it is new, it gets ready while the lease is awaited
+            self.workers.parent(self.job, self._environment())  # it imports meanwhile, too
+            if not await self._claim.settled(lambda: bool(self._stopped)) or self._stopped:
+                return Ending(
+                    "not run", "", None, self._warnings, why_cpu=None if self._stopped else self._claim.why_not
+                )
+            started, self._begin = now(), time.monotonic()
+            self.meters.begin(self.job.name, self.place.devices, self.folder.file(self.job.name, "samples"))
+            if self.limits.notebook_seconds is not None:
+                timer = asyncio.get_running_loop().call_later(self.limits.notebook_seconds, self.stop, "timeout")
+            status, message = self._judge(await self._work())  # whoever stops it from now on is too late
+            await self._end_processes()
+        except BaseException:
+            self._kill_worker()
+            await self._end_processes()
+            raise
+        finally:
+            self._claim.release()
+            await self._let_worker_go()
+            usage = self.meters.end(self.job.name)
+            if timer:
+                timer.cancel()
+        seconds = time.monotonic() - self._begin
+        return Ending(status, message, self._running_cell, self._warnings, started, seconds, usage)
+
+    async def _end_processes(self) -> None:
+        grace_seconds = 0.0 if self._killed_by_us else 2.0
+        left = await asyncio.to_thread(job_processes.end, self.mark, grace_seconds)
+        if left:
+            self._warnings.append(f"processes that could not be ended: {', '.join(map(str, left))}")
+
+    async def _work(self) -> int:
+        """Have a worker run the job, and return the exit code of one that ended over it, else 0."""
+        prefix = f"rocmlab-job-{self.mark}-"
+        with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as scratch:
+            description = Path(scratch, "job.json")
+            content = json.dumps(self._description(scratch))
+            for _ in range(ATTEMPTS):
+                Path(scratch).mkdir(
+                    mode=0o700, exist_ok=True
+                )  # a worker removes what it has read, or all when it fails
+                description.write_text(content, encoding="utf-8")
+                Path(scratch, NOTE).write_text(json.dumps(self._note()), encoding="utf-8")
+                self._worker = self._worker or self.workers.take()
+                if self._give(self._worker, description):
+                    await self._listen(self._worker)
+                if self._ended:
+                    return 0
+                self._fault = self._worker.fault
+                code = await self._worker.exit_code()
+                if self._has_begun or self._stopped:
+                    break
+                self._write_down(self._worker.last_words())
+                await self._let_worker_go()
+        return code
+
+    def _give(self, worker: Link, description: Path) -> bool:
+        locks = self._claim.lease.descriptors if self._claim.lease else ()
+        self._has_job = True
+        with safe.append(self.folder.file(self.job.name, "log")) as log:
+            return worker.send({"job": str(description)}, [log.fileno(), *locks])
+
+    def _write_down(self, words: str) -> None:
+        """Add to the job's log why it has no worker."""
+        if not words:
+            return
+        path = self.folder.file(self.job.name, "log")
+        with contextlib.suppress(OSError), safe.append(path) as log:  # the disk may be full
+            log.write(f"--- a worker ended before the job began\n{words}".encode("utf-8", "backslashreplace"))
+
+    def _description(self, scratch: str) -> dict[str, Any]:
+        lease = self._claim.lease
+        address, why_not = self.workers.parent(self.job, self._environment())
+        return {
+            "notebook": self.job.notebook,
+            "output": str(self.folder.file(self.job.name, "notebook")),
+            "parameters": self.job.parameters,
+            "kernel": self.job.kernel,
+            "language": self.job.language,
+            "cell_timeout_seconds": self.limits.cell_seconds,
+            "memory_bytes": self.limits.memory_bytes,
+            "engine": self.workers.engine,
+            "lease": lease.as_dict() if lease else None,
+            "environment": self._environment() | {"JUPYTER_RUNTIME_DIR": scratch},  # it goes when the job goes
+            "masks": visibility.child_environment(self.place.gpus) if self.place.node else None,
+            "warm": address,
+            "cold": why_not,
+        }
+
+    def _environment(self) -> dict[str, str]:
+        note = self._note()
+        own = {NOTEBOOK: note["notebook"], RUN: note["run"], NAME: note["job"]}
+        return {**self.place.environment(self.workers.environment), **own, job_processes.MARK: self.mark, LEASED: "1"}
+
+    def _note(self) -> dict[str, str]:
+        return {"notebook": self.job.notebook, "run": self.folder.path.name, "job": self.job.name}
+
+    async def _listen(self, worker: Link) -> None:
+        """Take what a worker says, until the job or the worker has ended."""
+        while self._ended is None and (event := await worker.event()) is not None:
+            self._take(event)
+
+    def _take(self, event: Event) -> None:
+        kind = event["event"]
+        if kind == "begun":
+            self._has_begun = True
+            self._claim.release()  # the worker has the lease, and gives it to the kernel
+            if self._stopped:
+                self.stop(self._stopped)  # it came while the job was handed over
+            return
+        if kind == "cell":
+            self._running_cell = event["index"]
+            self.workers.expect_conversion(event["number"], event["total"], time.monotonic() - self._begin)
+        elif kind == "cell done":
+            self._running_cell = None
+        elif kind == "warning" and len(self._warnings) < MOST_WARNINGS:
+            self._warnings.append(event["message"])
+        elif kind == "ended":
+            self._ended = event
+        self._see(event)
+
+    def stop(self, why: Literal["timeout", "interrupted"]) -> None:
+        """Ask the worker to save and leave the notebook; kill it when it does not."""
+        if self._ended:
+            return
+        if why == "interrupted" and not self._stopped:
+            self._see({"event": "stopping"})
+        self._stopped = self._stopped or why
+        if self._worker is None:
+            return
+        if self._has_begun:
+            self._worker.signal(signal.SIGTERM)
+        asyncio.get_running_loop().call_later(self.limits.grace_seconds, self._kill_worker)
+
+    def kill(self) -> None:
+        """End all of the job's processes at once, without saving."""
+        self._stopped = self._stopped or "interrupted"
+        self._killed_by_us = True
+        self._kill_worker()
+
+    def _kill_worker(self) -> None:
+        if self._worker is not None and self._ended is None:
+            self._worker.signal(signal.SIGKILL)
+
+    async def _let_worker_go(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is None:
+            return
+        is_sound = self._ended is not None and self._ended.get("is_sound") is True and not self._stopped
+        if is_sound or not self._has_job:
+            self._has_job = False
+            self.workers.give_back(worker)
+        else:
+            self._has_job = False
+            await self.workers.end(worker)
+
+    def _judge(self, code: int) -> tuple[Status, str]:
+        if self._ended is not None and not self._stopped:
+            return self._ended["status"], self._ended["message"]
+        # It was asked to stop when it had just ended. (papermill calls it an error when it is asked to stop.)
+        own = ("ok", "failed", "timeout") if self.workers.engine == "rocmlab" else ("ok",)
+        if self._ended is not None and self._ended["status"] in own:
+            return self._ended["status"], self._ended["message"]
+        if self._stopped == "timeout":
+            return "timeout", f"the notebook ran longer than {self.limits.notebook_seconds:g} s"
+        if self._stopped == "interrupted":
+            return "killed", INTERRUPTED
+        if self._fault:
+            return "failed", f"its worker was ended: {self._fault}"
+        if code == -9:
+            return "killed", "its worker was killed (SIGKILL), perhaps because the memory was full"
+        if code < 0:
+            return "killed", f"its worker was ended by signal {-code}"
+        return "failed", f"its worker ended with exit code {code} before the notebook did; the log says why"

@@ -1,0 +1,243 @@
+"""One job in a worker process.
+
+What the notebook prints goes to stdout, which is the job's log; what happens goes to the runner as events. The workers
+of a run take one job after another, see `rocmlab.runs.workers.serving`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+from rocmlab.kernels.leases import Lease
+from rocmlab.runs.jobs import Status
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+    from rocmlab.kernels.kernel import Kernel
+    from rocmlab.notebook.stage import Stage
+
+Report = Callable[..., None]  # called with the name of an event and its facts
+Outcome = tuple[Status, str]
+
+
+class Worker:
+    """Executes one notebook and reports.
+
+    Attributes:
+        is_sound: whether the process can be trusted with another job.
+        starting: held while a kernel is being started.
+    """
+
+    starting = threading.Lock()
+
+    def __init__(self, job: dict[str, Any], report: Report) -> None:
+        self.job = job
+        self.report = report
+        self.is_sound = True
+        self.lease = Lease.inherited(job["lease"]) if job.get("lease") else None
+
+    def run(self) -> Outcome:
+        """Execute, and return how it ended and why."""
+        signal.signal(signal.SIGTERM, self._stop)
+        self.report("begun")
+        try:
+            status, message = self._execute()
+        finally:
+            if self.lease:  # whichever kernel had it, it has ended
+                self.lease.release()
+        self.is_sound = self.is_sound and status in ("ok", "failed")
+        if message:
+            self._say(f"{status}: {message}")
+        if why := lost_output():
+            self.report("warning", message=f"its log is not complete: {why}")
+        return status, message[:2000]
+
+    def _stop(self, number: int, _frame: object) -> None:
+        """Leave at once, before and after the notebook runs; the runner ends the kernel."""
+        self._say(f"stopped by {signal.Signals(number).name}")
+        os._exit(128 + number)
+
+    def _say(self, text: str) -> None:
+        sys.stdout.write(f"--- {text}\n")
+        sys.stdout.flush()
+
+    def _see(self, event: str, **facts: object) -> None:
+        if event == "cell":
+            self._say("cell {number} of {total}: {title}".format(**facts))
+        elif event == "warning":
+            self._say(f"warning: {facts['message']}")
+        if event != "text done":
+            self.report(event, **facts)
+
+    def _execute(self) -> Outcome:
+        from rocmlab.base.errors import RocmlabError
+        from rocmlab.notebook.ends import Cut
+
+        try:
+            if self.job.get("engine") == "papermill":
+                from rocmlab.runs.workers import reference
+
+                return reference.execute(self.job, self.report, self.lease)
+            return self._run_notebook()
+        except Cut as cut:
+            return cut.status, cut.message
+        except RocmlabError as err:
+            return "failed", str(err)
+        except Exception as err:
+            self.is_sound = False
+            traceback.print_exc(file=sys.stdout)
+            return "failed", f"{type(err).__name__}: {err}"
+
+    def _run_notebook(self) -> Outcome:
+        job = self.job
+        folder = str(Path(job["notebook"]).parent)  # as JupyterLab does
+        with self.starting:
+            running = self._start_kernel(folder)
+        try:  # the kernel starts while the notebook is read
+            check_masks(running, job)
+            from rocmlab.notebook import notebooks
+            from rocmlab.notebook.execution import Execution
+
+            notebook = notebooks.prepare(
+                job["notebook"], job["output"], job["parameters"], job["kernel"], job["language"]
+            )
+            output = Path(job["output"])
+            execution = Execution(notebook, running, self._stage(notebook), lambda: notebooks.save(notebook, output))
+        except BaseException:
+            running.destroy()
+            raise
+        is_ok = execution.run()
+        if is_ok and not notebooks.has_errors(notebook):
+            return "ok", ""
+        marked, said = notebooks.mark_errors(notebook)
+        if not said:
+            return "ok", ""  # such as sys.exit(0)
+        notebooks.save(marked, output)
+        sys.stdout.write(plain(said) + "\n")
+        return "failed", ""
+
+    def _start_kernel(self, folder: str) -> Kernel:
+        from rocmlab.kernels import kernel
+
+        name, why, memory = self.job["kernel"], self.job.get("cold"), self.job.get("memory_bytes")
+        if address := self.job.get("warm"):
+            from rocmlab.kernels.forkserver import Refused
+
+            try:
+                return kernel.start(name, folder, os.environ, self.lease, address, memory)
+            except Refused as err:
+                why = str(err)
+        if why:
+            self._see("warning", message=f"cold start: {why}")
+        return kernel.start(name, folder, os.environ, self.lease, memory_bytes=memory)
+
+    def _stage(self, notebook: dict[str, Any]) -> Stage:
+        from rocmlab.notebook.limits import Limits
+        from rocmlab.notebook.outputs import SideLog
+        from rocmlab.notebook.stage import Stage
+
+        given = {**self.job.get("limits", {})}
+        given.setdefault("cell_seconds", self.job["cell_timeout_seconds"])
+        return Stage(
+            limits=Limits().with_metadata(notebook["metadata"], given),
+            stdout=sys.stdout,
+            stderr=sys.stdout,
+            kernel_output=sys.stdout.write,
+            see=self._see,
+            side=SideLog(None, f"{Path(self.job['output']).stem}.log"),  # the job's log, which has everything
+        )
+
+
+def check_masks(running: Kernel, job: dict[str, Any]) -> None:
+    """Make sure that a kernel really has the masks that its job was given.
+
+    Source: /proc/PID/environ of a kernel that was started cold; of a forked one, what it was told to set.
+
+    Raises:
+        RocmlabError: it has others, such as its kernelspec's own.
+    """
+    from rocmlab.base.errors import RocmlabError
+    from rocmlab.kernels import kernel
+
+    if not (wanted := job.get("masks")):
+        return
+    has: dict[str, str] = {}
+    if isinstance(running, kernel.LocalKernel):
+        with contextlib.suppress(OSError):
+            raw = Path(f"/proc/{running.process.pid}/environ").read_bytes()
+            pairs = (entry.partition(b"=") for entry in raw.split(b"\0") if b"=" in entry)
+            has = {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+    has = has or kernel.environment(kernel.find(job["kernel"])[0], os.environ)
+    for name, value in wanted.items():
+        if has.get(name) != value:
+            raise RocmlabError(
+                f"its kernel has {name}={has.get(name, '')}, and was to have {value or 'none'}",
+                f"the kernelspec {job['kernel']} sets it, or what starts the kernel does",
+                f"take {name} out of the `env` of that kernelspec on the node",
+            )
+
+
+def plain(text: str) -> str:
+    """Return text without the colours of a terminal."""
+    return re.sub(r"\x1b\[[0-9;?]*[ -/]*[@-~]", "", text)
+
+
+class LogFile(io.RawIOBase):
+    """A descriptor of a log, which is not worth a notebook: what a full disk does not take is dropped.
+
+    Attributes:
+        fault: why something was dropped; None if nothing was.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self.fault: OSError | None = None
+        self._descriptor = descriptor
+
+    def writable(self) -> bool:
+        """Return True: that is what it is for."""
+        return True
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+        return self._descriptor
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        """Write all of it, or drop what cannot be written."""
+        rest = memoryview(data).cast("B")
+        size = len(rest)
+        try:
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+        except OSError as err:
+            self.fault = err
+        return size
+
+
+def set_up_output() -> None:
+    """Let stdout and stderr, which are the job's log, be UTF-8 and take any output, whatever the locale or the disk."""
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        if isinstance(getattr(sys, name), io.TextIOWrapper):
+            file = cast("BinaryIO", LogFile(descriptor))
+            setattr(sys, name, io.TextIOWrapper(file, "utf-8", "backslashreplace", write_through=True))
+
+
+def lost_output() -> str | None:
+    """Return why something of the log was lost since the last time, None if nothing was."""
+    why = None
+    for stream in (sys.stdout, sys.stderr):
+        file = getattr(stream, "buffer", None)
+        if isinstance(file, LogFile) and file.fault:
+            why, file.fault = file.fault.strerror, None
+    return why

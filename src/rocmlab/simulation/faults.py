@@ -1,0 +1,228 @@
+"""Faults that a simulated host can have: changes of its tree, or reads that fail."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from rocmlab.base.errors import RocmlabError
+from rocmlab.simulation import cards, processes, system, topology
+from rocmlab.simulation.hosts import Gpu, Host
+from rocmlab.simulation.trees import Tree
+
+READS = "rocmlab-faults.json"  # path below the root: EIO, EBUSY or hang
+HANG_FILES = ("gpu_busy_percent", "mem_busy_percent", "gpu_metrics", "pp_dpm_sclk", "pp_dpm_mclk")
+CONSUMER_LACKS = ("unique_id", "product_name", "product_number", "serial_number", "mem_busy_percent", "gpu_metrics")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault, as `KIND[:GPU[:DETAIL]]` asks for it."""
+
+    kind: str  # a key of KINDS
+    gpu: int | None = None  # HIP index; None: all GPUs
+    detail: str = ""  # file (eio, ebusy, hang), or seconds after which it happens (vanish, lost)
+
+    @property
+    def after_seconds(self) -> float:
+        """When a card goes; 0 for at once."""
+        return float(self.detail) if self.kind in ("vanish", "lost") and self.detail else 0.0
+
+
+def parse_fault(text: str) -> Fault:
+    """Turn `KIND[:GPU[:DETAIL]]` into a fault.
+
+    Raises:
+        RocmlabError: it has another form, or there is no such kind.
+    """
+    kind, *rest = text.split(":", 2)
+    if kind not in KINDS:
+        raise RocmlabError(f"--fault {text}: there is no fault {kind!r}", "", f"choose one of: {', '.join(KINDS)}")
+    if rest and rest[0] and not rest[0].isdecimal():
+        raise _malformed(text, "the second part is the HIP index of a GPU")
+    detail = rest[1] if len(rest) > 1 else ""
+    if kind in ("vanish", "lost") and detail and not re.fullmatch(r"\d+(\.\d+)?", detail):
+        raise _malformed(text, "the third part is the number of seconds after which the card goes")
+    if "/" in detail and (detail.startswith("/") or ".." in detail):
+        raise _malformed(text, "the third part is a file in the GPU's PCI folder")
+    return Fault(kind, int(rest[0]) if rest and rest[0] else None, detail)
+
+
+def apply_faults(tree: Tree, host: Host, faults: Sequence[Fault], seconds: float = 0.0) -> None:
+    """Change the tree as the faults that have happened by then ask.
+
+    Raises:
+        RocmlabError: a fault names a GPU that the host does not have, or a file that the GPU does not have.
+    """
+    reads: dict[str, str] = {}
+    for fault in faults:
+        if fault.gpu is not None and fault.gpu >= len(host.gpus):
+            raise RocmlabError(
+                f"--fault {fault.kind}:{fault.gpu}: there is no GPU {fault.gpu}",
+                f"this host has {len(host.gpus)}",
+                f"choose 0 to {len(host.gpus) - 1}",
+            )
+        if fault.after_seconds > seconds:
+            continue
+        apply, _ = KINDS[fault.kind]
+        gpus = host.gpus if fault.gpu is None else (host.gpus[fault.gpu],)
+        apply(tree, host, gpus, fault, reads)
+    if reads:
+        tree.files[READS] = (json.dumps(reads, indent=1, sort_keys=True) + "\n").encode()
+
+
+def adjust_host(host: Host, faults: Sequence[Fault]) -> Host:
+    """Return the host with what must be planned for and not changed afterwards: degraded links."""
+    slow = {fault.gpu for fault in faults if fault.kind == "degraded-link"}
+    return replace(
+        host,
+        gpus=tuple(
+            replace(gpu, link_width=8) if slow and (None in slow or gpu.number in slow) else gpu for gpu in host.gpus
+        ),
+    )
+
+
+Apply = Callable[[Tree, Host, Sequence[Gpu], Fault, dict[str, str]], None]
+
+
+def _vanish(tree: Tree, host: Host, gpus: Sequence[Gpu], fault: Fault, reads: dict[str, str]) -> None:
+    _lost(tree, host, gpus, fault, reads)
+    for gpu in gpus:
+        _without_compute(tree, gpu)
+    tree.put(f"{topology.KFD}/topology", generation_id=3)
+
+
+def _lost(tree: Tree, host: Host, gpus: Sequence[Gpu], fault: Fault, reads: dict[str, str]) -> None:
+    for gpu in gpus:
+        first_card = gpu.partitions[0].card - (gpu.partitions[0].render - 128)
+        minors = [partition.render - 128 for partition in gpu.partitions] + [minor for _, minor in gpu.spare_cards]
+        for minor in minors:
+            tree.nodes.pop(f"dev/dri/card{first_card + minor}", None)
+            tree.nodes.pop(f"dev/dri/renderD{128 + minor}", None)
+        tree.remove(gpu.folder)
+        for platform in cards.platforms(gpu):
+            tree.remove(cards.xcp_folder(platform))
+        processes.leave(tree, gpu)
+
+
+def _failing_read(error: str, default: tuple[str, ...]) -> Apply:
+    def apply(tree: Tree, host: Host, gpus: Sequence[Gpu], fault: Fault, reads: dict[str, str]) -> None:
+        for gpu in gpus:
+            names = (fault.detail,) if fault.detail else default
+            paths = [f"{gpu.folder}/{name}" for name in names]
+            present = [path for path in paths if path in tree.files]
+            if fault.detail and not present:
+                raise RocmlabError(
+                    f"--fault {fault.kind}: {fault.detail} is no file of GPU {gpu.number}",
+                    f"its folder is /{gpu.folder}",
+                    "name a file relative to that folder, such as gpu_busy_percent",
+                )
+            if fault.kind == "hang" and not fault.detail:
+                sensors = cards.hwmon_folder(gpu)
+                present += [path for path in tree.files if path.startswith(sensors) and path.endswith(SENSOR_ENDS)]
+            reads.update(dict.fromkeys(present, error))
+
+    return apply
+
+
+SENSOR_ENDS = ("_input", "_average", "pwm1")
+
+
+def _unreadable_node(tree: Tree, host: Host, gpus: Sequence[Gpu], fault: Fault, reads: dict[str, str]) -> None:
+    for gpu in gpus:
+        for partition in gpu.partitions:
+            path = f"dev/dri/renderD{partition.render}"
+            tree.nodes[path] = replace(tree.nodes[path], mode=0)
+
+
+def _no_render_group(tree: Tree, host: Host, gpus: Sequence[Gpu], fault: Fault, reads: dict[str, str]) -> None:
+    lines = [line for line in tree.files["etc/group"].decode().splitlines() if not line.startswith("render:")]
+    tree.put_lines("etc/group", lines)
+    tree.nodes = {path: replace(node, mode=0o600, gid=0) for path, node in tree.nodes.items()}
+
+
+def _no_kfd(tree: Tree, host: Host, gpus: Sequence[Gpu], fault: Fault, reads: dict[str, str]) -> None:
+    tree.remove("dev/kfd")
+
+
+def _no_driver(tree: Tree, host: Host, gpus: Sequence[Gpu], fault: Fault, reads: dict[str, str]) -> None:
+    for gone in (system.MODULE, "sys/bus/pci/drivers/amdgpu", topology.KFD, "dev/kfd", "dev/dri", "proc/modules"):
+        tree.remove(gone)
+    tree.remove("sys/class/drm")
+    for gpu in host.gpus:
+        kept = ("uevent", "vendor", "device", "class", "revision", "subsystem_vendor", "subsystem_device")
+        inside = [path for path in tree.files if path.startswith(gpu.folder + "/")]
+        for path in inside:
+            if path.rpartition("/")[0] != gpu.folder or path.rpartition("/")[2] not in kept:
+                tree.remove(path)
+        tree.put_lines(
+            f"{gpu.folder}/uevent", tree.files[f"{gpu.folder}/uevent"].decode().splitlines()[1:]
+        )  # without DRIVER=
+        for platform in cards.platforms(gpu):
+            tree.remove(cards.xcp_folder(platform))
+        for path in [path for path in tree.links if path.startswith((f"{gpu.folder}/drm", f"{gpu.folder}/hwmon"))]:
+            del tree.links[path]
+    tree.put("proc", modules=b"")
+
+
+def _consumer(tree: Tree, host: Host, gpus: Sequence[Gpu], fault: Fault, reads: dict[str, str]) -> None:
+    for gpu in gpus:
+        for name in CONSUMER_LACKS:
+            tree.files.pop(f"{gpu.folder}/{name}", None)
+
+
+def _asleep(tree: Tree, host: Host, gpus: Sequence[Gpu], fault: Fault, reads: dict[str, str]) -> None:
+    for gpu in gpus:
+        tree.put(gpu.folder, power_state="D3hot" if gpu.product.is_apu else "D3cold")  # the board cuts a card's power
+        tree.put(f"{gpu.folder}/power", runtime_status="suspended", control="auto")
+
+
+def _no_atomics(tree: Tree, host: Host, gpus: Sequence[Gpu], fault: Fault, reads: dict[str, str]) -> None:
+    for gpu in gpus:
+        _without_compute(tree, gpu)
+
+
+def _without_compute(tree: Tree, gpu: Gpu) -> None:
+    """Take a GPU out of KFD, with the processes that compute on it."""
+    for partition in gpu.partitions:
+        tree.remove(topology.node_folder(partition.node))
+    processes.leave(tree, gpu)
+
+
+def _ecc(tree: Tree, host: Host, gpus: Sequence[Gpu], fault: Fault, reads: dict[str, str]) -> None:
+    for gpu in gpus:
+        path = f"{gpu.folder}/ras/umc_err_count"
+        if path in tree.files:
+            tree.files[path] = b"ue: 2\nce: 117\n"
+
+
+def _nothing(tree: Tree, host: Host, gpus: Sequence[Gpu], fault: Fault, reads: dict[str, str]) -> None:
+    """What was planned already: see `adjust_host` and the extra products of `write_host`."""
+
+
+# kind: (what it does to the tree, what it is)
+KINDS: dict[str, tuple[Apply, str]] = {
+    "vanish": (_vanish, "the card is gone from the bus and from the topology (third part: after so many seconds)"),
+    "lost": (_lost, "the card is gone, and the topology still lists it (third part: after so many seconds)"),
+    "eio": (_failing_read("EIO", ("gpu_busy_percent",)), "reading a file fails with EIO (third part: the file)"),
+    "ebusy": (_failing_read("EBUSY", ("gpu_busy_percent",)), "reading a file fails with EBUSY (third part: the file)"),
+    "hang": (_failing_read("hang", HANG_FILES), "the power firmware hangs: reads of its values never return"),
+    "unreadable-node": (_unreadable_node, "nobody may open the render node (mode 0000)"),
+    "no-render-group": (_no_render_group, "no group render; the nodes belong to root alone"),
+    "no-kfd": (_no_kfd, "/dev/kfd is missing"),
+    "no-driver": (_no_driver, "the driver amdgpu is not loaded; the cards are on the bus"),
+    "degraded-link": (_nothing, "8 PCIe lanes in use of 16"),
+    "igpu": (_nothing, "the processor has a small GPU of its own besides (gfx1036)"),
+    "consumer": (_consumer, "files are missing as on consumer cards: no name, id, memory load, gpu_metrics"),
+    "asleep": (_asleep, "the card is suspended"),
+    "no-atomics": (_no_atomics, "the slot does not pass PCIe atomics on, so KFD leaves the card out"),
+    "ecc": (_ecc, "the memory counts 2 uncorrected and 117 corrected errors (instinct)"),
+}
+
+
+def _malformed(text: str, why: str) -> RocmlabError:
+    return RocmlabError(
+        f"--fault {text}: not understood", why, "--fault KIND[:GPU[:DETAIL]], such as eio:0:gpu_metrics"
+    )

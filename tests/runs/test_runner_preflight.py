@@ -1,0 +1,119 @@
+"""What stands in the way of a notebook is known before it runs, and stands in the way of that notebook only."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import notebook_files
+import pytest
+
+from rocmlab.runs.jobs import Job, name_uniquely
+from rocmlab.runs.spec.preflight import examine
+from rocmlab.runs.spec.selection import Found
+
+DECLARED = notebook_files.PARAMETERS + "epochs: int = 1  # how often\nlearning_rate = 1e-3\ndevice: str = 'auto'"
+
+
+def only(path: Path, parameters: dict | None = None, kernel: str | None = None) -> Job:
+    """Return the job of one notebook."""
+    return examine([Found(str(path), path)], parameters or {}, kernel)[0]
+
+
+def test_a_good_notebook_has_no_problem(tmp_path: Path) -> None:
+    """Its kernel, language and wish for GPUs are read from it."""
+    path = notebook_files.write(tmp_path / "good.ipynb", DECLARED, rocmlab={"gpus": "all"})
+
+    job = only(path, {"epochs": 2})
+
+    assert job.problem is None
+    assert (job.name, job.kernel, job.language, job.gpus) == ("good", "test-kernel", "python", "all")
+    assert job.parameters == {"epochs": 2}
+
+
+def test_an_unknown_parameter_names_those_that_exist(tmp_path: Path) -> None:
+    """A typing error must not train with the defaults for hours."""
+    path = notebook_files.write(tmp_path / "a.ipynb", DECLARED)
+
+    problem = only(path, {"epochs": 2, "learningrate": 0.1}).problem
+
+    assert problem.what == "it has no parameter learningrate"
+    assert "epochs=1, learning_rate=1e-3, device='auto'" in problem.why
+
+
+def test_parameters_need_a_tagged_cell(tmp_path: Path) -> None:
+    """A notebook without a cell tagged `parameters` takes none."""
+    path = notebook_files.write(tmp_path / "a.ipynb", "epochs = 1")
+
+    assert "no cell tagged `parameters`" in only(path, {"epochs": 2}).problem.why
+
+
+def test_a_missing_kernel_names_those_that_exist(tmp_path: Path) -> None:
+    """And `--kernel` replaces it."""
+    path = notebook_files.write(tmp_path / "a.ipynb", "1", kernel="julia-9")
+
+    problem = only(path).problem
+
+    assert "'julia-9'" in problem.what
+    assert "test-kernel" in problem.why
+    assert "--kernel" in problem.fix
+    assert only(path, kernel="test-kernel").problem is None
+    assert only(path, kernel="test-kernel").kernel == "test-kernel"
+
+
+def test_a_notebook_without_a_kernel_says_so(tmp_path: Path) -> None:
+    """No kernel is guessed."""
+    path = notebook_files.write(tmp_path / "a.ipynb", "1", kernel=None)
+
+    assert only(path).problem.what == "it names no kernel"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"cells": [',
+        b"",
+        b"[]",
+        b'"text"',
+        b"\xff\xfe\x00",
+        b'{"cells": [{}], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}',
+    ],
+)
+def test_what_is_not_a_notebook_is_reported(content: bytes, tmp_path: Path) -> None:
+    """Torn, empty, foreign and malformed files each become a problem of that notebook."""
+    path = tmp_path / "broken.ipynb"
+    path.write_bytes(content)
+
+    problem = only(path).problem
+
+    assert "broken.ipynb" in problem.what
+    assert problem.why
+    assert problem.fix
+
+
+@pytest.mark.parametrize("wish", ["two", -1, 1.5, True, [1]])
+def test_a_wish_for_gpus_must_be_a_number(wish: object, tmp_path: Path) -> None:
+    """Metadata that cannot be understood is not ignored."""
+    path = notebook_files.write(tmp_path / "a.ipynb", "1", rocmlab={"gpus": wish})
+
+    assert "rocmlab.gpus" in only(path).problem.what
+
+
+def test_one_bad_notebook_leaves_the_others_alone(tmp_path: Path) -> None:
+    """Problems are by notebook."""
+    good = notebook_files.write(tmp_path / "good.ipynb", "1")
+    bad = tmp_path / "bad.ipynb"
+    bad.write_text(json.dumps({"nbformat": 4}))
+
+    jobs = examine([Found("bad", bad), Found("good", good)], {})
+
+    assert [job.problem is None for job in jobs] == [False, True]
+
+
+def test_every_job_gets_a_file_name_of_its_own() -> None:
+    """Names that repeat, differ in case only, or would leave the run folder become safe and unique."""
+    asked = ["a", "a", "A", "b c", "../../etc/passwd", "<b>&", ".hidden", "naïve_ß", ""]
+
+    found = [job.name for job in name_uniquely([Job(name, name) for name in asked])]
+
+    assert found == ["a", "a-2", "A-3", "b_c", "etc_passwd", "b", "hidden", "naïve_ß", "notebook"]

@@ -1,0 +1,170 @@
+"""Which nodes of a cluster a job may go to, and how many jobs Ray has at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rocmlab.base.errors import Problem, RocmlabError
+from rocmlab.cluster.executor.nodes import RemoteNode, masked
+from rocmlab.cluster.executor.places import ClusterPlaces, RemotePlace
+from rocmlab.devices import Device
+from rocmlab.runs.jobs import Job
+from rocmlab.runs.scheduling.plan import Queue
+
+SMALL = Device("rocm", 0, "Radeon RX 7800 XT", True, gfx="gfx1101", vram_bytes=16_000_000_000, simulated=True)
+LARGE = replace(SMALL, name="Radeon RX 7900 XTX", gfx="gfx1100", vram_bytes=24_000_000_000)
+CPU = Device("cpu", 0, "a processor", True)
+OLD = Problem("it has rocmlab 0.1", "the run is of rocmlab 9", "make cluster-join again")
+
+
+def node(name: str, *gpus: Device, problem: Problem | None = None) -> RemoteNode:
+    """Return a node whose GPUs are numbered from 0."""
+    return RemoteNode(name, name, tuple(replace(gpu, index=index) for index, gpu in enumerate(gpus)), CPU, problem)
+
+
+def job(name: str = "a", **wishes: object) -> Job:
+    """Return a job."""
+    return Job(name, f"/n/{name}.ipynb", **wishes)  # type: ignore[arg-type]
+
+
+def taken(places: ClusterPlaces, *jobs: Job) -> RemotePlace:
+    """Return the place of the next of these jobs."""
+    found = places.take(jobs)
+    assert found is not None
+    assert isinstance(found[1], RemotePlace)
+    return found[1]
+
+
+def test_ray_has_twice_what_it_can_run_and_no_more() -> None:
+    """The next job is there when a GPU becomes free, and a long list stays here."""
+    places = ClusterPlaces([node("one", LARGE, LARGE), node("two", LARGE)])
+
+    given = [taken(places, job(f"j{number}")) for number in range(6)]
+
+    assert places.count == 3
+    assert places.take([job("more")]) is None
+    places.give_back(given[0])
+    assert taken(places, job("more")).never == ()
+
+
+def test_jobs_that_wait_are_taken_whatever_nodes_come_or_go_meanwhile() -> None:
+    """A job for all GPUs of a node waits for two when the run begins, and gets four of the node that has joined."""
+    places = ClusterPlaces([node("one", LARGE, LARGE)])
+    queue = Queue([job("all", gpus="all"), job("small")], places)
+
+    places.update([node("one", LARGE, LARGE), node("two", *[LARGE] * 4)])
+    first, second = queue.take(), queue.take()
+
+    assert first is not None
+    assert second is not None
+    assert (first[0].name, first[1].count) == ("all", 4)
+    assert second[0].name == "small"
+    queue.put_first(first[0], ())
+    assert [each.name for each in queue] == ["all"]
+    assert queue.take() is not None
+    assert not queue
+
+
+def test_jobs_without_a_gpu_have_a_window_of_their_own() -> None:
+    """They take a node's place for such jobs, and do not wait for those with GPUs."""
+    places = ClusterPlaces([node("one", LARGE), node("two")])
+
+    given = [taken(places, job(f"c{number}", gpus=0)) for number in range(4)]
+
+    assert [place.count for place in given] == [0] * 4
+    assert places.take([job("c4", gpus=0)]) is None
+    assert taken(places, job("c4", gpus=0), job("g")).count == 1
+
+
+def test_a_job_goes_only_where_any_gpu_would_do() -> None:
+    """Ray gives out any GPU of a node; one whose GPUs differ is no place for a job that fits only some of them."""
+    places = ClusterPlaces([node("large", LARGE), node("small", SMALL, SMALL), node("both", LARGE, SMALL)])
+
+    assert taken(places, job("v", vram_bytes=20_000_000_000)).among == ("large",)
+    assert taken(places, job("two", gpus=2)).pinned == "small"
+    assert taken(places, job("mix", gpus=2, is_mixed=True)).pinned in ("small", "both")
+    assert taken(places, job("any")).among == ()
+
+
+def test_others_stay_away_from_the_node_that_a_job_with_several_gpus_waits_for() -> None:
+    """Otherwise they would take each GPU as it becomes free, and it would wait for ever."""
+    places = ClusterPlaces([node("one", LARGE), node("pair", LARGE, LARGE)])
+
+    pair = taken(places, job("pair", gpus=2))
+    single = taken(places, job("single"))
+
+    assert pair.pinned == "pair"
+    assert single.never == ("pair",)
+    places.begun(pair)
+    assert taken(places, job("next")).never == ()
+
+
+def test_a_job_that_ended_badly_is_tried_on_another_node() -> None:
+    """As on one machine it is tried on another GPU."""
+    places = ClusterPlaces([node("one", LARGE), node("two", LARGE)])
+    first = taken(places, job())
+    first.node_id = "one"
+    places.give_back(first)
+
+    found = places.take([job()], {"a": ()})
+
+    assert found is not None
+    assert found[1].never == ("one",)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("wishes", "said"),
+    [
+        ({"gpus": 3}, "3 GPUs"),
+        ({"vram_bytes": 90_000_000_000}, "90 GB of VRAM"),
+        ({"gpus": "all", "vram_bytes": 90_000_000_000}, "all GPUs of a node"),
+    ],
+)
+def test_what_no_node_has_is_said_before_anything_runs(wishes: dict, said: str) -> None:
+    """With what the nodes have, and how to mend it."""
+    places = ClusterPlaces([node("one", LARGE, LARGE), node("two", SMALL)])
+
+    problem = places.problem(job(**wishes))
+
+    assert problem is not None
+    assert said in problem.what
+    assert "one: 2 x Radeon RX 7900 XTX" in problem.why
+    assert places.problem(job(gpus="all")) is None
+    assert places.wanted(job(gpus="all")) == 2
+
+
+def test_gpus_are_limited_by_number_and_not_by_name() -> None:
+    """Numbers of GPUs belong to one machine."""
+    nodes = [node("one", LARGE, LARGE), node("two", LARGE)]
+    two = ClusterPlaces(nodes, "2")
+
+    assert two.count == 2
+    assert [taken(two, job(name)).count for name in "ab"] == [1, 1]
+    assert two.take([job("c")]) is None
+    assert ClusterPlaces(nodes, "none").wanted(job()) == 0
+    for words in ("0,1", "9", "0"):
+        with pytest.raises(RocmlabError):
+            ClusterPlaces(nodes, words)
+
+
+def test_a_node_that_cannot_be_used_gets_nothing() -> None:
+    """It is left out while there are others, and named where there are none; nodes that come are used."""
+    places = ClusterPlaces([node("one", LARGE), node("old", LARGE, problem=OLD)])
+
+    assert taken(places, job()).never == ("old",)
+    with pytest.raises(RocmlabError, match=r"old: it has rocmlab 0\.1"):
+        ClusterPlaces([node("old", LARGE, problem=OLD)])
+    places.update([node("one", LARGE), node("new", LARGE)])
+    assert places.count == 2
+    assert taken(places, job("b")).never == ()
+
+
+def test_a_mask_that_numbers_gpus_a_second_time_is_a_reason() -> None:
+    """ROCR_VISIBLE_DEVICES acts before HIP's."""
+    why = masked({"ROCR_VISIBLE_DEVICES": "1"})
+
+    assert masked({"HIP_VISIBLE_DEVICES": "1"}) is None
+    assert why is not None
+    assert "unset ROCR_VISIBLE_DEVICES" in why[2]
