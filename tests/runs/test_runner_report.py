@@ -15,8 +15,8 @@ import pytest
 import run_results
 
 from rocmlab.devices import Device
-from rocmlab.reports import failures, page, plots, values
-from rocmlab.runs import run, schema
+from rocmlab.reports import failures, page, plots, schema, values
+from rocmlab.runs import run
 from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.jobs import Result
 from rocmlab.runs.outcome import report
@@ -204,7 +204,7 @@ def test_long_texts_are_shortened(tmp_path: Path) -> None:
 
     assert "line_0 = 1" in found.text
     assert "… 440 more lines" in found.text
-    assert "the beginning is left out" in found.text
+    assert "the beginning is omitted" in found.text
     assert "the end" in found.text
     assert (tmp_path / "report.html").stat().st_size < 60_000
 
