@@ -106,10 +106,7 @@ def measure(
         ours, *train, batch_size=batch, epochs=epochs, shuffle=True, seed=SEED, verbose=0, callbacks=callbacks
     )
     watts = power.end()
-    power.begin()
-    while power.is_known and not power.is_read():
-        theirs.fit(*train, batch_size=batch, epochs=1, shuffle=True, verbose=0)
-    watts_theirs = power.end()
+    watts_theirs = power.of(lambda: theirs.fit(*train, batch_size=batch, epochs=1, shuffle=True, verbose=0))
     return {
         "seconds": mine.seconds[1 : runs + 1],
         "seconds_theirs": seconds_theirs[1:],
@@ -151,6 +148,13 @@ class _Power:
     def is_read(self) -> bool:
         """Whether it was read for long enough."""
         return time.monotonic() - self._began > POWER_SECONDS
+
+    def of(self, train: Callable[[], object]) -> float | None:
+        """Return the watts while `train` is called again and again; None: unknown."""
+        self.begin()
+        while self.is_known and not self.is_read():
+            train()
+        return self.end()
 
     def end(self) -> float | None:
         """Stop, and return watts; None: unknown."""
