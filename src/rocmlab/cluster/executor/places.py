@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from rocmlab.base import formatting
 from rocmlab.base.errors import Problem, RocmlabError
 from rocmlab.cluster.executor.nodes import RemoteNode
-from rocmlab.devices import Device
+from rocmlab.devices import Device, product_names
 from rocmlab.runs.jobs import Job
 from rocmlab.runs.scheduling.outlook import Ask, Waiting
 from rocmlab.runs.scheduling.placement import Place, Slots, gigabytes
@@ -117,9 +117,7 @@ class ClusterPlaces(Slots):
         asked = "all GPUs of a node" if job.gpus == "all" else formatting.plural(wanted, "GPU")
         if job.vram_bytes:
             asked += f" with {gigabytes(job.vram_bytes)} of VRAM each"
-        have = "; ".join(
-            f"{node.name}: {formatting.device_names(node.gpus) or 'no GPU'}" for node in self.nodes.values()
-        )
+        have = "; ".join(f"{node.name}: {product_names(node.gpus) or 'no GPU'}" for node in self.nodes.values())
         return Problem(
             f"it asks for {asked}, of one product and on one node",
             f"no node has them, or one whose GPUs differ has: {formatting.short(have, 400)}",

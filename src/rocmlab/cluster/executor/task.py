@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from rocmlab.base import private
+from rocmlab.base.cores import count as count_cores
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cluster.executor import delivery
 from rocmlab.cluster.executor.folder import NodeFolder, is_shared
@@ -33,7 +34,7 @@ from rocmlab.cluster.node import session
 from rocmlab.devices import Device, discover
 from rocmlab.kernels.run_warmth import Warmth
 from rocmlab.runs.jobs import Job
-from rocmlab.runs.scheduling.placement import Place, count_cores
+from rocmlab.runs.scheduling.placement import Place
 from rocmlab.runs.scheduling.pool import memory_bytes
 from rocmlab.runs.scheduling.usage import Meters
 from rocmlab.runs.workers.supervisor import Ending, Event, Limits, Supervisor

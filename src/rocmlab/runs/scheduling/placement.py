@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rocmlab.base import formatting
 from rocmlab.base.background import DRIVERS
+from rocmlab.base.cores import count as count_cores
 from rocmlab.base.errors import Problem
-from rocmlab.devices import Device, visibility
+from rocmlab.devices import Device, product_names, visibility
 from rocmlab.runs.jobs import Job
 from rocmlab.runs.scheduling.chosen import choose_gpus as choose_gpus
 from rocmlab.runs.scheduling.outlook import Ask, Outlooks, Waiting
@@ -134,7 +134,7 @@ class Slots:
         asked = formatting.plural(wanted, "GPU")
         if wanted <= len(self.gpus):
             with_vram = f" with {gigabytes(job.vram_bytes)} of VRAM" if job.vram_bytes else " of one product"
-            why = f"this run has {largest}{with_vram}: {formatting.device_names(self.gpus)}"
+            why = f"this run has {largest}{with_vram}: {product_names(self.gpus)}"
             return Problem(f"it asks for {asked}", why, "ask for fewer, or let it mix products: --mixed")
         return Problem(
             f"it asks for {asked}",
@@ -352,8 +352,3 @@ def free_vram(gpu: Device) -> int | None:
     if gpu.is_apu or now is None or now.vram_used_bytes is None or gpu.vram_bytes is None:
         return None
     return max(0, gpu.vram_bytes - now.vram_used_bytes)
-
-
-def count_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
