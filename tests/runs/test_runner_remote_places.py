@@ -24,9 +24,9 @@ def node(name: str, *gpus: Device, problem: Problem | None = None) -> RemoteNode
     return RemoteNode(name, name, tuple(replace(gpu, index=index) for index, gpu in enumerate(gpus)), CPU, problem)
 
 
-def job(name: str = "a", **wishes: object) -> Job:
+def job(name: str = "a", **resources: object) -> Job:
     """Return a job."""
-    return Job(name, f"/n/{name}.ipynb", **wishes)  # type: ignore[arg-type]
+    return Job(name, f"/n/{name}.ipynb", **resources)  # type: ignore[arg-type]
 
 
 def taken(places: ClusterPlaces, *jobs: Job) -> RemotePlace:
@@ -45,7 +45,7 @@ def test_ray_has_twice_what_it_can_run_and_no_more() -> None:
 
     assert places.count == 3
     assert places.take([job("more")]) is None
-    places.give_back(given[0])
+    places.release(given[0])
     assert taken(places, job("more")).never == ()
 
 
@@ -61,7 +61,7 @@ def test_jobs_that_wait_are_taken_whatever_nodes_come_or_go_meanwhile() -> None:
     assert second is not None
     assert (first[0].name, first[1].count) == ("all", 4)
     assert second[0].name == "small"
-    queue.put_first(first[0], ())
+    queue.put_first(*first)
     assert [each.name for each in queue] == ["all"]
     assert queue.take() is not None
     assert not queue
@@ -106,30 +106,30 @@ def test_a_job_that_ended_badly_is_tried_on_another_node() -> None:
     places = ClusterPlaces([node("one", LARGE), node("two", LARGE)])
     first = taken(places, job())
     first.node_id = "one"
-    places.give_back(first)
+    places.release(first)
 
-    found = places.take([job()], {"a": ()})
+    found = places.take([job()], {"a": first})
 
     assert found is not None
     assert found[1].never == ("one",)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
-    ("wishes", "said"),
+    ("resources", "text"),
     [
         ({"gpus": 3}, "3 GPUs"),
         ({"vram_bytes": 90_000_000_000}, "90 GB of VRAM"),
         ({"gpus": "all", "vram_bytes": 90_000_000_000}, "all GPUs of a node"),
     ],
 )
-def test_what_no_node_has_is_said_before_anything_runs(wishes: dict, said: str) -> None:
+def test_what_no_node_has_is_said_before_anything_runs(resources: dict, text: str) -> None:
     """With what the nodes have, and how to mend it."""
     places = ClusterPlaces([node("one", LARGE, LARGE), node("two", SMALL)])
 
-    problem = places.problem(job(**wishes))
+    problem = places.problem(job(**resources))
 
     assert problem is not None
-    assert said in problem.what
+    assert text in problem.what
     assert "one: 2 x Radeon RX 7900 XTX" in problem.why
     assert places.problem(job(gpus="all")) is None
     assert places.wanted(job(gpus="all")) == 2

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from rocmlab.cluster.executor.cluster import Cluster
     from rocmlab.runs.folder import RunFolder
     from rocmlab.runs.run import Run
-    from rocmlab.runs.scheduling.placement import Slots
     from rocmlab.runs.scheduling.plan import Before
+    from rocmlab.runs.scheduling.scheduler import Scheduler
 
 WIDTH_OF_A_LOG = 160  # columns, where there is no terminal to ask
 
@@ -38,7 +38,7 @@ class _Task:
 
     asked: argparse.Namespace
     jobs: list[Job]
-    slots: Slots
+    slots: Scheduler
     share: Path
     seconds: Mapping[str, float]  # that jobs may take, by name
     before: Before
@@ -147,7 +147,7 @@ def _begin_cluster(asked: argparse.Namespace, means: _Means) -> None:
     means.cluster = Cluster(asked.cluster, os.environ, asked.exchange)
 
 
-def _slots(asked: argparse.Namespace, means: _Means, requests: list[Request]) -> Slots:
+def _slots(asked: argparse.Namespace, means: _Means, requests: list[Request]) -> Scheduler:
     """Return the places of the run; on this machine imports begin, too, while the jobs are looked at."""
     from rocmlab.devices import discover
     from rocmlab.runs.scheduling.placement import Slots, choose_gpus, free_vram
@@ -187,7 +187,7 @@ def _task(
     return task
 
 
-def _places(asked: argparse.Namespace, means: _Means) -> Slots:
+def _places(asked: argparse.Namespace, means: _Means) -> Scheduler:
     assert means.cluster is not None
     return means.cluster.find_places(asked.gpus, is_mixed=asked.mixed)
 
