@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks import synthetic
 from rocmlab.base.errors import Problem, RocmlabError
 from rocmlab.cluster.executor.node_pool import MAX_NAMED_NODES
 from rocmlab.cluster.executor.nodes import RemoteNode, masked
 from rocmlab.cluster.executor.places import ClusterPlaces, RemotePlace
 from rocmlab.devices import Device
-from rocmlab.runs.bench import invented
 from rocmlab.runs.jobs import Job
 from rocmlab.runs.scheduling.plan import Queue
 
@@ -186,11 +186,11 @@ class CountedNode(RemoteNode):
 
 def rounds(nodes: int, jobs: int) -> tuple[int, int]:
     """Run jobs on a cluster of nodes with eight GPUs; return how often nodes were looked at, and the longest list."""
-    fleet = invented.fleet(8 * nodes)
+    fleet = synthetic.fleet(8 * nodes)
     places = ClusterPlaces(
         [CountedNode(str(at), str(at), tuple(fleet[8 * at : 8 * at + 8]), CPU) for at in range(nodes)]
     )
-    waiting = Queue(invented.queue(jobs), places)
+    waiting = Queue(synthetic.queue(jobs), places)
     given: list[RemotePlace] = []
     named = CountedNode.looks = 0
     while waiting:
