@@ -9,14 +9,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import queue
 import secrets
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -80,33 +78,6 @@ def start(
         start_new_session=True,
         preexec_fn=end_with_parent(),
     )
-
-
-def lines(process: subprocess.Popen[str], deadline: float) -> Iterator[str]:
-    """Yield the lines of a process as they come, until it has closed its output.
-
-    Raises:
-        TimeoutError: the deadline (of `time.monotonic`) passed.
-    """
-    stdout = process.stdout
-    assert stdout is not None
-    arrived: queue.Queue[str | None] = queue.Queue()
-
-    def read() -> None:
-        with stdout:
-            for line in stdout:
-                arrived.put(line.rstrip("\n"))
-        arrived.put(None)
-
-    threading.Thread(target=read, daemon=True).start()
-    while True:
-        try:
-            line = arrived.get(timeout=max(0.0, deadline - time.monotonic()))
-        except queue.Empty:
-            raise TimeoutError from None
-        if line is None:
-            return
-        yield line
 
 
 def end(processes: Sequence[subprocess.Popen[str]], mark: str, grace_seconds: float = GRACE_SECONDS) -> None:
