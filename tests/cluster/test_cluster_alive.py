@@ -77,7 +77,7 @@ def hang():
 def fail():
     raise ValueError("no such thing")
 def refuse():
-    from rocmlab.errors import RocmlabError
+    from rocmlab.base.errors import RocmlabError
     raise RocmlabError("what", "why", "fix")
 silent = probe.on_every_node(hang, timeout_seconds=3)
 failed = probe.on_every_node(fail, timeout_seconds=120)

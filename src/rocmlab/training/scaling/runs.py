@@ -114,7 +114,7 @@ def _program(command: list[str], env: dict[str, str], folder: Path, time_limit_s
         RocmlabError: it failed or took too long, with its last lines.
     """
     name = Path(command[1]).name
-    env = {**env, children.MARK: secrets.token_hex(8)}
+    env = {**env, children.TOKEN: secrets.token_hex(8)}
     found = ranks.run(command, env, 1, folder, time.monotonic() + time_limit_seconds, (0, 0))
     last = "\n".join(found.lines.get(0, ())) or "it printed nothing"
     if found.is_late:
@@ -122,7 +122,7 @@ def _program(command: list[str], env: dict[str, str], folder: Path, time_limit_s
         raise RocmlabError(what, last, "raise the time limit", exit_code=1)
     if found.failed:
         raise RocmlabError(
-            f"{name} failed ({children.ending(found.failed[0])})",
+            f"{name} failed ({children.exit_text(found.failed[0])})",
             last,
             "`make devices` shows the devices; JAX needs a plugin to use GPUs",
             exit_code=1,
