@@ -133,7 +133,7 @@ def test_ranks_that_do_not_start_are_no_matter_of_the_ladder(rank):
     """A broken PyTorch is reported immediately, with its output; no remedy for collectives is tried."""
     rank.write_text("raise ImportError('libamdhip64.so.7: cannot open shared object file')")
 
-    with pytest.raises(RocmlabError, match="could not be tried together") as caught:
+    with pytest.raises(RocmlabError, match="could not be tested together") as caught:
         collectives.probe(gpus=[0, 1], program=rank)
 
     assert "libamdhip64" in caught.value.problem.why

@@ -84,8 +84,8 @@ def test_tensors_of_a_framework_come_to_the_host():
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        ({"x": iter([1])}, "no array"),
-        ({"x": "words"}, "no array"),
+        ({"x": iter([1])}, "not an array"),
+        ({"x": "words"}, "not an array"),
         ({"x": np.zeros((2, 1)), "y": np.zeros(3)}, "different lengths: 2, 3"),
         ({"x": None}, "have no inputs"),
         ({"x": [None], "y": np.zeros(3)}, "have no inputs"),
