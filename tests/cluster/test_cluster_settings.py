@@ -124,7 +124,7 @@ def test_the_native_lab_tells_its_programs_of_the_cluster_without_the_token(proj
 @pytest.mark.parametrize(
     ("words", "given", "what"),
     [
-        (["join"], {}, "which cluster to join is not said"),
+        (["join"], {}, "the cluster to join is missing"),
         (["join", "nowhere"], {}, "is not the address of a head"),
         (["join", "127.0.0.1:9"], {}, "there is no CLUSTER_TOKEN"),
         (["join", "127.0.0.1:9"], {"CLUSTER_TOKEN": TOKEN}, "the head of the cluster at 127.0.0.1:9 cannot be reached"),

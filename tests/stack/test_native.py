@@ -183,13 +183,13 @@ class TestServer:
         }
 
     def test_a_taken_port_is_a_problem_with_a_free_one(self, lab: NativeLab) -> None:
-        """Nothing is started, and the fix names a port that can be had."""
+        """Nothing is started, and the fix names a free port."""
         with socket.socket() as other:
             other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             other.bind(("127.0.0.1", lab.port))
             other.listen()
 
-            with pytest.raises(RocmlabError, match="cannot be had") as caught:
+            with pytest.raises(RocmlabError, match="is already in use") as caught:
                 lab.start(lambda _: None)
 
         assert "another program listens" in caught.value.problem.why

@@ -54,7 +54,7 @@ def test_without_packages_jax_on_the_cpu_passes(repository: Path, tmp_path: Path
 def test_packages_without_the_backends_plugin_stop_the_build(
     repository: Path, tmp_path: Path, backend: str, plugins: tuple[str, ...]
 ) -> None:
-    """What was asked for would compute on the CPU without a word."""
+    """What was requested would silently compute on the CPU."""
     done = verify(repository, make_jax(tmp_path / "site", *plugins), backend, "some==1")
 
     assert done.returncode != 0

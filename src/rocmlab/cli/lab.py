@@ -26,7 +26,7 @@ def main(verb: str, arguments: Sequence[str]) -> int:
     if verb == "status":
         parser.add_argument("--json", action="store_true", help="print it as JSON")
     if verb == "logs":
-        parser.add_argument("-f", "--follow", action="store_true", help="go on printing")
+        parser.add_argument("-f", "--follow", action="store_true", help="continue printing")
     if verb in ("down", "clean"):
         stopping.add_options(parser)
     if verb == "clean":
@@ -118,7 +118,7 @@ def status(project: Project, as_json: bool) -> int:
 
 
 def cluster_state(project: Project) -> dict[str, Any] | None:
-    """Return what the lab's Ray node says of itself, without `state` if it says nothing; None: there is none to be."""
+    """Return the record of the lab's Ray node, without `state` if there is none; None: not in a cluster."""
     if not project.settings.is_in_cluster:
         return None
     found = project.lab.node_record()
@@ -130,7 +130,7 @@ def node_lines(node: Mapping[str, Any]) -> list[str]:
     if problem := node.get("problem"):
         return [f"the Ray node does not run: {problem['what']}", f"  why: {problem['why']}", f"  fix: {problem['fix']}"]
     if node.get("state") not in ("starting", "ready"):
-        return ["the Ray node does not run: make up, which starts it; make logs says what it did"]
+        return ["the Ray node does not run: make up, which starts it; make logs shows what it did"]
     gpus = f"{node['gpus']} GPU{'s' * (node['gpus'] != 1)}" + " (SIMULATED)" * bool(node["simulated"] and node["gpus"])
     where = f"head of {node['head']}" if node["is_head"] else f"node {node['address']} of {node['head']}"
     return [f"{where}, with {gpus}" + ("" if node["state"] == "ready" else ", is starting")]
@@ -141,7 +141,7 @@ def url(project: Project) -> int:
     if not is_up(project):
         other = held_by_another(project)
         why = other or "it is stopped, or still starting"
-        fix = "make up PORT=…, another one: it makes a new token, too" if other else "make up"
+        fix = "make up PORT=…, another one, which also makes a new token" if other else "make up"
         raise RocmlabError("the lab does not answer", why, fix, exit_code=1)
     print(project.url)
     return 0

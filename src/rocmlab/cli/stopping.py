@@ -92,7 +92,7 @@ def check(lab: Lab, stop: Stop, given: Consent, say: Say, *, may_wait: bool = Tr
         may_wait: False to raise where it would wait.
 
     Raises:
-        LabIsBusy: something runs that it would end, or nobody can tell what runs. Nothing was changed.
+        LabIsBusy: something runs that it would end, or it is unknown what runs. Nothing was changed.
     """
     from rocmlab.stack import busy
 

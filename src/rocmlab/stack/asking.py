@@ -1,4 +1,4 @@
-"""Questions to an engine that decide about a person's files or kernels: no answer is an error, and never a "no"."""
+"""Commands of an engine that decide about a user's files or kernels: no answer is an error, and never a "no"."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def asked(engine: Engine, program: str, *arguments: str, timeout_seconds: float 
         raise EngineSilent(
             f"the engine does not answer `{program} {arguments[0]}`",
             output.strip()[-400:] or f"exit code {code}",
-            f"see that `{program} ps` answers, then do it again",
+            f"check that `{program} ps` answers, then retry",
         )
     return output

@@ -18,7 +18,7 @@ from rocmlab.stack.lab import Lab
 from rocmlab.stack.native import NativeLab
 
 ASK_TIMEOUT_SECONDS = 10.0
-QUIET_SECONDS = 5.0  # a kernel that worked less than so long ago may be between two cells of one `Run All`
+QUIET_SECONDS = 5.0  # a kernel that worked more recently than this may be between two cells of one `Run All`
 BETWEEN_LOOKS_SECONDS = 0.6
 SHARE_INSIDE = "/home/jovyan/share"
 PROCESSES = ("ps", "-A", "-o", "pid=", "-o", "ppid=", "-o", "tpgid=", "-o", "args=")
@@ -35,7 +35,7 @@ class Work:
 
     what: str
     how: str  # what it does, and since when
-    is_busy: bool  # it computes, or nobody can tell that it does not
+    is_busy: bool  # it computes, or its state is unknown
     is_open: bool = True  # it belongs to the lab's server and ends with it; False: a run beside the server
     gpus: tuple[str, ...] = ()
     last_activity: str = ""  # of a kernel: changes with each message
@@ -57,7 +57,7 @@ class Found:
     """All that runs in a lab."""
 
     works: tuple[Work, ...] = ()
-    unknown: str = ""  # why nobody can tell what runs; empty: it is known
+    unknown: str = ""  # why it is unknown what runs; empty: it is known
 
 
 def find(lab: Lab) -> Found:
@@ -85,7 +85,7 @@ def _in_between(work: Work) -> Work:
 
 
 def _look(lab: Lab) -> Found:
-    """Look once; where the engine does not answer, nobody can tell what runs: that is never "nothing"."""
+    """Look once; where the engine does not answer, what runs is unknown, which is not "nothing"."""
     try:
         return _asked(lab)
     except EngineSilent as err:
@@ -151,8 +151,8 @@ def _clock(text: str) -> str:
     if seconds is None:
         return text or "an unknown time"
     ago = max(0.0, time.time() - seconds)
-    told = f"{ago:.0f} s" if ago < 90 else f"{ago / 60:.0f} min" if ago < 5400 else f"{ago / 3600:.0f} h"
-    return f"{datetime.fromtimestamp(seconds, timezone.utc):%H:%M:%S} UTC ({told} ago)"
+    shown = f"{ago:.0f} s" if ago < 90 else f"{ago / 60:.0f} min" if ago < 5400 else f"{ago / 3600:.0f} h"
+    return f"{datetime.fromtimestamp(seconds, timezone.utc):%H:%M:%S} UTC ({shown} ago)"
 
 
 # -- headless runs -------------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ def _check_nothing_runs(lab: ContainerLab, container: str, code: int, output: st
     """Make sure that a container in which nothing could be started holds no run: it has ended, or is of another kind.
 
     Raises:
-        EngineSilent: nobody can tell.
+        EngineSilent: it is unknown.
     """
     if code in NO_SUCH_PROGRAM or container not in _containers(lab):
         return
@@ -219,7 +219,7 @@ def _run(run: Row, *, is_open: bool) -> Work:
 
 
 def _terminals(lab: Lab) -> list[Work]:
-    """Return the programs in the foreground of the lab's terminals, shells that wait for a command left out."""
+    """Return the programs in the foreground of the lab's terminals, without shells that wait for a command."""
     code, table = lab.capture_inside(PROCESSES)
     if code and code not in NO_SUCH_PROGRAM and isinstance(lab, ContainerLab) and (main := lab.known_container()):
         _check_nothing_runs(lab, main, code, table)

@@ -27,10 +27,10 @@ STOP_SECONDS = 60.0  # it waits half a minute for tasks
 
 
 def check(settings: Settings) -> None:
-    """Make sure that the cluster's settings can be meant.
+    """Make sure that the cluster's settings are valid.
 
     Raises:
-        RocmlabError: CLUSTER is no word or address, CLUSTER_PORT no port, or there is no token to join with.
+        RocmlabError: CLUSTER or CLUSTER_PORT is invalid, or the token is missing.
     """
     ports.parse(settings.get("CLUSTER_PORT"))
     if not settings.is_in_cluster:
@@ -110,10 +110,10 @@ class NativeNode:
     def started(self) -> tuple[Process, Path] | None:
         """Return process and folder of the node that this project has started, if it lives."""
         try:
-            found = json.loads(self.record.read_text(encoding="utf-8"))
+            found = envfile.read_json(self.record)
             pid, folder = int(found["pid"]), Path(found["folder"])
             mark, started = found.get("mark"), found.get("started")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError):
             return None
         process = identity.find(pid)
         if process is None or identity.uid_of(pid) not in identity.own_uids():
@@ -130,11 +130,7 @@ class NativeNode:
         return record.read(found[1] / "node.json") if found else None
 
     def _is_configured(self, wanted: Mapping[str, object]) -> bool:
-        try:
-            found = json.loads(self.record.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return False
-        return isinstance(found, dict) and found.get("configuration") == wanted
+        return bool(envfile.read_json(self.record).get("configuration") == wanted)
 
     def start(self, environment: Mapping[str, str], gpus: str, say: Say) -> bool:
         """Start the node in the background unless it runs as configured, and wait until it is part of its cluster.
@@ -181,7 +177,7 @@ class NativeNode:
         """Wait until the node says that it is up.
 
         Raises:
-            RocmlabError: it says why it is not, or says nothing.
+            RocmlabError: it does not start.
         """
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
@@ -198,7 +194,7 @@ class NativeNode:
         self.stop(lambda _: None)
         last = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-15:]
         raise RocmlabError(
-            "this machine's Ray node did not start", "its last words:\n" + "\n".join(last), f"all it said: {self.log}"
+            "this machine's Ray node did not start", "last log lines:\n" + "\n".join(last), f"complete log: {self.log}"
         )
 
     def stop(self, say: Say) -> bool:

@@ -84,7 +84,7 @@ class ContainerLab(ABC):
         return fingerprint.digest(self.settings.project, fingerprint.IMAGE_SOURCES, facts)
 
     def engine(self, *arguments: str, timeout_seconds: float = 60) -> tuple[int, str]:
-        """Ask the engine something short; see `process.capture`."""
+        """Run a short command of the engine; see `process.capture`."""
         return process.capture([self.program, *arguments], env=self.environment, timeout_seconds=timeout_seconds)
 
     # -- image ---------------------------------------------------------------------------------------------------
@@ -138,10 +138,10 @@ class ContainerLab(ABC):
             self.engine("tag", image, self.previous_image)
 
     def exchange_images(self) -> None:
-        """Give the previous image the name of the present one, and the other way round.
+        """Give the previous image the name of the present one, and vice versa.
 
         Raises:
-            RocmlabError: there is no previous image, or the engine refuses.
+            RocmlabError: there is no previous image, or the engine reports an error.
         """
         present, previous = self.image_id(self.image), self.image_id(self.previous_image)
         if not previous:
@@ -149,10 +149,10 @@ class ContainerLab(ABC):
         self.name_images(previous, present)
 
     def name_images(self, present: str, previous: str) -> None:
-        """Name two images by their ids; an empty one is left out.
+        """Name two images by their ids; an empty one is skipped.
 
         Raises:
-            RocmlabError: the engine refuses.
+            RocmlabError: the engine reports an error.
         """
         for image, name in ((present, self.image), (previous, self.previous_image)):
             code, output = self.engine("tag", image, name) if image else (0, "")
@@ -163,7 +163,7 @@ class ContainerLab(ABC):
         """Build the image unless it is current, or `always`, for what the digest leaves out (the notebooks' copy).
 
         Raises:
-            RocmlabError: the base image cannot be had, the disk is too full, or the build failed.
+            RocmlabError: the base image could not be pulled, the disk is too full, or the build failed.
         """
         self._hand_over_notebooks(say)
         if self.is_prepared() and not always:
@@ -186,7 +186,7 @@ class ContainerLab(ABC):
             raise RocmlabError(
                 f"building {self.image} failed",
                 reason,
-                f"mend that and run `make up` again; everything printed: {log}",
+                f"fix the error above, then `make up`; complete log: {log}",
             )
         say(f"image {self.image} is built")
         self.has_built = True  # what has lost its name is removed when the new one's lab has answered
@@ -194,7 +194,7 @@ class ContainerLab(ABC):
     def _hand_over_notebooks(self, say: Say) -> None:
         """Let the lab's user save the project's own notebooks, where root cloned them; see `shipped`."""
         ids = [self.values.get(name, "") for name in ("NB_UID", "NB_GID")]
-        if all(text.isdigit() for text in ids):  # else start.sh says what is wrong
+        if all(text.isdigit() for text in ids):  # else start.sh reports what is wrong
             chosen = self.settings.project / os.path.expanduser(self.values["NOTEBOOKS_DIR"])
             shipped.hand_over(self.settings, chosen, int(ids[0]), int(ids[1]), say)
 
@@ -238,15 +238,16 @@ class ContainerLab(ABC):
         )
         if code == 0:
             return
-        said = last[-1] if last else f"{self.program} pull printed nothing"
+        said = last[-1] if last else f"{self.program} pull: no output"
         if UNREACHABLE.search(said):
             raise BaseImageUnreachable(
-                f"the base image {base} cannot be had",
+                f"could not pull the base image {base}",
                 f"no image registry answers: {said}",
-                f"check the network, or name an image that is here ({self.program} images): "
-                "make up BASE_IMAGE=name:tag",
+                f"check the network, or choose a local image ({self.program} images): make up BASE_IMAGE=name:tag",
             )
-        raise RocmlabError(f"the base image {base} cannot be had", said, "name another: make up BASE_IMAGE=name:tag")
+        raise RocmlabError(
+            f"could not pull the base image {base}", said, "choose another one: make up BASE_IMAGE=name:tag"
+        )
 
     # -- container -----------------------------------------------------------------------------------------------
 
@@ -389,13 +390,13 @@ class ContainerLab(ABC):
                 envfile.write(self.healthy, image + "\n")
             return self._is_another(before)
         container = self.container(running_only=False)
-        last = self.engine("logs", "--tail", "15", container)[1].strip() if container else "the container is gone"
+        last = self.engine("logs", "--tail", "15", container)[1].strip() if container else "the container was removed"
         if self._undo(before):
             raise RocmlabError(
-                "the lab did not start", f"its last words:\n{last}", "mend that, and run `make up` again"
+                "JupyterLab exited during startup", f"last log lines:\n{last}", "fix the error above, then `make up`"
             )
         if not force:
-            raise not_answering(f"its last words:\n{last}")
+            raise not_answering(f"last log lines:\n{last}")
         self.stop(say)
         return self.start(say)
 
@@ -420,7 +421,7 @@ class ContainerLab(ABC):
             return True
 
     def _restarts(self) -> str | None:
-        """Return how often the engine has started the container anew: it dies and comes back where start.sh refuses.
+        """Return how often the engine has restarted the container, as it does where start.sh reports an error.
 
         None: the engine does not answer.
         """
@@ -431,7 +432,7 @@ class ContainerLab(ABC):
             return None
 
     def _lives(self, restarts: str | None) -> bool:
-        """Return whether the container runs and was not started anew; True where the engine does not answer."""
+        """Return whether the container runs and was not restarted; True where the engine does not answer."""
         try:
             if self.known_container() is None:
                 return False
@@ -454,21 +455,21 @@ class ContainerLab(ABC):
         return self.ask("/api/status")[0] == 200
 
     def _refusal(self, output: str) -> RocmlabError:
-        said = output.strip().splitlines()[-1] if output.strip() else f"{self.program} printed nothing"
+        said = output.strip().splitlines()[-1] if output.strip() else f"{self.program}: no output"
         if "gathering device information" in said or re.search(r"stat /dev/\S+: no such file", said):
             return RocmlabError(
                 "the engine cannot pass a GPU's device node",
                 said,
-                "make doctor says which node is missing and why; then `make up` again",
+                "make doctor shows which node is missing and why; then `make up`",
             )
         if "CDI device" in said:
             return RocmlabError(
                 "the engine does not know the GPU by its CDI name",
                 said,
-                "sudo scripts/rocmlab cdi --output /etc/cdi/amd.json, then run `make up` again\n"
+                "sudo scripts/rocmlab cdi --output /etc/cdi/amd.json, then `make up`\n"
                 "or, without CDI: make up GPU_PASSTHROUGH=nodes",
             )
-        return RocmlabError("the engine refused to start the lab", said, "mend that and run `make up` again")
+        return RocmlabError("the engine could not start the lab", said, "fix the error above, then `make up`")
 
     def clean(self, say: Say) -> None:
         """Stop the lab and remove its image; the share stays."""
@@ -504,7 +505,7 @@ class ContainerLab(ABC):
             return []
         code, output = self.engine("exec", container, "start.sh", "rocmlab", "devices", "--json")
         if code:
-            raise RocmlabError("the lab does not say which devices it sees", output.strip()[-400:], "make logs")
+            raise RocmlabError("the lab could not list its devices", output.strip()[-400:], "make logs")
         found: list[dict[str, Any]] = json.loads(output)["devices"]
         return found
 
@@ -551,7 +552,7 @@ class ContainerLab(ABC):
         """Print the container's log."""
         container = self.container(running_only=False)
         if container is None:
-            raise RocmlabError("there is no log", "the lab's container is gone, and its log with it", "make up")
+            raise RocmlabError("no log found", "the lab's container was removed, and its log with it", "make up")
         return process.attach(
             [self.program, "logs", *(["--follow"] if follow else []), container], env=self.environment
         )

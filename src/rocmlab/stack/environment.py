@@ -12,14 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rocmlab.base.errors import RocmlabError
-from rocmlab.stack import environments, fingerprint, process
+from rocmlab.stack import envfile, environments, fingerprint, process
 from rocmlab.stack.lab import Say
 
 OLDEST, NEWEST = (3, 11), (3, 13)  # what the locked TensorFlow and PyTorch have wheels for
 NEEDED_BYTES = {"rocm": 30e9, "cuda": 15e9, "cpu": 5e9, "metal": 5e9}
 TORCH_VERSION = "2.13.0"
 PACKAGE = re.compile(r"^([A-Za-z0-9][\w.-]*)==", re.MULTILINE)
-MARKER = "rocmlab-environment.json"
 AMD_WHEELS = "https://repo.radeon.com/rocm/manylinux/rocm-rel-{version}/"
 MARKER = "rocmlab-environment.json"
 MADE = "rocmlab-made"  # there from the beginning on: without it an environment is the user's own
@@ -43,9 +42,9 @@ class Environment:
     backend: str
     python: str  # the interpreter it is made with
     torch_index: str  # an index for the PyTorch wheel; empty: pip's own configuration
-    tensorflow_index: str = ""  # rocm: where AMD's TensorFlow wheels lie
+    tensorflow_index: str = ""  # rocm: where AMD's TensorFlow wheels are
     wheels: str = ""  # a folder of wheels tried before any index
-    jax_packages: str = ""  # JAX's plugin for the GPU, in pip's words; empty: JAX computes on the CPU
+    jax_packages: str = ""  # JAX's plugin for the GPU, as arguments of pip; empty: JAX computes on the CPU
     has_cluster: bool = False  # with Ray, for a lab that is a node of a cluster
     is_beside: bool = False  # `make` leaves `.venv` as it is, and makes another environment for `switch`
     building: Path | None = None  # the folder that is being made beside `.venv`
@@ -80,12 +79,8 @@ class Environment:
 
     def is_current(self) -> bool:
         """Tell whether the environment is whole and made from the present requirements."""
-        try:
-            recorded = json.loads(self.marker.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return False
-        fitting = {self.fingerprint(), replace(self, has_cluster=True).fingerprint()}  # Ray may lie there unused
-        return isinstance(recorded, dict) and recorded.get("fingerprint") in fitting
+        fitting = {self.fingerprint(), replace(self, has_cluster=True).fingerprint()}  # Ray may be there unused
+        return envfile.read_json(self.marker).get("fingerprint") in fitting
 
     def make(self, say: Say) -> None:
         """Make the environment, or bring it up to date; see `_make`."""
@@ -151,14 +146,10 @@ class Environment:
             raise
         environments.remove_aside(self.project)
 
-    def _matches(self, record: dict[str, str], folder: Path | None = None) -> bool:
+    def _matches(self, record: dict[str, str], folder: Path) -> bool:
         """Tell whether the environment is whole and of this backend and Python: pip would keep another one's wheels."""
-        try:
-            folder = folder or self.folder
-            found = json.loads((folder / MARKER).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return False
-        if not isinstance(found, dict) or found.get("jax_packages", "") != self.jax_packages:
+        found = envfile.read_json(folder / MARKER)
+        if found.get("jax_packages", "") != self.jax_packages:
             return False  # a plugin that was taken back would stay
         return record.items() <= found.items() and (folder / "bin/python").exists()
 
@@ -210,7 +201,7 @@ class Environment:
         content = "JupyterLab and the runner" if self.backend == "rocm" else "JupyterLab, the runner and TensorFlow"
         yield Step(f"{content} ({count} packages)", (*locked, str(lock)))
         if self.backend == "rocm":
-            # The public index ends with 2.14.0.600, which ignores every Radeon: a typing error in its list of targets.
+            # The public index ends with 2.14.0.600, which ignores every Radeon: a typo in its list of targets.
             wanted = (
                 "--no-deps",
                 "--pre",
@@ -326,7 +317,7 @@ def check_python(python: str) -> str:
     """
     code, output = process.capture([python, "-c", "import sys; print(*sys.version_info[:2])"])
     span = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
-    fix = f"install one of Python {span} and name it: make up PYTHON=python3.12"
+    fix = f"install one of Python {span} then: make up PYTHON=python3.12"
     if code:
         raise RocmlabError(f"PYTHON={python} does not run", output.strip()[-200:], fix)
     found = tuple(map(int, output.split()))
@@ -340,11 +331,7 @@ def check_python(python: str) -> str:
 
 def backend_of(folder: Path) -> str | None:
     """Return the backend that a whole environment was made for; None: there is none."""
-    try:
-        found = json.loads((folder / MARKER).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    backend = found.get("backend") if isinstance(found, dict) and (folder / "bin/python").exists() else None
+    backend = envfile.read_json(folder / MARKER).get("backend") if (folder / "bin/python").exists() else None
     return backend if isinstance(backend, str) else None
 
 
@@ -395,6 +382,6 @@ def amd_wheels(root: Path) -> str:
         raise RocmlabError(
             "the version of this host's ROCm is not known",
             "/opt/rocm/.info/version is missing or empty",
-            "name AMD's wheel folder for it: make up TENSORFLOW_INDEX=…; or make up BACKEND=cpu",
+            "set AMD's wheel folder for it: make up TENSORFLOW_INDEX=…; or make up BACKEND=cpu",
         )
     return AMD_WHEELS.format(version=version.removesuffix(".0"))

@@ -96,11 +96,7 @@ def forget(settings: Settings, values: Mapping[str, str]) -> None:
 
 
 def _read(state: Path) -> dict[str, str]:
-    try:
-        found = json.loads((state / FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return {str(digest): str(where) for digest, where in found.items()} if isinstance(found, dict) else {}
+    return {digest: str(where) for digest, where in envfile.read_json(state / FILE).items()}
 
 
 def _digest(token: str) -> str:

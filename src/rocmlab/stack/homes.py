@@ -154,7 +154,7 @@ def remove(path: Path) -> None:
 
 
 def pack(found: Iterable[Pending], into: IO[bytes]) -> None:
-    """Write files as a tar stream, each below a number of its own, for `unpack`; sockets and the like are left out."""
+    """Write files as a tar stream, each below a number of its own, for `unpack`; sockets and the like are skipped."""
 
     def kept(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
         member.uid = member.gid = 0

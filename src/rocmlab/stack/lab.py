@@ -14,7 +14,7 @@ Say = Callable[[str], None]  # prints one line of progress
 
 
 def not_answering(why: str) -> RocmlabError:
-    """Return the error where a lab runs as configured and does not answer: nobody has said that it may end."""
+    """Return the error where a lab runs as configured and does not answer: stopping it needs FORCE=1."""
     return RocmlabError(
         "the lab runs and does not answer",
         f"{why}\nit was not stopped: what its kernels have in memory would be lost",
@@ -38,7 +38,7 @@ class Lab(Protocol):
         """Tell whether any version of the image or environment is there, current or not."""
 
     def disk(self) -> Path:
-        """Return the folder on whose disk the image or environment lies, as far as it is known."""
+        """Return the folder on whose disk the image or environment is, as far as it is known."""
 
     def is_running(self) -> bool:
         """Tell whether the lab's server process exists."""
@@ -50,7 +50,7 @@ class Lab(Protocol):
         """Run a short program where the lab's processes are, and return its exit code and output."""
 
     def start(self, say: Say, *, force: bool = False) -> bool:
-        """Start the server unless it runs as configured, wait until it answers, and tell whether it was started.
+        """Start the server unless it runs as configured, wait until it answers, and return whether it was started.
 
         One that runs as configured and does not answer is stopped and started by `force` alone.
         """

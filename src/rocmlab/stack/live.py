@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rocmlab.stack import envfile
+
 if TYPE_CHECKING:
     from rocmlab.stack.settings import Settings
 
@@ -52,25 +54,18 @@ def write(settings: Settings) -> list[str]:
     Raises:
         RocmlabError: the folder cannot be written.
     """
-    from rocmlab.stack import envfile
+    from rocmlab.stack.settings import DEFAULTS
 
     path = ensure_folder(settings) / FILE
     before = _read(path)
     wanted = {name: settings.get(name) for name in NAMES}
     if before != wanted:
         envfile.write(path, json.dumps(wanted, indent=1) + "\n", mode=0o644)
-    return [f"{name}={value}" for name, value in wanted.items() if before.get(name, settings_default(name)) != value]
-
-
-def settings_default(name: str) -> str:
-    """Return the value of a setting that nobody chose."""
-    from rocmlab.stack.settings import DEFAULTS
-
-    return DEFAULTS[name]
+    return [f"{name}={value}" for name, value in wanted.items() if before.get(name, DEFAULTS[name]) != value]
 
 
 def values(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return these settings as they are now, in the lab; a name that is set nowhere is left out.
+    """Return these settings as they are now, in the lab; a name that is set nowhere is omitted.
 
     The file is read again only when it has changed: a look costs one `stat`.
     """
@@ -103,10 +98,5 @@ def _path(environment: Mapping[str, str]) -> Path | None:
 
 
 def _read(path: Path) -> dict[str, str]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(found, dict):
-        return {}
+    found = envfile.read_json(path)
     return {name: value for name in NAMES if isinstance(value := found.get(name), str)}

@@ -66,7 +66,7 @@ class NativeLab:
         return self.venv.interpreter.exists()
 
     def disk(self) -> Path:
-        """Return the project folder, where `.venv` lies."""
+        """Return the project folder, where `.venv` is."""
         return self.settings.project
 
     def inside(self) -> tuple[list[str], Mapping[str, str]] | None:
@@ -91,7 +91,7 @@ class NativeLab:
             raise RocmlabError(
                 f"NOTEBOOKS_DIR={self.settings.get('NOTEBOOKS_DIR')} is not a folder",
                 f"{self.notebooks} is not there",
-                f"mkdir -p {self.notebooks}, or name another",
+                f"mkdir -p {self.notebooks}, or choose another one",
             )
         for name in SHARE_FOLDERS:
             (self.share_folder / name).mkdir(parents=True, exist_ok=True)
@@ -271,13 +271,13 @@ class NativeLab:
         self._stop_server()
         last = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-15:]
         raise RocmlabError(
-            "the lab did not start",
-            "its last words:\n" + "\n".join(last),
-            f"mend that; all it said: {self.log}",
+            "JupyterLab exited during startup",
+            "last log lines:\n" + "\n".join(last),
+            f"fix the error above, then `make up`; complete log: {self.log}",
         )
 
     def _offer_kernels(self, say: Say) -> None:
-        """Write the kernelspecs for the GPUs of now; where that fails the lab starts with the plain kernels."""
+        """Write the kernelspecs for the current GPUs; where that fails the lab starts with the plain kernels."""
         command = [str(self.venv.interpreter), "-P", "-m", "rocmlab", "kernels", "install"]
         code, output = process.capture(command, env=self.server_environment())
         if code:
@@ -304,7 +304,7 @@ class NativeLab:
         return self.node.state() or (last if last and last.said else None)
 
     def start_node(self, say: Say) -> bool:
-        """Start this machine's Ray node unless it runs as configured, and tell whether it was started.
+        """Start this machine's Ray node unless it runs as configured, and return whether it was started.
 
         Raises:
             RocmlabError: it cannot start; it is not left running.
@@ -338,7 +338,7 @@ class NativeLab:
             environments.remove_all(self.settings.project)
         if not homes.hide(self.view):
             say(f"kept {self.view}: it holds files that are not of rocmlab; the next `make up` moves them to work/")
-        removed = f"removed {self.venv.folder}" if is_ours else "there is no environment of rocmlab's to remove"
+        removed = f"removed {self.venv.folder}" if is_ours else "no environment made by rocmlab found"
         say(f"{removed}; kept the share {self.share_folder}")
 
     # -- inside --------------------------------------------------------------------------------------------------
@@ -356,7 +356,7 @@ class NativeLab:
         command = [str(self.venv.interpreter), "-P", "-m", "rocmlab", "devices", "--json"]
         code, output = process.capture(command, env=self.server_environment())
         if code:
-            raise RocmlabError("the lab does not say which devices it sees", output.strip()[-400:], "make logs")
+            raise RocmlabError("the lab could not list its devices", output.strip()[-400:], "make logs")
         found: list[dict[str, Any]] = json.loads(output)["devices"]
         return found
 
@@ -368,7 +368,7 @@ class NativeLab:
     def logs(self, follow: bool) -> int:
         """Print the server's log."""
         if not self.log.exists():
-            raise RocmlabError("there is no log", "the lab was never started here", "make up")
+            raise RocmlabError("no log found", "the lab was never started here", "make up")
         return process.attach(["tail", "-n", "+1", *(["-f"] if follow else []), str(self.log)])
 
     def shell(self) -> int:

@@ -1,4 +1,4 @@
-"""The native lab's server process, told apart from every other: by number, start time and a random mark.
+"""The native lab's server process, distinguished from every other: by number, start time and a random mark.
 
 The mark is in the server's environment, which only this user and root can read, and in `.rocmlab/jupyter.json`.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rocmlab.base import identity
 from rocmlab.base.identity import Process
-from rocmlab.stack import sockets
+from rocmlab.stack import envfile, sockets
 from rocmlab.stack.sockets import NOBODY, OTHER, OURS, UNKNOWN, Holder, trusted
 
 
@@ -27,7 +27,7 @@ class ServerProcess:
 
     def remember(self, pid: int, configuration: Mapping[str, str]) -> None:
         """Write down the server that was just started with our mark."""
-        from rocmlab.stack import envfile, source
+        from rocmlab.stack import source
 
         started = identity.start_of(pid)
         commit = source.head(Path(__file__).resolve().parents[3])  # whose code it goes on with
@@ -37,11 +37,7 @@ class ServerProcess:
 
     def recorded(self) -> dict[str, object]:
         """Return what the record says, empty where there is none."""
-        try:
-            found = json.loads(self.record.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
+        return envfile.read_json(self.record)
 
     def find(self) -> Process | None:
         """Return the running server: that of the record, else one of ours that listens though its record is lost."""

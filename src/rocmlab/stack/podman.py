@@ -166,7 +166,7 @@ class PodmanLab(ContainerLab):
         return {**self.environment, **self.lab_environment()}
 
     def _digest(self) -> str:
-        """Return what tells one configuration from another: options, variables, port, and the image itself."""
+        """Return what distinguishes one configuration from another: options, variables, port, and the image itself."""
         facts = [self.options(), sorted(self.lab_environment().items()), self.port, self.image_id(self.image)]
         facts.append(tokens.digest(self.values))
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

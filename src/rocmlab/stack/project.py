@@ -1,4 +1,4 @@
-"""One project folder and the lab that its settings describe: what every verb of the command line starts from."""
+"""One project folder and the lab that its settings describe: what every command starts from."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Project:
 
 
 def remarks(project: Project) -> list[str]:
-    """Return what a person should know of this lab besides the choice, a line each."""
+    """Return notes and warnings about this lab, a line each."""
     choice, said = project.choice, []
     if choice.is_wsl:
         said.append(
@@ -101,7 +101,7 @@ def plan(folder: Path, settings: Settings | None = None) -> Project:
         settings: its settings; None: those of `.env` and the environment.
 
     Raises:
-        RocmlabError: a setting is wrong, or what was asked for cannot be had.
+        RocmlabError: a setting is wrong, or what was requested is not available.
     """
     settings = settings or configuration.load(folder)
     configuration.port_of(settings)
@@ -120,7 +120,7 @@ def plan(folder: Path, settings: Settings | None = None) -> Project:
     if isinstance(lab, ContainerLab) and choice.backend == "cpu" and runtime == "auto":
         given_up = envfile.read(_unreachable(settings)).strip() == lab.values["BASE_IMAGE"]
         if given_up and not lab.has_base() and not lab.is_prepared():
-            why = f"as before: no registry had the base image; make up RUNTIME={choice.runtime} tries again"
+            why = f"as before: no registry had the base image; make up RUNTIME={choice.runtime} retries"
             return _assemble(settings, replace(choice, runtime="native", why=why), engine, podman, root)
     return project
 
@@ -146,13 +146,13 @@ def _root(settings: Settings) -> Path:
     """Return `/`, or the simulated host that was chosen.
 
     Raises:
-        RocmlabError: there is no such host.
+        RocmlabError: the host does not exist.
     """
     chosen = settings.get("ROCMLAB_ROOT")
     root = Path(chosen or "/")
     if not (root / "sys").is_dir():
         raise RocmlabError(
-            f"ROCMLAB_ROOT={chosen} is no simulated host",
+            f"ROCMLAB_ROOT={chosen} is not a simulated host",
             f"{root}/sys is not there",
             f"scripts/rocmlab simulate {root} --gpus 4; or, for this machine: make up ROCMLAB_ROOT=",
         )
@@ -208,7 +208,7 @@ def prepare(project: Project, say: Say, *, persist: bool = True, always: bool = 
         always: build even if nothing seems to have changed.
 
     Returns:
-        The project; another one, native, where no GPU is at stake and no base image can be had.
+        The project; another one, native, where no GPU is involved and the base image could not be pulled.
 
     Raises:
         RocmlabError: a file cannot be written, or building or installing failed.
@@ -226,8 +226,8 @@ def prepare(project: Project, say: Say, *, persist: bool = True, always: bool = 
             raise
         say(f"{err.problem.what}: {err.problem.why}")
         runtime = project.choice.runtime
-        why = f"no base image can be had, so without {runtime.capitalize()}"
-        say(f"{why}; to insist: make up RUNTIME={runtime} BASE_IMAGE=…")
+        why = f"the base image could not be pulled, so without {runtime.capitalize()}"
+        say(f"{why}; to retry: make up RUNTIME={runtime} BASE_IMAGE=…")
         envfile.write(_unreachable(project.settings), project.values["BASE_IMAGE"] + "\n")
         choice = replace(project.choice, runtime="native", why=why)
         absent = Engine(is_usable=False), Podman(is_usable=False)
@@ -300,7 +300,7 @@ def settings_kept_on_failure(project: Project) -> Iterator[None]:
 
 @contextmanager
 def locked(project: Project, say: Say) -> Iterator[None]:
-    """Let one command at a time change a project; another one waits and says so."""
+    """Let one command at a time change a project; another one waits and reports it."""
     project.settings.state.mkdir(parents=True, exist_ok=True)
     with open(project.settings.state / "lock", "w", encoding="utf-8") as file:
         try:
@@ -312,7 +312,7 @@ def locked(project: Project, say: Say) -> Iterator[None]:
 
 
 def check_gpus_inside(project: Project, devices: Sequence[Mapping[str, Any]]) -> None:
-    """Make sure that a lab for GPUs has one; a lab without is stopped, for it would compute on the CPU and not say so.
+    """Make sure that a lab for GPUs has one; a lab without is stopped, because it would silently compute on the CPU.
 
     Args:
         project: whose lab is running.
@@ -332,9 +332,9 @@ def check_gpus_inside(project: Project, devices: Sequence[Mapping[str, Any]]) ->
     raise RocmlabError(
         f"the lab has no usable GPU for the backend {backend}, so it was stopped",
         reasons or "the driver lists none inside the lab",
-        "make doctor, which says why; to work on the CPU instead: make up BACKEND=cpu"
+        "make doctor, which shows why; to work on the CPU instead: make up BACKEND=cpu"
         if backend == "rocm"
-        else "see that nvidia-smi works on the host; to work on the CPU instead: make up BACKEND=cpu",
+        else "check that nvidia-smi works on the host; to work on the CPU instead: make up BACKEND=cpu",
     )
 
 
@@ -362,7 +362,7 @@ def reopen(folder: Path) -> Project:
     """
     found = existing(folder)
     if found is None:
-        raise RocmlabError("there is no lab here yet", f"{folder / '.env'} describes none", "make up")
+        raise RocmlabError("there is no lab here yet", f"{folder / '.env'} does not describe one", "make up")
     return found
 
 

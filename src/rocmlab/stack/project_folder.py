@@ -41,7 +41,7 @@ def nearest() -> Path | None:
 
 
 def check(folder: Path) -> None:
-    """Make sure that nobody else has made the project folder or what in it decides about programs and secrets.
+    """Make sure that no other user has made the project folder or what in it decides about programs and secrets.
 
     Raises:
         Untrusted: something in it, or the target of a symbolic link there, is another user's or everybody's to write.

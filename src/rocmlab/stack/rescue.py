@@ -37,7 +37,7 @@ def take(engine: Engine, program: str, container: str, state: Path, say: Say) ->
         say: prints one line.
 
     Raises:
-        EngineSilent: the engine does not say what the container holds; nothing is lost, it is still there.
+        EngineSilent: the engine does not report what the container holds; nothing is lost, it is still there.
         RocmlabError: a file cannot be copied; the container is stopped and still there.
     """
     started, *variables = asked(engine, program, "inspect", "--format", ASKED, container).strip().split("\n")
@@ -107,7 +107,7 @@ def give(command: Sequence[str], environment: Mapping[str, str], state: Path, sa
         raise RocmlabError(
             "the files of the earlier lab could not be moved to the share",
             (done.stdout + done.stderr).strip()[-600:],
-            f"repair that and run `make up` again; nothing is lost: the files are in {state / homes.OLD}",
+            f"fix the error above, then `make up`; nothing is lost: the files are in {state / homes.OLD}",
         )
     for line in done.stdout.splitlines():
         if line.startswith("moved "):

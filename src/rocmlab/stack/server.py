@@ -125,20 +125,26 @@ def is_free(port: int) -> bool:
 
 
 def check_free(port: int) -> None:
-    """Make sure that the port can be had.
+    """Make sure that the port is available.
 
     Raises:
         RocmlabError: another program listens there, or the port is below 1024 and the user is not root.
     """
     if is_free(port):
         return
-    other = next((number for number in range(port + 1, min(port + 100, 65536)) if is_free(number)), 0)
     found = sockets.listeners(port)
     in_use = bool(found)
     if not in_use:
         with socket.socket() as probe:
             probe.settimeout(1)
             in_use = probe.connect_ex(("127.0.0.1", port)) == 0
-    why = "another program listens on it" if in_use else "this user may not listen on it"
-    why += f" ({sockets.describe(found)})" if found else ""
-    raise RocmlabError(f"port {port} on 127.0.0.1 cannot be had", why, f"make up PORT={other or 8889}")
+    fix = f"make up PORT={next_free(port)}"
+    if in_use:
+        why = "another program listens on it" + (f": {sockets.describe(found)}" if found else "")
+        raise RocmlabError(f"port {port} is already in use", why, fix)
+    raise RocmlabError(f"this user may not listen on port {port}", "ports below 1024 are usually for root alone", fix)
+
+
+def next_free(port: int) -> int:
+    """Return a free port after this one, or simply the next one where none of a hundred is free."""
+    return next((each for each in range(port + 1, min(port + 100, 65536)) if is_free(each)), port + 1)

@@ -88,7 +88,7 @@ def listeners(port: int) -> tuple[Listener, ...] | None:
 
 
 def _diagnosed(port: int) -> list[tuple[bytes, Listener]]:
-    """Return every listener on a port with its address, as the kernel tells by netlink.
+    """Return every listener on a port with its address, as the kernel reports by netlink.
 
     Raises:
         OSError: it does not.

@@ -71,7 +71,7 @@ def fetched(project: Path) -> tuple[str, str]:
     present = head(project)
     code, upstream = git(project, "rev-parse", "--abbrev-ref", "--symbolic-full-name", "@{upstream}")
     if code:
-        return present, "this branch follows no remote one"
+        return present, "this branch does not track a remote branch"
     remote = upstream.strip().partition("/")[0]
     code, output = git(project, "fetch", "--quiet", remote, timeout_seconds=FETCH_TIMEOUT_SECONDS)
     if code:
@@ -82,8 +82,8 @@ def fetched(project: Path) -> tuple[str, str]:
         return present, f"{upstream.strip()} has nothing newer"
     if not is_ancestor(project, present, target):
         raise RocmlabError(
-            f"this branch and {upstream.strip()} have both gone on",
-            "only a move forward is made automatically",
+            f"this branch and {upstream.strip()} have diverged",
+            "only a fast-forward is made automatically",
             f"git rebase {upstream.strip()} (or git merge), then make upgrade, which uses what is checked out",
         )
     return target, ""
@@ -106,7 +106,7 @@ def check_clean(project: Path) -> None:
         raise RocmlabError(
             f"{len(files)} tracked file{'s have' if len(files) > 1 else ' has'} local changes",
             "\n".join(files[:20]),
-            "commit them (git commit), or put them aside (git stash), then again",
+            "commit them (git commit), or stash them (git stash), then retry",
         )
 
 
@@ -126,7 +126,7 @@ def move(project: Path, commit: str) -> list[Saved]:
     """Move the checkout to a commit; nothing that git does not track, and no notebook of the user's, is lost.
 
     Returns:
-        Notebooks with local changes that the other version has, too: each lies beside it as a copy.
+        Notebooks with local changes that the other version has as well: a copy of each is kept next to it.
 
     Raises:
         RocmlabError: a file is in the way, or git fails; nothing was moved.

@@ -28,5 +28,5 @@ def write(settings: Settings, values: Mapping[str, str]) -> None:
 
 
 def digest(values: Mapping[str, str]) -> str:
-    """Return what differs when a token does, and tells nothing about it."""
+    """Return what differs when a token does, and reveals nothing about it."""
     return hashlib.sha256("\n".join(values.get(name, "") for name in NAMES).encode()).hexdigest()

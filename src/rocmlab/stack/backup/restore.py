@@ -281,7 +281,7 @@ class _Restorer:
 
 
 def _hold(descriptor: int) -> bool:
-    """Lock a draft; return False where another restore writes it, or where nobody can tell."""
+    """Lock a draft; return False where another restore writes it, or where that is unknown."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
