@@ -123,7 +123,7 @@ class TestNeverSilent:
             (Host(Engine(True, is_remote=True), has_amd=True), "auto", "auto", "another machine"),
             (Host(RUNNING, has_nvidia=True), "auto", "auto", "cannot be passed"),
             (Host(ABSENT, has_amd=True), "auto", "auto", "neither Docker nor ROCm"),
-            (Host(ABSENT, is_mac=True), "metal", "docker", "no Docker engine"),
+            (Host(ABSENT, is_mac=True), "metal", "docker", "Docker engine was not found"),
             (Host(RUNNING, is_mac=True), "metal", "docker", "Metal cannot be used"),
             (Host(RUNNING), "opencl", "auto", "BACKEND=opencl is unknown"),
             (Host(RUNNING), "auto", "lxc", "RUNTIME=lxc is unknown"),

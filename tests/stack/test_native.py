@@ -204,12 +204,12 @@ class TestServer:
             lab.start(lambda _: None)
 
         assert "broken on purpose" in caught.value.problem.why
-        assert not lab.record.exists()
+        assert not lab.jupyter.record.exists()
 
     def test_a_stale_record_is_not_mistaken_for_a_lab(self, lab: NativeLab) -> None:
         """After a restart of the machine another process may have the recorded number; it is left alone."""
-        lab.record.parent.mkdir(exist_ok=True)
-        lab.record.write_text(json.dumps({"pid": os.getpid()}))
+        lab.jupyter.record.parent.mkdir(exist_ok=True)
+        lab.jupyter.record.write_text(json.dumps({"pid": os.getpid()}))
 
         assert not lab.is_running()
         lab.stop(lambda _: None)

@@ -42,7 +42,7 @@ listening.serve_forever()
 @contextmanager
 def running(lab: NativeLab) -> Iterator[subprocess.Popen[str]]:
     """Run a small server where JupyterLab would be, as `start` would have: with the mark, and recorded."""
-    environment = {**os.environ, identity.SERVER: lab.mark}
+    environment = {**os.environ, identity.SERVER: lab.jupyter.mark}
     command = [sys.executable, "-c", SERVER, str(lab.port), lab.token]
     lab.settings.state.mkdir(exist_ok=True)
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:

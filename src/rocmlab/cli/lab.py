@@ -12,7 +12,7 @@ from rocmlab.cli import prune, stopping
 from rocmlab.cli.main import verb_parser
 from rocmlab.cli.table import device_lines
 from rocmlab.cli.up import say
-from rocmlab.stack import environments, server, space, versions
+from rocmlab.stack import environments, server, versions
 from rocmlab.stack import project as projects
 from rocmlab.stack.environment import was_made_by_us
 from rocmlab.stack.project import Project
@@ -53,11 +53,6 @@ def _ends_runs(project: Project, verb: str) -> bool:
     return verb == "clean" or project.choice.runtime == "docker"
 
 
-def is_up(project: Project) -> bool:
-    """Tell whether the lab answers with our token, which is sent to no other process."""
-    return project.lab.ask("/api/status")[0] == 200
-
-
 def held_by_another(project: Project) -> str:
     """Return who else listens on the lab's port, empty where nobody does."""
     holder = project.lab.holder()
@@ -78,7 +73,7 @@ def down(project: Project) -> int:
 
 def status(project: Project, as_json: bool) -> int:
     """Print what runs; exit code 0 if the lab answers, 1 if not."""
-    answers = is_up(project)
+    answers = project.lab.answers()
     devices = project.lab.devices() if answers else []
     shown = versions.read(project.settings)
     if as_json:
@@ -91,7 +86,7 @@ def status(project: Project, as_json: bool) -> int:
             "version": {name: vars(known) if known else None for name, known in zip(VERSIONS, shown, strict=True)},
             "devices": devices,
             "cluster": cluster_state(project),
-            "disk": asdict(full) if (full := space.problem(project.settings, project.lab)) else None,
+            "disk": asdict(full) if (full := project.lab.disk_problem()) else None,
         }
         print(json.dumps(facts, indent=1))
         return 0 if answers else 1
@@ -112,7 +107,7 @@ def status(project: Project, as_json: bool) -> int:
         if known is not None:
             can_return = name == "previous" and versions.obstacle(project, known) is None
             print(f"{name:10} {known.shown(project.settings.project)}{'  (make rollback)' * can_return}")
-    if full := space.problem(project.settings, project.lab):
+    if full := project.lab.disk_problem():
         print(f"WARNING    {full}")
     return 0 if answers else 1
 
@@ -138,7 +133,7 @@ def node_lines(node: Mapping[str, Any]) -> list[str]:
 
 def url(project: Project) -> int:
     """Print the address."""
-    if not is_up(project):
+    if not project.lab.answers():
         other = held_by_another(project)
         why = other or "it is stopped, or still starting"
         fix = "make up PORT=…, another one, which also makes a new token" if other else "make up"

@@ -93,8 +93,7 @@ def _look(lab: Lab) -> Found:
 
 
 def _asked(lab: Lab) -> Found:
-    is_running = lab.known_container() is not None if isinstance(lab, ContainerLab) else lab.is_running()
-    if not is_running:
+    if not lab.is_known_to_run():
         return Found(tuple(_runs(lab)))
     kernels = _kernels(lab)
     if kernels is None:

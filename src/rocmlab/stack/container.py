@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import secrets
 import shutil
 import sys
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from rocmlab import __version__
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cluster.node import ports, ray_node, record
 from rocmlab.cluster.node.record import Record
-from rocmlab.stack import container_port, envfile, exposure, fingerprint, process, rescue, server, shipped
+from rocmlab.stack import container_port, envfile, fingerprint, process, rescue, server, shipped
 from rocmlab.stack.asking import EngineSilent, asked
-from rocmlab.stack.lab import Say, not_answering
+from rocmlab.stack.lab import Lab, Say, not_answering
 from rocmlab.stack.progress import BuildProgress, PullProgress
 from rocmlab.stack.server import Holder
 from rocmlab.stack.settings import Settings
@@ -45,23 +43,21 @@ class BaseImageUnreachable(RocmlabError):
     """No registry answers, so a host without a GPU can go on natively."""
 
 
-class ContainerLab(ABC):
+class ContainerLab(Lab):
     """One container with JupyterLab, made from the project's Dockerfile."""
 
     program = ""  # the engine's command
     terminal_flags: tuple[str, ...] = ()  # of its `run`: with a terminal
     piped_flags: tuple[str, ...] = ()  # without one
     stdin_flags: tuple[str, ...] = ()  # with standard input, and no terminal
-    product = ""  # its name, for a person
+    product = ""  # its name, in messages
+    root_template = ""  # of its `info`: where it keeps images and volumes
 
     def __init__(self, settings: Settings, values: dict[str, str], engine_root: str = "") -> None:
-        self.settings = settings
-        self.values = values  # every variable that `make up` derived
+        super().__init__(settings, values)
         self.engine_root = engine_root  # where the engine keeps images
         self.backend = values["ROCMLAB_BACKEND"]
         self.image = values["ROCMLAB_IMAGE"]
-        self.port = int(values["PORT"])
-        self.token = values["JUPYTER_TOKEN"]
         self.has_built = False  # by this very process
         self.sockets_inside: set[Listener] = set()  # that listen on PORT in the host's network, and are the container's
 
@@ -96,17 +92,25 @@ class ContainerLab(ABC):
         )
         return code == 0 and label.strip() == self.inputs
 
-    def has_image(self) -> bool:
-        """Tell whether any version of the image is here."""
-        return self.image_id(self.image) != ""
-
     def is_built(self) -> bool:
         """Tell whether any version of the image is here."""
-        return self.has_image()
+        return self.image_id(self.image) != ""
 
     def disk(self) -> Path:
         """Return the folder where the engine keeps images."""
         return Path(self.engine_root) if self.engine_root else self.settings.project
+
+    def folders(self) -> list[Path]:
+        """Return the share, or where the engine keeps volumes, and the notebooks."""
+        project, share = self.settings.project, self.values["SHARE"]
+        notebooks = project / Path(self.settings.get("NOTEBOOKS_DIR")).expanduser()
+        return [project / Path(share).expanduser() if "/" in share else self._volumes_folder(), notebooks]
+
+    def _volumes_folder(self) -> Path:
+        if self.engine_root:
+            return self.disk()
+        code, output = self.engine("info", "--format", self.root_template, timeout_seconds=10)
+        return Path(output.strip()) if code == 0 and output.strip() else self.disk()
 
     def has_base(self) -> bool:
         """Tell whether the base image is here."""
@@ -216,7 +220,7 @@ class ContainerLab(ABC):
         Raises:
             RocmlabError: it does not.
         """
-        if self.has_image() or not Path(self.engine_root).exists():
+        if self.is_built() or not Path(self.engine_root).exists():
             return  # only our layers change, or the engine's disk cannot be seen from here
         needed, free = NEEDED_BYTES[self.backend], shutil.disk_usage(self.engine_root).free
         needed = min(needed, 8e9) if self.has_base() else needed
@@ -281,10 +285,6 @@ class ContainerLab(ABC):
         return found[0] if found else None
 
     @abstractmethod
-    def stop(self, say: Say) -> None:
-        """Remove the container and its network; the share stays."""
-
-    @abstractmethod
     def _bring_up(self) -> tuple[int, str]:
         """Bring the container to the configured state; return the engine's exit code and what it printed."""
 
@@ -339,6 +339,14 @@ class ContainerLab(ABC):
         container = self.container()
         return container is not None and self._is_current(container)
 
+    def is_known_to_run(self) -> bool:
+        """Return whether the container runs.
+
+        Raises:
+            EngineSilent: the engine does not answer.
+        """
+        return self.known_container() is not None
+
     def one_off_containers(self) -> list[str]:
         """Return the ids of running containers of single runs that end with the lab.
 
@@ -383,7 +391,7 @@ class ContainerLab(ABC):
             self._undo(before)
             raise self._refusal(output)
         restarts = self._restarts()
-        if server.wait(self.port, self._answers, lambda: self._lives(restarts)):
+        if server.wait(self.port, self.answers, lambda: self._lives(restarts)):
             if self.has_built:  # the container of the image before this one is gone now
                 self._prune()
             if (image := self.image_id(self.image)) != envfile.read(self.healthy).strip():
@@ -444,15 +452,10 @@ class ContainerLab(ABC):
     def _publishes_port(self) -> bool:
         return container_port.find(self.engine, self.container(), self.port) != container_port.CLOSED
 
-    def holder(self) -> Holder:
-        """Look who listens on PORT; another process there is remembered, see `exposure`."""
-        found = container_port.holder(
+    def _listening(self) -> Holder:
+        return container_port.holder(
             self.engine, self.container, self.port, self.settings.state, self.values, self.sockets_inside
         )
-        return exposure.note(self.settings, self.port, found)
-
-    def _answers(self) -> bool:
-        return self.ask("/api/status")[0] == 200
 
     def _refusal(self, output: str) -> RocmlabError:
         said = output.strip().splitlines()[-1] if output.strip() else f"{self.program}: no output"
@@ -489,25 +492,6 @@ class ContainerLab(ABC):
         if container is None:
             return None
         return [self.program, "exec", container, "start.sh", "rocmlab"], self.environment
-
-    def ask(
-        self, path: str, *, method: str = "GET", body: object = None, timeout_seconds: float = 2.0
-    ) -> tuple[int, Any]:
-        """Make a request of the lab's own server with its token; see `server.ask`."""
-        return server.ask(
-            self.port, self.token, path, self.holder, method=method, body=body, timeout_seconds=timeout_seconds
-        )
-
-    def devices(self) -> list[dict[str, Any]]:
-        """Ask the running lab, as its own user, which devices it sees."""
-        container = self.container()
-        if container is None:
-            return []
-        code, output = self.engine("exec", container, "start.sh", "rocmlab", "devices", "--json")
-        if code:
-            raise RocmlabError("the lab could not list its devices", output.strip()[-400:], "make logs")
-        found: list[dict[str, Any]] = json.loads(output)["devices"]
-        return found
 
     def node_record(self) -> Record | None:
         """Return what the lab's Ray node says of itself; None where it says nothing."""

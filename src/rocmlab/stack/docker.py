@@ -22,6 +22,7 @@ class DockerLab(ContainerLab):
 
     program = "docker"
     product = "Docker"
+    root_template = "{{.DockerRootDir}}"
     piped_flags = stdin_flags = ("-T",)
 
     def __init__(self, settings: Settings, values: dict[str, str], engine: Engine) -> None:

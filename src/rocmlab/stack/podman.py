@@ -51,6 +51,7 @@ class PodmanLab(ContainerLab):
 
     program = "podman"
     product = "Podman"
+    root_template = "{{.Store.GraphRoot}}"
     terminal_flags = ("--interactive", "--tty")
     stdin_flags = ("--interactive",)
 

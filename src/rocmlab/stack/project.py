@@ -25,7 +25,6 @@ from rocmlab.stack import (
     resolve,
     server,
     sockets,
-    space,
 )
 from rocmlab.stack import engine as engines
 from rocmlab.stack import settings as configuration
@@ -88,7 +87,7 @@ def remarks(project: Project) -> list[str]:
         said.append(
             "rootless Podman passes every GPU you may open; HIP_VISIBLE_DEVICES hides those that GPUS does not name"
         )
-    if problem := space.problem(project.settings, project.lab):
+    if problem := project.lab.disk_problem():
         said.append(f"WARNING: {problem}")
     return said
 
@@ -242,31 +241,18 @@ def prepare(project: Project, say: Say, *, persist: bool = True, always: bool = 
 def restarts(project: Project) -> bool:
     """Return whether `make up` would stop the lab of these settings that runs now; nothing stays written.
 
-    Compose tells it from `.env` and the overlay alone, so these are written and put back.
+    Compose derives it from `.env` and the overlay alone, so these are written and put back.
     """
-    if not _runs(project.lab):
+    if not project.lab.is_known_to_run():
         return False
     settings = project.settings
-    written = dict(settings.written)
+    written, before = dict(settings.written), _texts(project)
     try:
-        with settings_kept_on_failure(project):
-            write(project)
-            raise _PutBack(not (project.lab.is_prepared() and project.lab.is_current()))
-    except _PutBack as answer:
-        return answer.restarts
+        write(project)
+        return not (project.lab.is_prepared() and project.lab.is_current())
     finally:
+        _put_back(before)
         settings.written = written
-
-
-def _runs(lab: Lab) -> bool:
-    """Return whether a lab runs; an error where its engine does not answer, for then it could be ended unasked."""
-    return lab.known_container() is not None if isinstance(lab, ContainerLab) else lab.is_running()
-
-
-class _PutBack(Exception):  # it is no error: it makes `settings_kept_on_failure` restore the files
-    def __init__(self, restarts: bool) -> None:
-        super().__init__()
-        self.restarts = restarts
 
 
 def _check_layout(project: Project) -> None:
@@ -283,19 +269,28 @@ def _check_layout(project: Project) -> None:
 @contextmanager
 def settings_kept_on_failure(project: Project) -> Iterator[None]:
     """Put `.env` and the overlay back as they were if the block fails: they go on describing the lab that is there."""
-    folder = project.settings.project
-    modes = {project.settings.env_path: 0o600, project.settings.state / "written.json": 0o600}
-    modes |= {folder / gpus.OVERLAY: 0o644, live.path_of(project.settings): 0o644}
-    before = {path: envfile.read(path) if path.exists() else None for path in modes}
+    before = _texts(project)
     try:
         yield
     except BaseException:
-        for path, text in before.items():
-            if text is None:
-                path.unlink(missing_ok=True)
-            elif envfile.read(path) != text:
-                envfile.write(path, text, modes[path])
+        _put_back(before)
         raise
+
+
+def _texts(project: Project) -> dict[Path, tuple[int, str | None]]:
+    """Return mode and text of each file that `write` changes; None: there is none."""
+    settings = project.settings
+    modes = {settings.env_path: 0o600, settings.state / "written.json": 0o600}
+    modes |= {settings.project / gpus.OVERLAY: 0o644, live.path_of(settings): 0o644}
+    return {path: (mode, envfile.read(path) if path.exists() else None) for path, mode in modes.items()}
+
+
+def _put_back(before: Mapping[Path, tuple[int, str | None]]) -> None:
+    for path, (mode, text) in before.items():
+        if text is None:
+            path.unlink(missing_ok=True)
+        elif envfile.read(path) != text:
+            envfile.write(path, text, mode)
 
 
 @contextmanager
