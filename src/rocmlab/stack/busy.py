@@ -231,9 +231,7 @@ def _terminals(lab: Lab) -> list[Work]:
 def foreground(table: str, family: set[int] | None) -> list[str]:
     """Return the command lines in the foreground of terminals, from `ps` (pid, ppid, tpgid, args).
 
-    Args:
-        table: what `ps` printed.
-        family: the processes to look at; None: all.
+    `family` are the processes to look at; None: all.
     """
     rows = [line.split(None, 3) for line in table.splitlines()]
     known = {

@@ -85,11 +85,7 @@ def _amd_display(root: Path) -> str | None:
 def choose(host: Host, backend: str = "auto", runtime: str = "auto", before: str = "") -> Choice:
     """Choose backend and runtime.
 
-    Args:
-        host: what was found.
-        backend: what was requested.
-        runtime: what was requested.
-        before: the runtime of the lab that is there; `auto` does not leave Docker because it happens to be down.
+    `before` is the runtime of the lab that is there: `auto` does not leave Docker because it happens to be down.
 
     Raises:
         RocmlabError: a value is unknown, or a requested GPU or engine cannot be used.

@@ -54,10 +54,6 @@ def values(settings: Settings) -> dict[str, str]:
 def forget(settings: Settings, written: Mapping[str, str]) -> None:
     """Write `.env` without the choice of a cluster; its token stays, so that the same cluster can come back.
 
-    Args:
-        settings: of the project.
-        written: what `.env` says.
-
     Raises:
         RocmlabError: the file cannot be written.
     """
@@ -124,10 +120,7 @@ class NativeNode(Daemon):
     def start(self, environment: Mapping[str, str], gpus: str, say: Say) -> bool:
         """Start the node in the background unless it runs as configured, and wait until it is part of its cluster.
 
-        Args:
-            environment: the lab's.
-            gpus: the choice of GPUs; another one is another node.
-            say: prints a line of progress.
+        Another choice of GPUs is another node.
 
         Returns:
             Whether a node was started.

@@ -132,11 +132,7 @@ class ContainerLab(Lab):
         return self.settings.state / "healthy-image"
 
     def keep_previous(self, image: str) -> None:
-        """Keep an image as the previous one, unless another one has worked and this one has not.
-
-        Args:
-            image: its id; empty: there is none.
-        """
+        """Keep an image as the previous one, unless another one has worked and this one has not."""
         known = envfile.read(self.healthy).strip()
         if image and known in ("", image):
             self.engine("tag", image, self.previous_image)
@@ -368,9 +364,7 @@ class ContainerLab(Lab):
     def start(self, say: Say, *, force: bool = False) -> bool:
         """Bring the container to the configured state and wait until JupyterLab answers.
 
-        Args:
-            say: prints one line.
-            force: stop and start a lab that runs as configured and does not answer.
+        `force` also stops and starts a lab that runs as configured and does not answer.
 
         Returns:
             Whether a container was started.

@@ -45,13 +45,7 @@ def holder(
 ) -> Holder:
     """Look who listens on the port: ours if the engine says that it is our container's.
 
-    Args:
-        engine: asks the engine.
-        container: finds the running container.
-        port: on 127.0.0.1.
-        state: the folder `.rocmlab`.
-        values: what `.env` says: the lab's user.
-        inside: sockets that were found inside the container, so that it is asked once; added to.
+    `inside` collects sockets that were found inside the container, so that it is asked once.
     """
     found = sockets.listeners(port)
     if found is None:

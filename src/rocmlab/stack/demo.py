@@ -21,12 +21,7 @@ ONLY_FOR_THE_OWN_LAB = ("ROCMLAB_ROOT", "GPUS", "BACKEND", "GPU_PASSTHROUGH", "C
 
 
 def settings(folder: Path, port: int | None = None) -> Settings:
-    """Return the settings of the demonstration: those of the project, but for what would touch its own lab.
-
-    Args:
-        folder: the project's.
-        port: of its JupyterLab; None: the first free one.
-    """
+    """Return the settings of the demonstration: those of the project, but for what would touch its own lab."""
     found = configuration.load(folder)
     own_name = found.last("COMPOSE_PROJECT_NAME") or resolve.project_name(folder)
     found.guest = GUEST

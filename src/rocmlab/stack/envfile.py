@@ -41,10 +41,7 @@ def _quote(value: str) -> str:
 def update(text: str, values: Mapping[str, str | None], comments: Mapping[str, str]) -> str:
     """Return `text` with these values: changed in place, added at the end, removed where None.
 
-    Args:
-        text: the file's present content.
-        values: the new value of each name; None removes its lines.
-        comments: the comment line put above a name that is added.
+    None removes the lines of a name; a comment is put above a name that is added.
     """
     lines: list[str] = []
     present: set[str] = set()

@@ -25,10 +25,7 @@ TOKEN_FILE = "metrics-token"  # of `rocmlab monitoring`, for a Prometheus that i
 def note(settings: Settings, port: int, holder: Holder) -> Holder:
     """Remember that another process holds the port, and which tokens it may have been sent; return the holder.
 
-    Args:
-        settings: of the lab, whose folder `.rocmlab` remembers it.
-        port: that was looked at; if it is not the one in `.env`, no browser has sent a token there.
-        holder: who listens.
+    If the port is not the one in `.env`, no browser has sent a token there.
     """
     state = settings.state
     written = envfile.parse(envfile.read(settings.env_path)) if holder.kind == OTHER else {}

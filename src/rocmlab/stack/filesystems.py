@@ -26,11 +26,7 @@ NO_MODES = frozenset(
 
 
 def keeps_modes(device: int) -> bool:
-    """Return whether a file system keeps modes; where it does not, they say nothing. Source: /proc/self/mountinfo.
-
-    Args:
-        device: `st_dev` of a file.
-    """
+    """Return whether a file system keeps modes; where it does not, they say nothing. Source: /proc/self/mountinfo."""
     number = f"{os.major(device)}:{os.minor(device)}"
     try:
         lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()

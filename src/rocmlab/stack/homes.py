@@ -63,11 +63,6 @@ def adopt(found: Iterable[Pending], home: Path, notebooks: Path) -> Iterator[str
 
     Nothing is overwritten: a file whose place is taken by another one goes to `recovered-<time>` in the home.
 
-    Args:
-        found: what to move.
-        home: the home on the share; it exists.
-        notebooks: the folder that JupyterLab shows as work/.
-
     Yields:
         One line for each file or folder that was moved.
 

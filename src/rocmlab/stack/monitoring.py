@@ -41,10 +41,6 @@ class Monitoring:
     def __init__(self, project: Project, environment: Mapping[str, str] | None = None) -> None:
         """Read the settings.
 
-        Args:
-            project: the lab's, as the last `make up` left it.
-            environment: where settings given after the target are; by default this process's.
-
         Raises:
             RocmlabError: the lab is not Docker's, or is a node of a cluster, or a port is invalid.
         """

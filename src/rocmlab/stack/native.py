@@ -207,9 +207,7 @@ class NativeLab(Lab):
     def start(self, say: Say, *, force: bool = False) -> bool:
         """Start JupyterLab in the background unless it runs as configured, and wait until it answers.
 
-        Args:
-            say: prints one line.
-            force: stop and start a server that runs as configured and does not answer.
+        `force` also stops and starts a server that runs as configured and does not answer.
 
         Returns:
             Whether a server was started.

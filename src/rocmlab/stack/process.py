@@ -41,11 +41,7 @@ def attach(
 ) -> int:
     """Run a program on this terminal and return its exit code; Ctrl-C and SIGTERM are the program's to answer.
 
-    Args:
-        command: the program and its arguments.
-        env: its whole environment; by default ours.
-        cwd: its folder; by default ours.
-        interrupt: how to pass a signal on where the program itself would not, as `docker exec` without a terminal.
+    `interrupt` passes a signal on where the program itself would not, as `docker exec` without a terminal.
     """
     sys.stdout.flush()
     try:

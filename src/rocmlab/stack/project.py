@@ -95,10 +95,6 @@ def remarks(project: Project) -> list[str]:
 def plan(folder: Path, settings: Settings | None = None) -> Project:
     """Look at the host and decide; nothing is written.
 
-    Args:
-        folder: the project's.
-        settings: its settings; None: those of `.env` and the environment.
-
     Raises:
         RocmlabError: a setting is wrong, or what was requested is not available.
     """
@@ -200,11 +196,7 @@ def _assemble(settings: Settings, choice: Choice, engine: Engine, podman: Podman
 def prepare(project: Project, say: Say, *, persist: bool = True, always: bool = False) -> Project:
     """Write `.env`, and build or install what is missing.
 
-    Args:
-        project: what was decided.
-        say: prints a line of progress.
-        persist: whether these settings stay chosen; False for a single run, which must not speak for a running lab.
-        always: build even if nothing seems to have changed.
+    With `persist` these settings stay chosen; not for a single run, which must not change those of a running lab.
 
     Returns:
         The project; another one, native, where no GPU is involved and the base image could not be pulled.
@@ -308,10 +300,6 @@ def locked(project: Project, say: Say) -> Iterator[None]:
 
 def check_gpus_inside(project: Project, devices: Sequence[Mapping[str, Any]]) -> None:
     """Make sure that a lab for GPUs has one; a lab without is stopped, because it would silently compute on the CPU.
-
-    Args:
-        project: whose lab is running.
-        devices: what that lab itself sees.
 
     Raises:
         RocmlabError: none of the backend's GPUs is usable inside.

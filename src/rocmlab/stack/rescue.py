@@ -29,13 +29,6 @@ def take(engine: Engine, program: str, container: str, state: Path, say: Say) ->
 
     What was taken, and could not be moved on to the share, is not taken again until the container was started again.
 
-    Args:
-        engine: runs the engine's command and returns exit code and output.
-        program: the engine's command, for a fix.
-        container: its id; running or not.
-        state: the project's `.rocmlab`.
-        say: prints one line.
-
     Raises:
         EngineSilent: the engine does not report what the container holds; nothing is lost, it is still there.
         RocmlabError: a file cannot be copied; the container is stopped and still there.
@@ -85,11 +78,7 @@ def changed(diff: str) -> list[str]:
 def give(command: Sequence[str], environment: Mapping[str, str], state: Path, say: Say) -> None:
     """Unpack everything of earlier versions into the home on the share, and then remove it from `.rocmlab`.
 
-    Args:
-        command: runs `python -m rocmlab.stack.homes` in a container of the new image, as the lab's user.
-        environment: of the command.
-        state: the project's `.rocmlab`.
-        say: prints one line for each file or folder.
+    `command` runs `python -m rocmlab.stack.homes` in a container of the new image, as the lab's user.
 
     Raises:
         RocmlabError: the files could not be unpacked; they stay in `.rocmlab`.

@@ -41,14 +41,7 @@ def ask(
     socket listened all the time in between, and no other one can have taken the connection; only then is the token
     sent. What is not excluded: root, and other processes of this user.
 
-    Args:
-        port: on 127.0.0.1.
-        token: of the lab.
-        path: of the request.
-        verify: looks who listens.
-        method: of the request.
-        body: of the request.
-        timeout_seconds: for each step of the exchange.
+    The timeout is for each step of the exchange.
 
     Returns:
         The HTTP status and the decoded JSON; status 0 where our server does not listen or nothing that speaks HTTP
@@ -91,11 +84,7 @@ def speaks(port: int) -> bool:
 def wait(port: int, answers: Callable[[], bool], is_alive: Callable[[], bool], timeout_seconds: float = 120.0) -> bool:
     """Wait until the lab answers; return False when it died or the time is over.
 
-    Args:
-        port: on 127.0.0.1, polled every 50 ms without the token: a look costs about 1 ms.
-        answers: whether our own server accepts the token; called when something answers the poll.
-        is_alive: whether it is worth waiting for.
-        timeout_seconds: the longest wait.
+    The port is polled every 50 ms without the token, which costs about 1 ms.
     """
     deadline = time.monotonic() + timeout_seconds
     checked = time.monotonic()

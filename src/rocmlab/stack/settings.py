@@ -203,9 +203,7 @@ def qualified(name: str) -> str:
 def save(settings: Settings, resolved: Mapping[str, str]) -> None:
     """Write `.env` (mode 0600) with what was chosen and what was resolved; comments and other lines stay.
 
-    Args:
-        settings: what a person chose; kept as it is.
-        resolved: the value of every name that Compose needs, chosen ones included.
+    `resolved` has the value of every name that Compose needs, chosen ones included.
 
     Raises:
         RocmlabError: the file cannot be written.

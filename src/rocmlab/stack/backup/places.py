@@ -31,10 +31,7 @@ OF_THIS_CLONE = (  # settings that say where this clone's lab is and who may ent
 def run(project: Project, task: Task, say: Say) -> int:
     """Do what a task says with the files of a project's lab, wherever they are.
 
-    Args:
-        project: whose lab.
-        task: without its folders, which are filled in here.
-        say: prints a line of progress.
+    A task comes without its folders, which are filled in here.
 
     Raises:
         RocmlabError: the files cannot be reached, or the work failed.

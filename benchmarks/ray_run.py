@@ -1,4 +1,4 @@
-"""One run of which nothing but `run.run` is timed: `python -m rocmlab.runs.bench.ray_run HEAD SHARE NOTEBOOK…`.
+"""One run of which nothing but `run.run` is timed: `python -m benchmarks.ray_run HEAD SHARE NOTEBOOK…`.
 
 HEAD is `local` for the GPUs of this machine, else HOST:PORT of a cluster's head. Reading notebooks, finding devices and
 connecting to the cluster come first and do not count; what a run starts for itself (workers, warm parents, Ray's
