@@ -10,8 +10,8 @@ from rocmlab import __version__, doctor
 from rocmlab.cli import stopping
 from rocmlab.cli.main import verb_parser
 from rocmlab.cli.table import device_lines
-from rocmlab.stack import exposure, versions
 from rocmlab.stack import project as projects
+from rocmlab.stack import tokens, versions
 from rocmlab.stack.lab import Lab, Say
 from rocmlab.stack.native import NativeLab
 from rocmlab.stack.project import Project
@@ -108,7 +108,7 @@ def _up(project: Project, verb: str, consent: stopping.Consent, renewed: list[st
         started = time.monotonic()
         was_running = project.lab.is_running()
         is_new = project.lab.start(say, force=consent.force)
-        exposure.forget(project.settings, project.values)
+        tokens.forget(project.settings, project.values)
     for line in renewed:
         say(line)
     devices = project.lab.devices()

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from rocmlab.stack import runs_under_way
-from rocmlab.stack.asking import EngineSilent
 from rocmlab.stack.container import ContainerLab
 from rocmlab.stack.lab import Lab
 from rocmlab.stack.native import NativeLab
+from rocmlab.stack.process import EngineSilent
 
 ASK_TIMEOUT_SECONDS = 10.0
 QUIET_SECONDS = 5.0  # a kernel that worked more recently than this may be between two cells of one `Run All`
@@ -176,7 +176,7 @@ def _runs(lab: Lab) -> list[Work]:
             _check_nothing_runs(lab, container, code, output)
             continue
         for run in _parsed(output):
-            if run.get("host") in (None, lab.asked("inspect", "--format", "{{.Config.Hostname}}", container).strip()):
+            if run.get("host") in (None, lab.query("inspect", "--format", "{{.Config.Hostname}}", container).strip()):
                 works.setdefault(str(run["name"]), _run(run, is_open=container == main))
     return list(works.values())
 
@@ -194,7 +194,7 @@ def _check_nothing_runs(lab: ContainerLab, container: str, code: int, output: st
     """
     if code in NO_SUCH_PROGRAM or container not in _containers(lab):
         return
-    if lab.asked("inspect", "--format", "{{.State.Restarting}}", container).strip() == "true":
+    if lab.query("inspect", "--format", "{{.State.Restarting}}", container).strip() == "true":
         return
     why = output.strip()[-400:] or f"exit code {code}"
     raise EngineSilent(f"the engine does not answer `{lab.program} exec`", why, f"{lab.program} ps")

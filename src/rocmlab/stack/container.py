@@ -18,9 +18,9 @@ from rocmlab import __version__
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cluster.node import ports, ray_node, record
 from rocmlab.cluster.node.record import Record
-from rocmlab.stack import container_port, envfile, fingerprint, process, rescue, server, shipped
-from rocmlab.stack.asking import EngineSilent, asked
+from rocmlab.stack import container_port, envfile, process, rescue, server, shipped, source
 from rocmlab.stack.lab import Lab, Say, not_answering
+from rocmlab.stack.process import EngineSilent
 from rocmlab.stack.progress import BuildProgress, PullProgress
 from rocmlab.stack.server import Holder
 from rocmlab.stack.settings import Settings
@@ -77,7 +77,7 @@ class ContainerLab(Lab):
         names = ("BASE_IMAGE", "TORCH_INDEX", "JAX_PACKAGES", "ROCMLAB_BACKEND")
         facts = {name: self.values.get(name, "") for name in names}
         facts |= {"CLUSTER": "1"} if self.settings.is_in_cluster else {}
-        return fingerprint.digest(self.settings.project, fingerprint.IMAGE_SOURCES, facts)
+        return source.digest(self.settings.project, source.IMAGE_SOURCES, facts)
 
     def engine(self, *arguments: str, timeout_seconds: float = 60) -> tuple[int, str]:
         """Run a short command of the engine; see `process.capture`."""
@@ -263,13 +263,20 @@ class ContainerLab(Lab):
         code, output = self.engine(*self._list(running_only=running_only))
         return output.split()[0] if code == 0 and output.split() else None
 
-    def asked(self, *arguments: str, timeout_seconds: float = 60) -> str:
+    def query(self, *arguments: str, timeout_seconds: float = 60) -> str:
         """Return what the engine answers.
 
         Raises:
             EngineSilent: it fails, or does not answer in time.
         """
-        return asked(self.engine, self.program, *arguments, timeout_seconds=timeout_seconds)
+        code, output = self.engine(*arguments, timeout_seconds=timeout_seconds)
+        if code:
+            raise EngineSilent(
+                f"the engine does not answer `{self.program} {arguments[0]}`",
+                output.strip()[-400:] or f"exit code {code}",
+                f"check that `{self.program} ps` answers, then retry",
+            )
+        return output
 
     def known_container(self, *, running_only: bool = True) -> str | None:
         """Return the id of the lab's container, or None if there is none: for what would end or remove it.
@@ -277,7 +284,7 @@ class ContainerLab(Lab):
         Raises:
             EngineSilent: the engine does not answer.
         """
-        found = self.asked(*self._list(running_only=running_only)).split()
+        found = self.query(*self._list(running_only=running_only)).split()
         return found[0] if found else None
 
     @abstractmethod
@@ -300,7 +307,7 @@ class ContainerLab(Lab):
             )
 
     def _label(self, container: str, name: str) -> str:
-        return self.asked("inspect", "--format", f'{{{{index .Config.Labels "{name}"}}}}', container).strip()
+        return self.query("inspect", "--format", f'{{{{index .Config.Labels "{name}"}}}}', container).strip()
 
     @abstractmethod
     def _is_current(self, container: str) -> bool:
@@ -319,7 +326,7 @@ class ContainerLab(Lab):
     def _rescue(self, say: Say) -> None:
         """Keep what a container of an earlier version has in its own layer; before any container is removed."""
         if container := self.known_container(running_only=False):
-            rescue.take(self.engine, self.program, container, self.settings.state, say)
+            rescue.take(self.engine, self.query, self.program, container, self.settings.state, say)
 
     def _adopt(self, say: Say) -> None:
         """Move what earlier versions kept outside the share into the home on the share."""
@@ -413,7 +420,7 @@ class ContainerLab(Lab):
     def _started(self) -> str:
         """Return which container runs, and since when; an error if the engine does not answer."""
         container = self.known_container()
-        return self.asked("inspect", "--format", "{{.Id}} {{.State.StartedAt}}", container) if container else ""
+        return self.query("inspect", "--format", "{{.Id}} {{.State.StartedAt}}", container) if container else ""
 
     def _is_another(self, before: str) -> bool:
         """Return whether this call has started the container that runs; True where the engine does not answer."""
@@ -429,7 +436,7 @@ class ContainerLab(Lab):
         """
         try:
             container = self.known_container(running_only=False)
-            return self.asked("inspect", "--format", "{{.RestartCount}}", container).strip() if container else ""
+            return self.query("inspect", "--format", "{{.RestartCount}}", container).strip() if container else ""
         except EngineSilent:
             return None
 

@@ -52,7 +52,7 @@ class DockerLab(ContainerLab):
         project = self.values["COMPOSE_PROJECT_NAME"]
         labels = (f"project={project}", f"service={SERVICE}", "oneoff=True")
         filters = [part for label in labels for part in ("--filter", f"label=com.docker.compose.{label}")]
-        return self.asked("ps", "--quiet", "--no-trunc", *filters).split()
+        return self.query("ps", "--quiet", "--no-trunc", *filters).split()
 
     def _bring_up(self) -> tuple[int, str]:
         anew = ["--force-recreate"] if self._has_another_token() else []

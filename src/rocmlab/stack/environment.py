@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rocmlab.base.errors import RocmlabError
-from rocmlab.stack import envfile, environments, fingerprint, process
+from rocmlab.stack import envfile, environments, process, source
 from rocmlab.stack.lab import Say
 
 OLDEST, NEWEST = (3, 11), (3, 13)  # what the locked TensorFlow and PyTorch have wheels for
@@ -75,7 +75,7 @@ class Environment:
             "project": str(self.project),
         }
         facts |= {"cluster": "ray"} if self.has_cluster else {}
-        return fingerprint.digest(self.project, fingerprint.NATIVE_SOURCES, facts)
+        return source.digest(self.project, source.NATIVE_SOURCES, facts)
 
     def is_current(self) -> bool:
         """Tell whether the environment is whole and made from the present requirements."""

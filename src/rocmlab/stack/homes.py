@@ -23,7 +23,7 @@ from typing import IO
 
 from rocmlab.base import identity
 from rocmlab.base.errors import RocmlabError
-from rocmlab.stack.filesystems import keeps_modes
+from rocmlab.stack.project_folder import keeps_modes
 
 LINKS = ("work", "share")  # what JupyterLab's top level shows
 OLD = "old-home"  # below `.rocmlab`: what containers of an earlier version had in their own layer, a folder for each

@@ -11,7 +11,7 @@ from typing import Any
 from rocmlab.base import disk
 from rocmlab.base.errors import Problem, RocmlabError
 from rocmlab.cluster.node.record import Record
-from rocmlab.stack import exposure, process, server
+from rocmlab.stack import process, server, tokens
 from rocmlab.stack.server import Holder
 from rocmlab.stack.settings import Settings
 
@@ -105,7 +105,7 @@ class Lab(ABC):
 
     def holder(self) -> Holder:
         """Look who listens on PORT: no one, this lab's server, or another process, which is remembered."""
-        return exposure.note(self.settings, self.port, self._listening())
+        return tokens.note(self.settings, self.port, self._listening())
 
     def ask(
         self, path: str, *, method: str = "GET", body: object = None, timeout_seconds: float = 2.0

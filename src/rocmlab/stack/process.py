@@ -32,6 +32,13 @@ def capture(
     return done.returncode, done.stdout if done.returncode == 0 else done.stdout + done.stderr
 
 
+class EngineSilent(RocmlabError):
+    """An engine fails or does not answer in time, where that decides about a user's files or kernels.
+
+    No answer is an error, and never a "no".
+    """
+
+
 def attach(
     command: Sequence[str],
     *,

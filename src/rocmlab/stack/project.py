@@ -16,7 +16,6 @@ from rocmlab.stack import choice as choosing
 from rocmlab.stack import (
     cluster,
     envfile,
-    exposure,
     gpus,
     layout,
     live,
@@ -25,6 +24,7 @@ from rocmlab.stack import (
     resolve,
     server,
     sockets,
+    tokens,
 )
 from rocmlab.stack import engine as engines
 from rocmlab.stack import settings as configuration
@@ -133,7 +133,7 @@ def plan_anew(folder: Path) -> tuple[Project, list[str]]:
     earlier = _described(settings, envfile.parse(envfile.read(settings.env_path)))
     if earlier is not None and sockets.listeners(int(earlier.values["PORT"])):
         earlier.lab.holder()  # which remembers another process
-    lines = exposure.renew(settings)
+    lines = tokens.renew(settings)
     return plan(folder, settings), lines
 
 

@@ -1,9 +1,11 @@
-"""The source of a project as git has it: which commit it is, what a newer one changes, and moving to another one."""
+"""The source of a project: a digest of it, its commit, what a newer one changes, and moving to another one."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -15,6 +17,10 @@ FETCH_TIMEOUT_SECONDS = 120.0
 NOTEBOOKS = "notebooks/"
 MAX_LINES = 40  # of changes that are shown
 LETTERS = 12  # of a commit
+# Not the notebooks: Compose binds the folder itself, and saving one there must not rebuild the image.
+IMAGE_SOURCES = ("docker", "requirements", "src", "pyproject.toml", "README.md", "LICENSE")
+NATIVE_SOURCES = ("requirements", "pyproject.toml", "src/rocmlab/lab")
+IGNORED = {"__pycache__", ".ipynb_checkpoints", "monitoring"}
 
 
 @dataclass(frozen=True)
@@ -175,3 +181,26 @@ def put_back(saved: list[Saved]) -> None:
     """Put notebooks of the user's back in their places, after the checkout has gone back."""
     for each in saved:
         os.replace(each.copy, each.path)
+
+
+def digest(project: Path, sources: Iterable[str], facts: Mapping[str, str]) -> str:
+    """Return the SHA-256 (hex) of these files and folders, by content, and of named facts."""
+    found = hashlib.sha256()
+    for name, value in sorted(facts.items()):
+        found.update(f"{name}={value}\0".encode())
+    for path in sorted(_files(project, sources)):
+        executable = "x" if path.stat().st_mode & 0o100 else "-"
+        found.update(f"{path.relative_to(project)}\0{executable}\0".encode())
+        found.update(hashlib.sha256(path.read_bytes()).digest())
+    return found.hexdigest()
+
+
+def _files(project: Path, sources: Iterable[str]) -> Iterator[Path]:
+    for source in sources:
+        start = project / source
+        if start.is_file():
+            yield start
+        for path in start.rglob("*") if start.is_dir() else ():
+            is_ignored = IGNORED & set(path.parts) or path.suffix in (".pyc", ".in", ".whl")
+            if path.is_file() and not is_ignored:
+                yield path
