@@ -109,8 +109,8 @@ def test_another_plugin_gets_a_new_environment(tmp_path: Path) -> None:
     record = {"backend": "cpu", "python": version}
 
     plain.marker.write_text(json.dumps(record))
-    assert plain._matches(record)
-    assert not with_plugin._matches({**record, "jax_packages": PLUGIN})
+    assert plain._matches(record, plain.folder)
+    assert not with_plugin._matches({**record, "jax_packages": PLUGIN}, with_plugin.folder)
     plain.marker.write_text(json.dumps({**record, "jax_packages": PLUGIN}))
-    assert with_plugin._matches({**record, "jax_packages": PLUGIN})
-    assert not plain._matches(record)
+    assert with_plugin._matches({**record, "jax_packages": PLUGIN}, with_plugin.folder)
+    assert not plain._matches(record, plain.folder)

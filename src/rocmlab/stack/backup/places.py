@@ -13,12 +13,11 @@ from rocmlab.base.errors import RocmlabError
 from rocmlab.stack import envfile, process, volumes
 from rocmlab.stack.backup import create, restore
 from rocmlab.stack.backup.model import Task
+from rocmlab.stack.backup.working import Say
 from rocmlab.stack.container import ContainerLab
 from rocmlab.stack.native import NativeLab
 from rocmlab.stack.project import Project
 from rocmlab.stack.settings import COMMENTS, DERIVED
-
-Say = Callable[[str], None]
 
 WORKS: Mapping[str, Callable[[Task, Say], int]] = {"create": create.create, "restore": restore.restore}
 INSIDE = {"share": volumes.SHARE, "notebooks": "/home/jovyan/work"}

@@ -10,8 +10,7 @@ import secrets
 import shutil
 import stat
 import tarfile
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -20,12 +19,9 @@ from typing import IO
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.stack.backup import databases, model, parts, verify
-from rocmlab.stack.backup.holding import interruptible
 from rocmlab.stack.backup.model import FILE, FOLDER, LINK, Entry, Manifest, Task, amount
+from rocmlab.stack.backup.working import Progress, Say, interruptible, say_some
 
-Say = Callable[[str], None]
-
-PROGRESS_SECONDS = 5.0
 MAX_LISTED = 50  # lines about single files
 AT_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -81,10 +77,7 @@ def _restore(task: Task, say: Say) -> int:
 
 
 def _tell(outcome: Outcome, say: Say) -> None:
-    for line in outcome.aside[:MAX_LISTED]:
-        say(f"  kept {line}")
-    if len(outcome.aside) > MAX_LISTED:
-        say(f"  and {len(outcome.aside) - MAX_LISTED} more")
+    say_some(say, [f"  kept {line}" for line in outcome.aside], MAX_LISTED)
     for entry in outcome.links[:MAX_LISTED]:
         say(f"  not restored, because it leads out of the lab: {entry.path} -> {entry.target}")
     say(
@@ -129,22 +122,18 @@ class _Restorer:
 
     def run(self, folder: Path) -> Outcome:
         """Restore everything, in the order of the parts."""
-        total = sum(entry.size for entry in self.entries)
+        progress = Progress(self.say, sum(entry.size for entry in self.entries), len(self.entries))
         by_part: dict[str, list[Entry]] = {}
         for entry in self.entries:
             by_part.setdefault(entry.part, []).append(entry)
         if os.geteuid() == 0 and "share" in self.roots and not os.listdir(self.roots["share"]):
             owner = self.task.owner or (0, 0)  # in a container of rootless Podman root is the lab's user
             os.chown(self.roots["share"], *owner)  # of a volume that was just made
-        done, count, said = 0, 0, time.monotonic()
         for name, entries in sorted(by_part.items()):
             with (folder / name).open("rb") as archive:
                 for entry in sorted(entries, key=lambda entry: entry.offset):
                     self._one(entry, archive)
-                    done, count = done + entry.size, count + 1
-                    if time.monotonic() - said >= PROGRESS_SECONDS:
-                        said = time.monotonic()
-                        self.say(f"  {amount(done)} of {amount(total)}, {count:,} of {len(self.entries):,} entries")
+                    progress.add(entry.size)
         for path, entry in sorted(self.made.items(), reverse=True):  # from the inside out
             self._finish_folder(path, entry)
         return self.outcome
