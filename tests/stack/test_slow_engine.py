@@ -84,7 +84,7 @@ def lab(docker: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Docker
 def take(lab: ContainerLab) -> list[str]:
     """Take the earlier container's files, and return what is said."""
     said: list[str] = []
-    rescue.take(lab.engine, lab.program, ID, lab.settings.state, said.append)
+    rescue.take(lab.engine, lab.query, lab.program, ID, lab.settings.state, said.append)
     return said
 
 

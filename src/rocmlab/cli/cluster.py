@@ -140,11 +140,7 @@ def _start(chosen: argparse.Namespace) -> int:
 
 
 def _inside(words: Sequence[str]) -> Any:  # noqa: ANN401
-    """Run a word inside the lab and return the JSON that it prints.
-
-    Raises:
-        RocmlabError: the lab does not run, or the word fails.
-    """
+    """Run an argument inside the lab and return the JSON that it prints; raise RocmlabError if that fails."""
     from rocmlab.stack import process
 
     command, environment = _lab_command()

@@ -46,11 +46,7 @@ def _wait(_: argparse.Namespace) -> int:
 
 
 def _ready() -> dict[str, Any]:
-    """Return the record of the lab's node when it is up.
-
-    Raises:
-        RocmlabError: it failed, or did not come up in time.
-    """
+    """Return the record of the lab's node when it is up; raise RocmlabError if it does not come up."""
     from rocmlab.cluster.node import ports, ray_node, record
 
     folder = ray_node.usual_folder(ports.parse(os.environ.get("CLUSTER_PORT") or str(ports.FIRST)))

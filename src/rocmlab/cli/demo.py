@@ -67,11 +67,7 @@ def _parser(verb: str) -> argparse.ArgumentParser:
 
 
 def _check_nothing_runs(state: Path, folder: Path) -> None:
-    """Make sure that nothing runs that the demonstration would disturb.
-
-    Raises:
-        RocmlabError: it does.
-    """
+    """Raise RocmlabError if something runs that the demonstration would disturb."""
     if demo_work.is_running(state):
         raise RocmlabError(
             "the demonstration runs already", f"its host is {state / 'host'}", "end it with Ctrl-C there"

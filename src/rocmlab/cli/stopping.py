@@ -39,11 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def truth(name: str) -> bool:
-    """Return whether a variable such as FORCE, which make passes in the environment, says yes.
-
-    Raises:
-        RocmlabError: it is neither yes nor no.
-    """
+    """Return whether a variable such as FORCE, which make passes, is true; raise RocmlabError if it is neither."""
     value = os.environ.get(name, "")
     found = TRUTH.get(value.strip().lower())
     if found is None:

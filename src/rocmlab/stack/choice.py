@@ -108,11 +108,7 @@ def choose(host: Host, backend: str = "auto", runtime: str = "auto", before: str
 
 
 def check_word(name: str, word: str, known: tuple[str, ...]) -> None:
-    """Make sure that a setting is one of the known values.
-
-    Raises:
-        RocmlabError: it is not.
-    """
+    """Raise RocmlabError unless a setting is one of the known values."""
     if word not in known:
         raise RocmlabError(f"{name}={word} is unknown", "perhaps a typo", f"use one of: {', '.join(known)}")
 

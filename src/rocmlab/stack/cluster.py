@@ -27,11 +27,7 @@ STOP_SECONDS = 60.0  # it waits half a minute for tasks
 
 
 def check(settings: Settings) -> None:
-    """Make sure that the cluster's settings are valid.
-
-    Raises:
-        RocmlabError: CLUSTER or CLUSTER_PORT is invalid, or the token is missing.
-    """
+    """Raise RocmlabError unless the cluster's settings are valid."""
     ports.parse(settings.get("CLUSTER_PORT"))
     if not settings.is_in_cluster:
         return
@@ -144,11 +140,7 @@ class NativeNode(Daemon):
         return True
 
     def _wait(self) -> None:
-        """Wait until the node is up.
-
-        Raises:
-            RocmlabError: it does not start.
-        """
+        """Wait until the node is up; raise RocmlabError if it does not start."""
         assert self.child is not None
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:

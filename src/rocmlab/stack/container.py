@@ -149,11 +149,7 @@ class ContainerLab(Lab):
         self.name_images(previous, present)
 
     def name_images(self, present: str, previous: str) -> None:
-        """Name two images by their ids; an empty one is skipped.
-
-        Raises:
-            RocmlabError: the engine reports an error.
-        """
+        """Name two images by their ids, but for empty ones; raise RocmlabError if the engine does not."""
         for image, name in ((present, self.image), (previous, self.previous_image)):
             code, output = self.engine("tag", image, name) if image else (0, "")
             if code:
@@ -211,11 +207,7 @@ class ContainerLab(Lab):
         self.engine("image", "prune", "--force", "--filter", f"label=rocmlab.backend={self.backend}")
 
     def check_disk(self) -> None:
-        """Make sure that what has still to be pulled and built fits on the engine's disk.
-
-        Raises:
-            RocmlabError: it does not.
-        """
+        """Raise RocmlabError unless what has still to be pulled and built fits on the engine's disk."""
         if self.is_built() or not Path(self.engine_root).exists():
             return  # only our layers change, or the engine's disk cannot be seen from here
         needed, free = NEEDED_BYTES[self.backend], shutil.disk_usage(self.engine_root).free
@@ -264,11 +256,7 @@ class ContainerLab(Lab):
         return output.split()[0] if code == 0 and output.split() else None
 
     def query(self, *arguments: str, timeout_seconds: float = 60) -> str:
-        """Return what the engine answers.
-
-        Raises:
-            EngineSilent: it fails, or does not answer in time.
-        """
+        """Return what the engine answers; raise EngineSilent if it fails or does not answer in time."""
         code, output = self.engine(*arguments, timeout_seconds=timeout_seconds)
         if code:
             raise EngineSilent(
@@ -343,19 +331,11 @@ class ContainerLab(Lab):
         return container is not None and self._is_current(container)
 
     def is_known_to_run(self) -> bool:
-        """Return whether the container runs.
-
-        Raises:
-            EngineSilent: the engine does not answer.
-        """
+        """Return whether the container runs; raise EngineSilent if the engine does not answer."""
         return self.known_container() is not None
 
     def one_off_containers(self) -> list[str]:
-        """Return the ids of running containers of single runs that end with the lab.
-
-        Raises:
-            EngineSilent: the engine does not answer.
-        """
+        """Return the ids of running containers of single runs that end with the lab; may raise EngineSilent."""
         return []
 
     def is_restarting(self) -> bool:

@@ -67,11 +67,7 @@ def update(text: str, values: Mapping[str, str | None], comments: Mapping[str, s
 
 
 def read(path: Path) -> str:
-    """Return the file's text, empty if there is none.
-
-    Raises:
-        RocmlabError: the file cannot be read.
-    """
+    """Return the file's text, empty if there is none; raise RocmlabError if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:

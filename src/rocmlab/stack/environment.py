@@ -174,11 +174,7 @@ class Environment:
                 )
 
     def check_disk(self) -> None:
-        """Make sure that what has still to be installed fits on the project's disk.
-
-        Raises:
-            RocmlabError: it does not.
-        """
+        """Raise RocmlabError unless what has still to be installed fits on the project's disk."""
         needed, free = NEEDED_BYTES[self.backend], shutil.disk_usage(self.project).free
         if not self.interpreter.exists() and free < needed:
             is_kept = os.path.lexists(self.project / environments.FOLDER / environments.ASIDE)
@@ -372,11 +368,7 @@ def rocm_version(root: Path) -> str | None:
 
 
 def amd_wheels(root: Path) -> str:
-    """Return the address of AMD's wheels for the host's ROCm.
-
-    Raises:
-        RocmlabError: the version is not known.
-    """
+    """Return the address of AMD's wheels for the host's ROCm; raise RocmlabError if its version is not known."""
     version = rocm_version(root)
     if version is None:
         raise RocmlabError(

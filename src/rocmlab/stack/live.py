@@ -29,11 +29,7 @@ def ensure_folder(settings: Settings) -> Path:
 
 
 def write(settings: Settings) -> list[str]:
-    """Write the file if a value changes, and return the changes, such as `RECORD_GPUS=on`.
-
-    Raises:
-        RocmlabError: the folder cannot be written.
-    """
+    """Write the file if a value changes, and return the changes, such as `RECORD_GPUS=on`."""
     path = ensure_folder(settings) / FILE
     before = read(path)
     wanted = {name: settings.get(name) for name in NAMES}

@@ -101,11 +101,7 @@ class Monitoring:
         self._wait()
 
     def stop(self) -> None:
-        """Remove the containers; what they have recorded stays in its volumes.
-
-        Raises:
-            RocmlabError: the engine reports an error.
-        """
+        """Remove the containers; what they have recorded stays in its volumes. Raise RocmlabError if that fails."""
         code, output = self._compose("rm", "--stop", "--force", *SERVICES)
         if code:
             raise RocmlabError("the monitoring could not be stopped", output.strip()[-400:], "docker compose ps")

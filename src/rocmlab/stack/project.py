@@ -138,11 +138,7 @@ def plan_anew(folder: Path) -> tuple[Project, list[str]]:
 
 
 def _root(settings: Settings) -> Path:
-    """Return `/`, or the simulated host that was chosen.
-
-    Raises:
-        RocmlabError: the host does not exist.
-    """
+    """Return `/`, or the simulated host that was chosen; raise RocmlabError if it does not exist."""
     chosen = settings.get("ROCMLAB_ROOT")
     root = Path(chosen or "/")
     if not (root / "sys").is_dir():

@@ -40,11 +40,7 @@ class OldRun:
 
 
 def age_seconds(text: str) -> float:
-    """Return an age in seconds: 30d, 12h, 4w.
-
-    Raises:
-        RocmlabError: it is not one.
-    """
+    """Return an age (30d, 12h, 4w) in seconds; raise RocmlabError if it is not one."""
     match = AGE.fullmatch(text.strip())
     if match is None:
         raise RocmlabError(

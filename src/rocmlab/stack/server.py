@@ -114,11 +114,7 @@ def is_free(port: int) -> bool:
 
 
 def check_free(port: int) -> None:
-    """Make sure that the port is available.
-
-    Raises:
-        RocmlabError: another program listens there, or the port is below 1024 and the user is not root.
-    """
+    """Raise RocmlabError unless this user can listen on the port."""
     if is_free(port):
         return
     found = sockets.listeners(port)

@@ -154,11 +154,7 @@ class Settings:
 
 
 def load(project: Path, environment: Mapping[str, str] | None = None) -> Settings:
-    """Read a project's settings.
-
-    Raises:
-        RocmlabError: `.env` cannot be read.
-    """
+    """Read a project's settings; raise RocmlabError if `.env` cannot be read."""
     environment = os.environ if environment is None else environment
     values = envfile.parse(envfile.read(project / ".env"))
     written = {name: str(value) for name, value in envfile.read_json(project / ".rocmlab/written.json").items()}
@@ -225,11 +221,7 @@ def save(settings: Settings, resolved: Mapping[str, str]) -> None:
 
 
 def port_of(settings: Settings, name: str = "PORT", command: str = "make up") -> int:
-    """Return a setting that is a port.
-
-    Raises:
-        RocmlabError: it is not a number from 1 to 65535.
-    """
+    """Return a setting that is a port; raise RocmlabError unless it is a number from 1 to 65535."""
     text = settings.get(name)
     if text.isascii() and text.isdigit() and 0 < int(text) < 65536:
         return int(text)

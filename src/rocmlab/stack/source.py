@@ -102,11 +102,7 @@ def changed(project: Path) -> list[str]:
 
 
 def check_clean(project: Path) -> None:
-    """Make sure that no tracked file but notebooks has local changes.
-
-    Raises:
-        RocmlabError: one has; it is named.
-    """
+    """Raise RocmlabError if a tracked file that is not a notebook has local changes."""
     files = [name for name in changed(project) if not name.startswith(NOTEBOOKS)]
     if files:
         raise RocmlabError(

@@ -30,11 +30,7 @@ def path(settings: Settings, name: str) -> Path:
 
 
 def write(settings: Settings, values: Mapping[str, str]) -> None:
-    """Write the token files (mode 0400).
-
-    Raises:
-        RocmlabError: the folder cannot be written.
-    """
+    """Write the token files (mode 0400)."""
     for name in NAMES:
         envfile.write(path(settings, name), values.get(name, ""), mode=0o400)  # no newline: it would be part of it
 

@@ -51,11 +51,7 @@ def read(settings: Settings) -> tuple[Version | None, Version | None]:
 
 
 def write(settings: Settings, current: Version | None, previous: Version | None) -> None:
-    """Remember both.
-
-    Raises:
-        RocmlabError: the file cannot be written.
-    """
+    """Remember both."""
     found = {"current": current and asdict(current), "previous": previous and asdict(previous)}
     text = json.dumps(found, indent=1) + "\n"
     if envfile.read(path_of(settings)) != text:
@@ -63,11 +59,7 @@ def write(settings: Settings, current: Version | None, previous: Version | None)
 
 
 def forget(settings: Settings) -> None:
-    """Forget both: what they were made of is removed.
-
-    Raises:
-        OSError: the file cannot be removed.
-    """
+    """Forget both: what they were made of is removed."""
     path_of(settings).unlink(missing_ok=True)
 
 

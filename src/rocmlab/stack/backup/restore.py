@@ -97,11 +97,7 @@ class _Restorer:
         self.entries = [entry for entry in manifest.entries.values() if entry.path.partition("/")[0] in self.roots]
 
     def check_disk(self) -> None:
-        """Make sure that what is missing fits.
-
-        Raises:
-            RocmlabError: it does not.
-        """
+        """Raise RocmlabError unless what is missing fits."""
         for name, root in self.roots.items():
             needed = 0
             for entry in self.entries:
@@ -309,11 +305,7 @@ def _copy(archive: IO[bytes], entry: Entry, file: IO[bytes]) -> None:
 
 
 def content(archive: IO[bytes], entry: Entry) -> Iterator[bytes]:
-    """Yield a file's content from its part.
-
-    Raises:
-        RocmlabError: the member there is another one.
-    """
+    """Yield a file's content from its part; raise RocmlabError if the member there is another one."""
     archive.seek(entry.offset)
     try:
         with tarfile.open(fileobj=archive, mode="r:") as opened:
@@ -327,11 +319,7 @@ def content(archive: IO[bytes], entry: Entry) -> Iterator[bytes]:
 
 
 def settings_of(folder: Path, shown: str) -> Mapping[str, str]:
-    """Return the text of each settings file in a backup, which must have been verified before.
-
-    Raises:
-        RocmlabError: a file is not text.
-    """
+    """Return the text of each settings file in a verified backup; raise RocmlabError if one is not text."""
     manifest = model.read(folder, shown=shown)
     found = {}
     for path in model.SETTINGS:
