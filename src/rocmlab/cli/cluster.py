@@ -250,27 +250,27 @@ def _down(chosen: argparse.Namespace) -> int:
 
 
 def _wait_or_refuse(consent: stopping.Consent, is_head: bool) -> None:
-    """Wait until nothing runs on the node, or in the head's cluster, if a person wants that."""
+    """Wait until nothing runs on the node, or in the head's cluster, if the user wants that.
+
+    Raises:
+        RocmlabError: something runs, and the user does not want to wait.
+    """
     from rocmlab.cli import up
 
     shown: list[str] = []
     while lines := _inside(["cluster", "busy"]):
         if not consent.waits:
-            _refuse_if_busy(lines, is_head)
+            where = "cluster" if is_head else "machine"
+            more = "" if is_head else " (jobs of `run --engine ray` start again on another node)"
+            raise RocmlabError(
+                f"{len(lines)} thing{'s run' if len(lines) > 1 else ' runs'} on this {where}",
+                "\n".join(lines),
+                f"wait for them, or end them: make cluster-down FORCE=1{more}",
+                exit_code=1,
+            )
         if lines != shown:
-            up.say("waiting until nothing computes (Ctrl-C ends the wait and changes nothing):")
+            up.say(stopping.WAITING)
             for line in lines:
                 up.say(f"  {line}")
             shown = lines
         time.sleep(stopping.LOOK_AGAIN_SECONDS)
-
-
-def _refuse_if_busy(lines: Sequence[str], is_head: bool) -> None:
-    if lines:
-        raise RocmlabError(
-            f"{len(lines)} thing{'s run' if len(lines) > 1 else ' runs'} on this {'cluster' if is_head else 'machine'}",
-            "\n".join(lines),
-            "wait for them, or end them: make cluster-down FORCE=1"
-            + ("" if is_head else " (jobs of `run --engine ray` start again on another node)"),
-            exit_code=1,
-        )

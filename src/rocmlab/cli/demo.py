@@ -35,14 +35,14 @@ def main(verb: str, arguments: Sequence[str]) -> int:
     demo.clear(settings)
     live = Live(settings.state / "host", gpus=GPUS, processes=())
     demo_work.mark(settings.state)
-    notebooks = demo_work.write_notebooks(settings.state / "notebooks")
+    demo_work.write_notebooks(settings.state / "notebooks")
     project = demo.plan(folder, settings)
     say("SIMULATED: four GPUs that do not exist, and trainings that only wait; nothing here computes on a GPU")
     started: list[subprocess.Popen[bytes]] = []
     try:
         project = demo.start(project, say)
-        _open_idle_notebook(project, notebooks.idle)
-        started.append(_start_trainings(project, notebooks.training))
+        _open_idle_notebook(project, demo_work.IDLE_NAME)
+        started.append(_start_trainings(project, demo_work.TRAINING_NAME))
         _announce(project, settings.state / "host")
         _show(live, project, settings.state, asked.seconds)
     except KeyboardInterrupt:

@@ -42,22 +42,15 @@ rocmlab.record(loss=loss, epochs=epoch)"""
 IDLE = "# Forgotten kernel\n\nIts kernel holds a SIMULATED GPU and does nothing. After a minute the panel says so."
 
 
-@dataclass(frozen=True)
-class Notebooks:
-    """The names of the demonstration's notebooks."""
-
-    training: str
-    idle: str
+TRAINING_NAME, IDLE_NAME = "pretended_training.ipynb", "forgotten_kernel.ipynb"
 
 
-def write_notebooks(folder: Path) -> Notebooks:
-    """Write them."""
+def write_notebooks(folder: Path) -> None:
+    """Write the demonstration's notebooks."""
     folder.mkdir(parents=True, exist_ok=True)
-    found = Notebooks("pretended_training.ipynb", "forgotten_kernel.ipynb")
     cells = [_cell("markdown", EXPLANATION), _cell("code", PARAMETERS, "parameters"), _cell("code", PRETEND)]
-    _write(folder / found.training, cells)
-    _write(folder / found.idle, [_cell("markdown", IDLE)])
-    return found
+    _write(folder / TRAINING_NAME, cells)
+    _write(folder / IDLE_NAME, [_cell("markdown", IDLE)])
 
 
 def _cell(kind: str, source: str, *tags: str) -> dict[str, Any]:

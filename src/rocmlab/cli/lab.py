@@ -44,7 +44,12 @@ def main(verb: str, arguments: Sequence[str]) -> int:
         does = "stops" if verb == "down" else "stops and removes"
         stop = stopping.Stop(f"make {verb}", does, ends_idle=True, ends_runs=_ends_runs(project, verb))
         stopping.check(project.lab, stop, consent, say)
-    verbs: dict[str, Callable[[Project], int]] = {"down": down, "url": url, "shell": shell, "clean": clean}
+    verbs: dict[str, Callable[[Project], int]] = {
+        "down": down,
+        "url": url,
+        "shell": lambda found: found.lab.shell(),
+        "clean": clean,
+    }
     return verbs[verb](project)
 
 
@@ -142,15 +147,10 @@ def url(project: Project) -> int:
     return 0
 
 
-def shell(project: Project) -> int:
-    """Open a shell."""
-    return project.lab.shell()
-
-
 def clean(project: Project) -> int:
     """Remove what was made, in either runtime."""
     project.lab.clean(say)
-    versions.forget(project.settings)
+    versions.path_of(project.settings).unlink(missing_ok=True)
     environment = project.settings.project / environments.LINK
     if was_made_by_us(environment) and environments.remove_all(project.settings.project):
         say(f"removed {environment}")

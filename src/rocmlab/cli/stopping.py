@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 LOOK_AGAIN_SECONDS = 2.0
 TRUTH = {**dict.fromkeys(("1", "yes", "on", "true"), True), **dict.fromkeys(("", "0", "no", "off", "false"), False)}
+WAITING = "waiting until nothing computes (Ctrl-C ends the wait and changes nothing):"
 LOST = "what kernels have in memory is lost when they stop"
 
 
@@ -108,7 +109,7 @@ def check(lab: Lab, stop: Stop, given: Consent, say: Say, *, may_wait: bool = Tr
         if not (given.waits and may_wait):
             raise _refusal(blocking, ended, stop)
         if (names := "\n".join(work.what for work in blocking)) != shown:
-            say("waiting until nothing computes (Ctrl-C ends the wait and changes nothing):")
+            say(WAITING)
             for line in busy.lines(blocking).splitlines():
                 say(f"  {line}")
             shown = names

@@ -309,7 +309,7 @@ def _switch(consent: stopping.Consent) -> int:
     (project.settings.state / SWITCHED).touch()
     if isinstance(lab, NativeLab):
         _switch_environment(lab, project, before)
-    code = up.start(project, consent, renewed)
+    code = up.start(project, "up", consent, renewed)
     if code == 0:
         health.check(project.lab)
         say("the new version works: its server, its panel and its kernels answer")

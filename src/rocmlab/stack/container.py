@@ -51,6 +51,7 @@ class ContainerLab(Lab):
     piped_flags: tuple[str, ...] = ()  # without one
     stdin_flags: tuple[str, ...] = ()  # with standard input, and no terminal
     product = ""  # its name, in messages
+    owner_label = ""  # of the container: its project folder
     root_template = ""  # of its `info`: where it keeps images and volumes
 
     def __init__(self, settings: Settings, values: dict[str, str], engine_root: str = "") -> None:
@@ -276,16 +277,25 @@ class ContainerLab(Lab):
         return found[0] if found else None
 
     @abstractmethod
+    def _remove(self) -> tuple[int, str]:
+        """Remove the container and its network; return the engine's exit code and its output."""
+
+    def stop(self, say: Say) -> None:
+        """Remove the container and its network; the volume stays."""
+        self._rescue(say)
+        code, output = self._remove()
+        if code:
+            fix = f"{self.program} ps, then retry: make down"
+            raise RocmlabError("the lab could not be stopped", output.strip()[-400:], fix)
+
+    @abstractmethod
     def _bring_up(self) -> tuple[int, str]:
         """Bring the container to the configured state; return the engine's exit code and what it printed."""
 
-    @abstractmethod
-    def _owner(self) -> str:
-        """Return the project folder of the container of our name, empty where there is none."""
-
     def _check_owner(self) -> None:
         """Make sure that the container of our name is ours, and not that of a clone that was copied with its `.env`."""
-        owner = self._owner()
+        container = self.known_container(running_only=False)
+        owner = self._label(container, self.owner_label) if container else ""
         if owner and Path(owner).resolve() != self.settings.project.resolve() and Path(owner, "compose.yaml").exists():
             name = self.values["COMPOSE_PROJECT_NAME"]
             raise RocmlabError(

@@ -144,7 +144,7 @@ class Environment:
             if is_new:
                 environments.bring_back(self.project, self.folder)
             raise
-        environments.remove_aside(self.project)
+        environments.remove(self.project / environments.FOLDER / environments.ASIDE)
 
     def _matches(self, record: dict[str, str], folder: Path) -> bool:
         """Tell whether the environment is whole and of this backend and Python: pip would keep another one's wheels."""
@@ -198,13 +198,7 @@ class Environment:
         yield Step(f"{content} ({count} packages)", (*locked, str(lock)))
         if self.backend == "rocm":
             # The public index ends with 2.14.0.600, which ignores every Radeon: a typo in its list of targets.
-            wanted = (
-                "--no-deps",
-                "--pre",
-                "--find-links",
-                self.tensorflow_index,
-                "tensorflow-rocm>=2.16",
-            )
+            wanted = ("--no-deps", "--pre", "--find-links", self.tensorflow_index, "tensorflow-rocm>=2.16")
             yield Step("AMD's TensorFlow", wanted)
         yield self._torch_step()
         if self.jax_packages:
@@ -259,18 +253,11 @@ class Environment:
         return arguments
 
     def _pip(self, arguments: tuple[str, ...], log: Path) -> tuple[int, list[str]]:
-        command = [
-            str(self.interpreter),
-            "-m",
-            "pip",
-            "install",
-            "--disable-pip-version-check",
-            "--no-input",
-            # Python compiles what is imported, the first time; compiling every file is a third of the installation.
-            *([] if os.environ.get("PYTHONDONTWRITEBYTECODE") else ["--no-compile"]),
-            *arguments,
-        ]
-        return process.follow(command, log=log, show=PipProgress(), cwd=self.project)
+        # Python compiles what is imported, the first time; compiling every file is a third of the installation.
+        options = [] if os.environ.get("PYTHONDONTWRITEBYTECODE") else ["--no-compile"]
+        pip = [str(self.interpreter), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
+        command = [*pip, *options, *arguments]
+        return process.follow(command, log=log, show=_download, cwd=self.project)
 
     def _finish(self, record: dict[str, str]) -> None:
         kernels = [str(self.interpreter), "-P", "-m", "rocmlab.lab.install", "--prefix", str(self.folder)]
@@ -282,15 +269,12 @@ class Environment:
         self.marker.write_text(text + "\n", encoding="utf-8")
 
 
-class PipProgress:
-    """Shows what pip downloads, without its chatter."""
-
-    def __call__(self, line: str) -> str | None:
-        """Return what to show of a line, if anything: large downloads, and the end."""
-        large = re.match(r"\s*Downloading (\S+?)-(\d[^-]*)-\S+ \(([\d.]+) MB\)", line)
-        if large and float(large[3]) >= 20:
-            return f"  {large[1].rsplit('/', 1)[-1]} {large[2]} ({float(large[3]):.0f} MB)"
-        return None
+def _download(line: str) -> str | None:
+    """Return what to show of a line of pip's output, if anything: large downloads."""
+    large = re.match(r"\s*Downloading (\S+?)-(\d[^-]*)-\S+ \(([\d.]+) MB\)", line)
+    if large and float(large[3]) >= 20:
+        return f"  {large[1].rsplit('/', 1)[-1]} {large[2]} ({float(large[3]):.0f} MB)"
+    return None
 
 
 def without(lock: str, names: set[str]) -> str:

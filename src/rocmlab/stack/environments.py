@@ -125,11 +125,6 @@ def bring_back(project: Path, folder: Path, *, only_if_there: bool = False) -> N
         os.rename(aside, folder)
 
 
-def remove_aside(project: Path) -> None:
-    """Remove the environment that was kept aside."""
-    remove(project / FOLDER / ASIDE)
-
-
 def remove_all(project: Path) -> bool:
     """Remove `.venv` and all environments beside it; return whether there was one."""
     link = project / LINK

@@ -58,11 +58,6 @@ def write(settings: Settings, current: Version | None, previous: Version | None)
         envfile.write(path_of(settings), text)
 
 
-def forget(settings: Settings) -> None:
-    """Forget both: what they were made of is removed."""
-    path_of(settings).unlink(missing_ok=True)
-
-
 def here(project: Project, commit: str | None = None) -> Version:
     """Return the version that is built now, from the commit that is checked out unless another one is named."""
     commit = source.head(project.settings.project) if commit is None else commit
