@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from rocmlab.devices import Device, Sample, cuda, discover, gpu_metrics, nvml, patient_file, roots, sample
+from rocmlab.devices import Device, Sample, cuda, discover, gpu_metrics, kept_file, nvml, roots, sample
 from rocmlab.devices.card_reader import CardReader
 from rocmlab.devices.readers import Reader, Readers
 from rocmlab.simulation import KINDS, PRODUCTS, Live, write_host
@@ -150,7 +150,7 @@ class TestEquality:
             assert_equal(readers, tmp_path)
 
 
-# Files that need not be read again as long as the driver is loaded: sampling.CONSTANT, and which sensor is which.
+# Files that need not be read again as long as the driver is loaded: sensors.CONSTANT, and which sensor is which.
 CONSTANT_NAMES = (
     *("mem_info_vram_total", "mem_info_gtt_total", "power1_cap_max", "fan1_max", "name", "uevent"),
     *("temp1_crit", "temp2_crit", "temp3_crit"),
@@ -226,7 +226,7 @@ class TestCards:
         path.unlink()
         path.write_bytes(content)
         clock = time.monotonic
-        monkeypatch.setattr(time, "monotonic", lambda: clock() + patient_file.REST_SECONDS)
+        monkeypatch.setattr(time, "monotonic", lambda: clock() + kept_file.REST_SECONDS)
         assert replace(reader.read(), time_seconds=0) == replace(sample(device, tmp_path), time_seconds=0)
         assert "temp2_input" in calls
         reader.close()
@@ -352,14 +352,12 @@ class TestTable:
                 found = column.read(table)
                 if name == "throttle":
                     assert parsed.throttle_reasons == (None if found is None else gpu_metrics.throttle_words(found))
-                elif name.isupper():
-                    assert (parsed.residencies or {}).get(name) == found
+                elif name == "energy_count":
+                    assert parsed.energy_joules == (None if found is None else found * gpu_metrics.JOULES_PER_COUNT)
                 else:
                     assert getattr(parsed, name) == found
             told = gpu_metrics.provided(revision)
-            assert {name for name, value in parsed._asdict().items() if value is not None} - told <= {
-                *("revision", "residencies", "energy_joules")
-            }
+            assert {name for name, value in parsed._asdict().items() if value is not None} - told <= {"revision"}
 
     def test_the_table_is_not_read_where_files_tell_all(self, tmp_path: Path, reads: list[str]) -> None:
         """An APU's table has nothing that its files lack; a card's tells why it throttles."""

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from test_engine import docker
 
+from benchmarks import start
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cluster.node.record import Record
-from rocmlab.stack import bench, gpus, settings
+from rocmlab.stack import gpus, settings
 from rocmlab.stack.docker import BaseImageUnreachable, DockerLab
 from rocmlab.stack.engine import Engine
 from rocmlab.stack.progress import BuildProgress, PullProgress
@@ -229,7 +230,7 @@ class TestSizes:
     )
     def test_dockers_sizes_are_read(self, text: str, megabytes: float) -> None:
         """All the units that docker history prints."""
-        assert bench.megabytes(text) == pytest.approx(megabytes)
+        assert start.megabytes(text) == pytest.approx(megabytes)
 
     def test_frameworks_are_counted_apart(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """PyTorch's layer has a row of its own and the base's layers none."""
@@ -244,6 +245,6 @@ class TestSizes:
         program.write_text(f"#!/bin/sh\ncase \"$*\" in *--quiet*) echo abc;; *) cat <<'E'\n{answers}\nE\n;; esac\n")
         program.chmod(0o755)
 
-        sizes = bench.layer_sizes(lab(tmp_path, {"PATH": f"{tmp_path}:/bin:/usr/bin"}, monkeypatch))
+        sizes = start.layer_sizes(lab(tmp_path, {"PATH": f"{tmp_path}:/bin:/usr/bin"}, monkeypatch))
 
         assert sizes == {"layers_mb": 10.0, "layers_torch_mb": 1000.0}

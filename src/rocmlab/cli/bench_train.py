@@ -15,8 +15,8 @@ from typing import Any
 from rocmlab import __version__
 from rocmlab.base.errors import Problem
 from rocmlab.cli import train_page
+from rocmlab.cli.bench_rows import row as row_of
 from rocmlab.cli.main import verb_parser
-from rocmlab.stack import bench as of_stack
 from rocmlab.training import bench
 
 SHORT_RUNS, RUNS = 2, 5
@@ -82,7 +82,7 @@ def _report(found: bench.Report) -> dict[str, Any]:
 def _row(row: Mapping[str, Any]) -> dict[str, Any]:
     scale = 1e6 / row["samples"]
     ours, theirs = ([scale * value for value in row[name]] for name in ("seconds", "seconds_theirs"))
-    figures = of_stack.row(row["name"], "us/sample", ours, theirs).as_dict()
+    figures = row_of(row["name"], "us/sample", ours, theirs).as_dict()
     kept = ("how", "device", "framework", "samples", "batch_size", "parameters", "accuracy", "accuracy_theirs")
     return {
         **figures,

@@ -11,6 +11,7 @@ from rocmlab.base.errors import RocmlabError
 
 TYPE_CHECKING = False  # inside the lab nothing of the host's part is imported: a run starts sooner
 if TYPE_CHECKING:
+    from rocmlab.cluster.executor.cluster import Cluster
     from rocmlab.stack.project import Project
 
 
@@ -19,8 +20,14 @@ def main(verb: str, arguments: Sequence[str]) -> int:
     if os.environ.get("ROCMLAB_RUNTIME"):
         from rocmlab.runs.command import main as run
 
-        return run(list(arguments))
+        return run(list(arguments), _connect)
     return _from_the_host(verb, arguments)
+
+
+def _connect(address: str | None, environment: Mapping[str, str], exchange: str | None) -> Cluster:
+    from rocmlab.cluster.executor.cluster import Cluster
+
+    return Cluster(address, environment, exchange)
 
 
 def _from_the_host(verb: str, arguments: Sequence[str]) -> int:

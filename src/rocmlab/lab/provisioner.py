@@ -25,7 +25,7 @@ from jupyter_client.multikernelmanager import MultiKernelManager
 from jupyter_client.provisioning import LocalProvisioner
 from traitlets import Any as AnyTrait
 
-from rocmlab.base import confidential
+from rocmlab.base import confidential, live
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import visibility
 from rocmlab.kernels import memory, ownership, recipes
@@ -34,7 +34,6 @@ from rocmlab.kernels.forked import ForkedProcess
 from rocmlab.kernels.forkserver import inheritance
 from rocmlab.kernels.ownership import Owned
 from rocmlab.lab import kernels
-from rocmlab.stack import live
 
 REASON = "ROCMLAB_REFUSAL"  # what the kernel in a refused one's place says
 ANSWER_SECONDS = 20.0  # for a driver and a share

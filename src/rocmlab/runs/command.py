@@ -7,10 +7,10 @@ import contextlib
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rocmlab.base import files, formatting
 from rocmlab.base.errors import RocmlabError
@@ -23,13 +23,28 @@ from rocmlab.runs.workers.forking import JobForkServers
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from rocmlab.cluster.executor.cluster import Cluster
     from rocmlab.runs.folder import RunFolder
     from rocmlab.runs.run import Run
-    from rocmlab.runs.scheduling.placement import Slots
     from rocmlab.runs.scheduling.plan import Before
+    from rocmlab.runs.scheduling.scheduler import Scheduler
+    from rocmlab.runs.workers.executor import Site
 
-WIDTH_OF_A_LOG = 160  # columns, where there is no terminal to ask
+    class Cluster(Site, Protocol):
+        """A Ray cluster that runs the jobs."""
+
+        @property
+        def nodes(self) -> Sequence[object]:
+            """The nodes that get jobs."""
+
+        def find_places(self, gpus: str | None, *, is_mixed: bool = False) -> Scheduler:
+            """Wait until the cluster has reported its devices, and return its places."""
+
+        def shut(self) -> None:
+            """End the connection."""
+
+
+Connect = Callable[["str | None", Mapping[str, str], "str | None"], "Cluster"]  # address, environment, exchange
+LOG_COLUMNS = 160  # of the output where it is not a terminal
 
 
 @dataclass(frozen=True)
@@ -38,7 +53,7 @@ class _Task:
 
     asked: argparse.Namespace
     jobs: list[Job]
-    slots: Slots
+    slots: Scheduler
     share: Path
     seconds: Mapping[str, float]  # that jobs may take, by name
     before: Before
@@ -52,6 +67,7 @@ class _Means:
     """What was started before anything runs, and ends in any case."""
 
     fork_servers: JobForkServers
+    connect: Connect | None
     cluster: Cluster | None = None
 
     def close(self) -> None:
@@ -61,8 +77,12 @@ class _Means:
             self.cluster.shut()
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str], connect: Connect | None = None) -> int:
     """Run notebooks and return the exit code: 0 all ran, 1 one did not, 2 there is nothing to run or a usage error.
+
+    Args:
+        arguments: of the command.
+        connect: begins to connect to a cluster; None: `--engine ray` is not supported.
 
     Raises:
         RocmlabError: the arguments cannot be met, before anything has run.
@@ -71,7 +91,7 @@ def main(arguments: Sequence[str]) -> int:
     options.check(asked)
     if asked.list:
         return _list(asked)
-    with contextlib.closing(_Means(JobForkServers())) as means:
+    with contextlib.closing(_Means(JobForkServers(), connect)) as means:
         with notice.shown(notice.preparing(asked.resume, asked.notebooks)):
             task = _continued(asked, means) if asked.resume else _new(asked, means)
         if asked.dry_run:
@@ -88,15 +108,16 @@ def main(arguments: Sequence[str]) -> int:
 
 def _list(asked: argparse.Namespace) -> int:
     from rocmlab.runs.outcome import listing
+    from rocmlab.runs.screen import preview
 
     runs = _share(asked) / "runs"
     found = listing.runs_of(runs)
     if asked.json:
         sys.stdout.write(files.to_json(found) + "\n")
     elif found:
-        _console().print(listing.table(found))
+        _console().print(preview.runs_table(found))
     else:
-        _console().print(f"no run in {formatting.path(runs)}", markup=False)
+        _console().print(f"no runs in {formatting.path(runs)}", markup=False)
     return 0
 
 
@@ -142,12 +163,11 @@ def _begin_cluster(asked: argparse.Namespace, means: _Means) -> None:
                 f"{' and '.join(given)} without --engine ray", "this machine alone runs the jobs", "add --engine ray"
             )
         return
-    from rocmlab.cluster.executor.cluster import Cluster
+    assert means.connect is not None, "`cli.run` passes it"
+    means.cluster = means.connect(asked.cluster, os.environ, asked.exchange)
 
-    means.cluster = Cluster(asked.cluster, os.environ, asked.exchange)
 
-
-def _slots(asked: argparse.Namespace, means: _Means, requests: list[Request]) -> Slots:
+def _slots(asked: argparse.Namespace, means: _Means, requests: list[Request]) -> Scheduler:
     """Return the places of the run; on this machine imports begin, too, while the jobs are looked at."""
     from rocmlab.devices import discover
     from rocmlab.runs.scheduling.placement import Slots, choose_gpus, free_vram
@@ -170,7 +190,7 @@ def _task(
     before: Any,  # noqa: ANN401  jobs -> Before
 ) -> _Task:
     here = None if means.cluster else _slots(asked, means, requests)
-    from rocmlab.reports import history
+    from rocmlab.runs.outcome import history
     from rocmlab.runs.scheduling import plan  # what takes long has begun
     from rocmlab.runs.spec.preflight import jobs_of
 
@@ -187,7 +207,7 @@ def _task(
     return task
 
 
-def _places(asked: argparse.Namespace, means: _Means) -> Slots:
+def _places(asked: argparse.Namespace, means: _Means) -> Scheduler:
     assert means.cluster is not None
     return means.cluster.find_places(asked.gpus, is_mixed=asked.mixed)
 
@@ -295,7 +315,7 @@ def _console(*, to_stderr: bool = False) -> Console:
     from rich.console import Console
 
     stream = sys.stderr if to_stderr else sys.stdout
-    return Console(file=stream, highlight=False, width=None if stream.isatty() else WIDTH_OF_A_LOG)
+    return Console(file=stream, highlight=False, width=None if stream.isatty() else LOG_COLUMNS)
 
 
 def _plan(task: _Task) -> int:

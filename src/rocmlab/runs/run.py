@@ -1,4 +1,4 @@
-"""A run: jobs placed on devices, at most one per slot, with a journal and a truthful end for each."""
+"""A run: jobs placed on devices, at most one per slot, with a journal and an outcome for each."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from typing import Any, Protocol
 from rocmlab.base import confidential
 from rocmlab.runs import space
 from rocmlab.runs.folder import RunFolder, now
-from rocmlab.runs.jobs import EXIT_CODES, STOPPED, Job, Result, Status, not_run
+from rocmlab.runs.jobs import STOPPED, Job, Result, not_run
 from rocmlab.runs.outcome import resume, retries
 from rocmlab.runs.outcome.results import Run as Run
-from rocmlab.runs.outcome.results import identify, repair, result_of
+from rocmlab.runs.outcome.results import identify, result_of
 from rocmlab.runs.outcome.results import versions as versions
-from rocmlab.runs.scheduling.placement import Place, Slots
+from rocmlab.runs.scheduling.place import Place
 from rocmlab.runs.scheduling.plan import Before, Queue, Rules, longest_first
+from rocmlab.runs.scheduling.scheduler import Scheduler
 from rocmlab.runs.scheduling.usage import Meters
 from rocmlab.runs.workers.executor import Here, Site, Supervised
 from rocmlab.runs.workers.forking import JobForkServers
@@ -32,33 +33,33 @@ from rocmlab.runs.workers.workers import Workers
 log = logging.getLogger("rocmlab")
 
 NO_HTML = "no HTML: "
-HURRY_SECONDS = 5.0  # for what is left to convert when the run was interrupted and its jobs have ended
-LOOK_AGAIN_SECONDS = 2.0  # whether others have given back the memory that a job needs
-MOST_MOVES = 3  # of a job whose machine was lost
-MOST_PLACES = 5  # that are no good, of one job
+CONVERT_TIMEOUT_SECONDS = 5.0  # for what is left to convert when the run was interrupted and its jobs have ended
+POLL_SECONDS = 2.0  # between checks whether the memory that a job needs is free
+MAX_MOVES = 3  # of a job whose machine was lost
+MAX_PLACES = 5  # of one job, where it could not start
 
 
 class Display(Protocol):
-    """What a person sees while the run goes on."""
+    """What a user sees while the run continues."""
 
     def started(self, job: Job, place: Place) -> None:
         """A job starts."""
 
     def event(self, job: Job, event: Event) -> None:
-        """A job's worker says something, or the run does: that the job is tried again."""
+        """A job's worker reports something, or the run does: that the job is retried."""
 
     def finished(self, result: Result) -> None:
-        """A job has ended, or could not be run."""
+        """A job has finished, or could not be run."""
 
     def mute(self) -> None:
-        """Nobody looks any more: the terminal is gone."""
+        """Write nothing more: the terminal is closed."""
 
 
 def run(
     jobs: Sequence[Job],
     *,
     folder: RunFolder,
-    slots: Slots,
+    slots: Scheduler,
     display: Display,
     limits: Limits | None = None,
     environment: Mapping[str, str] | None = None,
@@ -74,22 +75,22 @@ def run(
     """Run jobs, each in a process of its own, and write the folder's journal, results and report.
 
     SIGINT, SIGTERM and SIGHUP end the run: jobs that run are stopped and saved, the others are not run. A second
-    signal ends everything at once.
+    signal ends everything immediately.
 
     Args:
         jobs: named uniquely; those with a problem are reported and not run.
         folder: where everything goes.
         slots: the devices.
-        display: what a person sees.
-        limits: how long a job may take; None: as long as it wants.
+        display: what a user sees.
+        limits: how long a job may take; None: no limit.
         environment: what the workers inherit, by default this process's own.
         earlier: the run to compare with, by `compare.load`; None: with none.
-        rules: how it goes about its jobs; None: no retries, no fail-fast.
+        rules: retries, fail-fast, engine; None: no retries, no fail-fast.
         expected_seconds: how long jobs may take, by name, as far as that is known; the longest go first.
         meters: what reads the devices; None: one of its own.
-        fork_servers: some of which may have been started; None: of its own. They end with the run.
+        fork_servers: the fork servers, some of which may have been started; None: of its own. They end with the run.
         before: what an earlier session of this run has left; None: this is the first.
-        options: what `--resume` needs to know of the command line; see `resume.read`.
+        options: those of the command line that `--resume` needs, see `resume.read`.
         site: where the jobs are run, to which the slots belong; None: this machine.
 
     Raises:
@@ -115,7 +116,7 @@ class _Runner:
         self,
         jobs: Sequence[Job],
         folder: RunFolder,
-        slots: Slots,
+        slots: Scheduler,
         display: Display,
         limits: Limits,
         workers: Workers,
@@ -138,16 +139,16 @@ class _Runner:
         self.attempts: dict[str, list[dict[str, Any]]] = {name: list(each) for name, each in before.attempts.items()}
         self.retried: dict[str, int] = {}  # how often, in this session
         self.moved: dict[str, int] = {}  # how often its machine was lost, in this session
-        self.unplaced: dict[str, int] = {}  # how often its place was no good before it began
-        self.gone: str | None = None  # why the cluster is
+        self.unplaced: dict[str, int] = {}  # how often it could not start in its place
+        self.gone: str | None = None  # why the cluster is lost
         self.full: str | None = None  # which disk is nearly full, so that no further job starts
         self.why_cpu: dict[str, str] = {}  # of jobs that waited too long for several GPUs
-        self.told: set[str] = set()  # jobs of which it was said what they wait for
+        self.reported: set[str] = set()  # jobs of which was reported what they wait for
         self.waiting = Queue((), slots)
         self.running: dict[asyncio.Task[None], Supervised] = {}  # until their notebooks are converted
-        self.ended: list[asyncio.Task[None]] = []  # of these
-        self.at_work: set[str] = set()  # jobs that have not ended
-        self.freed = asyncio.Event()  # a job has given its place back, or there are other places
+        self.finished: list[asyncio.Task[None]] = []  # of these
+        self.unfinished: set[str] = set()  # jobs whose processes run
+        self.freed = asyncio.Event()  # a job has released its place, or there are other places
         self.signals = 0
         self.failed: str | None = None  # the job for which `--fail-fast` stops the run
 
@@ -178,7 +179,7 @@ class _Runner:
             slots=self.slots.count,
             versions=versions(),
             earlier=earlier,
-            notes=[*self.before.notes, *self._how_to_go_on()],
+            notes=[*self.before.notes, *self._how_to_resume()],
         )
         run.save()
         self.folder.log("run finished", status=run.as_dict()["run"]["status"])
@@ -191,7 +192,7 @@ class _Runner:
             return [f"its turn never came: {self.full}"]
         return [f"its turn never came: {self.failed} failed, and --fail-fast stops there"] if self.failed else []
 
-    def _how_to_go_on(self) -> list[str]:
+    def _how_to_resume(self) -> list[str]:
         if self.full:
             return [f"{self.full}; with room there: rocmlab run --resume {self.folder.path.name}"]
         if self.gone is None:
@@ -225,46 +226,46 @@ class _Runner:
         self.freed.set()
 
     @property
-    def _goes_on(self) -> bool:
+    def _may_start(self) -> bool:
         return not (self.signals or self.failed or self.gone or self.full)
 
     async def _work(self) -> None:
         while True:
-            while self._goes_on and self._start_next():
+            while self._may_start and self._start_next():
                 pass
-            while self.ended:
-                task = self.ended.pop()
+            while self.finished:
+                task = self.finished.pop()
                 del self.running[task]
-                task.result()  # an error of ours must not be lost
+                task.result()  # raises: our own error must not be lost
             self.freed.clear()
             if not self.running:
-                if not self._goes_on or not self.waiting:
+                if not self._may_start or not self.waiting:
                     return
-                self._say_what_lacks()
+                self._report_waiting()
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self.freed.wait(), LOOK_AGAIN_SECONDS if self.waiting else None)
+                await asyncio.wait_for(self.freed.wait(), POLL_SECONDS if self.waiting else None)
 
     def _end_of(self, task: asyncio.Task[None]) -> None:
-        self.ended.append(task)
+        self.finished.append(task)
         self.freed.set()
 
-    def _say_what_lacks(self) -> None:
-        """Say once why nothing runs: all GPUs are free, and yet none has the memory that the next job needs."""
+    def _report_waiting(self) -> None:
+        """Report once why nothing runs: all GPUs are free, and none has the memory that the next job needs."""
         for job in self.waiting.heads():
-            if job.name not in self.told:
+            if job.name not in self.reported:
                 self.folder.log("job waits", job=job.name, vram_bytes=job.vram_bytes, held=[])
                 log.warning("%s waits until %s", job.name, self.site.lack(job))
-                self.told.add(job.name)
+                self.reported.add(job.name)
 
     async def _end_all(self) -> None:
-        """Leave nothing behind when this program itself fails."""
+        """End every process when this program itself fails."""
         self.workers.stop_converting()
         for supervisor in self.running.values():
             supervisor.kill()
         await asyncio.gather(*self.running, return_exceptions=True)
 
     def _start_next(self) -> bool:
-        """Start the job whose turn it is; tell whether one could be started."""
+        """Start the next job; return whether one could be started."""
         if self.waiting and (problem := space.lack(self.folder.share)):
             self.full = problem.what
             log.warning("no further job starts: %s; jobs that run continue", self.full)
@@ -276,21 +277,21 @@ class _Runner:
         limits = replace(self.limits, notebook_seconds=job.timeout_seconds or self.limits.notebook_seconds)
         supervisor = self.site.supervise(job, place, limits, self._viewer(job, place))
         if place.devices:
-            self._tell_started(job, place)
-        self.at_work.add(job.name)
+            self._report_started(job, place)
+        self.unfinished.add(job.name)
         task = asyncio.create_task(self._run_job(supervisor))
         self.running[task] = supervisor
         task.add_done_callback(self._end_of)
         return True
 
-    def _tell_started(self, job: Job, place: Place) -> None:
+    def _report_started(self, job: Job, place: Place) -> None:
         self.folder.log("job started", job=job.name, devices=identify(place))
         self.display.started(job, place)
 
     def _viewer(self, job: Job, place: Place) -> Callable[[Event], None]:
         def see(event: Event) -> None:
             if event["event"] == "placed":  # only now is it known where
-                self._tell_started(job, place)
+                self._report_started(job, place)
             else:
                 self.display.event(job, event)
 
@@ -300,16 +301,16 @@ class _Runner:
         job = supervisor.job
         try:
             ending = await supervisor.run()
-        except OSError as err:  # no process, no pipe or no log could be had; the other jobs go on
+        except OSError as err:  # no process, pipe or log could be created; the other jobs continue
             ending = Ending("failed", f"its worker could not be started: {err}", None)
-        except Exception as err:  # neither does an error of ours end the others
+        except Exception as err:  # our own error must not end the others either
             log.debug("%s could not be run", job.name, exc_info=True)
             ending = Ending("failed", f"it could not be run: {type(err).__name__}: {err}", None)
         finally:
-            self.slots.give_back(supervisor.place)
+            self.slots.release(supervisor.place)
         if ending.status == "ok" or not self.rules.fail_fast:
-            self.freed.set()  # the next job need not wait for what is left to do for this one
-        if self._goes_on and self._needs_another_place(job, supervisor.place, ending):
+            self.freed.set()  # the next job does not wait for the rest of this one
+        if self._may_start and self._needs_another_place(job, supervisor.place, ending):
             return
         attempts = self.attempts.get(job.name, [])
         if ending.status == "not run":  # it was stopped while it waited
@@ -317,21 +318,22 @@ class _Runner:
         else:
             if self.failed and ending.status == "killed":
                 ending = replace(ending, message=f"{STOPPED}{self.failed} failed, and --fail-fast stops there")
-            result = await asyncio.to_thread(self._result_of, job, supervisor.place, ending, attempts)
-        if self._may_try_again(result, ending.is_lost):
+            ending = self._warned(job, ending)
+            result = await asyncio.to_thread(result_of, self.folder, job, supervisor.place, ending, attempts)
+        if self._may_retry(result, ending.is_lost):
             result = await self._converted(result)
-        if self._may_try_again(result, ending.is_lost):  # nobody has interrupted the run meanwhile
-            self._try_again(job, supervisor.place, result, ending.is_lost)
+        if self._may_retry(result, ending.is_lost):  # the run was not interrupted meanwhile
+            self._retry(job, supervisor.place, result, ending.is_lost)
             return
         self._finish(result)
         self.freed.set()
-        self.at_work.discard(job.name)
-        self._hurry()
+        self.unfinished.discard(job.name)
+        self._limit_conversions()
         self.results[job.name] = await self._converted(result)
 
     def _needs_another_place(self, job: Job, place: Place, ending: Ending) -> bool:
         """Put a job back that could not begin in its place; return whether it was."""
-        if ending.is_unplaced and self.unplaced.get(job.name, 0) < MOST_PLACES:
+        if ending.is_unplaced and self.unplaced.get(job.name, 0) < MAX_PLACES:
             self.unplaced[job.name] = self.unplaced.get(job.name, 0) + 1
             self._put_back(job, place)
             return True
@@ -343,38 +345,14 @@ class _Runner:
         return False
 
     def _warned(self, job: Job, ending: Ending) -> Ending:
-        """Add why a job ran on the CPU that needs several GPUs; without any GPU that goes without saying."""
+        """Add why a job that needs several GPUs ran on the CPU; not needed where there is no GPU at all."""
         why = self.why_cpu.get(job.name)
         if self.slots.gpus and not job.takes_gpus_from_ray:
             why = why or self.slots.shortage(job)
         return replace(ending, warnings=[*ending.warnings, f"it ran on the CPU: {why}"]) if why else ending
 
-    def _result_of(self, job: Job, place: Place, ending: Ending, attempts: list[dict[str, Any]]) -> Result:
-        """Return what came of a job, whatever its files look like."""
-        ending = self._warned(job, ending)
-        try:
-            if ending.message:  # it did not end by itself, or not well
-                repair(self.folder, job, ending)
-            return result_of(self.folder, job, place, ending, attempts)
-        except Exception as err:
-            log.debug("what %s has left cannot be read", job.name, exc_info=True)
-            why = f"what it has left cannot be read: {type(err).__name__}: {err}"
-            error = {"name": "Error", "value": f"{ending.message}; {why}" if ending.message else why}
-            status: Status = "failed" if ending.status == "ok" else ending.status
-            return replace(
-                not_run(job),
-                status=status,
-                exit_code=EXIT_CODES[status],
-                started=ending.started,
-                seconds=ending.seconds,
-                devices=identify(place),
-                error=error,
-                warnings=ending.warnings,
-                attempts=list(attempts),
-            )
-
     async def _converted(self, result: Result) -> Result:
-        """Convert an executed notebook to HTML, beside the jobs that run; return the result with that file."""
+        """Convert an executed notebook to HTML, while other jobs run; return the result with that file."""
         notebook, html = self.folder.file(result.name, "notebook"), self.folder.file(result.name, "html")
         warnings = [each for each in result.warnings if not each.startswith(NO_HTML)]
         if not html.exists() and notebook.exists() and (why := await self.workers.convert(notebook, html)):
@@ -384,32 +362,32 @@ class _Runner:
     async def _convert_earlier(self, result: Result) -> None:
         self.results[result.name] = await self._converted(result)
 
-    def _hurry(self) -> None:
-        """Give what is to be converted a short time, if the run was interrupted and no job runs any more."""
-        if self.signals and not self.at_work:
-            asyncio.get_running_loop().call_later(HURRY_SECONDS, self.workers.stop_converting)
+    def _limit_conversions(self) -> None:
+        """Limit the time for conversions, if the run was interrupted and no job runs any more."""
+        if self.signals and not self.unfinished:
+            asyncio.get_running_loop().call_later(CONVERT_TIMEOUT_SECONDS, self.workers.stop_converting)
 
-    def _may_try_again(self, result: Result, is_lost: bool) -> bool:
-        if not self._goes_on or not retries.may_pass(result.status):
+    def _may_retry(self, result: Result, is_lost: bool) -> bool:
+        if not self._may_start or not retries.may_pass(result.status):
             return False
-        if is_lost:  # which is no fault of its own, and does not count against `--retries`
-            return self.moved.get(result.name, 0) < MOST_MOVES
+        if is_lost:  # not the job's fault, so it does not count against `--retries`
+            return self.moved.get(result.name, 0) < MAX_MOVES
         return self.retried.get(result.name, 0) < self.rules.retries
 
-    def _try_again(self, job: Job, place: Place, result: Result, is_lost: bool) -> None:
+    def _retry(self, job: Job, place: Place, result: Result, is_lost: bool) -> None:
         kept = retries.attempt(result.as_dict(), retries.set_aside(self.folder, job.name))
         self.attempts.setdefault(job.name, []).append(kept)
         count = self.moved if is_lost else self.retried
         count[job.name] = count.get(job.name, 0) + 1
         self.folder.log("job retried", job=job.name, attempt=kept)
-        left = MOST_MOVES - count[job.name] if is_lost else self.rules.retries - count[job.name]
+        left = MAX_MOVES - count[job.name] if is_lost else self.rules.retries - count[job.name]
         self.display.event(job, {"event": "retried", **kept, "left": left})
         self._put_back(job, place)
 
     def _put_back(self, job: Job, place: Place) -> None:
         """Have a job placed again, before all others, and elsewhere than here if it can be."""
-        self.at_work.discard(job.name)
-        self.waiting.put_first(job, place.gpus)
+        self.unfinished.discard(job.name)
+        self.waiting.put_first(job, place)
         self.freed.set()
 
     def _finish(self, result: Result) -> None:
@@ -426,7 +404,7 @@ class _Runner:
     def _signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
         numbers = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup wants the run to go on
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup keeps the run going
             numbers.append(signal.SIGHUP)
         for number in numbers:
             loop.add_signal_handler(number, self._interrupt, number)
@@ -447,4 +425,4 @@ class _Runner:
                 supervisor.stop("interrupted")
             else:
                 supervisor.kill()
-        self._hurry()
+        self._limit_conversions()

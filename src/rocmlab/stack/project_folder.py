@@ -18,7 +18,8 @@ from rocmlab.stack.filesystems import keeps_modes
 
 VARIABLE = "ROCMLAB_SAFE_DIRECTORY"
 CHECKED = (".", "Makefile", "compose.yaml", "pyproject.toml", ".env", ".rocmlab", ".venv", ".venv/bin", "src")
-TREES = ("docker", "requirements", "scripts", "src/rocmlab")  # everything in them runs, or decides what is installed
+# Everything in them runs, or decides what is installed.
+TREES = ("benchmarks", "docker", "requirements", "scripts", "src/rocmlab")
 ROOT = 0
 
 

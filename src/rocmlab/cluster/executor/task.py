@@ -32,7 +32,8 @@ from rocmlab.cluster.executor.nodes import masked
 from rocmlab.cluster.node import session
 from rocmlab.devices import Device, discover
 from rocmlab.runs.jobs import Job
-from rocmlab.runs.scheduling.placement import Place, count_cores
+from rocmlab.runs.scheduling.place import Place
+from rocmlab.runs.scheduling.placement import count_cores
 from rocmlab.runs.scheduling.pool import memory_bytes
 from rocmlab.runs.scheduling.usage import Meters
 from rocmlab.runs.workers.forking import JobForkServers

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from typing import Any
 
-from rocmlab import __version__, reports
+from rocmlab import __version__
 from rocmlab.notebook import executed
-from rocmlab.reports import compare
-from rocmlab.runs import schema
+from rocmlab.reports import compare, schema
 from rocmlab.runs.folder import RunFolder
-from rocmlab.runs.jobs import EXIT_CODES, NO_FAILURE, Job, Result
-from rocmlab.runs.scheduling.placement import Place
+from rocmlab.runs.jobs import EXIT_CODES, NO_FAILURE, Job, Result, Status, not_run
+from rocmlab.runs.outcome import report
+from rocmlab.runs.scheduling.place import Place
 from rocmlab.runs.scheduling.usage import UNKNOWN
 from rocmlab.runs.spec import keys
 from rocmlab.runs.workers.supervisor import Ending
+
+log = logging.getLogger("rocmlab")
 
 SKIPPED = "Skipped"  # the error that `rocmlab.skip` raises
 ERROR_NAMES = {"timeout": "Timeout", "killed": "Killed", "kernel died": "KernelDied"}
@@ -66,7 +69,7 @@ class Run:
         }
 
     def save(self) -> None:
-        """Write `results.json`, `reports.html` and `junit.xml`; a report that cannot be made does not cost the results.
+        """Write `results.json`, `report.html` and `junit.xml`; a report that cannot be made does not cost the results.
 
         Raises:
             OSError: the folder cannot be written.
@@ -77,23 +80,40 @@ class Run:
         if not self.folder.has_report:
             return
         try:
-            reports.write(results, self.folder.path)
+            report.write(results, self.folder.path)
         except OSError:
             raise
         except Exception as err:
             self.warnings.append(f"no report: {type(err).__name__}: {err}")
 
 
-def repair(folder: RunFolder, job: Job, ending: Ending) -> None:
-    """Correct the executed notebook of a job that was cut short."""
-    name = ERROR_NAMES.get(ending.status, "Error")
-    executed.tell_truth(folder.file(job.name, "notebook"), ending.running_cell, name, ending.message)
-
-
 def result_of(
     folder: RunFolder, job: Job, place: Place, ending: Ending, attempts: Sequence[Mapping[str, Any]]
 ) -> Result:
-    """Return the result of a job that has run."""
+    """Return the result of a job that has run, whatever its files contain."""
+    try:
+        if ending.message:  # it did not end by itself, or not well
+            name = ERROR_NAMES.get(ending.status, "Error")
+            executed.tell_truth(folder.file(job.name, "notebook"), ending.running_cell, name, ending.message)
+        return _read(folder, job, place, ending, attempts)
+    except Exception as err:
+        log.debug("the files of %s cannot be read", job.name, exc_info=True)
+        why = f"its files cannot be read: {type(err).__name__}: {err}"
+        status: Status = "failed" if ending.status == "ok" else ending.status
+        return replace(
+            not_run(job),
+            status=status,
+            exit_code=EXIT_CODES[status],
+            started=ending.started,
+            seconds=ending.seconds,
+            devices=identify(place),
+            error={"name": "Error", "value": f"{ending.message}; {why}" if ending.message else why},
+            warnings=ending.warnings,
+            attempts=[dict(each) for each in attempts],
+        )
+
+
+def _read(folder: RunFolder, job: Job, place: Place, ending: Ending, attempts: Sequence[Mapping[str, Any]]) -> Result:
     notebook = executed.load(folder.file(job.name, "notebook"))
     said = executed.summarise(notebook) if notebook else None
     error = said.error if said else None

@@ -21,11 +21,11 @@ from papermill.exceptions import PapermillExecutionError
 from papermill.log import logger
 
 from rocmlab.base import private
+from rocmlab.base.formatting import ANSI
 from rocmlab.kernels import kernelspec
 from rocmlab.kernels.forkserver import inheritance
 from rocmlab.kernels.forkserver.lifeline import Lifeline
 from rocmlab.notebook.ends import describe
-from rocmlab.notebook.executed import ANSI
 from rocmlab.notebook.notebooks import escape
 from rocmlab.notebook.titles import numbered, title_of
 from rocmlab.runs.jobs import Status

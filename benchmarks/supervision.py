@@ -11,7 +11,6 @@ the process that converts notebooks (half a second), which comes with the last c
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pty
 import subprocess
@@ -22,6 +21,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.environment import environment as environment_with
+from benchmarks.environment import write_kernel, write_notebook
 from rocmlab import simulation
 from rocmlab.base.errors import RocmlabError
 
@@ -31,7 +32,6 @@ CELL_SECONDS = 10.0
 MARGIN = 0.05  # of a cell, so that the last look is before anybody goes on to what is not counted
 START_SECONDS = 240.0  # until all notebooks run, at most
 POLL_SECONDS = 0.1
-KERNEL = "rocmlab-bench"
 BEGIN = """
 import os, pathlib, time
 folder = pathlib.Path({folder!r})
@@ -73,12 +73,16 @@ def measure(runs: int, *, terminal: bool = True, cell_seconds: float = CELL_SECO
 
 
 def _once(folder: Path, *, terminal: bool, cell_seconds: float) -> float:
-    environment = _environment(folder)
     notebooks = [str(_write(folder, number, cell_seconds)) for number in range(JOBS)]
     command = [sys.executable, "-m", "rocmlab", "run", *notebooks]
     with _output(folder, terminal=terminal) as output:
         process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            command,
+            env=_environment(folder),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
         try:
             kernels = _wait_for_kernels(process, folder)
@@ -99,66 +103,27 @@ def _once(folder: Path, *, terminal: bool, cell_seconds: float) -> float:
     return 100 * (last - first) / (end - begin)
 
 
-def write_kernel(folder: Path, name: str, *, is_warm: bool = False) -> None:
-    """Write the kernelspec of a plain kernel of this interpreter into a folder for JUPYTER_PATH.
-
-    Args:
-        folder: for JUPYTER_PATH.
-        name: of the kernelspec.
-        is_warm: whether its kernels are forked from a parent, as those of a lab are.
-    """
-    specification: dict[str, object] = {
-        "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
-        "display_name": name,
-        "language": "python",
-        "env": {"PYDEVD_DISABLE_FILE_VALIDATION": "1"},
-        "metadata": {"rocmlab": {"preload": ["ipykernel"] if is_warm else []}},
-    }
-    path = folder / "kernels" / name / "kernel.json"
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps(specification), encoding="utf-8")
-
-
 def _environment(folder: Path) -> dict[str, str]:
     """Return an environment with a plain kernel and eight busy simulated GPUs."""
-    write_kernel(folder, KERNEL)
+    write_kernel(folder)
     simulation.write_host(folder / "host", gpus=JOBS, busy="training")
-    kept = {name: value for name, value in os.environ.items() if not name.endswith("_VISIBLE_DEVICES")}
-    source = str(Path(__file__).parents[3])
-    return {
-        **kept,
-        "JUPYTER_PATH": str(folder),
-        "IPYTHONDIR": str(folder / "ipython"),
-        "PYTHONPATH": os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH")))),
-        "ROCMLAB_ROOT": str(folder / "host"),
-        "ROCMLAB_RUNTIME": "native",
-        "ROCMLAB_BACKEND": "rocm",
-        "ROCMLAB_SHARE": str(folder / "share"),
-        "TERM": "xterm-256color",
-        "COLUMNS": "120",
-        "LINES": "40",
-    }
+    return environment_with(
+        JUPYTER_PATH=folder,
+        IPYTHONDIR=folder / "ipython",
+        ROCMLAB_ROOT=folder / "host",
+        ROCMLAB_RUNTIME="native",
+        ROCMLAB_BACKEND="rocm",
+        ROCMLAB_SHARE=folder / "share",
+        TERM="xterm-256color",
+        COLUMNS=120,
+        LINES=40,
+    )
 
 
 def _write(folder: Path, number: int, cell_seconds: float) -> Path:
     sources = [BEGIN.format(folder=str(folder))]
     sources += [WORK.format(end=cell_seconds * (cell + 1)) for cell in range(CELLS)]
-    cells: list[dict[str, object]] = [
-        {
-            "cell_type": "code",
-            "id": f"cell-{place}",
-            "metadata": {},
-            "source": source.strip(),
-            "outputs": [],
-            "execution_count": None,
-        }
-        for place, source in enumerate((*sources, END))
-    ]
-    kernelspec = {"name": KERNEL, "display_name": KERNEL, "language": "python"}
-    notebook = {"cells": cells, "metadata": {"kernelspec": kernelspec}, "nbformat": 4, "nbformat_minor": 5}
-    path = folder / f"night_{number}.ipynb"
-    path.write_text(json.dumps(notebook), encoding="utf-8")
-    return path
+    return write_notebook(folder / f"night_{number}.ipynb", (*sources, END))
 
 
 @contextlib.contextmanager

@@ -14,13 +14,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.environment import CLONE, python_path
+from benchmarks.results import Results
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device, discover, is_simulated, system_root
+from rocmlab.simulation import write_host
 
-GPUS = 8  # of the simulated host that stands in where there is no AMD GPU
+GPUS = 8  # of the simulated host that is used where there is no AMD GPU
 LIMIT_SECONDS = 120.0
 THEIRS = "rocm-smi --showallinfo --json"  # what answers the same questions
 UP_CHECKS = """\
@@ -34,50 +36,36 @@ print(time.monotonic() - started)
 """
 
 
-@dataclass(frozen=True)
-class Figures:
-    """Milliseconds by name of the figure, and what was measured on."""
-
-    device: str | None  # the first GPU
-    gpus: int
-    simulated: bool
-    ours: dict[str, list[float]] = field(default_factory=dict)
-    theirs: dict[str, list[float]] = field(default_factory=dict)
-
-
-def measure(runs: int, theirs: str | None = None, project: Path | None = None) -> Figures:
-    """Measure `devices_wall`, in a project folder `up_checks_wall` and `doctor_wall`, and what the interpreter costs.
+def measure(runs: int, theirs: str | None = None) -> Results:
+    """Measure `devices_wall`, `up_checks_wall` and `doctor_wall` of this clone, and what the interpreter costs.
 
     Args:
-        runs: how often each figure is taken, at least 1.
+        runs: how often each is measured, at least 1.
         theirs: a command to compare `rocmlab devices` with; None for rocm-smi where it is installed.
-        project: the clone, which the checks look at.
 
     Raises:
         RocmlabError: a measured command failed.
     """
     with tempfile.TemporaryDirectory(prefix="rocmlab-bench-") as folder:
         environment = _environment(Path(folder))
-        found = _gpus(Path(environment["ROCMLAB_ROOT"]))
-        figures = Figures(
-            device=found[0].name if found else None,
-            gpus=len(found),
-            simulated=is_simulated(Path(environment["ROCMLAB_ROOT"])),
-        )
-        other = their_command(theirs, simulated=figures.simulated)
+        root = Path(environment["ROCMLAB_ROOT"])
+        found = _gpus(root)
+        results = Results(f"{len(found)}x {found[0].name if found else None}", simulated=is_simulated(root))
+        other = their_command(theirs, simulated=results.simulated)
         rocmlab = [sys.executable, "-m", "rocmlab"]
-        for run in range(max(1, runs) + 1):
-            once = {"devices_wall": milliseconds([*rocmlab, "devices", "--json"], environment)}
-            if project:
-                once["up_checks_wall"] = _printed([sys.executable, "-c", UP_CHECKS], environment, project)
-                command = [*rocmlab, "doctor", "--json", "--no-frameworks"]
-                once["doctor_wall"] = milliseconds(command, environment, project, allowed=(0, 1, 2))
-            once["interpreter_wall"] = milliseconds([sys.executable, "-c", "pass"], environment)
+        doctor = [*rocmlab, "doctor", "--json", "--no-frameworks"]
+        for run in range(runs + 1):
+            once = {
+                "devices_wall": milliseconds([*rocmlab, "devices", "--json"], environment),
+                "up_checks_wall": float(_output([sys.executable, "-c", UP_CHECKS], environment).split()[-1]) * 1e3,
+                "doctor_wall": milliseconds(doctor, environment, allowed=(0, 1, 2)),
+                "interpreter_wall": milliseconds([sys.executable, "-c", "pass"], environment),
+            }
             compared = {"devices_wall": milliseconds(other, dict(os.environ))} if other else {}
             if run:  # the first only fills caches
-                _add(figures.ours, once)
-                _add(figures.theirs, compared)
-    return figures
+                for name, value in once.items():
+                    results.add(name, "ms", value, compared.get(name))
+    return results
 
 
 def their_command(chosen: str | None, *, simulated: bool) -> list[str]:
@@ -101,56 +89,40 @@ def _no_command(text: str, why: str) -> RocmlabError:
     return RocmlabError(f"--theirs {text!r} is no command", why, f"quote it as a shell wants it: --theirs '{THEIRS}'")
 
 
-def milliseconds(
-    command: Sequence[str], environment: Mapping[str, str], folder: Path | None = None, allowed: Sequence[int] = (0,)
-) -> float:
-    """Return how long a command takes.
+def milliseconds(command: Sequence[str], environment: Mapping[str, str], allowed: Sequence[int] = (0,)) -> float:
+    """Return how long a command takes in the clone.
 
     Raises:
         RocmlabError: it failed, or did not end.
     """
     started = time.monotonic()
-    _output(command, environment, folder, allowed)
+    _output(command, environment, allowed)
     return (time.monotonic() - started) * 1e3
 
 
-def _printed(command: Sequence[str], environment: Mapping[str, str], folder: Path) -> float:
-    return float(_output(command, environment, folder).split()[-1]) * 1e3
-
-
-def _output(
-    command: Sequence[str], environment: Mapping[str, str], folder: Path | None = None, allowed: Sequence[int] = (0,)
-) -> str:
-    by_hand = "run it by hand and mend what it says"
+def _output(command: Sequence[str], environment: Mapping[str, str], allowed: Sequence[int] = (0,)) -> str:
+    manually = "run it manually and fix what it reports"
     try:
         done = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
+            command, cwd=CLONE, env=environment, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as err:
-        raise RocmlabError(f"{shlex.join(command)} could not be measured", str(err), by_hand) from err
+        raise RocmlabError(f"{shlex.join(command)} could not be measured", str(err), manually) from err
     if done.returncode not in allowed:
-        raise RocmlabError(f"{shlex.join(command)} failed", (done.stderr or done.stdout)[-600:], by_hand)
+        raise RocmlabError(f"{shlex.join(command)} failed", (done.stderr or done.stdout)[-600:], manually)
     return done.stdout
 
 
 def _environment(folder: Path) -> dict[str, str]:
     """Return the environment of a measured command: this package, bytecode kept, and a host with GPUs."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    source = str(Path(__file__).parents[2])
-    kept["PYTHONPATH"] = os.pathsep.join(filter(None, (source, kept.get("PYTHONPATH"))))
+    kept["PYTHONPATH"] = python_path()
     kept["PYTHONPYCACHEPREFIX"] = str(folder / "bytecode")
     kept["ROCMLAB_ROOT"] = str(system_root())
     if not _gpus(system_root()):
-        from rocmlab.simulation import write_host
-
         kept["ROCMLAB_ROOT"] = str(write_host(folder / "host", gpus=GPUS, profile="instinct"))
     return kept
 
 
 def _gpus(root: Path) -> list[Device]:
     return [device for device in discover(root, {}) if device.backend == "rocm"]
-
-
-def _add(figures: dict[str, list[float]], once: Mapping[str, float]) -> None:
-    for name, value in once.items():
-        figures.setdefault(name, []).append(value)

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from hosts import Gpu, make_host
 
+from benchmarks import devices
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cli import main as cli
-from rocmlab.devices import bench
 
 
 @pytest.fixture
@@ -28,9 +28,9 @@ def test_devices_are_measured_against_another_command(two_gpus: Path, tmp_path: 
     log = tmp_path / "log"
     theirs = f"{sys.executable} -S -c \"open('{log}', 'a').write('x')\""
 
-    figures = bench.measure(2, theirs)
+    figures = devices.measure(2, theirs)
 
-    assert (figures.device, figures.gpus, figures.simulated) == ("AMD Radeon RX 7900 XTX/XT/GRE", 2, True)
+    assert (figures.device, figures.simulated) == ("2x AMD Radeon RX 7900 XTX/XT/GRE", True)
     assert [len(values) for values in (figures.ours["devices_wall"], figures.theirs["devices_wall"])] == [2, 2]
     assert all(1 < value < 60_000 for value in figures.ours["devices_wall"])
     assert log.read_text() == "xxx"
@@ -40,10 +40,10 @@ def test_a_host_without_amd_gpus_gets_eight_simulated_ones(tmp_path: Path, monke
     """And the report says that they are."""
     monkeypatch.setenv("ROCMLAB_ROOT", str(make_host(tmp_path / "host")))
 
-    figures = bench.measure(1)
+    figures = devices.measure(1)
 
-    assert (figures.gpus, figures.simulated) == (8, True)
-    assert list(figures.ours) == ["devices_wall", "interpreter_wall"]
+    assert ((figures.device or "")[:3], figures.simulated) == ("8x ", True)
+    assert list(figures.ours) == ["devices_wall", "up_checks_wall", "doctor_wall", "interpreter_wall"]
 
 
 def test_rocm_smi_is_not_compared_on_a_host_it_cannot_see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,16 +52,16 @@ def test_rocm_smi_is_not_compared_on_a_host_it_cannot_see(tmp_path: Path, monkey
     (tmp_path / "rocm-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
 
-    assert bench.their_command(None, simulated=True) == []
-    assert bench.their_command(None, simulated=False) == ["rocm-smi", "--showallinfo", "--json"]
-    assert bench.their_command("a 'b c'", simulated=True) == ["a", "b c"]
+    assert devices.their_command(None, simulated=True) == []
+    assert devices.their_command(None, simulated=False) == ["rocm-smi", "--showallinfo", "--json"]
+    assert devices.their_command("a 'b c'", simulated=True) == ["a", "b c"]
 
 
 @pytest.mark.parametrize("command", [[sys.executable, "-c", "raise SystemExit('broken')"], ["/no/such/command"]])
 def test_a_command_that_fails_is_no_figure(command: list[str]) -> None:
     """The error names the command and what it said."""
     with pytest.raises(RocmlabError) as caught:
-        bench.milliseconds(command, dict(os.environ))
+        devices.milliseconds(command, dict(os.environ))
 
     assert command[0] in caught.value.problem.what
     assert "broken" in caught.value.problem.why or "No such file" in caught.value.problem.why

@@ -6,7 +6,6 @@ once and waits for the kernel. The fork server's own start is not counted; `queu
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 import time
@@ -15,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.environment import write_specification
 from rocmlab.base.errors import RocmlabError
 from rocmlab.kernels import kernel, kernelspec, recipes
 from rocmlab.kernels.fork_servers import ForkServer
@@ -108,9 +108,7 @@ def _folder() -> Iterator[Path]:
 @contextmanager
 def _kernelspec(folder: Path, name: str, specification: Mapping[str, Any]) -> Iterator[None]:
     """Have a plain kernelspec found before any other of its name."""
-    path = folder / "kernels" / name / "kernel.json"
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps(specification), encoding="utf-8")
+    write_specification(folder, name, specification)
     before = os.environ.get("JUPYTER_PATH")
     os.environ["JUPYTER_PATH"] = os.pathsep.join(filter(None, (str(folder), before)))
     try:

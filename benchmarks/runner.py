@@ -15,15 +15,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks import queues, supervision, warm_start
+from benchmarks.environment import KERNEL, environment, write_kernel, write_notebook
+from benchmarks.results import Results, check_names
 from rocmlab.base.errors import RocmlabError
-from rocmlab.runs.bench import queue, supervision, warm
+from rocmlab.devices import discover
 
-KERNEL = "rocmlab-bench"
 POLL_SECONDS = 0.02
 PLOT = """
 import base64, os
@@ -33,9 +34,9 @@ display({"image/png": base64.b64encode(os.urandom(300_000)).decode(), "text/plai
 # One job in a worker that ends with it; its events go where a runner would read them.
 WORKER = """
 import json, os, sys
-from rocmlab.runs.workers import orders, worker
+from rocmlab.runs.workers import commands, worker
 worker.set_up_output()
-orders.block_slow_import()
+commands.block_slow_import()
 events = open(os.devnull, "w")
 def report(event, **facts):
     print(json.dumps({"event": event, **facts}), file=events, flush=True)
@@ -65,30 +66,18 @@ class Work:
     value: Callable[[Cost], float]
 
 
-@dataclass(frozen=True)
-class Figures:
-    """Figures by name of the row."""
-
-    units: dict[str, str]
-    ours: dict[str, list[float]] = field(default_factory=dict)
-    theirs: dict[str, list[float]] = field(default_factory=dict)  # none where there is nothing to compare with
-    skipped: dict[str, str] = field(default_factory=dict)  # what could not be measured here, and why
-
-
 WORKS = {
     "hundred_cells_cpu": Work([f"x = {number}" for number in range(100)], "s", lambda cost: cost.cpu_seconds),
     "plots_20mb_cpu": Work([PLOT] * 50, "s", lambda cost: cost.cpu_seconds),
     "output_200mb_memory": Work([PRINT_200_MB], "MB", lambda cost: cost.peak_bytes / 1e6),
     "empty_notebook": Work(["pass"], "s", lambda cost: cost.wall_seconds),
 }
-
-
 QUEUES = {"queue_vs_sequential": "sequential", "queue_vs_xargs": "xargs"}
 SUPERVISION = "supervision_cpu_percent"
-ROWS = (*WORKS, *warm.KERNELS, *QUEUES, SUPERVISION)
+ROWS = (*WORKS, *warm_start.KERNELS, *QUEUES, SUPERVISION)
 
 
-def measure(runs: int, names: Sequence[str] = ROWS) -> Figures:
+def measure(runs: int, names: Sequence[str] = ROWS) -> Results:
     """Measure rows, ours and theirs in turn.
 
     Args:
@@ -98,78 +87,43 @@ def measure(runs: int, names: Sequence[str] = ROWS) -> Figures:
     Raises:
         RocmlabError: a notebook did not run, or there is no such row.
     """
-    unknown = sorted(set(names) - set(ROWS))
-    if unknown:
-        raise RocmlabError(f"no such row: {', '.join(unknown)}", "", f"one of {', '.join(ROWS)}")
-    figures = Figures({})
-    works = [name for name in names if name in WORKS]
-    if works:
-        _measure_notebooks(runs, works, figures)
-    for name in (name for name in names if name in warm.KERNELS):
-        _measure_warm(runs, name, figures)
-    queues = [name for name in names if name in QUEUES]
-    if queues:
-        _measure_queues(runs, queues, figures)
+    check_names(names, ROWS)
+    results = Results(discover()[-1].name, simulated=False)
+    if works := [name for name in names if name in WORKS]:
+        _measure_notebooks(runs, works, results)
+    for name in (name for name in names if name in warm_start.KERNELS):
+        if why := warm_start.missing(name):
+            results.skipped[name] = why
+        else:
+            results.extend(name, "s", *warm_start.measure(name, runs))
+    if queued := [name for name in names if name in QUEUES]:
+        _measure_queues(runs, queued, results)
     if SUPERVISION in names:
-        figures.units[SUPERVISION], figures.ours[SUPERVISION] = "percent", supervision.measure(runs)
-    return figures
+        results.extend(SUPERVISION, "percent", supervision.measure(runs))
+    return results
 
 
-def _measure_warm(runs: int, name: str, figures: Figures) -> None:
-    why = warm.missing(name)
-    if why:
-        figures.skipped[name] = why
-        return
-    figures.ours[name], figures.theirs[name] = warm.measure(name, runs)
-    figures.units[name] = "s"
-
-
-def _measure_queues(runs: int, names: Sequence[str], figures: Figures) -> None:
-    found = queue.measure(runs)
+def _measure_queues(runs: int, names: Sequence[str], results: Results) -> None:
+    found = queues.measure(runs)
     for name in names:
-        if not found["ours"]:
-            figures.skipped[name] = f"there is no kernelspec {queue.KERNEL}"
-            continue
-        figures.units[name], figures.ours[name], figures.theirs[name] = "s", found["ours"], found[QUEUES[name]]
+        if found["ours"]:
+            results.extend(name, "s", found["ours"], found[QUEUES[name]])
+        else:
+            results.skipped[name] = f"there is no kernelspec {queues.KERNEL}"
 
 
-def _measure_notebooks(runs: int, names: Sequence[str], figures: Figures) -> None:
-    figures.units.update({name: WORKS[name].unit for name in names})
-    with tempfile.TemporaryDirectory(prefix="rocmlab-bench-") as folder, _environment(Path(folder)) as environment:
+def _measure_notebooks(runs: int, names: Sequence[str], results: Results) -> None:
+    with tempfile.TemporaryDirectory(prefix="rocmlab-bench-") as name:
+        folder = Path(name)
+        write_kernel(folder)
+        variables = environment(JUPYTER_PATH=folder, IPYTHONDIR=folder / "ipython")
         for number in range(runs + 1):  # the first round warms the files, and does not count
-            for name in names:
-                work = WORKS[name]
-                notebook = _write(Path(folder, f"{name}.ipynb"), ["pass"] if number == 0 else work.cells)
-                for figure, run in ((figures.ours, _ours), (figures.theirs, _theirs)):
-                    value = work.value(run(notebook, environment))
-                    if number:
-                        figure.setdefault(name, []).append(value)
-
-
-@contextmanager
-def _environment(folder: Path) -> Iterator[dict[str, str]]:
-    supervision.write_kernel(folder, KERNEL)
-    source = str(Path(__file__).parents[3])
-    paths = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
-    yield {**os.environ, "JUPYTER_PATH": str(folder), "IPYTHONDIR": str(folder / "ipython"), "PYTHONPATH": paths}
-
-
-def _write(path: Path, cells: Sequence[str]) -> Path:
-    made: list[dict[str, object]] = [
-        {
-            "cell_type": "code",
-            "id": f"cell-{number}",
-            "metadata": {},
-            "source": source,
-            "outputs": [],
-            "execution_count": None,
-        }
-        for number, source in enumerate(cells)
-    ]
-    kernelspec = {"name": KERNEL, "display_name": KERNEL, "language": "python"}
-    notebook = {"cells": made, "metadata": {"kernelspec": kernelspec}, "nbformat": 4, "nbformat_minor": 5}
-    path.write_text(json.dumps(notebook), encoding="utf-8")
-    return path
+            for row in names:
+                work = WORKS[row]
+                notebook = write_notebook(folder / f"{row}.ipynb", work.cells if number else ["pass"])
+                ours, theirs = (work.value(run(notebook, variables)) for run in (_ours, _theirs))
+                if number:
+                    results.add(row, work.unit, ours, theirs)
 
 
 def _ours(notebook: Path, environment: Mapping[str, str]) -> Cost:
@@ -188,7 +142,7 @@ def _ours(notebook: Path, environment: Mapping[str, str]) -> Cost:
 
 def _theirs(notebook: Path, environment: Mapping[str, str]) -> Cost:
     output = str(notebook.with_suffix(".theirs.ipynb"))
-    command = [sys.executable, "-c", queue.PAPERMILL, str(notebook), output, "--no-progress-bar"]
+    command = [sys.executable, "-c", queues.PAPERMILL, str(notebook), output, "--no-progress-bar"]
     return _cost(command, environment, notebook.with_suffix(".log"))
 
 

@@ -15,14 +15,14 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks import lab_server
+from benchmarks.results import Results, check_names
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device, Sample, discover
 from rocmlab.simulation import Live
 from rocmlab.simulation.processes import GpuUse
-from rocmlab.telemetry import bench_server
 from rocmlab.telemetry.history import METRICS, History
 from rocmlab.telemetry.model import Snapshot
 from rocmlab.telemetry.sampler import Sampler
@@ -46,23 +46,7 @@ ROWS = (
 )
 
 
-@dataclass(frozen=True)
-class Figures:
-    """Figures by name of the row."""
-
-    device: str
-    units: dict[str, str] = field(default_factory=dict)
-    ours: dict[str, list[float]] = field(default_factory=dict)
-    theirs: dict[str, list[float]] = field(default_factory=dict)  # none where there is nothing to compare with
-    skipped: dict[str, str] = field(default_factory=dict)  # what could not be measured here, and why
-
-    def add(self, name: str, unit: str, value: float) -> None:
-        """Take a figure of ours."""
-        self.units[name] = unit
-        self.ours.setdefault(name, []).append(value)
-
-
-def measure(runs: int, theirs: str | None = None, names: Sequence[str] = ROWS) -> Figures:
+def measure(runs: int, theirs: str | None = None, names: Sequence[str] = ROWS) -> Results:
     """Measure rows.
 
     Args:
@@ -74,24 +58,23 @@ def measure(runs: int, theirs: str | None = None, names: Sequence[str] = ROWS) -
     Raises:
         RocmlabError: there is no such row, or a command failed.
     """
-    if unknown := sorted(set(names) - set(ROWS)):
-        raise RocmlabError(f"no such row: {', '.join(unknown)}", "", f"one of {', '.join(ROWS)}")
+    check_names(names, ROWS)
     with tempfile.TemporaryDirectory(prefix="rocmlab-bench-") as folder:
         live = Live(Path(folder, "host"), profile="instinct", gpus=GPUS, busy="waves")
         gpus = [device for device in discover(live.folder, {}) if device.backend == "rocm"]
-        figures = Figures(f"{len(gpus)}x {gpus[0].name}")
+        results = Results(f"{len(gpus)}x {gpus[0].name}")
         if any(name.startswith("sample") for name in names):
-            _measure_samples(live, gpus, runs, _their_command(theirs), names, figures)
+            _measure_samples(live, gpus, runs, _their_command(theirs), names, results)
         if any(name.startswith("processes") for name in names):
-            _measure_processes(Path(folder, "busy"), runs, figures)
+            _measure_processes(Path(folder, "busy"), runs, results)
         if "memory_24h" in names:
             for _ in range(min(runs, 3)):
-                figures.add("memory_24h", "MB", _growth_megabytes())
+                results.add("memory_24h", "MB", _growth_megabytes())
         if "server_cpu_percent" in names:
-            _measure_server(live, min(runs, 3), figures)
-        for name in set(figures.ours) - set(names):
-            del figures.ours[name]
-    return figures
+            _measure_server(live, min(runs, 3), results)
+        for name in set(results.ours) - set(names):
+            del results.ours[name]
+    return results
 
 
 def _their_command(given: str | None) -> list[str]:
@@ -102,7 +85,7 @@ def _their_command(given: str | None) -> list[str]:
 
 
 def _measure_samples(
-    live: Live, gpus: Sequence[Device], runs: int, theirs: Sequence[str], names: Sequence[str], figures: Figures
+    live: Live, gpus: Sequence[Device], runs: int, theirs: Sequence[str], names: Sequence[str], results: Results
 ) -> None:
     """Measure a sample: of values that stand still, of ones that all move, and by a thread that may be left behind."""
     alone = Sampler(gpus, live.folder, limit_seconds=None, errors_seconds=0.0)
@@ -118,10 +101,10 @@ def _measure_samples(
         if not run:
             continue  # the first only fills caches
         for name, milliseconds in found.items():
-            figures.add(name, "ms", milliseconds)
+            results.add(name, "ms", milliseconds)
         if theirs and "sample_cpu" in names:
             other = _command_milliseconds([*theirs, os.fspath(live.folder), *THEIRS])
-            figures.theirs.setdefault("sample_cpu", []).append(other)
+            results.theirs.setdefault("sample_cpu", []).append(other)
     alone.close()
     guarded.close()
 
@@ -147,7 +130,7 @@ class _Moving:
         return _milliseconds(sampler.read)
 
 
-def _measure_processes(folder: Path, runs: int, figures: Figures) -> None:
+def _measure_processes(folder: Path, runs: int, results: Results) -> None:
     """Measure a look at as many GPU processes; the first one has to find out more of each."""
     from rocmlab.telemetry.attribution import attribute
     from rocmlab.telemetry.owners import ProcSource
@@ -163,10 +146,10 @@ def _measure_processes(folder: Path, runs: int, figures: Figures) -> None:
         raise RocmlabError(
             f"{len(found)} of {PROCESSES} processes were found", "the simulated host or the search is at fault", ""
         )
-    figures.add("processes_first_cpu", "ms", first)
+    results.add("processes_first_cpu", "ms", first)
     for _ in range(runs):
         cost = _milliseconds(lambda: _times(lambda: attribute(gpus, root, [source]), PASSES)) / PASSES
-        figures.add("processes_cpu", "ms", cost)
+        results.add("processes_cpu", "ms", cost)
 
 
 def _growth_megabytes() -> float:
@@ -190,13 +173,13 @@ def _resident_megabytes() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def _measure_server(live: Live, runs: int, figures: Figures) -> None:
-    why = bench_server.missing()
+def _measure_server(live: Live, runs: int, results: Results) -> None:
+    why = lab_server.missing()
     if why:
-        figures.skipped["server_cpu_percent"] = why
+        results.skipped["server_cpu_percent"] = why
         return
-    for alone, ours in bench_server.measure(live.folder, runs):
-        figures.add("server_cpu_percent", "percent", ours - alone)
+    for alone, ours in lab_server.measure(live.folder, runs):
+        results.add("server_cpu_percent", "percent", ours - alone)
 
 
 def _times(work: Callable[[], object], count: int) -> None:

@@ -1,7 +1,7 @@
 """What a run of 100,000 jobs on 1,000 nodes of eight GPUs costs the code that plans, keeps and shows it.
 
 The GPUs and the times are invented, the code is the real one: nothing is executed, so all that is measured is ours.
-Each measure has a process of its own, `python -m rocmlab.runs.bench.scale NAME`, so that its memory is its own, too.
+Each measure has a process of its own, `python -m benchmarks.scale NAME`, so that its memory is its own, too.
 """
 
 from __future__ import annotations
@@ -22,10 +22,8 @@ from typing import TypeVar
 
 from rich.console import Console
 
-from rocmlab import reports
-from rocmlab.devices import Sample, device_id
-from rocmlab.reports import history
-from rocmlab.runs.bench.invented import (
+from benchmarks.environment import write_notebook, write_specification
+from benchmarks.synthetic import (
     GIB,
     GPUS,
     JOBS,
@@ -40,9 +38,11 @@ from rocmlab.runs.bench.invented import (
     simulate,
     write_journal,
 )
+from rocmlab import reports
+from rocmlab.devices import Sample, device_id
 from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.jobs import Result, name_uniquely
-from rocmlab.runs.outcome import resume
+from rocmlab.runs.outcome import history, report, resume
 from rocmlab.runs.outcome.results import Run, versions
 from rocmlab.runs.scheduling.placement import Slots
 from rocmlab.runs.scheduling.plan import Before, longest_first, planned
@@ -54,11 +54,11 @@ EARLIER_JOBS = 40_000  # of a run whose times are read; `history` passes over a 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 STARTED = "2026-11-21T02:47:51.123Z"
 
-Figures = dict[str, tuple[str, float]]  # by name: unit and value
+Measured = dict[str, tuple[str, float]]  # by name: unit and value
 T = TypeVar("T")
 
 
-def measure_plan(jobs: int, gpus: int, share: Path) -> Figures:
+def measure_plan(jobs: int, gpus: int, share: Path) -> Measured:
     """Measure planning: the jobs in the order of their turn, and the places of a whole run."""
     asked, slots = queue(jobs), Slots(fleet(gpus), processor())
     seconds = durations(asked)
@@ -68,7 +68,7 @@ def measure_plan(jobs: int, gpus: int, share: Path) -> Figures:
     return {"plan_100k": ("s", spent), "plan_100k_memory": ("MB", _peak_megabytes())}
 
 
-def measure_journal(jobs: int, gpus: int, share: Path) -> Figures:
+def measure_journal(jobs: int, gpus: int, share: Path) -> Measured:
     """Measure reading a journal to continue its run, and writing a line that the disk has."""
     asked = queue(jobs)
     seconds = durations(asked)
@@ -97,7 +97,7 @@ def _log_ends(folder: RunFolder, ended: Sequence[Result]) -> None:
         folder.log("job finished", job=each.name, key=None, result=each.as_dict())
 
 
-def measure_report(jobs: int, gpus: int, share: Path) -> Figures:
+def measure_report(jobs: int, gpus: int, share: Path) -> Measured:
     """Measure what is written at the end of a run, and opening its page in a browser where there is one."""
     asked = queue(jobs)
     seconds = durations(asked)
@@ -107,7 +107,7 @@ def measure_report(jobs: int, gpus: int, share: Path) -> Figures:
     run = Run(folder, ended, STARTED, 36_000.0, is_interrupted=False, slots=gpus, versions=versions())
     content, described = _timed(run.as_dict)
     _, saved = _timed(lambda: folder.save_results(content))
-    _, reported = _timed(lambda: reports.write(content, folder.path))
+    _, reported = _timed(lambda: report.write(content, folder.path))
     sizes = {name: (folder.path / name).stat().st_size / 1e6 for name in ("results.json", reports.JUNIT, reports.HTML)}
     return {
         "report_100k": ("s", reported),
@@ -120,7 +120,7 @@ def measure_report(jobs: int, gpus: int, share: Path) -> Figures:
     }
 
 
-def _opened(page: Path) -> Figures:
+def _opened(page: Path) -> Measured:
     """Return how long a browser takes until the page can be read, and of how many elements it is; nothing without."""
     program = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
     try:
@@ -138,7 +138,7 @@ def _opened(page: Path) -> Figures:
     return {"report_100k_open": ("s", spent), "report_100k_elements": ("1", float(elements))}
 
 
-def measure_preview(jobs: int, gpus: int, share: Path) -> Figures:
+def measure_preview(jobs: int, gpus: int, share: Path) -> Measured:
     """Measure what comes before a run: looking at its jobs, what earlier runs tell of their times, and a dry run."""
     notebooks = _write_notebooks(share / "work")
     requests = [
@@ -165,22 +165,12 @@ def measure_preview(jobs: int, gpus: int, share: Path) -> Figures:
 
 def _write_notebooks(folder: Path) -> list[Path]:
     """Write notebooks with parameters, and the kernelspec that they name."""
-    kernel = folder / "kernels" / "torch" / "kernel.json"
-    kernel.parent.mkdir(parents=True)
-    kernel.write_text(json.dumps({"argv": ["python"], "display_name": "torch", "language": "python"}), encoding="utf-8")
+    specification = {"argv": ["python"], "display_name": "torch", "language": "python"}
+    write_specification(folder, "torch", specification)
     os.environ["JUPYTER_PATH"] = str(folder)
     sources = ["seed: int = 0\nlr: float = 0.1\ndevice: str = 'auto'", *(f"x = {number}" for number in range(8))]
-    code: dict[str, object] = {"cell_type": "code", "outputs": [], "execution_count": None}
-    cells = [
-        {**code, "id": f"cell-{number}", "source": source, "metadata": {"tags": [] if number else ["parameters"]}}
-        for number, source in enumerate(sources)
-    ]
-    kernelspec = {"name": "torch", "display_name": "torch", "language": "python"}
-    text = json.dumps({"cells": cells, "metadata": {"kernelspec": kernelspec}, "nbformat": 4, "nbformat_minor": 5})
     paths = [folder / f"train_{number:02}.ipynb" for number in range(NOTEBOOKS)]
-    for path in paths:
-        path.write_text(text, encoding="utf-8")
-    return paths
+    return [write_notebook(path, sources, "torch", tags=["parameters"]) for path in paths]
 
 
 def _write_earlier(folder: Path, notebooks: Sequence[Path], jobs: int) -> None:
@@ -193,7 +183,7 @@ def _write_earlier(folder: Path, notebooks: Sequence[Path], jobs: int) -> None:
     RunFolder(folder).save_results({"jobs": earlier})
 
 
-def measure_metrics(jobs: int, gpus: int, share: Path) -> Figures:
+def measure_metrics(jobs: int, gpus: int, share: Path) -> Measured:
     """Measure what a scrape of one exporter costs: of a node's GPUs, and of all that there are."""
     from rocmlab.telemetry import metrics
     from rocmlab.telemetry.model import Snapshot
@@ -203,7 +193,7 @@ def measure_metrics(jobs: int, gpus: int, share: Path) -> Figures:
         sample, edge_celsius=50.0, junction_celsius=60.0, memory_celsius=55.0, core_clock_hertz=2_100_000_000
     )
     metrics.exposition(Snapshot(time.time(), {}), [])  # imports
-    found: Figures = {}
+    found: Measured = {}
     for name, count in (("metrics_8", NODE), ("metrics_8000", gpus)):
         devices = fleet(count)
         snapshot = Snapshot(time.time(), {device_id(device): sample for device in devices})
@@ -229,7 +219,7 @@ def _peak_megabytes() -> float:
     return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6  # bytes there, KiB here
 
 
-MEASURES: Mapping[str, Callable[[int, int, Path], Figures]] = {
+MEASURES: Mapping[str, Callable[[int, int, Path], Measured]] = {
     "plan": measure_plan,
     "journal": measure_journal,
     "report": measure_report,
@@ -240,7 +230,7 @@ MEASURES: Mapping[str, Callable[[int, int, Path], Figures]] = {
 
 def main(arguments: Sequence[str]) -> None:
     """Take the figures of one measure and print them as JSON."""
-    parser = argparse.ArgumentParser(prog="python -m rocmlab.runs.bench.scale", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
     parser.add_argument("measure", choices=list(MEASURES))
     parser.add_argument("--jobs", type=int, default=JOBS)
     parser.add_argument("--gpus", type=int, default=GPUS)

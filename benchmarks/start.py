@@ -10,17 +10,17 @@ import json
 import os
 import re
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks.results import Results
 from rocmlab.base.errors import RocmlabError
 from rocmlab.stack import process
+from rocmlab.stack import project as projects
 from rocmlab.stack.container import ContainerLab
 from rocmlab.stack.docker import SERVICE, DockerLab
 from rocmlab.stack.fingerprint import IMAGE_SOURCES
@@ -47,72 +47,35 @@ FRAMEWORK_STEPS = {  # by the command that each step runs
 }
 
 
-@dataclass(frozen=True)
-class Row:
-    """One figure: ours, theirs where there is one, and how many times better ours is (see `row`)."""
-
-    name: str
-    unit: str
-    ours: float
-    theirs: float | None
-    ratio: float | None
-    runs: int
-    spread: tuple[float, float]  # least and most of ours
-
-    def as_dict(self) -> dict[str, object]:
-        """Return the row, ready for JSON."""
-        return asdict(self)
-
-
-def row(name: str, unit: str, ours: Sequence[float], theirs: Sequence[float] = (), *, is_cost: bool = False) -> Row:
-    """Return the medians of interleaved figures.
-
-    Args:
-        name: of the row.
-        unit: of the figures, of which less is better.
-        ours: figures.
-        theirs: those to compare with; none: there is no ratio.
-        is_cost: ours does more and costs more: the ratio is ours to theirs.
-    """
-    mine, other = statistics.median(ours), statistics.median(theirs) if theirs else None
-    return Row(
-        name=name,
-        unit=unit,
-        ours=round(mine, 3),
-        theirs=round(other, 3) if other is not None else None,
-        ratio=round(mine / other if is_cost else other / mine, 2) if other is not None else None,
-        runs=len(ours),
-        spread=(round(min(ours), 3), round(max(ours), 3)),
-    )
-
-
-def up(project: Project, runs: int) -> list[Row]:
+def measure(project: Project, runs: int) -> Results:
     """Measure what `make up` costs; the lab is running at the end.
 
     Raises:
         RocmlabError: the lab is not built, or a measured command failed.
     """
     check_built(project)
+    projects.write(project)
     lab = project.lab
     command = [sys.executable, "-m", "rocmlab", "up"]
-    ours: list[float] = []
-    theirs: list[float] = []
-    again: list[float] = []
+    results = Results()
     for _ in range(runs):
         lab.stop(_silent)
-        ours.append(_seconds(command, project.settings.project))
-        again.append(_seconds(command, project.settings.project))
+        results.add("up_warm", "s", _seconds(command, project.settings.project))
+        results.add("up_again", "s", _seconds(command, project.settings.project))
         if isinstance(lab, DockerLab):
             lab.stop(_silent)
-            theirs.append(_naive_start(lab))
+            results.extend("up_warm", "s", [], [_naive_start(lab)])
             lab.stop(_silent)
-    rows = [row("up_warm", "s", ours, theirs), row("up_again", "s", again)]
     lab.start(_silent)
     if isinstance(lab, DockerLab):
-        rows.append(row("rebuild", "s", _rebuilds(lab, min(runs, 3))))
-        rows += [row(name, "MB", [size]) for name, size in layer_sizes(lab).items()]
-    rows.append(row("lab_import", "s", [_import_seconds(lab) for _ in range(runs)]))
-    return rows
+        results.extend("rebuild", "s", _rebuilds(lab, min(runs, 3)))
+        for name, size in layer_sizes(lab).items():
+            results.add(name, "MB", size)
+    results.extend("lab_import", "s", [_import_seconds(lab) for _ in range(runs)])
+    devices = lab.devices()
+    results.device = devices[0]["name"] if devices else None
+    results.simulated = any(device["simulated"] for device in devices)
+    return results
 
 
 def check_built(project: Project) -> None:

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import lab_server, telemetry
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cli.main import main
-from rocmlab.telemetry import bench, bench_server
 
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few repetitions, and a day of two hours."""
-    monkeypatch.setattr(bench, "SAMPLES", 5)
-    monkeypatch.setattr(bench, "PASSES", 1)
-    monkeypatch.setattr(bench, "DAY_SECONDS", 3600)
+    monkeypatch.setattr(telemetry, "SAMPLES", 5)
+    monkeypatch.setattr(telemetry, "PASSES", 1)
+    monkeypatch.setattr(telemetry, "DAY_SECONDS", 3600)
     monkeypatch.delenv("ORACLES", raising=False)
 
 
@@ -53,7 +53,7 @@ def test_ours_and_theirs_take_turns(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_without_amds_tool_there_is_no_ratio() -> None:
     """The other rows have nothing to compare with either, and none is made up."""
-    found = bench.measure(1, names=["sample_cpu", "sample_moving_cpu", "sample_guarded_cpu", "memory_24h"])
+    found = telemetry.measure(1, names=["sample_cpu", "sample_moving_cpu", "sample_guarded_cpu", "memory_24h"])
 
     assert set(found.ours) == {"sample_cpu", "sample_moving_cpu", "sample_guarded_cpu", "memory_24h"}
     assert found.theirs == {}
@@ -63,7 +63,7 @@ def test_without_amds_tool_there_is_no_ratio() -> None:
 
 def test_all_processes_are_found() -> None:
     """A look at five hundred is measured, the first one by itself."""
-    found = bench.measure(1, names=["processes_cpu", "processes_first_cpu"])
+    found = telemetry.measure(1, names=["processes_cpu", "processes_first_cpu"])
 
     assert found.ours["processes_first_cpu"][0] > found.ours["processes_cpu"][0] > 0
 
@@ -72,20 +72,20 @@ def test_all_processes_are_found() -> None:
 def test_a_command_that_fails_is_no_figure(tmp_path: Path, text: str) -> None:
     """It would be a cheap one."""
     with pytest.raises(RocmlabError, match=r"theirs .* failed"):
-        bench.measure(1, command(tmp_path / "theirs", text), ["sample_cpu"])
+        telemetry.measure(1, command(tmp_path / "theirs", text), ["sample_cpu"])
 
 
 def test_there_is_no_such_row() -> None:
     """The error names those that there are."""
     with pytest.raises(RocmlabError, match="no such row: speed"):
-        bench.measure(1, names=["speed"])
+        telemetry.measure(1, names=["speed"])
 
 
 def test_without_a_server_its_row_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """And the reason is told."""
-    monkeypatch.setattr(bench_server, "EXTENSION", "rocmlab.lab.nowhere")
+    monkeypatch.setattr(lab_server, "EXTENSION", "rocmlab.lab.nowhere")
 
-    found = bench.measure(1, names=["server_cpu_percent"])
+    found = telemetry.measure(1, names=["server_cpu_percent"])
 
     assert found.ours == {}
     assert found.skipped["server_cpu_percent"].startswith("there is no rocmlab.lab.nowhere")
@@ -94,10 +94,10 @@ def test_without_a_server_its_row_is_left_out(monkeypatch: pytest.MonkeyPatch) -
 def test_a_server_with_a_viewer_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two real servers, one with the panel; the viewer has seen its snapshots."""
     pytest.importorskip("jupyter_server", reason="needs jupyter_server: python -m pip install 'rocmlab[lab]'")
-    monkeypatch.setattr(bench_server, "SETTLE_SECONDS", 5.0)
-    monkeypatch.setattr(bench_server, "MEASURE_SECONDS", 6.0)
-    monkeypatch.setattr(bench_server, "LEAST_SNAPSHOTS", 2)
+    monkeypatch.setattr(lab_server, "SETTLE_SECONDS", 5.0)
+    monkeypatch.setattr(lab_server, "MEASURE_SECONDS", 6.0)
+    monkeypatch.setattr(lab_server, "LEAST_SNAPSHOTS", 2)
 
-    found = bench.measure(1, names=["server_cpu_percent"])
+    found = telemetry.measure(1, names=["server_cpu_percent"])
 
     assert -20 < found.ours["server_cpu_percent"][0] < 30

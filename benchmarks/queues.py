@@ -7,8 +7,6 @@ and its report included; theirs has its slow import blocked, and xargs gives no 
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -17,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.environment import environment, write_notebook, write_specification
 from rocmlab import simulation
 from rocmlab.base.errors import RocmlabError
 
@@ -44,13 +43,13 @@ def measure(runs: int) -> dict[str, list[float]]:
         return figures
     with tempfile.TemporaryDirectory(prefix="rocmlab-bench-") as name:
         folder = Path(name)
-        environment = _environment(folder, specification)
-        notebooks = [_write(folder / f"n{number}.ipynb") for number in range(NOTEBOOKS)]
-        _sequential(notebooks[:1], environment)  # warms the files, and does not count
+        variables = _environment(folder, specification)
+        notebooks = [write_notebook(folder / f"n{number}.ipynb", CELLS, KERNEL) for number in range(NOTEBOOKS)]
+        _sequential(notebooks[:1], variables)  # warms the files, and does not count
         for _ in range(runs):
-            figures["ours"].append(_ours(notebooks, environment))
-            figures["sequential"].append(_sequential(notebooks, environment))
-            figures["xargs"].append(_xargs(notebooks, environment))
+            figures["ours"].append(_ours(notebooks, variables))
+            figures["sequential"].append(_sequential(notebooks, variables))
+            figures["xargs"].append(_xargs(notebooks, variables))
     return figures
 
 
@@ -66,32 +65,17 @@ def _specification() -> dict[str, Any] | None:
 
 def _environment(folder: Path, specification: Mapping[str, Any]) -> dict[str, str]:
     """Return an environment in which both find the same plain kernel, and ours two simulated GPUs."""
-    kernel = folder / "kernels" / KERNEL / "kernel.json"
-    kernel.parent.mkdir(parents=True)
-    kernel.write_text(json.dumps(specification), encoding="utf-8")
+    write_specification(folder, KERNEL, specification)
     root = folder / "host"
     simulation.write_host(root, gpus=GPUS)
-    source = str(Path(__file__).parents[3])
-    kept = {name: value for name, value in os.environ.items() if not name.endswith("_VISIBLE_DEVICES")}
-    return {
-        **kept,
-        "JUPYTER_PATH": str(folder),
-        "IPYTHONDIR": str(folder / "ipython"),
-        "PYTHONPATH": os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH")))),
-        "ROCMLAB_ROOT": str(root),
-        "ROCMLAB_RUNTIME": "native",
-        "ROCMLAB_BACKEND": "rocm",
-        "ROCMLAB_SHARE": str(folder / "share"),
-    }
-
-
-def _write(path: Path) -> Path:
-    empty: dict[str, object] = {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None}
-    cells = [{**empty, "id": f"cell-{number}", "source": source} for number, source in enumerate(CELLS)]
-    kernelspec = {"name": KERNEL, "display_name": KERNEL, "language": "python"}
-    notebook = {"cells": cells, "metadata": {"kernelspec": kernelspec}, "nbformat": 4, "nbformat_minor": 5}
-    path.write_text(json.dumps(notebook), encoding="utf-8")
-    return path
+    return environment(
+        JUPYTER_PATH=folder,
+        IPYTHONDIR=folder / "ipython",
+        ROCMLAB_ROOT=root,
+        ROCMLAB_RUNTIME="native",
+        ROCMLAB_BACKEND="rocm",
+        ROCMLAB_SHARE=folder / "share",
+    )
 
 
 def _ours(notebooks: Sequence[Path], environment: Mapping[str, str]) -> float:

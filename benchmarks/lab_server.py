@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
 
+from benchmarks.environment import python_path
 from rocmlab.base.errors import RocmlabError
 
 EXTENSION = "rocmlab.lab.server"
@@ -72,14 +73,13 @@ class _Server:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._port = free.getsockname()[1]
-        source = str(Path(__file__).parents[2])
         self._environment = {
             **os.environ,
             "ROCMLAB_ROOT": os.fspath(root),
             "JUPYTER_CONFIG_DIR": str(folder),
             "JUPYTER_CONFIG_PATH": "",
             "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
-            "PYTHONPATH": os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH")))),
+            "PYTHONPATH": python_path(),
         }
 
     def __enter__(self) -> _Server:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
-import os
 import secrets
 import shutil
 import signal
@@ -26,12 +25,12 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks import ray_run
+from benchmarks.environment import environment, run_module, write_kernel, write_notebook
 from rocmlab import simulation
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cluster.node import ports, ray_node, record
-from rocmlab.runs.bench import ray_run, supervision
 
-KERNEL = "rocmlab-bench"
 GPUS = 2  # of a node
 JOBS, LONG_JOBS = 8, 16  # on two slots and, once more, on two and on four
 WORK_SECONDS, LONG_WORK_SECONDS = 3, 10
@@ -84,9 +83,9 @@ def measure(runs: int, names: Sequence[str] = tuple(ROWS)) -> dict[str, list[flo
             works["two_nodes"] = (nodes.client(second), long, 2 * GPUS)
         for number in range(runs + 1):
             for name in (name for name in works if name in wanted):
-                environment, notebooks, slots = works[name]
-                head = environment.get("RAY_ADDRESS", ray_run.LOCAL)
-                found = _seconds(head, notebooks if number else short[:slots], environment, slots)
+                variables, notebooks, slots = works[name]
+                head = variables.get("RAY_ADDRESS", ray_run.LOCAL)
+                found = _seconds(head, notebooks if number else short[:slots], variables, slots)
                 if number:
                     figures.setdefault(name, []).append(found)
     return figures
@@ -220,17 +219,11 @@ class _Nodes:
         return {**self.local(head), **ray_node.client_environment(head.plan.head, head.folder)}
 
     def _environment(self) -> dict[str, str]:
-        kept = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.endswith("_VISIBLE_DEVICES") and not name.startswith(NOT_OURS)
-        }
-        source = str(Path(__file__).parents[3])
+        kept = {name: value for name, value in environment().items() if not name.startswith(NOT_OURS)}
         return {
             **kept,
             "JUPYTER_PATH": str(self.folder),
             "IPYTHONDIR": str(self.folder / "ipython"),
-            "PYTHONPATH": os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH")))),
             "RAY_USAGE_STATS_ENABLED": "0",
             "ROCMLAB_RUNTIME": "native",
             "ROCMLAB_SHARE": str(self.folder / "share"),
@@ -243,7 +236,7 @@ def _nodes() -> Iterator[_Nodes]:
     folder = Path(tempfile.mkdtemp(prefix="rlb", dir="/tmp"))
     try:
         nodes = _Nodes(folder)
-        supervision.write_kernel(folder, KERNEL, is_warm=True)
+        write_kernel(folder, is_warm=True)
         (folder / "share").mkdir()
         before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # else they would be left
         try:
@@ -266,29 +259,12 @@ def _is_free(number: int) -> bool:
 
 
 def _write(path: Path, seconds: int) -> str:
-    empty: dict[str, object] = {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None}
-    cells = [
-        {**empty, "id": f"cell-{number}", "source": each.format(seconds=seconds)} for number, each in enumerate(CELLS)
-    ]
-    kernelspec = {"name": KERNEL, "display_name": KERNEL, "language": "python"}
-    notebook = {"cells": cells, "metadata": {"kernelspec": kernelspec}, "nbformat": 4, "nbformat_minor": 5}
-    path.write_text(json.dumps(notebook), encoding="utf-8")
-    return str(path)
+    return str(write_notebook(path, [each.format(seconds=seconds) for each in CELLS]))
 
 
 def _seconds(head: str, notebooks: Sequence[str], environment: Mapping[str, str], slots: int) -> float:
-    words = [sys.executable, "-m", ray_run.__name__, head, environment["ROCMLAB_SHARE"], *notebooks]
-    try:
-        done = subprocess.run(
-            words, env=dict(environment), capture_output=True, text=True, timeout=RUN_SECONDS, check=True
-        )
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as err:
-        said = err.stderr.decode(errors="replace") if isinstance(err.stderr, bytes) else err.stderr or ""
-        what = f"{len(notebooks)} notebooks of the benchmark did not run ({head})"
-        raise RocmlabError(
-            what, said[-1500:].strip() or str(err), "make cluster-status, where it is a cluster"
-        ) from err
-    found = json.loads(done.stdout.splitlines()[-1])
+    arguments = (head, environment["ROCMLAB_SHARE"], *notebooks)
+    found = json.loads(run_module("ray_run", *arguments, limit_seconds=RUN_SECONDS, **environment).splitlines()[-1])
     if found["slots"] != slots:
         raise RocmlabError(f"{head} has {found['slots']} slots", f"the benchmark needs {slots}", "run it once more")
     return float(found["seconds"])
