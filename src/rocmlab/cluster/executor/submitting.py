@@ -133,7 +133,7 @@ class Submitter:
         return self._contents[key]
 
     def close(self, seconds: float) -> None:
-        """End the agents, and with them the warm parents."""
+        """End the agents, and with them the fork servers."""
         import ray
 
         closing = _started(self.agents.values())
