@@ -160,7 +160,7 @@ def test_jobs_that_ask_for_the_same_have_numbers_in_a_row(share: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (["slurm", "all"], "asks for all GPUs"),
+        (["slurm", "all"], "requests all GPUs"),
         (["slurm", "both", "--gpus", "none"], "asks for 2 GPUs"),
         (["slurm", "nowhere"], "no such notebook"),
         (["slurm", "good", "-p", "y=1"], "it has no parameter y"),
@@ -207,7 +207,7 @@ def test_two_elements_never_run_the_same_job_at_once(share: Path) -> None:
         ended = run_job(folder, 0)
 
     assert ended.returncode == 2
-    assert "is still going" in ended.stderr
+    assert "is still running" in ended.stderr
 
 
 def test_what_never_ended_is_told_as_what_it_is(share: Path) -> None:

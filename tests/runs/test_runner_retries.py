@@ -157,7 +157,7 @@ def test_the_command_tries_once_more_and_says_so(
 
     output, lines = capsys.readouterr()
     assert code == 0
-    assert "↻ dies  kernel died, will be tried again" in lines
+    assert "↻ dies  kernel died, will be retried" in lines
     assert "attempt 2" in output
 
 

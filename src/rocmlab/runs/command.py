@@ -156,7 +156,7 @@ def _continued(asked: argparse.Namespace, means: _Means) -> _Task:
 
 
 def _begin_cluster(asked: argparse.Namespace, means: _Means) -> None:
-    """Start to connect to the cluster, if it is to run the jobs; that goes on while these are looked at."""
+    """Start to connect to the cluster, if it is to run the jobs; that continues while these are examined."""
     if _engine(asked) != "ray":
         if given := [word for word, value in (("--cluster", asked.cluster), ("--exchange", asked.exchange)) if value]:
             raise RocmlabError(

@@ -193,7 +193,7 @@ class _Runner:
 
     def _how_to_resume(self) -> list[str]:
         if self.full:
-            return [f"{self.full}; with room there: rocmlab run --resume {self.folder.path.name}"]
+            return [f"{self.full}; when space is free: rocmlab run --resume {self.folder.path.name}"]
         if self.gone is None:
             return []
         return [f"the cluster is gone: {self.gone}; when it is back: rocmlab run --resume {self.folder.path.name}"]

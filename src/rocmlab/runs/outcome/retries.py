@@ -1,4 +1,4 @@
-"""When a job is tried again, and what is kept of the attempts before."""
+"""When a job is retried, and what is kept of the attempts before."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KEPT = ("status", "message", "started", "seconds", "devices", "files")
 
 
 def may_pass(status: Status) -> bool:
-    """Tell whether the cause of an end may be gone the next time."""
+    """Return whether a retry may end differently."""
     return status in MAY_PASS
 
 
