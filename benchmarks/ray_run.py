@@ -20,7 +20,9 @@ from rocmlab.devices import discover
 from rocmlab.runs import run
 from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.jobs import Job, Result, name_uniquely
-from rocmlab.runs.scheduling.placement import Place, Slots, choose_gpus, free_vram
+from rocmlab.runs.scheduling.place import Place
+from rocmlab.runs.scheduling.placement import Slots, choose_gpus, free_vram
+from rocmlab.runs.scheduling.scheduler import Scheduler
 from rocmlab.runs.spec import options, requested
 from rocmlab.runs.spec.preflight import jobs_of
 from rocmlab.runs.workers.supervisor import Event
@@ -70,7 +72,7 @@ def seconds_of(head: str, share: Path, notebooks: Sequence[str]) -> tuple[float,
         cluster.shut()
 
 
-def _timed(jobs: Sequence[Job], folder: RunFolder, slots: Slots, cluster: Cluster | None) -> float:
+def _timed(jobs: Sequence[Job], folder: RunFolder, slots: Scheduler, cluster: Cluster | None) -> float:
     began = time.monotonic()
     outcome = run.run(jobs, folder=folder, slots=slots, display=_Nobody(), site=cluster)
     seconds = time.monotonic() - began

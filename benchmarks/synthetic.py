@@ -11,8 +11,9 @@ from rocmlab.devices import Device
 from rocmlab.runs.folder import KINDS, RunFolder, now
 from rocmlab.runs.jobs import Job, Request, Result
 from rocmlab.runs.outcome import resume, retries
-from rocmlab.runs.scheduling.placement import Place, Slots
+from rocmlab.runs.scheduling.place import Place
 from rocmlab.runs.scheduling.plan import Queue, longest_first
+from rocmlab.runs.scheduling.scheduler import Scheduler
 
 GPUS = 8_000
 JOBS = 100_000
@@ -106,7 +107,7 @@ def expected(seconds: Mapping[str, float]) -> dict[str, float]:
 
 
 def simulate(
-    jobs: Sequence[Job], slots: Slots, seconds: Mapping[str, float], known: Mapping[str, float]
+    jobs: Sequence[Job], slots: Scheduler, seconds: Mapping[str, float], known: Mapping[str, float]
 ) -> Iterator[tuple[float, Job, Place]]:
     """Yield when each job starts and where, as a run would start them if each took its time.
 
@@ -129,7 +130,7 @@ def simulate(
             heapq.heappush(running, (clock + seconds[job.name], number, place))
             yield clock, job, place
         clock, _, place = heapq.heappop(running)
-        slots.give_back(place)
+        slots.release(place)
 
 
 def result(job: Job, number: int, seconds: float) -> Result:

@@ -566,7 +566,7 @@ def test_claims_are_settled_in_their_order(cpu: Device) -> None:
     before = [place.options() for place in places]
     places[0].settle([gpus[2]])
     after = places[1].options()
-    slots.give_back(places[0])
+    slots.release(places[0])
     widened = places[1].options()
     places[1].settle([gpus[3], gpus[1]])
     _, third = slots.take([job("c", 2)])

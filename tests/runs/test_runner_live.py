@@ -21,7 +21,7 @@ from rich.console import Console
 
 from rocmlab.devices import Device
 from rocmlab.runs.jobs import INTERRUPTED, STOPPED, Job, Result
-from rocmlab.runs.scheduling.placement import Place
+from rocmlab.runs.scheduling.place import Place
 from rocmlab.runs.scheduling.usage import Meters
 from rocmlab.runs.screen import progress
 
@@ -245,7 +245,7 @@ from rich.console import Console
 from rocmlab.devices import Device
 from rocmlab.runs.screen import progress
 from rocmlab.runs.jobs import Job
-from rocmlab.runs.scheduling.placement import Place
+from rocmlab.runs.scheduling.place import Place
 with progress.display(Console(file=sys.stderr), 3) as view:
     job = Job("train", "train")
     view.started(job, Place((Device(backend="cpu", index=0, name="a processor", is_usable=True),), 1))

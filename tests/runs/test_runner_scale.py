@@ -92,7 +92,7 @@ def test_the_heads_of_a_queue_stay_in_the_order_of_their_turn() -> None:
 
     while queue:
         heads = queue.heads()
-        first = {slots.ask(job): job for job in reversed(list(queue))}
+        first = {slots.resources(job): job for job in reversed(list(queue))}
         assert {job.name for job in heads} == {job.name for job in first.values()}
         assert heads == [job for job in queue if job in heads]
         queue.remove(heads[len(heads) // 2])
@@ -103,7 +103,7 @@ def test_what_is_remembered_of_free_gpus_changes_no_decision(monkeypatch: pytest
     jobs = synthetic.queue(JOBS)
 
     remembered = started(jobs)
-    monkeypatch.setattr(outlook, "MOST_STATES", -1)
+    monkeypatch.setattr(outlook, "MAX_STATES", -1)
 
     assert started(jobs) == remembered
 

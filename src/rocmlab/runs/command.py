@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from rocmlab.runs.folder import RunFolder
     from rocmlab.runs.run import Run
-    from rocmlab.runs.scheduling.placement import Slots
     from rocmlab.runs.scheduling.plan import Before
+    from rocmlab.runs.scheduling.scheduler import Scheduler
     from rocmlab.runs.workers.executor import Site
 
     class Cluster(Site, Protocol):
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         def nodes(self) -> Sequence[object]:
             """The nodes that get jobs."""
 
-        def find_places(self, gpus: str | None, *, is_mixed: bool = False) -> Slots:
+        def find_places(self, gpus: str | None, *, is_mixed: bool = False) -> Scheduler:
             """Wait until the cluster has reported its devices, and return its places."""
 
         def shut(self) -> None:
@@ -53,7 +53,7 @@ class _Task:
 
     asked: argparse.Namespace
     jobs: list[Job]
-    slots: Slots
+    slots: Scheduler
     share: Path
     seconds: Mapping[str, float]  # that jobs may take, by name
     before: Before
@@ -167,7 +167,7 @@ def _begin_cluster(asked: argparse.Namespace, means: _Means) -> None:
     means.cluster = means.connect(asked.cluster, os.environ, asked.exchange)
 
 
-def _slots(asked: argparse.Namespace, means: _Means, requests: list[Request]) -> Slots:
+def _slots(asked: argparse.Namespace, means: _Means, requests: list[Request]) -> Scheduler:
     """Return the places of the run; on this machine imports begin, too, while the jobs are looked at."""
     from rocmlab.devices import discover
     from rocmlab.runs.scheduling.placement import Slots, choose_gpus, free_vram
@@ -207,7 +207,7 @@ def _task(
     return task
 
 
-def _places(asked: argparse.Namespace, means: _Means) -> Slots:
+def _places(asked: argparse.Namespace, means: _Means) -> Scheduler:
     assert means.cluster is not None
     return means.cluster.find_places(asked.gpus, is_mixed=asked.mixed)
 

@@ -22,8 +22,9 @@ from rocmlab.runs.outcome import resume, retries
 from rocmlab.runs.outcome.results import Run as Run
 from rocmlab.runs.outcome.results import identify, result_of
 from rocmlab.runs.outcome.results import versions as versions
-from rocmlab.runs.scheduling.placement import Place, Slots
+from rocmlab.runs.scheduling.place import Place
 from rocmlab.runs.scheduling.plan import Before, Queue, Rules, longest_first
+from rocmlab.runs.scheduling.scheduler import Scheduler
 from rocmlab.runs.scheduling.usage import Meters
 from rocmlab.runs.workers.executor import Here, Site, Supervised
 from rocmlab.runs.workers.supervisor import Ending, Event, Limits
@@ -58,7 +59,7 @@ def run(
     jobs: Sequence[Job],
     *,
     folder: RunFolder,
-    slots: Slots,
+    slots: Scheduler,
     display: Display,
     limits: Limits | None = None,
     environment: Mapping[str, str] | None = None,
@@ -115,7 +116,7 @@ class _Runner:
         self,
         jobs: Sequence[Job],
         folder: RunFolder,
-        slots: Slots,
+        slots: Scheduler,
         display: Display,
         limits: Limits,
         workers: Workers,
@@ -306,7 +307,7 @@ class _Runner:
             log.debug("%s could not be run", job.name, exc_info=True)
             ending = Ending("failed", f"it could not be run: {type(err).__name__}: {err}", None)
         finally:
-            self.slots.give_back(supervisor.place)
+            self.slots.release(supervisor.place)
         if ending.status == "ok" or not self.rules.fail_fast:
             self.freed.set()  # the next job does not wait for the rest of this one
         if self._may_start and self._needs_another_place(job, supervisor.place, ending):
@@ -386,7 +387,7 @@ class _Runner:
     def _put_back(self, job: Job, place: Place) -> None:
         """Have a job placed again, before all others, and elsewhere than here if it can be."""
         self.unfinished.discard(job.name)
-        self.waiting.put_first(job, place.gpus)
+        self.waiting.put_first(job, place)
         self.freed.set()
 
     def _finish(self, result: Result) -> None:

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from rocmlab.base.errors import RocmlabError
+from rocmlab.devices.roots import FAULTS_FILE
 from rocmlab.simulation import cards, processes, system, topology
 from rocmlab.simulation.hosts import Gpu, Host
 from rocmlab.simulation.trees import Tree
 
-READS = "rocmlab-faults.json"  # path below the root: EIO, EBUSY or hang
 HANG_FILES = ("gpu_busy_percent", "mem_busy_percent", "gpu_metrics", "pp_dpm_sclk", "pp_dpm_mclk")
 CONSUMER_LACKS = ("unique_id", "product_name", "product_number", "serial_number", "mem_busy_percent", "gpu_metrics")
 
@@ -70,7 +70,7 @@ def apply_faults(tree: Tree, host: Host, faults: Sequence[Fault], seconds: float
         gpus = host.gpus if fault.gpu is None else (host.gpus[fault.gpu],)
         apply(tree, host, gpus, fault, reads)
     if reads:
-        tree.files[READS] = (json.dumps(reads, indent=1, sort_keys=True) + "\n").encode()
+        tree.files[FAULTS_FILE] = (json.dumps(reads, indent=1, sort_keys=True) + "\n").encode()
 
 
 def adjust_host(host: Host, faults: Sequence[Fault]) -> Host:

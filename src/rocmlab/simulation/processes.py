@@ -99,14 +99,6 @@ def leave(tree: Tree, gpu: Gpu) -> None:
             del tree.files[path]
 
 
-def namespace() -> int | None:
-    """Return which process ids this process counts by; None outside Linux."""
-    try:
-        return os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
-        return None
-
-
 def _add_use(tree: Tree, folder: str, partition: Partition, use: GpuUse | None) -> None:
     kfd_id = partition.gpu_id
     sdma = round(use.sdma_seconds * 1e6) if use else 0

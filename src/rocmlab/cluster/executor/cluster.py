@@ -30,7 +30,7 @@ from rocmlab.cluster.executor.places import ClusterPlaces, RemotePlace
 from rocmlab.cluster.executor.supervising import RemoteSupervisor
 from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.jobs import Job
-from rocmlab.runs.scheduling.placement import Place
+from rocmlab.runs.scheduling.place import Place
 from rocmlab.runs.workers.channel import Event, Link
 from rocmlab.runs.workers.supervisor import Limits
 
@@ -178,7 +178,7 @@ class Cluster:
             "job": {name: getattr(job, name) for name in DESCRIBED},
             "limits": asdict(supervisor.limits),
             "count": place.count,
-            "is_mixed": place.demand.is_mixed,
+            "is_mixed": place.resources.is_mixed,
             **{name: getattr(place, name) for name in ("pinned", "among", "never")},
         }
         path = Path(self._post.name, f"{number}.json")

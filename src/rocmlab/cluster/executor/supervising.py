@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Protocol
 
 from rocmlab.base import formatting, safe
-from rocmlab.cluster.executor.places import RemotePlace
+from rocmlab.cluster.executor.places import ClusterPlaces, RemotePlace
 from rocmlab.devices import Device
-from rocmlab.runs.folder import now
+from rocmlab.runs.folder import RunFolder, now
 from rocmlab.runs.jobs import INTERRUPTED, Job
 from rocmlab.runs.workers.supervisor import Ending, Event, Limits
-
-if TYPE_CHECKING:
-    from rocmlab.cluster.executor.cluster import Cluster
 
 AGAIN_SECONDS = 3.0  # until a job that was lost before it began gets another place; by then it is seen which there are
 PATIENCE_SECONDS = 10.0  # beyond the time to save, until a job that was asked to stop is ended harder
@@ -23,11 +20,28 @@ LINES = ("job waits", "job leased")  # of the journal, that a job's node writes
 AWAY = "{node} does not have its notebook at the same place: it ran in a scratch folder there, without the files beside"
 
 
+class Connection(Protocol):
+    """The run's connection to its cluster, as one job needs it."""
+
+    gone: str | None  # why the cluster is
+    places: ClusterPlaces | None
+    folder: RunFolder | None
+
+    async def submit(self, supervisor: RemoteSupervisor) -> int:
+        """Give a job to the cluster, and return the number by which it is known there."""
+
+    async def send(self, order: Mapping[str, Any]) -> None:
+        """Give the process that speaks to Ray a command."""
+
+    def forget(self, number: int) -> None:
+        """Hear no more of a job."""
+
+
 class RemoteSupervisor:
     """Has the cluster run one job."""
 
     def __init__(
-        self, job: Job, place: RemotePlace, limits: Limits, see: Callable[[Event], None], cluster: Cluster
+        self, job: Job, place: RemotePlace, limits: Limits, see: Callable[[Event], None], cluster: Connection
     ) -> None:
         self.job = job
         self.place = place

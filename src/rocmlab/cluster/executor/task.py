@@ -33,7 +33,8 @@ from rocmlab.cluster.node import session
 from rocmlab.devices import Device, discover
 from rocmlab.kernels.run_warmth import Warmth
 from rocmlab.runs.jobs import Job
-from rocmlab.runs.scheduling.placement import Place, count_cores
+from rocmlab.runs.scheduling.place import Place
+from rocmlab.runs.scheduling.placement import count_cores
 from rocmlab.runs.scheduling.pool import memory_bytes
 from rocmlab.runs.scheduling.usage import Meters
 from rocmlab.runs.workers.supervisor import Ending, Event, Limits, Supervisor

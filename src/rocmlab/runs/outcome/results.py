@@ -16,7 +16,7 @@ from rocmlab.reports import compare, schema
 from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.jobs import EXIT_CODES, NO_FAILURE, Job, Result, Status, not_run
 from rocmlab.runs.outcome import report
-from rocmlab.runs.scheduling.placement import Place
+from rocmlab.runs.scheduling.place import Place
 from rocmlab.runs.scheduling.usage import UNKNOWN
 from rocmlab.runs.spec import keys
 from rocmlab.runs.workers.supervisor import Ending

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rocmlab.base import formatting
 from rocmlab.runs.jobs import Job, Result
-from rocmlab.runs.scheduling.placement import Place
+from rocmlab.runs.scheduling.place import Place
 from rocmlab.runs.scheduling.usage import Meters
 from rocmlab.runs.screen.live import Live as Live
 from rocmlab.runs.screen.view import Running, View

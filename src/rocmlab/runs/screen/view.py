@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from rocmlab.base import formatting
 from rocmlab.runs.jobs import STOPPED, Job, Result
-from rocmlab.runs.scheduling.placement import Place
+from rocmlab.runs.scheduling.place import Place
 from rocmlab.runs.scheduling.usage import Meters
 from rocmlab.runs.workers.supervisor import Event
 

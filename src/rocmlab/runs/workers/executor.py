@@ -7,7 +7,8 @@ from typing import Literal, Protocol
 
 from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.jobs import Job
-from rocmlab.runs.scheduling.placement import Place, gigabytes
+from rocmlab.runs.scheduling.place import Place
+from rocmlab.runs.scheduling.placement import gigabytes
 from rocmlab.runs.scheduling.usage import Meters
 from rocmlab.runs.workers.supervisor import Ending, Event, Limits, Supervisor
 from rocmlab.runs.workers.workers import Workers

@@ -17,7 +17,7 @@ from rocmlab.base import job_tokens, safe
 from rocmlab.devices import visibility
 from rocmlab.runs.folder import RunFolder, now
 from rocmlab.runs.jobs import INTERRUPTED, Job, Status
-from rocmlab.runs.scheduling.placement import Place
+from rocmlab.runs.scheduling.place import Place
 from rocmlab.runs.scheduling.usage import Meters
 from rocmlab.runs.workers.channel import Event as Event
 from rocmlab.runs.workers.channel import Link
