@@ -78,7 +78,7 @@ def _check(chosen: argparse.Namespace) -> None:
     """
     for given in chosen.only:
         if not given.strip(", "):
-            raise RocmlabError(f"`--only {given}` does not name a check", "it is empty", "rocmlab doctor --list")
+            raise RocmlabError(f"--only {given!r} does not name a check", "the list is empty", "rocmlab doctor --list")
     for option, needed in (("markdown", "list"), ("yes", "fix")):
         if getattr(chosen, option) and not getattr(chosen, needed):
             raise RocmlabError(
