@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from rocmlab.base import files, formatting
 from rocmlab.base.errors import RocmlabError
-from rocmlab.kernels.run_warmth import Warmth
 from rocmlab.runs import prepare
 from rocmlab.runs.jobs import stem
 from rocmlab.runs.prepare import Connect, Means, Task
 from rocmlab.runs.spec import notice, options, selection
 from rocmlab.runs.spec.options import parser as parser
+from rocmlab.runs.workers.forking import JobForkServers
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,12 +43,12 @@ def main(arguments: Sequence[str], connect: Connect | None = None) -> int:
     options.check(asked)
     if asked.list:
         return _list(asked)
-    with contextlib.closing(Means(Warmth(), connect)) as means:
+    with contextlib.closing(Means(JobForkServers(), connect)) as means:
         with notice.shown(notice.preparing(asked.resume, asked.notebooks)):
             task = prepare.continued(asked, means) if asked.resume else prepare.new(asked, means)
         if asked.dry_run:
             return _plan(task)
-        run = _run(task, means.warmth)
+        run = _run(task, means.fork_servers)
     if asked.json:
         sys.stdout.write(files.to_json(run.as_dict()) + "\n")
     else:
@@ -73,7 +73,7 @@ def _list(asked: argparse.Namespace) -> int:
     return 0
 
 
-def _run(task: Task, warmth: Warmth) -> Run:
+def _run(task: Task, fork_servers: JobForkServers) -> Run:
     from rocmlab.runs.folder import RunFolder
     from rocmlab.runs.run import run
     from rocmlab.runs.scheduling.plan import Rules
@@ -108,7 +108,7 @@ def _run(task: Task, warmth: Warmth) -> Run:
                 rules=Rules(asked.retries, asked.fail_fast, asked.warm, engine),
                 expected_seconds=task.seconds,
                 meters=meters,
-                warmth=warmth,
+                fork_servers=fork_servers,
                 before=task.before,
                 options=options.kept(asked, task.earlier),
                 site=task.cluster,

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rocmlab.base import formatting
 from rocmlab.base.errors import RocmlabError
-from rocmlab.kernels.run_warmth import Warmth
 from rocmlab.runs import space
 from rocmlab.runs.jobs import Job, Request, name_uniquely
 from rocmlab.runs.spec import options, parameters, requested, selection
+from rocmlab.runs.workers.forking import JobForkServers
 
 if TYPE_CHECKING:
     from rocmlab.runs.folder import RunFolder
@@ -58,13 +58,13 @@ class Task:
 class Means:
     """What was started before anything runs, and ends in any case."""
 
-    warmth: Warmth
+    fork_servers: JobForkServers
     connect: Connect | None
     cluster: Cluster | None = None
 
     def close(self) -> None:
         """End it."""
-        self.warmth.close()
+        self.fork_servers.close()
         if self.cluster is not None:
             self.cluster.shut()
 
@@ -134,7 +134,7 @@ def _slots(asked: argparse.Namespace, means: Means, requests: list[Request]) -> 
     gpus = choose_gpus(devices, asked.gpus, os.environ)
     slots = Slots(gpus, devices[-1], is_mixed=asked.mixed, free_vram=free_vram)
     if asked.warm != "off" and engine_of(asked) == "rocmlab" and not asked.dry_run:
-        means.warmth.begin(requests, slots.usual_environment(os.environ))
+        means.fork_servers.begin(requests, slots.usual_environment(os.environ))
     return slots
 
 
