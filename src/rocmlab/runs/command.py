@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rocmlab.base import files, formatting
 from rocmlab.base.errors import RocmlabError
+from rocmlab.devices import product_names
 from rocmlab.runs import prepare
 from rocmlab.runs.jobs import stem
 from rocmlab.runs.prepare import Connect, Means, Task
@@ -134,7 +135,7 @@ def _name(task: Task) -> str:
 
 
 def _announce(task: Task, folder: RunFolder, console: Console) -> None:
-    where = formatting.device_names(task.slots.gpus) or "the CPU"
+    where = product_names(task.slots.gpus) or "the CPU"
     if task.cluster:
         where += f" of {formatting.plural(len(task.cluster.nodes), 'node')}"
     count = formatting.plural(len(task.jobs), "notebook" if len(task.jobs) == 1 else "job")

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rocmlab.base import formatting
 from rocmlab.base.errors import RocmlabError
+from rocmlab.devices import product_names
 from rocmlab.runs import space
 from rocmlab.runs.jobs import Job, Request, name_uniquely
 from rocmlab.runs.spec import options, parameters, requested, selection
@@ -178,7 +178,7 @@ def _check_not_inside(task: Task) -> None:
     if os.environ.get(LEASED) == "1" and task.slots.gpus and not task.cluster and any(map(task.slots.wanted, left)):
         raise RocmlabError(
             "this runs inside a job of another run",
-            f"its GPUs ({formatting.device_names(task.slots.gpus)}) are leased to that job's kernel until it ends",
+            f"its GPUs ({product_names(task.slots.gpus)}) are leased to that job's kernel until it ends",
             "compute on the CPU: --gpus none, or start it from a terminal",
         )
 
