@@ -152,7 +152,7 @@ def _root(settings: Settings) -> Path:
     root = Path(chosen or "/")
     if not (root / "sys").is_dir():
         raise RocmlabError(
-            f"ROCMLAB_ROOT={chosen} is no simulated host",
+            f"ROCMLAB_ROOT={chosen} is not a simulated host",
             f"{root}/sys is not there",
             f"scripts/rocmlab simulate {root} --gpus 4; or, for this machine: make up ROCMLAB_ROOT=",
         )
