@@ -399,7 +399,7 @@ def test_exit_codes_are_true_again_from_whatever_thread_it_is_asked() -> None:
     """Ray has its processes ignore SIGCHLD, and an actor's methods do not run in the main thread."""
     program = """
 import signal, subprocess, threading
-from rocmlab.cluster import session
+from rocmlab.cluster.node import session
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 print(subprocess.run(["sh", "-c", "exit 7"]).returncode)
 thread = threading.Thread(target=session.restore_signals)

@@ -56,7 +56,8 @@ def test_recorded_values_and_cells_are_collected() -> None:
         "value": "red",
         "cell": 3,
         "cell_index": 3,
-        "source": "\n".join("abcdefghijkl"),
+        "source": "\n".join("abcdef"),
+        "first_line": 1,
     }
 
 

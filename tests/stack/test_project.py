@@ -270,6 +270,19 @@ class TestPlan:
 
         assert dict(found.passed.environment)["HIP_VISIBLE_DEVICES"] == "1"
 
+    def test_a_run_leaves_a_native_lab_native(
+        self, tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """An engine was installed later: only `make up` moves the lab; a run would build another one first."""
+        (tmp_path / "bin").mkdir()
+        (tmp_path / ".env").write_text("ROCMLAB_RUNTIME=native\n")
+        words = test_engine.docker(tmp_path / "bin", info=json.dumps(test_engine.INFO))
+        for name, value in {**words, "ROCMLAB_ROOT": str(make_host(tmp_path / "host")), "BACKEND": "cpu"}.items():
+            monkeypatch.setenv(name, value)
+
+        assert projects.plan(tmp_path).choice.runtime == "docker"
+        assert projects.plan(tmp_path, stays=True).choice.runtime == "native"
+
     @pytest.mark.parametrize("value", ["", "/"])
     def test_this_machine_is_looked_at_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
         """Planning with the simulated host that `.env` remembers shows it to every part; taking it back shows none."""

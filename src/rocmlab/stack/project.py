@@ -93,12 +93,13 @@ def remarks(project: Project) -> list[str]:
     return said
 
 
-def plan(folder: Path, settings: Settings | None = None) -> Project:
+def plan(folder: Path, settings: Settings | None = None, *, stays: bool = False) -> Project:
     """Look at the host and decide; nothing is written.
 
     Args:
         folder: the project's.
         settings: its settings; None: those of `.env` and the environment.
+        stays: whether a native lab remains native although an engine is installed now; only `up` moves it.
 
     Raises:
         RocmlabError: a setting is wrong, or what was asked for cannot be had.
@@ -109,11 +110,13 @@ def plan(folder: Path, settings: Settings | None = None) -> Project:
     root = _root(settings)
     _look_only_at(root)
     runtime = settings.get("RUNTIME")
+    before = envfile.parse(envfile.read(settings.env_path)).get("ROCMLAB_RUNTIME", "")
+    if stays and runtime == "auto" and before == "native":
+        runtime = before
     engine = engines.probe() if runtime in ("auto", "docker") else Engine(is_usable=False)
     is_fit = engine.is_usable and not engine.lab_problem() and not engine.device_problem()
     needs_podman = runtime == "podman" or (runtime == "auto" and not is_fit)
     podman = podman_engine.probe() if needs_podman else Podman(is_usable=False)
-    before = envfile.parse(envfile.read(settings.env_path)).get("ROCMLAB_RUNTIME", "")
     choice = choosing.choose(choosing.inspect(engine, root, podman), settings.get("BACKEND"), runtime, before)
     project = _assemble(settings, choice, engine, podman, root)
     lab = project.lab

@@ -144,7 +144,8 @@ def _jobs(
 
 
 def _add_device(families: Families, gpu: Device, labels: Labels, sample: Sample | None) -> None:
-    families.gauge("gpu_health", "1 if it answers and has no uncorrected error.", labels, _health(gpu, sample))
+    named = {**labels, "GPU_UUID": labels["gpu_uuid"]}  # the overview's variable queries the label's earlier name
+    families.gauge("gpu_health", "1 if it answers and has no uncorrected error.", named, _health(gpu, sample))
     families.gauge("pcie_max_speed", "Highest PCIe gigatransfers per second.", labels, gpu.link_speed_max_gts)
     if sample is None:
         return

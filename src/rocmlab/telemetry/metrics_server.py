@@ -14,9 +14,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from rocmlab.base.errors import RocmlabError
+from rocmlab.telemetry.metrics import NAMES
 
 log = logging.getLogger("rocmlab")
 
@@ -25,7 +26,8 @@ SECONDS_FOR_A_REQUEST = 10.0  # in which a client has sent it, and again for tak
 BUSY = b"HTTP/1.0 503 Service Unavailable\r\nContent-Type: text/plain\r\n\r\ntoo many requests at a time\n"
 PAGE = b'<!doctype html><title>rocmlab</title><p>GPU metrics for Prometheus: <a href="metrics">metrics</a></p>\n'
 
-Exposition = Callable[[str], tuple[bytes, str]]  # from the header Accept to text and content type
+# From the header Accept, and the names that the address requests, to text and content type.
+Exposition = Callable[[str, str | None], tuple[bytes, str]]
 
 
 class MetricsServer(ThreadingHTTPServer):
@@ -138,23 +140,26 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:  # the name that http.server calls
         """Answer one request."""
-        path = urlsplit(self.path).path
+        path, query = urlsplit(self.path).path, parse_qs(urlsplit(self.path).query)
+        names = query.get("names", [None])[-1]
         if not self._is_meant_for_us():
             self._say(403, b"this is not the name of a loopback address\n")
         elif not self._is_allowed():
             self._say(401, b"a token is needed\n", ("WWW-Authenticate", "Bearer"))
         elif path == "/":
             self._say(200, PAGE, ("Content-Type", "text/html; charset=utf-8"))
+        elif path == "/metrics" and names not in (None, *NAMES):
+            self._say(400, f"unknown names: use one of {', '.join(NAMES)}\n".encode())
         elif path == "/metrics":
-            self._metrics()
+            self._metrics(names)
         else:
             self._say(404, b"the metrics are at /metrics\n")
 
     do_HEAD = do_GET
 
-    def _metrics(self) -> None:
+    def _metrics(self, names: str | None) -> None:
         try:
-            text, content_type = self.server.exposition(self.headers.get("Accept", ""))
+            text, content_type = self.server.exposition(self.headers.get("Accept", ""), names)
         except Exception:  # a scrape that fails must not end the server; Prometheus shows it as down
             log.exception("the metrics could not be made")
             self._say(500, b"the metrics could not be made; the server's log says why\n")

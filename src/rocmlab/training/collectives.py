@@ -1,7 +1,7 @@
 """How the chosen GPUs can talk to each other: tried before a training, in processes that can be ended.
 
 RCCL (NCCL) hangs or fails on some mixtures of cards, drivers and firmware, and a hang inside a training looks like
-slow work. So a small all-reduce runs first over exactly these GPUs, with a time limit; if it does not come back, the
+slow work. So a small all-reduce runs first over exactly these GPUs, with a time limit; if it does not return, the
 known remedies are tried one after the other, and the first that works is used for the training.
 """
 
@@ -65,7 +65,7 @@ class Collectives:
     is_remembered: bool = False  # found out by an earlier run
 
     def sentence(self) -> str:
-        """Say how the devices talk and how fast, and what did not work."""
+        """Return how the devices communicate and how fast, and what did not work."""
         way = str(Rung(self.backend, self.environment))
         text = f"collectives: {way}, {self.gigabytes_per_second:.3g} GB/s"
         text += " (measured by an earlier run)" if self.is_remembered else ""
@@ -147,12 +147,12 @@ def _attempt(rung: Rung, command: list[str], env: dict[str, str], count: int, ki
         ranks: list[subprocess.Popen[str]] = []
         try:
             for rank, output in enumerate(outputs):
-                words = [*command, rung.backend, str(folder / "meeting"), kind, str(SUM_BYTES[kind])]
+                arguments = [*command, rung.backend, str(folder / "meeting"), kind, str(SUM_BYTES[kind])]
                 with output.open("w") as file:
-                    ranks.append(children.start(words, {**env, "RANK": str(rank), "LOCAL_RANK": str(rank)}, file))
+                    ranks.append(children.start(arguments, {**env, "RANK": str(rank), "LOCAL_RANK": str(rank)}, file))
             _await(ranks, outputs, limit_seconds)
         finally:
-            children.end(ranks, env[children.MARK], grace_seconds=0.5)
+            children.end(ranks, env[children.TOKEN], grace_seconds=0.5)
         return float(json.loads(outputs[0].read_text().splitlines()[-1])["gigabytes_per_second"])
 
 
@@ -171,7 +171,7 @@ def _await(ranks: Sequence[subprocess.Popen[str]], outputs: Sequence[Path], limi
         if not ready and all(READY in text for text in texts):
             ready, deadline = True, time.monotonic() + limit_seconds
         if failed is not None:
-            how = f"rank {failed} ended ({children.ending(codes[failed] or 0)}): {_last_line(texts[failed])}"
+            how = f"rank {failed} exited ({children.exit_text(codes[failed] or 0)}): {_last_line(texts[failed])}"
             if READY in texts[failed]:
                 raise _AttemptError(how)
             raise _no_start(how, texts[failed])
@@ -187,21 +187,21 @@ def _await(ranks: Sequence[subprocess.Popen[str]], outputs: Sequence[Path], limi
 
 def _no_start(what: str, text: str) -> RocmlabError:
     return RocmlabError(
-        "the devices could not be tried together",
+        "the devices could not be tested together",
         f"{what}\n" + "\n".join(text.splitlines()[-10:]),
-        "`make devices` shows the devices, `make doctor` what is wrong with them",
+        "`make devices` shows the devices, `make doctor` checks them",
         exit_code=1,
     )
 
 
 def _last_line(text: str) -> str:
-    told = [line for line in text.splitlines() if line.strip() and line != READY]
-    return told[-1].strip() if told else "it printed nothing"
+    output = [line for line in text.splitlines() if line.strip() and line != READY]
+    return output[-1].strip() if output else "it printed nothing"
 
 
 def _place(gpus: Sequence[int], torch: Interpreter, share: Path | None) -> Path | None:
     """Return the file that remembers for this host, these GPUs, this driver and this PyTorch; None without a share."""
-    folder = share or (Path(told).expanduser() if (told := os.environ.get("ROCMLAB_SHARE")) else None)
+    folder = share or (Path(named).expanduser() if (named := os.environ.get("ROCMLAB_SHARE")) else None)
     if folder is None:
         return None
     left = visibility.remaining(discover(), os.environ)

@@ -166,4 +166,5 @@ def planned(job: Job, slots: Scheduler, seconds: Mapping[str, float], before: Be
         "expected_seconds": seconds.get(job.name),
         "skipped": is_done,
         "problem": describe(problem) if problem and not is_done else None,
+        "warning": job.warning,
     }

@@ -27,6 +27,8 @@ def show(plan: Sequence[Mapping[str, Any]], slots: int, console: Console) -> Non
                 *(f"  {name}: {each['problem'][name]}" for name in ("why", "fix")),
             )
             console.print("\n".join(lines), markup=False, soft_wrap=True)
+        elif each.get("warning"):
+            console.print(f"{each['name']}: warning: {each['warning']}", style="yellow", markup=False, soft_wrap=True)
     console.print(_sum(plan, slots), markup=False, soft_wrap=True)
 
 

@@ -186,6 +186,7 @@ class Supervisor:
             "masks": visibility.child_environment(self.place.gpus) if self.place.node else None,
             "warm": address,
             "cold": why_not,
+            "warning": self.job.warning,
         }
 
     def _environment(self) -> dict[str, str]:

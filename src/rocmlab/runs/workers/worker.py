@@ -51,6 +51,8 @@ class Worker:
         """Execute, and return how it ended and why."""
         signal.signal(signal.SIGTERM, self._stop)
         self.report("begun")
+        if warning := self.job.get("warning"):
+            self._see("warning", message=warning)
         try:
             status, message = self._execute()
         finally:
@@ -82,7 +84,7 @@ class Worker:
 
     def _execute(self) -> Outcome:
         from rocmlab.base.errors import RocmlabError
-        from rocmlab.notebook.ends import Cut
+        from rocmlab.notebook.ends import Aborted
 
         try:
             if self.job.get("engine") == "papermill":
@@ -90,8 +92,8 @@ class Worker:
 
                 return reference.execute(self.job, self.report, self.lease)
             return self._run_notebook()
-        except Cut as cut:
-            return cut.status, cut.message
+        except Aborted as aborted:
+            return aborted.status, aborted.message
         except RocmlabError as err:
             return "failed", str(err)
         except Exception as err:

@@ -54,7 +54,7 @@ def minilm(share: Path | None = None, data_dir: Path | None = None, progress: Pr
     """Return the folder with the weights of all-MiniLM-L6-v2, for `AutoModel.from_pretrained`.
 
     Raises:
-        RocmlabError: neither the share nor the person's pip has them.
+        RocmlabError: neither the share nor the user's pip has them.
     """
     return fetch("minilm", share=share, data_dir=data_dir, progress=progress)
 
@@ -70,10 +70,10 @@ def load_questions(
 ) -> tuple[str, list[Question], list[Question]]:
     """Return what the questions are (`trec` or `generated`), and the first rows of both parts.
 
-    Generated questions come only where they are asked for by name: `auto` is TREC or an error.
+    Generated questions are used only on request: `auto` is TREC or an error.
 
     Raises:
-        RocmlabError: `data` is unknown, or TREC cannot be had.
+        RocmlabError: `data` is unknown, or TREC is not available.
     """
     if data not in DATA:
         raise RocmlabError(f"data={data!r} is unknown", "", f"use one of: {', '.join(DATA)}")
@@ -96,7 +96,7 @@ def model_folder(model: str, share: Path | None = None, progress: Progress | Non
         progress: receives a line for each source tried.
 
     Raises:
-        RocmlabError: the weights cannot be had, or the folder holds no model.
+        RocmlabError: the weights are not available, or the folder contains no model.
     """
     if model == "bert-base-random":
         return None
@@ -110,8 +110,8 @@ def model_folder(model: str, share: Path | None = None, progress: Progress | Non
     if (folder / "config.json").is_file():
         return folder
     raise RocmlabError(
-        f"model={model!r} is no model",
-        f"there is no file {folder / 'config.json'}",
+        f"model={model!r} is not a model",
+        f"the file {folder / 'config.json'} does not exist",
         'use "minilm", "bert-base-random", or a folder with config.json, weights and tokenizer',
     )
 

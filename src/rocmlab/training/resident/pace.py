@@ -24,8 +24,8 @@ WHOLE_SECONDS = 2.0  # up to here what is left of an epoch is one program
 class Pace:
     """How many steps to run next, from how long the last ones took.
 
-    The first program is one step: nobody knows how long it takes, and it compiles. That time is measured, too, and
-    leads to one step again, whose time is that of steps alone.
+    The first program is one step: its time is unknown, and it compiles. That time is measured also and leads to one
+    step again, whose time is that of steps alone.
     """
 
     def __init__(self) -> None:
@@ -55,15 +55,15 @@ class Pace:
         wait: Callable[[], None],
         between: Callable[[int], None],
     ) -> Any:  # noqa: ANN401  what `last` returns
-        """Run steps in as many programs as their time asks for; an interrupt acts between two of them.
+        """Run steps in as many programs as their time requires; an interrupt acts between two of them.
 
         Args:
             begin: the step to begin with.
             end: the step to stop before.
-            part: runs so many steps from one on; it may return before the device is done.
-            last: follows the last part at once, and returns the result.
+            part: runs a number of steps from one on; it may return before the device is done.
+            last: follows the last part immediately, and returns the result.
             wait: waits for the device.
-            between: is told the steps that are done, where more programs follow.
+            between: receives the steps that are done, where more programs follow.
         """
         while True:
             size = self.steps(end - begin) if begin < end else 0
@@ -72,7 +72,7 @@ class Pace:
                 if size:
                     part(begin, size)
                 begin += size
-                if begin >= end:  # the device goes on meanwhile: `settle` reads the clock
+                if begin >= end:  # the device continues meanwhile: `settle` reads the clock
                     self._open = (size, began)
                     return last()
                 wait()
@@ -90,10 +90,10 @@ class Counter:
     """Counts the steps of a pass that Python runs one by one or in graphs; sometimes it waits for the device.
 
     Args:
-        pace: says after how many steps.
+        pace: after how many steps.
         steps: of the pass.
         wait: waits for the device.
-        report: is told the steps that are done, and whether metrics of some of them can be read.
+        report: receives the steps that are done, and whether metrics of some of them can be read.
     """
 
     def __init__(self, pace: Pace, steps: int, wait: Callable[[], None], report: Callable[[int, bool], None]) -> None:
@@ -112,7 +112,7 @@ class Counter:
         self._count(self._done + 1)
 
     def reach(self, steps: int) -> None:
-        """Note that so many steps of the block are done, and their metrics, too."""
+        """Note that this many steps of the block are done, and their metrics also."""
         self._has_logs = True
         self._count(self._base + steps)
 
@@ -148,7 +148,7 @@ def step() -> None:
 
 
 def reach(steps: int) -> None:
-    """Note that so many steps of a block are done, if a pass is counted in this thread."""
+    """Note that this many steps of a block are done, if a pass is counted in this thread."""
     if counter := getattr(_here, "counter", None):
         counter.reach(steps)
 
