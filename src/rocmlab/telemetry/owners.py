@@ -4,8 +4,8 @@ From a process its parents are walked, the nearest first. What tells in each cas
 
 - Kernel of JupyterLab, started cold: its command names `kernel-<id>.json`, its environment has JPY_SESSION_NAME, the
   notebook's path when it was started.
-- Kernel of JupyterLab, forked from a warm parent: command and environment are its parent's. It holds the lock of its
-  lease open, and a note next to that lock names its owner.
+- Kernel of JupyterLab, forked from a fork server: command and environment are its. It holds the lock of its lease
+  open, and a note next to that lock names its owner.
 - Job of a run, started cold: its environment has ROCMLAB_NOTEBOOK, ROCMLAB_RUN and ROCMLAB_JOB_NAME.
 - Job of a run, forked: it has written its own mark over ROCMLAB_JOB, and the runner keeps a note of that name in its
   folder for temporary files as long as the job runs.
@@ -33,7 +33,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rocmlab.devices import system_root
-from rocmlab.telemetry.isolated import FORKERS
+from rocmlab.telemetry.isolated import FORK_SERVERS
 from rocmlab.telemetry.model import GpuProcess, Owner
 from rocmlab.telemetry.proc import Process, Table, names, own_container, read_file
 
@@ -92,7 +92,7 @@ class ProcSource(Source):
 
     def _owner_of(self, process: Process) -> Owner:
         kernel: Owner | None = None
-        is_forked = False  # it was, from a warm parent, and has not told its notebook
+        is_forked = False  # it was, from a fork server, and has not told its notebook
         for each in self._table.lineage(process):
             if job := _job(each):
                 return job
@@ -204,8 +204,8 @@ def _of_server(kernel: Mapping[str, Any]) -> Owner:
 
 
 def _is_forked(process: Process) -> bool:
-    """Return whether it is a warm parent, or was forked from one and has its command and environment."""
-    return any(word.endswith(FORKERS) for word in process.command[1:3])
+    """Return whether it is a fork server, or was forked from one and has its command and environment."""
+    return any(word.endswith(FORK_SERVERS) for word in process.command[1:3])
 
 
 def _job(process: Process) -> Owner | None:
