@@ -197,10 +197,10 @@ class TestCommand:
         monkeypatch.setenv("ROCMLAB_ROOT", str(host))
         path = tmp_path / "amd.json"
 
-        def refuse(**_: object) -> None:
+        def refuse(*_: object) -> None:
             raise PermissionError(13, "Permission denied")
 
-        monkeypatch.setattr("rocmlab.stack.envfile.tempfile.mkstemp", refuse)
+        monkeypatch.setattr("rocmlab.base.files.os.replace", refuse)
 
         assert main(["cdi", "--output", str(path), "--no-group-ids"]) == 2
         assert f"fix: sudo scripts/rocmlab cdi --output {path} --no-group-ids" in capsys.readouterr().err

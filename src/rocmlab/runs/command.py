@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rocmlab.base import files, formatting
 from rocmlab.base.errors import RocmlabError
+from rocmlab.devices import product_names
 from rocmlab.runs import space
 from rocmlab.runs.jobs import Job, Request, name_uniquely, stem
 from rocmlab.runs.spec import notice, options, parameters, requested, selection
@@ -220,7 +221,7 @@ def _check_not_inside(task: _Task) -> None:
     if os.environ.get(LEASED) == "1" and task.slots.gpus and not task.cluster and any(map(task.slots.wanted, left)):
         raise RocmlabError(
             "this runs inside a job of another run",
-            f"its GPUs ({formatting.device_names(task.slots.gpus)}) are leased to that job's kernel until it ends",
+            f"its GPUs ({product_names(task.slots.gpus)}) are leased to that job's kernel until it ends",
             "compute on the CPU: --gpus none, or start it from a terminal",
         )
 
@@ -303,7 +304,7 @@ def _name(task: _Task) -> str:
 
 
 def _announce(task: _Task, folder: RunFolder, console: Console) -> None:
-    where = formatting.device_names(task.slots.gpus) or "the CPU"
+    where = product_names(task.slots.gpus) or "the CPU"
     if task.cluster:
         where += f" of {formatting.plural(len(task.cluster.nodes), 'node')}"
     count = formatting.plural(len(task.jobs), "notebook" if len(task.jobs) == 1 else "job")

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rocmlab.base import files
 from rocmlab.base.errors import RocmlabError
 
 
@@ -125,9 +126,8 @@ def apply_change(root: Path, before: Tree, after: Tree) -> None:
 
 def place(path: Path, content: bytes) -> None:
     """Add a file that appears with its content, or replace it as a whole."""
-    draft = path.with_name(f".{path.name}.new")
-    draft.write_bytes(content)
-    os.replace(draft, path)
+    with files.replacing(path) as file:
+        file.write(content)
 
 
 def clear(root: Path, names: Iterable[str]) -> None:

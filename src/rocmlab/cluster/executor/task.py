@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from rocmlab.base import private
+from rocmlab.base.cores import count as count_cores
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cluster.executor import delivery
 from rocmlab.cluster.executor.folder import NodeFolder, is_shared
@@ -33,7 +34,6 @@ from rocmlab.cluster.node import session
 from rocmlab.devices import Device, discover
 from rocmlab.runs.jobs import Job
 from rocmlab.runs.scheduling.place import Place
-from rocmlab.runs.scheduling.placement import count_cores
 from rocmlab.runs.scheduling.pool import memory_bytes
 from rocmlab.runs.scheduling.usage import Meters
 from rocmlab.runs.workers.forking import JobForkServers
