@@ -1,7 +1,7 @@
 """What a run of 100,000 jobs on 1,000 nodes of eight GPUs costs the code that plans, keeps and shows it.
 
-The GPUs and the times are invented, the code is the real one: nothing is executed, so all that is measured is ours.
-Each measure has a process of its own, `python -m benchmarks.scale NAME`, so that its memory is its own, too.
+The GPUs and the times are synthetic, the code is the real one: nothing is executed, so all that is measured is ours.
+Each measure has a process of its own, `python -m benchmarks.scale NAME`, so that its memory is its own.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from benchmarks.synthetic import (
     JOBS,
     NODE,
     NOTEBOOKS,
+    cluster,
     durations,
     expected,
     fleet,
-    processor,
     queue,
     result,
     simulate,
@@ -44,7 +44,6 @@ from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.jobs import Result, name_uniquely
 from rocmlab.runs.outcome import history, report, resume
 from rocmlab.runs.outcome.results import Run, versions
-from rocmlab.runs.scheduling.placement import Slots
 from rocmlab.runs.scheduling.plan import Before, longest_first, planned
 from rocmlab.runs.screen import preview
 from rocmlab.runs.spec.preflight import jobs_of
@@ -59,8 +58,8 @@ T = TypeVar("T")
 
 
 def measure_plan(jobs: int, gpus: int, share: Path) -> Measured:
-    """Measure planning: the jobs in the order of their turn, and the places of a whole run."""
-    asked, slots = queue(jobs), Slots(fleet(gpus), processor())
+    """Measure planning: the jobs in the order of their turn, and the places of a whole run on a cluster."""
+    asked, slots = queue(jobs), cluster(gpus)
     seconds = durations(asked)
     known = expected(seconds)
     started, spent = _timed(lambda: sum(1 for _ in simulate(asked, slots, seconds, known)))
@@ -151,7 +150,7 @@ def measure_preview(jobs: int, gpus: int, share: Path) -> Measured:
     _check(not any(job.problem for job in asked), f"{next((job.problem for job in asked if job.problem), None)}")
     known, remembered = _timed(lambda: history.expected_seconds(asked, share / "runs"))
     _check(len(known) == jobs, "the earlier run was not read")
-    slots = Slots(fleet(gpus), processor())
+    slots = cluster(gpus)
     plan, made = _timed(lambda: [planned(job, slots, known, Before()) for job in longest_first(asked, known)])
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         _, shown = _timed(lambda: preview.show(plan, slots.count, Console(file=nowhere, width=160)))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 
 from rocmlab.base import files
+from rocmlab.cluster.executor.nodes import RemoteNode
+from rocmlab.cluster.executor.places import ClusterPlaces, RemotePlace
 from rocmlab.devices import Device
 from rocmlab.runs.folder import KINDS, RunFolder, now
 from rocmlab.runs.jobs import Job, Request, Result
@@ -61,6 +64,15 @@ def processor() -> Device:
     return Device(backend="cpu", index=0, name="a processor", is_usable=True, simulated=True)
 
 
+def cluster(count: int = GPUS) -> ClusterPlaces:
+    """Return the places of a cluster that has the fleet's GPUs."""
+    gpus, cpu = fleet(count), processor()
+    nodes = [gpus[at : at + NODE] for at in range(0, count, NODE)]
+    return ClusterPlaces(
+        [RemoteNode(f"{number:056x}", f"node-{number}", tuple(each), cpu) for number, each in enumerate(nodes)]
+    )
+
+
 def queue(count: int = JOBS) -> list[Job]:
     """Return jobs of twenty notebooks that ask for one, two or eight GPUs, some of them for much VRAM."""
     chance = random.Random(1)
@@ -111,6 +123,8 @@ def simulate(
 ) -> Iterator[tuple[float, Job, Place]]:
     """Yield when each job starts and where, as a run would start them if each took its time.
 
+    On a cluster Ray is replaced by a queue: the job that it has had longest begins when enough GPUs are free.
+
     Args:
         jobs: to be run.
         slots: of the run.
@@ -119,17 +133,24 @@ def simulate(
     """
     possible = [job for job in jobs if not (job.problem or slots.problem(job))]
     waiting = Queue(longest_first(possible, known), slots)
+    placed: deque[tuple[Job, Place]] = deque()
     running: list[tuple[float, int, Place]] = []
-    clock, number = 0.0, 0
-    while waiting or running:
+    clock, number, free = 0.0, 0, len(slots.gpus)
+    while waiting or placed or running:
         while taken := waiting.take():
-            job, place = taken
-            if place.gpus:
+            placed.append(taken)
+        while placed and placed[0][1].count <= free:
+            job, place = placed.popleft()
+            if isinstance(slots, ClusterPlaces) and isinstance(place, RemotePlace):
+                slots.begun(place)
+            elif place.gpus:
                 place.settle(place.gpus)
             number += 1
+            free -= place.count
             heapq.heappush(running, (clock + seconds[job.name], number, place))
             yield clock, job, place
         clock, _, place = heapq.heappop(running)
+        free += place.count
         slots.release(place)
 
 

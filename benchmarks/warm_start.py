@@ -1,7 +1,7 @@
-"""From starting a kernel to a framework that has multiplied its first matrices: forked from a warm parent, and cold.
+"""From starting a kernel to a framework that has multiplied its first matrices: from a fork server, and cold.
 
 Both run the same cell under the same interpreter, take turns, and are asked in the same way: the request is sent at
-once and waits for the kernel. The parent's own start is not counted; `queue_vs_sequential` has it.
+once and waits for the kernel. The fork server's own start is not counted; `queue_vs_sequential` has it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import Any
 
 from benchmarks.environment import write_specification
 from rocmlab.base.errors import RocmlabError
-from rocmlab.kernels import forked, forkserver
-from rocmlab.kernels import kernel as cold
+from rocmlab.kernels import kernel, kernelspec, recipes
+from rocmlab.kernels.fork_servers import ForkServer
+from rocmlab.kernels.forked import Refused
 
 READY_SECONDS = 300.0
 CELL_SECONDS = 300
@@ -38,7 +39,7 @@ def missing(row: str) -> str | None:
     specification = _specification(name)
     if specification is None:
         return f"there is no kernelspec {name}"
-    if not forkserver.modules_for(name, specification):
+    if not recipes.modules_for(name, specification):
         return f"the kernel {name} is not forked here: warm kernels are Python's own, on Linux"
     return None
 
@@ -57,25 +58,26 @@ def measure(row: str, runs: int) -> tuple[list[float], list[float]]:
     specification = _specification(name)
     if specification is None:
         raise _not_here(name, str(missing(row)))
-    modules = forkserver.modules_for(name, specification)
+    modules = recipes.modules_for(name, specification)
     figures: tuple[list[float], list[float]] = ([], [])
     with _folder() as folder, _kernelspec(folder, name, specification):
-        environment = cold.environment(specification, {**os.environ, "IPYTHONDIR": str(folder / "ipython")})
-        parent = forkserver.start(specification["argv"][0], modules, environment, folder)
+        inherited = {**os.environ, "IPYTHONDIR": str(folder / "ipython")}
+        environment = kernelspec.environment(specification, inherited)
+        server = ForkServer(specification["argv"][0], modules, environment, folder)
         try:
-            if not modules or not parent.ready(READY_SECONDS):
-                raise _not_here(name, parent.why or f"it was not ready after {READY_SECONDS:g} seconds")
+            if not modules or not server.ready(READY_SECONDS):
+                raise _not_here(name, server.why or f"it was not ready after {READY_SECONDS:g} seconds")
             for number in range(runs + 1):
                 seconds = (
-                    _seconds(name, lambda: forked.start(parent.address, str(folder), environment)),
-                    _seconds(name, lambda: cold.start(name, str(folder), environment)),
+                    _seconds(name, lambda: kernel.start(name, str(folder), inherited, fork_server=server.address)),
+                    _seconds(name, lambda: kernel.start(name, str(folder), inherited)),
                 )
                 for figure, value in zip(figures, seconds, strict=True):
                     figure.extend([value] if number else [])
-        except forkserver.Refused as err:
+        except Refused as err:
             raise _not_here(name, str(err)) from err
         finally:
-            parent.close()
+            server.close()
     return figures
 
 
@@ -118,14 +120,14 @@ def _kernelspec(folder: Path, name: str, specification: Mapping[str, Any]) -> It
             os.environ["JUPYTER_PATH"] = before
 
 
-def _seconds(name: str, start: Callable[[], cold.Kernel]) -> float:
+def _seconds(name: str, start: Callable[[], kernel.Kernel]) -> float:
     began = time.monotonic()
-    kernel = start()
+    started = start()
     try:
-        reply = _first_cell(kernel.connection, CELLS[name])
+        reply = _first_cell(started.connection, CELLS[name])
         seconds = time.monotonic() - began
     finally:
-        kernel.destroy()
+        started.destroy()
     if reply["status"] != "ok":
         raise _not_here(name, f"its first cell failed: {reply.get('ename')}: {reply.get('evalue')}")
     return seconds

@@ -82,7 +82,7 @@ class TestProbe:
         ],
     )
     def test_what_it_lacks_is_a_problem(self, tmp_path: Path, changes: dict, what: str, fix: str) -> None:
-        """Each with the command that mends it."""
+        """Each with the command that fixes it."""
         found = podman_engine.probe(podman(tmp_path, **changes))
 
         assert not found.is_usable

@@ -33,6 +33,9 @@ class Recorder:
         """Remember it."""
         self.stopped = True
 
+    def disk_problem(self) -> None:
+        """None: it has no disk."""
+
 
 def project(folder: Path, backend: str, **flags: str) -> Project:
     """A project whose lab is a recorder."""

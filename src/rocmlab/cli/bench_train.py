@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rocmlab import __version__
+from rocmlab.base import files as base_files
 from rocmlab.base.errors import Problem
 from rocmlab.cli import train_page
 from rocmlab.cli.bench_rows import row as row_of
@@ -106,9 +107,7 @@ def store(report: Mapping[str, Any], folder: Path, stem: str) -> dict[str, str]:
     files = {}
     for kind, text in texts.items():
         path = folder / f"{stem}.{kind}"
-        draft = folder / f".{stem}.{kind}"
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)  # whoever is ended in between leaves the earlier one whole
+        base_files.write_text(path, text)  # an interrupted write leaves the earlier one whole
         files[kind] = str(path)
     return files
 

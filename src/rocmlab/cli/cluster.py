@@ -16,11 +16,11 @@ from rocmlab.cli import stopping
 from rocmlab.cli.main import verb_parser
 
 WORDS = {  # in the order of use
-    "up": "make this machine the head of a cluster, and say how others join",
+    "up": "make this machine the head of a cluster, and show how others join",
     "join": "join the cluster of a head: HEAD=host:port, with its CLUSTER_TOKEN",
     "status": "show the nodes, their GPUs and versions, and what runs where",
     "down": "leave the cluster; on the head: end it",
-    "node": "be this machine's Ray node until it is told to end (the lab itself runs this)",
+    "node": "be this machine's Ray node until it is stopped (the lab itself runs this)",
     "wait": "wait until the lab's node is up (`up` and `join` run this)",
     "busy": "list what runs on this node, and on the head what runs anywhere (`down` runs this)",
 }
@@ -56,7 +56,7 @@ def _parser(verb: str) -> argparse.ArgumentParser:
         stopping.add_options(added[word])
     node = added["node"]
     node.add_argument("--folder", type=Path, help="for a second node of this machine: a folder of its own")
-    node.add_argument("--cpus", type=int, help="how many CPUs to tell Ray of (default: those this process may use)")
+    node.add_argument("--cpus", type=int, help="how many CPUs to offer to Ray (default: those this process may use)")
     node.add_argument("--store-bytes", type=int, help="the size of Ray's object store (default: by /dev/shm)")
     return parser
 
@@ -78,7 +78,7 @@ def _enter(chosen: argparse.Namespace) -> int:
         raise RocmlabError(
             "this machine is the head of a cluster" if now == "head" else f"this machine is in the cluster of {now}",
             "it can be in one at a time",
-            "make cluster-down, then again",
+            "make cluster-down, then retry",
         )
     os.environ["CLUSTER"] = wanted
     if wanted != "head":
@@ -92,8 +92,8 @@ def _head(given: str | None) -> str:
     address = given or os.environ.get("HEAD", "")
     if not address:
         raise RocmlabError(
-            "which cluster to join is not said",
-            "HEAD is missing",
+            "the cluster to join is missing",
+            "HEAD is empty",
             f"make cluster-join HEAD=192.168.1.10:{ports.FIRST} CLUSTER_TOKEN=…, as the head printed it",
         )
     ports.split(address)
@@ -140,11 +140,7 @@ def _start(chosen: argparse.Namespace) -> int:
 
 
 def _inside(words: Sequence[str]) -> Any:  # noqa: ANN401
-    """Run a word inside the lab and return the JSON that it prints.
-
-    Raises:
-        RocmlabError: the lab does not run, or the word fails.
-    """
+    """Run an argument inside the lab and return the JSON that it prints; raise RocmlabError if that fails."""
     from rocmlab.stack import process
 
     command, environment = _lab_command()
@@ -158,7 +154,7 @@ def _inside(words: Sequence[str]) -> Any:  # noqa: ANN401
     if code or found is None:
         raise RocmlabError(
             f"the lab does not answer `rocmlab {' '.join(words)}`",
-            output.strip()[-400:] or "it said nothing",
+            output.strip()[-400:] or "no output",
             "make logs",
         )
     return found
@@ -171,7 +167,7 @@ def _lab_command() -> tuple[list[str], Mapping[str, str]]:
     inside = project.lab.inside()
     if inside is None or not project.settings.is_in_cluster:
         raise RocmlabError(
-            "this machine is no node of a cluster",
+            "this machine is not a node of a cluster",
             "the lab is not running" if project.settings.is_in_cluster else "CLUSTER is off",
             "make cluster-up, or make cluster-join HEAD=host:port CLUSTER_TOKEN=…",
             exit_code=1,
@@ -231,7 +227,7 @@ def _down(chosen: argparse.Namespace) -> int:
     project = projects.reopen(projects.find())
     lab = project.lab
     if not project.settings.is_in_cluster:
-        print("this machine is no node of a cluster")
+        print("this machine is not a node of a cluster")
         return 0
     consent = stopping.consent(chosen)
     runs = lab.node.started() is not None if isinstance(lab, NativeLab) else lab.is_running()
@@ -254,27 +250,27 @@ def _down(chosen: argparse.Namespace) -> int:
 
 
 def _wait_or_refuse(consent: stopping.Consent, is_head: bool) -> None:
-    """Wait until nothing runs on the node, or in the head's cluster, if a person wants that."""
+    """Wait until nothing runs on the node, or in the head's cluster, if the user wants that.
+
+    Raises:
+        RocmlabError: something runs, and the user does not want to wait.
+    """
     from rocmlab.cli import up
 
     shown: list[str] = []
     while lines := _inside(["cluster", "busy"]):
         if not consent.waits:
-            _refuse_if_busy(lines, is_head)
+            where = "cluster" if is_head else "machine"
+            more = "" if is_head else " (jobs of `run --engine ray` start again on another node)"
+            raise RocmlabError(
+                f"{len(lines)} thing{'s run' if len(lines) > 1 else ' runs'} on this {where}",
+                "\n".join(lines),
+                f"wait for them, or end them: make cluster-down FORCE=1{more}",
+                exit_code=1,
+            )
         if lines != shown:
-            up.say("waiting until nothing computes (Ctrl-C ends the wait and changes nothing):")
+            up.say(stopping.WAITING)
             for line in lines:
                 up.say(f"  {line}")
             shown = lines
         time.sleep(stopping.LOOK_AGAIN_SECONDS)
-
-
-def _refuse_if_busy(lines: Sequence[str], is_head: bool) -> None:
-    if lines:
-        raise RocmlabError(
-            f"{len(lines)} thing{'s run' if len(lines) > 1 else ' runs'} on this {'cluster' if is_head else 'machine'}",
-            "\n".join(lines),
-            "wait for them, or end them: make cluster-down FORCE=1"
-            + ("" if is_head else " (jobs of `run --engine ray` start again on another node)"),
-            exit_code=1,
-        )

@@ -37,7 +37,7 @@ def main(chosen: argparse.Namespace, age: str, *, is_forced: bool) -> int:
     """List old runs, ask, and remove them.
 
     Raises:
-        RocmlabError: the age cannot be read, nobody can be asked, or the share cannot be reached.
+        RocmlabError: the age cannot be read, there is no terminal to ask, or the share cannot be reached.
     """
     from rocmlab.stack import project as projects
     from rocmlab.stack import prune

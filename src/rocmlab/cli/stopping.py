@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 LOOK_AGAIN_SECONDS = 2.0
 TRUTH = {**dict.fromkeys(("1", "yes", "on", "true"), True), **dict.fromkeys(("", "0", "no", "off", "false"), False)}
+WAITING = "waiting until nothing computes (Ctrl-C ends the wait and changes nothing):"
 LOST = "what kernels have in memory is lost when they stop"
 
 
@@ -39,11 +40,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def truth(name: str) -> bool:
-    """Return whether a variable such as FORCE, which make passes in the environment, says yes.
-
-    Raises:
-        RocmlabError: it is neither yes nor no.
-    """
+    """Return whether a variable such as FORCE, which make passes, is true; raise RocmlabError if it is neither."""
     value = os.environ.get(name, "")
     found = TRUTH.get(value.strip().lower())
     if found is None:
@@ -92,7 +89,7 @@ def check(lab: Lab, stop: Stop, given: Consent, say: Say, *, may_wait: bool = Tr
         may_wait: False to raise where it would wait.
 
     Raises:
-        LabIsBusy: something runs that it would end, or nobody can tell what runs. Nothing was changed.
+        LabIsBusy: something runs that it would end, or it is unknown what runs. Nothing was changed.
     """
     from rocmlab.stack import busy
 
@@ -112,7 +109,7 @@ def check(lab: Lab, stop: Stop, given: Consent, say: Say, *, may_wait: bool = Tr
         if not (given.waits and may_wait):
             raise _refusal(blocking, ended, stop)
         if (names := "\n".join(work.what for work in blocking)) != shown:
-            say("waiting until nothing computes (Ctrl-C ends the wait and changes nothing):")
+            say(WAITING)
             for line in busy.lines(blocking).splitlines():
                 say(f"  {line}")
             shown = names

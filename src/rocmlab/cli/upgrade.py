@@ -80,7 +80,7 @@ def _upgrade(consent: stopping.Consent, given: Sequence[str]) -> int:
         raise RocmlabError(
             f"the upgrade did not succeed, and {attempt.outcome('the version before')}",
             str(err) or "it was interrupted",
-            "the messages above say why; nothing was lost, and `make upgrade` may be repeated",
+            "the messages above explain it; nothing was lost, and `make upgrade` may be repeated",
             exit_code=1,
         ) from err
     _after(project, before)
@@ -191,7 +191,7 @@ class Attempt:
             say(f"{what}: {err}")
 
     def _move_back(self) -> None:
-        """Move the checkout back if this command has moved it; nobody else's move is undone."""
+        """Move the checkout back if this command has moved it; another user's move is not undone."""
         if not self.has_moved or not self.commit or source.head(self.folder) == self.commit:
             return
         _name(source.move(self.folder, self.commit))  # what was changed since is named, too
@@ -230,7 +230,7 @@ class Attempt:
             return
         # What is kept; `up` would build what is checked out, and replace it.
         try:
-            projects.plan(self.folder).lab.start(say, force=True)  # with the GPUs of now
+            projects.plan(self.folder).lab.start(say, force=True)  # with the current GPUs
         except (RocmlabError, OSError) as err:
             self.problems.append("the lab")
             say(f"the lab could not be started again: {err}")
@@ -244,7 +244,7 @@ class Attempt:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Ignore Ctrl-C, also in what is started: it was heard already."""
+    """Ignore Ctrl-C, also in what is started: it was handled already."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
@@ -309,7 +309,7 @@ def _switch(consent: stopping.Consent) -> int:
     (project.settings.state / SWITCHED).touch()
     if isinstance(lab, NativeLab):
         _switch_environment(lab, project, before)
-    code = up.start(project, consent, renewed)
+    code = up.start(project, "up", consent, renewed)
     if code == 0:
         health.check(project.lab)
         say("the new version works: its server, its panel and its kernels answer")
@@ -334,7 +334,7 @@ def _rollback(consent: stopping.Consent) -> int:
     folder = project.settings.project
     current, previous = versions.read(project.settings)
     if current is None or previous is None:
-        raise RocmlabError("there is no previous version", "no upgrade has been made here", "make status shows both")
+        raise RocmlabError("no previous version found", "no upgrade has been made here", "make status shows both")
     if previous.commit and source.head(folder) != previous.commit:
         source.check_clean(folder)
     if obstacle := versions.obstacle(project, previous):
@@ -357,7 +357,7 @@ def _rollback(consent: stopping.Consent) -> int:
     except (RocmlabError, OSError, KeyboardInterrupt) as err:
         attempt.start_again(was_running)
         why = str(err) or "it was interrupted"
-        fix = "the messages above say why; make logs"
+        fix = "the messages above explain it; make logs"
         outcome = attempt.outcome("the present one")
         raise RocmlabError(f"the previous version does not start, and {outcome}", why, fix, exit_code=1) from err
     attempt.marker.unlink(missing_ok=True)

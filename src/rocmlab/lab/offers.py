@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rocmlab.base import files
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device
 from rocmlab.kernels.gpus import Gpus, printable
@@ -213,9 +214,7 @@ def _write(folder: Path, spec: Spec, picture: str) -> None:
     """Write a kernelspec so that a Jupyter that reads it meanwhile finds it whole."""
     folder.mkdir(exist_ok=True)
     for name, text in ((icons.FILE, picture), ("kernel.json", json.dumps(spec, indent=1) + "\n")):
-        draft = folder / f".{name}.{os.getpid()}"
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(folder / name)
+        files.write_text(folder / name, text)
 
 
 def _remove(folder: Path, keep: set[str]) -> list[str]:

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rocmlab.base import files, formatting
 from rocmlab.base.errors import RocmlabError
-from rocmlab.kernels.run_warmth import Warmth
+from rocmlab.devices import product_names
 from rocmlab.runs import space
 from rocmlab.runs.jobs import Job, Request, name_uniquely, stem
 from rocmlab.runs.spec import notice, options, parameters, requested, selection
 from rocmlab.runs.spec.options import parser as parser
+from rocmlab.runs.workers.forking import JobForkServers
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,13 +67,13 @@ class _Task:
 class _Means:
     """What was started before anything runs, and ends in any case."""
 
-    warmth: Warmth
+    fork_servers: JobForkServers
     connect: Connect | None
     cluster: Cluster | None = None
 
     def close(self) -> None:
         """End it."""
-        self.warmth.close()
+        self.fork_servers.close()
         if self.cluster is not None:
             self.cluster.shut()
 
@@ -91,12 +92,12 @@ def main(arguments: Sequence[str], connect: Connect | None = None) -> int:
     options.check(asked)
     if asked.list:
         return _list(asked)
-    with contextlib.closing(_Means(Warmth(), connect)) as means:
+    with contextlib.closing(_Means(JobForkServers(), connect)) as means:
         with notice.shown(notice.preparing(asked.resume, asked.notebooks)):
             task = _continued(asked, means) if asked.resume else _new(asked, means)
         if asked.dry_run:
             return _plan(task)
-        run = _run(task, means.warmth)
+        run = _run(task, means.fork_servers)
     if asked.json:
         sys.stdout.write(files.to_json(run.as_dict()) + "\n")
     else:
@@ -176,7 +177,7 @@ def _slots(asked: argparse.Namespace, means: _Means, requests: list[Request]) ->
     gpus = choose_gpus(devices, asked.gpus, os.environ)
     slots = Slots(gpus, devices[-1], is_mixed=asked.mixed, free_vram=free_vram)
     if asked.warm != "off" and _engine(asked) == "rocmlab" and not asked.dry_run:
-        means.warmth.begin(requests, slots.usual_environment(os.environ))
+        means.fork_servers.begin(requests, slots.usual_environment(os.environ))
     return slots
 
 
@@ -220,7 +221,7 @@ def _check_not_inside(task: _Task) -> None:
     if os.environ.get(LEASED) == "1" and task.slots.gpus and not task.cluster and any(map(task.slots.wanted, left)):
         raise RocmlabError(
             "this runs inside a job of another run",
-            f"its GPUs ({formatting.device_names(task.slots.gpus)}) are leased to that job's kernel until it ends",
+            f"its GPUs ({product_names(task.slots.gpus)}) are leased to that job's kernel until it ends",
             "compute on the CPU: --gpus none, or start it from a terminal",
         )
 
@@ -242,7 +243,7 @@ def _engine(asked: argparse.Namespace) -> str:
     return asked.engine or os.environ.get("ROCMLAB_ENGINE") or "rocmlab"
 
 
-def _run(task: _Task, warmth: Warmth) -> Run:
+def _run(task: _Task, fork_servers: JobForkServers) -> Run:
     from rocmlab.runs.folder import RunFolder
     from rocmlab.runs.run import run
     from rocmlab.runs.scheduling.plan import Rules
@@ -277,7 +278,7 @@ def _run(task: _Task, warmth: Warmth) -> Run:
                 rules=Rules(asked.retries, asked.fail_fast, asked.warm, engine),
                 expected_seconds=task.seconds,
                 meters=meters,
-                warmth=warmth,
+                fork_servers=fork_servers,
                 before=task.before,
                 options=options.kept(asked, task.earlier),
                 site=task.cluster,
@@ -303,7 +304,7 @@ def _name(task: _Task) -> str:
 
 
 def _announce(task: _Task, folder: RunFolder, console: Console) -> None:
-    where = formatting.device_names(task.slots.gpus) or "the CPU"
+    where = product_names(task.slots.gpus) or "the CPU"
     if task.cluster:
         where += f" of {formatting.plural(len(task.cluster.nodes), 'node')}"
     count = formatting.plural(len(task.jobs), "notebook" if len(task.jobs) == 1 else "job")

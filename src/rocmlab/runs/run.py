@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from rocmlab.base import confidential
-from rocmlab.kernels.run_warmth import Warmth
 from rocmlab.runs import space
 from rocmlab.runs.folder import RunFolder, now
 from rocmlab.runs.jobs import STOPPED, Job, Result, not_run
@@ -27,6 +26,7 @@ from rocmlab.runs.scheduling.plan import Before, Queue, Rules, longest_first
 from rocmlab.runs.scheduling.scheduler import Scheduler
 from rocmlab.runs.scheduling.usage import Meters
 from rocmlab.runs.workers.executor import Here, Site, Supervised
+from rocmlab.runs.workers.forking import JobForkServers
 from rocmlab.runs.workers.supervisor import Ending, Event, Limits
 from rocmlab.runs.workers.workers import Workers
 
@@ -67,7 +67,7 @@ def run(
     rules: Rules | None = None,
     expected_seconds: Mapping[str, float] | None = None,
     meters: Meters | None = None,
-    warmth: Warmth | None = None,
+    fork_servers: JobForkServers | None = None,
     before: Before | None = None,
     options: Mapping[str, Any] | None = None,
     site: Site | None = None,
@@ -88,7 +88,7 @@ def run(
         rules: retries, fail-fast, engine; None: no retries, no fail-fast.
         expected_seconds: how long jobs may take, by name, as far as that is known; the longest go first.
         meters: what reads the devices; None: one of its own.
-        warmth: the fork servers, some of which may have been started; None: of its own. They end with the run.
+        fork_servers: the fork servers, some of which may have been started; None: of its own. They end with the run.
         before: what an earlier session of this run has left; None: this is the first.
         options: those of the command line that `--resume` needs, see `resume.read`.
         site: where the jobs are run, to which the slots belong; None: this machine.
@@ -99,7 +99,7 @@ def run(
     """
     base = confidential.without(os.environ if environment is None else environment)
     rules = rules or Rules()
-    workers = Workers(base, slots.count, warm=rules.warm, engine=rules.engine, warmth=warmth)
+    workers = Workers(base, slots.count, warm=rules.warm, engine=rules.engine, fork_servers=fork_servers)
     meters = meters or Meters()
     site = site or Here(workers, meters)
     runner = _Runner(jobs, folder, slots, display, limits or Limits(), workers, rules, before or Before(), site)

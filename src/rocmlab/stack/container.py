@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import secrets
 import shutil
 import sys
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from rocmlab import __version__
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cluster.node import ports, ray_node, record
 from rocmlab.cluster.node.record import Record
-from rocmlab.stack import container_port, envfile, exposure, fingerprint, process, rescue, server, shipped
-from rocmlab.stack.asking import EngineSilent, asked
-from rocmlab.stack.lab import Say, not_answering
+from rocmlab.stack import container_port, envfile, process, rescue, server, shipped, source
+from rocmlab.stack.lab import Lab, Say, not_answering
+from rocmlab.stack.process import EngineSilent
 from rocmlab.stack.progress import BuildProgress, PullProgress
 from rocmlab.stack.server import Holder
 from rocmlab.stack.settings import Settings
@@ -45,23 +43,22 @@ class BaseImageUnreachable(RocmlabError):
     """No registry answers, so a host without a GPU can go on natively."""
 
 
-class ContainerLab(ABC):
+class ContainerLab(Lab):
     """One container with JupyterLab, made from the project's Dockerfile."""
 
     program = ""  # the engine's command
     terminal_flags: tuple[str, ...] = ()  # of its `run`: with a terminal
     piped_flags: tuple[str, ...] = ()  # without one
     stdin_flags: tuple[str, ...] = ()  # with standard input, and no terminal
-    product = ""  # its name, for a person
+    product = ""  # its name, in messages
+    owner_label = ""  # of the container: its project folder
+    root_template = ""  # of its `info`: where it keeps images and volumes
 
     def __init__(self, settings: Settings, values: dict[str, str], engine_root: str = "") -> None:
-        self.settings = settings
-        self.values = values  # every variable that `make up` derived
+        super().__init__(settings, values)
         self.engine_root = engine_root  # where the engine keeps images
         self.backend = values["ROCMLAB_BACKEND"]
         self.image = values["ROCMLAB_IMAGE"]
-        self.port = int(values["PORT"])
-        self.token = values["JUPYTER_TOKEN"]
         self.has_built = False  # by this very process
         self.sockets_inside: set[Listener] = set()  # that listen on PORT in the host's network, and are the container's
 
@@ -81,10 +78,10 @@ class ContainerLab(ABC):
         names = ("BASE_IMAGE", "TORCH_INDEX", "JAX_PACKAGES", "ROCMLAB_BACKEND")
         facts = {name: self.values.get(name, "") for name in names}
         facts |= {"CLUSTER": "1"} if self.settings.is_in_cluster else {}
-        return fingerprint.digest(self.settings.project, fingerprint.IMAGE_SOURCES, facts)
+        return source.digest(self.settings.project, source.IMAGE_SOURCES, facts)
 
     def engine(self, *arguments: str, timeout_seconds: float = 60) -> tuple[int, str]:
-        """Ask the engine something short; see `process.capture`."""
+        """Run a short command of the engine; see `process.capture`."""
         return process.capture([self.program, *arguments], env=self.environment, timeout_seconds=timeout_seconds)
 
     # -- image ---------------------------------------------------------------------------------------------------
@@ -96,17 +93,25 @@ class ContainerLab(ABC):
         )
         return code == 0 and label.strip() == self.inputs
 
-    def has_image(self) -> bool:
-        """Tell whether any version of the image is here."""
-        return self.image_id(self.image) != ""
-
     def is_built(self) -> bool:
         """Tell whether any version of the image is here."""
-        return self.has_image()
+        return self.image_id(self.image) != ""
 
     def disk(self) -> Path:
         """Return the folder where the engine keeps images."""
         return Path(self.engine_root) if self.engine_root else self.settings.project
+
+    def folders(self) -> list[Path]:
+        """Return the share, or where the engine keeps volumes, and the notebooks."""
+        project, share = self.settings.project, self.values["SHARE"]
+        notebooks = project / Path(self.settings.get("NOTEBOOKS_DIR")).expanduser()
+        return [project / Path(share).expanduser() if "/" in share else self._volumes_folder(), notebooks]
+
+    def _volumes_folder(self) -> Path:
+        if self.engine_root:
+            return self.disk()
+        code, output = self.engine("info", "--format", self.root_template, timeout_seconds=10)
+        return Path(output.strip()) if code == 0 and output.strip() else self.disk()
 
     def has_base(self) -> bool:
         """Tell whether the base image is here."""
@@ -128,20 +133,16 @@ class ContainerLab(ABC):
         return self.settings.state / "healthy-image"
 
     def keep_previous(self, image: str) -> None:
-        """Keep an image as the previous one, unless another one has worked and this one has not.
-
-        Args:
-            image: its id; empty: there is none.
-        """
+        """Keep an image as the previous one, unless another one has worked and this one has not."""
         known = envfile.read(self.healthy).strip()
         if image and known in ("", image):
             self.engine("tag", image, self.previous_image)
 
     def exchange_images(self) -> None:
-        """Give the previous image the name of the present one, and the other way round.
+        """Give the previous image the name of the present one, and vice versa.
 
         Raises:
-            RocmlabError: there is no previous image, or the engine refuses.
+            RocmlabError: there is no previous image, or the engine reports an error.
         """
         present, previous = self.image_id(self.image), self.image_id(self.previous_image)
         if not previous:
@@ -149,11 +150,7 @@ class ContainerLab(ABC):
         self.name_images(previous, present)
 
     def name_images(self, present: str, previous: str) -> None:
-        """Name two images by their ids; an empty one is left out.
-
-        Raises:
-            RocmlabError: the engine refuses.
-        """
+        """Name two images by their ids, but for empty ones; raise RocmlabError if the engine does not."""
         for image, name in ((present, self.image), (previous, self.previous_image)):
             code, output = self.engine("tag", image, name) if image else (0, "")
             if code:
@@ -163,7 +160,7 @@ class ContainerLab(ABC):
         """Build the image unless it is current, or `always`, for what the digest leaves out (the notebooks' copy).
 
         Raises:
-            RocmlabError: the base image cannot be had, the disk is too full, or the build failed.
+            RocmlabError: the base image could not be pulled, the disk is too full, or the build failed.
         """
         self._hand_over_notebooks(say)
         if self.is_prepared() and not always:
@@ -186,7 +183,7 @@ class ContainerLab(ABC):
             raise RocmlabError(
                 f"building {self.image} failed",
                 reason,
-                f"mend that and run `make up` again; everything printed: {log}",
+                f"fix the error above, then `make up`; complete log: {log}",
             )
         say(f"image {self.image} is built")
         self.has_built = True  # what has lost its name is removed when the new one's lab has answered
@@ -194,7 +191,7 @@ class ContainerLab(ABC):
     def _hand_over_notebooks(self, say: Say) -> None:
         """Let the lab's user save the project's own notebooks, where root cloned them; see `shipped`."""
         ids = [self.values.get(name, "") for name in ("NB_UID", "NB_GID")]
-        if all(text.isdigit() for text in ids):  # else start.sh says what is wrong
+        if all(text.isdigit() for text in ids):  # else start.sh reports what is wrong
             chosen = self.settings.project / os.path.expanduser(self.values["NOTEBOOKS_DIR"])
             shipped.hand_over(self.settings, chosen, int(ids[0]), int(ids[1]), say)
 
@@ -211,12 +208,8 @@ class ContainerLab(ABC):
         self.engine("image", "prune", "--force", "--filter", f"label=rocmlab.backend={self.backend}")
 
     def check_disk(self) -> None:
-        """Make sure that what has still to be pulled and built fits on the engine's disk.
-
-        Raises:
-            RocmlabError: it does not.
-        """
-        if self.has_image() or not Path(self.engine_root).exists():
+        """Raise RocmlabError unless what has still to be pulled and built fits on the engine's disk."""
+        if self.is_built() or not Path(self.engine_root).exists():
             return  # only our layers change, or the engine's disk cannot be seen from here
         needed, free = NEEDED_BYTES[self.backend], shutil.disk_usage(self.engine_root).free
         needed = min(needed, 8e9) if self.has_base() else needed
@@ -238,15 +231,16 @@ class ContainerLab(ABC):
         )
         if code == 0:
             return
-        said = last[-1] if last else f"{self.program} pull printed nothing"
+        said = last[-1] if last else f"{self.program} pull: no output"
         if UNREACHABLE.search(said):
             raise BaseImageUnreachable(
-                f"the base image {base} cannot be had",
+                f"could not pull the base image {base}",
                 f"no image registry answers: {said}",
-                f"check the network, or name an image that is here ({self.program} images): "
-                "make up BASE_IMAGE=name:tag",
+                f"check the network, or choose a local image ({self.program} images): make up BASE_IMAGE=name:tag",
             )
-        raise RocmlabError(f"the base image {base} cannot be had", said, "name another: make up BASE_IMAGE=name:tag")
+        raise RocmlabError(
+            f"could not pull the base image {base}", said, "choose another one: make up BASE_IMAGE=name:tag"
+        )
 
     # -- container -----------------------------------------------------------------------------------------------
 
@@ -262,13 +256,16 @@ class ContainerLab(ABC):
         code, output = self.engine(*self._list(running_only=running_only))
         return output.split()[0] if code == 0 and output.split() else None
 
-    def asked(self, *arguments: str, timeout_seconds: float = 60) -> str:
-        """Return what the engine answers.
-
-        Raises:
-            EngineSilent: it fails, or does not answer in time.
-        """
-        return asked(self.engine, self.program, *arguments, timeout_seconds=timeout_seconds)
+    def query(self, *arguments: str, timeout_seconds: float = 60) -> str:
+        """Return what the engine answers; raise EngineSilent if it fails or does not answer in time."""
+        code, output = self.engine(*arguments, timeout_seconds=timeout_seconds)
+        if code:
+            raise EngineSilent(
+                f"the engine does not answer `{self.program} {arguments[0]}`",
+                output.strip()[-400:] or f"exit code {code}",
+                f"check that `{self.program} ps` answers, then retry",
+            )
+        return output
 
     def known_container(self, *, running_only: bool = True) -> str | None:
         """Return the id of the lab's container, or None if there is none: for what would end or remove it.
@@ -276,24 +273,29 @@ class ContainerLab(ABC):
         Raises:
             EngineSilent: the engine does not answer.
         """
-        found = self.asked(*self._list(running_only=running_only)).split()
+        found = self.query(*self._list(running_only=running_only)).split()
         return found[0] if found else None
 
     @abstractmethod
+    def _remove(self) -> tuple[int, str]:
+        """Remove the container and its network; return the engine's exit code and its output."""
+
     def stop(self, say: Say) -> None:
-        """Remove the container and its network; the share stays."""
+        """Remove the container and its network; the volume stays."""
+        self._rescue(say)
+        code, output = self._remove()
+        if code:
+            fix = f"{self.program} ps, then retry: make down"
+            raise RocmlabError("the lab could not be stopped", output.strip()[-400:], fix)
 
     @abstractmethod
     def _bring_up(self) -> tuple[int, str]:
         """Bring the container to the configured state; return the engine's exit code and what it printed."""
 
-    @abstractmethod
-    def _owner(self) -> str:
-        """Return the project folder of the container of our name, empty where there is none."""
-
     def _check_owner(self) -> None:
         """Make sure that the container of our name is ours, and not that of a clone that was copied with its `.env`."""
-        owner = self._owner()
+        container = self.known_container(running_only=False)
+        owner = self._label(container, self.owner_label) if container else ""
         if owner and Path(owner).resolve() != self.settings.project.resolve() and Path(owner, "compose.yaml").exists():
             name = self.values["COMPOSE_PROJECT_NAME"]
             raise RocmlabError(
@@ -303,7 +305,7 @@ class ContainerLab(ABC):
             )
 
     def _label(self, container: str, name: str) -> str:
-        return self.asked("inspect", "--format", f'{{{{index .Config.Labels "{name}"}}}}', container).strip()
+        return self.query("inspect", "--format", f'{{{{index .Config.Labels "{name}"}}}}', container).strip()
 
     @abstractmethod
     def _is_current(self, container: str) -> bool:
@@ -322,7 +324,7 @@ class ContainerLab(ABC):
     def _rescue(self, say: Say) -> None:
         """Keep what a container of an earlier version has in its own layer; before any container is removed."""
         if container := self.known_container(running_only=False):
-            rescue.take(self.engine, self.program, container, self.settings.state, say)
+            rescue.take(self.engine, self.query, self.program, container, self.settings.state, say)
 
     def _adopt(self, say: Say) -> None:
         """Move what earlier versions kept outside the share into the home on the share."""
@@ -338,12 +340,12 @@ class ContainerLab(ABC):
         container = self.container()
         return container is not None and self._is_current(container)
 
-    def one_off_containers(self) -> list[str]:
-        """Return the ids of running containers of single runs that end with the lab.
+    def is_known_to_run(self) -> bool:
+        """Return whether the container runs; raise EngineSilent if the engine does not answer."""
+        return self.known_container() is not None
 
-        Raises:
-            EngineSilent: the engine does not answer.
-        """
+    def one_off_containers(self) -> list[str]:
+        """Return the ids of running containers of single runs that end with the lab; may raise EngineSilent."""
         return []
 
     def is_restarting(self) -> bool:
@@ -359,9 +361,7 @@ class ContainerLab(ABC):
     def start(self, say: Say, *, force: bool = False) -> bool:
         """Bring the container to the configured state and wait until JupyterLab answers.
 
-        Args:
-            say: prints one line.
-            force: stop and start a lab that runs as configured and does not answer.
+        `force` also stops and starts a lab that runs as configured and does not answer.
 
         Returns:
             Whether a container was started.
@@ -382,20 +382,20 @@ class ContainerLab(ABC):
             self._undo(before)
             raise self._refusal(output)
         restarts = self._restarts()
-        if server.wait(self.port, self._answers, lambda: self._lives(restarts)):
+        if server.wait(self.port, self.answers, lambda: self._lives(restarts)):
             if self.has_built:  # the container of the image before this one is gone now
                 self._prune()
             if (image := self.image_id(self.image)) != envfile.read(self.healthy).strip():
                 envfile.write(self.healthy, image + "\n")
             return self._is_another(before)
         container = self.container(running_only=False)
-        last = self.engine("logs", "--tail", "15", container)[1].strip() if container else "the container is gone"
+        last = self.engine("logs", "--tail", "15", container)[1].strip() if container else "the container was removed"
         if self._undo(before):
             raise RocmlabError(
-                "the lab did not start", f"its last words:\n{last}", "mend that, and run `make up` again"
+                "JupyterLab exited during startup", f"last log lines:\n{last}", "fix the error above, then `make up`"
             )
         if not force:
-            raise not_answering(f"its last words:\n{last}")
+            raise not_answering(f"last log lines:\n{last}")
         self.stop(say)
         return self.start(say)
 
@@ -410,7 +410,7 @@ class ContainerLab(ABC):
     def _started(self) -> str:
         """Return which container runs, and since when; an error if the engine does not answer."""
         container = self.known_container()
-        return self.asked("inspect", "--format", "{{.Id}} {{.State.StartedAt}}", container) if container else ""
+        return self.query("inspect", "--format", "{{.Id}} {{.State.StartedAt}}", container) if container else ""
 
     def _is_another(self, before: str) -> bool:
         """Return whether this call has started the container that runs; True where the engine does not answer."""
@@ -420,18 +420,18 @@ class ContainerLab(ABC):
             return True
 
     def _restarts(self) -> str | None:
-        """Return how often the engine has started the container anew: it dies and comes back where start.sh refuses.
+        """Return how often the engine has restarted the container, as it does where start.sh reports an error.
 
         None: the engine does not answer.
         """
         try:
             container = self.known_container(running_only=False)
-            return self.asked("inspect", "--format", "{{.RestartCount}}", container).strip() if container else ""
+            return self.query("inspect", "--format", "{{.RestartCount}}", container).strip() if container else ""
         except EngineSilent:
             return None
 
     def _lives(self, restarts: str | None) -> bool:
-        """Return whether the container runs and was not started anew; True where the engine does not answer."""
+        """Return whether the container runs and was not restarted; True where the engine does not answer."""
         try:
             if self.known_container() is None:
                 return False
@@ -443,32 +443,27 @@ class ContainerLab(ABC):
     def _publishes_port(self) -> bool:
         return container_port.find(self.engine, self.container(), self.port) != container_port.CLOSED
 
-    def holder(self) -> Holder:
-        """Look who listens on PORT; another process there is remembered, see `exposure`."""
-        found = container_port.holder(
+    def _listening(self) -> Holder:
+        return container_port.holder(
             self.engine, self.container, self.port, self.settings.state, self.values, self.sockets_inside
         )
-        return exposure.note(self.settings, self.port, found)
-
-    def _answers(self) -> bool:
-        return self.ask("/api/status")[0] == 200
 
     def _refusal(self, output: str) -> RocmlabError:
-        said = output.strip().splitlines()[-1] if output.strip() else f"{self.program} printed nothing"
+        said = output.strip().splitlines()[-1] if output.strip() else f"{self.program}: no output"
         if "gathering device information" in said or re.search(r"stat /dev/\S+: no such file", said):
             return RocmlabError(
                 "the engine cannot pass a GPU's device node",
                 said,
-                "make doctor says which node is missing and why; then `make up` again",
+                "make doctor shows which node is missing and why; then `make up`",
             )
         if "CDI device" in said:
             return RocmlabError(
                 "the engine does not know the GPU by its CDI name",
                 said,
-                "sudo scripts/rocmlab cdi --output /etc/cdi/amd.json, then run `make up` again\n"
+                "sudo scripts/rocmlab cdi --output /etc/cdi/amd.json, then `make up`\n"
                 "or, without CDI: make up GPU_PASSTHROUGH=nodes",
             )
-        return RocmlabError("the engine refused to start the lab", said, "mend that and run `make up` again")
+        return RocmlabError("the engine could not start the lab", said, "fix the error above, then `make up`")
 
     def clean(self, say: Say) -> None:
         """Stop the lab and remove its image; the share stays."""
@@ -488,25 +483,6 @@ class ContainerLab(ABC):
         if container is None:
             return None
         return [self.program, "exec", container, "start.sh", "rocmlab"], self.environment
-
-    def ask(
-        self, path: str, *, method: str = "GET", body: object = None, timeout_seconds: float = 2.0
-    ) -> tuple[int, Any]:
-        """Make a request of the lab's own server with its token; see `server.ask`."""
-        return server.ask(
-            self.port, self.token, path, self.holder, method=method, body=body, timeout_seconds=timeout_seconds
-        )
-
-    def devices(self) -> list[dict[str, Any]]:
-        """Ask the running lab, as its own user, which devices it sees."""
-        container = self.container()
-        if container is None:
-            return []
-        code, output = self.engine("exec", container, "start.sh", "rocmlab", "devices", "--json")
-        if code:
-            raise RocmlabError("the lab does not say which devices it sees", output.strip()[-400:], "make logs")
-        found: list[dict[str, Any]] = json.loads(output)["devices"]
-        return found
 
     def node_record(self) -> Record | None:
         """Return what the lab's Ray node says of itself; None where it says nothing."""
@@ -551,7 +527,7 @@ class ContainerLab(ABC):
         """Print the container's log."""
         container = self.container(running_only=False)
         if container is None:
-            raise RocmlabError("there is no log", "the lab's container is gone, and its log with it", "make up")
+            raise RocmlabError("no log found", "the lab's container was removed, and its log with it", "make up")
         return process.attach(
             [self.program, "logs", *(["--follow"] if follow else []), container], env=self.environment
         )

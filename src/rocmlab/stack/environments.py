@@ -91,10 +91,7 @@ def remove(folder: Path) -> None:
 def put_aside(project: Path, folder: Path, *, is_whole: bool) -> None:
     """Make room where an environment is, and keep it until the new one is finished.
 
-    Args:
-        project: the project's folder.
-        folder: the environment, or a link to it.
-        is_whole: False where it is half made: then it is removed.
+    One that is not whole is removed.
     """
     aside = project / FOLDER / ASIDE
     if not is_whole:
@@ -126,11 +123,6 @@ def bring_back(project: Path, folder: Path, *, only_if_there: bool = False) -> N
         aside.unlink()
     elif is_there:
         os.rename(aside, folder)
-
-
-def remove_aside(project: Path) -> None:
-    """Remove the environment that was kept aside."""
-    remove(project / FOLDER / ASIDE)
 
 
 def remove_all(project: Path) -> bool:

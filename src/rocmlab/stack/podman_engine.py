@@ -1,18 +1,18 @@
-"""Podman on this host: whether it can run the lab, rootful or rootless, and what it lacks."""
+"""Podman on this host: whether it can run the lab, rootful or rootless, and what is missing."""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rocmlab.base.errors import Problem
-from rocmlab.stack.engine import json_object
+from rocmlab.stack import envfile
+from rocmlab.stack.engine import capture
 
 OLDEST = (4, 3)  # first with --userns=keep-id:uid=…
 WITHOUT_PODMAN = "or, without Podman: make up RUNTIME=native"
@@ -64,21 +64,8 @@ def probe(environment: Mapping[str, str] | None = None) -> Podman:
     client = shutil.which("podman", path=environment.get("PATH"))
     if client is None:
         return Podman(is_usable=False)
-    try:
-        done = subprocess.run(
-            [client, "info", "--format", "json"],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            env=environment,
-            check=False,
-        )
-        code, output, error = done.returncode, done.stdout, done.stderr
-    except subprocess.TimeoutExpired:
-        code, output, error = 1, "", "it did not answer within 20 s"
-    except OSError as err:
-        code, output, error = 1, "", str(err)
-    facts = json_object(output) if code == 0 else {}
+    code, output, error = capture([client, "info", "--format", "json"], environment)
+    facts = envfile.json_object(output) if code == 0 else {}
     if not facts:
         return Podman(is_usable=False, problem=_why_broken(error))
     return _describe(facts, error)
@@ -166,11 +153,11 @@ def _no_ids(said: str) -> Problem:
 
 
 def _why_broken(error: str) -> Problem:
-    said = error.strip().splitlines()[-1] if error.strip() else "it printed nothing"
+    said = error.strip().splitlines()[-1] if error.strip() else "no output"
     if "newuidmap" in error or "newgidmap" in error:
         return Problem("rootless Podman lacks newuidmap", said, f"sudo apt install uidmap; {WITHOUT_PODMAN}")
     if "subuid" in error or "subgid" in error:
         return _no_ids(error)
     return Problem(
-        "Podman is installed but does not answer", said, f"podman info, and mend what it says; {WITHOUT_PODMAN}"
+        "Podman is installed but does not answer", said, f"podman info, and fix the error it shows; {WITHOUT_PODMAN}"
     )

@@ -69,11 +69,7 @@ def _share(settings: Settings, choice: Choice) -> str:
 
 
 def _check_folder(settings: Settings, name: str, value: str) -> None:
-    """Reject a folder in which programs make, move and remove files.
-
-    Raises:
-        RocmlabError: it is one of those, or in one of those.
-    """
+    """Raise RocmlabError for a folder in which programs make, move and remove files."""
     folder = (settings.project / os.path.expanduser(value)).resolve()
     taken = [path for path in OURS if folder.is_relative_to((settings.project / path).resolve())]
     taken += [".rocmlab"] if folder == (settings.project / ".rocmlab").resolve() else []

@@ -88,7 +88,7 @@ def listeners(port: int) -> tuple[Listener, ...] | None:
 
 
 def _diagnosed(port: int) -> list[tuple[bytes, Listener]]:
-    """Return every listener on a port with its address, as the kernel tells by netlink.
+    """Return every listener on a port with its address, as the kernel reports by netlink.
 
     Raises:
         OSError: it does not.
@@ -107,11 +107,7 @@ def _diagnosed(port: int) -> list[tuple[bytes, Listener]]:
 
 
 def _messages(kernel: socket.socket) -> list[bytes]:
-    """Return the payloads of all messages of one answer.
-
-    Raises:
-        OSError: the kernel refuses, or the answer is incomplete.
-    """
+    """Return the payloads of all messages of one answer; raise OSError if it is incomplete."""
     found: list[bytes] = []
     while True:
         data, _, flags, _ = kernel.recvmsg(1 << 16)

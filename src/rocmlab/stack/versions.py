@@ -51,24 +51,11 @@ def read(settings: Settings) -> tuple[Version | None, Version | None]:
 
 
 def write(settings: Settings, current: Version | None, previous: Version | None) -> None:
-    """Remember both.
-
-    Raises:
-        RocmlabError: the file cannot be written.
-    """
+    """Remember both."""
     found = {"current": current and asdict(current), "previous": previous and asdict(previous)}
     text = json.dumps(found, indent=1) + "\n"
     if envfile.read(path_of(settings)) != text:
         envfile.write(path_of(settings), text)
-
-
-def forget(settings: Settings) -> None:
-    """Forget both: what they were made of is removed.
-
-    Raises:
-        OSError: the file cannot be removed.
-    """
-    path_of(settings).unlink(missing_ok=True)
 
 
 def here(project: Project, commit: str | None = None) -> Version:

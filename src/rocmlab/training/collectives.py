@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from rocmlab.base import files
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import device_id, discover, visibility
 from rocmlab.training import children, interpreters
@@ -242,8 +243,6 @@ def _remember(place: Path, found: Collectives) -> None:
     """Keep a result; where the share cannot be written, the next run probes again."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        scratch = place.with_suffix(f".{os.getpid()}")
-        scratch.write_text(json.dumps(asdict(found)), encoding="utf-8")
-        scratch.replace(place)
+        files.write_text(place, json.dumps(asdict(found)))
     except OSError as err:
         log.warning("%s cannot be written (%s); the next run probes again", place, err)

@@ -40,7 +40,7 @@ DRIVER = "rocmlab.cluster.executor.driving"
 ADDRESS = "ROCMLAB_CLUSTER"  # in the child's environment
 GREETING_SECONDS = 120.0  # until the cluster has said what it has: a node may have to start a process first
 SEND_SECONDS = 30.0  # for an order to be taken
-FAREWELL_SECONDS = 8.0  # for the end of the warm parents
+FAREWELL_SECONDS = 8.0  # for the end of the fork servers
 GONE = "the process that speaks to Ray has ended"
 DESCRIBED = ("name", "notebook", "parameters", "kernel", "language", "gpus", "vram_bytes", "is_mixed")
 
@@ -234,7 +234,7 @@ class Cluster:
         self._changed(why)
 
     async def close(self) -> None:
-        """End the run's part in the cluster: its warm parents and, with the child, all that Ray still has of it."""
+        """End the run's part in the cluster: its fork servers and, with the child, all that Ray still has of it."""
         if self._pump is not None:
             self._changed = lambda why: None
             if self.gone is None and self._link.send({"do": "end"}):

@@ -25,7 +25,7 @@ from rocmlab.cluster.executor.watching import NodeWatch
 from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.workers.commands import Order, Orders
 
-FLUSH_SECONDS = 5.0  # for the keepers to end their parents
+FLUSH_SECONDS = 5.0  # for the keepers to end their fork servers
 UNSEEN = f"not seen here as they were written within {delivery.SEEN_SECONDS:g} s, the share is slow: {{names}}"
 
 

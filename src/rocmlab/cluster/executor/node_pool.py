@@ -60,13 +60,14 @@ class NodePool:
         if not now:
             del self._kept[node]
 
-    def least_kept(self, kinds: Sequence[Kind], bad: str | None) -> str | None:
-        """Return a node of these kinds that is kept for the fewest jobs, and not a bad one unless it is the only."""
+    def least_kept(self, kinds: Sequence[Kind], bad: str | None) -> str:
+        """Return the node of these kinds that is kept for the fewest jobs; a bad one only if there is no other."""
         for level in range(max(len(kind.levels) for kind in kinds)):
             for kind in kinds:
                 nodes = kind.levels[level] if level < len(kind.levels) else ()
                 if found := next((node for node in nodes if node != bad), None):
                     return found
+        assert bad is not None
         return bad
 
     def closed(self, kinds: Sequence[Kind], bad: str | None) -> list[str] | None:

@@ -17,6 +17,7 @@ from rocmlab.base import formatting
 from rocmlab.base.errors import Problem, RocmlabError
 from rocmlab.cluster.executor.node_pool import Kind, NodePool
 from rocmlab.cluster.executor.nodes import RemoteNode
+from rocmlab.devices import product_names
 from rocmlab.runs.scheduling.place import Place, Resources
 from rocmlab.runs.scheduling.placement import gigabytes
 from rocmlab.runs.scheduling.scheduler import CPU, Demand, Group, Scheduler
@@ -132,9 +133,7 @@ class ClusterPlaces(Scheduler):
         asked = "all GPUs of a node" if resources.gpus == "all" else formatting.plural(wanted, "GPU")
         if resources.vram_bytes:
             asked += f" with {gigabytes(resources.vram_bytes)} of VRAM each"
-        have = "; ".join(
-            f"{node.name}: {formatting.device_names(node.gpus) or 'no GPU'}" for node in self.nodes.values()
-        )
+        have = "; ".join(f"{node.name}: {product_names(node.gpus) or 'no GPU'}" for node in self.nodes.values())
         return Problem(
             f"it asks for {asked}, of one product and on one node",
             f"no node has them, or one whose GPUs differ has: {formatting.short(have, 400)}",
@@ -162,30 +161,29 @@ class ClusterPlaces(Scheduler):
         bad = last.node_id if isinstance(last, RemotePlace) and last.node_id in self.nodes else None
         if bad and sum(len(kind.nodes) for kind in kinds or self._pool.kinds) == 1:
             bad = None  # it is better than none
-        place = RemotePlace((), 1, None, demand.resources, demand.count)
-        if not demand.count:
-            place.never = (*((bad,) if bad else ()), *self.refused)
-        elif not self._choose_nodes(place, kinds, bad):
+        if demand.count == 1 and not self._pool.has_open(kinds, bad):
             return None  # a job that has waited longer has its turn first
         self._out[0 if demand.count else CPU] += max(1, demand.count)
+        place = RemotePlace((), 1, None, demand.resources, demand.count)
+        self._choose_nodes(place, kinds, bad)
         return place
 
-    def _choose_nodes(self, place: RemotePlace, kinds: Sequence[Kind], bad: str | None) -> bool:
-        """Set the nodes to which a job with GPUs may go; return whether there are any."""
-        if place.count > 1:
+    def _choose_nodes(self, place: RemotePlace, kinds: Sequence[Kind], bad: str | None) -> None:
+        """Set the nodes to which a job may go."""
+        closed = None
+        if not place.count:
+            closed = [bad] if bad else []
+        elif place.count > 1:
             place.pinned = self._pool.least_kept(kinds, bad)
-            assert place.pinned is not None, "a demand has nodes"
             self._reserved[place] = place.pinned
             self._pool.keep(place.pinned)
-            return True
-        if not self._pool.has_open(kinds, bad):
-            return False
-        closed = None if place.resources.vram_bytes else self._pool.closed(kinds, bad)
+            return
+        elif not place.resources.vram_bytes:
+            closed = self._pool.closed(kinds, bad)
         if closed is None:
             place.among = tuple(self._pool.open(kinds, bad))
         else:
             place.never = (*closed, *self.refused)
-        return True
 
 
 def _limit(gpus: str | None) -> int | None:

@@ -134,7 +134,7 @@ class Submitter:
         return self._contents[key]
 
     def close(self, seconds: float) -> None:
-        """End the keepers, and with them the warm parents."""
+        """End the keepers, and with them the fork servers."""
         import ray
 
         closing = _started(self.keepers.values())

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from rocmlab.base import private
+from rocmlab.base.cores import count as count_cores
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cluster.executor import delivery
 from rocmlab.cluster.executor.folder import NodeFolder, is_shared
@@ -31,12 +32,11 @@ from rocmlab.cluster.executor.node_agent import keeper_name, scratch
 from rocmlab.cluster.executor.nodes import masked
 from rocmlab.cluster.node import session
 from rocmlab.devices import Device, discover
-from rocmlab.kernels.run_warmth import Warmth
 from rocmlab.runs.jobs import Job
 from rocmlab.runs.scheduling.place import Place
-from rocmlab.runs.scheduling.placement import count_cores
 from rocmlab.runs.scheduling.pool import memory_bytes
 from rocmlab.runs.scheduling.usage import Meters
+from rocmlab.runs.workers.forking import JobForkServers
 from rocmlab.runs.workers.supervisor import Ending, Event, Limits, Supervisor
 from rocmlab.runs.workers.workers import Workers
 
@@ -79,13 +79,15 @@ class _Station:
     def workers(self, warm: str) -> Workers:
         """Return the workers, which are made for the first job."""
         if self._workers is None:
-            environment, warmth = own_environment(_first_environment()), _Warmth(self.keeper)
-            self._workers = Workers(environment, 1, warm=warm, warmth=warmth, converts=False)  # the runner does
+            environment, fork_servers = own_environment(_first_environment()), _NodeForkServers(self.keeper)
+            self._workers = Workers(
+                environment, 1, warm=warm, fork_servers=fork_servers, converts=False
+            )  # the runner does
         return self._workers
 
 
-class _Warmth(Warmth):
-    """The warm parents that the node's keeper has."""
+class _NodeForkServers(JobForkServers):
+    """The fork servers that the node's keeper has."""
 
     def __init__(self, keeper: Any) -> None:  # noqa: ANN401  a handle of Ray
         super().__init__()
@@ -96,7 +98,7 @@ class _Warmth(Warmth):
         import ray
 
         try:
-            found = ray.get(self._keeper.parent.remote(job.kernel, job.gpus, dict(environment)), timeout=30)
+            found = ray.get(self._keeper.fork_server.remote(job.kernel, job.gpus, dict(environment)), timeout=30)
         except Exception as err:  # the job starts its kernel cold
             return None, f"{type(err).__name__}: {err}"
         return cast("tuple[str | None, str | None]", found)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rocmlab import __version__
-from rocmlab.base import confidential
+from rocmlab.base import confidential, cores
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cluster.node import ports, token
 from rocmlab.devices import Device, discover, is_simulated, system_root, visibility
@@ -103,7 +103,7 @@ def plan(
         folder=check_folder(folder) if folder else usual_folder(first),
         devices=tuple(gpus),
         simulated=is_simulated(root),
-        cpus=cpus or len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else [0]),
+        cpus=cpus or cores.count(),
         store_bytes=store_bytes or _store_bytes(),
         rocm=rocm_version(root),
     )

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rocmlab.base import identity
+from rocmlab.base import files, identity
 from rocmlab.base.errors import Problem
 
 STARTING, READY, FAILED = "starting", "ready", "failed"
@@ -44,9 +44,7 @@ class Record:
 
     def write(self, path: Path) -> None:
         """Replace the file."""
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
+        files.write_text(path, json.dumps(asdict(self)) + "\n")
 
 
 def read(path: Path) -> Record | None:

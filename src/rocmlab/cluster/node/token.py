@@ -12,6 +12,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
+from rocmlab.base import files
 from rocmlab.base.errors import RocmlabError
 
 VALID = re.compile(r"[!-~]{32,512}")  # printable ASCII without spaces, as an HTTP header needs it
@@ -47,12 +48,7 @@ def write(path: Path, text: str) -> Path:
         OSError: the file cannot be written.
     """
     check(text)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.unlink(missing_ok=True)
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(handle, "w", encoding="ascii") as file:
-        file.write(text)
-    os.replace(temporary, path)
+    files.write_text(path, text, mode=0o600)
     return path
 
 

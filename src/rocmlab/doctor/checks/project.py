@@ -13,7 +13,7 @@ from rocmlab.base.errors import Problem, RocmlabError
 from rocmlab.doctor.model import BLOCKS, CONTAINER, HOST, WARNS, Repair, Verdict, blocks, check, ok, skip, warns
 from rocmlab.doctor.situation import Situation
 from rocmlab.stack import project as projects
-from rocmlab.stack import resolve, server, space
+from rocmlab.stack import resolve, server
 from rocmlab.stack import settings as configuration
 
 NO_PLAN = "nothing could be planned"
@@ -155,7 +155,7 @@ def low(s: Situation) -> Verdict:
     elif s.project is None:
         return skip(NO_PLAN)
     else:
-        folders = space.folders(s.project.settings, s.project.lab)
+        folders = s.project.lab.folders()
         minimum = free_space.minimum_bytes({free_space.NAME: s.project.settings.get(free_space.NAME)})
     if not minimum or not folders:
         return skip("MIN_FREE_DISK_GB=0: not asked" if not minimum else "no folder of the lab can be seen from here")

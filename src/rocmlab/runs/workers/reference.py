@@ -22,8 +22,9 @@ from papermill.log import logger
 
 from rocmlab.base import private
 from rocmlab.base.formatting import ANSI
-from rocmlab.kernels import handover, kernel
-from rocmlab.kernels.lifeline import Lifeline
+from rocmlab.kernels import kernelspec
+from rocmlab.kernels.forkserver import inheritance
+from rocmlab.kernels.forkserver.lifeline import Lifeline
 from rocmlab.notebook.ends import describe
 from rocmlab.notebook.notebooks import escape
 from rocmlab.notebook.titles import numbered, title_of
@@ -75,12 +76,12 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
     async def async_start_new_kernel(self, **options: Any) -> None:  # noqa: ANN401  those of jupyter_client
         """Start the kernel; where that is a process of this machine, it inherits the lease."""
         specification = self.km.kernel_spec
-        if not kernel.is_local(specification.metadata):
+        if not kernelspec.is_local(specification.metadata):
             await super().async_start_new_kernel(**options)
             return
         specification.metadata.pop("kernel_provisioner", None)
         locks = self._lease.descriptors if self._lease else ()
-        self.extra_arguments += handover.keeping(specification.argv, locks)[len(specification.argv) :]
+        self.extra_arguments += inheritance.keeping(specification.argv, locks)[len(specification.argv) :]
         await super().async_start_new_kernel(pass_fds=(*locks, self._lifeline.descriptor), **options)
         pid = self.km.provisioner.pid
         self._lifeline.tie(pid)

@@ -100,7 +100,7 @@ class Supervisor:
         timer: asyncio.TimerHandle | None = None
         try:
             self._worker = self.workers.take()  # if it is new, it gets ready while the lease is awaited
-            self.workers.parent(self.job, self._environment())  # it imports meanwhile, too
+            self.workers.fork_server(self.job, self._environment())  # it imports meanwhile, too
             if not await self._claim.settled(lambda: bool(self._stopped)) or self._stopped:
                 return Ending(
                     "not run", "", None, self._warnings, why_cpu=None if self._stopped else self._claim.why_not
@@ -171,7 +171,7 @@ class Supervisor:
 
     def _description(self, scratch: str) -> dict[str, Any]:
         lease = self._claim.lease
-        address, why_not = self.workers.parent(self.job, self._environment())
+        address, why_not = self.workers.fork_server(self.job, self._environment())
         return {
             "notebook": self.job.notebook,
             "output": str(self.folder.file(self.job.name, "notebook")),

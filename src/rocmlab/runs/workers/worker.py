@@ -6,10 +6,8 @@ of a run take one job after another, see `rocmlab.runs.workers.serving`.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
-import re
 import signal
 import sys
 import threading
@@ -18,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
+from rocmlab.base.formatting import ANSI
 from rocmlab.kernels.leases import Lease
 from rocmlab.runs.jobs import Status
 
@@ -131,11 +130,10 @@ class Worker:
 
     def _start_kernel(self, folder: str) -> Kernel:
         from rocmlab.kernels import kernel
+        from rocmlab.kernels.forked import Refused
 
         name, why, memory = self.job["kernel"], self.job.get("cold"), self.job.get("memory_bytes")
         if address := self.job.get("warm"):
-            from rocmlab.kernels.forkserver import Refused
-
             try:
                 return kernel.start(name, folder, os.environ, self.lease, address, memory)
             except Refused as err:
@@ -170,17 +168,15 @@ def check_masks(running: Kernel, job: dict[str, Any]) -> None:
         RocmlabError: it has others, such as its kernelspec's own.
     """
     from rocmlab.base.errors import RocmlabError
-    from rocmlab.kernels import kernel
+    from rocmlab.kernels import kernelspec
+    from rocmlab.kernels.kernel import LocalKernel
 
     if not (wanted := job.get("masks")):
         return
-    has: dict[str, str] = {}
-    if isinstance(running, kernel.LocalKernel):
-        with contextlib.suppress(OSError):
-            raw = Path(f"/proc/{running.process.pid}/environ").read_bytes()
-            pairs = (entry.partition(b"=") for entry in raw.split(b"\0") if b"=" in entry)
-            has = {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
-    has = has or kernel.environment(kernel.find(job["kernel"])[0], os.environ)
+    if isinstance(running, LocalKernel):
+        has = running.environment()
+    else:
+        has = kernelspec.environment(kernelspec.find(job["kernel"])[0], os.environ)
     for name, value in wanted.items():
         if has.get(name) != value:
             raise RocmlabError(
@@ -192,7 +188,7 @@ def check_masks(running: Kernel, job: dict[str, Any]) -> None:
 
 def plain(text: str) -> str:
     """Return text without the colours of a terminal."""
-    return re.sub(r"\x1b\[[0-9;?]*[ -/]*[@-~]", "", text)
+    return ANSI.sub("", text)
 
 
 class LogFile(io.RawIOBase):

@@ -47,11 +47,7 @@ class Task:
 
     @classmethod
     def from_json(cls, text: str) -> Task:
-        """Return a task from JSON.
-
-        Raises:
-            RocmlabError: it is not one.
-        """
+        """Return a task from JSON; raise RocmlabError if it is not one."""
         try:
             found = json.loads(text)
             if found["kind"] not in ("create", "restore"):

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from warm_kernels import Talk, ask, gone, lives, program, said, warm
 
-from rocmlab.kernels import forkserver as warm_kernels
-from rocmlab.kernels.forkserver import Parent, Refused
+from rocmlab.kernels.fork_servers import ForkServer
+from rocmlab.kernels.forked import Refused
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm kernels need Linux")
 
-MARK = "fedcba9876543210"
+TOKEN = "fedcba9876543210"
 # A kernel that hears nothing: its signals are blocked, and a loop of C code holds the interpreter's lock.
 DEAF = """
 import ctypes, os, signal, threading
@@ -30,10 +30,9 @@ ctypes.PyDLL(None).sleep(60)
 """
 CLIENT = """
 import os, signal, sys
-from rocmlab.kernels import forked
-from warm_kernels import Talk, ask
+from warm_kernels import Talk, ask, fork
 address, folder, code = sys.argv[1:]
-running = forked.start(address, folder, dict(os.environ), mark="fedcba9876543210")
+running = fork(address, folder, token="fedcba9876543210")
 ask(running.connection, "import subprocess")
 other = ask(running.connection, "o = subprocess.Popen(['sleep', '60'], start_new_session=True)", "o.pid")
 same = ask(running.connection, "o = subprocess.Popen(['sleep', '60'])", "o.pid")
@@ -46,14 +45,14 @@ signal.pause()
 STARTER = """
 import os, signal, sys
 from pathlib import Path
-from rocmlab.kernels import forkserver as warm
-from rocmlab.kernels import forked
-parent = warm.start(sys.executable, [sys.argv[2]], dict(os.environ), Path(sys.argv[1]))
+from rocmlab.kernels.fork_servers import ForkServer
+from warm_kernels import fork
+server = ForkServer(sys.executable, [sys.argv[2]], dict(os.environ), Path(sys.argv[1]))
 if sys.argv[2] == "json":
-    running = forked.start(parent.address, sys.argv[1], dict(os.environ))
-    print(parent.pid, running.pid, flush=True)
+    running = fork(server.address, sys.argv[1])
+    print(server.pid, running.pid, flush=True)
 else:
-    print(parent.pid, flush=True)
+    print(server.pid, flush=True)
 signal.pause()
 """
 
@@ -65,33 +64,33 @@ def _tests_are_importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def parent(_tests_are_importable: None, tmp_path: Path) -> Iterator[Parent]:
-    """A parent that may be killed."""
-    found = warm_kernels.start(sys.executable, ["json"], dict(os.environ), tmp_path / "warm")
+def server(_tests_are_importable: None, tmp_path: Path) -> Iterator[ForkServer]:
+    """A server that may be killed."""
+    found = ForkServer(sys.executable, ["json"], dict(os.environ), tmp_path / "warm")
     assert found.ready(60), found.why
     yield found
     found.close()
 
 
 @pytest.mark.parametrize("code", ["", "while True: pass", DEAF], ids=["idle", "busy", "deaf"])
-def test_a_kernel_ends_with_its_client(parent: Parent, tmp_path: Path, code: str) -> None:
-    """So do programs of its, in its session or another; the parent serves on."""
-    with program(CLIENT, parent.address, tmp_path, code) as client:
+def test_a_kernel_ends_with_its_client(server: ForkServer, tmp_path: Path, code: str) -> None:
+    """So do programs of its, in its session or another; the server serves on."""
+    with program(CLIENT, server.address, tmp_path, code) as client:
         pids = said(client)
         _until_deaf(tmp_path, code)
 
         client.kill()
 
         assert gone(*pids)
-    with warm(parent.address, tmp_path) as another:
+    with warm(server.address, tmp_path) as another:
         assert ask(another.connection, "", "1") == 1
 
 
 def test_a_starter_that_ignores_the_ends_of_children_does_no_harm(tmp_path: Path) -> None:
-    """Ray's processes do, and what they start inherits it: the parent serves on, and exit codes are true."""
+    """Ray's processes do, and what they start inherits it: the server serves on, and exit codes are true."""
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
-        found = warm_kernels.start(sys.executable, ["json"], dict(os.environ), tmp_path / "warm")
+        found = ForkServer(sys.executable, ["json"], dict(os.environ), tmp_path / "warm")
     finally:
         signal.signal(signal.SIGCHLD, before)
     try:
@@ -102,7 +101,7 @@ def test_a_starter_that_ignores_the_ends_of_children_does_no_harm(tmp_path: Path
                 assert ask(kernel.connection, "", run) == 7
                 talk = Talk(kernel.connection)
                 talk.send(f"import os; os._exit({code})")
-                assert kernel.forked.ended(10)
+                assert kernel.process.ended(10)
                 talk.close()
                 assert kernel.exit_code() == code
         assert found.ready(5), found.why
@@ -110,24 +109,24 @@ def test_a_starter_that_ignores_the_ends_of_children_does_no_harm(tmp_path: Path
         found.close()
 
 
-def test_a_kernel_outlives_its_parent(parent: Parent, tmp_path: Path) -> None:
+def test_a_kernel_outlives_its_fork_server(server: ForkServer, tmp_path: Path) -> None:
     """A person's work goes on; it can be watched, interrupted and ended, but nobody can know its exit code."""
-    assert parent.pid is not None
-    with warm(parent.address, tmp_path) as kernel:
+    assert server.pid is not None
+    with warm(server.address, tmp_path) as kernel:
         ask(kernel.connection, "x = 41")
 
-        os.kill(parent.pid, signal.SIGKILL)
-        assert gone(parent.pid)
+        os.kill(server.pid, signal.SIGKILL)
+        assert gone(server.pid)
 
         assert ask(kernel.connection, "x += 1", "x") == 42
         assert (kernel.ended(), kernel.exit_code()) == (False, None)
-        with pytest.raises(Refused, match="the warm parent has ended"), warm(parent.address, tmp_path):
+        with pytest.raises(Refused, match="the fork server has exited"), warm(server.address, tmp_path):
             pass
-        assert not parent.ready(5)
-        assert parent.why == "the warm parent ended with exit code -9"
+        assert not server.ready(5)
+        assert server.why == "the fork server exited with code -9"
         talk = Talk(kernel.connection)
         talk.send("import os; os._exit(3)")
-        assert kernel.forked.ended(10)
+        assert kernel.process.ended(10)
         talk.close()
         assert kernel.exit_code() is None
     assert gone(kernel.pid)
@@ -136,25 +135,25 @@ def test_a_kernel_outlives_its_parent(parent: Parent, tmp_path: Path) -> None:
 @pytest.mark.parametrize("first", ["parent", "client", "at once"])
 @pytest.mark.parametrize("code", ["", DEAF], ids=["idle", "deaf"])
 def test_nobody_is_left_when_parent_and_client_are_killed(
-    parent: Parent, tmp_path: Path, first: str, code: str
+    server: ForkServer, tmp_path: Path, first: str, code: str
 ) -> None:
     """The system itself ends the kernel's process group: no thread, no lock, no handler is needed."""
-    assert parent.pid is not None
-    with program(CLIENT, parent.address, tmp_path, code) as client:
+    assert server.pid is not None
+    with program(CLIENT, server.address, tmp_path, code) as client:
         kernel, other, same = said(client)
         _until_deaf(tmp_path, code)
-        order = [client.pid, parent.pid] if first == "client" else [parent.pid, client.pid]
+        order = [client.pid, server.pid] if first == "client" else [server.pid, client.pid]
 
         os.kill(order[0], signal.SIGSTOP if first == "at once" else signal.SIGKILL)
         os.kill(order[1], signal.SIGKILL)
         os.kill(order[0], signal.SIGKILL)
 
         assert gone(kernel, same, *order)
-    os.kill(other, signal.SIGKILL)  # in a session of its own, with nobody left who knows its mark
+    os.kill(other, signal.SIGKILL)  # in a session of its own, with nobody left who knows its token
 
 
 def test_everything_ends_with_the_starter(tmp_path: Path) -> None:
-    """Killed, it takes parent, kernel and files with it."""
+    """Killed, it takes server, kernel and files with it."""
     with program(STARTER, tmp_path / "warm", "json") as starter:
         pids = said(starter)
         assert all(lives(pid) for pid in pids)
@@ -179,13 +178,13 @@ def test_a_parent_that_imports_ends_with_its_starter(tmp_path: Path, monkeypatch
 
 def test_closing_a_parent_ends_its_kernels(tmp_path: Path) -> None:
     """And its folder goes; closing it again does no harm."""
-    parent = warm_kernels.start(sys.executable, ["json"], dict(os.environ), tmp_path / "warm")
-    with warm(parent.address, tmp_path) as kernel:
-        parent.close()
-        parent.close()
+    server = ForkServer(sys.executable, ["json"], dict(os.environ), tmp_path / "warm")
+    with warm(server.address, tmp_path) as kernel:
+        server.close()
+        server.close()
 
         assert gone(kernel.pid)
-        assert parent.why == "the warm parent was closed"
+        assert server.why == "the fork server was closed"
         assert list((tmp_path / "warm").iterdir()) == []
 
 

@@ -1,4 +1,4 @@
-"""Warm kernels of PyTorch and TensorFlow: what the parent has imported works in the kernel."""
+"""Warm kernels of PyTorch and TensorFlow: what the server has imported works in the kernel."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import psutil
 import pytest
 from warm_kernels import ask, started_cold, warm
 
-from rocmlab.kernels import forkserver as warm_kernels
-from rocmlab.kernels.forkserver import Parent
+from rocmlab.kernels.fork_servers import ForkServer
 
 THREADS = "2"
 MODULES = {"torch": ["torch"], "tensorflow": ["tensorflow", "keras"]}
@@ -68,20 +67,22 @@ def environment(kernel: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def parent(framework: str, environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parent]:
-    """A parent that has imported the framework."""
-    found = warm_kernels.start(sys.executable, MODULES[framework], environment, tmp_path_factory.mktemp("warm"))
+def server(
+    framework: str, environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ForkServer]:
+    """A server that has imported the framework."""
+    found = ForkServer(sys.executable, MODULES[framework], environment, tmp_path_factory.mktemp("warm"))
     assert found.ready(300), found.why
     yield found
     found.close()
 
 
 def test_matrices_are_multiplied_by_several_threads(
-    framework: str, parent: Parent, environment: dict[str, str], tmp_path: Path
+    framework: str, server: ForkServer, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """The parent has one thread; the kernel has as many as it was given, and its product is right."""
+    """The server has one thread; the kernel has as many as it was given, and its product is right."""
     count = "len(__import__('os').listdir('/proc/self/task'))"
-    with warm(parent.address, tmp_path, environment) as kernel:
+    with warm(server.address, tmp_path, environment) as kernel:
         before = ask(kernel.connection, "", count)
         assert ask(kernel.connection, WORK[framework], "product") == 300.0**3
         after = ask(kernel.connection, "", count)
@@ -89,15 +90,15 @@ def test_matrices_are_multiplied_by_several_threads(
             assert ask(kernel.connection, "", "torch.get_num_threads()") == int(THREADS)
 
     assert after > before
-    assert parent.pid is not None
-    assert psutil.Process(parent.pid).num_threads() == 1
+    assert server.pid is not None
+    assert psutil.Process(server.pid).num_threads() == 1
 
 
 def test_two_kernels_draw_different_numbers(
-    framework: str, parent: Parent, environment: dict[str, str], tmp_path: Path
+    framework: str, server: ForkServer, environment: dict[str, str], tmp_path: Path
 ) -> None:
     """The framework's own generators."""
-    with warm(parent.address, tmp_path, environment) as one, warm(parent.address, tmp_path, environment) as other:
+    with warm(server.address, tmp_path, environment) as one, warm(server.address, tmp_path, environment) as other:
         drawn = [ask(each.connection, WORK[framework], DRAW[framework]) for each in (one, other)]
 
     assert drawn[0] != drawn[1]
@@ -106,11 +107,11 @@ def test_two_kernels_draw_different_numbers(
 
 
 def test_a_seed_gives_the_numbers_of_a_cold_kernel(
-    framework: str, parent: Parent, environment: dict[str, str], kernel: str, tmp_path: Path
+    framework: str, server: ForkServer, environment: dict[str, str], kernel: str, tmp_path: Path
 ) -> None:
     """A training with a seed ends the same, forked or not; its data is loaded by processes of its own."""
     code = {"torch": TRAIN, "tensorflow": FIT}[framework]
-    with warm(parent.address, tmp_path, environment) as one, started_cold(kernel, tmp_path, environment) as other:
+    with warm(server.address, tmp_path, environment) as one, started_cold(kernel, tmp_path, environment) as other:
         ours, theirs = (ask(each.connection, code, "losses") for each in (one, other))
 
     assert ours == pytest.approx(theirs, rel=1e-4)
@@ -118,10 +119,10 @@ def test_a_seed_gives_the_numbers_of_a_cold_kernel(
 
 
 def test_most_of_its_memory_is_shared(
-    framework: str, parent: Parent, environment: dict[str, str], kernel: str, tmp_path: Path
+    framework: str, server: ForkServer, environment: dict[str, str], kernel: str, tmp_path: Path
 ) -> None:
     """A forked kernel has less than half of the private memory of a cold one after the same work."""
-    with warm(parent.address, tmp_path, environment) as one, started_cold(kernel, tmp_path, environment) as other:
+    with warm(server.address, tmp_path, environment) as one, started_cold(kernel, tmp_path, environment) as other:
         pids = []
         for each, pid in ((one, one.pid), (other, other.process.pid)):
             ask(each.connection, WORK[framework])

@@ -1,9 +1,9 @@
-"""A warm parent: imports modules once, then forks a kernel for each client that asks.
+"""The fork server: imports modules once, then forks a kernel for each client that requests one.
 
-It is run by its path under the kernel's interpreter, which need not have rocmlab, as `parent.py STARTER LISTENER
+It is run by its path under the kernel's interpreter, which need not have rocmlab, as `server.py STARTER LISTENER
 MODULE...`: a descriptor whose other end its starter holds, one that listens already, and what to import. It has one
-thread. Each client's connection belongs to one kernel: when it is closed, that kernel and all that carries its mark is
-killed. When its starter is gone, so is everything.
+thread. Each client's connection belongs to one kernel: when it is closed, that kernel and all that carries its token is
+killed. When its starter exits, everything ends. If the starter writes to it, it exits after its last kernel.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import importlib
 import importlib.util
 import json
 import os
-import secrets
 import select
 import selectors
 import shutil
@@ -31,13 +30,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 
-def _beside(name: str) -> ModuleType:
-    return _load(name, Path(__file__).parent)
-
-
-def _load(name: str, folder: Path) -> ModuleType:
-    """Import a module by its path, under a name that no notebook will ask for."""
-    full = f"_rocmlab_warm_{name}"
+def _load(name: str, folder: Path = Path(__file__).parent) -> ModuleType:
+    """Import a module by its path, under a name that no notebook imports."""
+    full = f"_rocmlab_forkserver_{name}"
     if full in sys.modules:
         return sys.modules[full]
     specification = importlib.util.spec_from_file_location(full, folder / f"{name}.py")
@@ -51,11 +46,13 @@ def _load(name: str, folder: Path) -> ModuleType:
 
 if TYPE_CHECKING:
     from rocmlab.base import job_tokens
-    from rocmlab.kernels.forkserver import child, guards, messages, requests
+    from rocmlab.kernels.forkserver import child, guards, messages
 else:
     job_tokens = _load("job_tokens", Path(__file__).parents[2] / "base")
-    guards, messages = _beside("guards"), _beside("messages")
-    requests, child = _beside("requests"), _beside("child")
+    guards, messages = _load("guards"), _load("messages")
+    _load("lifeline")
+    _load("inheritance")
+    child = _load("child")
 
 # What ipykernel imports when a kernel starts, and what the first cell needs; a name that is not there does no harm.
 OF_KERNELS = (
@@ -71,23 +68,23 @@ OF_KERNELS = (
     "tornado.queues",
 )
 REPLY_SECONDS = 5.0  # for a client to read an answer of some bytes
+RETIRE_SECONDS = 15.0  # without a kernel; a client may just be connecting
 
 
 @dataclass
 class Client:
-    """A connection, and the kernel that belongs to it, if it has asked for one."""
+    """A connection, and the kernel that belongs to it, if it has requested one."""
 
     connection: socket.socket
     process: int  # its own
-    stranger: str | None = None  # why nothing is done for it
+    refusal: str | None = None  # why nothing is done for it
     buffer: messages.Buffer = field(default_factory=messages.Buffer)
     pid: int | None = None  # not reaped while the connection is open, so that its number is not another's
     pidfd: int | None = None
-    mark: str = ""
-    scratch: str = ""
+    token: str = ""
 
 
-class Parent:
+class Server:
     """Serves clients, one after another."""
 
     def __init__(self, listener: socket.socket, starter: socket.socket) -> None:
@@ -97,17 +94,21 @@ class Parent:
         self.added = {name: text for name, text in os.environ.items() if self.environment.get(name) != text}
         self.clients: dict[int, Client] = {}  # by descriptor of their connection
         self.why: str | None = None  # why it refuses
+        self.is_retired = False
         own = {listener.fileno(), starter.fileno()}
         self.kept = sorted(set(guards.open_files()) - own)  # opened by the imports: kernels need them as they are
         self.selector = selectors.DefaultSelector()
         self.folder = str(Path(listener.getsockname()).parent)
 
     def serve(self) -> NoReturn:
-        """Serve until the starter is gone."""
+        """Serve until the starter has exited, or the last kernel after this server was retired."""
         self.selector.register(self.listener, selectors.EVENT_READ, self._accept)
         self.selector.register(self.starter, selectors.EVENT_READ, self._starter)
         while True:
-            for key, _ in self.selector.select():
+            ready = self.selector.select(RETIRE_SECONDS if self.is_retired and not self.clients else None)
+            if not ready:
+                self._leave()
+            for key, _ in ready:
                 if self._is_registered(key):
                     key.data()
 
@@ -126,15 +127,15 @@ class Parent:
         connection.settimeout(REPLY_SECONDS)
         client = Client(connection, process)
         if uid != os.geteuid():
-            client.stranger = f"this parent serves uid {os.geteuid()} and not {uid}"
+            client.refusal = f"this fork server serves uid {os.geteuid()} and not {uid}"
         self.clients[connection.fileno()] = client
         self.selector.register(connection, selectors.EVENT_READ, lambda: self._read(client))
 
     def _read(self, client: Client) -> None:
         try:
             is_open = client.buffer.fill(client.connection)
-            if client.stranger:
-                self._refuse(client, client.stranger)
+            if client.refusal:
+                self._refuse(client, client.refusal)
                 is_open = False
             message = client.buffer.message() if is_open else None
             if message is not None and client.pid is None:
@@ -149,7 +150,7 @@ class Parent:
             self._end(client)
 
     def _answer(self, client: Client, message: dict[str, Any]) -> None:
-        """Fork a kernel, or say why not.
+        """Fork a kernel, or report why not.
 
         Raises:
             ValueError: the request makes no sense.
@@ -160,9 +161,10 @@ class Parent:
         if self.why:
             self._refuse(client, self.why)
             return
-        client.scratch = os.path.join(self.folder, f"k-{secrets.token_hex(6)}")
-        request = requests.parse(message, client.buffer.descriptors, self.added, client.scratch)
-        client.mark = request.mark
+        request = messages.parse(message, client.buffer.descriptors, self.added)
+        client.token = request.token or job_tokens.new()
+        if not job_tokens.PATTERN.fullmatch(client.token):
+            raise ValueError(f"a token has 16 hexadecimal digits: {client.token}")
         why = guards.difference(self.environment, request.environment)
         if why is None and not os.path.isdir(request.cwd):
             why = f"no such folder: {request.cwd}"
@@ -171,8 +173,7 @@ class Parent:
         else:
             self._fork(client, request)
 
-    def _fork(self, client: Client, request: requests.Request) -> None:
-        os.mkdir(client.scratch, 0o700)
+    def _fork(self, client: Client, request: messages.Request) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
@@ -180,7 +181,7 @@ class Parent:
             try:
                 self._forget(client)
                 connection = client.connection
-                child.run(request, (*self.kept, connection.fileno()), lambda: _say_serving(connection))
+                child.run(request, client.token, (*self.kept, connection.fileno()), lambda: _report_serving(connection))
             finally:
                 os._exit(1)
         client.buffer.close()
@@ -192,14 +193,13 @@ class Parent:
             raise
         client.pid = pid
         self.selector.register(client.pidfd, selectors.EVENT_READ, lambda: self._ended(client))
-        answer = {"pid": pid, "connection": request.connection, "file": request.connection_file, "mark": request.mark}
         try:
-            messages.send(client.connection, answer, [client.pidfd])
+            messages.send(client.connection, {"pid": pid}, [client.pidfd])
         except OSError:
             self._end(client)
 
     def _forget(self, client: Client) -> None:
-        """In the kernel: close the parent's connections; those that are objects would close them again, later."""
+        """In the kernel: close the server's connections; those that are objects would close them again, later."""
         self.selector.close()
         self.listener.close()
         self.starter.close()
@@ -212,7 +212,7 @@ class Parent:
             messages.send(client.connection, {"refused": why})
 
     def _ended(self, client: Client) -> None:
-        """Tell a client how its kernel has ended; what the kernel left is killed when the client goes."""
+        """Report the exit code of its kernel to a client; what the kernel left is killed when the client goes."""
         assert client.pidfd is not None
         self.selector.unregister(client.pidfd)
         found = os.waitid(os.P_PIDFD, client.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -236,9 +236,8 @@ class Parent:
             os.killpg(client.pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(client.pid, signal.SIGKILL)  # it had no session of its own yet
-        job_tokens.kill(client.mark, spared=(client.process, os.getppid()))
+        job_tokens.kill(client.token, spared=(client.process, os.getppid()))
         self._reap(client)
-        shutil.rmtree(client.scratch, ignore_errors=True)
 
     def _reap(self, client: Client) -> None:
         assert client.pidfd is not None
@@ -253,9 +252,17 @@ class Parent:
         os.close(client.pidfd)
 
     def _starter(self) -> None:
-        """The starter is gone, for it never writes: end everything."""
+        """End everything if the starter has exited; what it writes retires this server."""
+        self.is_retired = False
+        with contextlib.suppress(ConnectionError):  # it never read our report
+            self.is_retired = bool(self.starter.recv(1))
+        if self.is_retired:
+            return
         for client in list(self.clients.values()):
             self._end(client)
+        self._leave()
+
+    def _leave(self) -> NoReturn:
         shutil.rmtree(self.folder, ignore_errors=True)
         os._exit(0)
 
@@ -267,8 +274,8 @@ def _first_environment() -> dict[str, str]:
     return {name: text for name, _, text in pairs}
 
 
-def _say_serving(connection: socket.socket) -> None:
-    """In the kernel: tell the client, and leave the connection to the parent."""
+def _report_serving(connection: socket.socket) -> None:
+    """In the kernel: report to the client, and leave the connection to the server."""
     with contextlib.suppress(OSError):
         messages.send(connection, {"serving": True})
     connection.close()
@@ -299,7 +306,7 @@ def _import(modules: Sequence[str]) -> None:
 
 
 def _prepare(modules: Sequence[str]) -> str | None:
-    """Import, and say why nothing can be forked; None if it can."""
+    """Import, and return why nothing can be forked; None if it can."""
     try:
         _import(modules)
     except BaseException as err:
@@ -339,12 +346,12 @@ def main(arguments: Sequence[str]) -> NoReturn:
     imported = _watch_while_importing(starter)
     why = _prepare(modules)
     imported()
-    parent = Parent(listener, starter)
-    parent.why = why
-    said = {"why": why, "seconds": round(time.monotonic() - began, 3)}
+    server = Server(listener, starter)
+    server.why = why
+    state = {"why": why, "seconds": round(time.monotonic() - began, 3)}
     with contextlib.suppress(OSError):  # its end of file is next
-        starter.sendall(json.dumps(said).encode() + b"\n")
-    parent.serve()
+        starter.sendall(json.dumps(state).encode() + b"\n")
+    server.serve()
 
 
 if __name__ == "__main__":

@@ -8,16 +8,17 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import zmq
 from jupyter_client.session import Session
 
-from rocmlab.kernels import forked
-from rocmlab.kernels import kernel as cold
-from rocmlab.kernels.forked import WarmKernel
+from rocmlab.base import job_tokens
+from rocmlab.kernels import kernel as kernels
+from rocmlab.kernels.kernel import LocalKernel
 
 ANSWER_SECONDS = 60.0
 
@@ -74,10 +75,23 @@ def ask(connection: Mapping[str, Any], code: str, expression: str = "None") -> A
     return ast.literal_eval(value["data"]["text/plain"])
 
 
+def fork(
+    address: str,
+    cwd: Path | str,
+    environment: Mapping[str, str] | None = None,
+    descriptors: Sequence[int] = (),
+    token: str | None = None,
+) -> LocalKernel:
+    """Have a kernel forked."""
+    given = {**(os.environ if environment is None else environment), **({job_tokens.NAME: token} if token else {})}
+    lease = SimpleNamespace(descriptors=tuple(descriptors))
+    return LocalKernel({"argv": [sys.executable]}, "", str(cwd), given, lease, address)
+
+
 @contextlib.contextmanager
-def warm(address: str, cwd: Path | str, environment: Mapping[str, str] | None = None, **more) -> Iterator[WarmKernel]:
+def warm(address: str, cwd: Path | str, environment: Mapping[str, str] | None = None, **more) -> Iterator[LocalKernel]:
     """Have a kernel forked, and end it."""
-    kernel = forked.start(address, str(cwd), dict(os.environ) if environment is None else environment, **more)
+    kernel = fork(address, cwd, environment, **more)
     try:
         yield kernel
     finally:
@@ -85,12 +99,10 @@ def warm(address: str, cwd: Path | str, environment: Mapping[str, str] | None = 
 
 
 @contextlib.contextmanager
-def started_cold(
-    name: str, cwd: Path | str, environment: Mapping[str, str] | None = None
-) -> Iterator[cold.LocalKernel]:
+def started_cold(name: str, cwd: Path | str, environment: Mapping[str, str] | None = None) -> Iterator[LocalKernel]:
     """Start a kernel in the ordinary way, and end it."""
-    kernel = cold.start(name, str(cwd), dict(os.environ) if environment is None else environment)
-    assert isinstance(kernel, cold.LocalKernel)
+    kernel = kernels.start(name, str(cwd), dict(os.environ) if environment is None else environment)
+    assert isinstance(kernel, LocalKernel)
     try:
         yield kernel
     finally:

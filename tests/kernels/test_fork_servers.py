@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -15,13 +16,14 @@ import pytest
 from warm_kernels import Talk, ask, gone, lives, started_cold, warm
 
 from rocmlab.base import job_tokens
-from rocmlab.kernels import forkserver as warm_kernels
-from rocmlab.kernels.forked import WarmKernel
-from rocmlab.kernels.forkserver import Parent, Refused
+from rocmlab.kernels import connection, forkserver
+from rocmlab.kernels.fork_servers import ForkServer
+from rocmlab.kernels.forked import Refused, fork
+from rocmlab.kernels.kernel import LocalKernel
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm kernels need Linux")
 
-MARK = "0123456789abcdef"
+TOKEN = "0123456789abcdef"
 STAND_IN = "data = b'x' * 80_000_000\n"  # as heavy as a framework, and as little inclined to change
 LOOK = """
 import gc, os, signal, sys, threading
@@ -71,27 +73,27 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory, kernel: str) -> Iterator[
 
 
 @pytest.fixture(scope="module")
-def parent(stand_in: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parent]:
-    """A parent that serves."""
+def server(stand_in: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    """A server that serves."""
     folder = tmp_path_factory.mktemp("warm")
-    found = warm_kernels.start(sys.executable, ["heavy_stand_in", "numpy.random"], dict(os.environ), folder)
+    found = ForkServer(sys.executable, ["heavy_stand_in", "numpy.random"], dict(os.environ), folder)
     assert found.ready(60), found.why
     yield found
     found.close()
 
 
 @pytest.fixture
-def forked(parent: Parent, tmp_path: Path) -> Iterator[WarmKernel]:
-    """A kernel of that parent."""
-    with warm(parent.address, tmp_path, mark=MARK) as found:
+def forked(server: ForkServer, tmp_path: Path) -> Iterator[LocalKernel]:
+    """A kernel of that server."""
+    with warm(server.address, tmp_path, token=TOKEN) as found:
         yield found
 
 
-def test_a_forked_kernel_is_like_a_cold_one(parent: Parent, kernel: str, tmp_path: Path) -> None:
+def test_a_forked_kernel_is_like_a_cold_one(server: ForkServer, kernel: str, tmp_path: Path) -> None:
     """Folder, path, arguments, environment, signals, threads, session and the rest are those of a cold kernel."""
     environment = {**os.environ, "HIP_VISIBLE_DEVICES": "1", "MPLBACKEND": "agg", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
 
-    with warm(parent.address, tmp_path, environment) as one, started_cold(kernel, tmp_path, environment) as other:
+    with warm(server.address, tmp_path, environment) as one, started_cold(kernel, tmp_path, environment) as other:
         ours, theirs = ask(one.connection, LOOK, "found"), ask(other.connection, LOOK, "found")
 
     theirs["threads"].remove("Thread-")  # it watches its parent; a forked one has its lifeline
@@ -99,36 +101,36 @@ def test_a_forked_kernel_is_like_a_cold_one(parent: Parent, kernel: str, tmp_pat
     assert ours["environment"]["HIP_VISIBLE_DEVICES"] == "1"
 
 
-def test_modules_are_there_and_were_not_imported_again(forked: WarmKernel) -> None:
+def test_modules_are_there_and_were_not_imported_again(forked: LocalKernel) -> None:
     """The module's object in the kernel is the parent's: it is frozen for the collector, and shared."""
     assert ask(forked.connection, "import sys", "'heavy_stand_in' in sys.modules") is True
     assert ask(forked.connection, "import heavy_stand_in", "len(heavy_stand_in.data)") == 80_000_000
     assert ask(forked.connection, "import gc", "gc.get_freeze_count() > 10_000") is True
 
 
-def test_two_kernels_draw_different_numbers(parent: Parent, tmp_path: Path) -> None:
+def test_two_kernels_draw_different_numbers(server: ForkServer, tmp_path: Path) -> None:
     """Python's, numpy's, and identifiers."""
     code = "import random, uuid, numpy, secrets, tempfile"
     draw = "(random.random(), float(numpy.random.rand()), str(uuid.uuid4()), secrets.token_hex(8), tempfile.mktemp())"
 
-    with warm(parent.address, tmp_path) as one, warm(parent.address, tmp_path) as other:
+    with warm(server.address, tmp_path) as one, warm(server.address, tmp_path) as other:
         pairs = list(zip(ask(one.connection, code, draw), ask(other.connection, code, draw), strict=True))
 
     assert [first == second for first, second in pairs] == [False] * 5
 
 
-def test_the_mark_is_in_the_first_environment(forked: WarmKernel) -> None:
+def test_the_token_is_in_the_first_environment(forked: LocalKernel) -> None:
     """Whoever looks for what a job has started finds the kernel, and what that starts or forks."""
     code = (
         "import subprocess, os; other = subprocess.Popen(['sleep', '60']); pid = os.fork()\nif not pid: signal.pause()"
     )
     started, own = ask(forked.connection, f"import signal\n{code}", "(other.pid, pid)")
 
-    assert f"ROCMLAB_JOB={MARK}" in Path(f"/proc/{forked.pid}/environ").read_text().split("\0")
-    assert set(job_tokens.find(MARK)) == {forked.pid, started, own}
+    assert f"ROCMLAB_JOB={TOKEN}" in Path(f"/proc/{forked.pid}/environ").read_text().split("\0")
+    assert set(job_tokens.find(TOKEN)) == {forked.pid, started, own}
 
 
-def test_output_of_c_code_reaches_the_descriptor(forked: WarmKernel) -> None:
+def test_output_of_c_code_reaches_the_descriptor(forked: LocalKernel) -> None:
     """What is written to descriptor 1 or by a program arrives; the parent's log has nothing of it."""
     ask(forked.connection, "import os; os.write(1, b'from C\\n'); os.system('echo from a program >&2')")
     assert forked.output is not None
@@ -139,11 +141,11 @@ def test_output_of_c_code_reaches_the_descriptor(forked: WarmKernel) -> None:
         words += os.read(forked.output, 1000)
 
 
-def test_a_lease_is_the_kernels_own(parent: Parent, tmp_path: Path) -> None:
+def test_a_lease_is_the_kernels_own(server: ForkServer, tmp_path: Path) -> None:
     """It keeps the lock when we let go of it; programs and children of children do not have it; it ends with it."""
     lock = os.open(tmp_path / "gpu.lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    with warm(parent.address, tmp_path, descriptors=[lock]) as kernel:
+    with warm(server.address, tmp_path, descriptors=[lock]) as kernel:
         os.close(lock)
         again = os.open(tmp_path / "gpu.lock", os.O_RDWR)
         with pytest.raises(BlockingIOError):
@@ -157,7 +159,7 @@ def test_a_lease_is_the_kernels_own(parent: Parent, tmp_path: Path) -> None:
             "import subprocess; listed = subprocess.run(['ls', '-l', '/proc/self/fd'], capture_output=True, text=True)"
         )
         assert "gpu.lock" not in ask(kernel.connection, listed, "listed.stdout")
-        assert "gpu.lock" not in str([os.readlink(f"/proc/{parent.pid}/fd/{n}") for n in _descriptors(parent)])
+        assert "gpu.lock" not in str([os.readlink(f"/proc/{server.pid}/fd/{n}") for n in _descriptors(server)])
         kernel.destroy()
         fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.close(again)
@@ -167,30 +169,30 @@ def test_a_lease_is_the_kernels_own(parent: Parent, tmp_path: Path) -> None:
     ("code", "expected"),
     [("import os; os._exit(3)", 3), ("import os; os.kill(os.getpid(), 9)", -9), ("import os; os.abort()", -6)],
 )
-def test_how_it_ended_is_known(forked: WarmKernel, code: str, expected: int) -> None:
+def test_how_it_ended_is_known(forked: LocalKernel, code: str, expected: int) -> None:
     """An exit code is told from a signal, as of a child."""
     assert forked.exit_code() is None
     talk = Talk(forked.connection)
     talk.send(code)
 
-    assert forked.forked.exit_code(10) == expected
+    assert forked.process.exit_code(10) == expected
     talk.close()
     forked.destroy()
     assert (forked.exit_code(), forked.ended()) == (expected, True)
 
 
-def test_a_kernel_that_is_asked_to_leave_tidies_up(forked: WarmKernel, tmp_path: Path) -> None:
+def test_a_kernel_that_is_asked_to_leave_tidies_up(forked: LocalKernel, tmp_path: Path) -> None:
     """Functions registered for the end of the process run, threads are waited for, and it ends with 0."""
     late = "import atexit, pathlib; atexit.register(lambda: pathlib.Path('left').write_text('in order'))"
     thread = "import threading; t = threading.Timer(1, lambda: pathlib.Path('thread').touch()); t.start()"
     ask(forked.connection, f"{late}\n{thread}\nexit()")
 
-    assert forked.forked.exit_code(10) == 0
+    assert forked.process.exit_code(10) == 0
     assert (tmp_path / "left").read_text() == "in order"
     assert (tmp_path / "thread").exists()
 
 
-def test_it_can_be_interrupted_and_stopped(forked: WarmKernel) -> None:
+def test_it_can_be_interrupted_and_stopped(forked: LocalKernel) -> None:
     """An interrupt reaches the cell; a stopped kernel is seen to be so."""
     talk = Talk(forked.connection)
     talk.send("import os\nos.close(os.open('busy', os.O_CREAT))\nwhile True: pass")
@@ -199,33 +201,34 @@ def test_it_can_be_interrupted_and_stopped(forked: WarmKernel) -> None:
     assert forked.interrupt()
     assert talk.answer()["ename"] == "KeyboardInterrupt"
     talk.close()
-    forked.forked.signal(signal.SIGSTOP)
+    forked.process.signal(signal.SIGSTOP)
     _until(forked.is_stopped)
-    forked.forked.signal(signal.SIGCONT)
+    forked.process.signal(signal.SIGCONT)
     _until(lambda: not forked.is_stopped())
 
 
-def test_a_connection_of_the_callers_is_used(parent: Parent, tmp_path: Path) -> None:
-    """Sockets and file are the given ones, and so are more arguments; the file goes with the kernel."""
-    from rocmlab.kernels import kernel as cold
-
-    connection = cold._connection({"language": "other"}, "")
+def test_a_connection_of_the_callers_is_used(server: ForkServer, tmp_path: Path) -> None:
+    """Sockets and file are the given ones, and so are more arguments; as jupyter_client, the caller has a Popen."""
+    made = connection.create({"language": "other"}, "")
     reader, writer = os.pipe()
-    kernel = warm_kernels.fork(
-        parent.address,
+    kernel = fork(
+        server.address,
         cwd=str(tmp_path),
         environment=os.environ,
         descriptors=(),
         output=writer,
-        connection=connection,
-        connection_file=str(tmp_path / "kernel-1.json"),
+        connection_file=connection.write(made, str(tmp_path)),
         arguments=["--HistoryManager.hist_file=:memory:", "--InteractiveShell.banner2=on GPU 0"],
     )
     try:
-        assert kernel.connection == connection
-        assert ask(connection, "import sys", "sys.argv[2]") == str(tmp_path / "kernel-1.json")
-        assert "on GPU 0" in ask(connection, "", "get_ipython().banner")
-        assert (tmp_path / "kernel-1.json").stat().st_mode & 0o777 == 0o600
+        assert ask(made, "import sys", "sys.argv[2]") == str(tmp_path / "kernel.json")
+        assert "on GPU 0" in ask(made, "", "get_ipython().banner")
+        assert (tmp_path / "kernel.json").stat().st_mode & 0o777 == 0o600
+        assert kernel.poll() is None
+        with pytest.raises(subprocess.TimeoutExpired):
+            kernel.wait(0.01)
+        kernel.kill()
+        assert kernel.wait(10) == kernel.returncode == -9
     finally:
         kernel.close()
         os.close(reader)
@@ -237,21 +240,21 @@ def test_a_relative_pythonpath_is_looked_up_where_the_kernel_runs(tmp_path: Path
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules/near.py").write_text("value = 7")
     environment = {**os.environ, "PYTHONPATH": "modules"}
-    parent = warm_kernels.start(sys.executable, ["json"], environment, tmp_path / "warm")
+    server = ForkServer(sys.executable, ["json"], environment, tmp_path / "warm")
     try:
-        with warm(parent.address, tmp_path, environment) as kernel:
+        with warm(server.address, tmp_path, environment) as kernel:
             assert ask(kernel.connection, "import near", "near.value") == 7
     finally:
-        parent.close()
+        server.close()
 
 
 def test_openblas_has_the_threads_that_the_environment_gives(tmp_path: Path) -> None:
-    """The parent has one thread only; the kernel's product of matrices uses those it was given."""
+    """The server has one thread only; the kernel's product of matrices uses those it was given."""
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "3"}
-    parent = warm_kernels.start(sys.executable, ["numpy"], environment, tmp_path / "warm")
+    server = ForkServer(sys.executable, ["numpy"], environment, tmp_path / "warm")
     count = "import os\ndef count(): return len(os.listdir('/proc/self/task'))\nbefore = count()\nimport numpy"
     try:
-        with warm(parent.address, tmp_path, environment) as kernel:
+        with warm(server.address, tmp_path, environment) as kernel:
             code = "a = numpy.ones((300, 300)); good = bool((a @ a == 300).all())"
             assert ask(kernel.connection, f"{count}\n{code}", "good")
             names = "{open(f'/proc/self/maps').read().count('openblas') > 0}"
@@ -259,7 +262,7 @@ def test_openblas_has_the_threads_that_the_environment_gives(tmp_path: Path) -> 
             assert ask(kernel.connection, "import ctypes, glob, numpy", _openblas_threads()) == 3
             assert ask(kernel.connection, "", "os.environ['OPENBLAS_NUM_THREADS']") == "3"
     finally:
-        parent.close()
+        server.close()
 
 
 def _openblas_threads() -> str:
@@ -267,7 +270,7 @@ def _openblas_threads() -> str:
     return f"ctypes.CDLL({library}).scipy_openblas_get_num_threads64_()"
 
 
-def test_a_forked_kernel_shares_its_modules_memory(forked: WarmKernel, kernel: str, tmp_path: Path) -> None:
+def test_a_forked_kernel_shares_its_modules_memory(forked: LocalKernel, kernel: str, tmp_path: Path) -> None:
     """Eighty megabytes of a module's are its own in a cold kernel and shared in a forked one."""
     with started_cold(kernel, tmp_path) as other:
         for one in (forked, other):
@@ -283,36 +286,60 @@ def test_a_kernel_leaves_what_its_parent_has_to_tidy_up(tmp_path: Path) -> None:
     """A module keeps a temporary folder as long as its process lives; it is still there for the next kernel."""
     (tmp_path / "keeping.py").write_text("import tempfile\nkept = tempfile.TemporaryDirectory()\n")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    parent = warm_kernels.start(sys.executable, ["keeping"], environment, tmp_path / "warm")
+    server = ForkServer(sys.executable, ["keeping"], environment, tmp_path / "warm")
     try:
         for _ in range(2):
-            with warm(parent.address, tmp_path, environment) as kernel:
+            with warm(server.address, tmp_path, environment) as kernel:
                 assert ask(kernel.connection, "import keeping, os", "os.path.isdir(keeping.kept.name)")
                 ask(kernel.connection, "exit()")
-                assert kernel.forked.exit_code(60) == 0
+                assert kernel.process.exit_code(60) == 0
     finally:
-        parent.close()
+        server.close()
 
 
-def test_many_forks_leave_nothing(parent: Parent, tmp_path: Path) -> None:
+def test_many_forks_leave_nothing(server: ForkServer, tmp_path: Path) -> None:
     """After twenty kernels, a few at a time: no zombie, no descriptor, no file, no more memory."""
-    assert parent.pid is not None
-    process = psutil.Process(parent.pid)
-    _rounds(parent, tmp_path, 4)
+    assert server.pid is not None
+    process = psutil.Process(server.pid)
+    _rounds(server, tmp_path, 4)
     _until(lambda: not process.children())
     before = (process.num_fds(), process.memory_full_info().uss)
 
-    _rounds(parent, tmp_path, 20)
+    _rounds(server, tmp_path, 20)
 
     _until(lambda: not process.children())
     assert process.num_fds() == before[0]
     assert process.memory_full_info().uss - before[1] < 3_000_000
-    assert [path.name for path in Path(parent.address).parent.glob("k-*")] == []
+    assert sorted(path.name for path in Path(server.address).parent.iterdir()) == ["log", "server"]
 
 
-def _rounds(parent: Parent, folder: Path, count: int) -> None:
+def test_a_retired_server_exits_after_its_last_kernel(tmp_path: Path) -> None:
+    """It serves until then, and its folder goes with it."""
+    program = Path(forkserver.__file__).with_name("server.py")
+    source = "import sys; sys.path[0] = sys.argv.pop(1); import server; server.RETIRE_SECONDS = 0.1; server.main"
+    source += "(sys.argv[1:])"
+    wrapper = tmp_path / "python"
+    wrapper.write_text(f"#!/bin/sh\nshift\nexec {sys.executable} -c '{source}' {program.parent} \"$@\"\n")
+    wrapper.chmod(0o755)
+    server = ForkServer(str(wrapper), ["json"], dict(os.environ), tmp_path / "warm")
+    assert server.ready(60), server.why
+
+    with warm(server.address, tmp_path) as kernel:
+        server.retire()
+        assert ask(kernel.connection, "", "1") == 1
+        with warm(server.address, tmp_path) as another:
+            assert ask(another.connection, "", "2") == 2
+        assert server.why is None
+
+    _until(lambda: server.why)
+    assert server.why == "the fork server exited with code 0"
+    assert list((tmp_path / "warm").iterdir()) == []
+    server.close()
+
+
+def _rounds(server: ForkServer, folder: Path, count: int) -> None:
     def one() -> None:
-        with warm(parent.address, folder) as kernel:
+        with warm(server.address, folder) as kernel:
             assert ask(kernel.connection, "", "6 * 7") == 42
 
     for _ in range(0, count, 4):
@@ -323,7 +350,7 @@ def _rounds(parent: Parent, folder: Path, count: int) -> None:
             thread.join()
 
 
-def test_what_a_kernel_leaves_is_killed_with_it(forked: WarmKernel) -> None:
+def test_what_a_kernel_leaves_is_killed_with_it(forked: LocalKernel) -> None:
     """A process in a session of its own goes as well."""
     code = "import subprocess; other = subprocess.Popen(['sleep', '60'], start_new_session=True)"
     other = ask(forked.connection, code, "other.pid")
@@ -333,19 +360,20 @@ def test_what_a_kernel_leaves_is_killed_with_it(forked: WarmKernel) -> None:
     assert gone(forked.pid, other)
 
 
-def test_a_kernel_that_cannot_start_is_refused(parent: Parent, tmp_path: Path) -> None:
+def test_a_kernel_that_cannot_start_is_refused(server: ForkServer, tmp_path: Path) -> None:
     """A connection that cannot be bound ends the kernel; the caller hears of it at once."""
-    connection = {"transport": "ipc", "ip": str(tmp_path / "no/such/folder/s"), "key": "", "shell_port": 1}
+    made = {**connection.create({}, "/tmp"), "ip": str(tmp_path / "no/such/folder/s")}
+    file = connection.write(made, str(tmp_path))
     reader, writer = os.pipe()
 
-    with pytest.raises(Refused, match="ended with exit code 1 before it could be reached"):
-        warm_kernels.fork(
-            parent.address,
+    with pytest.raises(Refused, match="exited with code 1 before it could be reached"):
+        fork(
+            server.address,
             cwd=str(tmp_path),
             environment=os.environ,
             descriptors=(),
             output=writer,
-            connection=connection,
+            connection_file=file,
         )
 
     os.close(writer)
@@ -353,8 +381,8 @@ def test_a_kernel_that_cannot_start_is_refused(parent: Parent, tmp_path: Path) -
     os.close(reader)
 
 
-def _descriptors(parent: Parent) -> list[str]:
-    return os.listdir(f"/proc/{parent.pid}/fd")
+def _descriptors(server: ForkServer) -> list[str]:
+    return os.listdir(f"/proc/{server.pid}/fd")
 
 
 def _until(condition, seconds: float = 10.0) -> None:
