@@ -1,4 +1,4 @@
-"""Work that may hang, such as the answer of a driver or a share: on a thread that is left behind if it does.
+"""Work that may hang, such as the answer of a driver or a share: on a thread that is abandoned if it does.
 
 The threads of `asyncio.to_thread` are waited for when Python ends, so that one hung card would keep the server alive.
 """
@@ -69,7 +69,7 @@ class Aside(Generic[T]):
 def _started(work: Callable[[], T]) -> asyncio.Future[T]:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
-    future.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be waiting any more
+    future.add_done_callback(lambda done: done.cancelled() or done.exception())  # the request may be over
 
     def tell(result: T | None, error: BaseException | None) -> None:
         if future.done():
