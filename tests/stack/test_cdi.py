@@ -126,7 +126,7 @@ class TestProblems:
             (lambda s: s.update(cdiVersion="9.9"), "is not one of"),
             (lambda s: s.update(cdiVersion=7), "cdiVersion 7 is not one of"),
             (lambda s: s.update(cdiVersion="0.3.0"), "is too low"),
-            (lambda s: s.update(vendor="x"), "vendor is no part"),
+            (lambda s: s.update(vendor="x"), "vendor is not part"),
             (lambda s: s.update(devices=[]), "at least one device"),
             (lambda s: s.update(devices={}), "devices is not a list with at least"),
             (lambda s: s["devices"].append("gpu"), "device 7 is not an object"),
@@ -188,7 +188,7 @@ class TestCommand:
         (host / "dev/dri/renderD130").unlink()
         assert main(["cdi", "--check", str(path)]) == 1
 
-        assert "0001:06:00.0 is no GPU of this host" in capsys.readouterr().err
+        assert "0001:06:00.0 is not a GPU of this host" in capsys.readouterr().err
 
     def test_a_folder_of_roots_needs_sudo(
         self, host: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

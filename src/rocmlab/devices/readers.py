@@ -1,4 +1,4 @@
-"""What devices report, for whoever asks every second or two: what is read stays open.
+"""What devices report, read every second or two: files stay open.
 
 A full Reader gives the Samples of `rocmlab.devices.sample`, and adds the CPU's load, which takes two readings. Others
 give busy share, VRAM and power by the same rules; the other fields are None.
@@ -37,7 +37,7 @@ class Reader(Protocol):
         """Return what it reports now; a sleeping device is not woken."""
 
     def close(self) -> None:
-        """Give back what is kept open."""
+        """Close what is kept open."""
 
 
 class Readers:
@@ -132,7 +132,7 @@ class _Processor:
         now = time.time()
         memory, times = (roots.to_text(file.fetch(is_announced=True)) or "" for file in self._files)
         if self._is_simulated:
-            self.close()  # somebody may replace that host
+            self.close()  # another process may replace that host
         used, total = cpu.memory_in_use(memory)
         return Sample(now, busy_percent=self._busy(times), gtt_used_bytes=used, gtt_total_bytes=total)
 

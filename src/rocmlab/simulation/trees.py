@@ -15,12 +15,12 @@ from rocmlab.base.errors import RocmlabError
 
 @dataclass(frozen=True)
 class Node:
-    """A device node: a plain file with these rights, or a character device where that was asked for."""
+    """A device node: a plain file with these rights, or a character device where that was requested."""
 
     major: int
     minor: int
     mode: int
-    gid: int | None  # None: that of whoever writes
+    gid: int | None  # None: that of the writing user
 
 
 @dataclass
@@ -73,7 +73,7 @@ def write_node(path: Path, node: Node, *, is_character: bool) -> None:
     """Make one device node.
 
     Raises:
-        RocmlabError: a character device was asked for, which only root can make.
+        RocmlabError: a character device was requested, which only root can make.
     """
     if is_character:
         try:

@@ -1,4 +1,4 @@
-"""The cluster that this lab is a node of, for the panel: asked in a process of its own, only while somebody looks.
+"""The cluster that this lab is a node of, for the panel: queried in a process of its own, only while a page shows it.
 
 Ray's client hangs, and ends its process, when the head is gone. So it lives in a child (`cluster_reader`) that answers
 one line of JSON to each line it gets; what does not answer in time is ended, and the last answer is shown as old.
@@ -53,7 +53,7 @@ def head(environment: Mapping[str, str] = os.environ) -> str:
 
 
 class Cluster:
-    """What is known of the other nodes; nothing is started before somebody asks."""
+    """What is known of the other nodes; nothing is started before the first request."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ, command: Sequence[str] | None = None) -> None:
         """Prepare.

@@ -67,5 +67,5 @@ class SharedReader(Generic[T]):
 
 def _started(work: Callable[[], T]) -> asyncio.Future[T]:
     future = asyncio.wrap_future(background.start(work))
-    future.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be waiting any more
+    future.add_done_callback(lambda done: done.cancelled() or done.exception())  # the request may be over
     return future

@@ -1,4 +1,4 @@
-"""What a server knows besides samples: its kernels, who leases which GPU, what is wrong, and who holds memory idly."""
+"""What a server knows in addition to samples: its kernels, leases, problems, and idle kernels that hold memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NEVER = float("-inf")
 
 
 class State:
-    """What is asked anew only when the last answer is old."""
+    """What is queried again only when the last answer is old."""
 
     def __init__(self, root: Path, kernels: Kernels, shown: Shown) -> None:
         self.root = root
@@ -49,13 +49,13 @@ class State:
         return found
 
     async def kernels(self) -> list[Row]:
-        """Return the kernels of now."""
+        """Return the current kernels."""
         rows = await self._kernels.rows()
         self.rows = tuple(rows)
         return rows
 
     async def leases(self, devices: Sequence[Device]) -> list[Row]:
-        """Return who holds which GPU; those of our kernels with the notebook's path of now and the kernel's id."""
+        """Return who holds which GPU; those of our kernels with the notebook's current path and the kernel's id."""
         if time.monotonic() - self._leases_asked >= LEASES_SECONDS:
             self._leases_asked = time.monotonic()
             try:
