@@ -242,7 +242,7 @@ def test_a_row_that_fails_costs_no_other(
     assert "mnist_cnn_jax: failed, mnist_cnn_jax was not measured" in printed.out
     assert "mnist_cnn_jax was not measured" in kept.with_suffix(".html").read_text(encoding="utf-8")
     assert "mnist_cnn_jax: failed" in printed.err
-    assert "mnist_fc_jax: resident 50.00, fit 100.00 µs a sample, 2.00x" in printed.err
+    assert "mnist_fc_jax: resident 50.00, fit 100.00 µs per sample, 2.00x" in printed.err
     assert str(kept) in printed.err
 
 
