@@ -149,9 +149,10 @@ def _rows(report: Json) -> str:
         "<h2>One line instead of <code>fit</code></h2><p class='soft'>Equal fresh models on the same data, an epoch "
         "each in turn; medians, below them least and most. The first epoch, which compiles, is apart.</p>"
         f"<figure><figcaption>{_keys('fit_resident', 'fit')}</figcaption>{plot}</figure>"
-        "<div class='wide'><table><thead><tr><th>row</th><th>device</th><th class='number'>fit_resident<br>µs per sample"
-        "</th><th class='number'>fit<br>µs per sample</th><th class='number'>ratio</th><th class='number'>test<br>measure"
-        "</th><th class='number'>first<br>epoch</th><th class='number'>timed<br>epochs</th></tr></thead>"
+        "<div class='wide'><table><thead><tr><th>row</th><th>device</th>"
+        "<th class='number'>fit_resident<br>µs per sample</th><th class='number'>fit<br>µs per sample</th>"
+        "<th class='number'>ratio</th><th class='number'>test<br>measure</th>"
+        "<th class='number'>first<br>epoch</th><th class='number'>timed<br>epochs</th></tr></thead>"
         f"<tbody>{cells}</tbody></table></div>{skipped}"
     )
 
