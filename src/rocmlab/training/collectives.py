@@ -1,4 +1,4 @@
-"""How the chosen GPUs can talk to each other: tried before a training, in processes that can be ended.
+"""How the chosen GPUs can communicate: tried before a training, in processes that can be ended.
 
 RCCL (NCCL) hangs or fails on some mixtures of cards, drivers and firmware, and a hang inside a training looks like
 slow work. So a small all-reduce runs first over exactly these GPUs, with a time limit; if it does not return, the
@@ -36,7 +36,7 @@ POLL_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class Rung:
-    """One way to talk: a backend of torch.distributed, and what it needs in the environment."""
+    """One way to communicate: a backend of torch.distributed, and what it needs in the environment."""
 
     backend: str
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -90,7 +90,7 @@ def probe(
     """Return the first way in which these devices really add numbers up, with its bandwidth.
 
     Args:
-        processes: how many processes on the CPU, which talk by gloo.
+        processes: how many processes on the CPU, which communicate by gloo.
         gpus: the GPUs to use instead, numbered as PyTorch numbers them in this process.
         limit_seconds: for the collectives of one attempt, from when every rank has its device.
         ladder: the ways, best first; None: `LADDER` for GPUs.
@@ -121,7 +121,7 @@ def probe(
             _remember(place, found)
         return found
     raise RocmlabError(
-        f"{count} devices cannot talk to each other",
+        f"{count} devices cannot communicate",
         "\n".join(tried),
         "`make doctor` checks the driver and the links; add iommu=pt to the kernel's command line; or use one device",
         exit_code=1,

@@ -1,4 +1,4 @@
-"""What a node says of itself to the other programs of this machine: one small file beside its token."""
+"""What a node tells the other programs of this machine: one small file next to its token."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Record:
 
     @property
     def is_alive(self) -> bool:
-        """Tell whether its process lives, and is not another one that got the same number."""
+        """Return whether its process runs, and is not another one with the same number."""
         return is_node(self.pid) and self.started in (None, identity.start_of(self.pid))
 
     @property
@@ -65,7 +65,7 @@ def parse(text: str) -> Record | None:
 
 
 def is_node(pid: int) -> bool:
-    """Tell whether this process is `rocmlab cluster node`, by its command line: a number alone proves nothing."""
+    """Return whether this process is `rocmlab cluster node`, by its command line: a number alone proves nothing."""
     if identity.find(pid) is None:
         return False
     words = identity.arguments_of(pid)[1:]

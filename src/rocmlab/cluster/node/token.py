@@ -1,6 +1,6 @@
 """The cluster's token: made once by the head, needed by every node and program, and in no command line.
 
-It authenticates and does not encrypt: docs/cluster.md says what that means.
+It authenticates and does not encrypt: docs/cluster.md explains what that means.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def check(text: str) -> str:
     if VALID.fullmatch(text):
         return text
     if not text:
-        what, why = "there is no CLUSTER_TOKEN", "without one, whoever reaches this machine could run programs on it"
+        what, why = "CLUSTER_TOKEN is missing", "without it, anyone who reaches this machine could run programs on it"
     else:
         what, why = "CLUSTER_TOKEN is no token", "a token has at least 32 letters and digits, and no spaces"
     raise RocmlabError(
