@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from rocmlab.base.errors import Problem, RocmlabError
 from rocmlab.devices import Device
-from rocmlab.lab.server.aside import Aside
+from rocmlab.lab.server.background import BackgroundReader
 from rocmlab.lab.server.paths import Shown
 from rocmlab.lab.server.wire import WrongRequestError
 from rocmlab.telemetry.model import GpuProcess, Snapshot, device_id
@@ -42,8 +42,10 @@ class Telemetry:
         self._kernels = kernels
         self._hub: Hub | None = None
         self._attribute: Callable[[Sequence[Device]], Sequence[GpuProcess]] | None = None
-        self._start: Aside[tuple[Hub, Any]] = Aside("the GPUs", START_SECONDS)
-        self._processes: Aside[Sequence[GpuProcess]] = Aside("the processes on the GPUs", ANSWER_SECONDS)
+        self._start: BackgroundReader[tuple[Hub, Any]] = BackgroundReader("the GPUs", START_SECONDS)
+        self._processes: BackgroundReader[Sequence[GpuProcess]] = BackgroundReader(
+            "the processes on the GPUs", ANSWER_SECONDS
+        )
         self._one: asyncio.Task[Snapshot] | None = None
 
     @property

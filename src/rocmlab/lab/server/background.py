@@ -16,7 +16,7 @@ from rocmlab.base.errors import RocmlabError
 T = TypeVar("T")
 
 
-class Aside(Generic[T]):
+class BackgroundReader(Generic[T]):
     """One kind of work, of which at most one is under way: a second caller waits for the first one's result."""
 
     def __init__(self, what: str, limit_seconds: float) -> None:
@@ -50,15 +50,15 @@ class Aside(Generic[T]):
         if self._under_way is None or self._under_way.done():
             self._under_way = _started(work)
             return await self._result(self._under_way, end - loop.time())
-        raise self._refusal()
+        raise self._timeout_error()
 
     async def _result(self, future: asyncio.Future[T], limit_seconds: float) -> T:
         done, _ = await asyncio.wait([future], timeout=limit_seconds)
         if not done:
-            raise self._refusal()
+            raise self._timeout_error()
         return future.result()
 
-    def _refusal(self) -> RocmlabError:
+    def _timeout_error(self) -> RocmlabError:
         return RocmlabError(
             f"{self.what} could not be read within {self.limit_seconds:g} seconds",
             "a driver or the share does not answer",
@@ -88,5 +88,5 @@ def _started(work: Callable[[], T]) -> asyncio.Future[T]:
         with contextlib.suppress(RuntimeError):  # the server has ended
             loop.call_soon_threadsafe(tell, result, error)
 
-    threading.Thread(target=run, name="rocmlab-aside", daemon=True).start()
+    threading.Thread(target=run, name="rocmlab-reader", daemon=True).start()
     return future
