@@ -18,7 +18,7 @@ from typing import Any
 from rocmlab.base.errors import Problem, RocmlabError
 from rocmlab.cluster.node import ports, ray_node, record
 from rocmlab.doctor import reach
-from rocmlab.lab.server.background import BackgroundReader
+from rocmlab.lab.server.shared_reader import SharedReader
 from rocmlab.lab.server.wire import problem_json
 
 Row = dict[str, Any]
@@ -76,7 +76,7 @@ class Cluster:
         self._again = 0.0  # when the next look may begin
         self._is_closed = False
         seconds = HEAD_SECONDS + 2  # looking up its name included
-        self._reaching: BackgroundReader[reach.Reach] = BackgroundReader("the head's port", seconds)
+        self._reaching: SharedReader[reach.Reach] = SharedReader("the head's port", seconds)
 
     async def now(self) -> Row:
         """Return the nodes, and what is wrong; begins a look where the last one is old, and waits a moment for it."""

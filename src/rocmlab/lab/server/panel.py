@@ -13,11 +13,11 @@ from typing import Any
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device, is_simulated, system_root
 from rocmlab.lab.server import less, telemetry
-from rocmlab.lab.server.background import BackgroundReader
 from rocmlab.lab.server.broadcast import Broadcast
 from rocmlab.lab.server.cluster import Cluster
 from rocmlab.lab.server.kernels import Kernels, Row
 from rocmlab.lab.server.paths import Shown
+from rocmlab.lab.server.shared_reader import SharedReader
 from rocmlab.lab.server.state import State
 from rocmlab.lab.server.telemetry import Telemetry
 from rocmlab.lab.server.wire import event, failure, history_json, problem_json
@@ -49,8 +49,8 @@ class Panel:
         self.state = State(self.root, self.kernels, shown)
         self.telemetry = Telemetry(self.root, lambda: self.state.rows, shown)
         self.cluster = Cluster()
-        self._writing: BackgroundReader[tuple[bytes, str]] = BackgroundReader("the metrics", 10.0)
-        self._packing: BackgroundReader[bytes] = BackgroundReader("the history", 30.0)
+        self._writing: SharedReader[tuple[bytes, str]] = SharedReader("the metrics", 10.0)
+        self._packing: SharedReader[bytes] = SharedReader("the history", 30.0)
         self._recording: asyncio.Task[None] | None = None
         self.broadcast = Broadcast(self._start, self._stop)
         self._tasks: list[asyncio.Task[None]] = []

@@ -11,9 +11,9 @@ from rocmlab.base import live
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device
 from rocmlab.lab.server import idle, look
-from rocmlab.lab.server.background import BackgroundReader
 from rocmlab.lab.server.kernels import Kernels, Row
 from rocmlab.lab.server.paths import Shown
+from rocmlab.lab.server.shared_reader import SharedReader
 from rocmlab.lab.server.wire import failure
 from rocmlab.telemetry.model import Snapshot, device_id
 
@@ -39,9 +39,9 @@ class State:
         self._asking: asyncio.Task[None] | None = None  # the doctor
         self._examined: Sequence[Device] = ()  # the devices when the doctor was asked
         self._known: Sequence[Device] = ()
-        self._devices: BackgroundReader[list[Device]] = BackgroundReader("the devices", 10.0)
-        self._leases: BackgroundReader[list[Row]] = BackgroundReader("the leases", 5.0)
-        self._problems: BackgroundReader[list[Row]] = BackgroundReader("the doctor's findings", 60.0)
+        self._devices: SharedReader[list[Device]] = SharedReader("the devices", 10.0)
+        self._leases: SharedReader[list[Row]] = SharedReader("the leases", 5.0)
+        self._problems: SharedReader[list[Row]] = SharedReader("the doctor's findings", 60.0)
 
     async def devices(self) -> list[Device]:
         """Return every device, by a look at the host."""
