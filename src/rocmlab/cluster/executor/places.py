@@ -18,7 +18,8 @@ from rocmlab.base.errors import Problem, RocmlabError
 from rocmlab.cluster.executor.node_pool import Kind, NodePool
 from rocmlab.cluster.executor.nodes import RemoteNode
 from rocmlab.devices import product_names
-from rocmlab.runs.scheduling.place import Place, Resources
+from rocmlab.runs.jobs import Resources
+from rocmlab.runs.scheduling.place import Place
 from rocmlab.runs.scheduling.placement import gigabytes
 from rocmlab.runs.scheduling.scheduler import CPU, Demand, Group, Scheduler
 

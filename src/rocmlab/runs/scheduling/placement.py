@@ -9,9 +9,10 @@ from rocmlab.base import formatting
 from rocmlab.base.background import DRIVERS
 from rocmlab.base.errors import Problem
 from rocmlab.devices import Device, product_names
+from rocmlab.runs.jobs import Resources
 from rocmlab.runs.scheduling.chosen import choose_gpus as choose_gpus
 from rocmlab.runs.scheduling.outlook import Outlooks
-from rocmlab.runs.scheduling.place import Place, Resources
+from rocmlab.runs.scheduling.place import Place
 from rocmlab.runs.scheduling.pool import Pool, memory_bytes
 from rocmlab.runs.scheduling.scheduler import CPU, Demand, Group, Scheduler
 from rocmlab.runs.scheduling.sharing import Claims
