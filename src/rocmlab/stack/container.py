@@ -87,14 +87,14 @@ class ContainerLab(Lab):
     # -- image ---------------------------------------------------------------------------------------------------
 
     def is_prepared(self) -> bool:
-        """Tell whether the image is built from exactly the present files and base."""
+        """Return whether the image is built from exactly the present files and base."""
         code, label = self.engine(
             "image", "inspect", "--format", '{{index .Config.Labels "rocmlab.inputs"}}', self.image
         )
         return code == 0 and label.strip() == self.inputs
 
     def is_built(self) -> bool:
-        """Tell whether any version of the image is here."""
+        """Return whether any version of the image is here."""
         return self.image_id(self.image) != ""
 
     def disk(self) -> Path:
@@ -114,7 +114,7 @@ class ContainerLab(Lab):
         return Path(output.strip()) if code == 0 and output.strip() else self.disk()
 
     def has_base(self) -> bool:
-        """Tell whether the base image is here."""
+        """Return whether the base image is here."""
         return self.image_id(self.values["BASE_IMAGE"]) != ""
 
     def image_id(self, name: str) -> str:
@@ -204,7 +204,7 @@ class ContainerLab(Lab):
         """Return the command that builds the image, with plain progress."""
 
     def _prune(self) -> None:
-        """Remove images of ours that have lost their name to a newer one and are used by no container."""
+        """Remove our images that have lost their name to a newer one and are used by no container."""
         self.engine("image", "prune", "--force", "--filter", f"label=rocmlab.backend={self.backend}")
 
     def check_disk(self) -> None:
@@ -231,15 +231,15 @@ class ContainerLab(Lab):
         )
         if code == 0:
             return
-        said = last[-1] if last else f"{self.program} pull: no output"
-        if UNREACHABLE.search(said):
+        last_line = last[-1] if last else f"{self.program} pull: no output"
+        if UNREACHABLE.search(last_line):
             raise BaseImageUnreachable(
                 f"could not pull the base image {base}",
-                f"no image registry answers: {said}",
+                f"no image registry answers: {last_line}",
                 f"check the network, or choose a local image ({self.program} images): make up BASE_IMAGE=name:tag",
             )
         raise RocmlabError(
-            f"could not pull the base image {base}", said, "choose another one: make up BASE_IMAGE=name:tag"
+            f"could not pull the base image {base}", last_line, "choose another one: make up BASE_IMAGE=name:tag"
         )
 
     # -- container -----------------------------------------------------------------------------------------------
@@ -309,10 +309,10 @@ class ContainerLab(Lab):
 
     @abstractmethod
     def _is_current(self, container: str) -> bool:
-        """Tell whether a container is what the settings and the present image ask for, and not an earlier one."""
+        """Return whether a container is what the settings and the present image ask for, and not an earlier one."""
 
     @abstractmethod
-    def _once(self, *words: str, flags: Sequence[str] = ()) -> tuple[list[str], Mapping[str, str]]:
+    def _once(self, *arguments: str, flags: Sequence[str] = ()) -> tuple[list[str], Mapping[str, str]]:
         """Return the command that runs something in a container of its own, and the environment of that command."""
 
     def _run_once(self, arguments: Sequence[str], *, has_terminal: bool) -> int:
@@ -328,11 +328,11 @@ class ContainerLab(Lab):
 
     def _adopt(self, say: Say) -> None:
         """Move what earlier versions kept outside the share into the home on the share."""
-        words = ("/opt/rocmlab/bin/python", "-m", "rocmlab.stack.homes")
-        rescue.give(*self._once(*words, flags=self.stdin_flags), self.settings.state, say)
+        arguments = ("/opt/rocmlab/bin/python", "-m", "rocmlab.stack.homes")
+        rescue.give(*self._once(*arguments, flags=self.stdin_flags), self.settings.state, say)
 
     def is_running(self) -> bool:
-        """Tell whether the container runs."""
+        """Return whether the container runs."""
         return self.container() is not None
 
     def is_current(self) -> bool:
@@ -449,21 +449,21 @@ class ContainerLab(Lab):
         )
 
     def _refusal(self, output: str) -> RocmlabError:
-        said = output.strip().splitlines()[-1] if output.strip() else f"{self.program}: no output"
-        if "gathering device information" in said or re.search(r"stat /dev/\S+: no such file", said):
+        last_line = output.strip().splitlines()[-1] if output.strip() else f"{self.program}: no output"
+        if "gathering device information" in last_line or re.search(r"stat /dev/\S+: no such file", last_line):
             return RocmlabError(
                 "the engine cannot pass a GPU's device node",
-                said,
+                last_line,
                 "make doctor shows which node is missing and why; then `make up`",
             )
-        if "CDI device" in said:
+        if "CDI device" in last_line:
             return RocmlabError(
                 "the engine does not know the GPU by its CDI name",
-                said,
+                last_line,
                 "sudo scripts/rocmlab cdi --output /etc/cdi/amd.json, then `make up`\n"
                 "or, without CDI: make up GPU_PASSTHROUGH=nodes",
             )
-        return RocmlabError("the engine could not start the lab", said, "fix the error above, then `make up`")
+        return RocmlabError("the engine could not start the lab", last_line, "fix the error above, then `make up`")
 
     def clean(self, say: Say) -> None:
         """Stop the lab and remove its image; the share stays."""
