@@ -200,7 +200,7 @@ class TestCommand:
         def refuse(**_: object) -> None:
             raise PermissionError(13, "Permission denied")
 
-        monkeypatch.setattr("rocmlab.stack.envfile.tempfile.mkstemp", refuse)
+        monkeypatch.setattr("tempfile.mkstemp", refuse)
 
         assert main(["cdi", "--output", str(path), "--no-group-ids"]) == 2
         assert f"fix: sudo scripts/rocmlab cdi --output {path} --no-group-ids" in capsys.readouterr().err

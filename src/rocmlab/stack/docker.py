@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rocmlab.stack import process
-from rocmlab.stack.container import BaseImageUnreachable, ContainerLab
+from rocmlab.stack.container import ContainerLab
 from rocmlab.stack.engine import Engine
+from rocmlab.stack.image import BaseImageUnreachable
 from rocmlab.stack.settings import Settings
 
 __all__ = ["SERVICE", "BaseImageUnreachable", "DockerLab"]

@@ -10,8 +10,9 @@ from functools import cached_property
 from pathlib import Path
 
 from rocmlab.stack import envfile, live, podman_engine, process, tokens
-from rocmlab.stack.container import PASSED_INTO_THE_LAB, PROXIES, ContainerLab
+from rocmlab.stack.container import ContainerLab
 from rocmlab.stack.gpus import Passed
+from rocmlab.stack.image import PASSED_INTO_THE_LAB, PROXIES
 from rocmlab.stack.podman_engine import Podman
 from rocmlab.stack.progress import BuildProgress, PodmanProgress
 from rocmlab.stack.settings import NAMES, Settings

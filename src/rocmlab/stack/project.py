@@ -29,10 +29,11 @@ from rocmlab.stack import (
 from rocmlab.stack import engine as engines
 from rocmlab.stack import settings as configuration
 from rocmlab.stack.choice import CONTAINERS, Choice
-from rocmlab.stack.container import BaseImageUnreachable, ContainerLab
+from rocmlab.stack.container import ContainerLab
 from rocmlab.stack.docker import DockerLab
 from rocmlab.stack.engine import Engine
 from rocmlab.stack.environment import Environment, amd_wheels
+from rocmlab.stack.image import BaseImageUnreachable
 from rocmlab.stack.lab import Lab, Say
 from rocmlab.stack.native import NativeLab
 from rocmlab.stack.podman import PodmanLab
