@@ -76,7 +76,7 @@ def test_leaving_takes_the_overlay_out_of_the_compose_files(project: Path) -> No
     ("given", "what"),
     [
         ({"CLUSTER": "yes"}, "'yes' is not the address of a head"),
-        ({"CLUSTER": "a:6379"}, "there is no CLUSTER_TOKEN"),
+        ({"CLUSTER": "a:6379"}, "CLUSTER_TOKEN is missing"),
         ({"CLUSTER": "a:6379", "CLUSTER_TOKEN": "short"}, "CLUSTER_TOKEN is no token"),
         ({"CLUSTER": "head", "CLUSTER_TOKEN": "short"}, "CLUSTER_TOKEN is no token"),
         ({"CLUSTER_PORT": "80"}, "CLUSTER_PORT=80 is not a port"),
@@ -127,7 +127,7 @@ def test_the_native_lab_tells_its_programs_of_the_cluster_without_the_token(proj
     [
         (["join"], {}, "the cluster to join is missing"),
         (["join", "nowhere"], {}, "is not the address of a head"),
-        (["join", "127.0.0.1:9"], {}, "there is no CLUSTER_TOKEN"),
+        (["join", "127.0.0.1:9"], {}, "CLUSTER_TOKEN is missing"),
         (["join", "127.0.0.1:9"], {"CLUSTER_TOKEN": TOKEN}, "the head of the cluster at 127.0.0.1:9 cannot be reached"),
         (["up"], {"ROCMLAB_RUNTIME": "native"}, "this is inside the lab"),
         (["node"], {"ROCMLAB_RUNTIME": "native"}, "this lab is no node of a cluster"),

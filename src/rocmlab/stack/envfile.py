@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rocmlab.base import files
 from rocmlab.base.errors import RocmlabError
 
 ASSIGNMENT = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)\s*=(.*)$")
@@ -104,19 +105,9 @@ def write(path: Path, text: str, mode: int = 0o600) -> None:
     Raises:
         RocmlabError: the folder cannot be written.
     """
-    import tempfile  # not before: `smi` reads only, and starts in milliseconds
-
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.chmod(temporary, mode)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        files.write_text(path, text, mode)
     except OSError as err:
         raise RocmlabError(
             f"{path} cannot be written",

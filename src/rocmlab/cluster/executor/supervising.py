@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol
 
 from rocmlab.base import formatting, safe
+from rocmlab.cluster.executor.nodes import read_device
 from rocmlab.cluster.executor.places import ClusterPlaces, RemotePlace
-from rocmlab.devices import Device
 from rocmlab.runs.folder import RunFolder, now
 from rocmlab.runs.jobs import INTERRUPTED, Job
 from rocmlab.runs.workers.supervisor import Ending, Event, Limits
@@ -126,9 +126,7 @@ class RemoteSupervisor:
         self._see(event)
 
     def _placed(self, event: Event) -> None:
-        known = Device.__dataclass_fields__
-        fields = [{name: value for name, value in each.items() if name in known} for each in event["devices"]]
-        self.place.devices = tuple(Device(**each) for each in fields)
+        self.place.devices = tuple(map(read_device, event["devices"]))
         self.place.threads = event["threads"]
         self.place.node, self.place.node_id = event["node"], event["node_id"]
         self._has_begun = True

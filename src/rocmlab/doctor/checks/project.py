@@ -112,7 +112,7 @@ def port(s: Situation) -> Verdict:
 
 @check(
     "disk",
-    "there is room for the image",
+    "there is enough disk space for the image",
     sides=(HOST,),
     looks_at="the free space where the engine keeps images, or of the project's disk",
     why="ROCm's images unpack to 30 to 50 GB; a full disk ends a build at its end (ROCm#3935, ROCm-docker#120).",
@@ -142,7 +142,7 @@ def disk(s: Situation) -> Verdict:
 
 @check(
     "disk.low",
-    "the lab has room to write",
+    "there is enough disk space for what the lab writes",
     looks_at="the free space on the disks of the share and the notebooks folder, against MIN_FREE_DISK_GB",
     why="On a full disk a notebook cannot be saved, and a checkpoint of a night's training is lost.",
     fix="`make clean RUNS=30d`, which lists old runs and then removes them; or free space there",
@@ -202,7 +202,7 @@ def stale(s: Situation) -> Verdict:
 
 
 def _rewrite(s: Situation, now: dict[str, str]) -> None:
-    """Write what `make up` would, the groups from the nodes whoever wrote them."""
+    """Write what `make up` would; the groups are always those of the nodes."""
     if s.project is None:
         raise RocmlabError("there is no project here", NO_PLAN, "cd to your clone of rocmlab")
     project = s.project

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import signal
 import sys
 import threading
@@ -17,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
+from rocmlab.base.formatting import ANSI
 from rocmlab.kernels.leases import Lease
 from rocmlab.runs.jobs import Status
 
@@ -188,7 +188,7 @@ def check_masks(running: Kernel, job: dict[str, Any]) -> None:
 
 def plain(text: str) -> str:
     """Return text without the colours of a terminal."""
-    return re.sub(r"\x1b\[[0-9;?]*[ -/]*[@-~]", "", text)
+    return ANSI.sub("", text)
 
 
 class LogFile(io.RawIOBase):
