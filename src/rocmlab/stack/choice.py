@@ -67,7 +67,7 @@ def inspect(engine: Engine, root: Path, podman: Podman | None = None) -> Host:
 
 
 def _has_nvidia_for_wsl(root: Path) -> bool:
-    """Tell whether Windows provides its NVIDIA driver: /dev/dxg serves the GPUs of every vendor."""
+    """Return whether Windows provides its NVIDIA driver: /dev/dxg serves the GPUs of every vendor."""
     return (root / "usr/lib/wsl/lib/nvidia-smi").exists() or (root / "usr/lib/wsl/lib/libcuda.so.1").exists()
 
 
