@@ -35,7 +35,6 @@ EXCEPTIONS: Mapping[tuple[str, str], str] = {
     ("lab.server.cluster", "cluster"): "the panel shows the cluster that this lab is a node of",
     ("lab.server.cluster_reader", "cluster"): "it reads the node's session in a process of its own",
     ("kernels.run_warmth", "runs"): "it knows the jobs of a run by their type",
-    ("notebook.ends", "runs"): "the names of the statuses are a run's",
 }
 CYCLES = (  # that are left, to be removed
     {"kernels.forked", "kernels.kernel"},

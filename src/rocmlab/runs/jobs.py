@@ -11,9 +11,9 @@ from typing import Any, Literal, NamedTuple
 from rocmlab.base import safe
 from rocmlab.base.errors import Problem
 from rocmlab.base.formatting import stem as stem
+from rocmlab.notebook.outcome import Status as Status
 from rocmlab.reports.schema import NO_FAILURE as NO_FAILURE
 
-Status = Literal["ok", "skipped", "failed", "timeout", "killed", "kernel died", "not run"]
 EXIT_CODES: dict[Status, int] = {
     "ok": 0,
     "skipped": 0,

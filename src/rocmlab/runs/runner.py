@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from rocmlab.notebook.outcome import Outcome
 from rocmlab.runs import space
 from rocmlab.runs.folder import RunFolder, now
 from rocmlab.runs.jobs import STOPPED, Job, Result, not_run
@@ -25,7 +26,7 @@ from rocmlab.runs.scheduling.plan import Before, Queue, Rules, longest_first
 from rocmlab.runs.scheduling.scheduler import Scheduler
 from rocmlab.runs.scheduling.usage import Meters
 from rocmlab.runs.workers.executor import Site, Supervised
-from rocmlab.runs.workers.supervisor import Ending, Event, Limits
+from rocmlab.runs.workers.supervisor import Event, Limits
 from rocmlab.runs.workers.workers import Workers
 
 log = logging.getLogger("rocmlab")
@@ -242,30 +243,30 @@ class Runner:
     async def _run_job(self, supervisor: Supervised) -> None:
         job = supervisor.job
         try:
-            ending = await supervisor.run()
+            outcome = await supervisor.run()
         except OSError as err:  # no process, pipe or log could be created; the other jobs continue
-            ending = Ending("failed", f"its worker could not be started: {err}", None)
+            outcome = Outcome("failed", f"its worker could not be started: {err}")
         except Exception as err:  # our own error must not end the others either
             log.debug("%s could not be run", job.name, exc_info=True)
-            ending = Ending("failed", f"it could not be run: {type(err).__name__}: {err}", None)
+            outcome = Outcome("failed", f"it could not be run: {type(err).__name__}: {err}")
         finally:
             self.slots.release(supervisor.place)
-        if ending.status == "ok" or not self.rules.fail_fast:
+        if outcome.status == "ok" or not self.rules.fail_fast:
             self.freed.set()  # the next job does not wait for the rest of this one
-        if self._may_start and self._needs_another_place(job, supervisor.place, ending):
+        if self._may_start and self._needs_another_place(job, supervisor.place, outcome):
             return
         attempts = self.attempts.get(job.name, [])
-        if ending.status == "not run":  # it was stopped while it waited
-            result = replace(not_run(job), warnings=[*ending.warnings, *self._why_not()], attempts=attempts)
+        if outcome.status == "not run":  # it was stopped while it waited
+            result = replace(not_run(job), warnings=[*outcome.warnings, *self._why_not()], attempts=attempts)
         else:
-            if self.failed and ending.status == "killed":
-                ending = replace(ending, message=f"{STOPPED}{self.failed} failed, and --fail-fast stops there")
-            ending = self._warned(job, ending)
-            result = await asyncio.to_thread(result_of, self.folder, job, supervisor.place, ending, attempts)
-        if self._may_retry(result, ending.is_lost):
+            if self.failed and outcome.status == "killed":
+                outcome = replace(outcome, message=f"{STOPPED}{self.failed} failed, and --fail-fast stops there")
+            outcome = self._warned(job, outcome)
+            result = await asyncio.to_thread(result_of, self.folder, job, supervisor.place, outcome, attempts)
+        if self._may_retry(result, outcome.is_lost):
             result = await self._converted(result)
-        if self._may_retry(result, ending.is_lost):  # the run was not interrupted meanwhile
-            self._retry(job, supervisor.place, result, ending.is_lost)
+        if self._may_retry(result, outcome.is_lost):  # the run was not interrupted meanwhile
+            self._retry(job, supervisor.place, result, outcome.is_lost)
             return
         self._finish(result)
         self.freed.set()
@@ -273,25 +274,25 @@ class Runner:
         self._limit_conversions()
         self.results[job.name] = await self._converted(result)
 
-    def _needs_another_place(self, job: Job, place: Place, ending: Ending) -> bool:
+    def _needs_another_place(self, job: Job, place: Place, outcome: Outcome) -> bool:
         """Put a job back that could not begin in its place; return whether it was."""
-        if ending.is_unplaced and self.repeats.left(job.name, "place") > 0:
+        if outcome.is_unplaced and self.repeats.left(job.name, "place") > 0:
             self.repeats.count(job.name, "place")
             self._put_back(job, place)
             return True
-        if ending.why_cpu:
-            self.why_cpu[job.name] = ending.why_cpu
-            log.warning("%s gets the CPU: %s", job.name, ending.why_cpu)
+        if outcome.why_cpu:
+            self.why_cpu[job.name] = outcome.why_cpu
+            log.warning("%s gets the CPU: %s", job.name, outcome.why_cpu)
             self._put_back(replace(job, gpus=0, min_gpus=None), place)
             return True
         return False
 
-    def _warned(self, job: Job, ending: Ending) -> Ending:
+    def _warned(self, job: Job, outcome: Outcome) -> Outcome:
         """Add why a job that needs several GPUs ran on the CPU; not needed where there is no GPU at all."""
         why = self.why_cpu.get(job.name)
         if self.slots.gpus and not job.takes_gpus_from_ray:
             why = why or self.slots.shortage(job)
-        return replace(ending, warnings=[*ending.warnings, f"it ran on the CPU: {why}"]) if why else ending
+        return replace(outcome, warnings=[*outcome.warnings, f"it ran on the CPU: {why}"]) if why else outcome
 
     async def _converted(self, result: Result) -> Result:
         """Convert an executed notebook to HTML, while other jobs run; return the result with that file."""

@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 
-from rocmlab.base.background import Aside
+from rocmlab.base.background import BackgroundReader
 from rocmlab.devices import Device, Sample, roots
 from rocmlab.telemetry.metrics_families import Families, Labels
 from rocmlab.telemetry.model import GpuProcess, Snapshot, device_id, is_up
@@ -29,7 +29,7 @@ MEGA = 1e6
 MICROJOULES = 1e6  # in a joule
 
 TEXT_SECONDS = 0.5  # in which a text of the card is read, or is omitted until it comes
-_READER = Aside(TEXT_SECONDS)
+_READER = BackgroundReader(TEXT_SECONDS)
 _texts: dict[Hashable, str | None] = {}  # by file and card
 
 # Part numbers of the MI300 family, whose socket power the dashboards ask for under a name of its own.

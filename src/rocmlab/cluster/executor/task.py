@@ -32,12 +32,13 @@ from rocmlab.cluster.executor.node_agent import agent_name, scratch
 from rocmlab.cluster.executor.nodes import masked
 from rocmlab.cluster.node import session
 from rocmlab.devices import Device, discover
+from rocmlab.notebook.outcome import Outcome
 from rocmlab.runs.jobs import Job
 from rocmlab.runs.scheduling.place import Place
 from rocmlab.runs.scheduling.pool import kind_of, memory_bytes
 from rocmlab.runs.scheduling.usage import Meters
 from rocmlab.runs.workers.forking import JobForkServers
-from rocmlab.runs.workers.supervisor import Ending, Event, Limits, Supervisor
+from rocmlab.runs.workers.supervisor import Event, Limits, Supervisor
 from rocmlab.runs.workers.workers import Workers
 
 Tell = Callable[[Event], None]
@@ -172,7 +173,7 @@ def execute(order: Mapping[str, Any], notebook: bytes) -> Iterator[Event]:
         job.leave(running)
 
 
-def _told(said: queue.SimpleQueue[Event | None], running: Future[Ending]) -> Iterator[Event]:
+def _told(said: queue.SimpleQueue[Event | None], running: Future[Outcome]) -> Iterator[Event]:
     """Yield what a job says, until it has ended. The wait is short: Ray asks a task to leave between two of them."""
     running.add_done_callback(lambda _: said.put(None))
     while True:
@@ -238,7 +239,7 @@ class _Job:
             "give the machines of one cluster GPUs of one product each: make cluster-join GPUS=…",
         )
 
-    async def run(self, place: Place) -> Ending:
+    async def run(self, place: Place) -> Outcome:
         """Run it; its files are in the folder afterwards."""
         path = await asyncio.to_thread(self._notebook)
         self.folder.path.mkdir(mode=private.folder_mode(), parents=True, exist_ok=True)
@@ -282,7 +283,7 @@ class _Job:
         path.write_bytes(self.content)
         return path
 
-    def results(self, ending: Ending) -> Iterator[Event]:
+    def results(self, ending: Outcome) -> Iterator[Event]:
         """Yield the files that must be brought home, and at last how it ended."""
         name, left = self.job.name, {}
         self.state.meters.flush(FLUSH_SECONDS)
@@ -294,7 +295,7 @@ class _Job:
             yield from delivery.pieces(self.folder, name)
         yield {"event": "ending", "ending": asdict(ending), "left": left}
 
-    def leave(self, running: Future[Ending]) -> None:
+    def leave(self, running: Future[Outcome]) -> None:
         """Leave nothing behind, also when Ray ends the task early."""
         if not running.done():
             if self.supervisor is not None:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from rocmlab.base.errors import Problem, RocmlabError
 from rocmlab.devices import Device
-from rocmlab.lab.server.aside import Aside
 from rocmlab.lab.server.paths import Shown
+from rocmlab.lab.server.shared_reader import SharedReader
 from rocmlab.lab.server.wire import WrongRequestError
 from rocmlab.telemetry.model import GpuProcess, Snapshot, device_id
 
@@ -42,8 +42,8 @@ class Telemetry:
         self._kernels = kernels
         self._hub: Hub | None = None
         self._attribute: Callable[[Sequence[Device]], Sequence[GpuProcess]] | None = None
-        self._start: Aside[tuple[Hub, Any]] = Aside("the GPUs", START_SECONDS)
-        self._processes: Aside[Sequence[GpuProcess]] = Aside("the processes on the GPUs", ANSWER_SECONDS)
+        self._start: SharedReader[tuple[Hub, Any]] = SharedReader("the GPUs", START_SECONDS)
+        self._processes: SharedReader[Sequence[GpuProcess]] = SharedReader("the processes on the GPUs", ANSWER_SECONDS)
         self._one: asyncio.Task[Snapshot] | None = None
 
     @property
