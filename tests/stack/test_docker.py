@@ -105,7 +105,7 @@ class TestBaseImage:
         """The engine's own disk is looked at, and the problem says how much is needed."""
         found = lab(tmp_path, docker(tmp_path, info="", code=1), monkeypatch)
         found.engine_root = str(tmp_path)
-        monkeypatch.setattr("rocmlab.stack.container.NEEDED_BYTES", {"cpu": 1e18})
+        monkeypatch.setattr("rocmlab.stack.image.NEEDED_BYTES", {"cpu": 1e18})
 
         with pytest.raises(RocmlabError, match="GB free"):
             found.prepare(lambda _: None)

@@ -213,7 +213,7 @@ class TestOtherRuntime:
             found.lab.start(print)
 
 
-class TestRemarks:
+class TestNotes:
     """What is said of a lab besides the choice."""
 
     @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ class TestRemarks:
         """Of a simulated host no GPU is passed, and on WSL2 no single one is chosen."""
         found = Project(settings.load(tmp_path, flags), choice, {}, Recorder())  # type: ignore[arg-type]
 
-        said = [line for line in projects.remarks(found) if "rootless Podman passes every GPU" in line]
+        said = [line for line in projects.notes(found) if "rootless Podman passes every GPU" in line]
 
         assert bool(said) is is_said
 

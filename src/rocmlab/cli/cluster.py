@@ -15,7 +15,7 @@ from rocmlab.base.errors import RocmlabError
 from rocmlab.cli import stopping
 from rocmlab.cli.main import verb_parser
 
-WORDS = {  # in the order of use
+COMMANDS = {  # in the order of use
     "up": "make this machine the head of a cluster, and show how others join",
     "join": "join the cluster of a head: HEAD=host:port, with its CLUSTER_TOKEN",
     "status": "show the nodes, their GPUs and versions, and what runs where",
@@ -45,11 +45,13 @@ def main(verb: str, arguments: Sequence[str]) -> int:
 
 
 def _parser(verb: str) -> argparse.ArgumentParser:
-    listed = "\n".join(f"  {word:<7} {text}" for word, text in WORDS.items())
-    parser = verb_parser(verb, epilog=f"words:\n{listed}\n\ndocs/cluster.md explains them.")
+    listed = "\n".join(f"  {word:<7} {text}" for word, text in COMMANDS.items())
+    parser = verb_parser(verb, epilog=f"commands:\n{listed}\n\ndocs/cluster.md explains them.")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    words = parser.add_subparsers(dest="what", required=True, metavar="WORD")
-    added = {word: words.add_parser(word, description=text[0].upper() + text[1:] + ".") for word, text in WORDS.items()}
+    commands = parser.add_subparsers(dest="what", required=True, metavar="COMMAND")
+    added = {
+        word: commands.add_parser(word, description=text[0].upper() + text[1:] + ".") for word, text in COMMANDS.items()
+    }
     added["join"].add_argument("head", nargs="?", metavar="HOST:PORT", help="the head's address (default: HEAD)")
     added["status"].add_argument("--json", action="store_true", help="print everything known, as JSON")
     for word in ("up", "join", "down"):
@@ -101,7 +103,7 @@ def _head(given: str | None) -> str:
 
 
 def _ask_for_token(known: str) -> None:
-    """Ask a person for the token where the command does not bring it: a command line can be seen by others.
+    """Ask the user for the token where the command does not have it: a command line can be seen by others.
 
     Raises:
         RocmlabError: there is none.
@@ -139,12 +141,12 @@ def _start(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def _inside(words: Sequence[str]) -> Any:  # noqa: ANN401
+def _inside(arguments: Sequence[str]) -> Any:  # noqa: ANN401
     """Run an argument inside the lab and return the JSON that it prints; raise RocmlabError if that fails."""
     from rocmlab.stack import process
 
     command, environment = _lab_command()
-    code, output = process.capture([*command, *words], env=environment, timeout_seconds=300)
+    code, output = process.capture([*command, *arguments], env=environment, timeout_seconds=300)
     try:
         found = json.loads(output.strip().splitlines()[-1])
     except (ValueError, IndexError):
@@ -153,7 +155,7 @@ def _inside(words: Sequence[str]) -> Any:  # noqa: ANN401
         raise RocmlabError(**found)
     if code or found is None:
         raise RocmlabError(
-            f"the lab does not answer `rocmlab {' '.join(words)}`",
+            f"the lab does not answer `rocmlab {' '.join(arguments)}`",
             output.strip()[-400:] or "no output",
             "make logs",
         )
@@ -176,7 +178,7 @@ def _lab_command() -> tuple[list[str], Mapping[str, str]]:
 
 
 def _entered(node: Mapping[str, Any], has_lab: bool) -> list[str]:
-    """Return what a person reads after `up` or `join`."""
+    """Return the text after `up` or `join`."""
     gpus = f"{node['gpus']} GPU{'s' * (node['gpus'] != 1)}" + " (SIMULATED)" * bool(node["simulated"] and node["gpus"])
     lines = []
     if node["is_head"]:
@@ -211,8 +213,8 @@ def _status(chosen: argparse.Namespace) -> int:
     from rocmlab.stack import process
 
     command, environment = _lab_command()
-    words = [*command, "cluster", "status", *(["--json"] if chosen.json else [])]
-    code = process.attach(words, env=environment)
+    arguments = [*command, "cluster", "status", *(["--json"] if chosen.json else [])]
+    code = process.attach(arguments, env=environment)
     if code == 0 and not chosen.json and (node := _inside(["cluster", "wait"]))["is_head"]:
         print(f"\nto add another machine: {join_line(node)}")
     return code

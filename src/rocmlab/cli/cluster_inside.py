@@ -17,9 +17,9 @@ WAIT_SECONDS = 180.0
 
 
 def main(chosen: argparse.Namespace) -> int:
-    """Run one word inside the lab."""
-    words = {"node": _node, "wait": _wait, "busy": _busy, "status": _status}
-    return words[chosen.what](chosen)
+    """Run one command inside the lab."""
+    commands = {"node": _node, "wait": _wait, "busy": _busy, "status": _status}
+    return commands[chosen.what](chosen)
 
 
 def _node(chosen: argparse.Namespace) -> int:
@@ -94,7 +94,7 @@ def _status(chosen: argparse.Namespace) -> int:
 
 
 def lines(seen: Mapping[str, Any]) -> list[str]:
-    """Return the cluster for a person."""
+    """Return the cluster as text."""
     nodes = seen["nodes"]
     gpus = sum(node["gpus"] for node in nodes)
     found = ["SIMULATED: not the GPUs of these machines"] if seen["simulated"] else []
@@ -128,18 +128,18 @@ def _node_lines(node: Mapping[str, Any]) -> list[str]:
 
 def _gpu_line(gpu: Mapping[str, Any], state: Mapping[str, Any] | None) -> str:
     number = "-" if gpu["index"] is None else gpu["index"]
-    words = [f"GPU {number}", gpu["gfx"], gpu["name"]]
+    parts = [f"GPU {number}", gpu["gfx"], gpu["name"]]
     if not gpu["is_usable"]:
-        words.append(f"not used: {gpu['why_not']}")
+        parts.append(f"not used: {gpu['why_not']}")
     elif state and state["lease"]:
         lease = state["lease"]
-        words.append(
+        parts.append(
             f"leased to {lease['notebook'] or 'an unknown notebook'} ({lease['owner']}, process {lease['pid']})"
         )
     elif state and state["foreign"]:
-        words.append(
+        parts.append(
             "used without a lease by " + ", ".join(f"{each['name']} ({each['pid']})" for each in state["foreign"])
         )
     elif state:
-        words.append("free")
-    return "  ".join(str(word) for word in words if word)
+        parts.append("free")
+    return "  ".join(str(part) for part in parts if part)

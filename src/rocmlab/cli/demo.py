@@ -27,10 +27,10 @@ STOP_SECONDS = 20.0  # for the simulated run to save and report
 
 def main(verb: str, arguments: Sequence[str]) -> int:
     """Show what one would get: exit code 0 when it is ended by Ctrl-C, SIGTERM or --seconds."""
-    asked = _parser(verb).parse_args(arguments)
+    chosen = _parser(verb).parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     folder = projects.find()
-    settings = demo.settings(folder, asked.port)
+    settings = demo.settings(folder, chosen.port)
     _check_nothing_runs(settings.state, folder)
     demo.clear(settings)
     live = Live(settings.state / "host", gpus=GPUS, processes=())
@@ -44,7 +44,7 @@ def main(verb: str, arguments: Sequence[str]) -> int:
         _open_idle_notebook(project, demo_work.IDLE_NAME)
         started.append(_start_trainings(project, demo_work.TRAINING_NAME))
         _announce(project, settings.state / "host")
-        _show(live, project, settings.state, asked.seconds)
+        _show(live, project, settings.state, chosen.seconds)
     except KeyboardInterrupt:
         pass
     finally:
@@ -100,9 +100,9 @@ def _start_trainings(project: Project, notebook: str) -> subprocess.Popen[bytes]
     """Start a run of simulated trainings inside the lab."""
     inside = project.lab.inside()
     assert inside is not None
-    words, environment = inside
+    command, environment = inside
     rates = ",".join(map(str, demo_work.RATES))
-    command = [*words, "run", notebook, "--gpus", RUN_GPUS, "--name", "pretended", "-p", f"lr={rates}"]
+    command = [*command, "run", notebook, "--gpus", RUN_GPUS, "--name", "pretended", "-p", f"lr={rates}"]
     log = project.settings.state / "run.log"
     with log.open("wb") as output:
         return subprocess.Popen(

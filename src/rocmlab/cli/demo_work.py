@@ -72,7 +72,7 @@ def mark(state: Path) -> None:
 
 
 def is_running(state: Path) -> bool:
-    """Tell whether a demonstration moves the host of this folder."""
+    """Return whether a demonstration moves the host of this folder."""
     try:
         pid = int((state / "pid").read_text(encoding="ascii"))
         os.kill(pid, 0)

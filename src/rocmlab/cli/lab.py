@@ -33,7 +33,7 @@ def main(verb: str, arguments: Sequence[str]) -> int:
         prune.add_options(parser)
     chosen = parser.parse_args(arguments)
     consent = stopping.consent(chosen) if verb in ("down", "clean") else stopping.Consent()
-    if verb == "clean" and (age := prune.asked(chosen)):
+    if verb == "clean" and (age := prune.age_of(chosen)):
         return prune.main(chosen, age, is_forced=consent.force)
     project = projects.reopen(projects.find())
     if verb == "status":
@@ -54,12 +54,12 @@ def main(verb: str, arguments: Sequence[str]) -> int:
 
 
 def _ends_runs(project: Project, verb: str) -> bool:
-    """Tell whether runs beside the server end: Compose removes their containers, `clean` their environment."""
+    """Return whether runs outside of the server end: Compose removes their containers, `clean` their environment."""
     return verb == "clean" or project.choice.runtime == "docker"
 
 
 def held_by_another(project: Project) -> str:
-    """Return who else listens on the lab's port, empty where nobody does."""
+    """Return who else listens on the lab's port, empty where no one does."""
     holder = project.lab.holder()
     if holder.kind == server.UNKNOWN:
         return f"{holder}; nothing was sent to port {project.values['PORT']}"
@@ -126,7 +126,7 @@ def cluster_state(project: Project) -> dict[str, Any] | None:
 
 
 def node_lines(node: Mapping[str, Any]) -> list[str]:
-    """Return the lab's node for a person."""
+    """Return the lab's node as text."""
     if problem := node.get("problem"):
         return [f"the Ray node does not run: {problem['what']}", f"  why: {problem['why']}", f"  fix: {problem['fix']}"]
     if node.get("state") not in ("starting", "ready"):

@@ -27,7 +27,7 @@ class LabIsBusy(RocmlabError):
 
 @dataclass(frozen=True)
 class Consent:
-    """What a person has said about stopping what runs."""
+    """What the user allows for what runs."""
 
     force: bool = False  # stop it
     waits: bool = False  # wait until nothing computes
@@ -71,11 +71,11 @@ def given(chosen: argparse.Namespace) -> list[str]:
 class Stop:
     """What a command is about to do to a lab."""
 
-    command: str  # as a person typed it: `make down`
+    command: str  # as the user typed it: `make down`
     does: str  # what it does to the lab: stops, restarts
-    ends_idle: bool = False  # idle kernels may end with it, because a person asked for exactly this
-    ends_runs: bool = False  # runs beside the server end with it, too: image or environment goes
-    note: str = ""  # what a person should know when it is refused
+    ends_idle: bool = False  # idle kernels may end with it, because the user requested exactly this
+    ends_runs: bool = False  # runs outside of the server end with it as well: image or environment goes
+    note: str = ""  # a note for the error
 
 
 def check(lab: Lab, stop: Stop, given: Consent, say: Say, *, may_wait: bool = True) -> None:
@@ -84,7 +84,7 @@ def check(lab: Lab, stop: Stop, given: Consent, say: Say, *, may_wait: bool = Tr
     Args:
         lab: as it runs now; nothing that does not run is in the way.
         stop: what is to be done to it.
-        given: what a person has said about it.
+        given: what the user allows.
         say: prints a line.
         may_wait: False to raise where it would wait.
 
@@ -117,7 +117,7 @@ def check(lab: Lab, stop: Stop, given: Consent, say: Say, *, may_wait: bool = Tr
 
 
 def _blocks(work: busy.Work, stop: Stop, given: Consent) -> bool:
-    """Tell whether something keeps the command from being done now."""
+    """Return whether something keeps the command from being done now."""
     if work.is_busy:
         return True
     if given.waits:  # idle ones may end; one that has just worked may be between two cells

@@ -61,7 +61,7 @@ def would_stop(project: Project, verb: str) -> tuple[Lab, stopping.Stop] | None:
 
 
 def changes_environment(project: Project) -> bool:
-    """Tell whether a native environment that is there would be changed, under all that runs in it."""
+    """Return whether a native environment that is there would be changed, under all that runs in it."""
     lab = project.lab
     return isinstance(lab, NativeLab) and lab.is_built() and not lab.is_prepared()
 
@@ -72,7 +72,7 @@ def would_stop_other(project: Project) -> tuple[Lab, stopping.Stop] | None:
     if before is None or before.choice.runtime == project.choice.runtime:
         return None
     does = f"stops (RUNTIME changes from {before.choice.runtime} to {project.choice.runtime})"
-    ends_runs = before.choice.runtime == "docker"  # Compose removes the containers of single runs, too
+    ends_runs = before.choice.runtime == "docker"  # Compose removes the containers of single runs as well
     return before.lab, stopping.Stop("make up", does, ends_runs=ends_runs, note=UNCHANGED)
 
 
@@ -124,8 +124,8 @@ def announce(project: Project, say: Say) -> None:
     """Say in one line what was chosen and why."""
     choice = project.choice
     say(f"rocmlab {__version__}: backend {choice.backend}, runtime {choice.runtime} ({choice.why})")
-    for remark in projects.remarks(project):
-        say(remark)
+    for line in projects.notes(project):
+        say(line)
 
 
 def say(line: str) -> None:

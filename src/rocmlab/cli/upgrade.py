@@ -139,7 +139,7 @@ class Attempt:
         self.environment = link.resolve() if link.exists() else None
         self.was_link = link.is_symlink()
 
-    def run(self, target: str, words: Sequence[str]) -> None:
+    def run(self, target: str, arguments: Sequence[str]) -> None:
         """Check the target out, if there is one, and have its own code do the rest.
 
         Raises:
@@ -150,7 +150,7 @@ class Attempt:
             self.has_moved = True
             self.saved = source.move(self.folder, target)
             _name(self.saved)
-        if code := _rocmlab(self.folder, words):
+        if code := _rocmlab(self.folder, arguments):
             raise SwitchFailed("the new version was not started", f"its own command ended with exit code {code}")
 
     @contextmanager
@@ -194,7 +194,7 @@ class Attempt:
         """Move the checkout back if this command has moved it; another user's move is not undone."""
         if not self.has_moved or not self.commit or source.head(self.folder) == self.commit:
             return
-        _name(source.move(self.folder, self.commit))  # what was changed since is named, too
+        _name(source.move(self.folder, self.commit))  # what was changed since is named as well
         source.put_back(self.saved)
 
     def _remove_unused(self) -> None:
@@ -264,12 +264,12 @@ def _write_back(path: Path, text: str | None) -> None:
         envfile.write(path, text)
 
 
-def _rocmlab(folder: Path, words: Sequence[str]) -> int:
+def _rocmlab(folder: Path, arguments: Sequence[str]) -> int:
     """Run a command of the version that is checked out, and return its exit code."""
     kept = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
     environment = {**kept, "PYTHONPATH": str(folder / "src")}
     # It answers Ctrl-C itself and puts back what it has begun, however long that takes.
-    return process.attach([sys.executable, "-m", "rocmlab", *words], env=environment, cwd=folder)
+    return process.attach([sys.executable, "-m", "rocmlab", *arguments], env=environment, cwd=folder)
 
 
 def _after(project: Project, before: Version) -> None:
@@ -318,7 +318,7 @@ def _switch(consent: stopping.Consent) -> int:
 
 def _switch_environment(lab: NativeLab, project: Project, before: Project | None) -> None:
     if before is not None or lab.venv.building is not None:
-        (before or project).lab.stop(say)  # with the same environment, too: it goes on with the code that it has read
+        (before or project).lab.stop(say)  # also with the same environment: it continues with the code that it has read
     current, previous = versions.read(project.settings)
     real = lab.venv.switch()
     if real is not None and current is not None:  # a `.venv` that was a folder has another path now

@@ -36,13 +36,13 @@ class Work:
     what: str
     how: str  # what it does, and since when
     is_busy: bool  # it computes, or its state is unknown
-    is_open: bool = True  # it belongs to the lab's server and ends with it; False: a run beside the server
+    is_open: bool = True  # it belongs to the lab's server and ends with it; False: a run outside of the server
     gpus: tuple[str, ...] = ()
     last_activity: str = ""  # of a kernel: changes with each message
 
     @property
     def is_fresh(self) -> bool:
-        """Whether it said anything in the last few seconds."""
+        """Whether it sent a message in the last few seconds."""
         return time.time() - (_unix(self.last_activity) or 0.0) < QUIET_SECONDS
 
     def __str__(self) -> str:
@@ -61,7 +61,7 @@ class Found:
 
 
 def find(lab: Lab) -> Found:
-    """Return what runs in a lab and, for a container, in those of `docker compose run` beside it; it changes nothing.
+    """Return what runs in a lab and, for a container, in those of `docker compose run` next to it; it changes nothing.
 
     A kernel that has just become idle is looked at twice: it may be between two cells.
     """
@@ -145,7 +145,7 @@ def _unix(text: str) -> float | None:
 
 
 def _clock(text: str) -> str:
-    """Return a time of Jupyter's as a person reads it: 14:05:09 UTC (3 min ago)."""
+    """Return a time of Jupyter's as text: 14:05:09 UTC (3 min ago)."""
     seconds = _unix(text)
     if seconds is None:
         return text or "an unknown time"
@@ -248,7 +248,7 @@ def foreground(table: str, family: set[int] | None) -> list[str]:
 
 
 def _has_no_server(lab: Lab) -> bool:
-    """Tell whether no JupyterLab runs inside: a container that is restarted again and again, for example."""
+    """Return whether no JupyterLab runs inside: a container that is restarted again and again, for example."""
     if isinstance(lab, NativeLab):
         return False
     code, table = lab.capture_inside(PROCESSES)

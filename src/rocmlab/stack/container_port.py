@@ -30,8 +30,8 @@ def find(engine: Engine, container: str | None, port: int) -> str:
     if code == 0 and any(line.endswith(f" 127.0.0.1:{port}") for line in output.splitlines()):
         return PUBLISHED
     # In the host's own network (a node of a cluster) nothing is published, and JupyterLab listens itself.
-    asked = "{{.HostConfig.NetworkMode}}{{range .Config.Env}}\n{{.}}{{end}}"
-    network, *variables = engine("inspect", "--format", asked, container)[1].splitlines() or [""]
+    template = "{{.HostConfig.NetworkMode}}{{range .Config.Env}}\n{{.}}{{end}}"
+    network, *variables = engine("inspect", "--format", template, container)[1].splitlines() or [""]
     return HOST if network == "host" and f"PORT={port}" in variables else CLOSED
 
 

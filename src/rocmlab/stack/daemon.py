@@ -1,4 +1,4 @@
-"""A process of ours in the background, distinguished from all others by process id, start time and a random mark.
+"""One of our processes in the background, distinguished from all others by process id, start time and a random mark.
 
 The mark is in its environment, which only this user and root can read, and in a file in `.rocmlab`.
 """

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rocmlab.stack import process
-from rocmlab.stack.container import BaseImageUnreachable, ContainerLab
+from rocmlab.stack.container import ContainerLab
 from rocmlab.stack.engine import Engine
+from rocmlab.stack.image import BaseImageUnreachable
 from rocmlab.stack.settings import Settings
 
 __all__ = ["SERVICE", "BaseImageUnreachable", "DockerLab"]
@@ -47,7 +48,7 @@ class DockerLab(ContainerLab):
         return super().is_current() and not self._has_another_token()
 
     def one_off_containers(self) -> list[str]:
-        """Return the ids of the running containers of `docker compose run`, which `down` removes, too."""
+        """Return the ids of the running containers of `docker compose run`, which `down` removes as well."""
         project = self.values["COMPOSE_PROJECT_NAME"]
         labels = (f"project={project}", f"service={SERVICE}", "oneoff=True")
         filters = [part for label in labels for part in ("--filter", f"label=com.docker.compose.{label}")]
@@ -83,11 +84,11 @@ class DockerLab(ContainerLab):
         command = self._compose("--progress", "quiet", "down", "--remove-orphans", "--timeout", grace)
         return process.capture(command, env=self.environment, timeout_seconds=120)
 
-    def _once(self, *words: str, flags: Sequence[str] = ()) -> tuple[list[str], Mapping[str, str]]:
-        return self._compose("--progress", "quiet", "run", "--rm", *flags, SERVICE, *words), self.environment
+    def _once(self, *arguments: str, flags: Sequence[str] = ()) -> tuple[list[str], Mapping[str, str]]:
+        return self._compose("--progress", "quiet", "run", "--rm", *flags, SERVICE, *arguments), self.environment
 
     def _is_current(self, container: str) -> bool:
         label = '{{.Image}} {{index .Config.Labels "com.docker.compose.config-hash"}}'
         _, running = self.engine("inspect", "--format", label, container)
-        code, asked = process.capture(self._compose("config", "--hash", SERVICE), env=self.environment)
-        return code == 0 and running.split() == [self.image_id(self.image), asked.split()[-1]]
+        code, wanted = process.capture(self._compose("config", "--hash", SERVICE), env=self.environment)
+        return code == 0 and running.split() == [self.image_id(self.image), wanted.split()[-1]]

@@ -119,9 +119,9 @@ def probe(environment: Mapping[str, str] | None = None) -> Engine:
     return Engine(is_usable=False, problem=_why_down(error))
 
 
-def _is_podman(client: str, said: str) -> bool:
+def _is_podman(client: str, message: str) -> bool:
     """Tell Podman's replacement of the `docker` command (the package podman-docker) from Docker itself."""
-    return Path(os.path.realpath(client)).name == "podman" or "emulate docker cli using podman" in said.lower()
+    return Path(os.path.realpath(client)).name == "podman" or "emulate docker cli using podman" in message.lower()
 
 
 def _with_tools(client: str, facts: dict[str, Any], environment: Mapping[str, str]) -> Engine:
@@ -159,7 +159,7 @@ def _endpoint(client: str, context: str, environment: Mapping[str, str]) -> str:
 
 
 def _is_loopback(endpoint: str) -> bool:
-    """Tell whether an engine that is reached over TCP is on this very machine."""
+    """Return whether an engine that is reached over TCP is on this very machine."""
     return re.match(r"(tcp|https?)://(127\.\d+\.\d+\.\d+|localhost|\[::1\])(:|/|$)", endpoint) is not None
 
 
@@ -211,30 +211,30 @@ def _is_installed(environment: Mapping[str, str], error: str) -> bool:
 
 
 def _why_down(error: str) -> Problem:
-    said = error.strip().splitlines()[-1] if error.strip() else "no answer"
-    if _is_desktop_socket(said):
+    message = error.strip().splitlines()[-1] if error.strip() else "no answer"
+    if _is_desktop_socket(message):
         return Problem(
             "Docker Desktop is chosen, and it is not running",
-            said,
+            message,
             "docker context use default (the engine of the system, which an AMD GPU needs)\n"
             "or start Docker Desktop: systemctl --user start docker-desktop",
         )
-    remote = re.search(r"(tcp|ssh)://\S+", said)
+    remote = re.search(r"(tcp|ssh)://\S+", message)
     if remote and not _is_loopback(remote[0]):
         return Problem(
             "the Docker engine, which is on another machine, does not answer",
-            said,
+            message,
             "docker context use default && unset DOCKER_HOST DOCKER_CONTEXT",
         )
     if "permission denied" in error.lower():
         return Problem(
             "the Docker engine may not be used by this user",
-            said,
+            message,
             "sudo usermod -aG docker $USER, then log in again (or, without Docker: make up RUNTIME=native)",
         )
     return Problem(
         "the Docker engine is installed but does not answer",
-        said,
+        message,
         "sudo systemctl start docker (or, without Docker: make up RUNTIME=native)",
     )
 

@@ -1,4 +1,4 @@
-"""The `.env` file: read as Compose reads it, changed line by line so that nothing a person wrote is lost."""
+"""The `.env` file: read as Compose reads it, changed line by line so that nothing that a user wrote is lost."""
 
 from __future__ import annotations
 
@@ -113,5 +113,5 @@ def write(path: Path, text: str, mode: int = 0o600) -> None:
         raise RocmlabError(
             f"{path} cannot be written",
             str(err),
-            "free some space, or clone the project into a folder of yours",
+            "free some space, or clone the project into a folder that you own",
         ) from err

@@ -1,4 +1,4 @@
-"""The native lab's virtual environment: one `.venv` beside the project, made from the locked requirements."""
+"""The native lab's virtual environment: one `.venv` in the project, made from the locked requirements."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Environment:
     jax_packages: str = ""  # JAX's plugin for the GPU, as arguments of pip; empty: JAX computes on the CPU
     has_cluster: bool = False  # with Ray, for a lab that is a node of a cluster
     is_beside: bool = False  # `make` leaves `.venv` as it is, and makes another environment for `switch`
-    building: Path | None = None  # the folder that is being made beside `.venv`
+    building: Path | None = None  # the folder that is being made next to `.venv`
 
     @property
     def folder(self) -> Path:
@@ -78,7 +78,7 @@ class Environment:
         return source.digest(self.project, source.NATIVE_SOURCES, facts)
 
     def is_current(self) -> bool:
-        """Tell whether the environment is whole and made from the present requirements."""
+        """Return whether the environment is whole and made from the present requirements."""
         fitting = {self.fingerprint(), replace(self, has_cluster=True).fingerprint()}  # Ray may be there unused
         return envfile.read_json(self.marker).get("fingerprint") in fitting
 
@@ -99,7 +99,7 @@ class Environment:
             raise
 
     def switch(self) -> Path | None:
-        """Have `.venv` lead to the environment that was made beside it; return where the one before is, if it moved."""
+        """Have `.venv` lead to the environment made next to it; return the path of the one before if it moved."""
         made, self.building, self.is_beside = self.building, None, False
         return environments.switch(self.project, made) if made is not None else None
 
@@ -147,14 +147,14 @@ class Environment:
         environments.remove(self.project / environments.FOLDER / environments.ASIDE)
 
     def _matches(self, record: dict[str, str], folder: Path) -> bool:
-        """Tell whether the environment is whole and of this backend and Python: pip would keep another one's wheels."""
+        """Return whether the environment is whole and of this backend and Python: pip would keep other wheels."""
         found = envfile.read_json(folder / MARKER)
         if found.get("jax_packages", "") != self.jax_packages:
             return False  # a plugin that was taken back would stay
         return record.items() <= found.items() and (folder / "bin/python").exists()
 
     def verify(self, interpreter: Path) -> None:
-        """Make sure that an interpreter's frameworks are builds for the backend; the image's build asks the same.
+        """Make sure that an interpreter's frameworks are builds for the backend, as the image's build does.
 
         Raises:
             RocmlabError: one is not, or cannot be imported.
@@ -165,11 +165,11 @@ class Environment:
             command += [self.jax_packages] if framework == "jax" else []
             code, output = process.capture(command, timeout_seconds=300)
             if code:
-                said = [line for line in output.splitlines() if line.strip()][-1:] or ["it cannot be imported"]
+                lines = [line for line in output.splitlines() if line.strip()][-1:] or ["it cannot be imported"]
                 fix = "make up RUNTIME=docker" if self.backend == "rocm" else "make up BACKEND=cpu"
                 raise RocmlabError(
                     f"{framework} is not what the backend {self.backend} needs",
-                    said[0].removeprefix("error: "),
+                    lines[0].removeprefix("error: "),
                     "make up JAX_PACKAGES=" if framework == "jax" and self.jax_packages else fix,
                 )
 
@@ -205,8 +205,8 @@ class Environment:
             pinned = self.folder / "pinned.txt"
             pinned.write_text(pins(lock.read_text(encoding="utf-8")) + f"torch=={TORCH_VERSION}\n", encoding="utf-8")
             links = ("--find-links", self.wheels) if self.wheels else ()
-            words = (*links, "--constraint", str(pinned), *self.jax_packages.split())
-            yield Step(f"JAX's plugin ({self.jax_packages})", words)
+            arguments = (*links, "--constraint", str(pinned), *self.jax_packages.split())
+            yield Step(f"JAX's plugin ({self.jax_packages})", arguments)
         if self.has_cluster:
             yield Step("Ray, for the cluster", (*locked, str(self.project / "requirements/cluster.txt")))
         yield Step("rocmlab", ("--no-deps", "--no-build-isolation", "--editable", str(self.project)))
@@ -333,10 +333,10 @@ def create(python: str, folder: Path) -> None:
     if process.capture([python, "-P", "-m", "virtualenv", str(folder)], timeout_seconds=300)[0] == 0:
         return
     version = process.capture([python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"])[1].strip()
-    said = output.strip().splitlines()
+    lines = output.strip().splitlines()
     raise RocmlabError(
         "a virtual environment cannot be made",
-        said[0] if said else f"{python} -m venv failed",
+        lines[0] if lines else f"{python} -m venv failed",
         f"sudo apt install python{version}-venv" if sys.platform == "linux" else "install Python from python.org",
     )
 

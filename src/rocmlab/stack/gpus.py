@@ -31,22 +31,22 @@ def check(settings: Settings, choice: Choice, engine: Engine, devices: list[Devi
     _check_way(settings, choice, engine, root)
     if choice.is_rootless and choice.backend == "rocm" and not choice.is_wsl:
         _check_openable(root)
-    asked = settings.get("GPUS")
-    if asked in ("all", "none"):
+    wanted = settings.get("GPUS")
+    if wanted in ("all", "none"):
         return
     if choice.is_wsl:
         raise RocmlabError(
-            f"GPUS={asked} was requested, and this is WSL2",
+            f"GPUS={wanted} was requested, and this is WSL2",
             "all GPUs are behind the one node /dev/dxg, and nothing here lists them",
             "make up GPUS=all, or GPUS=none; inside, HIP_VISIBLE_DEVICES chooses",
         )
     if choice.backend not in ("rocm", "cuda") and not choice.is_simulated:
         raise RocmlabError(
-            f"GPUS={asked} was requested, and the backend is {choice.backend}",
+            f"GPUS={wanted} was requested, and the backend is {choice.backend}",
             choice.why,
             "leave GPUS out, or choose a backend that has GPUs",
         )
-    visibility.select(given_from(choice, devices, root), asked)
+    visibility.select(given_from(choice, devices, root), wanted)
 
 
 def _check_openable(root: Path) -> None:
@@ -153,24 +153,24 @@ class Passed:
 
 def passed(settings: Settings, choice: Choice, devices: Sequence[Device], root: Path) -> Passed:
     """Return what gives a container exactly the chosen GPUs, under either engine."""
-    asked = settings.get("GPUS")
+    wanted = settings.get("GPUS")
     if choice.is_wsl:
-        hidden = _masks([]) if asked == "none" else ()
+        hidden = _masks([]) if wanted == "none" else ()
         return Passed(("/dev/dxg",), environment=(("HSA_ENABLE_DXG_DETECTION", "1"), *hidden))
     if choice.backend not in ("rocm", "cuda") and not choice.is_simulated:
         return Passed()
-    chosen = visibility.select(given_from(choice, devices, root), asked)
+    chosen = visibility.select(given_from(choice, devices, root), wanted)
     if choice.is_simulated:
-        return Passed(environment=_masks(chosen) if asked != "all" else ())
+        return Passed(environment=_masks(chosen) if wanted != "all" else ())
     if _uses_cdi(settings, choice):
         names = tuple(_cdi_names(settings, choice, root))
-        return Passed(names=names, environment=_masks([]) if asked == "none" else ())
+        return Passed(names=names, environment=_masks([]) if wanted == "none" else ())
     if choice.is_rootless:  # a subset of nodes stops ROCm there (ROCm#3144): the mask alone chooses
-        return Passed(_all_nodes(root, openable=True), environment=_masks(chosen) if asked != "all" else ())
+        return Passed(_all_nodes(root, openable=True), environment=_masks(chosen) if wanted != "all" else ())
     if chosen or choice.runtime == "docker":
         return exactly(choice.backend, chosen)
     # The nodes stay: without /dev/kfd a lab for AMD GPUs refuses to start.
-    return Passed(_all_nodes(root), environment=_masks([]) if asked == "none" else ())
+    return Passed(_all_nodes(root), environment=_masks([]) if wanted == "none" else ())
 
 
 def exactly(backend: str, devices: Sequence[Device]) -> Passed:

@@ -141,7 +141,7 @@ def _move(source: Path, target: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link or a tree of ours."""
+    """Remove a file, a link or one of our trees."""
     if _is_folder(path):
         shutil.rmtree(path)
     else:

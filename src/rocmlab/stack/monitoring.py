@@ -1,4 +1,4 @@
-"""Prometheus and Grafana beside the running lab: the overlay docker/compose.monitoring.yaml of its Compose project."""
+"""Prometheus and Grafana next to the running lab: the overlay docker/compose.monitoring.yaml of its Compose project."""
 
 from __future__ import annotations
 

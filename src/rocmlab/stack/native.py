@@ -35,7 +35,7 @@ SOCKET_FOLDER_BYTES = 50  # a socket's path has at most 104 bytes, and Jupyter a
 
 
 class NativeLab(Lab):
-    """JupyterLab from `.venv`, its log in `.rocmlab/jupyter.log`; beside it the Ray node, if CLUSTER asks for one."""
+    """JupyterLab from `.venv`, its log in `.rocmlab/jupyter.log`; and the Ray node, if CLUSTER asks for one."""
 
     def __init__(self, settings: Settings, values: dict[str, str], environment: Environment) -> None:
         super().__init__(settings, values)
@@ -51,11 +51,11 @@ class NativeLab(Lab):
     # -- environment ---------------------------------------------------------------------------------------------
 
     def is_prepared(self) -> bool:
-        """Tell whether `.venv` is current."""
+        """Return whether `.venv` is current."""
         return self.venv.is_current()
 
     def is_built(self) -> bool:
-        """Tell whether there is a `.venv`, current or not."""
+        """Return whether there is a `.venv`, current or not."""
         return self.venv.interpreter.exists()
 
     def disk(self) -> Path:
@@ -174,7 +174,7 @@ class NativeLab(Lab):
     # -- server --------------------------------------------------------------------------------------------------
 
     def is_running(self) -> bool:
-        """Tell whether the server process lives."""
+        """Return whether the server process lives."""
         return self.jupyter.find() is not None
 
     def _listening(self) -> Holder:
@@ -254,8 +254,8 @@ class NativeLab(Lab):
         command = [str(self.venv.interpreter), "-P", "-m", "rocmlab", "kernels", "install"]
         code, output = process.capture(command, env=self.server_environment())
         if code:
-            words = output.strip().splitlines() or [f"exit code {code}"]
-            say(f"the launcher offers only the plain kernels, TensorFlow and PyTorch: {words[0]}")
+            lines = output.strip().splitlines() or [f"exit code {code}"]
+            say(f"the launcher offers only the plain kernels, TensorFlow and PyTorch: {lines[0]}")
 
     def stop(self, say: Say) -> None:
         """Stop the server and every process it started, and the Ray node."""
@@ -269,7 +269,7 @@ class NativeLab(Lab):
         self.jupyter.forget()
 
     def node_record(self) -> Record | None:
-        """Return what the lab's Ray node says of itself, or said last; None where it says nothing."""
+        """Return the present or last record of the lab's Ray node; None where there is none."""
         last = record.read(self.node.folder / "node.json")
         return self.node.state() or (last if last and last.said else None)
 
@@ -282,7 +282,7 @@ class NativeLab(Lab):
         return self.node.start(self.server_environment(), self.settings.get("GPUS"), say)
 
     def _start_node_too(self, say: Say) -> None:
-        """Start the node beside the server; one that cannot start does not take the lab along."""
+        """Start the node; the lab starts also where the node cannot."""
         if not self.settings.is_in_cluster:
             return
         try:

@@ -34,7 +34,7 @@ class ServerProcess(Daemon):
         super().remember(pid, configuration, commit=commit, **facts)
 
     def find(self) -> Process | None:
-        """Return the running server: that of the record, else one of ours that listens though its record is lost."""
+        """Return the running server: that of the record, else one of ours that listens although its record is lost."""
         if recorded := super().find():
             return recorded
         for listener in sockets.listeners(self.port) or ():
@@ -51,8 +51,8 @@ class ServerProcess(Daemon):
 
     def _looks_like_ours(self, process: Process, port: int) -> bool:
         """Return whether a process is a server of this very folder: by command line, folder, user and socket."""
-        words = identity.arguments_of(process.pid)
-        has_command = "jupyterlab" in words and f"--ServerApp.root_dir={self.home}" in words
+        arguments = identity.arguments_of(process.pid)
+        has_command = "jupyterlab" in arguments and f"--ServerApp.root_dir={self.home}" in arguments
         if not has_command or identity.uid_of(process.pid) not in identity.own_uids():
             return False
         folder = identity.folder_of(process.pid)

@@ -10,8 +10,9 @@ from functools import cached_property
 from pathlib import Path
 
 from rocmlab.stack import envfile, live, podman_engine, process, tokens
-from rocmlab.stack.container import PASSED_INTO_THE_LAB, PROXIES, ContainerLab
+from rocmlab.stack.container import ContainerLab
 from rocmlab.stack.gpus import Passed
+from rocmlab.stack.image import PASSED_INTO_THE_LAB, PROXIES
 from rocmlab.stack.podman_engine import Podman
 from rocmlab.stack.progress import BuildProgress, PodmanProgress
 from rocmlab.stack.settings import NAMES, Settings
@@ -43,7 +44,7 @@ WSL_LIBRARIES = "/usr/lib/wsl"
 class PodmanLab(ContainerLab):
     """One container with the settings of compose.yaml, and the image of the same Dockerfile.
 
-    Rootless, the person who runs Podman is the lab's user inside (--userns keep-id), so that notebooks and share stay
+    Rootless, the user who runs Podman is the lab's user inside (--userns keep-id), so that notebooks and share stay
     theirs, and keeps their own groups, which open the GPU's nodes (--group-add keep-groups).
     """
 
@@ -201,7 +202,7 @@ class PodmanLab(ContainerLab):
     def _remove(self) -> tuple[int, str]:
         return self.engine("rm", "--force", "--ignore", "--time", "10", self.name, timeout_seconds=120)
 
-    def _once(self, *words: str, flags: Sequence[str] = ()) -> tuple[list[str], Mapping[str, str]]:
+    def _once(self, *arguments: str, flags: Sequence[str] = ()) -> tuple[list[str], Mapping[str, str]]:
         tokens.write(self.settings, self.values)
-        command = ["podman", "run", "--rm", "--pull=never", *flags, *self.options(), self.image, *words]
+        command = ["podman", "run", "--rm", "--pull=never", *flags, *self.options(), self.image, *arguments]
         return command, self._call_environment()

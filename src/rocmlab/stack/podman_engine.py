@@ -79,11 +79,11 @@ def _at(facts: Mapping[str, object], *names: str) -> object:
     return found
 
 
-def _describe(facts: Mapping[str, Any], said: str) -> Podman:
+def _describe(facts: Mapping[str, Any], message: str) -> Podman:
     version = str(_at(facts, "version", "Version") or "")
     is_rootless = bool(_at(facts, "host", "security", "rootless"))
     problem = _remote_problem(facts) or _version_problem(version)
-    problem = problem or (_rootless_problem(facts, said) if is_rootless else None)
+    problem = problem or (_rootless_problem(facts, message) if is_rootless else None)
     return Podman(
         is_usable=problem is None,
         problem=problem,
@@ -126,12 +126,12 @@ def _version_problem(version: str) -> Problem | None:
     )
 
 
-def _rootless_problem(facts: Mapping[str, Any], said: str) -> Problem | None:
+def _rootless_problem(facts: Mapping[str, Any], message: str) -> Problem | None:
     """Return what rootless Podman lacks on this host."""
     mapped = _at(facts, "host", "idMappings", "uidmap")
     ranges = [entry for entry in mapped if isinstance(entry, dict)] if isinstance(mapped, list) else []
     if sum(int(entry.get("size") or 0) for entry in ranges) < 65536:
-        return _no_ids(said)
+        return _no_ids(message)
     helpers = (_at(facts, "host", "slirp4netns", "executable"), _at(facts, "host", "pasta", "executable"))
     if not any(helpers):
         return Problem(
@@ -142,8 +142,8 @@ def _rootless_problem(facts: Mapping[str, Any], said: str) -> Problem | None:
     return None
 
 
-def _no_ids(said: str) -> Problem:
-    last = said.strip().splitlines()[-1] if said.strip() else "this user has no range of ids in /etc/subuid"
+def _no_ids(message: str) -> Problem:
+    last = message.strip().splitlines()[-1] if message.strip() else "this user has no range of ids in /etc/subuid"
     return Problem(
         "rootless Podman cannot give the lab user ids of its own",
         last,
@@ -153,11 +153,11 @@ def _no_ids(said: str) -> Problem:
 
 
 def _why_broken(error: str) -> Problem:
-    said = error.strip().splitlines()[-1] if error.strip() else "no output"
+    message = error.strip().splitlines()[-1] if error.strip() else "no output"
     if "newuidmap" in error or "newgidmap" in error:
-        return Problem("rootless Podman lacks newuidmap", said, f"sudo apt install uidmap; {WITHOUT_PODMAN}")
+        return Problem("rootless Podman lacks newuidmap", message, f"sudo apt install uidmap; {WITHOUT_PODMAN}")
     if "subuid" in error or "subgid" in error:
         return _no_ids(error)
     return Problem(
-        "Podman is installed but does not answer", said, f"podman info, and fix the error it shows; {WITHOUT_PODMAN}"
+        "Podman is installed but does not answer", message, f"podman info, and fix the error it shows; {WITHOUT_PODMAN}"
     )

@@ -12,7 +12,7 @@ class BuildProgress:
     """
 
     STEP = re.compile(r"^#(\d+) \[(?:\S+ )?\s*\d+/\d+\] (.+)$")
-    SAID = re.compile(r"^#(\d+) [\d.]+ ")
+    OUTPUT = re.compile(r"^#(\d+) [\d.]+ ")
     DONE = re.compile(r"^#(\d+) DONE ([\d.]+)s$")
     NOISE = re.compile(r"is ignored: it is neither|Running pip as the 'root' user|notice\]")
 
@@ -25,9 +25,9 @@ class BuildProgress:
         """Return what to show of a line, if anything: the start of a step, and how long it took if it took long."""
         if (step := self.STEP.match(line)) and step[1] not in self.steps:
             self.steps[step[1]] = self.title(step[2])
-        elif (said := self.SAID.match(line)) and said[1] in self.steps and said[1] not in self.shown:
-            self.shown.add(said[1])
-            return f"  {self.steps[said[1]]}"
+        elif (printed := self.OUTPUT.match(line)) and printed[1] in self.steps and printed[1] not in self.shown:
+            self.shown.add(printed[1])
+            return f"  {self.steps[printed[1]]}"
         elif (done := self.DONE.match(line)) and float(done[2]) >= 10 and done[1] in self.steps:
             return f"    {float(done[2]):.0f} s: {self.steps[done[1]][:60]}"
         return None
@@ -41,9 +41,9 @@ class BuildProgress:
 
     def error(self, last: list[str]) -> str:
         """Return the lines that explain a failed build."""
-        said = [re.sub(r"^#\d+ [\d.]+ ", "", line) for line in last if re.match(r"^#\d+ [\d.]+ ", line)]
-        said = [line for line in said if line.strip() and not self.NOISE.search(line)]
-        return "\n".join(said[-8:]) or "\n".join(last[-4:])
+        printed = [re.sub(r"^#\d+ [\d.]+ ", "", line) for line in last if re.match(r"^#\d+ [\d.]+ ", line)]
+        printed = [line for line in printed if line.strip() and not self.NOISE.search(line)]
+        return "\n".join(printed[-8:]) or "\n".join(last[-4:])
 
 
 class PodmanProgress(BuildProgress):
@@ -69,8 +69,8 @@ class PodmanProgress(BuildProgress):
 
     def error(self, last: list[str]) -> str:
         """Return the lines that explain a failed build."""
-        said = [line for line in last if line.strip() and not self.OWN.match(line) and not self.NOISE.search(line)]
-        return "\n".join(said[-8:]) or "\n".join(last[-4:])
+        printed = [line for line in last if line.strip() and not self.OWN.match(line) and not self.NOISE.search(line)]
+        return "\n".join(printed[-8:]) or "\n".join(last[-4:])
 
 
 def explained(dockerfile: str) -> list[tuple[re.Pattern[str], str]]:

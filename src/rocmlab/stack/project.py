@@ -29,10 +29,11 @@ from rocmlab.stack import (
 from rocmlab.stack import engine as engines
 from rocmlab.stack import settings as configuration
 from rocmlab.stack.choice import CONTAINERS, Choice
-from rocmlab.stack.container import BaseImageUnreachable, ContainerLab
+from rocmlab.stack.container import ContainerLab
 from rocmlab.stack.docker import DockerLab
 from rocmlab.stack.engine import Engine
 from rocmlab.stack.environment import Environment, amd_wheels
+from rocmlab.stack.image import BaseImageUnreachable
 from rocmlab.stack.lab import Lab, Say
 from rocmlab.stack.native import NativeLab
 from rocmlab.stack.podman import PodmanLab
@@ -74,22 +75,22 @@ class Project:
         return server.url(int(self.values["PORT"]), self.values["JUPYTER_TOKEN"])
 
 
-def remarks(project: Project) -> list[str]:
+def notes(project: Project) -> list[str]:
     """Return notes and warnings about this lab, a line each."""
-    choice, said = project.choice, []
+    choice, lines = project.choice, []
     if choice.is_wsl:
-        said.append(
+        lines.append(
             "WSL2: GPUs work through /dev/dxg, but nothing lists them here: no metrics, no groups, no choice of single "
             "GPUs; make run-notebooks NOTEBOOKS=00_hello_gpu shows whether they compute"
         )
     is_masked = project.settings.get("GPUS") != "all" and choice.backend == "rocm" and not choice.is_wsl
     if choice.is_rootless and is_masked:
-        said.append(
+        lines.append(
             "rootless Podman passes every GPU you may open; HIP_VISIBLE_DEVICES hides those that GPUS does not name"
         )
     if problem := project.lab.disk_problem():
-        said.append(f"WARNING: {problem}")
-    return said
+        lines.append(f"WARNING: {problem}")
+    return lines
 
 
 def plan(folder: Path, settings: Settings | None = None, *, stays: bool = False) -> Project:
@@ -162,7 +163,7 @@ def _look_only_at(root: Path) -> None:
 
 
 def _unreachable(settings: Settings) -> Path:
-    """Return the file that remembers a base image which no registry could give, so that it is asked for only once."""
+    """Return the file that remembers a base image which no registry could give, so that it is pulled only once."""
     return settings.state / "unreachable-base-image"
 
 
@@ -341,7 +342,7 @@ def reopen(folder: Path) -> Project:
     """Return the project as the last `make up` left it, for verbs that stop or look.
 
     Raises:
-        RocmlabError: there was no `make up` yet, or the engine cannot be asked.
+        RocmlabError: there was no `make up` yet, or the engine does not answer.
     """
     found = existing(folder)
     if found is None:

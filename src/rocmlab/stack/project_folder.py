@@ -20,7 +20,7 @@ CHECKED = (".", "Makefile", "compose.yaml", "pyproject.toml", ".env", ".rocmlab"
 # Everything in them runs, or decides what is installed.
 TREES = ("benchmarks", "docker", "requirements", "scripts", "src/rocmlab")
 ROOT = 0
-# They show every file with one owner and mode, usually writable for everybody: shared folders of virtual machines, too.
+# They show every file with one owner and mode, usually writable for all: also shared folders of virtual machines.
 NO_MODES = {
     *("9p", "drvfs", "vfat", "msdos", "exfat", "ntfs", "ntfs3", "fuseblk", "cifs", "smb3", "vboxsf"),
     *("fuse.vmhgfs-fuse", "prl_fs"),

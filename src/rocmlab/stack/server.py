@@ -103,7 +103,7 @@ def wait(port: int, answers: Callable[[], bool], is_alive: Callable[[], bool], t
 
 
 def is_free(port: int) -> bool:
-    """Tell whether a server could listen on this loopback port."""
+    """Return whether a server could listen on this loopback port."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

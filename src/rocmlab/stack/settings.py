@@ -1,6 +1,6 @@
 """Every setting in one table, and the rule by which it gets its value.
 
-Precedence: the environment (which is where `make up PORT=9000` puts it), then `.env`, then the default. What a person
+Precedence: the environment (which is where `make up PORT=9000` puts it), then `.env`, then the default. What a user
 chose is written to `.env` and stays chosen; what rocmlab wrote there itself follows the machine.
 `.rocmlab/written.json` remembers what rocmlab wrote last: a line that differs from it was written by the user.
 """
@@ -19,7 +19,7 @@ from rocmlab.stack import envfile
 
 @dataclass(frozen=True)
 class Setting:
-    """One name a person may set."""
+    """One name that a user may set."""
 
     name: str
     default: str  # empty: it depends on the machine, see docs/settings.md
@@ -84,7 +84,7 @@ SETTINGS = (
     Setting("CLUSTER_TOKEN", "", "what every node of the cluster must know"),
     Setting("CLUSTER_ADDRESS", "", "this machine's own address in the cluster"),
     Setting("CLUSTER_PORT", "6379", "the head's port, and where the node's other ports begin (docs/cluster.md)"),
-    Setting("CLUSTER_NETWORK", "host", "the container's network while it is a node: host, bridge, or one of yours"),
+    Setting("CLUSTER_NETWORK", "host", "the container's network while it is a node: host, bridge, or one of your own"),
     Setting("PYTHON", "", "the interpreter of the native lab (3.11 to 3.13)"),
     Setting("COMPOSE_PROJECT_NAME", "", "the name of containers, network and volume"),
 )
@@ -124,10 +124,10 @@ class Settings:
     """The settings of one project folder."""
 
     project: Path  # the folder that holds compose.yaml
-    chosen: dict[str, str]  # what a person chose, by name
+    chosen: dict[str, str]  # what a user chose, by name
     written: dict[str, str] = field(default_factory=dict)  # what rocmlab wrote into `.env` last
     reset: frozenset[str] = frozenset()  # chosen once, set back to the default by a flag
-    guest: str = ""  # the name of a lab beside the project's own, which leaves `.env` as it is; empty: the own one
+    guest: str = ""  # the name of a lab next to the project's own, which leaves `.env` as it is; empty: the own one
 
     @property
     def state(self) -> Path:
@@ -141,11 +141,11 @@ class Settings:
 
     @property
     def is_in_cluster(self) -> bool:
-        """Tell whether the lab is to be a node of a Ray cluster."""
+        """Return whether the lab is to be a node of a Ray cluster."""
         return self.get("CLUSTER") not in ("", "off")
 
     def get(self, name: str) -> str:
-        """Return what a person chose, else the default if it is the same on every machine, else an empty string."""
+        """Return what a user chose, else the default if it is the same on every machine, else an empty string."""
         return self.chosen.get(name) or DEFAULTS.get(name, "")
 
     def last(self, name: str) -> str:
@@ -178,7 +178,7 @@ def load(project: Path, environment: Mapping[str, str] | None = None) -> Setting
 def _of_another_machine(project: Path, values: Mapping[str, str]) -> dict[str, str]:
     """Return what a `.env` without our memory of it, so a copied one, says of the machine that it comes from."""
     if "ROCMLAB_BACKEND" not in values:
-        return {}  # `make up` never wrote it: every line is a person's
+        return {}  # `make up` never wrote it: every line is a user's
     images = {*BASE_IMAGES.values(), *(qualified(name) for name in BASE_IMAGES.values())}
     index = TORCH_INDEXES.get(values["ROCMLAB_BACKEND"])
     found = {"NB_UID": values["NB_UID"]} if "NB_UID" in values else {}

@@ -29,10 +29,10 @@ class Version:
     environment: str = ""  # the folder; empty in a container
 
     def shown(self, project: Path) -> str:
-        """Return it for a person: version, commit and date."""
+        """Return it as text: version, commit and date."""
         name, date = source.described(project, self.commit)
-        words = [self.version, name and f"commit {name}", date and f"of {date}"]
-        return " ".join(word for word in words if word) or "unknown"
+        parts = [self.version, name and f"commit {name}", date and f"of {date}"]
+        return " ".join(part for part in parts if part) or "unknown"
 
 
 def path_of(settings: Settings) -> Path:

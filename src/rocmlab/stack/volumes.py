@@ -48,7 +48,7 @@ def make(lab: ContainerLab) -> None:
 def command(lab: ContainerLab, mounts: Sequence[str], arguments: Sequence[str]) -> list[str]:
     """Return what runs `rocmlab <arguments>` of this clone as root in a container that lives as long as the command."""
     project = bind(lab.settings.project.resolve(), "/project", is_read_only=True)
-    words = [lab.program, "run", "--rm", "--pull=never", "--network=none", "--user=0:0", "--entrypoint=tini"]
-    words += ["--security-opt=label=disable", "--env=PYTHONPATH=/project/src", "--env=PYTHONDONTWRITEBYTECODE=1"]
-    words += [word for mount in (project, *mounts) for word in ("--mount", mount)]
-    return [*words, lab.image, "--", "/opt/rocmlab/bin/python", "-m", "rocmlab", *arguments]
+    command_line = [lab.program, "run", "--rm", "--pull=never", "--network=none", "--user=0:0", "--entrypoint=tini"]
+    command_line += ["--security-opt=label=disable", "--env=PYTHONPATH=/project/src", "--env=PYTHONDONTWRITEBYTECODE=1"]
+    command_line += [word for mount in (project, *mounts) for word in ("--mount", mount)]
+    return [*command_line, lab.image, "--", "/opt/rocmlab/bin/python", "-m", "rocmlab", *arguments]

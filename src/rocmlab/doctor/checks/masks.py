@@ -15,7 +15,7 @@ from rocmlab.devices import Device, products, visibility
 from rocmlab.devices.visibility.conflicts import OVERRIDE, FatalOverride, MaskProblem, OverrideProblem
 from rocmlab.doctor.model import BLOCKS, CONTAINER, HOST, WARNS, Verdict, blocks, check, ok, skip, warns
 from rocmlab.doctor.situation import CONTAINER_RUNTIMES, Situation
-from rocmlab.stack.container import PASSED_INTO_THE_LAB
+from rocmlab.stack.image import PASSED_INTO_THE_LAB
 
 WHERE = {True: ".env", False: "environment"}
 
