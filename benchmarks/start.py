@@ -23,9 +23,9 @@ from rocmlab.stack import process
 from rocmlab.stack import project as projects
 from rocmlab.stack.container import ContainerLab
 from rocmlab.stack.docker import SERVICE, DockerLab
-from rocmlab.stack.fingerprint import IMAGE_SOURCES
 from rocmlab.stack.native import NativeLab
 from rocmlab.stack.project import Project
+from rocmlab.stack.source import IMAGE_SOURCES
 
 NAIVE_HEALTH = """\
 # The usual way: start, and wait until a health check that runs every 2 seconds is content.

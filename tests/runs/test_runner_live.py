@@ -148,8 +148,8 @@ def test_retries_and_the_time_left_are_in_the_overall_line(cpu: Device) -> None:
         lines = drawn(view)
 
     assert first == ("0 of 3 jobs done", "about 1:00:00 left")
-    assert second == ("0 of 3 jobs done, 1 tried again", "about 1:00:00 left")
-    assert "2 of 3 jobs done, 1 tried again, 1 failed, about 1:00:00 left" in "\n".join(lines)
+    assert second == ("0 of 3 jobs done, 1 retried", "about 1:00:00 left")
+    assert "2 of 3 jobs done, 1 retried, 1 failed, about 1:00:00 left" in "\n".join(lines)
     assert "↻ " in view.console.file.getvalue()
 
 

@@ -87,10 +87,10 @@ def test_a_pull_counts_its_layers() -> None:
 
 
 class TestBaseImage:
-    """A base image that cannot be had."""
+    """A base image that could not be pulled."""
 
     def test_no_registry_is_told_from_no_such_image(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Without a registry a host without GPU can go on natively; a wrong name must be mended by the person."""
+        """Without a registry a host without GPU can go on natively; a wrong name must be fixed by the user."""
         program = docker(tmp_path, info="", code=1, error="dial tcp: lookup registry: no such host")
         with pytest.raises(BaseImageUnreachable):
             lab(tmp_path, program, monkeypatch).prepare(lambda _: None)
@@ -105,7 +105,7 @@ class TestBaseImage:
         """The engine's own disk is looked at, and the problem says how much is needed."""
         found = lab(tmp_path, docker(tmp_path, info="", code=1), monkeypatch)
         found.engine_root = str(tmp_path)
-        monkeypatch.setattr("rocmlab.stack.container.NEEDED_BYTES", {"cpu": 1e18})
+        monkeypatch.setattr("rocmlab.stack.image.NEEDED_BYTES", {"cpu": 1e18})
 
         with pytest.raises(RocmlabError, match="GB free"):
             found.prepare(lambda _: None)

@@ -33,6 +33,9 @@ class Recorder:
         """Remember it."""
         self.stopped = True
 
+    def disk_problem(self) -> None:
+        """None: it has no disk."""
+
 
 def project(folder: Path, backend: str, **flags: str) -> Project:
     """A project whose lab is a recorder."""
@@ -210,7 +213,7 @@ class TestOtherRuntime:
             found.lab.start(print)
 
 
-class TestRemarks:
+class TestNotes:
     """What is said of a lab besides the choice."""
 
     @pytest.mark.parametrize(
@@ -230,7 +233,7 @@ class TestRemarks:
         """Of a simulated host no GPU is passed, and on WSL2 no single one is chosen."""
         found = Project(settings.load(tmp_path, flags), choice, {}, Recorder())  # type: ignore[arg-type]
 
-        said = [line for line in projects.remarks(found) if "rootless Podman passes every GPU" in line]
+        said = [line for line in projects.notes(found) if "rootless Podman passes every GPU" in line]
 
         assert bool(said) is is_said
 

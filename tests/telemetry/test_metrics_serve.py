@@ -22,7 +22,7 @@ from rocmlab.cli.main import main
 from rocmlab.simulation import Live, write_host
 from rocmlab.telemetry import metrics_feed, metrics_server
 from rocmlab.telemetry.metrics_feed import Feed
-from rocmlab.telemetry.metrics_server import MOST_AT_A_TIME, Exposition, MetricsServer
+from rocmlab.telemetry.metrics_server import MAX_AT_A_TIME, Exposition, MetricsServer
 
 
 @contextmanager
@@ -165,14 +165,14 @@ def test_a_port_in_use_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
     said = capsys.readouterr().err
     assert code == 2
-    assert f"error: port {port} on 127.0.0.1 cannot be had\n  why: another program listens on it" in said
+    assert f"error: port {port} on 127.0.0.1 is not available\n  why: another program listens on it" in said
     assert "rocmlab serve --port" in said
 
 
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (["--address", "192.0.2.1"], "port 9417 on 192.0.2.1 cannot be had"),
+        (["--address", "192.0.2.1"], "port 9417 on 192.0.2.1 is not available"),
         (["--token-file", "/nowhere/token"], "--token-file /nowhere/token cannot be read"),
         (["--token-file", "/dev/null"], "--token-file /dev/null holds no token"),
     ],
@@ -300,7 +300,7 @@ class TestServer:
             return b"", "text/plain"
 
         with listening(slow) as (server, address):
-            askers = [threading.Thread(target=ask, args=(address,)) for _ in range(MOST_AT_A_TIME)]
+            askers = [threading.Thread(target=ask, args=(address,)) for _ in range(MAX_AT_A_TIME)]
             try:
                 for asker in askers:
                     asker.start()
@@ -335,6 +335,6 @@ class TestServer:
                 most = max(most, threading.active_count() - before)
                 assert time.monotonic() - began < 60
                 time.sleep(0.1)
-            assert 0 < most <= MOST_AT_A_TIME
+            assert 0 < most <= MAX_AT_A_TIME
             assert time.monotonic() - began >= 1.9
             assert ask(address)[0] == 200

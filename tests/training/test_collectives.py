@@ -122,7 +122,7 @@ def test_no_way_at_all_is_an_error_with_every_reason(rank, monkeypatch):
     """What, why, and what to do."""
     monkeypatch.setenv("BROKEN", "gloo")
 
-    with pytest.raises(RocmlabError, match="2 devices cannot talk") as caught:
+    with pytest.raises(RocmlabError, match="2 devices cannot communicate") as caught:
         collectives.probe(processes=2, program=rank)
 
     assert "this backend is broken" in caught.value.problem.why

@@ -106,7 +106,7 @@ def test_gpus_that_the_mask_does_not_have_are_an_error(script, monkeypatch, mask
 
 @pytest.mark.usefixtures("torch")
 def test_ranks_talk_the_way_that_the_probe_found(script, capfd, monkeypatch):
-    """Before GPUs train together it is found out how they can talk; the ranks get that way and its remedies."""
+    """Before GPUs train together it is tested how they can communicate; the ranks get that way and its remedies."""
     probed = []
 
     def probe(**where):

@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rocmlab.devices import Device
-
 ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")  # a colour or another sequence of a terminal
 LABELS = {"rocm": "GPU", "cuda": "GPU", "metal": "GPU", "cpu": "CPU"}
 
@@ -40,15 +38,6 @@ def device_label(devices: Sequence[Mapping[str, Any]]) -> str:
     numbers = [str(device["index"]) for device in devices if device["backend"] != "cpu" and device["index"] is not None]
     where = f" on {devices[0]['node']}" if devices[0].get("node") else ""
     return f"{label} {','.join(numbers)}".strip() + where
-
-
-def device_names(devices: Sequence[Device]) -> str:
-    """Return products, each once: `2 x Radeon RX 7900 XTX`."""
-    counts: dict[str, int] = {}
-    for device in devices:
-        counts[device.name] = counts.get(device.name, 0) + 1
-    text = ", ".join(f"{count} x {name}" if count > 1 else name for name, count in counts.items())
-    return text + (" (SIMULATED)" if any(device.simulated for device in devices) else "")
 
 
 def recorded(values: Mapping[str, Any], limit: int = 3) -> str:

@@ -70,7 +70,7 @@ def _indexed(group: Group, layout: Layout, folder: Path, asked: argparse.Namespa
 
 
 def _rules() -> list[Document]:
-    """Return which ends are tried again. Kubernetes takes the first rule that fits."""
+    """Return which ends are retried. Kubernetes takes the first rule that fits."""
     passing = sorted(EXIT_CODES[status] for status in MAY_PASS)
     lasting = sorted({2, *(code for code in EXIT_CODES.values() if code and code not in passing)})
     return [
@@ -84,7 +84,7 @@ def _collecting(layout: Layout, folder: Path, asked: argparse.Namespace) -> Docu
     words = ["export", "collect", str(folder), "--wait", str(WAIT_SECONDS)]
     spec = {
         "backoffLimit": 3,
-        "podFailurePolicy": {  # 1 means that a notebook has failed, which no second look mends
+        "podFailurePolicy": {  # 1 means that a notebook has failed, which no retry fixes
             "rules": [
                 {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
                 {

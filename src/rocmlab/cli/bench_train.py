@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rocmlab import __version__
+from rocmlab.base import files as base_files
 from rocmlab.base.errors import Problem
 from rocmlab.cli import train_page
 from rocmlab.cli.bench_rows import row as row_of
@@ -106,9 +107,7 @@ def store(report: Mapping[str, Any], folder: Path, stem: str) -> dict[str, str]:
     files = {}
     for kind, text in texts.items():
         path = folder / f"{stem}.{kind}"
-        draft = folder / f".{stem}.{kind}"
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)  # whoever is ended in between leaves the earlier one whole
+        base_files.write_text(path, text)  # an interrupted write leaves the earlier one whole
         files[kind] = str(path)
     return files
 
@@ -118,7 +117,7 @@ def lines(report: Mapping[str, Any]) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     found = [f"{report['device']}; {versions}", ""]
     found.append(
-        f"{'µs a sample':22}{'resident':>10}{'fit':>10}{'ratio':>8}  {'least … most':>17}{'accuracy':>10}  device"
+        f"{'µs per sample':22}{'resident':>10}{'fit':>10}{'ratio':>8}  {'least … most':>17}{'accuracy':>10}  device"
     )
     for row in report["rows"]:
         least, most = row["spread"]
@@ -134,14 +133,14 @@ def lines(report: Mapping[str, Any]) -> list[str]:
 
 
 def _short(row: Mapping[str, Any]) -> str:
-    figures = f"resident {row['ours']:.2f}, fit {row['theirs']:.2f} µs a sample, {row['ratio']:.2f}x"
+    figures = f"resident {row['ours']:.2f}, fit {row['theirs']:.2f} µs per sample, {row['ratio']:.2f}x"
     return f"{row['name']}: {figures}, accuracy {row['accuracy']:.4f}, {row['device']['name']}"
 
 
 def _notebook_lines(notebooks: Mapping[str, Any]) -> list[str]:
     length = "at full length" if notebooks["full"] else "short"
     found = ["", f"the notebooks, {length}; below each what its article said, {notebooks['published']}"]
-    found.append(f"{'notebook':22}{'µs a sample':>14}{'s an epoch':>12}{'ratio':>8}{'joules':>8}  quality, device")
+    found.append(f"{'notebook':22}{'µs per sample':>14}{'s per epoch':>12}{'ratio':>8}{'joules':>8}  quality, device")
     for row in notebooks["rows"]:
         for side, figures in row["sides"].items():
             ratio = f"{row['ratio']:7.2f}x" if side == "gpu" and row["ratio"] else f"{'':8}"

@@ -61,7 +61,7 @@ def _check_environment(project: Project) -> None:
     """Make sure that nothing runs in a native environment that would be changed.
 
     Raises:
-        LabIsBusy: something does, and neither FORCE nor WHEN says what to do.
+        LabIsBusy: something does, and neither FORCE nor WHEN is set.
     """
     import argparse
 

@@ -40,7 +40,7 @@ def main(verb: str, arguments: Sequence[str]) -> int:
         print(f"metrics of {len(gpus)}{simulated} GPU{'s' * (len(gpus) != 1)}: {server.url}", flush=True)
         if not server.is_local and not token:
             print(
-                f"whoever reaches {chosen.address} can read them, names of notebooks and users included; "
+                f"anyone who reaches {chosen.address} can read them, names of notebooks and users included; "
                 "--token-file FILE asks for a token",
                 file=sys.stderr,
             )
@@ -79,7 +79,7 @@ def _names(asked: str | None) -> str:
     names = asked or live.get("GPU_METRICS_NAMES") or "rocmlab"
     if names not in NAMES:
         raise RocmlabError(
-            f"GPU_METRICS_NAMES={names} names no metrics", "", f"choose one of: {', '.join(NAMES)}"
+            f"invalid GPU_METRICS_NAMES value {names!r}", "", f"choose one of: {', '.join(NAMES)}"
         )  # fmt: skip
     return names
 

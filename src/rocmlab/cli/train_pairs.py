@@ -22,6 +22,7 @@ from rocmlab.devices import discover
 from rocmlab.reports.values import used
 from rocmlab.runs.scheduling.chosen import choose_gpus
 from rocmlab.runs.spec import selection
+from rocmlab.training.published import PUBLISHED
 
 Json = Mapping[str, Any]
 WHEN = "published 2019-2022, other hardware"
@@ -29,32 +30,26 @@ WHEN = "published 2019-2022, other hardware"
 
 @dataclass(frozen=True)
 class Workload:
-    """One notebook: how a short run of it is asked for, and what its article said."""
+    """One notebook: how a short run of it is requested, and which published results are about the same."""
 
     prefix: str
     short: Mapping[str, Any]  # parameters: epochs enough that the first, which compiles, is left out where it can be
-    published: str
+    tables: tuple[str, ...]  # of `training.published`
     same: Mapping[str, Any] = field(default_factory=dict)  # parameters of a full run whose defaults go by the device
+
+    @property
+    def published(self) -> str:
+        """What its article reported of GPUs."""
+        return "; ".join(
+            each.summary for each in PUBLISHED if each.table in self.tables and not each.device.endswith("CPU")
+        )
 
 
 WORKLOADS = (
-    Workload("01_mnist_fc", {"epochs": 3}, "47 µs a sample on an RX 480, 43 on a Tesla K80 (a “step” was a sample)"),
-    Workload(
-        "02_mnist_cnn",
-        {"epochs": 3, "limit": 12_000},
-        "GPU 2.78x its CPU (R9 M380, i5); 2.1x (Radeon Pro 560X, 19 and 40 ms)",
-    ),
-    Workload(
-        "06_segmentation_unet",
-        {"quick": True},
-        "328 ms an image of 512 x 512 on an M1's GPU, 2x its CPU",
-        {"size": 512},
-    ),
-    Workload(
-        "07_bert_trec",
-        {"quick": True},
-        "M1's GPU 2.14x its CPU, head only; inference 1.59x at batch 64, 2.37x at 256, 0.42x at 8",
-    ),
+    Workload("01_mnist_fc", {"epochs": 3}, ("fc",)),
+    Workload("02_mnist_cnn", {"epochs": 3, "limit": 12_000}, ("cnn_backends", "cnn_devices")),
+    Workload("06_segmentation_unet", {"quick": True}, ("unet",), {"size": 512}),
+    Workload("07_bert_trec", {"quick": True}, ("bert_training", "bert_batches")),
 )
 
 

@@ -174,7 +174,7 @@ def parse(data: bytes) -> Metrics | None:
 
 
 class Column(NamedTuple):
-    """One number of a table, for whoever asks often and wants no other."""
+    """One number of a table, for readers that need no other."""
 
     form: struct.Struct
     offset: int
@@ -258,7 +258,7 @@ def _layout(revision: tuple[int, int]) -> _Layout:
 
 
 def _is_plain(revision: tuple[int, int], name: str) -> bool:
-    """Tell whether `_finished` leaves a field as it is."""
+    """Return whether `_finished` leaves a field as it is."""
     return name != "link_speed" and not (revision[0] == 2 and name == "power_watts") and revision != (3, 0)
 
 

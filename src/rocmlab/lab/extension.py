@@ -56,13 +56,13 @@ class Culler:
         self._timer.stop()
 
     async def look(self) -> None:
-        """Warn whoever has an idle kernel, and shut down those that were warned long enough ago."""
+        """Warn the users of idle kernels, and shut down those that were warned long enough ago."""
         now = datetime.now(timezone.utc)
         idle = {kernel_id: since for kernel_id in self._kernels.list_kernel_ids() if (since := self._idle(kernel_id))}
         self._warned = {each: told for each, told in self._warned.items() if idle.get(each) == told[0]}
         for kernel_id, since in idle.items():
             if self._idle(kernel_id) != since:
-                continue  # somebody has used it while another one was shut down
+                continue  # it was used while another one was shut down
             quiet = (now - since).total_seconds()
             if kernel_id not in self._warned:
                 if quiet >= self.limit - self.notice:

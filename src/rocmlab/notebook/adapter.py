@@ -21,7 +21,7 @@ from rocmlab.base.errors import RocmlabError
 from rocmlab.notebook.limits import Limits
 
 if TYPE_CHECKING:
-    from rocmlab.notebook.ends import Aborted
+    from rocmlab.notebook.outcome import Aborted
     from rocmlab.notebook.outputs import SideLog
     from rocmlab.notebook.stage import Stage
 
@@ -87,8 +87,8 @@ class RocmlabEngine:
 
         from rocmlab.base import job_tokens
         from rocmlab.kernels import kernel
-        from rocmlab.notebook.ends import Aborted
         from rocmlab.notebook.execution import Execution
+        from rocmlab.notebook.outcome import Aborted
 
         target = _local(output_path)
         stage = _stage(nb, {"autosave_cell_every": autosave_cell_every, **options}, target, output_path)

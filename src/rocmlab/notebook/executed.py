@@ -120,18 +120,18 @@ def _failing_line(outputs: list[dict[str, Any]]) -> int | None:
     return own[-1] if own else None
 
 
-def tell_truth(path: Path, running: int | None, name: str, message: str) -> None:
-    """Correct an executed notebook whose run was cut short, so that whoever reads only this file is not misled.
+def repair(path: Path, running: int | None, name: str, message: str) -> Notebook | None:
+    """Correct an executed notebook whose run was cut short, and return it; None if it was never saved.
 
     Args:
-        path: the executed notebook; nothing happens if it was never saved.
+        path: the executed notebook.
         running: index of the cell that was running; None if none was.
         name: the kind of end, shown as the error of that cell.
         message: what happened, in a sentence.
     """
     notebook = load(path)
     if notebook is None:
-        return
+        return None
     notebook.setdefault("metadata", {}).setdefault("papermill", {})["exception"] = True
     for index, cell in enumerate(notebook["cells"]):
         state = cell.setdefault("metadata", {}).setdefault("papermill", {})
@@ -151,6 +151,7 @@ def tell_truth(path: Path, running: int | None, name: str, message: str) -> None
         else:
             state |= {"status": "pending", "exception": None, "start_time": None, "end_time": None, "duration": None}
     files.write_text(path, json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
+    return notebook
 
 
 def _error_output(name: str, message: str, words: list[str]) -> Notebook:

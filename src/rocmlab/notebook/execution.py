@@ -11,8 +11,8 @@ from typing import Any
 import zmq
 
 from rocmlab.kernels.kernel import Kernel
-from rocmlab.notebook.ends import Aborted
 from rocmlab.notebook.messages import Messages, Waiting
+from rocmlab.notebook.outcome import Aborted
 from rocmlab.notebook.outputs import CellOutputs, Display
 from rocmlab.notebook.record import Recorder
 from rocmlab.notebook.signals import Signals

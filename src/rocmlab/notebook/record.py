@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any
 
-from rocmlab.notebook.ends import Aborted
+from rocmlab.notebook.outcome import Aborted
 
 Notebook = dict[str, Any]
 RETRY_SECONDS = 10.0

@@ -9,9 +9,9 @@ import time
 import zmq
 
 from rocmlab.kernels.kernel import Kernel
-from rocmlab.notebook import ends
-from rocmlab.notebook.ends import Aborted
+from rocmlab.notebook import outcome
 from rocmlab.notebook.messages import Messages
+from rocmlab.notebook.outcome import Aborted
 from rocmlab.notebook.stage import Stage
 
 HEARTBEAT_SECONDS = 5.0  # of silence, until the kernel is asked whether it lives; and between two such questions
@@ -78,7 +78,7 @@ class Watch:
             return Aborted(
                 "killed", "the kernel's process was ended by SIGKILL because the memory was full", words=words
             )
-        message = ends.describe(code)
+        message = outcome.describe(code)
         if self._messages.info is None:
             message = f"the kernel did not start: {message}"
         return Aborted("kernel died", message, words=words)

@@ -100,7 +100,7 @@ def _last(runs: Path) -> Path:
 
 
 def _is_empty(results: Path) -> bool:
-    """Tell whether none of a run's jobs has run; False where that cannot be read, which is then said."""
+    """Return whether none of a run's jobs has run; False where that cannot be read, which is then reported."""
     try:
         jobs = json.loads(results.read_text(encoding="utf-8"))["jobs"]
         return all(job["status"] == "not run" for job in jobs)
@@ -145,7 +145,7 @@ def _wrong(found: object) -> str:
 def _pairs(then: Sequence[Job], now: Sequence[Job]) -> Iterator[Pair]:
     """Yield jobs of the same notebook and parameters, defaults included; those of this run first, in their order.
 
-    A notebook is the same by its path, else by its file name: in a container it lies elsewhere than on the host. Where
+    A notebook is the same by its path, else by its file name: in a container its path differs from the host's. Where
     several jobs are alike, the first goes with the first. An older run did not keep the defaults of its notebooks: its
     jobs go by what they were given.
     """

@@ -6,14 +6,14 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from rocmlab.base import safe
 from rocmlab.base.errors import Problem
 from rocmlab.base.formatting import stem as stem
+from rocmlab.notebook.outcome import Status as Status
 from rocmlab.reports.schema import NO_FAILURE as NO_FAILURE
 
-Status = Literal["ok", "skipped", "failed", "timeout", "killed", "kernel died", "not run"]
 EXIT_CODES: dict[Status, int] = {
     "ok": 0,
     "skipped": 0,
@@ -27,6 +27,16 @@ INTERRUPTED = "the run was interrupted"  # the error of a job that ran then
 STOPPED = "it was stopped: "  # the beginning of the error of one that `--fail-fast` ended
 USAGE = 2  # the exit code of a job that could not be run at all
 LONGEST_NAME_BYTES = 180  # what is added to it must fit into the 255 bytes of a file name, too
+
+
+class Resources(NamedTuple):
+    """What a job requests of its devices; the fields are those of `Job`."""
+
+    gpus: int | Literal["all"] | None = None
+    min_gpus: int | None = None
+    vram_bytes: int | None = None  # of each GPU
+    is_mixed: bool = False  # whether its GPUs may be of different products
+    takes_gpus_from_ray: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,6 +54,16 @@ class Request:
     timeout_seconds: float | None = None
     problem: Problem | None = None  # why there is no such notebook
     source: Source = "words"  # where its parameters stand, so that an error can say what to write there
+
+    def resources(self, own: Resources) -> Resources:
+        """Return what the job requests of its devices: this, and for the rest what its notebook requests itself."""
+        return Resources(
+            gpus=own.gpus if self.gpus is None else self.gpus,
+            min_gpus=own.min_gpus if self.gpus is None else None,
+            vram_bytes=self.vram_bytes or own.vram_bytes,
+            is_mixed=own.is_mixed if self.is_mixed is None else self.is_mixed,
+            takes_gpus_from_ray=own.takes_gpus_from_ray and self.gpus is None,
+        )
 
 
 @dataclass(frozen=True)

@@ -40,12 +40,12 @@ class Product:
 
     @property
     def is_apu(self) -> bool:
-        """Tell whether it shares the host's memory."""
+        """Return whether it shares the host's memory."""
         return self.family == "apu"
 
     @property
     def has_partitions(self) -> bool:
-        """Tell whether it can be divided."""
+        """Return whether it can be divided."""
         return self.accelerators > 1
 
     @property

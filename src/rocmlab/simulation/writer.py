@@ -64,12 +64,12 @@ class Live:
             RocmlabError: an argument is impossible, or the folder holds something else.
         """
         self.folder = folder
-        self.processes = processes  # whoever changes them sees it with the next step
+        self.processes = processes  # a change of them shows with the next step
         self._faults = [parse_fault(fault) if isinstance(fault, str) else fault for fault in faults]
         extra = ("raphael",) if any(fault.kind == "igpu" for fault in self._faults) else ()
         planned = plan(profile, gpus, partition=partition, products=products, extra=extra, seed=seed)
         self.host: Host = adjust_host(replace(planned, partitions_are_functions=partitions_are_functions), self._faults)
-        self.pattern = parse_busy(busy, len(self.host.gpus))  # whoever replaces it sees it with the next step
+        self.pattern = parse_busy(busy, len(self.host.gpus))  # a replacement shows with the next step
         mode = node_mode if node_mode is not None else 0o660 if character_nodes else OPEN_TO_ALL
         self._fixed = _fixed(self.host, mode=mode, gid=system.RENDER_GID if character_nodes else None)
         mark = {"profile": profile, "gpus": len(self.host.gpus), "partition": partition, "busy": busy, "seed": seed}
@@ -80,7 +80,7 @@ class Live:
         self._tree.write(folder, character_nodes=character_nodes)
 
     def step(self, seconds: float) -> None:
-        """Bring the tree to what it is so many seconds after the beginning; time must not run backwards."""
+        """Bring the tree to what it is `seconds` after the beginning; time must not run backwards."""
         after = self._at(seconds)
         trees.apply_change(self.folder, self._tree, after)
         self._tree = after
@@ -104,7 +104,7 @@ class Live:
     def _used(self, states: dict[int, State]) -> tuple[dict[int, State], Sequence[GpuUse]]:
         """Return the processes, and the states of the GPUs with the memory that these have."""
         if self.processes is None:
-            return states, processes.made_up(self.host, states)
+            return states, processes.simulated(self.host, states)
         return processes.with_their_memory(self.host.gpus, states, self.processes), self.processes
 
     def _marked(self) -> bytes:
@@ -130,7 +130,7 @@ def write_host(folder: Path, **options: Any) -> Path:  # noqa: ANN401  those of 
 
 
 def is_ours(folder: Path) -> bool:
-    """Tell whether a folder is a simulated host that we wrote."""
+    """Return whether a folder is a simulated host that we wrote."""
     return (folder / MARK).is_file()
 
 
@@ -151,15 +151,15 @@ def _claim(folder: Path) -> None:
     except (FileExistsError, NotADirectoryError):
         taken = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
         why = "a link that leads nowhere is there" if taken.is_symlink() else "a file is there"
-        raise RocmlabError(f"{taken} is no folder", why, "name a new folder") from None
+        raise RocmlabError(f"{taken} is not a folder", why, "name a new folder") from None
     present = os.listdir(folder)
     if not present:
         return
-    foreign = sorted(set(present) - set(TOP))
-    if not is_ours(folder) or foreign:
+    others = sorted(set(present) - set(TOP))
+    if not is_ours(folder) or others:
         raise RocmlabError(
             f"{folder} is not empty",
-            f"it holds {', '.join(foreign[:3])}" if foreign else f"it has no {MARK}, so it is not a simulated host",
+            f"it holds {', '.join(others[:3])}" if others else f"it has no {MARK}, so it is not a simulated host",
             "name a new folder",
         )
     trees.clear(folder, TOP)

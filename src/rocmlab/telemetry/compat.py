@@ -6,7 +6,7 @@ tells. As there, everything is a gauge, memory is in MiB, energy in microjoules 
 
 What the dashboards' queries demand of labels: `cluster_name` must not be empty (Prometheus refuses a selector whose
 every matcher may be empty), `gpu_uuid` must tell GPUs apart, and `card_model`, the part number of the board, decides
-which of two metrics is asked for: power and temperature of an MI300, or of any other card.
+which of two metrics is queried: power and temperature of an MI300, or of any other card.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 
-from rocmlab.base.background import Aside
+from rocmlab.base.background import BackgroundReader
 from rocmlab.devices import Device, Sample, roots
 from rocmlab.telemetry.metrics_families import Families, Labels
 from rocmlab.telemetry.model import GpuProcess, Snapshot, device_id, is_up
@@ -29,7 +29,7 @@ MEGA = 1e6
 MICROJOULES = 1e6  # in a joule
 
 TEXT_SECONDS = 0.5  # in which a text of the card is read, or is omitted until it comes
-_READER = Aside(TEXT_SECONDS)
+_READER = BackgroundReader(TEXT_SECONDS)
 _texts: dict[Hashable, str | None] = {}  # by file and card
 
 # Part numbers of the MI300 family, whose socket power the dashboards ask for under a name of its own.
@@ -174,7 +174,7 @@ def _add_device(families: Families, gpu: Device, labels: Labels, sample: Sample 
 
 
 def _health(gpu: Device, sample: Sample | None) -> bool | None:
-    """Tell whether a GPU is healthy; None for a partition that has nothing to go by."""
+    """Return whether a GPU is healthy; None for a partition that has nothing to go by."""
     up = is_up(gpu, sample)
     if not up or sample is None:
         return up

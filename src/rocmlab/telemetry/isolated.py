@@ -61,7 +61,7 @@ class Candidate:
     devices: frozenset[Device] | None = None  # where it may be; None: that is not known
 
     def may_be_on(self, devices: Iterable[Device]) -> bool:
-        """Tell whether nothing speaks against all of these GPUs."""
+        """Return whether nothing speaks against all of these GPUs."""
         return self.devices is None or self.devices.issuperset(devices)
 
 

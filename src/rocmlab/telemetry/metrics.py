@@ -1,4 +1,4 @@
-"""What devices and their processes do, as metrics for Prometheus: OpenMetrics, or the older text where it is asked for.
+"""What devices and their processes do, as metrics for Prometheus: OpenMetrics, or the older text where it is requested.
 
 Base units throughout: bytes, watts, degrees Celsius, hertz, joules, seconds, and shares from 0 to 1. An unknown value
 is absent, never 0. Names and labels: docs/monitoring.md. `rocmlab.telemetry.compat` adds those of AMD's own exporter.

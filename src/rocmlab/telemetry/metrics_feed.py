@@ -22,7 +22,7 @@ FRESH_SECONDS = 0.2  # two who ask at the same time get the same sample
 class Feed:
     """Samples on demand, one at a time; cards that come and go do not disturb the others' counters.
 
-    A card that was there once and is gone is reported as down as long as this object lives, so that somebody is told.
+    A card that was there once and is gone is reported as down as long as this object lives.
     """
 
     def __init__(self, root: Path, names: str = "rocmlab") -> None:

@@ -21,7 +21,7 @@ from rocmlab.telemetry.metrics import NAMES
 
 log = logging.getLogger("rocmlab")
 
-MOST_AT_A_TIME = 16  # connections, each of which has a thread; more are told to come back
+MAX_AT_A_TIME = 16  # connections, each of which has a thread; more are told to come back
 SECONDS_FOR_A_REQUEST = 10.0  # in which a client has sent it, and again for taking the answer
 BUSY = b"HTTP/1.0 503 Service Unavailable\r\nContent-Type: text/plain\r\n\r\ntoo many requests at a time\n"
 PAGE = b'<!doctype html><title>rocmlab</title><p>GPU metrics for Prometheus: <a href="metrics">metrics</a></p>\n'
@@ -45,11 +45,11 @@ class MetricsServer(ThreadingHTTPServer):
             token: what a client must send as `Authorization: Bearer …`; empty: anybody may ask.
 
         Raises:
-            RocmlabError: address or port cannot be had.
+            RocmlabError: address or port is not available.
         """
         self.exposition = exposition
         self.token = token
-        self.places = threading.BoundedSemaphore(MOST_AT_A_TIME)
+        self.places = threading.BoundedSemaphore(MAX_AT_A_TIME)
         try:
             found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
             self.address_family = found[0][0]
@@ -74,18 +74,18 @@ class MetricsServer(ThreadingHTTPServer):
         """Begin a thread for a connection, if there is a place; a client that sends nothing holds one as well."""
         if not self.places.acquire(blocking=False):
             request.setblocking(False)
-            with suppress(OSError):  # it may have gone; nobody waits for it here
+            with suppress(OSError):  # the client may have gone
                 request.send(BUSY)
             self.shutdown_request(request)
             return
         try:
             super().process_request(request, client_address)
-        except BaseException:  # there is no thread that would give the place back
+        except BaseException:  # no thread would release the place
             self.places.release()
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
-        """Answer, and give the place back."""
+        """Answer, and release the place."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -97,7 +97,7 @@ class MetricsServer(ThreadingHTTPServer):
 
 
 def _refusal(address: str, port: int, err: OSError) -> RocmlabError:
-    what = f"port {port} on {address} cannot be had"
+    what = f"port {port} on {address} is not available"
     if err.errno == errno.EADDRINUSE:
         return RocmlabError(what, "another program listens on it", f"rocmlab serve --port {min(port + 1, 65535)}")
     if err.errno == errno.EACCES:
@@ -134,7 +134,7 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def setup(self) -> None:
-        """Give the whole request one deadline: a timeout of the socket would begin anew with each byte."""
+        """Give the whole request one deadline: a timeout of the socket would begin again with each byte."""
         super().setup()
         self.rfile = io.BufferedReader(_Until(self.connection, time.monotonic() + SECONDS_FOR_A_REQUEST))
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from rocmlab.base import cores
 from rocmlab.devices import visibility
 from rocmlab.training import network
 
@@ -35,8 +36,7 @@ def rank_environment(base: Mapping[str, str], count: int, gpus: Sequence[int]) -
         RocmlabError: the masks of `base` do not leave these GPUs.
     """
     env = visibility.narrow(base, gpus)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    env["OMP_NUM_THREADS"] = env["MKL_NUM_THREADS"] = str(max(1, cores // count))
+    env["OMP_NUM_THREADS"] = env["MKL_NUM_THREADS"] = str(max(1, cores.count() // count))
     env["PYTHONUNBUFFERED"] = "1"  # lines appear when they are printed
     env[TOKEN] = secrets.token_hex(8)
     if not gpus:

@@ -1,4 +1,4 @@
-"""How the chosen GPUs can talk to each other: tried before a training, in processes that can be ended.
+"""How the chosen GPUs can communicate: tried before a training, in processes that can be ended.
 
 RCCL (NCCL) hangs or fails on some mixtures of cards, drivers and firmware, and a hang inside a training looks like
 slow work. So a small all-reduce runs first over exactly these GPUs, with a time limit; if it does not return, the
@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from rocmlab.base import files
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import device_id, discover, visibility
 from rocmlab.training import children, interpreters
@@ -35,7 +36,7 @@ POLL_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class Rung:
-    """One way to talk: a backend of torch.distributed, and what it needs in the environment."""
+    """One way to communicate: a backend of torch.distributed, and what it needs in the environment."""
 
     backend: str
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -89,7 +90,7 @@ def probe(
     """Return the first way in which these devices really add numbers up, with its bandwidth.
 
     Args:
-        processes: how many processes on the CPU, which talk by gloo.
+        processes: how many processes on the CPU, which communicate by gloo.
         gpus: the GPUs to use instead, numbered as PyTorch numbers them in this process.
         limit_seconds: for the collectives of one attempt, from when every rank has its device.
         ladder: the ways, best first; None: `LADDER` for GPUs.
@@ -120,7 +121,7 @@ def probe(
             _remember(place, found)
         return found
     raise RocmlabError(
-        f"{count} devices cannot talk to each other",
+        f"{count} devices cannot communicate",
         "\n".join(tried),
         "`make doctor` checks the driver and the links; add iommu=pt to the kernel's command line; or use one device",
         exit_code=1,
@@ -242,8 +243,6 @@ def _remember(place: Path, found: Collectives) -> None:
     """Keep a result; where the share cannot be written, the next run probes again."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        scratch = place.with_suffix(f".{os.getpid()}")
-        scratch.write_text(json.dumps(asdict(found)), encoding="utf-8")
-        scratch.replace(place)
+        files.write_text(place, json.dumps(asdict(found)))
     except OSError as err:
         log.warning("%s cannot be written (%s); the next run probes again", place, err)

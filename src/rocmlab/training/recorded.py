@@ -12,8 +12,8 @@ from rocmlab.training.comparison import Result
 
 log = logging.getLogger("rocmlab")
 
-NEWEST = 50  # runs that are read
-LARGEST_BYTES = 64_000_000  # of a results.json
+MAX_RUNS = 50  # runs that are read
+MAX_BYTES = 64_000_000  # of a results.json
 FC_PARAMETERS, UNET_PARAMETERS = 669_706, 20_886_706  # other networks take another time
 
 Json = Mapping[str, Any]
@@ -26,7 +26,7 @@ def earlier(runs: Path) -> tuple[list[Result], list[str]]:
     """
     results: list[Result] = []
     omitted: list[str] = []
-    for path in sorted(runs.glob("*/results.json"), key=lambda one: one.parent.name, reverse=True)[:NEWEST]:
+    for path in sorted(runs.glob("*/results.json"), key=lambda one: one.parent.name, reverse=True)[:MAX_RUNS]:
         for job in _jobs(path):
             try:
                 _add(job, path.parent.name, results, omitted)
@@ -37,7 +37,7 @@ def earlier(runs: Path) -> tuple[list[Result], list[str]]:
 
 def _jobs(path: Path) -> list[Json]:
     try:
-        if path.stat().st_size > LARGEST_BYTES:
+        if path.stat().st_size > MAX_BYTES:
             raise ValueError("it is too large")
         return list(json.loads(path.read_text(encoding="utf-8"))["jobs"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as err:

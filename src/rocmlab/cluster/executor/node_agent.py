@@ -28,7 +28,7 @@ class _Word:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Keeper:
+class NodeAgent:
     """The fork servers of one node, and the jobs there that are to stop."""
 
     def __init__(self, run: str, groups: Sequence[Sequence[Any]]) -> None:
@@ -96,6 +96,6 @@ def scratch(run: str) -> Path:
     return Path(tempfile.gettempdir(), f"rocmlab-run-{run}")
 
 
-def keeper_name(run: str, node_id: str) -> str:
-    """Return what a run's keeper on a node is called."""
-    return f"rocmlab-keeper-{run}-{node_id}"
+def agent_name(run: str, node_id: str) -> str:
+    """Return what a run's agent on a node is called."""
+    return f"rocmlab-agent-{run}-{node_id}"

@@ -8,7 +8,7 @@ from itertools import islice
 
 from rocmlab.cluster.executor.nodes import RemoteNode
 from rocmlab.devices import Device
-from rocmlab.runs.scheduling.place import Resources
+from rocmlab.runs.jobs import Resources
 from rocmlab.runs.scheduling.pool import kind_of, memory_bytes
 
 MAX_NAMED_NODES = 64  # in what is sent to Ray with one job; the longest list of a cluster of as many nodes is complete

@@ -17,7 +17,9 @@ from rocmlab.base import formatting
 from rocmlab.base.errors import Problem, RocmlabError
 from rocmlab.cluster.executor.node_pool import Kind, NodePool
 from rocmlab.cluster.executor.nodes import RemoteNode
-from rocmlab.runs.scheduling.place import Place, Resources
+from rocmlab.devices import product_names
+from rocmlab.runs.jobs import Resources
+from rocmlab.runs.scheduling.place import Place
 from rocmlab.runs.scheduling.placement import gigabytes
 from rocmlab.runs.scheduling.scheduler import CPU, Demand, Group, Scheduler
 
@@ -132,9 +134,7 @@ class ClusterPlaces(Scheduler):
         asked = "all GPUs of a node" if resources.gpus == "all" else formatting.plural(wanted, "GPU")
         if resources.vram_bytes:
             asked += f" with {gigabytes(resources.vram_bytes)} of VRAM each"
-        have = "; ".join(
-            f"{node.name}: {formatting.device_names(node.gpus) or 'no GPU'}" for node in self.nodes.values()
-        )
+        have = "; ".join(f"{node.name}: {product_names(node.gpus) or 'no GPU'}" for node in self.nodes.values())
         return Problem(
             f"it asks for {asked}, of one product and on one node",
             f"no node has them, or one whose GPUs differ has: {formatting.short(have, 400)}",

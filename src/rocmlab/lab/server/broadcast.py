@@ -45,7 +45,7 @@ class Viewer:
         self._news.set()
 
     def close(self) -> None:
-        """Nothing comes any more, or nobody takes it."""
+        """Nothing comes any more, or nothing reads it."""
         self.is_closed = True
         self._news.set()
 
@@ -65,7 +65,7 @@ class Broadcast:
         self._started = started  # the first viewer is here
         self._stopped = stopped  # the last one has gone
         self._viewers: set[Viewer] = set()
-        self._last: dict[str, Event] = {}  # what a new viewer gets at once
+        self._last: dict[str, Event] = {}  # what a new viewer gets immediately
         self._is_closed = False
 
     def __len__(self) -> int:

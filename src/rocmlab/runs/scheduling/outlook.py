@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rocmlab.runs.scheduling.place import Resources
+from rocmlab.runs.jobs import Resources
 from rocmlab.runs.scheduling.pool import Pool
 from rocmlab.runs.scheduling.scheduler import Demand, Group
 

@@ -1,24 +1,15 @@
-"""What a job requests of its devices, and what it gets."""
+"""What a job gets: its devices and its share of the cores."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Protocol
 
 from rocmlab.devices import Device, visibility
+from rocmlab.runs.jobs import Resources
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
-
-
-class Resources(NamedTuple):
-    """What a job requests of its devices; the fields are those of `Job`."""
-
-    gpus: int | Literal["all"] | None = None
-    min_gpus: int | None = None
-    vram_bytes: int | None = None  # of each GPU
-    is_mixed: bool = False  # whether its GPUs may be of different products
-    takes_gpus_from_ray: bool = False
 
 
 class Lender(Protocol):

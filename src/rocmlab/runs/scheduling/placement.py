@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+from rocmlab.base import cores as processors
 from rocmlab.base import formatting
 from rocmlab.base.background import DRIVERS
 from rocmlab.base.errors import Problem
-from rocmlab.devices import Device
+from rocmlab.devices import Device, product_names
+from rocmlab.runs.jobs import Resources
 from rocmlab.runs.scheduling.chosen import choose_gpus as choose_gpus
 from rocmlab.runs.scheduling.outlook import Outlooks
-from rocmlab.runs.scheduling.place import Place, Resources
+from rocmlab.runs.scheduling.place import Place
 from rocmlab.runs.scheduling.pool import Pool, memory_bytes
 from rocmlab.runs.scheduling.scheduler import CPU, Demand, Group, Scheduler
 from rocmlab.runs.scheduling.sharing import Claims
@@ -50,7 +51,7 @@ class Slots(Scheduler):
         self._cpu_is_free = True
         self._free = Pool(self.gpus)
         self._claims = Claims(self._free, self._has_room)
-        self._cores = cores or count_cores()
+        self._cores = cores or processors.count()
         self._free_vram = free_vram
         self._outlooks = Outlooks(self._free, self.demand)
 
@@ -98,7 +99,7 @@ class Slots(Scheduler):
             with_vram = (
                 f" with {gigabytes(resources.vram_bytes)} of VRAM" if resources.vram_bytes else " of one product"
             )
-            why = f"this run has {most}{with_vram}: {formatting.device_names(self.gpus)}"
+            why = f"this run has {most}{with_vram}: {product_names(self.gpus)}"
             return Problem(f"it asks for {asked}", why, "ask for fewer, or let it mix products: --mixed")
         return Problem(
             f"it asks for {asked}",
@@ -187,8 +188,3 @@ def free_vram(gpu: Device) -> int | None:
     if gpu.is_apu or now is None or now.vram_used_bytes is None or gpu.vram_bytes is None:
         return None
     return max(0, gpu.vram_bytes - now.vram_used_bytes)
-
-
-def count_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from rocmlab.base import formatting
 from rocmlab.base.errors import Problem, RocmlabError
-from rocmlab.runs.jobs import Job, Result, describe
-from rocmlab.runs.scheduling.place import Place, Resources
+from rocmlab.runs.jobs import Job, Resources, Result, describe
+from rocmlab.runs.scheduling.place import Place
 from rocmlab.runs.scheduling.scheduler import Scheduler, Waiting
 
 SHOWN_NAMES = 3  # of the jobs that have the same problem

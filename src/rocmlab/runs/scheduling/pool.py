@@ -8,7 +8,7 @@ from heapq import merge
 from itertools import groupby
 
 from rocmlab.devices import Device
-from rocmlab.runs.scheduling.place import Resources
+from rocmlab.runs.jobs import Resources
 
 Product = int  # GPUs that can stand for each other have the same: which product of the run they are, from 0
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from rocmlab.base.errors import Problem
 from rocmlab.devices import Device
-from rocmlab.runs.jobs import Job
-from rocmlab.runs.scheduling.place import Place, Resources
+from rocmlab.runs.jobs import Job, Resources
+from rocmlab.runs.scheduling.place import Place
 
 Group = int  # of devices that are interchangeable: GPUs of one product, or nodes with equal GPUs
 CPU: Group = -1  # the group of the places without a GPU

@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from rocmlab.devices import Device
-from rocmlab.runs.scheduling.place import Place, Resources
+from rocmlab.runs.jobs import Resources
+from rocmlab.runs.scheduling.place import Place
 from rocmlab.runs.scheduling.pool import Pool, memory_bytes, sets_of
 
 

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from rich.segment import Segment
     from rich.text import Text
 
-EVERY_SECONDS = 1.0  # the clocks go on
+EVERY_SECONDS = 1.0  # the clocks advance
 PAUSE_SECONDS = 0.25  # between two drawings
 NAME_CELLS = 36  # of a column; the title of the cell takes what is left
 LEAST_CELLS = 12  # that are left to the title; of a name that does not leave it so much the end is cut
 BAR_CELLS, LEAST_BAR_CELLS = 30, 6
 TITLE, USE = 3, 4  # columns
-UNWRAPPING = ("linux", "rxvt", "screen")  # terminals that cut lines where others wrap them anew
+UNWRAPPING = ("linux", "rxvt", "screen")  # terminals that cut lines where others rewrap them
 STYLES = ("bold", "magenta", "cyan", "dim", "magenta", "dim")  # of the columns
 COUNTED = ("failed", "interrupted", "stopped", "not run")  # in this order
 
@@ -52,7 +52,7 @@ class Drawing:
 
 
 class Live(View):
-    """One line per running notebook and an overall bar, drawn anew each second and soon after something happens.
+    """One line per running notebook and an overall bar, drawn again each second and soon after an event.
 
     The lines are cut and joined here: rich's tables would take ten times as long, and its texts twice, all night.
     """
@@ -82,7 +82,7 @@ class Live(View):
         self._changed.set()
 
     def event(self, job: Job, event: Event) -> None:
-        """Show where a job is; leave one line on the screen when it is tried again."""
+        """Show where a job is; leave one line on the screen when it is retried."""
         super().event(job, event)
         if event["event"] == "retried":
             self._leave(self.retried_line(job, event))
@@ -140,7 +140,7 @@ class Live(View):
         return lines if len(jobs) <= fitting else [*lines, [(f"  and {len(jobs) - fitting} more", "dim")]]
 
     def _widths(self, rows: Sequence[tuple[str, ...]]) -> list[int]:
-        """Return how wide the columns are: name, device, cell, title, use, time; 0 of one that is left out."""
+        """Return how wide the columns are: name, device, cell, title, use, time; 0 of one that is omitted."""
         from rich.cells import cell_len
 
         widths = [min(NAME_CELLS, max(map(cell_len, column))) for column in zip(*rows, strict=True)]
@@ -154,7 +154,7 @@ class Live(View):
         return widths
 
     def _line(self, job: Running, row: tuple[str, ...], widths: list[int]) -> Line:
-        if job.is_waiting:  # it uses nothing, and its clock stands
+        if job.is_waiting:  # it uses nothing, and its clock does not run
             rest = sum(width + 2 for width in widths[USE:] if width)
             widths = [*widths[:TITLE], widths[TITLE] + rest, *(0 for _ in widths[USE:])]
         line: Line = [("▸", "cyan")]
@@ -190,7 +190,7 @@ class Live(View):
 
 
 def _fitted(text: str, width: int, is_at_the_end: bool) -> str:
-    """Return a text of exactly so many cells, without control characters; what is cut off is shown by `…`."""
+    """Return a text of exactly that many cells, without control characters; what is cut off is shown by `…`."""
     from rich.cells import cell_len, set_cell_size
 
     if not text.isprintable():
@@ -202,7 +202,7 @@ def _fitted(text: str, width: int, is_at_the_end: bool) -> str:
 
 
 def _cut(parts: Line, width: int) -> Line:
-    """Return pieces of text of exactly so many cells together; what is cut off is shown by `…`."""
+    """Return pieces of text of exactly that many cells together; what is cut off is shown by `…`."""
     from rich.cells import cell_len
 
     cut: Line = []

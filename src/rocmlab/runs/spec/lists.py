@@ -25,7 +25,7 @@ COLUMNS = ("notebook", "kernel", "gpus", "vram", "name", "timeout")
 SEPARATORS = {";": "semicolons", "\t": "tabs"}  # of spreadsheets in countries that write 0,5
 MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"\x00\x00\xfe\xff": "UTF-32"}
 
-WISHES: Mapping[str, tuple[str, Callable[[object, str], Any]]] = {
+RESOURCES: Mapping[str, tuple[str, Callable[[object, str], Any]]] = {
     "gpus": ("gpus", resources.gpus),
     "vram": ("vram_bytes", resources.vram),
     "mixed": ("is_mixed", resources.mixed),
@@ -256,9 +256,9 @@ def _field(name: str, value: object, fail: Fail) -> tuple[str, Any]:
                 f"{name}: 01_mnist_fc" if name == "notebook" else f"{name}: a name in letters",
             )
         return {"notebook": "word"}.get(name, name), value
-    key, read_wish = WISHES[name]
+    key, read_value = RESOURCES[name]
     try:
-        return key, read_wish(value, name)
+        return key, read_value(value, name)
     except RocmlabError as err:
         raise fail(err.problem.what, err.problem.why, err.problem.fix) from err
 

@@ -6,9 +6,9 @@ import copy
 import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.runs.jobs import Job, Request, Source, stem
@@ -140,7 +140,7 @@ def _examine(request: Request, reader: _Reader) -> Job:
         return replace(job, problem=request.problem)
     try:
         notebook = reader.notebook(request.notebook)
-        wished = wished_of(notebook)
+        own = resources.of(notebook)
         name, warning = reader.kernel_name(request.kernel, notebook)
         spec = reader.kernel(name)  # raises where there is no name
         language = str(spec.language or "python")
@@ -153,11 +153,7 @@ def _examine(request: Request, reader: _Reader) -> Job:
             kernel=name,
             warning=warning,
             language=language,
-            gpus=wished.gpus if request.gpus is None else request.gpus,
-            min_gpus=wished.min_gpus if request.gpus is None else None,
-            takes_gpus_from_ray=wished.takes_gpus_from_ray and request.gpus is None,
-            vram_bytes=request.vram_bytes or wished.vram_bytes,
-            is_mixed=wished.is_mixed if request.is_mixed is None else request.is_mixed,
+            **request.resources(own)._asdict(),
             defaults=_left(reader.defaults(request.notebook, language), request.parameters),
         )
         key = keys.of(made, notebook, spec, reader.image, reader.inputs)
@@ -200,40 +196,6 @@ def without_outputs(text: str) -> str:
         if isinstance(cell, dict) and cell.get("cell_type") == "code":
             cell |= {"outputs": [], "execution_count": None}
     return json.dumps({name: value for name, value in found.items() if name in TOP_KEYS})
-
-
-@dataclass(frozen=True)
-class Wished:
-    """What a notebook's metadata asks for."""
-
-    gpus: int | Literal["all"] | None
-    vram_bytes: int | None
-    is_mixed: bool
-    min_gpus: int | None = None
-    takes_gpus_from_ray: bool = False
-
-
-def wished_of(notebook: Any) -> Wished:  # noqa: ANN401  a NotebookNode
-    """Return what a notebook's metadata requests: `{"rocmlab": {"gpus": 2, "vram": "24GB", "mixed": true}}`.
-
-    `{"gpus": "all", "min_gpus": 2}` are all GPUs, or the CPU where there are fewer than two; `"ray": true`: on a
-    cluster the notebook has Ray give GPUs to its workers.
-
-    Raises:
-        RocmlabError: the metadata says something that cannot be understood.
-    """
-    ours = notebook["metadata"].get("rocmlab", {})
-    if not isinstance(ours, Mapping):
-        ours = {"gpus": ours}
-    gpus, vram, mixed = (ours.get(name) for name in ("gpus", "vram", "mixed"))
-    what = "its metadata asks for rocmlab"
-    return Wished(
-        None if gpus is None else resources.gpus(gpus, f"{what}.gpus"),
-        None if vram is None else resources.vram(vram, f"{what}.vram"),
-        False if mixed is None else resources.mixed(mixed, f"{what}.mixed"),
-        resources.min_gpus(ours.get("min_gpus"), gpus, f"{what}.min_gpus"),
-        resources.mixed(ours.get("ray", False), f"{what}.ray"),
-    )
 
 
 def _is_python(notebook: Any, kernel: str) -> bool:  # noqa: ANN401  a NotebookNode
@@ -318,7 +280,7 @@ def _tagged(notebook: Any) -> Any:  # noqa: ANN401  a NotebookNode
 
 
 def _can_inspect(translator: Any) -> bool:  # noqa: ANN401  a translator class of papermill
-    """Tell whether papermill can list the parameters of this language; where it cannot, nothing can be said of them."""
+    """Return whether papermill can list the parameters of this language; where not, none of them is checked."""
     from papermill.translators import Translator
 
     return bool(translator.inspect.__func__ is not Translator.inspect.__func__)

@@ -6,19 +6,22 @@ of a run take one job after another, see `rocmlab.runs.workers.serving`.
 
 from __future__ import annotations
 
+import contextlib
 import io
+import json
 import os
-import re
 import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
+from rocmlab.base.formatting import ANSI
 from rocmlab.kernels.leases import Lease
-from rocmlab.runs.jobs import Status
+from rocmlab.notebook.outcome import Aborted, Outcome
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
     from rocmlab.notebook.stage import Stage
 
 Report = Callable[..., None]  # called with the name of an event and its facts
-Outcome = tuple[Status, str]
+MAX_SUMMARY_BYTES = 500_000  # of what is reported of a notebook; of more, the runner reads the file
 
 
 class Worker:
@@ -53,16 +56,17 @@ class Worker:
         if warning := self.job.get("warning"):
             self._see("warning", message=warning)
         try:
-            status, message = self._execute()
+            outcome = self._execute()
         finally:
             if self.lease:  # whichever kernel had it, it has ended
                 self.lease.release()
-        self.is_sound = self.is_sound and status in ("ok", "failed")
-        if message:
-            self._say(f"{status}: {message}")
+        self.is_sound = self.is_sound and outcome.status in ("ok", "failed")
+        if outcome.message:
+            self._say(f"{outcome.status}: {outcome.message}")
+            outcome.message = outcome.message[:2000]
         if why := lost_output():
             self.report("warning", message=f"its log is not complete: {why}")
-        return status, message[:2000]
+        return outcome
 
     def _stop(self, number: int, _frame: object) -> None:
         """Leave at once, before and after the notebook runs; the runner ends the kernel."""
@@ -83,7 +87,6 @@ class Worker:
 
     def _execute(self) -> Outcome:
         from rocmlab.base.errors import RocmlabError
-        from rocmlab.notebook.ends import Aborted
 
         try:
             if self.job.get("engine") == "papermill":
@@ -92,13 +95,13 @@ class Worker:
                 return reference.execute(self.job, self.report, self.lease)
             return self._run_notebook()
         except Aborted as aborted:
-            return aborted.status, aborted.message
+            return Outcome(aborted.status, aborted.message)
         except RocmlabError as err:
-            return "failed", str(err)
+            return Outcome("failed", str(err))
         except Exception as err:
             self.is_sound = False
             traceback.print_exc(file=sys.stdout)
-            return "failed", f"{type(err).__name__}: {err}"
+            return Outcome("failed", f"{type(err).__name__}: {err}")
 
     def _run_notebook(self) -> Outcome:
         job = self.job
@@ -120,13 +123,13 @@ class Worker:
             raise
         is_ok = execution.run()
         if is_ok and not notebooks.has_errors(notebook):
-            return "ok", ""
-        marked, said = notebooks.mark_errors(notebook)
-        if not said:
-            return "ok", ""  # such as sys.exit(0)
+            return Outcome("ok", notebook=summary(notebook))
+        marked, error = notebooks.mark_errors(notebook)
+        if not error:
+            return Outcome("ok", notebook=summary(notebook))  # such as sys.exit(0)
         notebooks.save(marked, output)
-        sys.stdout.write(plain(said) + "\n")
-        return "failed", ""
+        sys.stdout.write(ANSI.sub("", error) + "\n")
+        return Outcome("failed", notebook=summary(marked))
 
     def _start_kernel(self, folder: str) -> Kernel:
         from rocmlab.kernels import kernel
@@ -159,6 +162,17 @@ class Worker:
         )
 
 
+def summary(notebook: dict[str, Any]) -> dict[str, Any] | None:
+    """Return what a result needs of an executed notebook; None where the runner is to read the file."""
+    from rocmlab.notebook import executed
+
+    with contextlib.suppress(Exception):
+        found = asdict(executed.summarise(notebook))
+        if len(json.dumps(found)) < MAX_SUMMARY_BYTES:
+            return found
+    return None
+
+
 def check_masks(running: Kernel, job: dict[str, Any]) -> None:
     """Make sure that a kernel really has the masks that its job was given.
 
@@ -184,11 +198,6 @@ def check_masks(running: Kernel, job: dict[str, Any]) -> None:
                 f"the kernelspec {job['kernel']} sets it, or what starts the kernel does",
                 f"take {name} out of the `env` of that kernelspec on the node",
             )
-
-
-def plain(text: str) -> str:
-    """Return text without the colours of a terminal."""
-    return re.sub(r"\x1b\[[0-9;?]*[ -/]*[@-~]", "", text)
 
 
 class LogFile(io.RawIOBase):

@@ -2,23 +2,65 @@
 
 The programs take the number of steps as an argument, so nothing is compiled for another length, and the results do
 not depend on where an epoch is cut. Short epochs are not cut.
+
+Ctrl-C acts between steps, never inside one: a program that has begun ends first, and its result reaches the model.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
-
-from rocmlab.training.resident import interrupts
 
 Report = Callable[[int, Callable[[], dict[str, Any]]], None]  # steps done in this epoch, reads the logs so far
 
 PROGRAM_SECONDS = 1.0  # of a program where an epoch is cut
 WHOLE_SECONDS = 2.0  # up to here what is left of an epoch is one program
+
+
+class Held:
+    """A SIGINT that waits; `act` lets it do what it would have done."""
+
+    def __init__(self, handler: Callable[[int, FrameType | None], Any] | None) -> None:
+        self._handler = handler
+        self._frame: FrameType | None = None
+        self._is_waiting = False
+
+    def receive(self, _number: int, frame: FrameType | None) -> None:
+        """Note the signal."""
+        self._is_waiting, self._frame = True, frame
+
+    def act(self) -> None:
+        """Call the handler that was in place if a signal waits: Python's and Jupyter's raises KeyboardInterrupt."""
+        if self._is_waiting and self._handler is not None:
+            self._is_waiting = False
+            self._handler(signal.SIGINT, self._frame)
+
+
+@contextlib.contextmanager
+def deferred() -> Iterator[Held]:
+    """Let SIGINT wait until the block has ended, or until it calls `act`, between two of its steps.
+
+    A program on the device takes the model's state over and returns the new one. A KeyboardInterrupt between its end
+    and the assignment would lose both, one inside a step of Python's would leave half of the weights updated.
+    Threads other than the main one receive no signals; a handler that is not Python's stays as it is.
+    """
+    earlier = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(earlier):
+        yield Held(None)
+        return
+    held = Held(earlier)
+    signal.signal(signal.SIGINT, held.receive)
+    try:
+        yield held
+    finally:
+        signal.signal(signal.SIGINT, earlier)
+        held.act()
 
 
 class Pace:
@@ -67,7 +109,7 @@ class Pace:
         """
         while True:
             size = self.steps(end - begin) if begin < end else 0
-            with interrupts.deferred():
+            with deferred():
                 began = time.perf_counter()
                 if size:
                     part(begin, size)
@@ -98,7 +140,7 @@ class Counter:
 
     def __init__(self, pace: Pace, steps: int, wait: Callable[[], None], report: Callable[[int, bool], None]) -> None:
         self._pace, self._steps, self._wait, self._report = pace, steps, wait, report
-        self._held = interrupts.Held(None)
+        self._held = Held(None)
         self._base = self._done = self._seen = 0
         self._has_logs = False
         self._look(time.perf_counter())
@@ -134,7 +176,7 @@ class Counter:
     @contextlib.contextmanager
     def counting(self) -> Iterator[None]:
         """Count the steps inside the block; an interrupt acts between two of them."""
-        with interrupts.deferred() as self._held, _current(self):
+        with deferred() as self._held, _current(self):
             yield
 
 

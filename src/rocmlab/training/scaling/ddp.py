@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
+from rocmlab.base import files
 from rocmlab.training.overlap import Overlap
 from rocmlab.training.scaling import networks
 
@@ -219,9 +220,8 @@ def main() -> None:
             speeds = results[-1].get("samples_per_second") or []
             rate = f"{sorted(speeds)[len(speeds) // 2]:,.0f} samples/s, " if speeds else ""
             sys.stdout.write(f"{measure['name']}: {rate}{time.perf_counter() - started:.1f} s\n")
-            scratch = Path(f"{sys.argv[2]}.new")
-            scratch.write_text(json.dumps({"torch": torch.__version__, "results": results}))
-            scratch.replace(sys.argv[2])  # whole, even if this process ends now
+            found = {"torch": torch.__version__, "results": results}
+            files.write_text(Path(sys.argv[2]), json.dumps(found))  # whole, even if this process ends now
     with contextlib.suppress(RuntimeError):  # a partner may have exited already: all is done
         dist.monitored_barrier(team.gloo, timeout=LIMIT)
     dist.destroy_process_group()

@@ -13,7 +13,7 @@ from pathlib import Path
 import notebook_files
 import pytest
 
-from rocmlab.base.background import Aside
+from rocmlab.base.background import BackgroundReader
 from rocmlab.cli import leases
 from rocmlab.devices import Device, discover
 from rocmlab.kernels import gpu_processes, ownership
@@ -32,7 +32,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         notebook_files.write(tmp_path / f"notebooks/{name}.ipynb", "print(1)")
     monkeypatch.chdir(tmp_path)
     for module in (gpu_processes, placement):  # what hangs in one test must not count in the next
-        monkeypatch.setattr(module, "DRIVERS", Aside(seconds=0.5))
+        monkeypatch.setattr(module, "DRIVERS", BackgroundReader(seconds=0.5))
     return tmp_path
 
 
@@ -48,7 +48,7 @@ def hang(root: Path, file: str) -> None:
 
 def test_what_hangs_is_asked_once(caplog: pytest.LogCaptureFixture) -> None:
     """The first who asks waits a little, the others not at all; when it answers again, it is asked again."""
-    aside, gate, calls = Aside(seconds=0.2), threading.Event(), []
+    reader, gate, calls = BackgroundReader(seconds=0.2), threading.Event(), []
 
     def read() -> int:
         calls.append(1)
@@ -56,10 +56,10 @@ def test_what_hangs_is_asked_once(caplog: pytest.LogCaptureFixture) -> None:
         return len(calls)
 
     async def several() -> tuple[list[int | None], float]:
-        first = await asyncio.gather(*(aside.later("a card", read) for _ in range(3)))
+        first = await asyncio.gather(*(reader.later("a card", read) for _ in range(3)))
         begin = time.monotonic()
-        again = [await aside.later("a card", read) for _ in range(100)]
-        assert aside.now("a card", read) is None
+        again = [await reader.later("a card", read) for _ in range(100)]
+        assert reader.now("a card", read) is None
         return [*first, *again], time.monotonic() - begin
 
     with caplog.at_level(logging.WARNING, "rocmlab"):
@@ -67,7 +67,7 @@ def test_what_hangs_is_asked_once(caplog: pytest.LogCaptureFixture) -> None:
     calls_meanwhile = len(calls)
     gate.set()
     end = time.monotonic() + 60
-    while (answer := aside.now("a card", read)) is None:
+    while (answer := reader.now("a card", read)) is None:
         assert time.monotonic() < end
 
     assert answers == [None] * 103
@@ -81,17 +81,17 @@ def test_what_hangs_is_asked_once(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_what_answers_is_passed_on_as_it_is() -> None:
     """Also an error, and also to several who ask at once."""
-    aside = Aside(seconds=60)
+    reader = BackgroundReader(seconds=60)
 
     async def several() -> list[int | None]:
-        return await asyncio.gather(*(aside.later("a card", lambda: 7) for _ in range(5)))
+        return await asyncio.gather(*(reader.later("a card", lambda: 7) for _ in range(5)))
 
     assert asyncio.run(several()) == [7] * 5
-    assert aside.now("nothing", lambda: None) is None
+    assert reader.now("nothing", lambda: None) is None
     with pytest.raises(ZeroDivisionError):
-        aside.now("a card", lambda: 1 // 0)
+        reader.now("a card", lambda: 1 // 0)
     with pytest.raises(ZeroDivisionError):
-        asyncio.run(aside.later("a card", lambda: 1 // 0))
+        asyncio.run(reader.later("a card", lambda: 1 // 0))
 
 
 def test_a_hanging_sensor_hides_the_free_memory_and_no_more(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Questions and the weights of a small BERT, as notebooks 07 and 08 use them."""
+"""What notebooks load: images as arrays, questions, and the weights of a small BERT."""
 
 from __future__ import annotations
 
@@ -6,10 +6,18 @@ import re
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rocmlab.base.errors import RocmlabError
+from rocmlab.training.datasets import formats
 from rocmlab.training.datasets.cache import Progress, fetch
 from rocmlab.training.datasets.grammar import Question, questions
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Pair = tuple[NDArray[np.uint8], NDArray[np.uint8]]
 
 Parts = tuple[list[Question], list[Question]]
 
@@ -17,6 +25,28 @@ ENCODING = "latin-1"  # of the TREC files; they are not UTF-8
 VOCABULARY = 30_522  # token ids of BERT, uncased
 START, END, FIRST_WORD = 101, 102, 1000  # [CLS], [SEP], and the first id that is a word's
 DATA = ("auto", "trec", "generated")
+
+
+def mnist(share: Path | None = None, progress: Progress | None = None) -> tuple[Pair, Pair]:
+    """Return the handwritten digits as `(x_train, y_train), (x_test, y_test)`.
+
+    Images are uint8 (60000, 28, 28) and (10000, 28, 28), labels uint8 (60000,) and (10000,).
+    """
+    return _load("mnist", share, progress)
+
+
+def fashion_mnist(share: Path | None = None, progress: Progress | None = None) -> tuple[Pair, Pair]:
+    """Return the images of clothes; same shapes as `mnist`."""
+    return _load("fashion_mnist", share, progress)
+
+
+def _load(name: str, share: Path | None, progress: Progress | None) -> tuple[Pair, Pair]:
+    folder = fetch(name, share=share, progress=progress)
+    train, test = (
+        (formats.read_idx(folder / f"{part}-images-idx3-ubyte"), formats.read_idx(folder / f"{part}-labels-idx1-ubyte"))
+        for part in ("train", "t10k")
+    )
+    return train, test
 
 
 def trec(share: Path | None = None, data_dir: Path | None = None, progress: Progress | None = None) -> Parts:

@@ -1,4 +1,4 @@
-"""Work that may hang, such as the answer of a driver or a share: on a thread that is left behind if it does.
+"""Work that may hang, such as the answer of a driver or a share: in a thread that is abandoned if it does.
 
 The threads of `asyncio.to_thread` are waited for when Python ends, so that one hung card would keep the server alive.
 """
@@ -6,17 +6,16 @@ The threads of `asyncio.to_thread` are waited for when Python ends, so that one 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from rocmlab.base import background
 from rocmlab.base.errors import RocmlabError
 
 T = TypeVar("T")
 
 
-class Aside(Generic[T]):
+class SharedReader(Generic[T]):
     """One kind of work, of which at most one is under way: a second caller waits for the first one's result."""
 
     def __init__(self, what: str, limit_seconds: float) -> None:
@@ -67,26 +66,6 @@ class Aside(Generic[T]):
 
 
 def _started(work: Callable[[], T]) -> asyncio.Future[T]:
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-    future.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be waiting any more
-
-    def tell(result: T | None, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]  # None only where T allows it
-
-    def run() -> None:
-        result, error = None, None
-        try:
-            result = work()
-        except Exception as err:
-            error = err
-        with contextlib.suppress(RuntimeError):  # the server has ended
-            loop.call_soon_threadsafe(tell, result, error)
-
-    threading.Thread(target=run, name="rocmlab-aside", daemon=True).start()
+    future = asyncio.wrap_future(background.start(work))
+    future.add_done_callback(lambda done: done.cancelled() or done.exception())  # the request may be over
     return future

@@ -1,16 +1,46 @@
-"""One process at a time works on a backup, and a signal ends it in an orderly way."""
+"""The work on a backup: by one process at a time, with progress, and ended by a signal in an orderly way."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from rocmlab.base.errors import RocmlabError
-from rocmlab.stack.backup.model import MANIFEST
+from rocmlab.stack.backup.model import MANIFEST, amount
+
+Say = Callable[[str], None]
+
+PROGRESS_SECONDS = 5.0
+
+
+class Progress:
+    """Prints every few seconds how much is done."""
+
+    def __init__(self, say: Say, total_bytes: int, count: int) -> None:
+        self.say, self.total_bytes, self.count = say, total_bytes, count
+        self.done_bytes = self.done = 0
+        self._said = time.monotonic()
+
+    def add(self, size_bytes: int) -> None:
+        """Count one entry."""
+        self.done_bytes, self.done = self.done_bytes + size_bytes, self.done + 1
+        if time.monotonic() - self._said >= PROGRESS_SECONDS:
+            self._said = time.monotonic()
+            amounts = f"{amount(self.done_bytes)} of {amount(self.total_bytes)}"
+            self.say(f"  {amounts}, {self.done:,} of {self.count:,} entries")
+
+
+def say_some(say: Say, lines: Sequence[str], maximum: int, more: str = "") -> None:
+    """Print lines about single files, at most `maximum`."""
+    for line in lines[:maximum]:
+        say(line)
+    if len(lines) > maximum:
+        say(f"  and {len(lines) - maximum} more{more}")
 
 
 @contextmanager
