@@ -238,7 +238,7 @@ def test_a_row_that_fails_costs_no_other(
     printed = capsys.readouterr()
     assert code == 1
     assert [row["ours"] for row in found["rows"]] == [50.0]
-    assert "the process ended with 3" in found["failed"]["mnist_cnn_jax"]["what"]
+    assert "the process exited with 3" in found["failed"]["mnist_cnn_jax"]["what"]
     assert "mnist_cnn_jax: failed, mnist_cnn_jax was not measured" in printed.out
     assert "mnist_cnn_jax was not measured" in kept.with_suffix(".html").read_text(encoding="utf-8")
     assert "mnist_cnn_jax: failed" in printed.err

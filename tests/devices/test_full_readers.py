@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from rocmlab.devices import Device, Sample, cuda, discover, gpu_metrics, nvml, patient_file, roots, sample
+from rocmlab.devices import Device, Sample, cuda, discover, gpu_metrics, kept_file, nvml, roots, sample
 from rocmlab.devices.card_reader import CardReader
 from rocmlab.devices.readers import Reader, Readers
 from rocmlab.simulation import KINDS, PRODUCTS, Live, write_host
@@ -150,7 +150,7 @@ class TestEquality:
             assert_equal(readers, tmp_path)
 
 
-# Files that need not be read again as long as the driver is loaded: sampling.CONSTANT, and which sensor is which.
+# Files that need not be read again as long as the driver is loaded: sensors.CONSTANT, and which sensor is which.
 CONSTANT_NAMES = (
     *("mem_info_vram_total", "mem_info_gtt_total", "power1_cap_max", "fan1_max", "name", "uevent"),
     *("temp1_crit", "temp2_crit", "temp3_crit"),
@@ -226,7 +226,7 @@ class TestCards:
         path.unlink()
         path.write_bytes(content)
         clock = time.monotonic
-        monkeypatch.setattr(time, "monotonic", lambda: clock() + patient_file.REST_SECONDS)
+        monkeypatch.setattr(time, "monotonic", lambda: clock() + kept_file.REST_SECONDS)
         assert replace(reader.read(), time_seconds=0) == replace(sample(device, tmp_path), time_seconds=0)
         assert "temp2_input" in calls
         reader.close()

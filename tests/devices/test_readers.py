@@ -13,7 +13,6 @@ import pytest
 
 from rocmlab.devices import Device, cuda, discover, nvml, roots, sample
 from rocmlab.devices.readers import Readers
-from rocmlab.devices.roots import KeptFile
 from rocmlab.simulation import Live, write_host
 
 FIELDS = ("busy_percent", "vram_used_bytes", "vram_total_bytes", "power_watts", "is_asleep")
@@ -130,33 +129,6 @@ class TestFiles:
         assert readers.open(found[-1]) is None
         assert readers.open(nvidia) is None
         assert Readers(Path("/")).open(found[0]) is None
-
-
-class TestKeptFile:
-    """A file that is read again and again."""
-
-    def test_a_replaced_file_is_opened_anew(self, tmp_path: Path) -> None:
-        """Its old content is not read for ever."""
-        path = tmp_path / "busy"
-        path.write_text("1\n")
-        file = KeptFile(path)
-        assert file.read_text() == "1"
-
-        (tmp_path / "new").write_text("2\n")
-        os.replace(tmp_path / "new", path)
-
-        assert file.read_text() == "2"
-        path.unlink()
-        assert file.read_text() is None
-        file.close()
-
-    def test_what_is_no_file_is_not_opened(self, tmp_path: Path) -> None:
-        """A FIFO would wait for its writer, and a folder holds no text."""
-        os.mkfifo(tmp_path / "fifo")
-
-        assert KeptFile(tmp_path / "fifo").read_text() is None
-        assert KeptFile(tmp_path).read_text() is None
-        assert KeptFile(tmp_path / "a\0b").read_text() is None
 
 
 class Driver:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rocmlab.devices import sampling
+from rocmlab.devices import card_reader
 from rocmlab.devices.model import Device, Sample
 
 CARDS = {
@@ -248,6 +248,6 @@ def test_a_real_card_is_sampled_right(captures: Path, tmp_path: Path, name: str)
     (drm / card.name).symlink_to(card)
     device = Device("rocm", 0, name, True, card_node=f"/dev/dri/{card.name}")
 
-    found = replace(sampling.read(device, tmp_path), time_seconds=0)
+    found = replace(card_reader.read(device, tmp_path), time_seconds=0)
 
     assert found == CARDS[name]

@@ -113,13 +113,8 @@ class Looker:
         if self.side == "container":
             environment = {"ROCMLAB_BACKEND": self.backend, "ROCMLAB_RUNTIME": self.runtime, **self.environment}
             return Situation(self.root, side="container", environment=environment, **more)
-        return Situation(
-            self.root,
-            environment=self.environment,
-            project=self.project(),
-            given_engine=self.engine,
-            **more,
-        )
+        given = {"engine": self.engine, **more.pop("given", {})}
+        return Situation(self.root, environment=self.environment, project=self.project(), given=given, **more)
 
     def project(self) -> Project:
         """A project as planned on this host."""

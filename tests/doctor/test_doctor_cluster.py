@@ -65,7 +65,7 @@ def seen(inside: Looker) -> Any:
 
     def look(**changes: Any) -> Situation:
         nodes = [node("alpha", HERE), {**node("beta", THERE), **changes}]
-        return inside(given_cluster=HEAD, given_seen={"share": "/share", "nodes": nodes})
+        return inside(given={"cluster": HEAD, "cluster_seen": {"share": "/share", "nodes": nodes}})
 
     return look
 
@@ -98,15 +98,15 @@ def test_a_token_is_there_and_private(look: Looker) -> None:
     """None, a short one, and one that others may read are each named; never the token itself."""
     token = HEAD.token
 
-    fix = fires(look(given_cluster=replace(HEAD, token=replace(token, length=0))), "cluster.token").problem.fix
+    fix = fires(look(given={"cluster": replace(HEAD, token=replace(token, length=0))}), "cluster.token").problem.fix
     assert fix == "make cluster-up"
     lacking = replace(WORKER, token=replace(token, length=0))
-    assert f"HEAD={HERE}:6379" in fires(look(given_cluster=lacking), "cluster.token").problem.fix
+    assert f"HEAD={HERE}:6379" in fires(look(given={"cluster": lacking}), "cluster.token").problem.fix
     open_to_all = replace(HEAD, token=replace(token, mode=0o644))
-    assert fires(look(given_cluster=open_to_all), "cluster.token").problem.fix == "chmod 600 .env"
-    fires(look(given_cluster=replace(HEAD, token=replace(token, length=12))), "cluster.token")
+    assert fires(look(given={"cluster": open_to_all}), "cluster.token").problem.fix == "chmod 600 .env"
+    fires(look(given={"cluster": replace(HEAD, token=replace(token, length=12))}), "cluster.token")
 
-    silent(look(given_cluster=HEAD), "cluster.token")
+    silent(look(given={"cluster": HEAD}), "cluster.token")
 
 
 def test_the_token_of_a_real_env_file(look: Looker) -> None:
@@ -126,43 +126,45 @@ def test_the_token_of_a_real_env_file(look: Looker) -> None:
 @pytest.mark.parametrize("wrong", ["127.0.0.1", "0.0.0.0", "169.254.3.4", "::1", "alpha"])
 def test_an_address_that_reaches_nobody(look: Looker, wrong: str) -> None:
     """The loopback, none, one for a single link, and a name are refused."""
-    fires(look(given_cluster=replace(HEAD, address=wrong)), "cluster.address")
+    fires(look(given={"cluster": replace(HEAD, address=wrong)}), "cluster.address")
 
 
 def test_an_address_of_this_machine(look: Looker) -> None:
     """It has to be on an interface; in a network of the container's own it is looked at inside."""
-    found = fires(look(given_cluster=replace(HEAD, has_address=False)), "cluster.address")
+    found = fires(look(given={"cluster": replace(HEAD, has_address=False)}), "cluster.address")
     assert HERE in found.problem.what
 
-    silent(look(given_cluster=HEAD), "cluster.address")
-    assert "bridge" in skipped(look(given_cluster=replace(HEAD, has_address=None, network="bridge")), "cluster.address")
+    silent(look(given={"cluster": HEAD}), "cluster.address")
+    assert "bridge" in skipped(
+        look(given={"cluster": replace(HEAD, has_address=None, network="bridge")}), "cluster.address"
+    )
 
 
 def test_ports_before_the_start(look: Looker) -> None:
     """All are free, or another program is named by what it took."""
     before = replace(HEAD, is_up=False)
 
-    found = fires(look(given_cluster=before), "cluster.ports")
+    found = fires(look(given={"cluster": before}), "cluster.ports")
     assert "port 6379" in found.problem.what
     assert "sport = :6379" in found.problem.fix
 
-    silent(look(given_cluster=replace(before, ports=(FREE,))), "cluster.ports")
+    silent(look(given={"cluster": replace(before, ports=(FREE,))}), "cluster.ports")
 
 
 def test_ports_after_the_start(look: Looker) -> None:
     """Something listens on each."""
-    found = fires(look(given_cluster=replace(HEAD, ports=(TAKEN, replace(FREE, number=6380)))), "cluster.ports")
+    found = fires(look(given={"cluster": replace(HEAD, ports=(TAKEN, replace(FREE, number=6380)))}), "cluster.ports")
     assert "nothing listens on port 6380" in found.problem.what
 
-    silent(look(given_cluster=HEAD), "cluster.ports")
+    silent(look(given={"cluster": HEAD}), "cluster.ports")
 
 
 def test_the_way_to_the_head(look: Looker) -> None:
     """A refusal, silence and no way at all have different fixes: only silence is a firewall's."""
-    refused = fires(look(given_cluster=replace(WORKER, head_reach=Reach(REFUSED))), "cluster.head").problem
-    dropped = fires(look(given_cluster=replace(WORKER, head_reach=Reach(SILENT, 3.0))), "cluster.head").problem
+    refused = fires(look(given={"cluster": replace(WORKER, head_reach=Reach(REFUSED))}), "cluster.head").problem
+    dropped = fires(look(given={"cluster": replace(WORKER, head_reach=Reach(SILENT, 3.0))}), "cluster.head").problem
     away = Reach(NO_ROUTE, said="No route to host")
-    lost = fires(look(given_cluster=replace(WORKER, head_reach=away)), "cluster.head").problem
+    lost = fires(look(given={"cluster": replace(WORKER, head_reach=away)}), "cluster.head").problem
 
     assert "nothing listens" in refused.why
     assert "ufw" not in refused.fix
@@ -171,7 +173,7 @@ def test_the_way_to_the_head(look: Looker) -> None:
     assert f'rule family="ipv4" source address="{THERE}" port port="10002-11001" protocol="tcp" accept' in dropped.fix
     assert "No route" in lost.why
     assert lost.fix.startswith(f"ping -c 3 {HERE}")
-    silent(look(given_cluster=WORKER), "cluster.head")
+    silent(look(given={"cluster": WORKER}), "cluster.head")
 
 
 def test_the_firewall_of_ipv6_and_of_a_machine_without_an_address() -> None:
@@ -218,7 +220,7 @@ def test_this_machine_as_its_settings_say(look: Looker) -> None:
         port = probe.getsockname()[1]
     look.env_file(CLUSTER=f"127.0.0.1:{port}", CLUSTER_TOKEN="t" * 64, CLUSTER_PORT="23979")
 
-    found = look().cluster
+    found = cluster.membership(look())
 
     assert found is not None
     assert (found.role, found.head_host, found.head_port) == ("worker", "127.0.0.1", port)
@@ -230,22 +232,22 @@ def test_this_machine_as_its_settings_say(look: Looker) -> None:
 def test_this_labs_node(inside: Looker) -> None:
     """It is among the living; else, and where Ray cannot be asked, it is said why."""
     alive, other = node("alpha", HERE), node("beta", THERE)
-    silent(inside(given_cluster=HEAD, given_seen={"nodes": [alive, other]}), "cluster.node")
+    silent(inside(given={"cluster": HEAD, "cluster_seen": {"nodes": [alive, other]}}), "cluster.node")
 
-    gone = inside(given_cluster=HEAD, given_seen={"nodes": [{**alive, "is_alive": False}, other]})
+    gone = inside(given={"cluster": HEAD, "cluster_seen": {"nodes": [{**alive, "is_alive": False}, other]}})
     assert "make cluster-up" in fires(gone, "cluster.node").problem.fix
     failed = replace(HEAD, failure=Problem("port 6379 is taken", "another Ray", "end it"))
-    assert fires(inside(given_cluster=failed), "cluster.node").problem == failed.failure
+    assert fires(inside(given={"cluster": failed}), "cluster.node").problem == failed.failure
     problem = {"what": "Ray is not installed", "why": "no extra", "fix": "make cluster-up"}
     assert (
-        fires(inside(given_cluster=HEAD, given_seen={"problem": problem}), "cluster.node").problem.what
+        fires(inside(given={"cluster": HEAD, "cluster_seen": {"problem": problem}}), "cluster.node").problem.what
         in problem["what"]
     )
 
 
 def test_what_cannot_be_asked_is_said_once(inside: Looker) -> None:
     """`cluster.node` says why; the comparisons refer to it."""
-    situation = inside(given_cluster=HEAD, given_seen={"problem": {"what": "a", "why": "b", "fix": "c"}})
+    situation = inside(given={"cluster": HEAD, "cluster_seen": {"problem": {"what": "a", "why": "b", "fix": "c"}}})
 
     for id in ("lost", "links", "clock", "versions", "share", "disk", "gfx"):
         assert "see cluster.node" in skipped(situation, f"cluster.{id}")
@@ -295,7 +297,9 @@ def test_a_clock_that_may_be_right(seen: Any, least: float, most: float) -> None
 
 def test_nobody_told_the_time(inside: Looker) -> None:
     """Then nothing is known."""
-    situation = inside(given_cluster=HEAD, given_seen={"nodes": [node("alpha", HERE, clock=None, free_bytes=None)]})
+    situation = inside(
+        given={"cluster": HEAD, "cluster_seen": {"nodes": [node("alpha", HERE, clock=None, free_bytes=None)]}}
+    )
 
     for id in ("cluster.clock", "cluster.disk"):
         assert [one.status for one in checks.BY_ID[id].run(situation)] == [UNKNOWN]

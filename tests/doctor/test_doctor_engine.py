@@ -95,7 +95,7 @@ def test_without_a_plan_the_engine_that_was_asked_for_counts(look: Looker, asked
     problem = engines._compose_problem(1, "")
     engine = dataclasses.replace(ENGINE, is_usable=False, problem=problem)
     settings = configuration.load(look.folder, {"RUNTIME": asked}) if asked else None
-    situation = Situation(look.root, environment={}, given_engine=engine, asked=settings)
+    situation = Situation(look.root, environment={}, given={"engine": engine}, asked=settings)
 
     if status:
         fires(situation, "compose.version", status)

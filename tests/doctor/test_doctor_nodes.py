@@ -64,8 +64,7 @@ def test_a_closed_node_stops_all_gpus(look: Looker, runtime: str) -> None:
 
 def given(situation: Situation, *nodes: Node) -> Situation:
     """A situation whose device nodes are these."""
-    situation._kept[id(Situation.__dict__["compute_node"])] = (nodes[0], None)
-    situation._kept[id(Situation.__dict__["render_nodes"])] = (list(nodes[1:]), None)
+    situation.given = {**situation.given, "compute_node": nodes[0], "render_nodes": list(nodes[1:])}
     return situation
 
 

@@ -162,18 +162,18 @@ def test_a_parent_is_not_closed_while_it_forks_for_somebody(
     host: Host, nests: lab_warmth.Nests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another kernel starts with a changed kernelspec in the middle of a fork: the old parent serves that one first."""
-    real = lab_warmth.warm.fork
+    real = lab_warmth.forkserver.fork
     spec = json.loads((host.specs / "torch/kernel.json").read_text())
     spec["metadata"]["rocmlab"]["preload"] = [PRELOADED, "wave"]
 
     def meanwhile(address: str, **options: Any) -> Any:
-        monkeypatch.setattr(lab_warmth.warm, "fork", real)
+        monkeypatch.setattr(lab_warmth.forkserver, "fork", real)
         assert nests.fork("torch", spec, os.environ, "/", options["connection_file"], (), ()) is None
         return real(address, **options)
 
     async def scenario() -> None:
         await warmed(nests, "torch")
-        monkeypatch.setattr(lab_warmth.warm, "fork", meanwhile)
+        monkeypatch.setattr(lab_warmth.forkserver, "fork", meanwhile)
         async with started("torch") as talk:
             assert (await talk.run(IS_WARM)).startswith("True")
             assert [len(nest.kernels) for nest in nests._retired] == [1]
@@ -187,7 +187,7 @@ def test_the_end_of_the_server_is_the_end_of_its_parents(host: Host, nests: lab_
     """One that hangs is ended, too, and its folder is gone."""
     source = """
 import json, os, signal, sys
-from rocmlab.lab.warmth import NESTS
+from rocmlab.kernels.lab_warmth import NESTS
 from rocmlab.kernels.forkserver import parents
 spec = json.load(open(sys.argv[1]))
 assert NESTS.fork("torch", spec, os.environ, "/", sys.argv[2], (), ()) is None

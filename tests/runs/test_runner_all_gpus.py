@@ -21,7 +21,6 @@ from rocmlab.cli import run_ahead
 from rocmlab.cluster.executor.nodes import RemoteNode
 from rocmlab.cluster.executor.places import ClusterPlaces
 from rocmlab.devices import Device
-from rocmlab.kernels import claim
 from rocmlab.kernels.leases import Holder, Leases
 from rocmlab.runs.command import main
 from rocmlab.runs.folder import RunFolder
@@ -31,6 +30,7 @@ from rocmlab.runs.scheduling.placement import Slots
 from rocmlab.runs.spec import ahead, options
 from rocmlab.runs.spec.preflight import examine, wished_of
 from rocmlab.runs.spec.selection import Found
+from rocmlab.runs.workers import claim
 from rocmlab.simulation import write_host
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"

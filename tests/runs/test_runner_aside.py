@@ -16,7 +16,7 @@ import pytest
 from rocmlab.base.background import Aside
 from rocmlab.cli import leases
 from rocmlab.devices import Device, discover
-from rocmlab.kernels import occupants, ownership
+from rocmlab.kernels import gpu_processes, ownership
 from rocmlab.runs.command import main
 from rocmlab.runs.scheduling import placement
 from rocmlab.runs.scheduling.placement import free_vram
@@ -31,7 +31,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in "ab":
         notebook_files.write(tmp_path / f"notebooks/{name}.ipynb", "print(1)")
     monkeypatch.chdir(tmp_path)
-    for module in (occupants, placement):  # what hangs in one test must not count in the next
+    for module in (gpu_processes, placement):  # what hangs in one test must not count in the next
         monkeypatch.setattr(module, "DRIVERS", Aside(seconds=0.5))
     return tmp_path
 
@@ -169,7 +169,7 @@ def nvidia(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Device], threading.Eve
         may_answer.wait(0.8)
         return {device: [] for device in some}
 
-    monkeypatch.setattr(occupants, "on_devices", slowly)
+    monkeypatch.setattr(gpu_processes, "on_devices", slowly)
     return devices, is_asked, may_answer
 
 
@@ -179,9 +179,9 @@ def test_threads_that_ask_the_same_driver_get_their_own_gpus(
     """Two kernels of JupyterLab start at once, each on its NVIDIA GPU; neither hears of the other's."""
     devices, is_asked, may_answer = nvidia
     with ThreadPoolExecutor() as threads:
-        first = threads.submit(occupants.in_time, devices[:1])
+        first = threads.submit(gpu_processes.in_time, devices[:1])
         is_asked.wait(5)
-        second = threads.submit(occupants.in_time, devices[1:])
+        second = threads.submit(gpu_processes.in_time, devices[1:])
         time.sleep(0.2)  # until it waits for the same answer
         may_answer.set()
 
@@ -195,8 +195,8 @@ def test_jobs_that_ask_the_same_driver_get_their_own_gpus(
     """Two jobs of a run look at the same moment, each at its NVIDIA GPU; the second asks again for its own."""
     devices, _is_asked, may_answer = nvidia
 
-    async def both() -> list[dict[Device, list[occupants.Occupant]]]:
+    async def both() -> list[dict[Device, list[gpu_processes.GpuProcess]]]:
         asyncio.get_running_loop().call_later(0.2, may_answer.set)  # when both wait for the same answer
-        return await asyncio.gather(*(occupants.awaited([device]) for device in devices))
+        return await asyncio.gather(*(gpu_processes.awaited([device]) for device in devices))
 
     assert asyncio.run(both()) == [{device: []} for device in devices]

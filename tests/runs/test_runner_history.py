@@ -10,10 +10,10 @@ import pytest
 import run_results
 
 from rocmlab.base import files
-from rocmlab.reports import history
 from rocmlab.runs.command import main
 from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.jobs import Job
+from rocmlab.runs.outcome import history
 
 
 def write_run(share: Path, name: str, *jobs: dict) -> Path:

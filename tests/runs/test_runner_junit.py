@@ -9,9 +9,9 @@ from xml.etree import ElementTree
 import pytest
 import run_results
 
-from rocmlab import reports
 from rocmlab.reports import junit
 from rocmlab.reports.failures import Failure
+from rocmlab.runs.outcome import report
 
 # What both schemas allow: attributes (all required by Ant but `skipped`) and children, in this order.
 SUITE = {"name", "package", "id", "timestamp", "hostname", "tests", "failures", "errors", "skipped", "time"}
@@ -129,7 +129,7 @@ def test_any_text_makes_a_document(tmp_path: Path) -> None:
     results["versions"][HOSTILE] = HOSTILE
     run_results.write_failed_notebook(tmp_path, "a", source=HOSTILE, printed=HOSTILE)
 
-    reports.write(results, tmp_path)
+    report.write(results, tmp_path)
 
     root = ElementTree.parse(tmp_path / "junit.xml").getroot()
     check(root)

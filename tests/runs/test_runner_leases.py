@@ -26,7 +26,7 @@ from watching import Watcher, eventually, is_alive
 from rocmlab.cli import main
 from rocmlab.devices import Device, discover
 from rocmlab.devices.nvml import Nvml
-from rocmlab.kernels import handover, leases, occupants
+from rocmlab.kernels import gpu_processes, handover, leases
 from rocmlab.kernels.leases import Holder, Lease, Leases
 from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.jobs import Job, name_uniquely
@@ -597,7 +597,7 @@ def test_processes_are_seen_with_what_they_use(host: Path) -> None:
     """One that has merely been started with a GPU in sight is not on it."""
     used, unused = discover(host, {})[:2]
 
-    found = occupants.on_devices([used, unused], host)
+    found = gpu_processes.on_devices([used, unused], host)
 
     assert [(each.pid, each.vram_bytes) for each in found[used]] == [(4711, 2**31)]
     assert str(found[used][0]) == "process 4711 (blen?der, 2.0 GiB)"
@@ -612,7 +612,7 @@ def test_a_kernel_and_what_it_started_are_not_foreign(host: Path, holder: Holder
     """Process and session are known in every namespace; without a lease any process is foreign."""
     gpu = discover(host, {})[0]
 
-    found = occupants.foreign(occupants.on_devices([gpu], host)[gpu], holder)
+    found = gpu_processes.unmanaged(gpu_processes.on_devices([gpu], host)[gpu], holder)
 
     assert bool(found) == is_foreign
 
@@ -656,7 +656,7 @@ class Library:
     def processes(self, _handle: object, count: object, found: object) -> int:
         """List the processes."""
         found[0].pid, found[0].used_bytes = 4711, 5 * 2**30
-        found[1].pid, found[1].used_bytes = 12, occupants.UNKNOWN_BYTES
+        found[1].pid, found[1].used_bytes = 12, gpu_processes.UNKNOWN_BYTES
         count._obj.value = 2
         return 0
 
@@ -668,7 +668,7 @@ def test_nvml_lists_processes_by_uuid(host: Path, version: str) -> None:
     other = hosts.device(1, backend="cuda", unique_id="GPU-2")
     library = Nvml(Library(f"nvmlDeviceGetComputeRunningProcesses{version}"))
 
-    found = occupants.of_nvml(library, [gpu, other], host)
+    found = gpu_processes.of_nvml(library, [gpu, other], host)
 
     assert list(found) == [gpu]
     assert [(each.pid, each.vram_bytes, each.name) for each in found[gpu]] == [

@@ -14,12 +14,12 @@ import notebook_files
 import pytest
 import run_results
 
-from rocmlab import reports
 from rocmlab.devices import Device
-from rocmlab.reports import failures, page, plots, values
-from rocmlab.runs import run, schema
+from rocmlab.reports import failures, page, plots, schema, values
+from rocmlab.runs import run
 from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.jobs import Result
+from rocmlab.runs.outcome import report
 from rocmlab.runs.scheduling.placement import Slots
 from rocmlab.runs.spec.preflight import examine
 from rocmlab.runs.spec.selection import Found
@@ -56,7 +56,7 @@ class Page(html.parser.HTMLParser):
 def write(folder: Path, *jobs: dict, **options: object) -> Page:
     """Write the report of these jobs and read it."""
     folder.mkdir(parents=True, exist_ok=True)
-    reports.write(run_results.results(*jobs, **options), folder)
+    report.write(run_results.results(*jobs, **options), folder)
     return Page((folder / "report.html").read_text(encoding="utf-8"))
 
 
@@ -204,7 +204,7 @@ def test_long_texts_are_shortened(tmp_path: Path) -> None:
 
     assert "line_0 = 1" in found.text
     assert "… 440 more lines" in found.text
-    assert "the beginning is left out" in found.text
+    assert "the beginning is omitted" in found.text
     assert "the end" in found.text
     assert (tmp_path / "report.html").stat().st_size < 60_000
 

@@ -9,7 +9,7 @@ import engines
 import pytest
 import run_results
 
-from rocmlab import reports
+from rocmlab.runs.outcome import report
 
 pytestmark = pytest.mark.browser
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
@@ -27,7 +27,7 @@ def run_path(tmp_path: Path) -> Path:
         )
         for lr in (0.001, 0.01, 0.1)
     ]
-    reports.write(run_results.results(*grid, run_results.job("broken", "failed", warnings=[ATTACK])), tmp_path)
+    report.write(run_results.results(*grid, run_results.job("broken", "failed", warnings=[ATTACK])), tmp_path)
     return tmp_path
 
 

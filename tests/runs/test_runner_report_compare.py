@@ -13,11 +13,10 @@ import pytest
 import run_results
 from rich.console import Console
 
-from rocmlab import reports
 from rocmlab.base.errors import RocmlabError
-from rocmlab.reports import compare, page
-from rocmlab.runs import schema
+from rocmlab.reports import compare, page, schema
 from rocmlab.runs.command import main
+from rocmlab.runs.outcome import report
 from rocmlab.runs.screen import summary
 from rocmlab.runs.spec import defaults
 
@@ -156,7 +155,7 @@ def test_a_comparison_is_in_the_report_and_fits_the_schema(tmp_path: Path) -> No
     results = run_results.results(run_results.job("a", "failed"))
     results["comparison"] = compared(then, results["jobs"])
 
-    reports.write(results, tmp_path)
+    report.write(results, tmp_path)
 
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     jsonschema.Draft202012Validator(schema.load()).validate(results)

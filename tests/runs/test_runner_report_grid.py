@@ -11,10 +11,9 @@ import jsonschema
 import pytest
 import run_results
 
-from rocmlab import reports
 from rocmlab.base import formatting
-from rocmlab.reports import layout, page, plots, tables, values
-from rocmlab.runs import schema
+from rocmlab.reports import layout, page, plots, schema, tables, values
+from rocmlab.runs.outcome import report
 
 HOSTILE = "<script>alert(1)</script>\u202egnp.\nnext line" + "x" * 10_000
 
@@ -82,7 +81,7 @@ def test_means_are_those_of_the_good_notebooks() -> None:
 def test_a_mean_line_says_over_what(tmp_path: Path) -> None:
     """The page explains lines, bars, dots and crosses, and keeps the single notebooks folded."""
     pytest.importorskip("matplotlib", reason="plots need matplotlib: pip install matplotlib")
-    reports.write(run_results.results(*grid(lr=[0.1, 0.2], optimizer=["a", "b"], seed=[1, 2])), tmp_path)
+    report.write(run_results.results(*grid(lr=[0.1, 0.2], optimizer=["a", "b"], seed=[1, 2])), tmp_path)
     text = (tmp_path / "report.html").read_text()
 
     assert "means and standard deviations over seed" in text
@@ -125,7 +124,7 @@ def test_two_hundred_jobs_stay_readable(tmp_path: Path) -> None:
         for lr in (1, 2)
     ]
 
-    reports.write(run_results.results(*jobs), tmp_path / "")
+    report.write(run_results.results(*jobs), tmp_path / "")
     size = (tmp_path / "report.html").stat().st_size
     described = tables.describe(many)
 
@@ -151,7 +150,7 @@ def test_a_hostile_name_fills_no_page(tmp_path: Path) -> None:
     before = {"status": "killed", "message": HOSTILE, "seconds": None, "devices": [], "files": {"log": HOSTILE[:99]}}
     error = {"name": HOSTILE, "value": HOSTILE, "cell": 1, "cell_index": 0, "source": "x"}
     jobs.append(run_results.job("b", "failed", error=error, attempts=[before], parameters={HOSTILE: HOSTILE}))
-    reports.write(run_results.results(*jobs), tmp_path)
+    report.write(run_results.results(*jobs), tmp_path)
     text = (tmp_path / "report.html").read_text()
 
     assert "<script" not in text
@@ -176,7 +175,7 @@ def test_earlier_attempts_are_told(tmp_path: Path) -> None:
         run_results.job("once"),
     )
     jsonschema.Draft202012Validator(schema.load()).validate(results)
-    reports.write(results, tmp_path)
+    report.write(results, tmp_path)
     text = (tmp_path / "report.html").read_text()
 
     line = "1st attempt: kernel died after 3.1 s on GPU 1: the kernel was ended by SIGKILL"
@@ -192,7 +191,7 @@ def test_earlier_attempts_are_told(tmp_path: Path) -> None:
 def test_of_many_failures_the_first_are_shown_whole(tmp_path: Path) -> None:
     """Each is named with its error, and the page can still be opened."""
     jobs = [run_results.job(f"bad{number}", "failed") for number in range(page.WHOLE_FAILURES + 5)]
-    reports.write(run_results.results(*jobs), tmp_path)
+    report.write(run_results.results(*jobs), tmp_path)
     text = (tmp_path / "report.html").read_text()
 
     assert text.count("<article") == len(jobs)

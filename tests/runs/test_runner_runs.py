@@ -15,8 +15,8 @@ import psutil
 import pytest
 from watching import Watcher
 
+from rocmlab.base import job_tokens
 from rocmlab.devices import Device
-from rocmlab.kernels import job_processes
 from rocmlab.runs.folder import KINDS, RunFolder
 from rocmlab.runs.jobs import Result, name_uniquely
 from rocmlab.runs.run import Run, run
@@ -305,13 +305,13 @@ def test_processes_are_found_by_their_mark() -> None:
         "import os, signal\nif os.fork(): os._exit(0)\nos.setsid()\n"
         "print(os.getpid(), flush=True)\nos.kill(os.getpid(), signal.SIGSTOP)"
     )
-    env = {**os.environ, job_processes.MARK: "a-mark-of-a-test"}
+    env = {**os.environ, job_tokens.NAME: "a-mark-of-a-test"}
     with subprocess.Popen([sys.executable, "-c", script], env=env, stdout=subprocess.PIPE, text=True) as parent:
         pid = int(parent.stdout.readline())
 
-        found = job_processes.marked("a-mark-of-a-test")
-        left = job_processes.end("a-mark-of-a-test", grace_seconds=0.5)
+        found = job_tokens.find("a-mark-of-a-test")
+        left = job_tokens.end("a-mark-of-a-test", grace_seconds=0.5)
 
     assert found == [pid]
     assert left == []
-    assert job_processes.marked("a-mark-of-a-test") == []
+    assert job_tokens.find("a-mark-of-a-test") == []

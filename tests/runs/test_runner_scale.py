@@ -17,7 +17,7 @@ from rocmlab.reports import tables
 from rocmlab.runs.bench import cluster, invented, scale
 from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.jobs import Job
-from rocmlab.runs.outcome import resume
+from rocmlab.runs.outcome import report, resume
 from rocmlab.runs.scheduling import outlook
 from rocmlab.runs.scheduling.placement import Slots
 from rocmlab.runs.scheduling.plan import Queue
@@ -149,7 +149,7 @@ def large_page(tmp_path: Path) -> str:
     jobs = [run_results.job(f"good-{number}", recorded={"loss": 1 / (number + 1)}) for number in range(JOBS - 310)]
     jobs += [run_results.job(f"bad-{number}", "failed") for number in range(300)]
     jobs += [run_results.job(f"never-{number}", "not run") for number in range(10)]
-    reports.write(run_results.results(*jobs), tmp_path)
+    report.write(run_results.results(*jobs), tmp_path)
     return (tmp_path / reports.HTML).read_text(encoding="utf-8")
 
 
@@ -180,7 +180,7 @@ def test_a_report_of_few_jobs_shows_each(tmp_path: Path) -> None:
     """Nothing is folded or left out where the page can be read as it is."""
     jobs = [run_results.job(f"good-{number}") for number in range(tables.ROWS)]
 
-    reports.write(run_results.results(*jobs), tmp_path)
+    report.write(run_results.results(*jobs), tmp_path)
 
     page = (tmp_path / reports.HTML).read_text(encoding="utf-8")
     assert page.count(">good-") == tables.ROWS

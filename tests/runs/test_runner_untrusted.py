@@ -20,18 +20,17 @@ import run_results
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rocmlab import reports
 from rocmlab.base import safe
 from rocmlab.base.errors import RocmlabError
 from rocmlab.batch import array_task, collect, layout
 from rocmlab.batch.command import main as export
 from rocmlab.batch.part import Part
 from rocmlab.cluster.executor import delivery
-from rocmlab.reports import compare, history
+from rocmlab.reports import compare
 from rocmlab.runs.command import main
 from rocmlab.runs.folder import KINDS, RunFolder
 from rocmlab.runs.jobs import Job, name_uniquely
-from rocmlab.runs.outcome import listing, resume
+from rocmlab.runs.outcome import history, listing, report, resume
 from rocmlab.runs.outcome.results import Run
 from rocmlab.runs.spec import grid
 from rocmlab.runs.spec.preflight import jobs_of
@@ -328,7 +327,7 @@ def test_a_report_shows_nothing_from_behind_a_link(tmp_path: Path) -> None:
     failed = run_results.job("a", "failed", error={"name": "Killed", "value": "it was killed"})
     (run / "a.log").symlink_to(tmp_path / "secret")
 
-    reports.write(run_results.results(failed), run)
+    report.write(run_results.results(failed), run)
 
     assert "the secret" not in (run / "report.html").read_text()
 
@@ -468,7 +467,7 @@ def _use_everything(folder: Path) -> None:
         earlier = compare.load(str(folder), runs)
         results = run_results.results(run_results.job("a"))
         results["comparison"] = compare.compare(results["jobs"], earlier)
-        reports.write(results, folder)
+        report.write(results, folder)
     with contextlib.suppress(RocmlabError):
         session = resume.read(RunFolder(folder))
         resume.requests(session, folder.parents[2] / "notebooks")

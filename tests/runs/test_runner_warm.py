@@ -14,8 +14,8 @@ import psutil
 import pytest
 from warm_kernels import Talk, ask, gone, lives, started_cold, warm
 
+from rocmlab.base import job_tokens
 from rocmlab.kernels import forkserver as warm_kernels
-from rocmlab.kernels import job_processes
 from rocmlab.kernels.forked import WarmKernel
 from rocmlab.kernels.forkserver import Parent, Refused
 
@@ -125,7 +125,7 @@ def test_the_mark_is_in_the_first_environment(forked: WarmKernel) -> None:
     started, own = ask(forked.connection, f"import signal\n{code}", "(other.pid, pid)")
 
     assert f"ROCMLAB_JOB={MARK}" in Path(f"/proc/{forked.pid}/environ").read_text().split("\0")
-    assert set(job_processes.marked(MARK)) == {forked.pid, started, own}
+    assert set(job_tokens.find(MARK)) == {forked.pid, started, own}
 
 
 def test_output_of_c_code_reaches_the_descriptor(forked: WarmKernel) -> None:

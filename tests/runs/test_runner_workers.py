@@ -21,9 +21,8 @@ import psutil
 import pytest
 from watching import Watcher, eventually, is_alive
 
-from rocmlab.base import safe
+from rocmlab.base import job_tokens, safe
 from rocmlab.devices import Device
-from rocmlab.kernels import job_processes
 from rocmlab.kernels.leases import Leases
 from rocmlab.notebook.execution import SHUTDOWN_SECONDS
 from rocmlab.runs.folder import RunFolder
@@ -478,7 +477,7 @@ def running(
             yield runner, int(worker), int(kernel), mark
         finally:
             runner.kill()
-            job_processes.end(mark, 0)
+            job_tokens.end(mark, 0)
 
 
 def is_worker(process: psutil.Process) -> bool:
@@ -500,8 +499,8 @@ def test_nothing_is_left_of_a_runner_that_is_killed(
     locks, gpu = Leases(tmp_path / "leases"), hosts.device(0)
     with running(tmp_path, DESCENDANTS, READY + last, engine=engine) as (runner, worker, kernel, mark):
         helpers = [child.pid for child in psutil.Process(runner.pid).children()]
-        assert eventually(lambda: len(job_processes.marked(mark)) >= 3, 10)
-        before = job_processes.marked(mark)
+        assert eventually(lambda: len(job_tokens.find(mark)) >= 3, 10)
+        before = job_tokens.find(mark)
         assert not locks.is_free(gpu)
         assert len(list((tmp_path / "scratch").glob("rocmlab-job-*"))) == 1
         assert not list((tmp_path / "scratch").glob("rocmlab-job-*/job.json"))
@@ -509,7 +508,7 @@ def test_nothing_is_left_of_a_runner_that_is_killed(
         runner.kill()
         began = time.monotonic()
         is_gone = eventually(
-            lambda: not any(map(is_alive, helpers)) and not job_processes.marked(mark) and locks.is_free(gpu), 10
+            lambda: not any(map(is_alive, helpers)) and not job_tokens.find(mark) and locks.is_free(gpu), 10
         )
         seconds = time.monotonic() - began
 
@@ -526,7 +525,7 @@ def test_a_worker_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
     with running(tmp_path, DESCENDANTS, READY + NEVER_LETS_GO) as (runner, worker, kernel, mark):
         os.kill(worker, signal.SIGKILL)
         began = time.monotonic()
-        is_gone = eventually(lambda: not job_processes.marked(mark) and locks.is_free(gpu), 10)
+        is_gone = eventually(lambda: not job_tokens.find(mark) and locks.is_free(gpu), 10)
         seconds = time.monotonic() - began
         runner.wait(20)
 

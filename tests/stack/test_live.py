@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rocmlab.base import live as reading
 from rocmlab.stack import live, settings
 from rocmlab.stack.container import PASSED_INTO_THE_LAB
 
@@ -18,7 +19,7 @@ def test_what_make_up_writes_is_what_the_lab_reads(tmp_path: Path, monkeypatch: 
     changed = live.write(settings.load(tmp_path, {"RECORD_GPUS": "on"}))
     monkeypatch.setenv(live.VARIABLE, str(tmp_path / ".rocmlab/live/settings.json"))
     monkeypatch.setenv("IDLE_GPU_WARNING_SECONDS", "7")
-    first = live.values()
+    first = reading.values()
 
     again = live.write(settings.load(tmp_path, {"RECORD_GPUS": "off", "WARM_KERNELS": "off"}))
 
@@ -26,8 +27,8 @@ def test_what_make_up_writes_is_what_the_lab_reads(tmp_path: Path, monkeypatch: 
     assert first["RECORD_GPUS"] == "on"
     assert first["IDLE_GPU_WARNING_SECONDS"] == "600"
     assert sorted(again) == ["RECORD_GPUS=off", "WARM_KERNELS=off"]
-    assert live.get("RECORD_GPUS") == "off"
-    assert live.get("WARM_KERNELS") == "off"
+    assert reading.get("RECORD_GPUS") == "off"
+    assert reading.get("WARM_KERNELS") == "off"
 
 
 def test_the_file_is_not_touched_when_nothing_changes(tmp_path: Path) -> None:
@@ -49,15 +50,15 @@ def test_without_a_file_the_environment_counts(tmp_path: Path, text: str) -> Non
     (tmp_path / "settings.json").write_text(text)
     environment = {live.VARIABLE: str(tmp_path / "settings.json"), "RECORD_GPUS": "on"}
 
-    assert live.values(environment) == {"RECORD_GPUS": "on"}
-    assert live.values({"ROCMLAB_RUNTIME": "docker", "WARM_KERNELS": "off"}) == {"WARM_KERNELS": "off"}
+    assert reading.values(environment) == {"RECORD_GPUS": "on"}
+    assert reading.values({"ROCMLAB_RUNTIME": "docker", "WARM_KERNELS": "off"}) == {"WARM_KERNELS": "off"}
 
 
 def test_they_are_no_part_of_what_makes_a_container_another_one(repository: Path) -> None:
     """Compose recreates a container whose environment changes."""
     service = yaml.safe_load((repository / "compose.yaml").read_text())["services"]["lab"]
 
-    assert not set(live.NAMES) & {*service["environment"], *PASSED_INTO_THE_LAB}
+    assert not set(reading.NAMES) & {*service["environment"], *PASSED_INTO_THE_LAB}
     assert any(volume.endswith(f":{live.INSIDE}:ro") for volume in service["volumes"])
 
 
@@ -65,4 +66,4 @@ def test_the_file_is_json_that_holds_no_secret(tmp_path: Path) -> None:
     """It is readable by all, and is shown to the container."""
     live.write(settings.load(tmp_path, {"JUPYTER_TOKEN": "secret"}))
 
-    assert set(json.loads((tmp_path / ".rocmlab/live/settings.json").read_text())) == set(live.NAMES)
+    assert set(json.loads((tmp_path / ".rocmlab/live/settings.json").read_text())) == set(reading.NAMES)

@@ -7,7 +7,7 @@ import pytest
 import tiny
 
 from rocmlab.base.errors import RocmlabError
-from rocmlab.training.datasets import DATASETS, fashion_mnist, idx, mnist
+from rocmlab.training.datasets import DATASETS, fashion_mnist, formats, mnist
 from rocmlab.training.datasets.sources import Mirror
 
 
@@ -34,4 +34,4 @@ def test_what_is_not_a_whole_idx_file_is_refused(tmp_path, content):
     path.write_bytes(content)
 
     with pytest.raises(RocmlabError, match="not a whole idx file"):
-        idx.read(path)
+        formats.read_idx(path)

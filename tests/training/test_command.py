@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import tiny
 
+from rocmlab.base.errors import RocmlabError
+from rocmlab.training.datasets import DATASETS
 from rocmlab.training.datasets.command import main
 from rocmlab.training.datasets.sources import Mirror
 
@@ -35,6 +38,29 @@ def test_fetch_as_json_lists_files_with_checksums(tmp_path, capsys):
     assert answer["folder"] == str(tmp_path / "data/tiny")
     assert [file["sha256"] for file in answer["files"]] == [file.sha256 for file in tiny.FILES]
     assert "from a mirror" in answer["log"][-1]
+
+
+def test_several_names_are_fetched_in_one_call(tmp_path, capsys, monkeypatch):
+    """Each folder is a line on stdout, in the order of the names; as JSON they are a list."""
+    source = Mirror((tmp_path / "packed").as_uri() + "/", "a mirror")
+    monkeypatch.setitem(DATASETS, "twin", replace(tiny.dataset(source), name="twin"))
+
+    main(["fetch", "twin", "tiny", "twin", "--share", str(tmp_path)])
+    folders = capsys.readouterr().out.splitlines()
+    main(["fetch", "twin", "tiny", "--share", str(tmp_path), "--json"])
+
+    assert folders == [f"{tmp_path}/data/twin", f"{tmp_path}/data/tiny"]
+    assert [one["dataset"] for one in json.loads(capsys.readouterr().out)] == ["twin", "tiny"]
+
+
+def test_a_data_set_that_fails_does_not_stop_the_others(tmp_path, capsys, monkeypatch):
+    """The error is raised when the others are in the share."""
+    monkeypatch.setitem(DATASETS, "lost", replace(tiny.dataset(), name="lost"))
+
+    with pytest.raises(RocmlabError, match="no source delivered lost"):
+        main(["fetch", "lost", "tiny", "--share", str(tmp_path)])
+
+    assert capsys.readouterr().out == f"{tmp_path / 'data/tiny'}\n"
 
 
 def test_list_tells_what_is_in_the_share(tmp_path, capsys):

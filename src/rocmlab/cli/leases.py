@@ -13,9 +13,9 @@ from rocmlab.base.errors import RocmlabError
 from rocmlab.cli.main import verb_parser
 from rocmlab.cli.table import LABELS
 from rocmlab.devices import Device, discover, is_simulated, system_root
-from rocmlab.kernels import occupants
+from rocmlab.kernels import gpu_processes
+from rocmlab.kernels.gpu_processes import GpuProcess
 from rocmlab.kernels.leases import Holder, Leases
-from rocmlab.kernels.occupants import Occupant
 
 
 def main(verb: str, arguments: Sequence[str]) -> int:
@@ -66,7 +66,7 @@ class State:
 
     gpu: Device
     holder: Holder | None  # of its lease; None if it is free
-    foreign: list[Occupant] | None  # what uses it without a lease; None if its driver does not answer
+    foreign: list[GpuProcess] | None  # what uses it without a lease; None if its driver does not answer
 
     def as_dict(self) -> dict[str, Any]:
         """Return it ready for JSON."""
@@ -93,11 +93,11 @@ def _states(share: Path) -> list[State]:
     """Return the state of every GPU, whether or not this process may use it: a mask does not hide who holds it."""
     leases = Leases.of_share(share)
     gpus = [device for device in discover() if device.backend != "cpu"]
-    seen = occupants.in_time(gpus)
+    seen = gpu_processes.in_time(gpus)
     found = []
     for gpu in gpus:
         holder = leases.holder(gpu)
-        found.append(State(gpu, holder, occupants.foreign(seen[gpu], holder) if gpu in seen else None))
+        found.append(State(gpu, holder, gpu_processes.unmanaged(seen[gpu], holder) if gpu in seen else None))
     return found
 
 

@@ -9,10 +9,10 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from rocmlab.base import live
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cli.main import verb_parser
 from rocmlab.devices import is_simulated, system_root
-from rocmlab.stack import live
 
 PORT = 9417
 NAMES = ("rocmlab", "amd", "both")

@@ -1,22 +1,21 @@
-"""Reads everything that one AMD GPU reports, again and again, at the least cost: what has not changed is not parsed.
+"""Reads what one AMD GPU reports, once or again and again: files stay open, and what has not changed is not parsed.
 
-All files stay open and are read from their beginning. Of the table `gpu_metrics` only those numbers are taken which no
-file tells, and the card's count of its energy.
+Of the table `gpu_metrics` only those numbers are taken which no file holds, and the card's count of its energy.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 
-from rocmlab.devices import gpu_metrics, roots, sampling
-from rocmlab.devices.model import Sample
-from rocmlab.devices.patient_file import PatientFile, read_all
-from rocmlab.devices.sampling import RULES
+from rocmlab.devices import gpu_metrics, roots, sensors
+from rocmlab.devices.kept_file import KeptFile, read_all
+from rocmlab.devices.model import Device, Sample
+from rocmlab.devices.sensors import FAN, RULES, Source, source
 
 TYPE_CHECKING = False  # `typing` itself would cost milliseconds at each start
 if TYPE_CHECKING:
@@ -26,35 +25,46 @@ if TYPE_CHECKING:
 
 FIND_SECONDS = 600.0  # after which files that were missing are looked for again
 NAMES = tuple(field.name for field in fields(Sample))
-LEVEL = "power_dpm_force_performance_level"
-FAN = ("pwm1", "fan1_input", "fan1_max")
-DIVISORS: Mapping[Any, float] = {
-    sampling.whole: 0,
-    sampling.thousandths: sampling.MILLI,
-    sampling.millionths: sampling.MICRO,
-}
-DIGITS = 19  # that always fit into 64 bits
-NEWLINE = 10
 THROTTLE, ENERGY = "throttle_reasons", "energy_joules"
 
 
-class CardReader:
-    """Reads one GPU through descriptors that stay open; its Samples are those of `sampling.read`."""
+def read(device: Device, root: Path) -> Sample:
+    """Return what a device reports now; whatever cannot be read, or cannot be true, is None.
 
-    def __init__(self, folder: Path, root: Path, errors_seconds: float = 0.0) -> None:
+    A sleeping device is not woken. A partition other than the first has no sensors of its own: those of the whole GPU
+    are reported by partition 0, so that nothing counts twice.
+    """
+    folder = sensors.find_folder(device, root)
+    if folder is None:
+        return Sample(time.time())
+    reader = CardReader(folder, root)
+    try:
+        return reader.read()
+    finally:
+        reader.close()
+
+
+class CardReader:
+    """Reads one GPU through descriptors that stay open."""
+
+    def __init__(
+        self, folder: Path, root: Path, errors_seconds: float = 0.0, fields: Collection[str] | None = None
+    ) -> None:
         """Prepare to read.
 
         Args:
             folder: of the device, below the root.
             root: of the host.
             errors_seconds: how old counts of memory errors may be: each look at them asks the card's firmware.
+            fields: of a Sample, all in RULES, that are read; None for everything.
         """
         self._folder_handle = -1  # on a simulated host
         self.energy_joules: float | None = None  # counted by the card until the last reading; None where it does not
         self._folder = folder
         self._simulated = os.fspath(root) if roots.is_simulated(root) else None
         self._errors_seconds = errors_seconds
-        self._status = PatientFile(folder / "power/runtime_status", roots.to_text)
+        self._fields = fields
+        self._status = KeptFile(folder / "power/runtime_status", roots.to_text)
         self._card: _Card | None = None  # none before it was seen awake
         self._stamp: tuple[int, int] | None = (-1, -1)  # of its folder; nothing is known of it yet
         self._find_at = 0.0
@@ -68,7 +78,7 @@ class CardReader:
             is_announced = roots.must_announce(simulated)
             if self._stamp != self._new_stamp():
                 self._renew()
-        if self._status.read(is_announced) in sampling.ASLEEP:
+        if self._status.read(is_announced) in sensors.ASLEEP:
             return Sample(now, is_asleep=True)
         card = self._card
         if card is None or time.monotonic() > self._find_at:
@@ -110,7 +120,7 @@ class CardReader:
             self._renew()  # there was no folder when it was last looked for
         self._close_card()
         self._find_at = time.monotonic() + FIND_SECONDS
-        self._card = _Card(sampling.find_files(self._folder))
+        self._card = _Card(sensors.find_files(self._folder), self._fields)
         return self._card
 
     def close(self) -> None:
@@ -134,22 +144,24 @@ class CardReader:
 class _Card:
     """The files of a GPU that is awake, and the fields of a Sample that they make."""
 
-    def __init__(self, found: sampling.Files) -> None:
+    def __init__(self, found: sensors.Files, fields: Collection[str] | None) -> None:
         self.values: dict[str, Any] = {**dict.fromkeys(NAMES), "is_asleep": False}
         self.energy_joules: float | None = None
         self._signals: dict[str, int | None] = dict.fromkeys(FAN)
         self._candidates: dict[str, list[Any]] = {name: [None] * len(rule.sources) for name, rule in RULES.items()}
-        sources = {name: _Source(name) for name, path in found.texts.items() if os.path.lexists(path)}
-        files = {name: PatientFile(found.texts[name], source.decode) for name, source in sources.items()}
-        self._sources = [(files[name], sources[name]) for name in files if name not in sampling.CONSTANT]
+        names = set(found.texts) if fields is None else {name for field in fields for name, _ in RULES[field].sources}
+        sources = {name: source(name) for name, path in found.texts.items() if name in names and os.path.lexists(path)}
+        files = {name: KeptFile(found.texts[name], source.decode) for name, source in sources.items()}
+        self._sources = [(files[name], sources[name]) for name in files if name not in sensors.CONSTANT]
         self._files = [file for file, _ in self._sources]
         self._contents: list[bytes | None] = [None] * len(self._files)
-        self._constants = [(files[name], sources[name]) for name in files if name in sampling.CONSTANT]
-        self._errors = {block: PatientFile(path, roots.to_text) for block, path in found.errors.items()}
+        self._constants = [(files[name], sources[name]) for name in files if name in sensors.CONSTANT]
+        errors = found.errors if fields is None else {}
+        self._errors = {block: KeptFile(path, roots.to_text) for block, path in errors.items()}
         self._error_files = list(self._errors.values())
         self._error_contents: list[bytes | None] = [None] * len(self._errors)
         self.errors_at = float("-inf")  # when its counts of memory errors were last read
-        self._table = _Table(found.metrics) if os.path.lexists(found.metrics) else None
+        self._table = _Table(found.metrics, fields) if os.path.lexists(found.metrics) else None
 
     def read(self, is_announced: bool, errors_seconds: float) -> bool:
         """Bring the values up to date; return whether anything that changes could be read just now."""
@@ -172,7 +184,7 @@ class _Card:
             is_up = is_up or self._table.is_readable
         return is_up
 
-    def _put(self, source: _Source, meaning: Sequence[Any] | None) -> None:
+    def _put(self, source: Source, meaning: Sequence[Any] | None) -> None:
         """Put what a file means into the fields that it is a source of."""
         values = self.values
         for turn, (field, place) in enumerate(source.uses):
@@ -192,21 +204,21 @@ class _Card:
 
     def _read_constants(self, is_announced: bool) -> None:
         """Read what stays as it is, until it has been read."""
-        for file, source in self._constants:
+        for file, held in self._constants:
             if file.read(is_announced) is not None:
-                self._put(source, file.meaning)
+                self._put(held, file.meaning)
         for file, _ in self._constants:
             file.close()
-        self._constants = [(file, source) for file, source in self._constants if file.content is None]
+        self._constants = [(file, held) for file, held in self._constants if file.content is None]
 
     def _settle(self) -> None:
-        """Do what `sampling.combine` does; shares end at 100 % already."""
+        """Settle what several fields or files decide together; memory in use ends at what there is."""
         values, signals = self.values, self._signals
         has_fan = any(value is not None for value in signals.values())
         for used, total in (("vram_used_bytes", "vram_total_bytes"), ("gtt_used_bytes", "gtt_total_bytes")):
             read, most = self._candidates[used][0], values[total]
             values[used] = None if read is not None and most is not None and read > most else read
-        values["fan_percent"] = sampling.fan_percent(*(signals[name] for name in FAN)) if has_fan else None
+        values["fan_percent"] = sensors.fan_percent(*(signals[name] for name in FAN)) if has_fan else None
 
     def _read_errors(self, is_announced: bool, errors_seconds: float) -> bool:
         """Bring the counts of memory errors up to date if that is due; return whether one could be read just now."""
@@ -219,7 +231,7 @@ class _Card:
             pairs = zip(self._error_files, contents, strict=True)
             self._error_contents = [file.take(content) for file, content in pairs]
             texts = {block: file.meaning for block, file in self._errors.items() if file.meaning}
-            self.values["ecc_corrected"], self.values["ecc_uncorrected"] = sampling.errors(texts)
+            self.values["ecc_corrected"], self.values["ecc_uncorrected"] = sensors.errors(texts)
         return any(contents)
 
     def close(self) -> None:
@@ -229,54 +241,16 @@ class _Card:
             self._table.close()
 
 
-class _Source:
-    """One file: the fields it tells, and as which of their sources."""
-
-    def __init__(self, name: str) -> None:
-        found = [
-            (field, place, rule.unit, read)
-            for field, rule in RULES.items()
-            for place, (file, read) in enumerate(rule.sources)
-            if file == name
-        ]
-        self.uses = [(field, place) for field, place, _, _ in found]
-        self._reads = [(unit, read) for _, _, unit, read in found]
-        self._name = name
-        self._number: tuple[float, float, float, bool] | None = None  # limits, divisor, whether it is a share
-        if len(found) == 1 and found[0][3] in DIVISORS and name not in FAN:
-            unit, read = self._reads[0]
-            self._number = (*sampling.LIMITS[unit], DIVISORS[read], unit == "percent")
-        if name in FAN:
-            self.uses.append((name, 0))
-        elif name == LEVEL:
-            self.uses.append(("performance_level", 0))
-
-    def decode(self, content: bytes) -> tuple[Any, ...]:
-        """Return what the content is for each use."""
-        if self._number and content[:-1].isdigit() and content[-1] == NEWLINE and len(content) <= DIGITS:
-            least, most, divisor, is_share = self._number  # the same as below, in a quarter of the time
-            number = int(content) / divisor if divisor else int(content)
-            return (None if not least <= number <= most else min(float(number), 100.0) if is_share else number,)
-        text = roots.to_text(content) or ""
-        values = [_limited(unit, sampling.known(unit, read(text))) for unit, read in self._reads]
-        if self._name in FAN:
-            return (*values, sampling.whole(text))
-        return (*values, sampling.level(text)) if self._name == LEVEL else tuple(values)
-
-
-def _limited(unit: str, value: float | None) -> float | None:
-    """Return a share as it is shown: averages round up to 101 %."""
-    return min(float(value), 100.0) if value is not None and unit == "percent" else value
-
-
 class _Table:
     """The table `gpu_metrics`: read only where it tells what no file does, or counts energy."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, fields: Collection[str] | None) -> None:
         self.energy_joules: float | None = None
         self.is_readable = False
-        self._file = PatientFile(path, lambda content: None)
-        self._wanted = {name for name, rule in RULES.items() if rule.column}  # what no file tells
+        self._file = KeptFile(path, lambda content: None)
+        self._wants_all = fields is None  # also why it throttles and its energy
+        names = RULES if fields is None else fields
+        self._wanted = {name for name in names if RULES[name].column}  # what no file holds
         self._is_useful = True  # as far as its revision is known
         self._content: bytes | None = None
         self._form: tuple[int, bytes] | None = None  # length and first bytes of tables that `_columns` fit
@@ -294,7 +268,7 @@ class _Table:
 
     def read(self, is_announced: bool, values: dict[str, Any]) -> None:
         """Add what the table tells to the fields of a Sample."""
-        if not self._is_useful:
+        if not self._is_useful or not (self._wanted or self._wants_all):
             self.is_readable = False
             return
         content = self._file.fetch(is_announced)
@@ -311,7 +285,7 @@ class _Table:
 
     def _pick(self, content: bytes, values: dict[str, Any]) -> None:
         for field, unit, column in self._columns:
-            values[field] = _limited(unit, sampling.known(unit, column.read(content)))
+            values[field] = sensors.capped(unit, sensors.known(unit, column.read(content)))
         if self._throttle:
             bits = self._throttle.read(content)
             values[THROTTLE] = None if bits is None else gpu_metrics.throttle_words(int(bits))
@@ -324,8 +298,9 @@ class _Table:
         for field in self._wanted:
             unit, _, column = RULES[field]
             found = getattr(table, column) if table and column else None
-            values[field] = _limited(unit, sampling.known(unit, found))
-        values[THROTTLE] = table.throttle_reasons if table else None
+            values[field] = sensors.capped(unit, sensors.known(unit, found))
+        if self._wants_all:
+            values[THROTTLE] = table.throttle_reasons if table else None
         self.energy_joules = table.energy_joules if table else None
         self._form = None
         if table and content:
@@ -337,11 +312,12 @@ class _Table:
         if told is None or columns is None:
             return
         wanted = {field: str(RULES[field].column) for field in self._wanted if RULES[field].column in told}
-        self._is_useful = bool(wanted) or THROTTLE in told or ENERGY in told
+        has_more = self._wants_all and bool({THROTTLE, ENERGY} & told)
+        self._is_useful = bool(wanted) or has_more
         if all(column in columns for column in wanted.values()):
             self._columns = [(field, RULES[field].unit, columns[column]) for field, column in wanted.items()]
-            self._throttle = _column(columns, "throttle", is_there=THROTTLE in told)
-            self._energy = _column(columns, "energy_count", is_there=ENERGY in told)
+            self._throttle = _column(columns, "throttle", is_there=has_more and THROTTLE in told)
+            self._energy = _column(columns, "energy_count", is_there=has_more and ENERGY in told)
             self._form = (len(content), content[:4])
 
     def close(self) -> None:

@@ -64,7 +64,7 @@ class Device:
 class Sample:
     """What one device reports at one instant, in base units; None is unknown, never 0.
 
-    Source of each value: the files of `rocmlab.devices.sampling` (rocm), NVML (cuda), /proc (cpu).
+    Source of each value: the files of `rocmlab.devices.sensors` (rocm), NVML (cuda), /proc (cpu).
     """
 
     time_seconds: float  # Unix time of the reading

@@ -11,10 +11,10 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from rocmlab.devices import cpu, cuda, gpu_metrics, roots, sampling
+from rocmlab.devices import cpu, cuda, roots, sensors
 from rocmlab.devices.card_reader import CardReader
+from rocmlab.devices.kept_file import KeptFile
 from rocmlab.devices.model import Device, Sample
-from rocmlab.devices.roots import KeptFile
 
 TYPE_CHECKING = False  # `typing` itself would cost milliseconds at each start
 if TYPE_CHECKING:
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 else:
     Protocol = object
 
-CHANGING = ("gpu_busy_percent", "mem_info_vram_used", "power1_average", "power1_input")
-TOTAL = "mem_info_vram_total"
+USE = ("busy_percent", "vram_used_bytes", "vram_total_bytes", "power_watts")  # what is read where not all is wanted
 
 
 class Reader(Protocol):
@@ -63,10 +62,8 @@ class Readers:
         if device.simulated != self._is_simulated:
             return None  # a device of another host
         if device.backend == "rocm":
-            folder = sampling.find_folder(device, self._root)
-            if folder is None:
-                return None
-            return CardReader(folder, self._root, errors_seconds) if full else _Files(folder)
+            folder = sensors.find_folder(device, self._root)
+            return CardReader(folder, self._root, errors_seconds, None if full else USE) if folder else None
         if device.backend == "cpu" and full:
             return _Processor(self._root)
         return self._open_cuda(device, full=full) if device.backend == "cuda" else None
@@ -89,49 +86,6 @@ class Readers:
     def close(self) -> None:
         """Give the driver's library back."""
         self._stack.close()
-
-
-class _Files:
-    """Reads how much an AMD GPU is used, through descriptors that stay open."""
-
-    energy_joules: float | None = None
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._status = KeptFile(folder / "power/runtime_status")
-        self._texts: dict[str, KeptFile] = {}  # none before the device was seen awake
-        self._metrics: KeptFile | None = None
-        self._total: str | None = None  # stays the same
-
-    def read(self) -> Sample:
-        now = time.time()
-        if self._status.read_text() in sampling.ASLEEP:
-            return Sample(now, is_asleep=True)
-        if not self._texts:
-            self._find()
-        texts = {name: text for name, file in self._texts.items() if (text := file.read_text())}
-        if not texts:
-            self.close()  # the card is gone; if it comes back, its sensors may have another number
-            return Sample(now)
-        if self._total:
-            texts[TOTAL] = self._total
-        use = sampling.use(texts, None)
-        if self._metrics and None in (use["busy_percent"], use["power_watts"]):
-            table = self._metrics.read_bytes()
-            use = sampling.use(texts, gpu_metrics.parse(table) if table else None)
-        return Sample(now, **use)
-
-    def _find(self) -> None:
-        files = sampling.find_files(self._folder)
-        self._texts = {name: KeptFile(files.texts[name]) for name in CHANGING if name in files.texts}
-        self._metrics = KeptFile(files.metrics)
-        self._total = roots.read_text(files.texts[TOTAL])
-
-    def close(self) -> None:
-        for file in (self._status, self._metrics, *self._texts.values()):
-            if file is not None:
-                file.close()
-        self._texts, self._metrics = {}, None
 
 
 class _Handle:
@@ -170,16 +124,20 @@ class _Processor:
     energy_joules: float | None = None
 
     def __init__(self, root: Path) -> None:
-        self._memory, self._times = KeptFile(root / "proc/meminfo"), KeptFile(root / "proc/stat")
+        self._files = [KeptFile(root / "proc" / name, roots.to_text) for name in ("meminfo", "stat")]
+        self._is_simulated = roots.is_simulated(root)
         self._before: tuple[int, int] | None = None
 
     def read(self) -> Sample:
         now = time.time()
-        used, total = cpu.memory_in_use(self._memory.read_text() or "")
-        return Sample(now, busy_percent=self._busy(), gtt_used_bytes=used, gtt_total_bytes=total)
+        memory, times = (roots.to_text(file.fetch(is_announced=True)) or "" for file in self._files)
+        if self._is_simulated:
+            self.close()  # somebody may replace that host
+        used, total = cpu.memory_in_use(memory)
+        return Sample(now, busy_percent=self._busy(times), gtt_used_bytes=used, gtt_total_bytes=total)
 
-    def _busy(self) -> float | None:
-        words = (self._times.read_text() or "").partition("\n")[0].split()
+    def _busy(self, times: str) -> float | None:
+        words = times.partition("\n")[0].split()
         if len(words) < 6 or words[0] != "cpu" or not all(word.isascii() and word.isdigit() for word in words[1:9]):
             return None
         ticks = [int(word) for word in words[1:9]]  # user nice system idle iowait irq softirq steal; guests are in user
@@ -190,5 +148,5 @@ class _Processor:
         return max(0.0, min(100.0, 100 * (1 - (idle - before[0]) / (whole - before[1]))))
 
     def close(self) -> None:
-        self._memory.close()
-        self._times.close()
+        for file in self._files:
+            file.close()

@@ -79,9 +79,9 @@ class Rocm:
 
     def sample(self, device: Device, root: Path) -> Sample:
         """Read one GPU's sensors from sysfs."""
-        from rocmlab.devices import sampling
+        from rocmlab.devices import card_reader
 
-        return sampling.read(device, root)
+        return card_reader.read(device, root)
 
 
 def _join(gpus: tuple[KfdNode, ...], described: Cards) -> tuple[list[Joined], list[Problem]]:

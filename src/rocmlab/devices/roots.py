@@ -78,45 +78,6 @@ def to_text(content: bytes | None) -> str | None:
     return None if content is None else content.split(b"\0", 1)[0].decode("utf-8", "replace").strip()
 
 
-class KeptFile:
-    """A system file that is read again and again through one descriptor.
-
-    It is opened by the first reading. After a reading that fails, and where the file has been deleted or replaced,
-    it is opened anew by the next one.
-    """
-
-    def __init__(self, path: Path | str) -> None:
-        self._handle: int | None = None
-        self.name = os.fspath(path)
-
-    def read_bytes(self) -> bytes | None:
-        """Return at most 64 KiB of what the file holds now, or None if it cannot be read."""
-        try:
-            announce(self.name)
-            if self._handle is not None and not os.fstat(self._handle).st_nlink:
-                self.close()
-            if self._handle is None:
-                self._handle = open_file(self.name)
-            return os.pread(self._handle, LIMIT_BYTES, 0)
-        except (OSError, ValueError):
-            self.close()
-            return None
-
-    def read_text(self) -> str | None:
-        """Return what the function `read_text` does."""
-        return to_text(self.read_bytes())
-
-    def close(self) -> None:
-        """Give the descriptor back."""
-        if self._handle is not None:
-            handle, self._handle = self._handle, None
-            os.close(handle)
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # `os` may be gone when the interpreter ends
-        if self._handle is not None:
-            close(self._handle)
-
-
 def read_integer(path: Path | str) -> int | None:
     """Return the decimal number in a system file, or None if there is none of at most 64 bits."""
     return integer(read_text(path))

@@ -14,23 +14,21 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rocmlab.base.errors import Problem, RocmlabError
 from rocmlab.cluster.node import ports as table
 from rocmlab.cluster.node import ray_node, record
 from rocmlab.doctor import reach
-from rocmlab.doctor.model import CONTAINER
 from rocmlab.doctor.reach import Reach
-
-if TYPE_CHECKING:
-    from rocmlab.doctor.situation import Situation
+from rocmlab.doctor.situation import CONTAINER, Situation, slow
 
 HEAD, WORKER = "head", "worker"
 OFF = ("", "off")
 LOOPBACK = "127.0.0.1"
 SECRET = "/run/secrets/cluster_token"
 REACH_SECONDS = 3.0
+LOOK_SECONDS = 15.0  # each port is tried with a limit of its own
 PROBE_SECONDS = 60.0  # Ray's client connects in seconds, each node starts a process for the question
 
 
@@ -91,6 +89,23 @@ def settings(s: Situation) -> Callable[[str], str]:
 def is_asked(s: Situation) -> bool:
     """Tell whether this machine is to be a node of a cluster; costs nothing."""
     return settings(s)("CLUSTER") not in OFF
+
+
+def membership(s: Situation) -> Membership | None:
+    """Return what this machine is in its cluster; None, and nothing is read, where CLUSTER is off."""
+    return s.once(cluster) if "cluster" in s.given or is_asked(s) else None
+
+
+@slow(LOOK_SECONDS)
+def cluster(s: Situation) -> Membership:
+    """What this machine is in its cluster."""
+    return look(s)
+
+
+@slow(PROBE_SECONDS + 5)
+def cluster_seen(s: Situation) -> Mapping[str, Any]:
+    """What the nodes of the cluster report, as `cluster_probe` prints it."""
+    return ask(s.environment)
 
 
 def look(s: Situation) -> Membership:

@@ -5,22 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rocmlab.base.errors import Problem, RocmlabError
-
-if TYPE_CHECKING:
-    from rocmlab.doctor.situation import Situation
+from rocmlab.doctor.situation import CONTAINER as CONTAINER
+from rocmlab.doctor.situation import HOST as HOST
+from rocmlab.doctor.situation import Situation
+from rocmlab.doctor.situation import UnansweredError as UnansweredError
 
 log = logging.getLogger("rocmlab")
 
 OK, WARNS, BLOCKS, NOT_APPLICABLE, UNKNOWN = "ok", "warns", "blocks", "not applicable", "unknown"
-HOST, CONTAINER = "host", "container"
 BOTH = (HOST, CONTAINER)
-
-
-class UnansweredError(Exception):
-    """The system did not answer a question in time; the message says which."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +118,7 @@ def from_dict(found: dict[str, Any]) -> Finding:
     )
 
 
-Probe = Callable[["Situation"], "Verdict | Sequence[Verdict]"]
+Probe = Callable[[Situation], Verdict | Sequence[Verdict]]
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,6 @@ from rocmlab.devices import Device, discover, is_simulated, nodes, visibility
 from rocmlab.devices.cards import Cards
 from rocmlab.devices.rocm import Rocm
 from rocmlab.devices.roots import list_names, read_integer, read_text
-from rocmlab.doctor import cluster as clusters
-from rocmlab.doctor.model import CONTAINER, HOST, UnansweredError
 from rocmlab.stack import envfile
 from rocmlab.stack.engine import Engine
 
@@ -30,10 +28,14 @@ if TYPE_CHECKING:
     from rocmlab.stack.settings import Settings
 
 T = TypeVar("T")
+HOST, CONTAINER = "host", "container"
 LIMIT_SECONDS = 2.0  # for one fact
 ENGINE_LIMIT_SECONDS = 25.0  # the engine's own limit is 20 s a command
-CLUSTER_LIMIT_SECONDS = 15.0  # each port is tried with a limit of its own
 CONTAINER_RUNTIMES = ("docker", "podman")
+
+
+class UnansweredError(Exception):
+    """The system did not answer a question in time; the message says which."""
 
 
 class fact(Generic[T]):  # used as a decorator
@@ -104,16 +106,14 @@ class Situation:
     plan_problem: Problem | None = None  # host: why nothing can be planned
     asked: Settings | None = None  # host: what was chosen, where nothing can be planned
     running: Project | None = None  # host: the lab that the last `make up` left
-    given_engine: Engine | None = None
     uid: int = field(default_factory=os.geteuid)
     groups: frozenset[int] = field(default_factory=lambda: frozenset({os.getegid(), *os.getgroups()}))
     limit_seconds: float = LIMIT_SECONDS
     operation_limit_seconds: float = 180.0  # for one framework on one device, its import included
     with_frameworks: bool = True
     lab_report: Mapping[str, Any] | None = None  # host: what the lab's own doctor said
-    given_cluster: clusters.Membership | None = None
-    given_seen: Mapping[str, Any] | None = None  # what the nodes of the cluster say
-    _kept: dict[int, Any] = field(default_factory=dict, init=False, compare=False)  # a copy looks anew
+    given: Mapping[str, Any] = field(default_factory=dict)  # facts by name that are known already
+    _kept: dict[str, Any] = field(default_factory=dict, init=False, compare=False)  # a copy looks anew
 
     def once(self, asked: fact[T]) -> T:
         """Return a fact, gathered on a thread that is left behind if the system does not answer.
@@ -122,9 +122,12 @@ class Situation:
             UnansweredError: it did not answer in time, now or before.
             Exception: what gathering raised.
         """
-        if id(asked) not in self._kept:
-            self._kept[id(asked)] = self._gathered(asked)
-        value, error = self._kept[id(asked)]
+        name = asked.gather.__name__
+        if name in self.given:
+            return self.given[name]  # type: ignore[no-any-return]
+        if name not in self._kept:
+            self._kept[name] = self._gathered(asked)
+        value, error = self._kept[name]
         if error is not None:
             raise error
         return value  # type: ignore[no-any-return]
@@ -316,22 +319,6 @@ class Situation:
         except KeyError:
             return None
 
-    # -- cluster -------------------------------------------------------------------------------------------------
-
-    @property
-    def cluster(self) -> clusters.Membership | None:
-        """What this machine is in its cluster, None where it is in none; only then anything is looked at."""
-        return self.given_cluster or (self._cluster if clusters.is_asked(self) else None)
-
-    @slow(CLUSTER_LIMIT_SECONDS)
-    def _cluster(self) -> clusters.Membership:
-        return clusters.look(self)
-
-    @slow(clusters.PROBE_SECONDS + 5)
-    def cluster_seen(self) -> Mapping[str, Any]:
-        """What the nodes of the cluster say, as `cluster_probe` prints it."""
-        return self.given_seen or clusters.ask(self.environment)
-
     # -- engine and lab ------------------------------------------------------------------------------------------
 
     @slow(ENGINE_LIMIT_SECONDS)
@@ -339,7 +326,7 @@ class Situation:
         """The Docker engine."""
         from rocmlab.stack import engine as engines
 
-        return self.given_engine or engines.probe(self.environment)
+        return engines.probe(self.environment)
 
     @fact
     def env_values(self) -> dict[str, str]:

@@ -19,8 +19,8 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rocmlab.base import confidential
-from rocmlab.kernels import handover, job_processes
+from rocmlab.base import confidential, job_tokens
+from rocmlab.kernels import handover
 from rocmlab.kernels.lifeline import Lifeline
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def start(
     from rocmlab.kernels.forked import start as fork
 
     locks = lease.descriptors if lease else ()
-    forked = fork(warm, cwd, environment(specification, inherited), locks, inherited.get(job_processes.MARK))
+    forked = fork(warm, cwd, environment(specification, inherited), locks, inherited.get(job_tokens.NAME))
     if lease:
         lease.passed_to(forked.pid)
     limit_memory(forked.pid, memory_bytes)

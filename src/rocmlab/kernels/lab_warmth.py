@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rocmlab.base import live
 from rocmlab.kernels import forkserver
-from rocmlab.stack import live
 
 log = logging.getLogger("rocmlab")
 

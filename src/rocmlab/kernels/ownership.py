@@ -13,7 +13,7 @@ from typing import Any
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device, visibility
-from rocmlab.kernels import occupants
+from rocmlab.kernels import gpu_processes
 from rocmlab.kernels.gpus import Gpus, are_mixed, label, look, printable
 from rocmlab.kernels.leases import Holder, Lease, Leases
 
@@ -122,8 +122,8 @@ def _options(wanted: int | str, gpus: Gpus, title: str) -> tuple[list[Device], i
 
 def _leased(options: Sequence[Device], count: int, holder: Holder, environment: Mapping[str, str], title: str) -> Owned:
     """Lease so many of these GPUs; those that are used without a lease are taken last, and with a warning."""
-    seen = occupants.in_time(options)
-    clean_first = sorted(options, key=lambda device: bool(occupants.foreign(seen.get(device, ()), None)))
+    seen = gpu_processes.in_time(options)
+    clean_first = sorted(options, key=lambda device: bool(gpu_processes.unmanaged(seen.get(device, ()), None)))
     share = environment.get("ROCMLAB_SHARE")
     if not share:
         why = "no lease: ROCMLAB_SHARE, where leases lie, is not set, so others may use this GPU meanwhile"
@@ -149,10 +149,10 @@ def _leased(options: Sequence[Device], count: int, holder: Holder, environment: 
 def _with_warnings(owned: Owned, *warnings: str) -> Owned:
     """Add a warning for each GPU that somebody uses without a lease, and log them all."""
     found = list(warnings)
-    if any(occupants.foreign(seen, None) for seen in occupants.in_time(owned.devices).values()):
+    if any(gpu_processes.unmanaged(seen, None) for seen in gpu_processes.in_time(owned.devices).values()):
         time.sleep(LINGER_SECONDS)  # claims are made in a thread of their own
-        for device, seen in occupants.in_time(owned.devices).items():
-            if others := occupants.foreign(seen, None):
+        for device, seen in gpu_processes.in_time(owned.devices).items():
+            if others := gpu_processes.unmanaged(seen, None):
                 found.append(f"{label(device)} is also used by {', '.join(map(str, others))}, without a lease")
     for text in found:
         log.warning("%s", printable(text))

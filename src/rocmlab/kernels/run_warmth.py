@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rocmlab.kernels import job_processes, kernel
+from rocmlab.kernels import kernel, memory
 from rocmlab.runs.jobs import Job, Request
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class _Recipe:
 
         parent = forkserver.start(self.python, self.modules, self.environment, Path(tempfile.gettempdir()))
         if parent.pid is not None:
-            job_processes.let_go_first(parent.pid)
+            memory.make_expendable(parent.pid)
         return parent
 
 

@@ -27,7 +27,7 @@ from traitlets import Any as AnyTrait
 from rocmlab.base import confidential
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import visibility
-from rocmlab.kernels import handover, job_processes, lab_warmth, ownership
+from rocmlab.kernels import handover, lab_warmth, memory, ownership
 from rocmlab.kernels.ownership import Owned
 from rocmlab.lab import kernels
 
@@ -71,7 +71,7 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
         except BaseException:
             self.let_go()
             raise
-        job_processes.let_go_first(self.pid)  # where memory runs out, the server is to stay
+        memory.make_expendable(self.pid)  # where memory runs out, the server is to stay
         if self.owned and self.owned.lease:
             await asyncio.to_thread(self.owned.belongs_to, self.pid)
             self._watch()

@@ -70,7 +70,8 @@ class RocmlabEngine(Engine):  # type: ignore[misc]
         """
         import nbformat
 
-        from rocmlab.kernels import job_processes, kernel
+        from rocmlab.base import job_tokens
+        from rocmlab.kernels import kernel
         from rocmlab.notebook.ends import Cut
         from rocmlab.notebook.execution import Execution
 
@@ -78,15 +79,15 @@ class RocmlabEngine(Engine):  # type: ignore[misc]
         stage = _stage(nb, options, log_output, target, output_path)
         bar = _Bar(len(nb.cells), progress_bar)
         stage.see = bar.see
-        mark = os.environ.get(job_processes.MARK) or job_processes.new_mark()
-        environment = {**os.environ, job_processes.MARK: mark}
+        mark = os.environ.get(job_tokens.NAME) or job_tokens.new()
+        environment = {**os.environ, job_tokens.NAME: mark}
         running = kernel.start(kernel_name, os.getcwd(), environment)
         try:
             Execution(nb, running, stage, lambda: _save(nb, output_path, target)).run()
             _save_atomically(output_path, target)
         except Cut as cut:
-            if job_processes.MARK not in os.environ:  # else whoever has set it ends what is left
-                job_processes.end(mark, grace_seconds=0.5)
+            if job_tokens.NAME not in os.environ:  # else whoever has set it ends what is left
+                job_tokens.end(mark, grace_seconds=0.5)
             raise _translated(cut) from cut
         finally:
             bar.close()

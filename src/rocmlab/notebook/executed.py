@@ -8,19 +8,18 @@ long as its own process lives.
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rocmlab.base import files, safe
+from rocmlab.base.formatting import ANSI
 from rocmlab.notebook.titles import is_injected
 
 RECORD = "application/vnd.rocmlab.record+json"  # rocmlab.training.metrics writes it
 OUR_ERRORS = ("Timeout", "Killed", "KernelDied")  # what cut a notebook short
 DEEPEST_RECORD = 50  # levels; results, journal and report are written by code that recurses
 SHOWN_LINES = 12  # of a failing cell
-ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 Notebook = dict[str, Any]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from rocmlab.base import safe
 from rocmlab.base.errors import RocmlabError
+from rocmlab.reports import schema
 from rocmlab.reports.values import canonical, is_number, numbers, used
-from rocmlab.runs import schema
 
 LAST = "last"
 DEEPEST = 2 * safe.MAX_LEVELS

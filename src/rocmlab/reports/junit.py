@@ -14,9 +14,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 from rocmlab.base import formatting
+from rocmlab.base.formatting import stem
 from rocmlab.reports.failures import Failure, plain
 from rocmlab.reports.values import used
-from rocmlab.runs.jobs import stem
 
 FAILED = ("failed",)  # the notebook's own doing; a job that ended in another way is an error
 

@@ -13,9 +13,9 @@ from typing import Any
 from urllib.parse import quote
 
 from rocmlab.base import formatting
-from rocmlab.reports import device_use, tables, values
+from rocmlab.reports import tables, values
 from rocmlab.reports.failures import FORBIDDEN, Failure
-from rocmlab.runs.jobs import NO_FAILURE
+from rocmlab.reports.schema import NO_FAILURE
 
 NOISE = 0.05  # share by which VRAM and energy of the same work differ from run to run, readings being seconds apart
 USAGE: tuple[tuple[str, str, Callable[[float], str]], ...] = (
@@ -31,13 +31,13 @@ OUTCOMES = {"broken": "broken", "mended": "mended", "other": "ends otherwise", "
 Job = Mapping[str, Any]  # of results.json
 
 
-def render(results: Mapping[str, Any], failures: Mapping[str, Failure], folder: Path | None = None) -> str:
+def render(results: Mapping[str, Any], failures: Mapping[str, Failure], uses: Sequence[Mapping[str, Any]] = ()) -> str:
     """Return the page.
 
     Args:
         results: the content of `results.json`.
         failures: by name of job, what there is to read about it.
-        folder: where the samples of the jobs lie; None to leave their plots out.
+        uses: a plot of the devices of each job that has samples.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -68,7 +68,7 @@ def render(results: Mapping[str, Any], failures: Mapping[str, Failure], folder: 
         usage={job["name"]: _usage(job["devices"]) for job in seen},
         columns=_columns(jobs),
         energy=_energy(jobs),
-        uses=device_use.plots(jobs, folder) if folder else [],
+        uses=uses,
         unnamed={job["name"]: unnamed(job) for job in seen},
         attempts={job["name"]: attempts(job) for job in seen},
         groups=tables.describe(jobs),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rocmlab.runs.jobs import stem
+from rocmlab.base.formatting import stem
 
 Jobs = Sequence[Mapping[str, Any]]  # of results.json
 NESTED = 4  # levels of dicts in a record that are looked at

@@ -170,7 +170,7 @@ def _task(
     before: Any,  # noqa: ANN401  jobs -> Before
 ) -> _Task:
     here = None if means.cluster else _slots(asked, means, requests)
-    from rocmlab.reports import history
+    from rocmlab.runs.outcome import history
     from rocmlab.runs.scheduling import plan  # what takes long has begun
     from rocmlab.runs.spec.preflight import jobs_of
 

@@ -6,11 +6,12 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal
 
 from rocmlab.base import safe
 from rocmlab.base.errors import Problem
+from rocmlab.base.formatting import stem as stem
+from rocmlab.reports.schema import NO_FAILURE as NO_FAILURE
 
 Status = Literal["ok", "skipped", "failed", "timeout", "killed", "kernel died", "not run"]
 EXIT_CODES: dict[Status, int] = {
@@ -21,7 +22,6 @@ EXIT_CODES: dict[Status, int] = {
     "killed": 137,
     "kernel died": 138,
 }
-NO_FAILURE = ("ok", "skipped")
 Source = Literal["words", "yaml", "csv"]  # of the command line, or of a list
 INTERRUPTED = "the run was interrupted"  # the error of a job that ran then
 STOPPED = "it was stopped: "  # the beginning of the error of one that `--fail-fast` ended
@@ -153,8 +153,3 @@ def safe_name(text: str) -> str:
 def cut(text: str, longest_bytes: int) -> str:
     """Return the beginning of a text, no longer than so many bytes of UTF-8."""
     return text.encode()[:longest_bytes].decode(errors="ignore")
-
-
-def stem(notebook: str) -> str:
-    """Return the name that a notebook gives to its job."""
-    return Path(notebook).name.removesuffix(".ipynb")

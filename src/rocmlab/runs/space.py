@@ -6,9 +6,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from rocmlab.base import disk
+from rocmlab.base import disk, live
 from rocmlab.base.errors import Problem, RocmlabError
-from rocmlab.stack import live
 
 
 def lack(share: Path, environment: Mapping[str, str] = os.environ) -> Problem | None:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rocmlab.devices import Device, Sample, roots
 from rocmlab.telemetry.metrics_families import Families, Labels
-from rocmlab.telemetry.model import GpuProcess, Snapshot, device_id
+from rocmlab.telemetry.model import GpuProcess, Snapshot, device_id, is_up
 
 CLUSTER = "rocmlab"
 VENDOR = "Advanced Micro Devices Inc. [AMD/ATI]"
@@ -192,8 +192,6 @@ def _add_device(families: Families, gpu: Device, labels: Labels, sample: Sample 
 
 def _health(gpu: Device, sample: Sample | None) -> bool | None:
     """Tell whether a GPU is healthy; None for a partition that has nothing to go by."""
-    from rocmlab.telemetry.metrics import is_up
-
     up = is_up(gpu, sample)
     if not up or sample is None:
         return up

@@ -14,7 +14,7 @@ from rocmlab import __version__
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device, Sample
 from rocmlab.telemetry.metrics_families import Families, Labels
-from rocmlab.telemetry.model import GpuProcess, Owner, Snapshot, device_id
+from rocmlab.telemetry.model import GpuProcess, Owner, Snapshot, device_id, is_up
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -129,16 +129,6 @@ def labels_of(device: Device) -> dict[str, object]:
         "gfx": device.gfx,
         "simulated": "1" if device.simulated else None,
     }
-
-
-def is_up(device: Device, sample: Sample | None) -> bool | None:
-    """Tell whether a device answers; None for a partition without sensors of its own."""
-    if device.partition:
-        return None
-    if sample is None:
-        return False
-    unread = ("time_seconds", "is_asleep")
-    return sample.is_asleep or any(value is not None for name, value in vars(sample).items() if name not in unread)
 
 
 def _add_ours(

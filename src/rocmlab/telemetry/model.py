@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rocmlab.devices import Sample, device_id
+from rocmlab.devices import Device, Sample, device_id
 
 TYPE_CHECKING = False  # `typing` itself would cost milliseconds at each start
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["GpuProcess", "Owner", "Snapshot", "device_id"]
+__all__ = ["GpuProcess", "Owner", "Snapshot", "device_id", "is_up"]
 
 
 @dataclass(frozen=True)
@@ -74,3 +74,13 @@ class Snapshot:
             "energy_joules": dict(self.energy_joules),
             "processes": None if self.processes is None else [each.as_dict() for each in self.processes],
         }
+
+
+def is_up(device: Device, sample: Sample | None) -> bool | None:
+    """Return whether a device answers; None for a partition without sensors of its own."""
+    if device.partition:
+        return None
+    if sample is None:
+        return False
+    unread = ("time_seconds", "is_asleep")
+    return sample.is_asleep or any(value is not None for name, value in vars(sample).items() if name not in unread)

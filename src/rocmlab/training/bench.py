@@ -1,7 +1,7 @@
 """How long training takes: Keras' `fit` against `fit_resident`, the same model, data and backend.
 
 Each row is measured by a process of its own (`bench_row`), in the interpreter that has its backend: Keras has one
-backend a process, and what one framework leaves on a device would be in the way of the next.
+backend per process, and what one framework leaves on a device would disturb the next.
 """
 
 from __future__ import annotations
@@ -23,21 +23,17 @@ BACKENDS = ("tensorflow", "torch", "jax")
 WORKLOADS = ("mnist_fc", "mnist_cnn", "mnist_cnn_rmsprop", "unet", "unet_mixed")
 ROWS = tuple(f"{workload}_{backend}" for workload in WORKLOADS for backend in BACKENDS)
 USUAL = ("mnist_fc_tensorflow", "mnist_fc_torch", "mnist_fc_jax", "mnist_cnn_tensorflow")
-TITLES = {"tensorflow": "TensorFlow", "torch": "PyTorch", "jax": "JAX"}
 DEVICES = ("auto", "gpu", "cpu")
-SHORT_SAMPLES = {
-    "mnist_fc": 6_400,
-    "mnist_cnn": 6_400,
-    "mnist_cnn_rmsprop": 6_400,
-}  # of a quick epoch; the U-Net's are few as they are
+# Of a quick epoch; the U-Net's are few anyway.
+SHORT_SAMPLES = dict.fromkeys(("mnist_fc", "mnist_cnn", "mnist_cnn_rmsprop"), 6_400)
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was measured: `rows` as `bench_row` describes them, and why the others were not."""
+    """What was measured: `rows` as `bench_row` returns them, and why the others were not."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
-    skipped: dict[str, str] = field(default_factory=dict)  # their backend is not here, and nobody named them
+    skipped: dict[str, str] = field(default_factory=dict)  # their backend is not installed, and they were not named
     failed: dict[str, RocmlabError] = field(default_factory=dict)
 
 
@@ -55,20 +51,20 @@ def measure(
     """Measure rows, one after the other; one that fails is noted, and the next one is measured.
 
     Args:
-        names: of the rows; None: the usual ones.
+        names: rows; None: the usual ones.
         runs: epochs of each side after the first, which compiles.
         samples: of an epoch; None: what suits workload and device, see `bench_row.SAMPLES`.
-        quick: of the digits `SHORT_SAMPLES` an epoch, where `samples` says nothing.
+        quick: `SHORT_SAMPLES` per epoch for the digits, unless `samples` is given.
         device: `auto`, `gpu` (an error where there is none) or `cpu` (GPUs are hidden).
         options: more keyword arguments of `bench_row.measure`.
         say: prints a line of progress.
-        each: gets the report so far after each row: the next one may take long.
+        each: receives the report so far after each row: the next one may take long.
 
     Raises:
-        RocmlabError: there is no such row, or not one was measured.
+        RocmlabError: a row is unknown, or none was measured.
     """
     if unknown := sorted(set(names or ()) - set(ROWS)):
-        raise RocmlabError(f"no such row: {', '.join(unknown)}", "", f"one of {', '.join(ROWS)}")
+        raise RocmlabError(f"no such row: {', '.join(unknown)}", "", f"use one of: {', '.join(ROWS)}")
     report = Report()
     for name in dict.fromkeys(names or USUAL):
         workload, _, backend = name.rpartition("_")
@@ -111,7 +107,7 @@ def _fail(report: Report, name: str, err: RocmlabError, say: Callable[[str], Non
 
 
 def _nothing(report: Report) -> RocmlabError:
-    """Return the error that says why no row was measured: that of the rows themselves where it is one and the same."""
+    """Return the error for a report without rows: that of the rows themselves if it is the same for all."""
     errors = list(report.failed.values())
     if errors and len({err.problem.what for err in errors}) == 1:
         return errors[0]
@@ -125,7 +121,7 @@ def _nothing(report: Report) -> RocmlabError:
 
 
 def environment(base: Mapping[str, str], backend: str, device: str) -> dict[str, str]:
-    """Return the environment of a row's process: one backend, and no GPU where the CPU was asked for."""
+    """Return the environment of a row's process: one backend, and no GPU where the CPU was requested."""
     env = {**base, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "2", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
     if device != "cpu":
         return env
@@ -136,30 +132,25 @@ def _interpreter(name: str, backend: str) -> interpreters.Interpreter:
     """Return the interpreter that can measure a row.
 
     Raises:
-        RocmlabError: there is none.
+        RocmlabError: none was found, or it does not have Keras and the backend.
     """
     found = interpreters.find(backend)
-    if missing := _missing(found, backend):
-        raise RocmlabError(missing, f"so {name} cannot be measured", "make build, which installs it")
-    return found
-
-
-def _missing(interpreter: interpreters.Interpreter, backend: str) -> str:
-    """Return what the interpreter lacks for a backend, as a sentence; empty if nothing."""
     program = f"import importlib.util as u; print(*(n for n in ('keras', '{backend}') if u.find_spec(n) is None))"
     done = subprocess.run(
-        [interpreter.python, "-c", program], env=interpreter.environment(), capture_output=True, text=True, check=False
+        [found.python, "-c", program], env=found.environment(), capture_output=True, text=True, check=False
     )
-    lacking = done.stdout.split()
+    missing = f"{found.python} has no {' and no '.join(done.stdout.split())}" if done.stdout.split() else ""
     if done.returncode:
-        return f"{interpreter.python} does not run: {done.stderr.strip()[-200:]}"
-    return f"{interpreter.python} has no {' and no '.join(lacking)}" if lacking else ""
+        missing = f"{found.python} does not run: {done.stderr.strip()[-200:]}"
+    if missing:
+        raise RocmlabError(missing, f"so {name} cannot be measured", "make build, which installs it")
+    return found
 
 
 def _run(interpreter: interpreters.Interpreter, order: Mapping[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="rocmlab-bench-") as folder:
         answer = Path(folder, "row.json")
-        # Its words go to stderr, so that stdout stays JSON. A child of this group ends with Ctrl-C, and on Linux
+        # Its output goes to stderr, so that stdout stays JSON. A child of this group ends with Ctrl-C, and on Linux
         # with this process, however that ends.
         done = subprocess.run(
             [interpreter.python, "-m", "rocmlab.training.bench_row", json.dumps(order), str(answer)],
@@ -171,11 +162,11 @@ def _run(interpreter: interpreters.Interpreter, order: Mapping[str, Any]) -> dic
             preexec_fn=children.end_with_parent(),
         )
         if not answer.is_file():
-            said = [line for line in done.stderr.splitlines() if line.strip()][-15:]
+            output = [line for line in done.stderr.splitlines() if line.strip()][-15:]
             raise RocmlabError(
-                f"{order['workload']}_{order['backend']} was not measured: the process ended with {done.returncode}",
-                "\n".join(said) or f"{interpreter.python} said nothing",
-                "mend that; `make doctor` says what is wrong with the devices",
+                f"{order['workload']}_{order['backend']} was not measured: the process exited with {done.returncode}",
+                "\n".join(output) or f"{interpreter.python} printed nothing",
+                "fix the error above; `make doctor` checks the devices",
                 exit_code=1,
             )
         found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))

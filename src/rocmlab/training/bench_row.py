@@ -1,8 +1,8 @@
 """One row of `rocmlab bench train`, in a process of its own: `python -m rocmlab.training.bench_row ORDER ANSWER`.
 
-`fit_resident` and `fit` train equal fresh models on the same data, an epoch of the one and an epoch of the other in
-turn, both timed by the same clock between the same two callbacks, the device done. Batch, optimizer and loss are those
-of the notebooks. The first epoch of each compiles and is kept apart.
+`fit_resident` and `fit` train equal fresh models on the same data, alternating epoch by epoch, both timed by the same
+callback (`watch.stopwatch`). Batch, optimizer and loss are those of the notebooks. The first epoch of each compiles and
+is reported separately.
 """
 
 from __future__ import annotations
@@ -71,23 +71,25 @@ def measure(
     train, test = _data(workload, samples or SAMPLES[workload][0 if is_cpu else 1], size, say)
     make = _makers(size)[workload]
     ours, theirs = (_fresh(keras, make) for _ in range(2))
-    mine, other = _stopwatches(keras, backend)
+    mine, other = watch.stopwatch(), watch.stopwatch()
+    seconds_theirs: list[float] = []
     started: list[float] = []
     scores: list[tuple[float, float]] = []
     losses: list[float] = []
     power = _Power(used)
 
-    def turn(epoch: int, logs: object = None) -> None:
-        """Let `fit` train its epoch, after each of `fit_resident`; at the end see what power each draws."""
+    def turn(epoch: int) -> None:
+        """Let `fit` train its epoch, after each of `fit_resident`; at the end measure the power of each."""
         if epoch > runs:
             ours.stop_training = power.is_read()
             return
         started.append(time.perf_counter())
         done = theirs.fit(*train, batch_size=batch, epochs=1, shuffle=True, verbose=0, callbacks=[other])
+        seconds_theirs.extend(other.seconds)
         losses.append(float(done.history["loss"][0]))
         if len(started) == 1:
             started.append(time.perf_counter())  # both have compiled
-        say(f"epoch {epoch + 1} of {runs + 1}: {mine.seconds[-1]:.3f} s, fit {other.seconds[-1]:.3f} s")
+        say(f"epoch {epoch + 1} of {runs + 1}: {mine.seconds[-1]:.3f} s, fit {seconds_theirs[-1]:.3f} s")
         if curves or epoch == runs:
             few = [part[:test_samples] for part in test]
             first, second = (
@@ -97,20 +99,17 @@ def measure(
         if epoch == runs:
             power.begin()
 
-    mine.then = turn
     epochs = runs + 1 + (MAX_POWER_EPOCHS if power.is_known else 0)
     began = time.perf_counter()
+    callbacks = [mine, _after_epochs(keras, turn)]  # the clock stops first
     fit = fit_resident(
-        ours, *train, batch_size=batch, epochs=epochs, shuffle=True, seed=SEED, verbose=0, callbacks=[mine]
+        ours, *train, batch_size=batch, epochs=epochs, shuffle=True, seed=SEED, verbose=0, callbacks=callbacks
     )
     watts = power.end()
-    power.begin()
-    while power.is_known and not power.is_read():
-        theirs.fit(*train, batch_size=batch, epochs=1, shuffle=True, verbose=0)
-    watts_theirs = power.end()
+    watts_theirs = power.of(lambda: theirs.fit(*train, batch_size=batch, epochs=1, shuffle=True, verbose=0))
     return {
         "seconds": mine.seconds[1 : runs + 1],
-        "seconds_theirs": other.seconds[1:],
+        "seconds_theirs": seconds_theirs[1:],
         "seconds_compile": started[0] - began,  # from the call to the end of the first epoch, that one included
         "seconds_compile_theirs": started[1] - started[0],
         "watts": watts,  # of the whole GPU while it trained in this way; None: unknown
@@ -150,53 +149,32 @@ class _Power:
         """Whether it was read for long enough."""
         return time.monotonic() - self._began > POWER_SECONDS
 
+    def of(self, train: Callable[[], object]) -> float | None:
+        """Return the watts while `train` is called again and again; None: unknown."""
+        self.begin()
+        while self.is_known and not self.is_read():
+            train()
+        return self.end()
+
     def end(self) -> float | None:
         """Stop, and return watts; None: unknown."""
         self._watch.__exit__(None, None, None)
         return self._watch.watts
 
 
+def _after_epochs(keras: Any, function: Callable[[int], None]) -> Any:  # noqa: ANN401  a module, a callback
+    """Return a callback that calls a function with the number of each epoch at its end."""
+
+    class AfterEpochs(keras.callbacks.Callback):  # type: ignore[misc]  # frameworks have no types
+        def on_epoch_end(self, epoch: int, logs: object = None) -> None:
+            function(epoch)
+
+    return AfterEpochs()
+
+
 def _fresh(keras: Any, make: Callable[[], Any]) -> Any:  # noqa: ANN401  a module, a model
     keras.utils.set_random_seed(SEED)
     return make()
-
-
-def _stopwatches(keras: Any, backend: str) -> tuple[Any, Any]:  # noqa: ANN401  the module Keras
-    """Return two callbacks that time epochs; `then` of the first is called when its clock stands."""
-    synchronise = _synchroniser(backend)
-
-    class Stopwatch(keras.callbacks.Callback):  # type: ignore[misc]  # frameworks have no types
-        def __init__(self) -> None:
-            super().__init__()
-            self.seconds: list[float] = []
-            self.then: Callable[[int, object], None] = lambda epoch, logs: None
-
-        def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
-            synchronise()
-            self.started = time.perf_counter()
-
-        def on_epoch_end(self, epoch: int, logs: object = None) -> None:
-            synchronise()
-            self.seconds.append(time.perf_counter() - self.started)
-            self.then(epoch, logs)
-
-    return Stopwatch(), Stopwatch()
-
-
-def _synchroniser(backend: str) -> Callable[[], None]:
-    """Return what waits for the device. TensorFlow and JAX are done when `fit` has read the epoch's metrics."""
-    if backend == "torch":
-        import torch
-
-        if torch.cuda.is_available():
-            return torch.cuda.synchronize  # type: ignore[no-any-return]
-        if torch.backends.mps.is_available():
-            return torch.mps.synchronize  # type: ignore[no-any-return]
-    if backend == "jax":
-        import jax
-
-        return jax.effects_barrier  # type: ignore[no-any-return]
-    return lambda: None
 
 
 def _makers(size: int) -> dict[str, Callable[[], Any]]:
@@ -220,7 +198,9 @@ def _data(workload: str, samples: int, size: int, say: Callable[[str], None]) ->
         return (x[:samples], y[:samples]), (x[samples:], y[samples:])
     (x_train, y_train), (x_test, y_test) = datasets.mnist(progress=say)
     if samples > len(x_train):
-        raise RocmlabError(f"--samples {samples}", f"MNIST has {len(x_train)} training digits", "ask for fewer")
+        raise RocmlabError(
+            f"--samples {samples} is too many", f"MNIST has {len(x_train)} training digits", "pass a smaller number"
+        )
     shape = (-1, 784) if workload == "mnist_fc" else (-1, 28, 28, 1)
     train, test = (part.reshape(shape).astype("float32") / 255 for part in (x_train[:samples], x_test))
     return (train, y_train[:samples].astype("int32")), (test, y_test.astype("int32"))
@@ -236,7 +216,7 @@ def main(order: str, answer: str) -> int:
         progress.write(f"{name}: {line}\n")
         progress.flush()
 
-    with contextlib.redirect_stdout(sys.stderr):  # what frameworks print is no progress
+    with contextlib.redirect_stdout(sys.stderr):  # what frameworks print is not progress
         try:
             found = measure(**wanted, say=say)
         except RocmlabError as err:

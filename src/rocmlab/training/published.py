@@ -1,6 +1,6 @@
 """What the original articles published, 2019 to 2022: the only place of these numbers that a program compares with.
 
-Their hardware and software were others, so a number of theirs is never a limit. All of them were measured with the
+Hardware and software were different then, so these numbers are never a limit. All of them were measured with the
 framework's usual way to train, so they are compared with that alone (`comparison.PLAIN`).
 """
 
@@ -25,7 +25,7 @@ class Published:
 
     @property
     def label(self) -> str:
-        """Year and hardware, which stand wherever the number does."""
+        """Year and hardware, which are shown wherever the number is."""
         return f"{self.device} ({self.year})"
 
 

@@ -292,7 +292,7 @@ class TestOrder:
         from rocmlab.training.resident.engine import Data, Options, Samples
 
         x, y = digits(1000)
-        made = engine.build(dense(keras), Data(Samples(x, y, None, 1000)), Options(seed=3))
+        made = engine.TensorFlowEngine(dense(keras), Data(Samples(x, y, None, 1000)), Options(seed=3))
 
         first, second = (made._order(1000, epoch).numpy() for epoch in (0, 1))
 

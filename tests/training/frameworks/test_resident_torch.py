@@ -223,7 +223,7 @@ def test_blocks_of_both_sets_take_no_more_than_allowed(keras, torch):
     model.optimizer.build(model.trainable_variables)
     allowed = 8 * samples.take(slice(0, 16)).size_bytes
 
-    engine = keras_torch.build(model, Data(samples, samples), Options(batch_size=16, memory_bytes=allowed))
+    engine = keras_torch.TorchEngine(model, Data(samples, samples), Options(batch_size=16, memory_bytes=allowed))
 
     stores = (engine._epochs._train, engine._epochs._validation)
     assert not any(store.is_resident for store in stores)

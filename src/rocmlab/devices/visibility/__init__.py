@@ -18,16 +18,18 @@ from rocmlab.devices.visibility.choice import select
 from rocmlab.devices.visibility.masks import (
     CUDA,
     HIP,
-    NONE_WORDS,
     NUMBER,
     ORDER,
     ORDINAL,
     ROCR,
     VARIABLES,
     Mask,
+    container_value,
     counted,
+    hides_all,
     hip_variable,
     parse,
+    shown,
     visible,
 )
 
@@ -88,25 +90,6 @@ def apply(env: Mapping[str, str], devices: Sequence[Device]) -> dict[str, str]:
     return {name: value for name, value in changed.items() if value is not None}
 
 
-def container_value(devices: Sequence[Device]) -> str:
-    """Return the value of AMD_VISIBLE_DEVICES with which AMD's container toolkit gives a new container these GPUs.
-
-    The toolkit counts as amd-smi does, by PCI address, and takes them in that order whatever the list says. It is for
-    `docker run --runtime=amd`; a process that runs already needs `child_environment`.
-
-    Raises:
-        RocmlabError: one of them has no such number.
-    """
-    for device in devices:
-        if device.backend != "rocm" or device.smi_index is None:
-            raise RocmlabError(
-                f"{device.name} ({device.pci_address}) cannot be named to AMD's container toolkit",
-                "amd-smi does not list it",
-                "choose among those that `rocmlab devices` calls usable",
-            )
-    return ",".join(str(number) for number in sorted(device.smi_index or 0 for device in devices)) or "none"
-
-
 def remaining(devices: Sequence[Device], environment: Mapping[str, str]) -> list[Device]:
     """Return the usable GPUs that the masks of `environment` leave, in the order in which a framework numbers them."""
     left = (*visible(environment, devices, "hip").gpus, *visible(environment, devices, "cuda").gpus)
@@ -141,21 +124,6 @@ def _filters(environment: Mapping[str, str], devices: Sequence[Device]) -> list[
         (hip_variable(environment), visible(environment, devices, "hip")),
         (CUDA, visible(environment, devices, "cuda")),
     ]
-
-
-def shown(name: str, value: str | None) -> str:
-    """Return a variable as a person would write it, on one line and not too long."""
-    text = value or ""
-    if not text.isprintable() or text != text.strip():
-        text = repr(text)
-    return f"{name}={text if len(text) <= 60 else text[:57] + '…'}" + ("" if text else " (empty)")
-
-
-def hides_all(environment: Mapping[str, str], backend: str) -> bool:
-    """Tell whether a mask hides every GPU of this backend on purpose, by `-1` or another word for none."""
-    if backend == "cuda":
-        return environment.get(CUDA) in ("", *NONE_WORDS)
-    return environment.get(ROCR) in ("", *NONE_WORDS) or environment.get(hip_variable(environment)) in NONE_WORDS
 
 
 def narrow(environment: Mapping[str, str], positions: Sequence[int]) -> dict[str, str]:

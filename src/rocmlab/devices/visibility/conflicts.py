@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from rocmlab.base.errors import Problem
 from rocmlab.devices import products
 from rocmlab.devices.model import Device
-from rocmlab.devices.visibility import container_value, hides_all, shown
 from rocmlab.devices.visibility.masks import (
     CONTAINER,
     CUDA,
@@ -18,9 +17,12 @@ from rocmlab.devices.visibility.masks import (
     ORDINAL,
     ROCR,
     Mask,
+    container_value,
     counted,
+    hides_all,
     hip_variable,
     parse,
+    shown,
     uuid,
     visible,
 )

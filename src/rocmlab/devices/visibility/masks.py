@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.devices.model import Device
 
 HIP, ROCR, CUDA = "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"
@@ -318,3 +319,37 @@ def _no_gpu(word: str, count: int) -> str:
     if NUMBER.fullmatch(word.strip(SPACE)) and word == word.strip(SPACE):
         return f"is beyond the {count} GPU{'s' * (count != 1)} counted here"
     return "names no GPU"
+
+
+def shown(name: str, value: str | None) -> str:
+    """Return a variable as a person would write it, on one line and not too long."""
+    text = value or ""
+    if not text.isprintable() or text != text.strip():
+        text = repr(text)
+    return f"{name}={text if len(text) <= 60 else text[:57] + '…'}" + ("" if text else " (empty)")
+
+
+def hides_all(environment: Mapping[str, str], backend: str) -> bool:
+    """Tell whether a mask hides every GPU of this backend on purpose, by `-1` or another word for none."""
+    if backend == "cuda":
+        return environment.get(CUDA) in ("", *NONE_WORDS)
+    return environment.get(ROCR) in ("", *NONE_WORDS) or environment.get(hip_variable(environment)) in NONE_WORDS
+
+
+def container_value(devices: Sequence[Device]) -> str:
+    """Return the value of AMD_VISIBLE_DEVICES with which AMD's container toolkit gives a new container these GPUs.
+
+    The toolkit counts as amd-smi does, by PCI address, and takes them in that order whatever the list says. It is for
+    `docker run --runtime=amd`; a process that runs already needs `child_environment`.
+
+    Raises:
+        RocmlabError: one of them has no such number.
+    """
+    for device in devices:
+        if device.backend != "rocm" or device.smi_index is None:
+            raise RocmlabError(
+                f"{device.name} ({device.pci_address}) cannot be named to AMD's container toolkit",
+                "amd-smi does not list it",
+                "choose among those that `rocmlab devices` calls usable",
+            )
+    return ",".join(str(number) for number in sorted(device.smi_index or 0 for device in devices)) or "none"

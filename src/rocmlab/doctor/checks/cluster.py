@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ipaddress import ip_address
 
-from rocmlab.doctor.cluster import HEAD, Membership, table_spans
+from rocmlab.doctor.cluster import HEAD, Membership, cluster_seen, membership, table_spans
 from rocmlab.doctor.model import CONTAINER, WARNS, Verdict, check, ok, skip, warns
 from rocmlab.doctor.reach import SILENT
 from rocmlab.doctor.situation import Situation
@@ -22,7 +22,7 @@ LEAST_TOKEN = 32  # characters; the head makes 64, which are 256 bits
 )
 def token(s: Situation) -> Verdict:
     """Look at its length and at who may read it; never at what it is."""
-    member = s.cluster
+    member = membership(s)
     if member is None:
         return skip(NO_CLUSTER)
     found = member.token
@@ -64,7 +64,7 @@ def token(s: Situation) -> Verdict:
 )
 def address(s: Situation) -> Verdict:
     """Look at what kind it is, and whether this machine has it."""
-    member = s.cluster
+    member = membership(s)
     if member is None:
         return skip(NO_CLUSTER)
     if not member.address:
@@ -109,7 +109,7 @@ def _again(member: Membership) -> str:
 )
 def ports(s: Situation) -> Verdict:
     """Before the start all are free, after it all are taken."""
-    member = s.cluster
+    member = membership(s)
     if member is None:
         return skip(NO_CLUSTER)
     if not member.ports:
@@ -149,7 +149,7 @@ def _state(listens: bool, is_free: bool) -> str:
 )
 def head(s: Situation) -> Verdict:
     """Connect."""
-    member = s.cluster
+    member = membership(s)
     if member is None:
         return skip(NO_CLUSTER)
     found = member.head_reach
@@ -200,12 +200,12 @@ def firewall(first: int, source: str, where: str) -> str:
 )
 def node(s: Situation) -> Verdict:
     """Look for this machine among the living."""
-    member = s.cluster
+    member = membership(s)
     if member is None:
         return skip(NO_CLUSTER)
     if member.failure:
         return Verdict(WARNS, (), member.failure)
-    found = s.cluster_seen
+    found = s.once(cluster_seen)
     if problem := found.get("problem"):
         return warns(problem["what"], problem["why"], problem["fix"])
     seen = [

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rocmlab.doctor.checks.cluster import NO_CLUSTER, firewall
-from rocmlab.doctor.cluster import first_port
+from rocmlab.doctor.cluster import cluster_seen, first_port, membership
 from rocmlab.doctor.model import CONTAINER, Check, Verdict, check, note, ok, skip, unknown, warns
 from rocmlab.doctor.reach import SILENT
 from rocmlab.doctor.situation import Situation
@@ -25,9 +25,9 @@ def of_nodes(
 
     def made(compare: Callable[[Sequence[Node]], Verdict]) -> Check:
         def probe(s: Situation) -> Verdict:
-            if s.cluster is None:
+            if membership(s) is None:
                 return skip(NO_CLUSTER)
-            found = s.cluster_seen
+            found = s.once(cluster_seen)
             return (
                 skip("the cluster could not be asked, see cluster.node")
                 if "nodes" not in found

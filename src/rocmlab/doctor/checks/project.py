@@ -8,11 +8,12 @@ import shutil
 from pathlib import Path
 
 from rocmlab.base import disk as free_space
+from rocmlab.base import live
 from rocmlab.base.errors import Problem, RocmlabError
 from rocmlab.doctor.model import BLOCKS, CONTAINER, HOST, WARNS, Repair, Verdict, blocks, check, ok, skip, warns
 from rocmlab.doctor.situation import Situation
-from rocmlab.stack import live, resolve, server, space
 from rocmlab.stack import project as projects
+from rocmlab.stack import resolve, server, space
 from rocmlab.stack import settings as configuration
 
 NO_PLAN = "nothing could be planned"

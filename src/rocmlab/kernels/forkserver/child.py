@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from rocmlab.kernels.forkserver import marks
+    from rocmlab.base import job_tokens
     from rocmlab.kernels.forkserver.requests import Request
 else:
-    import _rocmlab_warm_marks as marks
+    import _rocmlab_warm_job_tokens as job_tokens
 
 SETTLE_SECONDS = 0.5
 THREADS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")  # OpenBLAS's own order
@@ -77,12 +77,12 @@ def _leave(code: int) -> NoReturn:
 
 
 def _take_over(request: Request, keep: Sequence[int]) -> None:
-    marks.write(request.mark)
+    job_tokens.write(request.mark)
     _descriptors(request, keep)
     _lifeline(request.lifeline)
     os.environ.clear()
     os.environ.update(request.environment)
-    os.environ[marks.NAME] = request.mark
+    os.environ[job_tokens.NAME] = request.mark
     _change_directory(request.cwd)
     tempfile.tempdir = None  # found again, in this environment
     _seeds()

@@ -32,11 +32,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 
 def _beside(name: str) -> ModuleType:
-    """Import a module that lies beside this file, under a name that no notebook will ask for."""
+    return _load(name, Path(__file__).parent)
+
+
+def _load(name: str, folder: Path) -> ModuleType:
+    """Import a module by its path, under a name that no notebook will ask for."""
     full = f"_rocmlab_warm_{name}"
     if full in sys.modules:
         return sys.modules[full]
-    specification = importlib.util.spec_from_file_location(full, Path(__file__).with_name(f"{name}.py"))
+    specification = importlib.util.spec_from_file_location(full, folder / f"{name}.py")
     assert specification is not None
     assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
@@ -46,9 +50,11 @@ def _beside(name: str) -> ModuleType:
 
 
 if TYPE_CHECKING:
-    from rocmlab.kernels.forkserver import child, guards, marks, messages, requests
+    from rocmlab.base import job_tokens
+    from rocmlab.kernels.forkserver import child, guards, messages, requests
 else:
-    guards, marks, messages = _beside("guards"), _beside("marks"), _beside("messages")
+    job_tokens = _load("job_tokens", Path(__file__).parents[2] / "base")
+    guards, messages = _beside("guards"), _beside("messages")
     requests, child = _beside("requests"), _beside("child")
 
 # What ipykernel imports when a kernel starts, and what the first cell needs; a name that is not there does no harm.
@@ -230,7 +236,7 @@ class Parent:
             os.killpg(client.pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(client.pid, signal.SIGKILL)  # it had no session of its own yet
-        marks.kill(client.mark, spared=(client.process, os.getppid()))
+        job_tokens.kill(client.mark, spared=(client.process, os.getppid()))
         self._reap(client)
         shutil.rmtree(client.scratch, ignore_errors=True)
 

@@ -16,8 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rocmlab.base import confidential
-from rocmlab.kernels.forkserver import marks
+from rocmlab.base import confidential, job_tokens
 
 PROGRAM = Path(__file__).with_name("parent.py")
 LONGEST_SOCKET_BYTES = 107  # sun_path less its end, on Linux
@@ -30,7 +29,7 @@ NOT_FOR_PARENTS = {
     "HIP_VISIBLE_DEVICES": "-1",  # it must not open a GPU; a kernel gets its own before it can
     "CUDA_VISIBLE_DEVICES": "-1",
     "ROCR_VISIBLE_DEVICES": None,
-    marks.NAME: marks.PLACEHOLDER,
+    job_tokens.NAME: job_tokens.PLACEHOLDER,
 }
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rocmlab.kernels.forkserver import marks
+    from rocmlab.base import job_tokens
 else:
-    import _rocmlab_warm_marks as marks
+    import _rocmlab_warm_job_tokens as job_tokens
 
 PORTS = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
 
@@ -48,7 +48,7 @@ def parse(message: Mapping[str, Any], descriptors: Sequence[int], added: Mapping
     if len(descriptors) < 2:
         raise ValueError("a descriptor for the output and one for the lifeline are needed")
     mark = _typed(message, "mark", str, None) or secrets.token_hex(8)
-    if not marks.PATTERN.fullmatch(mark):
+    if not job_tokens.PATTERN.fullmatch(mark):
         raise ValueError(f"no mark of 16 hexadecimal digits: {mark}")
     words = _typed(message, "arguments", list, [])
     if not all(isinstance(word, str) for word in words):

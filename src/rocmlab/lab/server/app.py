@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from jupyter_server.extension.application import ExtensionApp
 from tornado.ioloop import PeriodicCallback
 
+from rocmlab.base import live
 from rocmlab.lab import top_level
 from rocmlab.lab.server import guard, handlers
 from rocmlab.lab.server.idle import CULLING
-from rocmlab.stack import live
 
 if TYPE_CHECKING:
     from rocmlab.lab.extension import Culling

@@ -20,9 +20,9 @@ from jupyter_server.base.handlers import APIHandler
 from tornado import web
 from tornado.iostream import StreamClosedError
 
+from rocmlab.base import live
 from rocmlab.base.errors import Problem
 from rocmlab.lab.server import cluster, guard, page, wire
-from rocmlab.stack import live
 
 if TYPE_CHECKING:
     from rocmlab.lab.server.broadcast import Viewer

@@ -13,10 +13,10 @@ from typing import Any
 from jupyter_core.utils import ensure_async
 from tornado.web import HTTPError
 
+from rocmlab.base import live
 from rocmlab.base.errors import RocmlabError
 from rocmlab.lab.server import idle
 from rocmlab.lab.server.wire import UnknownKernelError
-from rocmlab.stack import live
 from rocmlab.telemetry.model import device_id
 
 Row = dict[str, Any]

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from rocmlab.base import live
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device
 from rocmlab.lab.server import idle, look
@@ -14,7 +15,6 @@ from rocmlab.lab.server.aside import Aside
 from rocmlab.lab.server.kernels import Kernels, Row
 from rocmlab.lab.server.paths import Shown
 from rocmlab.lab.server.wire import failure
-from rocmlab.stack import live
 from rocmlab.telemetry.model import Snapshot, device_id
 
 LEASES_SECONDS = 2.0  # between two looks

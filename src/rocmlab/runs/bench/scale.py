@@ -24,7 +24,6 @@ from rich.console import Console
 
 from rocmlab import reports
 from rocmlab.devices import Sample, device_id
-from rocmlab.reports import history
 from rocmlab.runs.bench.invented import (
     GIB,
     GPUS,
@@ -42,7 +41,7 @@ from rocmlab.runs.bench.invented import (
 )
 from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.jobs import Result, name_uniquely
-from rocmlab.runs.outcome import resume
+from rocmlab.runs.outcome import history, report, resume
 from rocmlab.runs.outcome.results import Run, versions
 from rocmlab.runs.scheduling.placement import Slots
 from rocmlab.runs.scheduling.plan import Before, longest_first, planned
@@ -107,7 +106,7 @@ def measure_report(jobs: int, gpus: int, share: Path) -> Figures:
     run = Run(folder, ended, STARTED, 36_000.0, is_interrupted=False, slots=gpus, versions=versions())
     content, described = _timed(run.as_dict)
     _, saved = _timed(lambda: folder.save_results(content))
-    _, reported = _timed(lambda: reports.write(content, folder.path))
+    _, reported = _timed(lambda: report.write(content, folder.path))
     sizes = {name: (folder.path / name).stat().st_size / 1e6 for name in ("results.json", reports.JUNIT, reports.HTML)}
     return {
         "report_100k": ("s", reported),

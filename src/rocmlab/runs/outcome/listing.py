@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rocmlab.base import formatting, safe
-from rocmlab.reports import history
 from rocmlab.reports.values import is_number
 from rocmlab.runs.folder import PARTS, RunFolder
-from rocmlab.runs.outcome import entries
+from rocmlab.runs.outcome import entries, history
 
 if TYPE_CHECKING:
     from rich.table import Table

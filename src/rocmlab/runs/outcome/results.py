@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
-from rocmlab import __version__, reports
+from rocmlab import __version__
 from rocmlab.notebook import executed
-from rocmlab.reports import compare
-from rocmlab.runs import schema
+from rocmlab.reports import compare, schema
 from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.jobs import EXIT_CODES, NO_FAILURE, Job, Result
+from rocmlab.runs.outcome import report
 from rocmlab.runs.scheduling.placement import Place
 from rocmlab.runs.scheduling.usage import UNKNOWN
 from rocmlab.runs.spec import keys
@@ -66,7 +66,7 @@ class Run:
         }
 
     def save(self) -> None:
-        """Write `results.json`, `reports.html` and `junit.xml`; a report that cannot be made does not cost the results.
+        """Write `results.json`, `report.html` and `junit.xml`; a report that cannot be made does not cost the results.
 
         Raises:
             OSError: the folder cannot be written.
@@ -77,7 +77,7 @@ class Run:
         if not self.folder.has_report:
             return
         try:
-            reports.write(results, self.folder.path)
+            report.write(results, self.folder.path)
         except OSError:
             raise
         except Exception as err:

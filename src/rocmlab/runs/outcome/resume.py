@@ -14,10 +14,9 @@ from typing import Any
 
 from rocmlab.base import formatting, safe
 from rocmlab.base.errors import RocmlabError
-from rocmlab.reports import history
 from rocmlab.runs.folder import KINDS, BadLineError, RunFolder
 from rocmlab.runs.jobs import Job, Request, Result
-from rocmlab.runs.outcome import entries, retries
+from rocmlab.runs.outcome import entries, history, retries
 from rocmlab.runs.scheduling.plan import Before
 from rocmlab.runs.spec import keys, selection
 

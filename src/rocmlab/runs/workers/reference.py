@@ -21,10 +21,10 @@ from papermill.exceptions import PapermillExecutionError
 from papermill.log import logger
 
 from rocmlab.base import private
+from rocmlab.base.formatting import ANSI
 from rocmlab.kernels import handover, kernel
 from rocmlab.kernels.lifeline import Lifeline
 from rocmlab.notebook.ends import describe
-from rocmlab.notebook.executed import ANSI
 from rocmlab.notebook.notebooks import escape
 from rocmlab.notebook.titles import numbered, title_of
 from rocmlab.runs.jobs import Status

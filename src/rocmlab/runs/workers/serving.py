@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from rocmlab.kernels import job_processes
+from rocmlab.base import job_tokens
 from rocmlab.kernels import kernel as kernel  # what every job needs first
 from rocmlab.runs.workers import worker
 from rocmlab.runs.workers.commands import Order, Orders, block_slow_import
@@ -61,7 +61,7 @@ class Server:
         if job.get("lease"):
             job["lease"]["descriptors"] = locks
         self.jobs += 1
-        self.mark = job["environment"].get(job_processes.MARK)
+        self.mark = job["environment"].get(job_tokens.NAME)
         with surroundings(job["environment"], log):
             work = Worker(job, self.orders.report)
             status, message = work.run()
@@ -76,7 +76,7 @@ class Server:
         Worker.starting.acquire(timeout=1.0)  # a kernel that is being started can be found when it has started
         self.remove_scratch()  # before the kernel's end, which may end this process
         if self.mark:
-            job_processes.end(self.mark, grace_seconds=0.0)
+            job_tokens.end(self.mark, grace_seconds=0.0)
 
     def remove_scratch(self) -> None:
         """Remove the folder of the job that runs: nobody else will."""

@@ -13,16 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from rocmlab.base import safe
+from rocmlab.base import job_tokens, safe
 from rocmlab.devices import visibility
-from rocmlab.kernels import job_processes
-from rocmlab.kernels.claim import Claim
 from rocmlab.runs.folder import RunFolder, now
 from rocmlab.runs.jobs import INTERRUPTED, Job, Status
 from rocmlab.runs.scheduling.placement import Place
 from rocmlab.runs.scheduling.usage import Meters
 from rocmlab.runs.workers.channel import Event as Event
 from rocmlab.runs.workers.channel import Link
+from rocmlab.runs.workers.claim import Claim
 from rocmlab.runs.workers.workers import Workers
 
 LEASED = "ROCMLAB_LEASED"  # environment of a job: the runner has chosen, and leased, its devices
@@ -77,7 +76,7 @@ class Supervisor:
         self.limits = limits
         self.workers = workers
         self.meters = meters
-        self.mark = job_processes.new_mark()
+        self.mark = job_tokens.new()
         self._see = see  # called with each event of the job
         self._worker: Link | None = None
         self._begin = 0.0  # when its GPUs were leased
@@ -127,7 +126,7 @@ class Supervisor:
 
     async def _end_processes(self) -> None:
         grace_seconds = 0.0 if self._killed_by_us else 2.0
-        left = await asyncio.to_thread(job_processes.end, self.mark, grace_seconds)
+        left = await asyncio.to_thread(job_tokens.end, self.mark, grace_seconds)
         if left:
             self._warnings.append(f"processes that could not be ended: {', '.join(map(str, left))}")
 
@@ -192,7 +191,7 @@ class Supervisor:
     def _environment(self) -> dict[str, str]:
         note = self._note()
         own = {NOTEBOOK: note["notebook"], RUN: note["run"], NAME: note["job"]}
-        return {**self.place.environment(self.workers.environment), **own, job_processes.MARK: self.mark, LEASED: "1"}
+        return {**self.place.environment(self.workers.environment), **own, job_tokens.NAME: self.mark, LEASED: "1"}
 
     def _note(self) -> dict[str, str]:
         return {"notebook": self.job.notebook, "run": self.folder.path.name, "job": self.job.name}

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from rocmlab.base import confidential
-from rocmlab.kernels import job_processes
+from rocmlab.kernels import memory
 from rocmlab.kernels.run_warmth import Warmth
 from rocmlab.runs.jobs import Job
 from rocmlab.runs.workers.channel import Link
@@ -83,7 +83,7 @@ class Workers:
             self._ending.add(ending)
             ending.add_done_callback(self._ending.discard)
         worker = Link(WORKER, self.environment)
-        job_processes.let_go_first(worker.process.pid)
+        memory.make_expendable(worker.process.pid)
         self._all.add(worker)
         return worker
 
@@ -145,7 +145,7 @@ class Workers:
     def _start_converter(self) -> Link:
         if self._converter is None or not self._converter.is_alive:
             self._converter = Link(CONVERTER, self.environment)
-            job_processes.let_go_first(self._converter.process.pid)
+            memory.make_expendable(self._converter.process.pid)
         return self._converter
 
     async def _end_converter(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rocmlab.training.datasets import idx
+from rocmlab.training.datasets import formats
 from rocmlab.training.datasets.cache import Progress, fetch
 
 if TYPE_CHECKING:
@@ -24,14 +24,14 @@ def mnist(share: Path | None = None, progress: Progress | None = None) -> tuple[
 
 
 def fashion_mnist(share: Path | None = None, progress: Progress | None = None) -> tuple[Pair, Pair]:
-    """Return the pictures of clothes; same shapes as `mnist`."""
+    """Return the images of clothes; same shapes as `mnist`."""
     return _load("fashion_mnist", share, progress)
 
 
 def _load(name: str, share: Path | None, progress: Progress | None) -> tuple[Pair, Pair]:
     folder = fetch(name, share=share, progress=progress)
     train, test = (
-        (idx.read(folder / f"{part}-images-idx3-ubyte"), idx.read(folder / f"{part}-labels-idx1-ubyte"))
+        (formats.read_idx(folder / f"{part}-images-idx3-ubyte"), formats.read_idx(folder / f"{part}-labels-idx1-ubyte"))
         for part in ("train", "t10k")
     )
     return train, test

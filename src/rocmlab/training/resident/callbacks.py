@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from functools import partialmethod
 from typing import Any, Protocol
 
 from rocmlab.training.resident.arguments import check_callbacks
-from rocmlab.training.resident.engine import Model
+from rocmlab.training.resident.engine import Fit, Model
 from rocmlab.training.resident.pace import Report
 
 Logs = dict[str, Any]
@@ -16,46 +17,15 @@ BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_tra
 TEST_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
 
 
-class Fit:
-    """What a training did. That of a Keras model is also a `keras.callbacks.History`, as `fit` returns it.
-
-    Attributes:
-        model: what was trained.
-        history: one value an epoch for each log; validation's names begin with val_.
-        epoch: numbers of the epochs that were run, from 0.
-        params: verbose, epochs, steps.
-        how: one sentence: what ran an epoch, and why nothing faster if it fell back.
-        seconds: of training only, per epoch, synchronised; the first one compiles.
-    """
-
-    model: Any
-    history: dict[str, list[Any]]
-    epoch: list[int]
-    params: dict[str, Any]
-    how: str
-    seconds: list[float]
-
-
 class Callbacks(Protocol):
     """What the epoch loop calls; the names and arguments are those of Keras."""
 
-    def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Before the first epoch."""
-
-    def on_train_end(self, logs: Logs | None = None) -> None:
-        """After the last epoch."""
-
-    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Before an epoch."""
-
-    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """After an epoch and its validation."""
-
-    def on_test_begin(self, logs: Logs | None = None) -> None:
-        """Before a validation."""
-
-    def on_test_end(self, logs: Logs | None = None) -> None:
-        """After a validation."""
+    def on_train_begin(self, logs: Logs | None = None) -> None: ...  # noqa: D102
+    def on_train_end(self, logs: Logs | None = None) -> None: ...  # noqa: D102
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None: ...  # noqa: D102
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None: ...  # noqa: D102
+    def on_test_begin(self, logs: Logs | None = None) -> None: ...  # noqa: D102
+    def on_test_end(self, logs: Logs | None = None) -> None: ...  # noqa: D102
 
 
 def of_keras(model: Model, callbacks: object, verbose: str | int, epochs: int, steps: int) -> tuple[Callbacks, Fit]:
@@ -124,16 +94,17 @@ class PlainCallbacks:
             for name, value in (("set_params", params), ("set_model", model)):
                 getattr(callback, name, _nothing)(value)
 
-    def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Tell every callback."""
-        self._call("on_train_begin", logs)
+    def _call(self, name: str, *arguments: object) -> None:
+        for callback in self._callbacks:
+            getattr(callback, name, _nothing)(*arguments)
 
-    def on_train_end(self, logs: Logs | None = None) -> None:
-        """Tell every callback."""
-        self._call("on_train_end", logs)
+    on_train_begin = partialmethod(_call, "on_train_begin")
+    on_train_end = partialmethod(_call, "on_train_end")
+    on_test_begin = partialmethod(_call, "on_test_begin")
+    on_test_end = partialmethod(_call, "on_test_end")
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Tell every callback."""
+        """Call every callback."""
         self._number = epoch
         self._call("on_epoch_begin", epoch, logs)
 
@@ -158,18 +129,6 @@ class PlainCallbacks:
         if self._verbose:
             told = " - ".join(f"{name}: {value:.4g}" for name, value in logs.items())
             sys.stdout.write(f"Epoch {epoch + 1}/{self.params['epochs']} - {told}\n")
-
-    def on_test_begin(self, logs: Logs | None = None) -> None:
-        """Tell every callback."""
-        self._call("on_test_begin", logs)
-
-    def on_test_end(self, logs: Logs | None = None) -> None:
-        """Tell every callback."""
-        self._call("on_test_end", logs)
-
-    def _call(self, name: str, *arguments: object) -> None:
-        for callback in self._callbacks:
-            getattr(callback, name, _nothing)(*arguments)
 
 
 def _listed(callbacks: object) -> list[Any]:

@@ -1,8 +1,8 @@
 """The interface between `fit_resident` and whatever runs an epoch: one engine per framework.
 
 An engine keeps the training data on the device and runs a whole epoch there. `fit_resident` owns everything
-around it: checks, callbacks, history, validation's place in the epoch, seconds. Each engine is a module with one
-factory, `build(model, data, options) -> Engine`.
+around it: checks, callbacks, history, validation's place in the epoch, seconds. Each
+engine is made as `Engine(model, data, options)`.
 """
 
 from __future__ import annotations
@@ -104,6 +104,26 @@ class Options:
         if isinstance(self.validation_freq, int):
             return (epoch + 1) % self.validation_freq == 0
         return epoch + 1 in self.validation_freq
+
+
+class Fit:
+    """What a training did. That of a Keras model is also a `keras.callbacks.History`, as `fit` returns it.
+
+    Attributes:
+        model: what was trained.
+        history: one value an epoch for each log; validation's names begin with val_.
+        epoch: numbers of the epochs that were run, from 0.
+        params: verbose, epochs, steps.
+        how: one sentence: what ran an epoch, and why nothing faster if it fell back.
+        seconds: of training only, per epoch, synchronised; the first one compiles.
+    """
+
+    model: Any
+    history: dict[str, list[Any]]
+    epoch: list[int]
+    params: dict[str, Any]
+    how: str
+    seconds: list[float]
 
 
 def leaves(tree: Tree) -> Iterator[Any]:

@@ -15,10 +15,15 @@ import numpy as np
 from rocmlab.base.errors import RocmlabError
 from rocmlab.training.resident import arguments, samples
 from rocmlab.training.resident import callbacks as callback_lists
-from rocmlab.training.resident.callbacks import Callbacks, Fit
-from rocmlab.training.resident.engine import Data, Engine, Model, Options, Tree
+from rocmlab.training.resident.callbacks import Callbacks
+from rocmlab.training.resident.engine import Data, Engine, Fit, Model, Options, Tree
 
-KERAS_ENGINES = {"jax": "keras_jax", "tensorflow": "keras_tensorflow", "torch": "keras_torch"}
+# Module and class; a framework is imported only where it is used.
+KERAS_ENGINES = {
+    "jax": ("keras_jax", "JaxEngine"),
+    "tensorflow": ("keras_tensorflow", "TensorFlowEngine"),
+    "torch": ("keras_torch", "TorchEngine"),
+}
 
 
 def fit_resident(
@@ -107,11 +112,11 @@ def fit_resident(
     data, options = arguments.cut(data, options, steps_per_epoch, validation_steps)
     if is_keras:
         _build_keras(model, data, options)
-    name = KERAS_ENGINES[keras_backend] if keras_backend else "plain_torch"
-    module = importlib.import_module(f"rocmlab.training.resident.{name}")
+    module, name = KERAS_ENGINES[keras_backend] if keras_backend else ("plain_torch", "ModuleEngine")
+    make_engine = getattr(importlib.import_module(f"rocmlab.training.resident.{module}"), name)
     make = callback_lists.of_keras if is_keras else callback_lists.of_torch
     found, result = make(model, callbacks, verbose, options.epochs, options.steps(data.train.count))
-    engine: Engine = module.build(model, data, replace(options, report=callback_lists.reporter(found)))
+    engine: Engine = make_engine(model, data, replace(options, report=callback_lists.reporter(found)))
     result.seconds = _loop(model, engine, data, options, found)
     result.how = engine.how
     return result

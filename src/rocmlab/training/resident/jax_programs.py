@@ -238,6 +238,19 @@ class Programs:
         return (None, state) if last else (state, None)
 
 
+def numbers(logs: dict[str, Any]) -> dict[str, Any]:
+    """Read logs from the device."""
+    return {name: _number(value) for name, value in jax.device_get(logs).items()}
+
+
+def _number(value: Array) -> Array:
+    """Return a log as a number; one that is an array stays one, as in `fit`."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return value
+
+
 def _like(new: State, old: State) -> State:
     """Return the new state in the old one's types, as assigning to the variables would."""
     parts = tuple(list(part) for part in new)

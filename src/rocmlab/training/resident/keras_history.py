@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keras
 
-from rocmlab.training.resident.callbacks import Fit
+from rocmlab.training.resident.engine import Fit
 
 
 class KerasFit(keras.callbacks.History, Fit):  # type: ignore[misc]  # Keras has no types

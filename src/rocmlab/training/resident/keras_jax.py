@@ -14,8 +14,8 @@ import keras
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.training.resident import blocks
-from rocmlab.training.resident.engine import Array, Data, Engine, Model, Options, Samples, count_of, fell_back, tree_map
-from rocmlab.training.resident.jax_programs import Arrays, Programs, State
+from rocmlab.training.resident.engine import Array, Data, Model, Options, Samples, count_of, fell_back, tree_map
+from rocmlab.training.resident.jax_programs import Arrays, Programs, State, numbers
 from rocmlab.training.resident.pace import Pace
 
 Device = Any  # jax.Device
@@ -25,17 +25,12 @@ TO_TRAIN = ("trainable", "other", "optimizer", "metrics")  # the parts of the st
 TO_TEST = ("trainable", "other", "metrics")
 
 
-def build(model: Model, data: Data, options: Options) -> Engine:
-    """Return the engine for a built and compiled Keras model whose backend is JAX.
+class JaxEngine:
+    """One model's epochs on JAX's default device, or on those of `keras.distribution`.
 
     Raises:
         RocmlabError: the model's distribution spans several processes, or the memory allowed holds no two batches.
     """
-    return JaxEngine(model, data, options)
-
-
-class JaxEngine:
-    """One model's epochs on JAX's default device, or on those of `keras.distribution`."""
 
     def __init__(self, model: Model, data: Data, options: Options) -> None:
         self._sharding = _data_sharding()
@@ -55,10 +50,8 @@ class JaxEngine:
         self._done = 0  # batches of the current block
         self._way, self._reason = EPOCH, ""
         if model.run_eagerly or not model.jit_compile:
-            self._way, self._reason = (
-                EAGER,
-                "the model, or a layer of it, is not to be compiled (run_eagerly, jit_compile)",
-            )
+            self._way = EAGER
+            self._reason = "the model, or a layer of it, is not to be compiled (run_eagerly, jit_compile)"
 
     @property
     def how(self) -> str:
@@ -140,7 +133,7 @@ class JaxEngine:
             before += self._options.steps(count_of(block), training=training)
             block = next(arrays, None)
         self._give_back()
-        results = _numbers(logs)
+        results = numbers(logs)
         self._paces[training].settle()
         return results
 
@@ -249,7 +242,7 @@ class JaxEngine:
 
     def _report(self, training: bool, before: int, read: Callable[[], dict[str, Any]]) -> None:
         if training:
-            self._options.report(before + self._done, lambda: _numbers(read()))
+            self._options.report(before + self._done, lambda: numbers(read()))
 
     def _read(self, training: bool) -> State:
         return tuple(self._state[name] for name in (TO_TRAIN if training else TO_TEST))
@@ -297,16 +290,3 @@ def _free_bytes(device: Device) -> int | None:
     if "bytes_limit" not in stats:
         return None
     return int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0))
-
-
-def _numbers(logs: dict[str, Any]) -> dict[str, Any]:
-    """Read logs from the device."""
-    return {name: _number(value) for name, value in jax.device_get(logs).items()}
-
-
-def _number(value: Array) -> Array:
-    """Return a log as a number; one that is an array stays one, as in `fit`."""
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return value

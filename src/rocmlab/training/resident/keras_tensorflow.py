@@ -15,23 +15,18 @@ import tensorflow as tf
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.training.resident import blocks, probes
-from rocmlab.training.resident.engine import Array, Data, Engine, Model, Options, Samples, layers_of, tree_map
+from rocmlab.training.resident.engine import Array, Data, Model, Options, Samples, layers_of, tree_map
 from rocmlab.training.resident.tensorflow_loop import BATCH, EAGER, EPOCH, GRAPH, STEP, Arrays, Loop, Tensor
 from rocmlab.training.resident.tensorflow_pass import WORDS, Pass
 
 
-def build(model: Model, data: Data, options: Options) -> Engine:
-    """Return the engine for a built and compiled Keras model whose backend is TensorFlow.
+class TensorFlowEngine:
+    """One model's epochs on the device of its variables, or on those of its distribution strategy.
 
     Raises:
         RocmlabError: a batch has fewer samples than the strategy has replicas, or the memory allowed holds no two
             batches.
     """
-    return TensorFlowEngine(model, data, options)
-
-
-class TensorFlowEngine:
-    """One model's epochs on the device of its variables, or on those of its distribution strategy."""
 
     def __init__(self, model: Model, data: Data, options: Options) -> None:
         self._model, self._data, self._options = model, data, options

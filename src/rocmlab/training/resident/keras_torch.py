@@ -15,27 +15,21 @@ import keras
 import torch
 
 from rocmlab.training.resident import probes, torch_layers, torch_store, torch_updates
-from rocmlab.training.resident.engine import Data, Engine, Options, Tree, fell_back, layers_of, tree_map
+from rocmlab.training.resident.engine import Data, Options, Tree, fell_back, layers_of, tree_map
 from rocmlab.training.resident.graphs import Rows
 from rocmlab.training.resident.torch_epochs import Epochs
 from rocmlab.training.resident.torch_store import Batches, Untyped, join
 
-MEAN = "sum_over_batch_size"  # Keras' name for it
 # What Keras' train_step uses, and our step with it.
 PARTS = ("_call_has_training_arg", "_compute_loss", "_loss_tracker", "_compile_metrics")
 
 
-def build(model: Untyped, data: Data, options: Options) -> Engine:
-    """Return the engine for a built and compiled Keras model whose backend is torch.
+class TorchEngine:
+    """One Keras model's epochs on the device its variables are on.
 
     Raises:
         RocmlabError: the memory allowed holds no two batches.
     """
-    return TorchEngine(model, data, options)
-
-
-class TorchEngine:
-    """One Keras model's epochs on the device its variables are on."""
 
     def __init__(self, model: Untyped, data: Data, options: Options) -> None:
         self._model, self._seed = model, options.seed
@@ -236,61 +230,9 @@ def _updates(model: Untyped, device: torch.device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _recording(model: Untyped) -> Iterator[None]:
-    """Make a step capturable and short: no branches in the optimizer, random numbers from the device's generator.
-
-    Keras seeds a new generator on the host for each call with a SeedGenerator; here that generator's state advances
-    as it does there, and the numbers come from torch's generator, which a graph can advance. The mean of a loss is
-    taken by one division instead of Keras' ten operations on single numbers, each a launch.
-    """
-    replaced: list[tuple[Untyped, str, Untyped]] = []
-    if probes.usable("drawing of random numbers in a graph", _try_drawing):
-        from keras.src.backend.torch import random as keras_random
-
-        seeded = keras_random.torch_seed_generator
-
-        def generator(seed: Untyped) -> Untyped:
-            if isinstance(seed, int):
-                return seeded(seed)
-            keras_random.draw_seed(seed)
-            return None
-
-        replaced.append((keras_random, "torch_seed_generator", generator))
-    if probes.usable("mean of losses in one operation", _try_reducing):
-        from keras.src.losses import loss as keras_loss
-
-        reduced = keras_loss.reduce_values
-
-        def reduce(values: Untyped, sample_weight: Untyped = None, reduction: Untyped = MEAN) -> Untyped:
-            if reduction not in (MEAN, "mean") or values.numel() == 0 or values.ndim == 0:
-                return reduced(values, sample_weight, reduction)
-            return torch.sum(values) / values.numel()
-
-        replaced.append((keras_loss, "reduce_values", reduce))
-    with probes.replacing(replaced), torch_updates.in_place(model.optimizer, branchless=True):
+    """Make a step capturable and short; the optimizer has no branches."""
+    with torch_layers.capturable(), torch_updates.in_place(model.optimizer, branchless=True):
         yield
-
-
-def _try_drawing() -> str:
-    """Draw from Keras' own generator; say what is not as expected."""
-    from keras.src.backend.torch import random as keras_random
-
-    seeds = keras.random.SeedGenerator(1, name="probe")
-    before = seeds.state.numpy().tolist()
-    if not isinstance(keras_random.torch_seed_generator(seeds), torch.Generator):
-        return "Keras does not draw from a generator of torch"
-    after = seeds.state.numpy().tolist()
-    keras_random.draw_seed(seeds)
-    steps = [after[1] - before[1], seeds.state.numpy().tolist()[1] - after[1]]
-    return "" if steps == [1, 1] else "Keras counts its seeds in another way"
-
-
-def _try_reducing() -> str:
-    """Take the mean of losses Keras' way; say what is not as expected."""
-    from keras.src.losses import loss as keras_loss
-
-    values = torch.linspace(-1.0, 2.0, 6, device=keras.ops.zeros(1).device).reshape(2, 3)
-    same = torch.allclose(keras_loss.reduce_values(values, None, MEAN), values.mean())
-    return "" if same else "its results are others"
 
 
 def _rate(optimizer: Untyped) -> Untyped:

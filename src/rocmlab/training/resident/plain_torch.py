@@ -15,24 +15,19 @@ import torch
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.training.resident import torch_store
-from rocmlab.training.resident.engine import Data, Engine, Options, Tree, tree_map
+from rocmlab.training.resident.engine import Data, Options, Tree, tree_map
 from rocmlab.training.resident.graphs import Rows
 from rocmlab.training.resident.torch_epochs import Epochs
 from rocmlab.training.resident.torch_optimizer import Optimizer
 from rocmlab.training.resident.torch_store import Batches, Untyped, join
 
 
-def build(module: Untyped, data: Data, options: Options) -> Engine:
-    """Return the engine for a torch module on the device its parameters are on.
+class ModuleEngine:
+    """One module's epochs on its device; under DistributedDataParallel each process trains its own part of the data.
 
     Raises:
         RocmlabError: it has no parameters, or the memory allowed holds no two batches.
     """
-    return ModuleEngine(module, data, options)
-
-
-class ModuleEngine:
-    """One module's epochs on its device; under DistributedDataParallel each process trains its own part of the data."""
 
     def __init__(self, module: Untyped, data: Data, options: Options) -> None:
         self._module, self._seed = module, options.seed

@@ -1,7 +1,7 @@
-"""Keras' layers for pictures on torch, with fewer passes over memory.
+"""Keras' layers, losses and random numbers on torch: with fewer passes over memory, and so that a graph can hold them.
 
 Keras composes batch normalisation of ten operations, each of them a pass over all inputs, and as many for the gradient;
-and it copies the inputs of each convolution and pooling to another order of their axes, of which torch needs none. In a
+it also copies the inputs of each convolution and pooling to another order of axes, which torch does not need. In a
 U-Net both move more memory than the convolutions themselves. Results are the same within float tolerance.
 """
 
@@ -22,6 +22,7 @@ OPTIONS = (  # of the layer, with which its call was compared; all but renorm an
     "moving_variance_initializer beta_regularizer gamma_regularizer beta_constraint gamma_constraint renorm "
     "renorm_clipping renorm_momentum synchronized kwargs"
 )
+MEAN = "sum_over_batch_size"  # Keras' name for the mean of the losses
 MIXED = (torch.float16, torch.bfloat16)  # which torch's kernel takes with weights of 32 bits, as Keras keeps them
 
 
@@ -52,6 +53,42 @@ def lean() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def capturable() -> Iterator[None]:
+    """Make a step capturable and short: random numbers from the device's generator, one operation for a mean.
+
+    Keras seeds a new generator on the host for each call with a SeedGenerator; here that generator's state advances
+    as it does there, and the numbers come from torch's generator, which a graph can advance. The mean of a loss is
+    taken by one division instead of Keras' ten operations on single numbers, each a launch.
+    """
+    replaced: list[tuple[Untyped, str, Untyped]] = []
+    if probes.usable("drawing of random numbers in a graph", _try_drawing):
+        from keras.src.backend.torch import random as keras_random
+
+        seeded = keras_random.torch_seed_generator
+
+        def generator(seed: Untyped) -> Untyped:
+            if isinstance(seed, int):
+                return seeded(seed)
+            keras_random.draw_seed(seed)
+            return None
+
+        replaced.append((keras_random, "torch_seed_generator", generator))
+    if probes.usable("mean of losses in one operation", _try_reducing):
+        from keras.src.losses import loss as keras_loss
+
+        reduced = keras_loss.reduce_values
+
+        def reduce(values: Untyped, sample_weight: Untyped = None, reduction: Untyped = MEAN) -> Untyped:
+            if reduction not in (MEAN, "mean") or values.numel() == 0 or values.ndim == 0:
+                return reduced(values, sample_weight, reduction)
+            return torch.sum(values) / values.numel()
+
+        replaced.append((keras_loss, "reduce_values", reduce))
+    with probes.replacing(replaced):
+        yield
+
+
 def _try_normalising() -> str:
     """Normalise a small batch Keras' way and ours; say what is not as expected."""
     layer = keras.layers.BatchNormalization
@@ -73,6 +110,29 @@ def _try_viewing() -> str:
 
     inputs = torch.arange(24.0).reshape(1, 2, 3, 4)
     return "" if torch.equal(nn._transpose_spatial_inputs(inputs), inputs.movedim(-1, 1)) else "its results are others"
+
+
+def _try_drawing() -> str:
+    """Draw from Keras' own generator; say what is not as expected."""
+    from keras.src.backend.torch import random as keras_random
+
+    seeds = keras.random.SeedGenerator(1, name="probe")
+    before = seeds.state.numpy().tolist()
+    if not isinstance(keras_random.torch_seed_generator(seeds), torch.Generator):
+        return "Keras does not draw from a generator of torch"
+    after = seeds.state.numpy().tolist()
+    keras_random.draw_seed(seeds)
+    steps = [after[1] - before[1], seeds.state.numpy().tolist()[1] - after[1]]
+    return "" if steps == [1, 1] else "Keras counts its seeds in another way"
+
+
+def _try_reducing() -> str:
+    """Take the mean of losses Keras' way; say what is not as expected."""
+    from keras.src.losses import loss as keras_loss
+
+    values = torch.linspace(-1.0, 2.0, 6, device=keras.ops.zeros(1).device).reshape(2, 3)
+    same = torch.allclose(keras_loss.reduce_values(values, None, MEAN), values.mean())
+    return "" if same else "its results are others"
 
 
 def _is_plain(layer: Untyped, inputs: torch.Tensor) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from rocmlab.training.resident import torch_pieces
+from rocmlab.training.resident import torch_store
 from rocmlab.training.resident.torch_store import Untyped
 
 HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")  # where torch keeps what runs around a step
@@ -145,7 +145,7 @@ class Pieces:
     def of(cls, optimizer: Untyped) -> Pieces | None:
         """Return the twin of an optimizer that gains by it; None for any other."""
         values = [value for group in optimizer.param_groups for value in group["params"]]
-        size = torch_pieces.piece_size(values)
+        size = torch_store.piece_size(values)
         known = type(optimizer) is getattr(torch.optim, type(optimizer).__name__, None)
         scalars = any(value.ndim == 0 for value in values)  # whose state cannot be told from a count of steps
         if not size or scalars or not known or type(optimizer).__name__ not in ELEMENTWISE:
@@ -164,10 +164,10 @@ class Pieces:
                 piece.grad = None
 
     def _add(self, value: torch.Tensor, state: Untyped) -> list[torch.Tensor]:
-        pieces = torch_pieces.cut([value], self._size)
+        pieces = torch_store.cut([value], self._size)
         for key, kept in state.get(value, {}).items():
             whole = isinstance(kept, torch.Tensor) and kept.shape == value.shape
-            parts = torch_pieces.cut([kept], self._size) if whole else [kept, *(_copy(kept) for _ in pieces[1:])]
+            parts = torch_store.cut([kept], self._size) if whole else [kept, *(_copy(kept) for _ in pieces[1:])]
             for piece, part in zip(pieces, parts, strict=True):
                 self._twin.state[piece][key] = part
         self._cut.append((value, pieces))

@@ -1,4 +1,4 @@
-"""Samples as torch tensors on the device, whole or block by block, and what torch's devices need around an epoch."""
+"""Samples as torch tensors on the device, whole or block by block; and what torch's devices need around an epoch."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from rocmlab.training.resident.engine import Options, Samples, Tree, leaves, tre
 Untyped = Any  # an object of a framework, whose types are not known here
 GATHER_BYTES = 256 * 2**20  # what the samples of one graph's steps may take when they are gathered at once
 OUTPUT_BYTES = 64 * 2**20  # what the outputs of a group of steps may take to account for them at once
+LAUNCH_TENSORS = 48  # what one launch of a kernel over three lists takes (the limit of torch's argument buffers)
+BLOCK_ELEMENTS = 65_536  # what torch gives to one block of threads
+LEAST_ELEMENTS = 4_096  # smaller pieces gain nothing
 SEED_STRIDE = 1_000_003  # a prime: seed and epoch give each epoch its own stream, also when training is resumed
 
 
@@ -130,6 +133,26 @@ def tensor_bytes(tree: Tree) -> int:
 def row_bytes(tree: Tree) -> int:
     """Return the bytes of one sample."""
     return sum(leaf.element_size() * leaf[0].numel() for leaf in leaves(tree))
+
+
+def piece_size(tensors: list[torch.Tensor]) -> int:
+    """Return how many elements a piece should have so that one pass occupies a whole GPU; 0: leave the tensors whole.
+
+    torch's multi-tensor kernels give 65,536 elements to one block of threads: 700,000 parameters occupy 11 of an
+    H200's 132 multiprocessors. As 45 pieces the same pass takes a third of the time.
+    """
+    if not tensors or tensors[0].device.type != "cuda" or not all(tensor.is_contiguous() for tensor in tensors):
+        return 0
+    total = sum(tensor.numel() for tensor in tensors)
+    size = max(LEAST_ELEMENTS, -(-total // max(1, LAUNCH_TENSORS - len(tensors))))
+    return size if size < BLOCK_ELEMENTS else 0
+
+
+def cut(tensors: list[torch.Tensor], size: int) -> list[torch.Tensor]:
+    """Return the tensors as flat pieces of at most `size` elements, in order and without a copy; 0: as they are."""
+    if not size:
+        return tensors
+    return [piece for tensor in tensors for piece in tensor.detach().reshape(-1).split(size)]
 
 
 def stream_seed(seed: int, epoch: int) -> int:

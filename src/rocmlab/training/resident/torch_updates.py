@@ -16,7 +16,7 @@ import keras
 import numpy as np
 import torch
 
-from rocmlab.training.resident import probes, torch_pieces
+from rocmlab.training.resident import probes, torch_store
 from rocmlab.training.resident.torch_store import Untyped
 
 Tensors = list[torch.Tensor]
@@ -254,18 +254,18 @@ def _update_of(optimizer: Untyped) -> Update | None:
 def _unpack(optimizer: Untyped, grads: Tensors, variables: list[Any], learning_rate: Untyped) -> tuple[Any, ...]:
     """Return the tensors of an update: values, gradients, the rate, (), and a function from slots to tensors.
 
-    On a GPU they are cut into pieces (`torch_pieces`).
+    On a GPU they are cut into pieces (`torch_store.cut`).
     """
     values = [variable.value for variable in variables]
     rate = getattr(learning_rate, "value", learning_rate)
     rate = torch.as_tensor(rate, dtype=values[0].dtype, device=values[0].device).detach()
     places = [optimizer._get_variable_index(variable) for variable in variables]
-    size = torch_pieces.piece_size(values)
+    size = torch_store.piece_size(values)
 
     def slots(found: list[Any]) -> Tensors:
-        return torch_pieces.cut([found[place].value for place in places], size)
+        return torch_store.cut([found[place].value for place in places], size)
 
-    return torch_pieces.cut(values, size), torch_pieces.cut(list(grads), size), rate, slots
+    return torch_store.cut(values, size), torch_store.cut(list(grads), size), rate, slots
 
 
 def _step(optimizer: Untyped, like: torch.Tensor) -> torch.Tensor:

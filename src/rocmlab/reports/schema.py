@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+NO_FAILURE = ("ok", "skipped")  # statuses of a job
 VERSION = 1  # `schema` in the file; the schema says when it changes
 PATH = Path(__file__).with_name("results.schema.json")
 

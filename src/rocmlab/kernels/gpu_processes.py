@@ -1,4 +1,4 @@
-"""Processes that use a GPU, as its driver lists them; those without a lease are foreign.
+"""Processes that use a GPU, as its driver lists them; those without a lease are unmanaged.
 
 Source: `/sys/class/kfd/kfd/proc/<pid>/vram_<gpu_id>` (rocm), NVML's compute processes (cuda). KFD gives process ids of
 the host, which inside a container mean nothing: there a process on a leased GPU is taken for the lease's own.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Occupant:
+class GpuProcess:
     """One process on one GPU."""
 
     pid: int  # as the driver counts
@@ -46,15 +46,15 @@ class Occupant:
         return f"process {self.pid} ({name}{memory})"
 
 
-def foreign(seen: Sequence[Occupant], holder: Holder | None) -> list[Occupant]:
+def unmanaged(seen: Sequence[GpuProcess], holder: Holder | None) -> list[GpuProcess]:
     """Return the processes on a device that do not belong to its lease; all of them if it has none."""
     return [each for each in seen if holder is None or not each.is_of(holder)]
 
 
-def on_devices(devices: Sequence[Device], root: Path | None = None) -> dict[Device, list[Occupant]]:
+def on_devices(devices: Sequence[Device], root: Path | None = None) -> dict[Device, list[GpuProcess]]:
     """Return the processes on each of these GPUs; empty where the driver lists none or does not tell."""
     where = root or system_root()
-    found: dict[Device, list[Occupant]] = {device: [] for device in devices}
+    found: dict[Device, list[GpuProcess]] = {device: [] for device in devices}
     for device in devices:
         if device.backend == "rocm" and device.kfd_id is not None:
             found[device] = list(_of_kfd(device.kfd_id, where))
@@ -75,9 +75,9 @@ def drivers(devices: Sequence[Device]) -> list[tuple[str, list[Device]]]:
     return [*asked, *([("the process list of NVML", others)] if others else [])]
 
 
-def in_time(devices: Sequence[Device]) -> dict[Device, list[Occupant]]:
+def in_time(devices: Sequence[Device]) -> dict[Device, list[GpuProcess]]:
     """Return the processes on each of these GPUs whose driver answers within a second; the others are left out."""
-    found: dict[Device, list[Occupant]] = {}
+    found: dict[Device, list[GpuProcess]] = {}
     for who, some in drivers(devices):
         read = partial(on_devices, some, system_root())
         for _ in range(ATTEMPTS):
@@ -88,7 +88,7 @@ def in_time(devices: Sequence[Device]) -> dict[Device, list[Occupant]]:
     return found
 
 
-async def awaited(devices: Sequence[Device]) -> dict[Device, list[Occupant]]:
+async def awaited(devices: Sequence[Device]) -> dict[Device, list[GpuProcess]]:
     """Return the same, while the event loop goes on; the drivers are asked side by side."""
     import asyncio  # not before `rocmlab run` has started what takes long
 
@@ -96,7 +96,7 @@ async def awaited(devices: Sequence[Device]) -> dict[Device, list[Occupant]]:
     return {device: each for answer in found for device, each in answer.items()}
 
 
-async def _awaited(who: str, some: Sequence[Device]) -> dict[Device, list[Occupant]]:
+async def _awaited(who: str, some: Sequence[Device]) -> dict[Device, list[GpuProcess]]:
     read = partial(on_devices, some, system_root())
     for _ in range(ATTEMPTS):
         answer = await DRIVERS.later(who, read)
@@ -105,16 +105,16 @@ async def _awaited(who: str, some: Sequence[Device]) -> dict[Device, list[Occupa
     return _of(some, answer)
 
 
-def _is_for(some: Sequence[Device], answer: dict[Device, list[Occupant]] | None) -> bool:
+def _is_for(some: Sequence[Device], answer: dict[Device, list[GpuProcess]] | None) -> bool:
     """Tell whether there is nothing to ask again: these GPUs' answer, or none in time."""
     return answer is None or set(some) <= set(answer)
 
 
-def _of(some: Sequence[Device], answer: dict[Device, list[Occupant]] | None) -> dict[Device, list[Occupant]]:
+def _of(some: Sequence[Device], answer: dict[Device, list[GpuProcess]] | None) -> dict[Device, list[GpuProcess]]:
     return {device: answer[device] for device in some if device in answer} if answer else {}
 
 
-def _of_kfd(gpu_id: int, root: Path) -> Iterator[Occupant]:
+def _of_kfd(gpu_id: int, root: Path) -> Iterator[GpuProcess]:
     folder = root / KFD_PROCESSES
     for name in roots.list_names(folder):
         pid = roots.integer(name)
@@ -123,10 +123,10 @@ def _of_kfd(gpu_id: int, root: Path) -> Iterator[Occupant]:
             yield _seen(pid, vram_bytes, root)
 
 
-def of_nvml(library: Nvml, devices: Sequence[Device], root: Path) -> dict[Device, list[Occupant]]:
+def of_nvml(library: Nvml, devices: Sequence[Device], root: Path) -> dict[Device, list[GpuProcess]]:
     """Return the compute processes of an initialised NVML, for the devices that it knows by their UUID."""
     by_id = {device.unique_id: device for device in devices if device.unique_id}
-    found: dict[Device, list[Occupant]] = {}
+    found: dict[Device, list[GpuProcess]] = {}
     for _, handle in library.handles():
         device = by_id.get(library.text("nvmlDeviceGetUUID", handle) or "")
         if device is not None:
@@ -134,15 +134,15 @@ def of_nvml(library: Nvml, devices: Sequence[Device], root: Path) -> dict[Device
     return found
 
 
-def _seen(pid: int, vram_bytes: int | None, root: Path) -> Occupant:
+def _seen(pid: int, vram_bytes: int | None, root: Path) -> GpuProcess:
     """Add what `/proc` says of a process, if it is there: in a container another's number may stand for nothing."""
     folder = root / "proc" / str(pid)
     status = roots.read_text(folder / "status")
     if status is None:
-        return Occupant(pid, vram_bytes)
+        return GpuProcess(pid, vram_bytes)
     numbers = {pid}
     for line in status.splitlines():
         label, _, rest = line.partition(":")
         if label in ("NSpid", "NSsid"):
             numbers |= {number for word in rest.split() if (number := roots.integer(word))}
-    return Occupant(pid, vram_bytes, roots.read_text(folder / "comm"), frozenset(numbers))
+    return GpuProcess(pid, vram_bytes, roots.read_text(folder / "comm"), frozenset(numbers))

@@ -10,9 +10,9 @@ from typing import Any
 
 from rocmlab.base import formatting
 from rocmlab.devices import Device
-from rocmlab.kernels import occupants
+from rocmlab.kernels import gpu_processes
+from rocmlab.kernels.gpu_processes import GpuProcess
 from rocmlab.kernels.leases import Holder, Lease, Leases
-from rocmlab.kernels.occupants import Occupant
 from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.jobs import Job
 from rocmlab.runs.scheduling.placement import Place
@@ -54,8 +54,8 @@ class Claim:
         self.why_not: str | None = None  # why it has given up
         self._is_settled = not place.gpus
         self._asked: set[Device] = set()  # of which drivers were asked for their processes
-        self._seen: dict[Device, list[Occupant]] = {}  # what they said
-        self._seen.update(occupants.in_time(self._gpus()))
+        self._seen: dict[Device, list[GpuProcess]] = {}  # what they said
+        self._seen.update(gpu_processes.in_time(self._gpus()))
         self._attempt()
 
     async def settled(self, is_stopped: Callable[[], bool]) -> bool:
@@ -107,7 +107,7 @@ class Claim:
 
     async def _look(self) -> None:
         """Note the processes on the GPUs; of one whose driver hangs nothing is known."""
-        self._seen = await occupants.awaited(self._gpus())
+        self._seen = await gpu_processes.awaited(self._gpus())
 
     def _attempt(self) -> None:
         options = [] if self._is_settled else [gpu for gpu in self._place.options() if gpu in self._asked]
@@ -142,8 +142,8 @@ class Claim:
         self._is_settled = True
         self._place.settle(gpus)
 
-    def _foreign_on(self, device: Device) -> list[Occupant]:
-        return occupants.foreign(self._seen.get(device, ()), None)
+    def _foreign_on(self, device: Device) -> list[GpuProcess]:
+        return gpu_processes.unmanaged(self._seen.get(device, ()), None)
 
     def _holders(self, besides: Sequence[Device] = ()) -> list[str]:
         held = [(gpu, self._leases.holder(gpu)) for gpu in self._place.options() if gpu not in besides]

@@ -1,25 +1,22 @@
-"""What one AMD GPU reports at one instant, from the files of its driver; the table `gpu_metrics` fills the gaps.
+"""Which files of the amdgpu driver hold the fields of a Sample, and what their contents mean.
 
-Source: `/sys/bus/pci/devices/<address>/*` and `hwmon/hwmon*/*` in it (kernel docs: gpu/amdgpu/thermal).
-`find_files` says once which files those are, `collect` reads them, and `to_sample` makes a Sample of their text, so
-that a sampler may keep them open.
+Source: `/sys/bus/pci/devices/<address>/*` and `hwmon/hwmon*/*` in it (kernel docs: gpu/amdgpu/thermal). The table
+`gpu_metrics` fills the gaps. `rocmlab.devices.card_reader` reads them.
 `pcie_bw` is never read: the driver counts for a second before it answers.
 """
 
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from rocmlab.devices import gpu_metrics, roots
-from rocmlab.devices.gpu_metrics import Metrics
-from rocmlab.devices.model import Device, Sample
-from rocmlab.devices.roots import list_names, read_bytes, read_text
+from rocmlab.devices import roots
+from rocmlab.devices.model import Device
+from rocmlab.devices.roots import list_names, read_text
 
 DEVICE_FILES = (
     "gpu_busy_percent",
@@ -106,35 +103,6 @@ class Files:
     metrics: Path  # the binary table
 
 
-@dataclass(frozen=True)
-class Contents:
-    """What the files of one device held at one instant, without those that could not be read."""
-
-    texts: Mapping[str, str]
-    errors: Mapping[str, str]
-    metrics: Metrics | None
-
-
-def read(device: Device, root: Path) -> Sample:
-    """Return what a device reports now; whatever cannot be read, or cannot be true, is None.
-
-    A sleeping device is not woken. A partition other than the first has no sensors of its own: those of the whole GPU
-    are reported by partition 0, so that nothing counts twice.
-    """
-    now = time.time()
-    folder = find_folder(device, root)
-    if folder is None:
-        return Sample(now)
-    if is_asleep(folder):
-        return Sample(now, is_asleep=True)
-    return to_sample(now, collect(find_files(folder)))
-
-
-def is_asleep(folder: Path) -> bool:
-    """Tell whether the device with this folder sleeps, or is about to, so that reading another file would wake it."""
-    return read_text(folder / "power/runtime_status") in ASLEEP
-
-
 def find_folder(device: Device, root: Path) -> Path | None:
     """Return the folder of a device's files below `root`: by PCI address, else by its DRM nodes.
 
@@ -182,69 +150,6 @@ def _sensors(hwmon: Path) -> dict[str, Path]:
         for kind in kinds:
             found.setdefault(f"{key}_{kind}", hwmon / f"{sensor[1]}_{kind}")
     return found
-
-
-def collect(files: Files) -> Contents:
-    """Read the files of a device that is awake."""
-    table = read_bytes(files.metrics)
-    return Contents(
-        texts=_readable(files.texts),
-        errors=_readable(files.errors),
-        metrics=gpu_metrics.parse(table) if table else None,
-    )
-
-
-def _readable(paths: Mapping[str, Path]) -> dict[str, str]:
-    return {name: text for name, path in paths.items() if (text := read_text(path))}
-
-
-def to_sample(time_seconds: float, contents: Contents) -> Sample:
-    """Return the Sample of what was read: the driver's files first, then the table; nothing here touches hardware.
-
-    Power is the average where the driver gives one, else the present value. The fan's percentage is that of its
-    control signal, as rocm-smi prints it, else that of its speed.
-    """
-    texts, table = contents.texts, contents.metrics
-    corrected, uncorrected = errors(contents.errors)
-    values: dict[str, Any] = {name: value_of(rule, texts, table) for name, rule in RULES.items()}
-    combine(values, texts)
-    return Sample(
-        time_seconds=time_seconds,
-        ecc_corrected=corrected,
-        ecc_uncorrected=uncorrected,
-        throttle_reasons=table.throttle_reasons if table else None,
-        performance_level=level(texts.get("power_dpm_force_performance_level", "")),
-        **values,
-    )
-
-
-def use(texts: Mapping[str, str], table: Metrics | None) -> dict[str, Any]:
-    """Return those fields of a Sample alone that say how much a GPU is used."""
-    names = ("busy_percent", "vram_used_bytes", "vram_total_bytes", "power_watts")
-    values: dict[str, Any] = {name: value_of(RULES[name], texts, table) for name in names}
-    combine(values, {})
-    return {name: values[name] for name in names}
-
-
-def value_of(rule: Rule, texts: Mapping[str, str], table: Metrics | None) -> int | float | None:
-    """Return one field of a Sample: what the first source says that can be true."""
-    for name, read in rule.sources:
-        value = known(rule.unit, read(texts.get(name, "")))
-        if value is not None:
-            return value
-    return known(rule.unit, getattr(table, rule.column)) if table and rule.column else None
-
-
-def combine(values: dict[str, Any], texts: Mapping[str, str]) -> None:
-    """Settle what several fields or files decide together: shares end at 100 %, memory in use at what there is."""
-    for name in ("busy_percent", "memory_busy_percent"):
-        if values.get(name) is not None:
-            values[name] = min(float(values[name]), 100.0)
-    for kind in ("vram", "gtt"):
-        used, total = values.get(f"{kind}_used_bytes"), values.get(f"{kind}_total_bytes")
-        if used is not None and total is not None and used > total:
-            values[f"{kind}_used_bytes"] = None  # more than there is cannot be true
-    values["fan_percent"] = fan_percent(*(whole(texts.get(name, "")) for name in ("pwm1", "fan1_input", "fan1_max")))
 
 
 def known(unit: str, *candidates: Number | None) -> Number | None:
@@ -338,7 +243,7 @@ class Rule(NamedTuple):
     column: str | None = None  # of the table, where no file tells
 
 
-# The fields that are one number; `to_sample` adds the others, and `combine` settles those that depend on each other.
+# The fields that are one number. Power is the average where the driver gives one, else the present value.
 RULES: Mapping[str, Rule] = {
     "busy_percent": Rule("percent", (("gpu_busy_percent", whole),), "busy_percent"),
     "memory_busy_percent": Rule("percent", (("mem_busy_percent", whole),), "memory_busy_percent"),
@@ -365,3 +270,55 @@ RULES: Mapping[str, Rule] = {
     "link_speed_gts": Rule("gts", (("current_link_speed", link_speed),), "link_speed_gts"),
     "pcie_replays": Rule("replays", (("pcie_replay_count", whole),), "pcie_replays"),
 }
+
+LEVEL = "power_dpm_force_performance_level"
+FAN = ("pwm1", "fan1_input", "fan1_max")
+DIVISORS: Mapping[Any, float] = {whole: 0, thousandths: MILLI, millionths: MICRO}
+DIGITS = 19  # that always fit into 64 bits
+NEWLINE = 10
+
+
+@cache
+def source(name: str) -> Source:
+    """Return what a file, by its name in `Files.texts`, holds."""
+    return Source(name)
+
+
+class Source:
+    """One file: the fields that it holds, and as which of their sources."""
+
+    def __init__(self, name: str) -> None:
+        found = [
+            (field, place, rule.unit, read)
+            for field, rule in RULES.items()
+            for place, (file, read) in enumerate(rule.sources)
+            if file == name
+        ]
+        self.uses = [(field, place) for field, place, _, _ in found]
+        self._reads = [(unit, read) for _, _, unit, read in found]
+        self._name = name
+        self._number: tuple[float, float, float, bool] | None = None  # limits, divisor, whether it is a share
+        if len(found) == 1 and found[0][3] in DIVISORS and name not in FAN:
+            unit, read = self._reads[0]
+            self._number = (*LIMITS[unit], DIVISORS[read], unit == "percent")
+        if name in FAN:
+            self.uses.append((name, 0))
+        elif name == LEVEL:
+            self.uses.append(("performance_level", 0))
+
+    def decode(self, content: bytes) -> tuple[Any, ...]:
+        """Return what the content is for each use."""
+        if self._number and content[:-1].isdigit() and content[-1] == NEWLINE and len(content) <= DIGITS:
+            least, most, divisor, is_share = self._number  # the same as below, in a quarter of the time
+            number = int(content) / divisor if divisor else int(content)
+            return (None if not least <= number <= most else min(float(number), 100.0) if is_share else number,)
+        text = roots.to_text(content) or ""
+        values = [capped(unit, known(unit, read(text))) for unit, read in self._reads]
+        if self._name in FAN:
+            return (*values, whole(text))
+        return (*values, level(text)) if self._name == LEVEL else tuple(values)
+
+
+def capped(unit: str, value: float | None) -> float | None:
+    """Return a share as it is shown: averages round up to 101 %."""
+    return min(float(value), 100.0) if value is not None and unit == "percent" else value

@@ -21,11 +21,11 @@ MOST_FAILURES = 3  # in a row, after which a file rests
 REST_SECONDS = 10.0  # before it is tried again: some never answer, as on cards without a fan
 
 
-class PatientFile:
+class KeptFile:
     """One file, what it held when it was last read, and what that means.
 
-    After a reading that fails it is opened anew by the next one. Unlike a `KeptFile` it does not notice that it has
-    been replaced: its owner does that, once for all files of a device.
+    After a reading that fails it is opened again by the next one. It does not notice that it has been replaced: its
+    owner does that, once for all files of a device.
     """
 
     __slots__ = ("_decode", "_failures", "_known", "_rests_until", "content", "handle", "limit", "meaning", "name")
@@ -114,7 +114,7 @@ class PatientFile:
             close(self.handle)
 
 
-def read_all(files: Sequence[PatientFile], is_announced: bool) -> list[bytes | None]:
+def read_all(files: Sequence[KeptFile], is_announced: bool) -> list[bytes | None]:
     """Return what the files hold now, None for those that cannot be read."""
     if is_announced:
         return [file.fetch(is_announced) for file in files]

@@ -1,17 +1,64 @@
-"""Arrays as NumPy stores them, read without NumPy and without running anything.
+"""The formats of MNIST's files: idx, and arrays as NumPy stores them, read without NumPy and without running anything.
 
-`rocmlab datasets fetch` runs in the lab's own environment, which has no NumPy; and a pickle from a package
-index should meet no class that could act.
+`rocmlab datasets fetch` runs in the lab's own environment, which has no NumPy; and a pickle from a package index must
+not create objects of real classes.
+
+An idx file is two zero bytes, the kind of number, the rank, the sizes (big-endian), then the numbers; only unsigned
+bytes (kind 8) occur here. Source: the description on the page that published MNIST.
 """
 
 from __future__ import annotations
 
 import array
 import ast
+import math
 import pickle
 import struct
 import sys
-from typing import Any, Protocol
+from io import BufferedIOBase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rocmlab.base.errors import RocmlabError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+UNSIGNED_BYTE = 8
+
+
+def header(*shape: int) -> bytes:
+    """Return the header of an idx file of unsigned bytes with this shape."""
+    return struct.pack(f">HBB{len(shape)}I", 0, UNSIGNED_BYTE, len(shape), *shape)
+
+
+def shape_of(content: bytes, name: str) -> tuple[int, ...]:
+    """Return the shape that an idx file of unsigned bytes states, after checking that its length agrees.
+
+    Raises:
+        RocmlabError: the content is not an idx file of bytes, or is truncated.
+    """
+    zero, kind, rank = struct.unpack(">HBB", content[:4]) if len(content) >= 4 else (1, 0, 0)
+    start = 4 + 4 * rank
+    if zero == 0 and kind == UNSIGNED_BYTE and len(content) >= start:
+        shape = struct.unpack(f">{rank}I", content[4:start])
+        if len(content) == start + math.prod(shape):
+            return shape
+    raise RocmlabError(
+        f"{name} is not a whole idx file of bytes",
+        f"it has {len(content)} bytes and begins with {content[:4].hex() or 'nothing'}",
+        "delete it and fetch the data set again",
+    )
+
+
+def read_idx(path: Path) -> NDArray[np.uint8]:
+    """Read a raw idx file of unsigned bytes as an array of its shape."""
+    import numpy as np
+
+    content = path.read_bytes()
+    shape = shape_of(content, str(path))
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * len(shape)).reshape(shape)
 
 
 def bytes_of(npy: bytes) -> bytes:
@@ -30,14 +77,6 @@ def bytes_of(npy: bytes) -> bytes:
     if described["descr"] != "|u1" or described["fortran_order"]:
         raise ValueError(f"array of {described['descr']}")
     return npy[start:]
-
-
-class BinaryStream(Protocol):
-    """What a pickle is read from."""
-
-    def read(self, size: int, /) -> bytes: ...  # noqa: D102
-
-    def readline(self) -> bytes: ...  # noqa: D102
 
 
 class StoredArray:
@@ -83,21 +122,21 @@ class _StoredType:
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Gives every name a pickled array needs an inert stand-in, and refuses all others."""
+    """Gives every name a pickled array needs an inert substitute, and rejects all others."""
 
     def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401  the signature is pickle's
         if module.split(".")[0] == "numpy":
-            stand_ins: dict[str, Any] = {
+            substitutes: dict[str, Any] = {
                 "_reconstruct": lambda *_: StoredArray(),
                 "ndarray": StoredArray,
                 "dtype": _StoredType,
             }
-            if name in stand_ins:
-                return stand_ins[name]
-        raise pickle.UnpicklingError(f"{module}.{name} refused")
+            if name in substitutes:
+                return substitutes[name]
+        raise pickle.UnpicklingError(f"{module}.{name} rejected")
 
 
-def load_pickle(stream: BinaryStream) -> Any:  # noqa: ANN401  whatever tuples the file holds
+def load_pickle(stream: BufferedIOBase) -> Any:  # noqa: ANN401  whatever tuples the file holds
     """Load a pickle of tuples of arrays; every array becomes a `StoredArray`.
 
     Raises:
