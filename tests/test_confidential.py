@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rocmlab.base import confidential
-from rocmlab.kernels import kernel
+from rocmlab.kernels import kernelspec
 from rocmlab.runs.workers.workers import Workers
 from rocmlab.stack import settings
 
@@ -50,7 +50,7 @@ def test_kernels_and_workers_inherit_none() -> None:
     """Nor can a kernelspec put one into another variable by its name."""
     environment = {**SECRETS, "HF_TOKEN": "hf", "PATH": "/bin"}
 
-    inside = kernel.environment({"env": {"COPY": "a-${JUPYTER_TOKEN}-b", "OWN": "${HF_TOKEN}"}}, environment)
+    inside = kernelspec.environment({"env": {"COPY": "a-${JUPYTER_TOKEN}-b", "OWN": "${HF_TOKEN}"}}, environment)
     workers = Workers(environment, 1).environment
 
     assert not [value for value in inside.values() if value.startswith("secret-")]

@@ -117,9 +117,9 @@ def test_what_a_cpu_computed_is_no_gpus_figure() -> None:
 
     assert row["ratio"] is None
     assert row["sides"]["gpu"]["microseconds_per_sample"] is None
-    assert "it computed on A CPU, which is no figure of a GPU" in row["sides"]["gpu"]["problem"]
+    assert "it computed on A CPU, which is no result of a GPU" in row["sides"]["gpu"]["problem"]
     for text in (shown, page):
-        assert "which is no figure of a GPU" in text
+        assert "which is no result of a GPU" in text
         assert "77.7" not in text
 
 
@@ -154,7 +154,7 @@ def test_the_articles_figures_stand_beside_ours() -> None:
     """Each of those that were published, marked as old and from other hardware."""
     text = " ".join(one.published for one in train_pairs.WORKLOADS)
 
-    assert all(figure in text for figure in ("47", "43", "2.78", "2.1x", "328 ms", "1.59", "2.37", "0.42", "2.14"))
+    assert all(figure in text for figure in ("47", "43", "2.78", "2.1 times", "328 ms", "1.59", "2.37", "0.42", "2.14"))
     assert "sample" in FC.published
     assert train_pairs.WHEN == "published 2019-2022, other hardware"
     assert train_pairs.WHEN in train_page.render(report())
@@ -242,7 +242,7 @@ def test_a_row_that_fails_costs_no_other(
     assert "mnist_cnn_jax: failed, mnist_cnn_jax was not measured" in printed.out
     assert "mnist_cnn_jax was not measured" in kept.with_suffix(".html").read_text(encoding="utf-8")
     assert "mnist_cnn_jax: failed" in printed.err
-    assert "mnist_fc_jax: resident 50.00, fit 100.00 µs a sample, 2.00x" in printed.err
+    assert "mnist_fc_jax: resident 50.00, fit 100.00 µs per sample, 2.00x" in printed.err
     assert str(kept) in printed.err
 
 

@@ -88,6 +88,6 @@ def test_a_lab_that_became_native_and_does_not_start_is_stopped(
 
 def test_the_trainings_last_as_long_as_is_said(tmp_path: Path) -> None:
     """The notebook's parameter is the constant."""
-    name = demo_work.write_notebooks(tmp_path).training
+    demo_work.write_notebooks(tmp_path)
 
-    assert f"seconds = {demo_work.TRAINING_SECONDS}" in (tmp_path / name).read_text()
+    assert f"seconds = {demo_work.TRAINING_SECONDS}" in (tmp_path / demo_work.TRAINING_NAME).read_text()

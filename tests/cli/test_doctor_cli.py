@@ -184,7 +184,7 @@ def test_what_needs_root_is_printed_and_never_run(repository: Path, clone: Path,
 
     done = run(repository, clone, root, "--fix", "--yes", "--only", "dev.perm", PATH=str(sudo.parent), RUNTIME="native")
 
-    assert "for you to paste, as it needs root: sudo usermod -aG render $USER" in done.stdout
+    assert "to paste, as it needs root: sudo usermod -aG render $USER" in done.stdout
     assert not (tmp_path / "called").exists()
     assert done.returncode == 2
 
@@ -207,11 +207,11 @@ def test_a_wrong_number_is_a_usage_error(repository: Path, clone: Path, root: Pa
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--only", ""], "--only '' names no check"),
-        (["--only", ","], "--only ',' names no check"),
-        (["--only", "igpu", "--only", " , "], "--only ' , ' names no check"),
-        (["--markdown"], "--markdown stands without --list"),
-        (["--yes"], "--yes stands without --fix"),
+        (["--only", ""], "--only '' does not name a check"),
+        (["--only", ","], "--only ',' does not name a check"),
+        (["--only", "igpu", "--only", " , "], "--only ' , ' does not name a check"),
+        (["--markdown"], "`--markdown` requires `--list`"),
+        (["--yes"], "`--yes` requires `--fix`"),
     ],
 )
 def test_an_option_that_would_do_nothing_is_refused(words: list[str], said: str) -> None:

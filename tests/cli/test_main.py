@@ -59,7 +59,7 @@ def test_a_mistyped_make_variable_is_refused(repository: Path) -> None:
     done = rocmlab(repository, "devices", MAKEFLAGS=" -- PROT=9000")
 
     assert done.returncode == 2
-    assert "PROT= is no setting" in done.stderr
+    assert "PROT= is not a setting" in done.stderr
     assert "did you mean PORT=?" in done.stderr
 
 

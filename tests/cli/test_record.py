@@ -218,7 +218,7 @@ class TestResults:
         done = record(tmp_path, "--output", "a.jsonl", "true", root=tmp_path / "host")
 
         assert done.returncode == 0
-        assert "there is no GPU that tells anything: the CPU is recorded" in done.stderr
+        assert "no GPU reports anything: the CPU is recorded" in done.stderr
         assert read(tmp_path / "a.jsonl").samples["cpu"][0]["gtt_used_bytes"] == 600 * 1024
 
     def test_a_name_by_the_time(self, tmp_path: Path, host: Path) -> None:
@@ -244,7 +244,7 @@ class TestResults:
         done = record(tmp_path, "--output", "pipe", "--", "touch", "ran", root=host)
 
         assert done.returncode == 2
-        assert "it is no ordinary file" in done.stderr
+        assert "it is not an ordinary file" in done.stderr
         assert sorted(path.name for path in tmp_path.iterdir()) == ["host", "pipe"]
 
     @pytest.mark.parametrize("command", ["/nonexistent", "/etc/passwd"])

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.cluster
 
 ENVIRONMENTS = """
 import json, os
-from rocmlab.cluster import probe, session
+from rocmlab.cluster.node import probe, session
 
 session.connect()
 def environment():
@@ -35,7 +35,7 @@ print(json.dumps(list(probe.on_every_node(environment, timeout_seconds=120).valu
 """
 LOOK = """
 import json, os, ray, subprocess, sys, tempfile, time
-from rocmlab.cluster import overview, probe, session
+from rocmlab.cluster.node import overview, probe, session
 
 session.connect()
 
@@ -77,7 +77,7 @@ def hang():
 def fail():
     raise ValueError("no such thing")
 def refuse():
-    from rocmlab.errors import RocmlabError
+    from rocmlab.base.errors import RocmlabError
     raise RocmlabError("what", "why", "fix")
 silent = probe.on_every_node(hang, timeout_seconds=3)
 failed = probe.on_every_node(fail, timeout_seconds=120)
@@ -231,7 +231,7 @@ def test_a_node_without_the_token_cannot_join(alive: Cluster, token: str) -> Non
 
     assert code == 2
     said = extra.log.read_text()
-    assert ("refuses this machine's token" if token else "there is no CLUSTER_TOKEN") in said
+    assert ("refuses this machine's token" if token else "CLUSTER_TOKEN is missing") in said
     assert "Traceback" not in said
     assert alive.answer(PLAIN) == 2
 
@@ -332,7 +332,7 @@ def test_http_answers_nobody_without_the_token(alive: Cluster) -> None:
 
 CALLS = """
 import grpc, json, ray, sys
-from rocmlab.cluster import session
+from rocmlab.cluster.node import session
 
 session.connect()
 

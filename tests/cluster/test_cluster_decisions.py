@@ -128,7 +128,7 @@ def test_the_tokens_file_goes_before_the_variable(tmp_path: Path) -> None:
 
     assert token.of({"RAY_AUTH_TOKEN_PATH": str(path), "CLUSTER_TOKEN": "c" * 64}) == TOKEN
     assert token.of({"CLUSTER_TOKEN": "c" * 64}) == "c" * 64
-    with pytest.raises(RocmlabError, match="there is no CLUSTER_TOKEN"):
+    with pytest.raises(RocmlabError, match="CLUSTER_TOKEN is missing"):
         token.of({})
     with pytest.raises(RocmlabError, match="cannot be read"):
         token.of({"RAY_AUTH_TOKEN_PATH": str(tmp_path / "absent")})
@@ -399,7 +399,7 @@ def test_exit_codes_are_true_again_from_whatever_thread_it_is_asked() -> None:
     """Ray has its processes ignore SIGCHLD, and an actor's methods do not run in the main thread."""
     program = """
 import signal, subprocess, threading
-from rocmlab.cluster import session
+from rocmlab.cluster.node import session
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 print(subprocess.run(["sh", "-c", "exit 7"]).returncode)
 thread = threading.Thread(target=session.restore_signals)

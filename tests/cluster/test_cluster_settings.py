@@ -11,6 +11,7 @@ import pytest
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cli import cluster as verbs
 from rocmlab.cli import cluster_inside, main
+from rocmlab.cli.stopping import Consent
 from rocmlab.stack import cluster, envfile, settings
 from rocmlab.stack.environment import Environment
 
@@ -75,7 +76,7 @@ def test_leaving_takes_the_overlay_out_of_the_compose_files(project: Path) -> No
     ("given", "what"),
     [
         ({"CLUSTER": "yes"}, "'yes' is not the address of a head"),
-        ({"CLUSTER": "a:6379"}, "there is no CLUSTER_TOKEN"),
+        ({"CLUSTER": "a:6379"}, "CLUSTER_TOKEN is missing"),
         ({"CLUSTER": "a:6379", "CLUSTER_TOKEN": "short"}, "CLUSTER_TOKEN is no token"),
         ({"CLUSTER": "head", "CLUSTER_TOKEN": "short"}, "CLUSTER_TOKEN is no token"),
         ({"CLUSTER_PORT": "80"}, "CLUSTER_PORT=80 is not a port"),
@@ -124,9 +125,9 @@ def test_the_native_lab_tells_its_programs_of_the_cluster_without_the_token(proj
 @pytest.mark.parametrize(
     ("words", "given", "what"),
     [
-        (["join"], {}, "which cluster to join is not said"),
+        (["join"], {}, "the cluster to join is missing"),
         (["join", "nowhere"], {}, "is not the address of a head"),
-        (["join", "127.0.0.1:9"], {}, "there is no CLUSTER_TOKEN"),
+        (["join", "127.0.0.1:9"], {}, "CLUSTER_TOKEN is missing"),
         (["join", "127.0.0.1:9"], {"CLUSTER_TOKEN": TOKEN}, "the head of the cluster at 127.0.0.1:9 cannot be reached"),
         (["up"], {"ROCMLAB_RUNTIME": "native"}, "this is inside the lab"),
         (["node"], {"ROCMLAB_RUNTIME": "native"}, "this lab is no node of a cluster"),
@@ -164,11 +165,13 @@ def test_a_machine_in_one_cluster_is_not_moved_to_another(project: Path, capsys:
     assert "make cluster-down" in said
 
 
-def test_leaving_is_refused_while_something_runs() -> None:
-    """It is named; what to do is told."""
-    verbs._refuse_if_busy([], is_head=True)
+def test_leaving_is_refused_while_something_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is named, with what to do."""
+    monkeypatch.setattr(verbs, "_inside", lambda words: [])
+    verbs._wait_or_refuse(Consent(), is_head=True)
+    monkeypatch.setattr(verbs, "_inside", lambda words: ["a on b", "c on d"])
     with pytest.raises(RocmlabError, match="2 things run on this machine") as caught:
-        verbs._refuse_if_busy(["a on b", "c on d"], is_head=False)
+        verbs._wait_or_refuse(Consent(), is_head=False)
 
     assert caught.value.problem.why == "a on b\nc on d"
     assert "FORCE=1" in caught.value.problem.fix

@@ -82,5 +82,5 @@ def test_a_folder_that_is_no_host_is_refused(docker_lab: Clone, tmp_path: Path) 
     """The error says how to write one, and how to leave the simulation."""
     done = docker_lab.make("up", ROCMLAB_ROOT=str(tmp_path), succeeds=False)
 
-    assert f"error: ROCMLAB_ROOT={tmp_path} is no simulated host" in done.stdout
+    assert f"error: ROCMLAB_ROOT={tmp_path} is not a simulated host" in done.stdout
     assert "rocmlab simulate" in done.stdout

@@ -83,4 +83,4 @@ def test_make_up_passes_dxg_and_says_what_cannot_be_shown(wsl: None, lab: Clone,
     assert "kfd" not in seen["nodes"]
 
     refused = lab.make("up", GPUS="0", succeeds=False).stdout
-    assert "error: GPUS=0 was asked for, and this is WSL2" in refused
+    assert "error: GPUS=0 was requested, and this is WSL2" in refused

@@ -251,8 +251,8 @@ def test_discovery_knows_every_mask_by_name() -> None:
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda path: None, "there is no such folder"),
-        (lambda path: path.touch(), "it is no folder"),
+        (lambda path: None, "the folder does not exist"),
+        (lambda path: path.touch(), "it is not a folder"),
         (lambda path: path.mkdir(), "it has no folder sys"),
     ],
 )
@@ -264,6 +264,6 @@ def test_a_root_that_is_no_host_is_said(tmp_path: Path, make: Callable[[Path], N
 
     assert [(device.name, device.simulated) for device in found] == [("CPU", True)]
     assert [problem.why for problem in problems] == [why]
-    assert f"{tmp_path}/typo is no simulated host" in problems[0].what
+    assert f"{tmp_path}/typo is not a simulated host" in problems[0].what
     assert survey(make_host(tmp_path / "host"), {})[1] == []
     assert survey(Path("/"), {})[0][-1].name != "CPU"

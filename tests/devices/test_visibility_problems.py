@@ -64,10 +64,10 @@ CASES = [
     ({ROCR: ""}, FOUR, "is set without HIP_VISIBLE_DEVICES", "PyTorch counts 1", []),
     ({HIP: "0x1"}, FOUR, "has a hexadecimal index", "PyTorch counts 1", [1]),
     ({HIP: FIRST.upper()}, FOUR, "in capitals", FIRST, [0]),
-    ({HIP: "GPU-1234567890123456"}, FOUR, "which names no GPU", FIRST, [0, 1, 2, 3]),
-    ({HIP: "GPU-0000000000000000"}, MIXED, "which names no GPU", "GPU 1 (Radeon Graphics) has none", [0, 1]),
+    ({HIP: "GPU-1234567890123456"}, FOUR, "which does not match any GPU", FIRST, [0, 1, 2, 3]),
+    ({HIP: "GPU-0000000000000000"}, MIXED, "which does not match any GPU", "GPU 1 (Radeon Graphics) has none", [0, 1]),
     ({HIP: f"{FIRST},1"}, FOUR, "names GPUs by UUID", "amd-smi", [0, 1]),
-    ({ROCR: "GPU-1234567890123456"}, FOUR, "which names no GPU", FIRST, [0, 1, 2, 3]),
+    ({ROCR: "GPU-1234567890123456"}, FOUR, "which does not match any GPU", FIRST, [0, 1, 2, 3]),
     ({HIP: "1-2"}, FOUR, "is not a list of indices", "'1-2' is neither", [1, 2]),
     ({HIP: "all"}, FOUR, "is not a list of indices", "see no GPU", [0, 1, 2, 3]),
     ({HIP: "1,,2"}, FOUR, "is not a list of indices", "see GPU 1", [1, 2]),
@@ -75,9 +75,9 @@ CASES = [
     ({HIP: "0X"}, FOUR, "is not a list of indices", "PyTorch counts 1", [0, 1, 2, 3]),
     ({HIP: "radeon"}, FOUR, "is not a list of indices", "see no GPU", [0, 1, 2, 3]),
     ({ROCR: "0,,1"}, FOUR, "is not a list of indices", "an empty entry stops ROCm", [0, 1]),
-    ({"GPU_DEVICE_ORDINAL": "1"}, FOUR, "says something else", "and sees GPU 1: ", [0, 1, 2, 3]),
-    ({"GPU_DEVICE_ORDINAL": "x", HIP: "1"}, FOUR, "says something else", "and sees no GPU: ", [1]),
-    ({"GPU_DEVICE_ORDINAL": "1,0", HIP: "0,1"}, FOUR, "says something else", "and sees GPU 1, 0: ", [0, 1]),
+    ({"GPU_DEVICE_ORDINAL": "1"}, FOUR, "differs from", "and sees GPU 1: ", [0, 1, 2, 3]),
+    ({"GPU_DEVICE_ORDINAL": "x", HIP: "1"}, FOUR, "differs from", "and sees no GPU: ", [1]),
+    ({"GPU_DEVICE_ORDINAL": "1,0", HIP: "0,1"}, FOUR, "differs from", "and sees GPU 1, 0: ", [0, 1]),
     ({AMD: "2-3"}, FOUR, "hides no GPU from this process", f"--env {AMD}=2,3); here it does nothing", [0, 1]),
     ({AMD: "none"}, FOUR, "hides no GPU from this process", f"--env {AMD}=none)", []),
     ({AMD: "0", HIP: "1"}, FOUR, "hides no GPU from this process", "when a container is created", [1]),
@@ -88,7 +88,7 @@ CASES = [
     ({"HSA_OVERRIDE_GFX_VERSION": "10.3.0 "}, FOUR, "is not three numbers", "major.minor.step", [0, 1, 2, 3]),
     ({"HSA_OVERRIDE_GFX_VERSION": "99.0.0"}, FOUR, "is not three numbers", "major.minor.step", [0, 1, 2, 3]),
     ({"HSA_OVERRIDE_GFX_VERSION_1": "x"}, FOUR, "is not three numbers", "major.minor.step", [0, 1, 2, 3]),
-    ({"HSA_OVERRIDE_GFX_VERSION_0": "11.0.0"}, FOUR, "names no GPU", "GPU 0 is node 1", [0, 1, 2, 3]),
+    ({"HSA_OVERRIDE_GFX_VERSION_0": "11.0.0"}, FOUR, "does not match any GPU", "GPU 0 is node 1", [0, 1, 2, 3]),
     ({"HSA_OVERRIDE_GFX_VERSION": "11.0.0"}, MIXED, "GPUs of different kinds", "GPU 1 (Radeon Graphics)", [0, 1]),
     ({"HSA_OVERRIDE_GFX_VERSION": "10.3.0"}, MIXED, "GPUs of different kinds", "is gfx1100", [0, 1]),
 ]
@@ -205,7 +205,12 @@ class TestNvidia:
 
     @pytest.mark.parametrize(
         ("value", "what", "left"),
-        [("0,5", "'5' is beyond", [0]), ("1,1", "twice", [1]), ("1,x", "'x' names no GPU", [1]), ("x", "no GPU", [])],
+        [
+            ("0,5", "'5' is beyond", [0]),
+            ("1,1", "twice", [1]),
+            ("1,x", "'x' does not match any GPU", [1]),
+            ("x", "no GPU", []),
+        ],
     )
     def test_what_the_driver_ignores_is_said(self, value: str, what: str, left: list[int]) -> None:
         """The list ends at the first wrong entry, which the driver does not tell."""

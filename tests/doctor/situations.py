@@ -52,6 +52,13 @@ class QuietLab:
         """Where the test says."""
         return Path(self.engine_root or "/")
 
+    def folders(self) -> list[Path]:
+        """None that this host sees."""
+        return []
+
+    def disk_problem(self) -> None:
+        """None: it has no folders."""
+
     def inside(self) -> None:
         """Nothing can be asked."""
 

@@ -112,7 +112,7 @@ def test_an_override_for_a_node_that_is_none(inside: Looker, node: str) -> None:
     """Whatever stands behind the underscore."""
     inside.environment = {f"HSA_OVERRIDE_GFX_VERSION_{node}": "11.0.0"}
 
-    assert "names no GPU" in fires(inside(), "env.override", WARNS).problem.what
+    assert "does not match any GPU" in fires(inside(), "env.override", WARNS).problem.what
 
 
 def test_each_check_says_its_own_problems(inside: Looker) -> None:

@@ -45,13 +45,13 @@ def test_what_stops_the_lab_comes_first(found: doctor.Report) -> None:
     ]
     places = [text.index(word) for word in order]
     assert places == sorted(places)
-    assert "in the lab; mend it on the host" in text
+    assert "in the lab; fix it on the host" in text
     assert "1 more do not apply" in text
     assert "… and 8 more (--json)" in text
 
 
 def test_a_fix_for_a_simulated_host_is_not_for_this_machine(found: doctor.Report) -> None:
-    """It is said wherever there is something to mend, and not where there is nothing."""
+    """It is printed where there is something to fix, and only there."""
     warning = "would change this machine"
 
     assert warning in " ".join("\n".join(Screen(100).lines(found)).split())

@@ -15,9 +15,9 @@ import pytest
 from rocmlab.base.errors import RocmlabError
 from rocmlab.lab import install
 from rocmlab.lab.server import idle, look, page, wire
-from rocmlab.lab.server.aside import Aside
-from rocmlab.lab.server.broadcast import MOST_VIEWERS, Broadcast, Viewer
+from rocmlab.lab.server.broadcast import MAX_VIEWERS, Broadcast, Viewer
 from rocmlab.lab.server.paths import Shown
+from rocmlab.lab.server.shared_reader import SharedReader
 from rocmlab.telemetry.model import GpuProcess, Owner
 
 KERNEL = {
@@ -74,7 +74,7 @@ def test_there_is_a_limit_of_viewers() -> None:
 
     async def scenario() -> None:
         broadcast = Broadcast(lambda: None, lambda: None)
-        stacks = [broadcast.viewer() for _ in range(MOST_VIEWERS)]
+        stacks = [broadcast.viewer() for _ in range(MAX_VIEWERS)]
         for stack in stacks:
             stack.__enter__()
         with pytest.raises(RocmlabError, match="watch the GPUs already"), broadcast.viewer():
@@ -138,13 +138,13 @@ def test_hanging_work_is_left_behind() -> None:
         return "late"
 
     async def scenario() -> None:
-        work: Aside[str] = Aside("the cards", 0.05)
+        work: SharedReader[str] = SharedReader("the cards", 0.05)
         for _ in range(3):
             with pytest.raises(RocmlabError, match="the cards could not be read within"):
                 await work.do(hang)
         assert len(started) == 1
         release.set()
-        patient: Aside[str] = Aside("the cards", 60)
+        patient: SharedReader[str] = SharedReader("the cards", 60)
         assert await patient.do(lambda: "now") == "now"
         with pytest.raises(KeyError):
             await patient.do(lambda: {}["x"])
@@ -157,7 +157,7 @@ def test_work_of_ones_own_is_not_another_ones() -> None:
     release = threading.Event()
 
     async def scenario() -> None:
-        work: Aside[str] = Aside("the metrics", 60)
+        work: SharedReader[str] = SharedReader("the metrics", 60)
         first = asyncio.ensure_future(work.do_own(lambda: str(release.wait(60))))
         others = [asyncio.ensure_future(work.do_own(lambda text=text: text)) for text in ("b", "c")]
         await asyncio.sleep(0.05)
@@ -165,7 +165,7 @@ def test_work_of_ones_own_is_not_another_ones() -> None:
         release.set()
         assert await asyncio.gather(first, *others) == ["True", "b", "c"]
         release.clear()
-        hanging: Aside[str] = Aside("the metrics", 0.05)
+        hanging: SharedReader[str] = SharedReader("the metrics", 0.05)
         for _ in range(2):
             with pytest.raises(RocmlabError, match="the metrics could not be read within"):
                 await hanging.do_own(lambda: str(release.wait(60)))

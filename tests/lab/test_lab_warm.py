@@ -1,4 +1,4 @@
-"""Kernels of JupyterLab that are forked from a parent: real ones, which import a module of the standard library."""
+"""Kernels of JupyterLab from a fork server: real ones, which import a module of the standard library."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from typing import Any
 import pytest
 from kernel_hosts import MASKS, Host, started, until
 
-from rocmlab.kernels import lab_warmth
+from rocmlab.kernels import forked
+from rocmlab.kernels.fork_servers import ForkServer, ForkServers
+from rocmlab.kernels.recipes import recipe
+from rocmlab.lab import provisioner
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm kernels need Linux")
 PRELOADED = "colorsys"  # which nothing else imports
@@ -23,32 +26,34 @@ IS_WARM = f"import sys, os; print({PRELOADED!r} in sys.modules, os.getpid())"
 
 
 @pytest.fixture
-def nests(host: Host, monkeypatch: pytest.MonkeyPatch) -> Iterator[lab_warmth.Nests]:
-    """Parents of this test alone, for kernels that preload a module."""
+def servers(host: Host, monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServers]:
+    """Fork servers of this test alone, for kernels that preload a module."""
     host.offer()
     for path in host.specs.glob("*/kernel.json"):
         spec = json.loads(path.read_text())
         spec["metadata"]["rocmlab"]["preload"] = [PRELOADED]
         path.write_text(json.dumps(spec))
-    found = lab_warmth.Nests()
-    monkeypatch.setattr(lab_warmth, "NESTS", found)
-    monkeypatch.setenv(lab_warmth.SETTING, "on")
+    found = ForkServers()
+    monkeypatch.setattr(provisioner, "FORK_SERVERS", found)
+    monkeypatch.setenv("WARM_KERNELS", "on")
     yield found
     found.close()
 
 
-async def warmed(nests: lab_warmth.Nests, name: str) -> None:
-    """Start one kernel cold, which starts the parent, and wait for that."""
+async def warmed(servers: ForkServers, name: str) -> ForkServer:
+    """Start one kernel cold, which starts its fork server, wait for that, and return it."""
     async with started(name) as talk:
         assert (await talk.run(IS_WARM)).startswith("False")
-        assert await asyncio.to_thread(nests._current[name].parent.ready, 60)
+        (server,) = servers.all()
+        assert await asyncio.to_thread(server.ready, 60)
+    return server
 
 
-def test_the_second_kernel_is_warm_and_owns_its_gpu(host: Host, nests: lab_warmth.Nests) -> None:
+def test_the_second_kernel_is_warm_and_owns_its_gpu(host: Host, servers: ForkServers) -> None:
     """It has the module before its first line, the mask, the banner and the lease; the shutdown frees the GPU."""
 
     async def scenario() -> None:
-        await warmed(nests, "torch-gpu1")
+        await warmed(servers, "torch-gpu1")
         async with started("torch-gpu1", "/notebooks/a.ipynb") as talk:
             assert (await talk.run(IS_WARM)).startswith("True")
             assert await talk.run(MASKS) == "1 1 None"
@@ -62,12 +67,12 @@ def test_the_second_kernel_is_warm_and_owns_its_gpu(host: Host, nests: lab_warmt
 
 
 def test_a_warm_kernel_keeps_its_gpu_through_restarts_and_frees_it_when_it_dies(
-    host: Host, nests: lab_warmth.Nests
+    host: Host, servers: ForkServers
 ) -> None:
     """Restarted by hand it is forked anew with the same lease; killed, its GPU is free within a second."""
 
     async def scenario() -> None:
-        await warmed(nests, "torch-all")
+        await warmed(servers, "torch-all")
         async with started("torch-all") as talk:
             for turn in range(4):
                 await talk.manager.restart_kernel(now=turn % 2 == 0)
@@ -81,11 +86,11 @@ def test_a_warm_kernel_keeps_its_gpu_through_restarts_and_frees_it_when_it_dies(
     asyncio.run(scenario())
 
 
-def test_a_cell_is_interrupted(host: Host, nests: lab_warmth.Nests) -> None:
+def test_a_cell_is_interrupted(host: Host, servers: ForkServers) -> None:
     """Kernel > Interrupt reaches a forked kernel."""
 
     async def scenario() -> None:
-        await warmed(nests, "torch")
+        await warmed(servers, "torch")
         async with started("torch") as talk:
             heard: list[str] = []
             code = "import time\nprint('begun', flush=True)\ntime.sleep(600)"
@@ -99,7 +104,7 @@ def test_a_cell_is_interrupted(host: Host, nests: lab_warmth.Nests) -> None:
 
 
 def test_a_module_that_cannot_be_imported_means_cold_and_is_not_tried_again(
-    host: Host, nests: lab_warmth.Nests, caplog: pytest.LogCaptureFixture
+    host: Host, servers: ForkServers, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A broken framework fails in its notebook, not at each start of a kernel in the background, too."""
     path = host.specs / "torch/kernel.json"
@@ -107,22 +112,23 @@ def test_a_module_that_cannot_be_imported_means_cold_and_is_not_tried_again(
     caplog.set_level("INFO", logger="rocmlab")
 
     async def scenario() -> None:
-        parents = set()
+        seen = set()
         for _ in range(3):
             async with started("torch") as talk:
                 assert (await talk.run("print(1)")) == "1"
-                await until(lambda: nests._current["torch"].parent.why)
-                parents.add(nests._current["torch"].parent)
-        assert len(parents) == 1
+                (server,) = servers.all()
+                await until(lambda server=server: server.why)
+                seen.add(server)
+        assert len(seen) == 1
 
     asyncio.run(scenario())
 
     assert "no_such_module" in caplog.text
 
 
-def test_off_means_cold(host: Host, nests: lab_warmth.Nests, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`WARM_KERNELS=off` starts no parent."""
-    monkeypatch.setenv(lab_warmth.SETTING, "off")
+def test_off_means_cold(host: Host, servers: ForkServers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`WARM_KERNELS=off` starts no fork server."""
+    monkeypatch.setenv("WARM_KERNELS", "off")
 
     async def scenario() -> None:
         for _ in range(2):
@@ -131,71 +137,88 @@ def test_off_means_cold(host: Host, nests: lab_warmth.Nests, monkeypatch: pytest
 
     asyncio.run(scenario())
 
-    assert nests._current == {}
+    assert servers.all() == []
 
 
-def test_a_dead_parent_means_cold(host: Host, nests: lab_warmth.Nests, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_dead_fork_server_means_cold(host: Host, servers: ForkServers, caplog: pytest.LogCaptureFixture) -> None:
     """The next kernel starts all the same, the log says why it took longer, and the one after it is warm again."""
     caplog.set_level("INFO", logger="rocmlab")
 
     async def scenario() -> None:
-        await warmed(nests, "torch")
+        server = await warmed(servers, "torch")
         async with started("torch") as talk:
             assert (await talk.run(IS_WARM)).startswith("True")
-        parent = nests._current["torch"].parent
-        assert parent.pid
-        os.kill(parent.pid, signal.SIGKILL)
-        await until(lambda: parent.why)
+        assert server.pid
+        os.kill(server.pid, signal.SIGKILL)
+        await until(lambda: server.why)
         async with started("torch", "/notebooks/b.ipynb") as talk:
             assert (await talk.run(IS_WARM)).startswith("False")
             assert host.holders() == ["/notebooks/b.ipynb", None]
-            assert await asyncio.to_thread(nests._current["torch"].parent.ready, 60)
+            assert await asyncio.to_thread(servers.all()[0].ready, 60)
         async with started("torch") as talk:
             assert (await talk.run(IS_WARM)).startswith("True")
 
     asyncio.run(scenario())
 
-    assert "torch: cold start: the warm parent" in caplog.text
+    assert "torch: cold start: its fork server still imports" in caplog.text
 
 
-def test_a_parent_is_not_closed_while_it_forks_for_somebody(
-    host: Host, nests: lab_warmth.Nests, monkeypatch: pytest.MonkeyPatch
+def test_a_fork_server_is_not_closed_while_it_forks(
+    host: Host, servers: ForkServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another kernel starts with a changed kernelspec in the middle of a fork: the old parent serves that one first."""
-    real = lab_warmth.forkserver.fork
+    """Another kernel starts with a changed kernelspec in the middle of a fork: the old fork server serves both."""
+    real = forked.fork
     spec = json.loads((host.specs / "torch/kernel.json").read_text())
     spec["metadata"]["rocmlab"]["preload"] = [PRELOADED, "wave"]
 
     def meanwhile(address: str, **options: Any) -> Any:
-        monkeypatch.setattr(lab_warmth.forkserver, "fork", real)
-        assert nests.fork("torch", spec, os.environ, "/", options["connection_file"], (), ()) is None
+        monkeypatch.setattr(forked, "fork", real)
+        changed = recipe("torch", spec, os.environ)
+        assert changed
+        more = {"cwd": "/", "descriptors": (), "arguments": (), "answer_seconds": 15.0}
+        assert servers.fork(changed, connection_file=options["connection_file"], **more) is None
         return real(address, **options)
 
     async def scenario() -> None:
-        await warmed(nests, "torch")
-        monkeypatch.setattr(lab_warmth.forkserver, "fork", meanwhile)
+        old = await warmed(servers, "torch")
+        monkeypatch.setattr(forked, "fork", meanwhile)
         async with started("torch") as talk:
             assert (await talk.run(IS_WARM)).startswith("True")
-            assert [len(nest.kernels) for nest in nests._retired] == [1]
-        async with started("torch-cpu"):
-            assert nests._retired == []
+            assert servers._retired == [old]
+            assert await talk.run("print(1)") == "1"
 
     asyncio.run(scenario())
 
 
-def test_the_end_of_the_server_is_the_end_of_its_parents(host: Host, nests: lab_warmth.Nests) -> None:
-    """One that hangs is ended, too, and its folder is gone."""
+def test_kernelspecs_that_differ_in_their_gpus_share_a_fork_server(host: Host, servers: ForkServers) -> None:
+    """The first kernel of one is warm if another has been used."""
+
+    async def scenario() -> None:
+        await warmed(servers, "torch")
+        async with started("torch-gpu1") as talk:
+            assert (await talk.run(IS_WARM)).startswith("True")
+            assert await talk.run(MASKS) == "1 1 None"
+
+    asyncio.run(scenario())
+
+    assert len(servers.all()) == 1
+
+
+def test_the_end_of_the_server_is_the_end_of_its_fork_servers(host: Host, servers: ForkServers) -> None:
+    """One that hangs is ended as well, and its folder is removed."""
     source = """
 import json, os, signal, sys
-from rocmlab.kernels.lab_warmth import NESTS
-from rocmlab.kernels.forkserver import parents
-spec = json.load(open(sys.argv[1]))
-assert NESTS.fork("torch", spec, os.environ, "/", sys.argv[2], (), ()) is None
-parent = NESTS._current["torch"].parent
-assert parent.ready(60)
-parents.CLOSE_SECONDS = 0.2
-os.kill(parent.pid, signal.SIGSTOP)
-print(parent.pid, parent.address)
+from rocmlab.kernels import fork_servers
+from rocmlab.kernels.recipes import recipe
+from rocmlab.lab.provisioner import FORK_SERVERS
+wanted = recipe("torch", json.load(open(sys.argv[1])), os.environ)
+options = {"cwd": "/", "descriptors": (), "arguments": (), "answer_seconds": 60.0}
+assert FORK_SERVERS.fork(wanted, connection_file=sys.argv[2], **options) is None
+(server,) = FORK_SERVERS.all()
+assert server.ready(60)
+fork_servers.CLOSE_SECONDS = 0.2
+os.kill(server.pid, signal.SIGSTOP)
+print(server.pid, server.address)
 """
     file = Path(os.environ["JUPYTER_RUNTIME_DIR"], "kernel-1.json")
     command = [sys.executable, "-c", source, str(host.specs / "torch/kernel.json"), str(file)]

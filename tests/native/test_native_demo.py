@@ -89,7 +89,7 @@ def notebooks(found: dict[str, Any]) -> set[str]:
 
 def test_it_says_that_nothing_of_it_is_real(demo: Demo) -> None:
     """First of all, and in JSON."""
-    assert "SIMULATED: four GPUs that are not there" in demo.said
+    assert "SIMULATED: four GPUs that do not exist" in demo.said
     assert demo.smi()["simulated"] is True
     assert demo.ask("/rocmlab/api/devices")["simulated"] is True
 

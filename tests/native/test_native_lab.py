@@ -161,7 +161,7 @@ def test_asking_for_a_gpu_that_is_not_there_is_an_error(lab: Clone, first_up: st
 
     done = lab.make("up", BACKEND="rocm", succeeds=False)
 
-    assert "error: BACKEND=rocm was asked for" in done.stdout
+    assert "error: BACKEND=rocm was requested" in done.stdout
     assert "fix:" in done.stdout
     assert before == (lab.folder / ".env").read_text()
     assert not lab.answers()
@@ -198,7 +198,7 @@ def test_without_an_image_registry_the_lab_goes_native(tmp_path_factory: pytest.
         found.make("clean", succeeds=False)
 
     assert "no image registry answers" in first
-    assert "no base image can be had, so without Docker" in first
+    assert "the base image could not be pulled, so without Docker" in first
     assert "runtime native (as before: no registry had the base image" in second
     assert "pulling" not in second
     assert answers

@@ -26,7 +26,7 @@ from rocmlab.kernels.leases import Leases
 TOKEN = "ROCMLAB_TEST_TOKEN"
 CLEAN_WITHIN_SECONDS = 2.0
 LONGEST_RUN_SECONDS = 120.0
-KINDS = {"runner": 2, "worker": 3, "kernel": 4, "warm parent": 2, "converter": 1}  # how often, in proportion
+KINDS = {"runner": 2, "worker": 3, "kernel": 4, "fork server": 2, "converter": 1}  # how often, in proportion
 WARM = "test-warm"
 
 START = """
@@ -206,6 +206,6 @@ def _kind(command: list[bytes], pid: int, parent: int, runner: int | None) -> st
         return "worker"
     if b"rocmlab.runs.workers.converting" in words:
         return "converter"
-    if b"parent.py" in words:
-        return "warm parent" if parent == runner else "kernel"
+    if b"forkserver/server.py" in words:
+        return "fork server" if parent == runner else "kernel"
     return "kernel" if b"ipykernel_launcher" in words else "other"

@@ -27,15 +27,15 @@ from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.jobs import Job, name_uniquely
 from rocmlab.runs.run import run
 from rocmlab.runs.scheduling.placement import Slots
-from rocmlab.runs.spec import ahead, options
-from rocmlab.runs.spec.preflight import examine, wished_of
+from rocmlab.runs.spec import ahead, options, resources
+from rocmlab.runs.spec.preflight import examine
 from rocmlab.runs.spec.selection import Found
 from rocmlab.runs.workers import claim
 from rocmlab.simulation import write_host
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 SEVERAL = ("04_multi_gpu_torch", "05_multi_gpu_keras", "11_multi_node_torch")
-WISH = {"gpus": "all", "min_gpus": 2}
+REQUEST = {"gpus": "all", "min_gpus": 2}
 MASKS = "import os; print('masks', os.environ['HIP_VISIBLE_DEVICES'], os.environ.get('CUDA_VISIBLE_DEVICES'))"
 
 
@@ -81,7 +81,7 @@ def test_what_the_command_line_and_a_list_say_wins(
 ) -> None:
     """A number of GPUs replaces the notebook's request, its minimum included; `--gpus` limits what `all` are."""
     host(4)
-    path = str(notebook_files.write(tmp_path / "several.ipynb", "1", rocmlab=WISH))
+    path = str(notebook_files.write(tmp_path / "several.ipynb", "1", rocmlab=REQUEST))
     (tmp_path / "list.yaml").write_text("- {notebook: several.ipynb, gpus: 3}\n")
 
     assert planned(capsys, path)["several"]["gpus"] == 4
@@ -99,7 +99,7 @@ def test_all_gpus_are_in_the_mask_the_table_and_the_report(
 ) -> None:
     """The kernel's masks name all four, and so do the summary, results.json and report.html."""
     host(4)
-    path = notebook_files.write(tmp_path / "several.ipynb", MASKS, rocmlab=WISH)
+    path = notebook_files.write(tmp_path / "several.ipynb", MASKS, rocmlab=REQUEST)
 
     assert main([str(path), "--gpus", "all", "--share", "share"]) == 0
 
@@ -117,7 +117,7 @@ def test_with_one_gpu_it_runs_on_the_cpu_and_the_result_tells_why(
 ) -> None:
     """The GPU is hidden from it, and free for others; the summary and the result give the reason."""
     host(1)
-    path = notebook_files.write(tmp_path / "several.ipynb", MASKS, rocmlab=WISH)
+    path = notebook_files.write(tmp_path / "several.ipynb", MASKS, rocmlab=REQUEST)
 
     assert main([str(path), "--gpus", "all", "--share", "share"]) == 0
 
@@ -158,7 +158,7 @@ def test_gpus_of_several_kinds_count_by_kind(gpus: list[Device], cpu: Device) ->
 def execute(tmp_path: Path, gpus: list[Device], cpu: Device, *names: str) -> Any:
     """Run notebooks that print their masks; those called `all…` request all GPUs, at least two."""
     for name in names:
-        more = {"rocmlab": WISH} if name.startswith("all") else {}
+        more = {"rocmlab": REQUEST} if name.startswith("all") else {}
         notebook_files.write(tmp_path / f"{name}.ipynb", MASKS, **more)
     paths = [tmp_path / f"{name}.ipynb" for name in names]
     jobs = name_uniquely(examine([Found(str(path), path) for path in paths], {}))
@@ -215,7 +215,7 @@ def test_a_notebook_that_cannot_have_two_gpus_does_not_stop_the_run(
 
 
 @pytest.mark.parametrize(
-    ("wish", "what"),
+    ("requested", "what"),
     [
         ({"gpus": "all", "min_gpus": 0}, "min_gpus = 0"),
         ({"gpus": "all", "min_gpus": "2"}, "min_gpus = '2'"),
@@ -225,10 +225,10 @@ def test_a_notebook_that_cannot_have_two_gpus_does_not_stop_the_run(
         ({"gpus": "all", "ray": "yes"}, "ray = 'yes'"),
     ],
 )
-def test_a_minimum_that_means_nothing_is_an_error(wish: dict[str, Any], what: str) -> None:
+def test_a_minimum_that_means_nothing_is_an_error(requested: dict[str, Any], what: str) -> None:
     """It names the field and its value."""
     with pytest.raises(RocmlabError, match=re.escape(what)):
-        wished_of({"metadata": {"rocmlab": wish}})
+        resources.of({"metadata": {"rocmlab": requested}})
 
 
 def test_without_a_lab_the_plan_tells_what_it_requests(
@@ -259,7 +259,7 @@ def test_an_exported_job_gets_all_gpus_of_a_node(
 ) -> None:
     """As many as the site says a node has, the CPU if that is fewer than the minimum."""
     share = tmp_path / "share"
-    path = notebook_files.write(share / "notebooks/several.ipynb", "1", rocmlab=WISH)
+    path = notebook_files.write(share / "notebooks/several.ipynb", "1", rocmlab=REQUEST)
     monkeypatch.setenv("ROCMLAB_SHARE", str(share))
 
     assert export(["slurm", str(path), *words]) == 0
@@ -289,8 +289,8 @@ def test_on_a_cluster_a_notebook_that_trains_with_ray_keeps_no_gpu_from_its_work
 ) -> None:
     """On a cluster of one node its workers would wait for ever for GPUs that it has itself; a given number wins."""
     places = ClusterPlaces([RemoteNode("pair", "pair", tuple(gpus), cpu)])
-    wish = wished_of(json.loads((NOTEBOOKS / "11_multi_node_torch.ipynb").read_text()))
-    job = Job("a", "/a.ipynb", gpus=wish.gpus, min_gpus=wish.min_gpus, takes_gpus_from_ray=wish.takes_gpus_from_ray)
+    request = resources.of(json.loads((NOTEBOOKS / "11_multi_node_torch.ipynb").read_text()))
+    job = Job("a", "/a.ipynb", **request._asdict())
 
     taken = places.take([job])
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks import supervision
 from rocmlab.base.errors import RocmlabError
-from rocmlab.runs.bench import supervision
 
 # A parent with a child that idles and one that has worked; the latter stands for a kernel.
 FAMILY = """

@@ -20,7 +20,7 @@ JOBS = 8
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_kill_9_of_anything_at_any_moment_loses_nothing_and_leaves_nothing(tmp_path: Path, kernel: str) -> None:
-    """SIGKILL of runner, workers, kernels and warm parents: every job ends ok, none twice, and all is gone in 2 s."""
+    """SIGKILL of runner, workers, kernels and fork servers: every job ends ok, none twice, and all is gone in 2 s."""
     root = tmp_path / "host"
     simulation.write_host(root, gpus=2)
     seed = random.SystemRandom().randrange(2**32)

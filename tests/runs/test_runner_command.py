@@ -15,7 +15,7 @@ from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device
 from rocmlab.runs.command import main
 from rocmlab.runs.jobs import Job, Result
-from rocmlab.runs.scheduling.placement import Place
+from rocmlab.runs.scheduling.place import Place
 from rocmlab.runs.screen import progress
 from rocmlab.simulation import write_host
 

@@ -16,7 +16,7 @@ import pytest
 from nbclient.exceptions import CellTimeoutError, DeadKernelError
 
 from rocmlab.base.errors import RocmlabError
-from rocmlab.kernels import kernel
+from rocmlab.kernels import connection, kernelspec
 from rocmlab.notebook import adapter, execution, messages, notebooks, watch
 
 GRANDCHILD = """
@@ -101,9 +101,9 @@ def test_the_start_of_the_kernel_is_no_part_of_the_notebooks_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A kernel that takes longer to start than its cells may take together has a limit of its own."""
-    plain = kernel._command
+    plain = kernelspec.command
     late = "import os, sys, time; time.sleep(4); os.execv(sys.argv[1], sys.argv[1:])"
-    monkeypatch.setattr(kernel, "_command", lambda *given: [sys.executable, "-c", late, *plain(*given)])
+    monkeypatch.setattr(kernelspec, "command", lambda *given: [sys.executable, "-c", late, *plain(*given)])
 
     ran = engine_runs.run(tmp_path, "1", notebook_seconds=3)
 
@@ -246,9 +246,11 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing(tmp_path: Path, monkeypat
 
 def test_a_kernel_that_does_not_start_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own words say why; and one that never answers is not waited for."""
-    monkeypatch.setattr(kernel, "_command", lambda *_: [sys.executable, "-c", "raise SystemExit('no such framework')"])
+    monkeypatch.setattr(
+        kernelspec, "command", lambda *_: [sys.executable, "-c", "raise SystemExit('no such framework')"]
+    )
     dead = engine_runs.run(tmp_path / "dead", "1")
-    monkeypatch.setattr(kernel, "_command", lambda *_: [sys.executable, "-c", "import time; time.sleep(60)"])
+    monkeypatch.setattr(kernelspec, "command", lambda *_: [sys.executable, "-c", "import time; time.sleep(60)"])
     mute = engine_runs.run(tmp_path / "mute", "1", start_seconds=1)
 
     assert "no such framework" in str(dead.error)
@@ -259,7 +261,7 @@ def test_a_kernel_that_does_not_start_is_told(tmp_path: Path, monkeypatch: pytes
 
 def test_an_end_that_the_system_does_not_tell_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without pidfd the process is looked at twice a second, also while it starts and while its children print."""
-    monkeypatch.setattr(kernel, "_sentinel", lambda _: None)
+    monkeypatch.delattr("os.pidfd_open")
     monkeypatch.setattr(watch, "HEARTBEAT_SECONDS", 60.0)  # nothing else makes the engine look
     talks = "import time\nfor _ in range(300): print('I am here', flush=True); time.sleep(0.1)"
     leaves = (
@@ -269,7 +271,7 @@ def test_an_end_that_the_system_does_not_tell_is_noticed(tmp_path: Path, monkeyp
     begin = time.monotonic()
     ran = engine_runs.run(tmp_path / "runs", leaves + "os.kill(os.getpid(), 9)", silent_seconds=600, save_seconds=600)
     took = time.monotonic() - begin
-    monkeypatch.setattr(kernel, "_command", lambda *_: [sys.executable, "-c", leaves + "sys.exit('no framework')"])
+    monkeypatch.setattr(kernelspec, "command", lambda *_: [sys.executable, "-c", leaves + "sys.exit('no framework')"])
     starts = engine_runs.run(tmp_path / "starts", "1", start_seconds=8)
 
     assert "SIGKILL" in ran.outputs(0)[-1]["evalue"]
@@ -341,8 +343,8 @@ def test_output_that_never_ends_in_the_protocol_is_not_waited_for(
 
 def test_a_kernel_of_another_language_gets_ports(tmp_path: Path) -> None:
     """Sockets in a folder are for Python; any other kernel is reached over the loopback."""
-    made = kernel._connection({"language": "R"}, str(tmp_path))
+    made = connection.create({"language": "R"}, str(tmp_path))
 
     assert (made["transport"], made["ip"]) == ("tcp", "127.0.0.1")
-    assert len({made[port] for port in kernel.PORTS}) == len(kernel.PORTS)
-    assert kernel._connection({"language": "python"}, "/tmp/x")["transport"] == "ipc"
+    assert len({made[port] for port in connection.PORTS}) == len(connection.PORTS)
+    assert connection.create({"language": "python"}, "/tmp/x")["transport"] == "ipc"

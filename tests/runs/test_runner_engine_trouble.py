@@ -17,7 +17,7 @@ from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from watching import Watcher
 
 from rocmlab.devices import Device
-from rocmlab.kernels import kernel
+from rocmlab.kernels import memory
 from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.run import run
 from rocmlab.runs.scheduling.placement import Slots
@@ -85,7 +85,7 @@ def test_a_kernel_that_the_system_ends_for_want_of_memory_is_told(
     """The control group's counter of such ends has gone up since the kernel was started."""
     events = tmp_path / "memory.events"
     events.write_text("low 0\noom 0\noom_kill 3\n")
-    monkeypatch.setattr(kernel, "OOM_COUNTERS", (str(events),))
+    monkeypatch.setattr(memory, "OOM_COUNTERS", (str(events),))
     ends = "import os, signal\nfrom pathlib import Path\nPath({path!r}).write_text('oom 1\\noom_kill 4\\n')\n"
 
     ran = engine_runs.run(tmp_path, ends.format(path=str(events)) + "os.kill(os.getpid(), signal.SIGKILL)", "1")

@@ -160,25 +160,25 @@ def test_jobs_that_ask_for_the_same_have_numbers_in_a_row(share: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (["slurm", "all"], "asks for all GPUs"),
+        (["slurm", "all"], "requests all GPUs"),
         (["slurm", "both", "--gpus", "none"], "asks for 2 GPUs"),
         (["slurm", "nowhere"], "no such notebook"),
         (["slurm", "good", "-p", "y=1"], "it has no parameter y"),
-        (["slurm", "good", "--gpus", "0,1"], "--gpus 0,1 with export"),
-        (["slurm", "good", "--resume", "last"], "--resume with export"),
-        (["slurm", "good", "--fail-fast"], "--fail-fast with export"),
+        (["slurm", "good", "--gpus", "0,1"], "`--gpus 0,1` cannot be used with `export slurm`"),
+        (["slurm", "good", "--resume", "last"], "`--resume` cannot be used"),
+        (["slurm", "good", "--fail-fast"], "`--fail-fast` cannot be used"),
         (["slurm", "good", "--partitoin", "a"], "--partitoin is no option of rocmlab export slurm"),
         (["slurm", "good", "--sbatch=constraint=x"], "is no option"),
-        (["slurm", "good", '--sbatch=--comment="x'], "cannot stand in a script"),
+        (["slurm", "good", '--sbatch=--comment="x'], "cannot be used in a Slurm script"),
         (["k8s", "good", "--claim", "share"], "--image is missing"),
         (["k8s", "good", "--image", "a"], "--claim is missing"),
-        (["k8s", "good", "--image", "a", "--claim", "b", "--group", "render"], "--group render"),
+        (["k8s", "good", "--image", "a", "--claim", "b", "--group", "render"], 'invalid `--group` value "render"'),
         (["job", "nowhere", "0"], "is no exported run here"),
         (["collect", "nowhere"], "is no exported run here"),
     ],
 )
-def test_what_cannot_be_exported_is_told_in_words(share: Path, words: list[str], what: str) -> None:
-    """Nothing is left behind, and each error says what to do."""
+def test_what_cannot_be_exported_is_reported(share: Path, words: list[str], what: str) -> None:
+    """Nothing is written, and each error has a fix."""
     with pytest.raises(RocmlabError) as told:
         main(words)
 
@@ -207,7 +207,7 @@ def test_two_elements_never_run_the_same_job_at_once(share: Path) -> None:
         ended = run_job(folder, 0)
 
     assert ended.returncode == 2
-    assert "is still going" in ended.stderr
+    assert "is still running" in ended.stderr
 
 
 def test_what_never_ended_is_told_as_what_it_is(share: Path) -> None:

@@ -208,9 +208,9 @@ def test_a_notebook_outside_of_the_share_is_told(share: Path, tmp_path: Path) ->
     """A pod sees the share alone; nothing is left of the attempt, and a copy helps."""
     outside = notebook_files.write(tmp_path / "away/mine.ipynb", "1")
 
-    with pytest.raises(RocmlabError, match="outside of the share"):
+    with pytest.raises(RocmlabError, match="not in the share"):
         main(["k8s", str(outside), "--image", "a", "--claim", "b"])
-    with pytest.raises(RocmlabError, match="outside of the share"):
+    with pytest.raises(RocmlabError, match="not in the share"):
         main(["slurm", str(outside), "--image", "lab.sif"])
 
     assert list((share / "runs").iterdir()) == []

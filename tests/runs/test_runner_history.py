@@ -160,5 +160,5 @@ def test_a_share_without_runs_lists_none(tmp_path: Path, capsys: pytest.CaptureF
     """That is no error."""
     assert main(["--list", "--share", str(tmp_path / "share")]) == 0
 
-    assert "no run in" in capsys.readouterr().out
+    assert "no runs in" in capsys.readouterr().out
     assert not (tmp_path / "share").exists()

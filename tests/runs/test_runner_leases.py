@@ -26,7 +26,8 @@ from watching import Watcher, eventually, is_alive
 from rocmlab.cli import main
 from rocmlab.devices import Device, discover
 from rocmlab.devices.nvml import Nvml
-from rocmlab.kernels import gpu_processes, handover, leases
+from rocmlab.kernels import gpu_processes, leases
+from rocmlab.kernels.forkserver import inheritance
 from rocmlab.kernels.leases import Holder, Lease, Leases
 from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.jobs import Job, name_uniquely
@@ -350,7 +351,7 @@ def test_what_outlives_a_kernel_does_not_keep_its_lease(tmp_path: Path, gpus: li
     lease = locks.take(gpus, ME)
     launcher = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
     manager = KernelManager(transport="ipc", ip=str(tmp_path / "k"))
-    manager._kernel_spec = KernelSpec(argv=handover.keeping(launcher, lease.descriptors))
+    manager._kernel_spec = KernelSpec(argv=inheritance.keeping(launcher, lease.descriptors))
     manager.start_kernel(pass_fds=lease.descriptors, cwd=str(tmp_path), env=dict(os.environ))
     lease.passed_to(manager.provisioner.pid)
     client = manager.client()
@@ -358,7 +359,7 @@ def test_what_outlives_a_kernel_does_not_keep_its_lease(tmp_path: Path, gpus: li
     try:
         client.start_channels()
         client.wait_for_ready(timeout=60)
-        names = "print([name for name in globals() if name in ('os', 'kernel', 'leave', 'descriptors')])"
+        names = "print([name for name in globals() if name in ('os', 'kernel', 'leave', 'keep', 'descriptors')])"
         for code in (names, DESCENDANTS):
             client.execute_interactive(
                 code, timeout=60, output_hook=lambda message: said.append(message["content"].get("text", ""))
@@ -387,8 +388,8 @@ def test_what_outlives_a_kernel_does_not_keep_its_lease(tmp_path: Path, gpus: li
 
 def test_other_kernels_are_started_as_they_are() -> None:
     """Only an IPython kernel is told what to do first."""
-    assert handover.keeping(["ir", "--slave", "x"], (5,)) == ["ir", "--slave", "x"]
-    assert len(handover.keeping(["python", "-m", "ipykernel_launcher"], (5,))) == 4
+    assert inheritance.keeping(["ir", "--slave", "x"], (5,)) == ["ir", "--slave", "x"]
+    assert len(inheritance.keeping(["python", "-m", "ipykernel_launcher"], (5,))) == 4
 
 
 # -- Runs
@@ -566,7 +567,7 @@ def test_claims_are_settled_in_their_order(cpu: Device) -> None:
     before = [place.options() for place in places]
     places[0].settle([gpus[2]])
     after = places[1].options()
-    slots.give_back(places[0])
+    slots.release(places[0])
     widened = places[1].options()
     places[1].settle([gpus[3], gpus[1]])
     _, third = slots.take([job("c", 2)])

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from rocmlab.devices import Device
 from rocmlab.runs.jobs import INTERRUPTED, STOPPED, Job, Result
-from rocmlab.runs.scheduling.placement import Place
+from rocmlab.runs.scheduling.place import Place
 from rocmlab.runs.scheduling.usage import Meters
 from rocmlab.runs.screen import progress
 
@@ -148,8 +148,8 @@ def test_retries_and_the_time_left_are_in_the_overall_line(cpu: Device) -> None:
         lines = drawn(view)
 
     assert first == ("0 of 3 jobs done", "about 1:00:00 left")
-    assert second == ("0 of 3 jobs done, 1 tried again", "about 1:00:00 left")
-    assert "2 of 3 jobs done, 1 tried again, 1 failed, about 1:00:00 left" in "\n".join(lines)
+    assert second == ("0 of 3 jobs done, 1 retried", "about 1:00:00 left")
+    assert "2 of 3 jobs done, 1 retried, 1 failed, about 1:00:00 left" in "\n".join(lines)
     assert "↻ " in view.console.file.getvalue()
 
 
@@ -245,7 +245,7 @@ from rich.console import Console
 from rocmlab.devices import Device
 from rocmlab.runs.screen import progress
 from rocmlab.runs.jobs import Job
-from rocmlab.runs.scheduling.placement import Place
+from rocmlab.runs.scheduling.place import Place
 with progress.display(Console(file=sys.stderr), 3) as view:
     job = Job("train", "train")
     view.started(job, Place((Device(backend="cpu", index=0, name="a processor", is_usable=True),), 1))

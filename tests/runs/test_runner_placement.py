@@ -21,7 +21,7 @@ def test_each_job_gets_one_gpu_of_its_own(gpus: list[Device], cpu: Device) -> No
 
     first, second = slots.take(waiting), slots.take(waiting[1:])
     none = slots.take(waiting[2:])
-    slots.give_back(second[1])
+    slots.release(second[1])
     third = slots.take(waiting[2:])
 
     assert [taken[0].name for taken in (first, second, third)] == ["a", "b", "c"]
@@ -37,7 +37,7 @@ def test_a_job_for_all_gpus_waits_and_is_not_overtaken(gpus: list[Device], cpu: 
 
     overtaker = slots.take(waiting)
     none = slots.take([each for each in waiting if each is not overtaker[0]])
-    slots.give_back(running)
+    slots.release(running)
     after = slots.take(waiting[:2])
 
     assert overtaker[0].name == "c"
@@ -58,7 +58,7 @@ def test_every_job_gets_its_turn_whatever_the_order(gpus: list[Device], cpu: Dev
             waiting.remove(taken[0])
             running.append(taken[1])
             started.append(taken[0])
-        slots.give_back(running.pop(0))
+        slots.release(running.pop(0))
 
     on_gpus = [each.name for each in started if each.gpus != 0]
     assert on_gpus == ["0", "1", "2", "3", "5", "6"]

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from rocmlab.devices import Device, discover
 from rocmlab.runs.jobs import Job
-from rocmlab.runs.scheduling.placement import Place, Slots, free_vram
+from rocmlab.runs.scheduling.place import Place
+from rocmlab.runs.scheduling.placement import Slots, free_vram
 from rocmlab.runs.scheduling.plan import Queue, longest_first
 from rocmlab.simulation import write_host
 
@@ -56,7 +57,7 @@ def test_the_only_big_gpu_is_kept_for_a_job_that_needs_it() -> None:
 
     first = slots.take([small, big])
     second = slots.take([small])
-    slots.give_back(busy[1][1])
+    slots.release(busy[1][1])
     third = slots.take([small])
 
     assert (first[0], indices(first)) == (big, [0])
@@ -122,7 +123,7 @@ def test_vram_that_others_use_is_waited_for() -> None:
     unknown = slots.take([job("b", gib=16)])
     none = slots.take([job("c", gib=16)])
     other = slots.take([job("c", gib=16), job("d")])
-    slots.give_back(other[1])
+    slots.release(other[1])
     free[0] = 20 * GIB
     last = slots.take([job("c", gib=16)])
 
@@ -134,10 +135,10 @@ def test_vram_that_others_use_is_waited_for() -> None:
 def test_a_job_that_is_tried_again_gets_another_gpu_if_one_is_free() -> None:
     """The one on which it died may be the cause; alone it is better than none."""
     gpus = [gpu(0), gpu(1)]
-    avoid = {"a": [gpus[0]]}
+    excluded = {"a": Place((gpus[0],), 1)}
 
-    elsewhere = Slots(gpus, CPU).take([job("a")], avoid)
-    alone = Slots(gpus[:1], CPU).take([job("a")], avoid)
+    elsewhere = Slots(gpus, CPU).take([job("a")], excluded)
+    alone = Slots(gpus[:1], CPU).take([job("a")], excluded)
 
     assert indices(elsewhere) == [1]
     assert elsewhere[1].options()[0] is gpus[1]
@@ -152,7 +153,7 @@ def test_a_waiting_set_does_not_block_the_other_products() -> None:
 
     taken = slots.take(waiting)
     nothing = slots.take(waiting[:2])
-    slots.give_back(running[1])
+    slots.release(running[1])
     pair = slots.take(waiting[:2])
 
     assert indices(taken) == [0]
@@ -187,7 +188,7 @@ def test_the_queue_looks_at_one_job_of_a_kind() -> None:
 
     heads = queue.heads()
     queue.remove(heads[0])
-    queue.put_first(job("again", 1), [slots.gpus[0]])
+    queue.put_first(job("again", 1), Place(slots.gpus, 1))
 
     assert [each.name for each in heads] == ["0", "1"]
     assert [each.name for each in queue.heads()] == ["again", "1", "2"]
@@ -219,7 +220,7 @@ class Simulation:
 
     def step(self) -> None:
         """Place all that can be, then settle a claim or end a job."""
-        while taken := self.slots.take(self.queue.heads(), self.queue.avoid):
+        while taken := self.slots.take(self.queue.heads(), self.queue.excluded):
             asking, place = taken
             self.queue.remove(asking)
             assert len(place.gpus) == self.slots.wanted(asking)
@@ -232,7 +233,7 @@ class Simulation:
             self.settle(self.claims.pop(0))
         elif settled:
             name = self.data.draw(st.sampled_from(settled))
-            self.slots.give_back(self.placed.pop(name))
+            self.slots.release(self.placed.pop(name))
             self.finished.append(name)
         self.check()
 
@@ -296,7 +297,7 @@ def test_no_job_is_overtaken_for_ever(host: list[tuple[int, str]], wanted: int, 
                 return
             taken[1].settle(taken[1].options()[:1])
             running.append(taken[1])
-        slots.give_back(running.pop(data.draw(st.integers(0, len(running) - 1))))
+        slots.release(running.pop(data.draw(st.integers(0, len(running) - 1))))
 
     raise AssertionError("the large job never had its turn")
 

@@ -14,7 +14,7 @@ import notebook_files
 import pytest
 
 from rocmlab.base import confidential, files
-from rocmlab.kernels import forkserver
+from rocmlab.kernels.fork_servers import ForkServer
 from rocmlab.runs.command import main
 from rocmlab.runs.folder import RunFolder
 from rocmlab.simulation import write_host
@@ -126,12 +126,12 @@ def test_another_user_reads_nothing(open_folder: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="fork servers need Linux")
 def test_a_fork_server_is_given_no_secret(tmp_path: Path) -> None:
     """Its kernels are copies of it."""
-    parent = forkserver.start(sys.executable, ("colorsys",), {**os.environ, **SECRETS, "HF_TOKEN": "hf"}, tmp_path)
+    server = ForkServer(sys.executable, ("colorsys",), {**os.environ, **SECRETS, "HF_TOKEN": "hf"}, tmp_path)
     try:
-        assert parent.ready(60), parent.why
-        environment = Path(f"/proc/{parent.pid}/environ").read_text()
+        assert server.ready(60), server.why
+        environment = Path(f"/proc/{server.pid}/environ").read_text()
     finally:
-        parent.close()
+        server.close()
 
     assert "HF_TOKEN=hf" in environment
     assert not [name for name in SECRETS if name in environment]

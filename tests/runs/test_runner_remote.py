@@ -173,7 +173,7 @@ def test_kernels_are_forked_on_every_node_and_learn_how_their_children_ended(lab
     assert code == 0, said
     for job in lab.results("warm")["jobs"]:
         assert job["warnings"] == [], job["name"]
-        assert job["recorded"]["parent"].endswith("warm/parent.py")
+        assert job["recorded"]["parent"].endswith("forkserver/server.py")
         assert job["recorded"]["code"] == 7
 
 

@@ -1,4 +1,4 @@
-"""What speaks to Ray for a run, piece by piece: the keeper of a node, the look at the nodes, and a job's orders."""
+"""What speaks to Ray for a run, piece by piece: the agent of a node, the look at the nodes, and a job's orders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from rocmlab.cluster.executor import supervising, watching
 from rocmlab.cluster.executor.driving import Driver
-from rocmlab.cluster.executor.node_agent import DONE, Keeper
+from rocmlab.cluster.executor.node_agent import DONE, NodeAgent
 from rocmlab.cluster.executor.places import RemotePlace
 from rocmlab.cluster.executor.supervising import RemoteSupervisor
 from rocmlab.cluster.executor.watching import NodeWatch
@@ -19,30 +19,30 @@ from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.jobs import Job
 from rocmlab.runs.workers.supervisor import Limits
 
-# -- keeper ----------------------------------------------------------------------------------------------------------
+# -- agent ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_job_hears_each_word_once() -> None:
     """Whoever watches again after a word waits for another one; after its end nobody waits any more."""
 
     async def scenario() -> list[str]:
-        keeper = Keeper("run", [])
-        await keeper.stop(1, "interrupted")  # it has not begun
-        heard = [await keeper.watch(1)]
-        again = asyncio.create_task(keeper.watch(1, "interrupted"))
+        agent = NodeAgent("run", [])
+        await agent.stop(1, "interrupted")  # it has not begun
+        heard = [await agent.watch(1)]
+        again = asyncio.create_task(agent.watch(1, "interrupted"))
         await asyncio.sleep(0.05)
         assert not again.done()
-        await keeper.stop(1, "interrupted")  # no news
+        await agent.stop(1, "interrupted")  # no news
         await asyncio.sleep(0.05)
         assert not again.done()
-        await keeper.stop(1, "kill")
+        await agent.stop(1, "kill")
         heard.append(await asyncio.wait_for(again, 5))
-        last = asyncio.create_task(keeper.watch(1, "kill"))
+        last = asyncio.create_task(agent.watch(1, "kill"))
         await asyncio.sleep(0)
-        await keeper.done(1)
+        await agent.done(1)
         heard.append(await asyncio.wait_for(last, 5))
-        await keeper.stop(1, "kill")
-        heard.append(await asyncio.wait_for(keeper.watch(1, "kill"), 5))
+        await agent.stop(1, "kill")
+        heard.append(await asyncio.wait_for(agent.watch(1, "kill"), 5))
         return heard
 
     assert asyncio.run(scenario()) == ["interrupted", "kill", DONE, DONE]

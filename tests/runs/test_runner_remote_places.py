@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import pytest
 
+from benchmarks import synthetic
 from rocmlab.base.errors import Problem, RocmlabError
+from rocmlab.cluster.executor.node_pool import MAX_NAMED_NODES
 from rocmlab.cluster.executor.nodes import RemoteNode, masked
 from rocmlab.cluster.executor.places import ClusterPlaces, RemotePlace
 from rocmlab.devices import Device
@@ -24,9 +27,9 @@ def node(name: str, *gpus: Device, problem: Problem | None = None) -> RemoteNode
     return RemoteNode(name, name, tuple(replace(gpu, index=index) for index, gpu in enumerate(gpus)), CPU, problem)
 
 
-def job(name: str = "a", **wishes: object) -> Job:
+def job(name: str = "a", **resources: object) -> Job:
     """Return a job."""
-    return Job(name, f"/n/{name}.ipynb", **wishes)  # type: ignore[arg-type]
+    return Job(name, f"/n/{name}.ipynb", **resources)  # type: ignore[arg-type]
 
 
 def taken(places: ClusterPlaces, *jobs: Job) -> RemotePlace:
@@ -45,7 +48,7 @@ def test_ray_has_twice_what_it_can_run_and_no_more() -> None:
 
     assert places.count == 3
     assert places.take([job("more")]) is None
-    places.give_back(given[0])
+    places.release(given[0])
     assert taken(places, job("more")).never == ()
 
 
@@ -61,7 +64,7 @@ def test_jobs_that_wait_are_taken_whatever_nodes_come_or_go_meanwhile() -> None:
     assert second is not None
     assert (first[0].name, first[1].count) == ("all", 4)
     assert second[0].name == "small"
-    queue.put_first(first[0], ())
+    queue.put_first(*first)
     assert [each.name for each in queue] == ["all"]
     assert queue.take() is not None
     assert not queue
@@ -106,30 +109,30 @@ def test_a_job_that_ended_badly_is_tried_on_another_node() -> None:
     places = ClusterPlaces([node("one", LARGE), node("two", LARGE)])
     first = taken(places, job())
     first.node_id = "one"
-    places.give_back(first)
+    places.release(first)
 
-    found = places.take([job()], {"a": ()})
+    found = places.take([job()], {"a": first})
 
     assert found is not None
     assert found[1].never == ("one",)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
-    ("wishes", "said"),
+    ("resources", "text"),
     [
         ({"gpus": 3}, "3 GPUs"),
         ({"vram_bytes": 90_000_000_000}, "90 GB of VRAM"),
         ({"gpus": "all", "vram_bytes": 90_000_000_000}, "all GPUs of a node"),
     ],
 )
-def test_what_no_node_has_is_said_before_anything_runs(wishes: dict, said: str) -> None:
+def test_what_no_node_has_is_said_before_anything_runs(resources: dict, text: str) -> None:
     """With what the nodes have, and how to mend it."""
     places = ClusterPlaces([node("one", LARGE, LARGE), node("two", SMALL)])
 
-    problem = places.problem(job(**wishes))
+    problem = places.problem(job(**resources))
 
     assert problem is not None
-    assert said in problem.what
+    assert text in problem.what
     assert "one: 2 x Radeon RX 7900 XTX" in problem.why
     assert places.problem(job(gpus="all")) is None
     assert places.wanted(job(gpus="all")) == 2
@@ -168,3 +171,136 @@ def test_a_mask_that_numbers_gpus_a_second_time_is_a_reason() -> None:
     assert masked({"HIP_VISIBLE_DEVICES": "1"}) is None
     assert why is not None
     assert "unset ROCR_VISIBLE_DEVICES" in why[2]
+
+
+class CountedNode(RemoteNode):
+    """A node that counts how often somebody looks at its GPUs."""
+
+    looks = 0
+
+    def __getattribute__(self, name: str) -> object:
+        if name == "gpus":
+            CountedNode.looks += 1
+        return super().__getattribute__(name)
+
+
+def rounds(nodes: int, jobs: int) -> tuple[int, int]:
+    """Run jobs on a cluster of nodes with eight GPUs; return how often nodes were looked at, and the longest list."""
+    fleet = synthetic.fleet(8 * nodes)
+    places = ClusterPlaces(
+        [CountedNode(str(at), str(at), tuple(fleet[8 * at : 8 * at + 8]), CPU) for at in range(nodes)]
+    )
+    waiting = Queue(synthetic.queue(jobs), places)
+    given: list[RemotePlace] = []
+    named = CountedNode.looks = 0
+    while waiting:
+        while taken := waiting.take():
+            place = taken[1]
+            assert isinstance(place, RemotePlace)
+            named = max(named, len(place.among) + len(place.never))
+            given.append(place)
+        begun, given = given[: len(given) // 2 + 1], given[len(given) // 2 + 1 :]
+        for place in begun:
+            places.begun(place)
+            places.release(place)
+    return CountedNode.looks, named
+
+
+def test_a_round_looks_at_no_gpu_however_many_there_are() -> None:
+    """What a node has is known by its kind; what is sent to Ray with one job names few nodes."""
+    assert rounds(10, 500) == (0, 10)
+    looks, named = rounds(1_000, 500)
+
+    assert looks == 0
+    assert named <= MAX_NAMED_NODES
+
+
+def test_a_turn_does_the_same_work_on_few_and_on_many_nodes() -> None:
+    """Placing a job and releasing it runs the same lines of code with 80 and with 8,000 GPUs."""
+
+    def lines(nodes: int) -> int:
+        places = ClusterPlaces([node(str(number), *[LARGE] * 8) for number in range(nodes)])
+        jobs = [job("one"), job("two", gpus=2), job("large", vram_bytes=20_000_000_000), job("all", gpus="all")]
+        for each in jobs:
+            places.problem(each)
+        count = 0
+
+        def trace(frame: object, event: str, argument: object) -> object:
+            nonlocal count
+            count += 1
+            return trace
+
+        sys.settrace(trace)
+        try:
+            for each in jobs:
+                place = taken(places, each)
+                places.begun(place)
+                places.release(place)
+        finally:
+            sys.settrace(None)
+        return count
+
+    few, many = lines(10), lines(1_000)
+
+    assert 0 < many <= few + 4 * MAX_NAMED_NODES
+    assert lines(5_000) == many
+
+
+def test_small_jobs_do_not_fill_the_window_before_a_large_one() -> None:
+    """A job for eight GPUs is not overtaken for ever by jobs for one that need less room in what Ray has."""
+    places = ClusterPlaces([node("one", *[LARGE] * 8)])
+    running = [taken(places, job(f"j{number}")) for number in range(16)]
+    large = job("large", gpus=8)
+
+    for number in range(8):
+        places.release(running.pop())
+        found = places.take([large, job(f"next {number}")])
+        assert found is None or found[0] is large
+
+    assert found is not None
+
+
+def test_of_many_nodes_a_job_names_others_each_time() -> None:
+    """Where naming every node would be too much, each job names some, and together they name all."""
+    places = ClusterPlaces([node(str(number), LARGE) for number in range(3 * MAX_NAMED_NODES)])
+    jobs = [job(f"j{number}", vram_bytes=20_000_000_000) for number in range(3)]
+
+    named = [taken(places, each).among for each in jobs]
+
+    assert all(len(each) == MAX_NAMED_NODES for each in named)
+    assert {each for among in named for each in among} == set(places.nodes)
+
+
+def test_a_job_that_ended_badly_on_one_of_many_nodes_is_tried_elsewhere() -> None:
+    """Also one that needs several GPUs, for which a node is chosen; the only node is tried again."""
+    places = ClusterPlaces([node(str(number), LARGE, LARGE) for number in range(2 * MAX_NAMED_NODES)])
+    pair = job("pair", gpus=2)
+    first = taken(places, pair)
+    first.node_id = next(node for node in places.nodes if node != first.pinned)
+    for _ in range(3 * MAX_NAMED_NODES):
+        found = places.take([pair], {"pair": first})
+        if found is None:
+            break
+        assert found[1].pinned != first.node_id  # type: ignore[attr-defined]
+
+    alone = ClusterPlaces([node("one", LARGE, LARGE)])
+    last = taken(alone, pair)
+    last.node_id = "one"
+    alone.release(last)
+    again = alone.take([pair], {"pair": last})
+    assert again is not None
+    assert again[1].pinned == "one"  # type: ignore[attr-defined]
+
+
+def test_a_node_stays_kept_when_others_come_and_go() -> None:
+    """A job that waits for its GPUs keeps its node when the cluster changes; a lost node keeps nobody."""
+    places = ClusterPlaces([node("one", LARGE), node("pair", LARGE, LARGE)])
+    pair = taken(places, job("pair", gpus=2))
+
+    places.update([node("one", LARGE), node("pair", LARGE, LARGE), node("new", LARGE)])
+    kept = taken(places, job("single"))
+    places.update([node("one", LARGE), node("new", LARGE)])
+    places.begun(pair)
+
+    assert kept.never == ("pair",)
+    assert taken(places, job("next")).never == ()

@@ -12,7 +12,7 @@ import pytest
 from rocmlab.base import files, formatting
 from rocmlab.base.errors import RocmlabError
 from rocmlab.notebook import executed
-from rocmlab.notebook.ends import describe
+from rocmlab.notebook.outcome import describe
 from rocmlab.notebook.titles import title_of
 from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.workers import html
@@ -56,7 +56,8 @@ def test_recorded_values_and_cells_are_collected() -> None:
         "value": "red",
         "cell": 3,
         "cell_index": 3,
-        "source": "\n".join("abcdefghijkl"),
+        "source": "\n".join("abcdef"),
+        "first_line": 1,
     }
 
 
@@ -65,7 +66,7 @@ def test_a_dead_kernel_does_not_leave_completed_cells(tmp_path: Path) -> None:
     path = tmp_path / "a.ipynb"
     path.write_text(json.dumps({"cells": [cell("completed") for _ in range(4)], "metadata": {}}))
 
-    executed.tell_truth(path, 1, "KernelDied", "the kernel is gone")
+    executed.repair(path, 1, "KernelDied", "the kernel is gone")
 
     notebook = json.loads(path.read_text())
     states = [each["metadata"]["papermill"]["status"] for each in notebook["cells"]]
@@ -80,8 +81,8 @@ def test_a_death_between_cells_blames_no_cell(tmp_path: Path) -> None:
     path = tmp_path / "a.ipynb"
     path.write_text(json.dumps({"cells": [cell("completed"), cell("pending")], "metadata": {}}))
 
-    executed.tell_truth(path, None, "Killed", "gone")
-    executed.tell_truth(tmp_path / "never-saved.ipynb", None, "Killed", "gone")
+    executed.repair(path, None, "Killed", "gone")
+    executed.repair(tmp_path / "never-saved.ipynb", None, "Killed", "gone")
 
     notebook = json.loads(path.read_text())
     assert [each["metadata"]["papermill"]["status"] for each in notebook["cells"]] == ["completed", "pending"]
@@ -95,7 +96,7 @@ def test_the_runner_corrects_the_cause_and_completes_what_was_not_saved(tmp_path
     cells = [cell("completed"), cell("running"), cell("failed", ours), cell("pending")]
     path.write_text(json.dumps({"cells": cells, "metadata": {}}))
 
-    executed.tell_truth(path, 2, "Timeout", "too long")
+    executed.repair(path, 2, "Timeout", "too long")
 
     found = json.loads(path.read_text())["cells"]
     assert [each["metadata"]["papermill"]["status"] for each in found] == ["completed"] * 2 + ["failed", "pending"]

@@ -185,7 +185,7 @@ def test_a_run_that_is_still_going_is_left_alone(project: Path) -> None:
         with pytest.raises(RocmlabError) as caught:
             main(["--resume", "last"])
 
-    assert "is still going" in caught.value.problem.what
+    assert "is still running" in caught.value.problem.what
     assert f"process {os.getpid()} on " in caught.value.problem.why
     assert main(["--resume", "last"]) == 0
     assert starts(project) == {"a": 1}
@@ -262,7 +262,7 @@ def test_what_is_executed_and_in_which_environment_is_in_the_key(
 
 def test_a_large_input_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the limit size and time of change stand for the content."""
-    monkeypatch.setattr(keys, "LARGEST_HASHED_BYTES", 3)
+    monkeypatch.setattr(keys, "MAX_HASHED_BYTES", 3)
     path = tmp_path / "x.bin"
     path.write_text("1234")
 
@@ -303,7 +303,7 @@ def test_two_that_resume_at_once_do_not_both_go_on(project: Path) -> None:
 
     assert sorted(code for _, _, code in ends) == [1, 2]
     refused = next(error for _, error, code in ends if code == 2)
-    assert "is still going" in refused
+    assert "is still running" in refused
     assert starts(project) == {"a": 1}
 
 

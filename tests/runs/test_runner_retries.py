@@ -157,7 +157,7 @@ def test_the_command_tries_once_more_and_says_so(
 
     output, lines = capsys.readouterr()
     assert code == 0
-    assert "↻ dies  kernel died, will be tried again" in lines
+    assert "↻ dies  kernel died, will be retried" in lines
     assert "attempt 2" in output
 
 
@@ -166,14 +166,14 @@ def test_a_night_of_small_jobs_keeps_only_results(
 ) -> None:
     """When a run has ended, nothing of its jobs is left in the runner but their results."""
     kept: list[object] = []
-    made = run.__globals__["_Runner"]
+    made = run.__globals__["Runner"]
 
     class Kept(made):  # type: ignore[misc,valid-type]
         def __init__(self, *arguments: object) -> None:
             super().__init__(*arguments)
             kept.append(self)
 
-    monkeypatch.setitem(run.__globals__, "_Runner", Kept)
+    monkeypatch.setitem(run.__globals__, "Runner", Kept)
     paths = [notebook_files.write(tmp_path / f"{number}.ipynb", "1") for number in range(4)]
 
     done = run_all(paths, run_folder, slots, Rules(retries=1))
@@ -181,4 +181,4 @@ def test_a_night_of_small_jobs_keeps_only_results(
     (runner,) = kept
     assert done.is_ok
     assert all(isinstance(each, Result) for each in runner.results.values())
-    assert [len(each) for each in (runner.running, runner.waiting, runner.attempts, runner.retried)] == [0] * 4
+    assert [len(each) for each in (runner.running, runner.waiting, runner.attempts)] == [0] * 3

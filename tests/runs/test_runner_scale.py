@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import run_results
 
+from benchmarks import cluster, scale, synthetic
 from rocmlab import reports
 from rocmlab.base.errors import RocmlabError
 from rocmlab.reports import tables
-from rocmlab.runs.bench import cluster, invented, scale
 from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.jobs import Job
 from rocmlab.runs.outcome import report, resume
@@ -28,16 +28,16 @@ JOBS, GPUS = 2_000, 400
 
 def started(jobs: list[Job], gpus: int = GPUS) -> list[tuple[float, Job, tuple[object, ...]]]:
     """Return when each job of an invented run starts, and on what."""
-    seconds = invented.durations(jobs)
-    slots = Slots(invented.fleet(gpus), invented.processor())
-    run = invented.simulate(jobs, slots, seconds, invented.expected(seconds))
+    seconds = synthetic.durations(jobs)
+    slots = Slots(synthetic.fleet(gpus), synthetic.processor())
+    run = synthetic.simulate(jobs, slots, seconds, synthetic.expected(seconds))
     return [(clock, job, place.devices) for clock, job, place in run]
 
 
 def test_every_job_is_placed_once_and_no_gpu_has_two() -> None:
     """Each has as many GPUs as it asks for, of one product with the VRAM it asks for; none has two jobs at a time."""
-    jobs = invented.queue(JOBS)
-    seconds = invented.durations(jobs)
+    jobs = synthetic.queue(JOBS)
+    seconds = synthetic.durations(jobs)
     free_from: Counter[object] = Counter()
 
     found = started(jobs)
@@ -55,12 +55,12 @@ def test_every_job_is_placed_once_and_no_gpu_has_two() -> None:
 
 def test_nobody_starves() -> None:
     """A job for eight GPUs that waits first is placed although hundreds of small ones are ready at any time."""
-    jobs = [replace(job, gpus=1, vram_bytes=None, is_mixed=False) for job in invented.queue(JOBS)]
+    jobs = [replace(job, gpus=1, vram_bytes=None, is_mixed=False) for job in synthetic.queue(JOBS)]
     large = replace(jobs[0], name="large", gpus=8)
     seconds = {job.name: 100.0 + number % 37 for number, job in enumerate(jobs)} | {"large": 10.0}
-    slots = Slots(invented.fleet(16), invented.processor())
+    slots = Slots(synthetic.fleet(16), synthetic.processor())
 
-    run = invented.simulate([*jobs[:20], large, *jobs[20:]], slots, seconds, {})
+    run = synthetic.simulate([*jobs[:20], large, *jobs[20:]], slots, seconds, {})
     order = [job.name for _, job, _ in run]
 
     assert order.index("large") < 60  # those that run end, and no small one takes what it waits for
@@ -76,7 +76,7 @@ def test_a_turn_looks_at_few_gpus_however_many_there_are(monkeypatch: pytest.Mon
         return find(pool, gpu)
 
     monkeypatch.setattr(Pool, "_find", counted)
-    jobs = invented.queue(500)
+    jobs = synthetic.queue(500)
 
     started(jobs, gpus=320)
     few, looks["all"] = looks["all"], 0
@@ -87,12 +87,12 @@ def test_a_turn_looks_at_few_gpus_however_many_there_are(monkeypatch: pytest.Mon
 
 def test_the_heads_of_a_queue_stay_in_the_order_of_their_turn() -> None:
     """Whoever is taken out or put first, the heads are the first of each line."""
-    slots = Slots(invented.fleet(GPUS), invented.processor())
-    queue = Queue(invented.queue(300), slots)
+    slots = Slots(synthetic.fleet(GPUS), synthetic.processor())
+    queue = Queue(synthetic.queue(300), slots)
 
     while queue:
         heads = queue.heads()
-        first = {slots.ask(job): job for job in reversed(list(queue))}
+        first = {slots.resources(job): job for job in reversed(list(queue))}
         assert {job.name for job in heads} == {job.name for job in first.values()}
         assert heads == [job for job in queue if job in heads]
         queue.remove(heads[len(heads) // 2])
@@ -100,20 +100,20 @@ def test_the_heads_of_a_queue_stay_in_the_order_of_their_turn() -> None:
 
 def test_what_is_remembered_of_free_gpus_changes_no_decision(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that looks at everything anew in each turn starts the same jobs at the same time on the same GPUs."""
-    jobs = invented.queue(JOBS)
+    jobs = synthetic.queue(JOBS)
 
     remembered = started(jobs)
-    monkeypatch.setattr(outlook, "MOST_STATES", -1)
+    monkeypatch.setattr(outlook, "MAX_STATES", -1)
 
     assert started(jobs) == remembered
 
 
 def test_a_large_journal_is_read_again(tmp_path: Path) -> None:
     """What had finished is kept, what had failed is run again, and how often each was tried is known."""
-    jobs = invented.queue(JOBS)
-    ended = [invented.result(job, number, 60.0) for number, job in enumerate(jobs)]
+    jobs = synthetic.queue(JOBS)
+    ended = [synthetic.result(job, number, 60.0) for number, job in enumerate(jobs)]
     folder = RunFolder(tmp_path / "runs" / "20261121T024751Z-night")
-    invented.write_journal(folder, jobs, ended)
+    synthetic.write_journal(folder, jobs, ended)
 
     session = resume.read(folder)
     found = resume.before(session, jobs)
@@ -125,10 +125,10 @@ def test_a_large_journal_is_read_again(tmp_path: Path) -> None:
 
 def test_what_never_began_is_not_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the jobs that are run again only those that have left files are set aside."""
-    jobs = invented.queue(100)
-    ended = [replace(invented.result(job, 99, 60.0), files={}) for job in jobs]
+    jobs = synthetic.queue(100)
+    ended = [replace(synthetic.result(job, 99, 60.0), files={}) for job in jobs]
     folder = RunFolder(tmp_path / "runs" / "20261121T024751Z-night")
-    invented.write_journal(folder, jobs, ended)
+    synthetic.write_journal(folder, jobs, ended)
     folder.file(jobs[7].name, "log").write_text("it was killed", encoding="utf-8")
     asked: list[str] = []
     set_aside = resume.retries.set_aside

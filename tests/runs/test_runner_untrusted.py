@@ -32,6 +32,7 @@ from rocmlab.runs.folder import KINDS, RunFolder
 from rocmlab.runs.jobs import Job, name_uniquely
 from rocmlab.runs.outcome import history, listing, report, resume
 from rocmlab.runs.outcome.results import Run
+from rocmlab.runs.screen import preview
 from rocmlab.runs.spec import grid
 from rocmlab.runs.spec.preflight import jobs_of
 from rocmlab.stack.runs_under_way import under_way
@@ -460,7 +461,7 @@ def _places(value: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[s
 def _use_everything(folder: Path) -> None:
     """Read a folder in every way there is; each may refuse it in words, and none may do anything else."""
     runs = folder.parent
-    listing.table(listing.runs_of(runs))
+    preview.runs_table(listing.runs_of(runs))
     requests = grid.expand([grid.Entry("a")], folder.parents[2] / "notebooks")
     history.expected_seconds(jobs_of(requests), runs)
     with contextlib.suppress(RocmlabError):

@@ -1,4 +1,4 @@
-"""Jobs of a run whose kernels are forked from a warm parent, and jobs that start cold and say why."""
+"""Jobs of a run whose kernels are forked from a fork server, and jobs that start cold and say why."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from watching import Watcher
 
 from rocmlab.devices import Device
 from rocmlab.kernels.leases import Leases
-from rocmlab.kernels.run_warmth import Warmth
 from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.jobs import Request, name_uniquely
 from rocmlab.runs.run import Run, run
@@ -26,6 +25,7 @@ from rocmlab.runs.scheduling.placement import Slots
 from rocmlab.runs.scheduling.plan import Rules
 from rocmlab.runs.spec.preflight import examine
 from rocmlab.runs.spec.selection import Found
+from rocmlab.runs.workers.forking import JobForkServers
 from rocmlab.runs.workers.supervisor import Limits
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm kernels need Linux")
@@ -100,7 +100,7 @@ def test_kernels_of_several_jobs_are_forked(tmp_path: Path, preload: Path, gpus:
 
 
 @pytest.mark.parametrize(("count", "rules"), [(1, {}), (2, {"warm": "off"}), (2, {"engine": "papermill"})])
-def test_kernels_start_cold_where_a_parent_is_of_no_use(
+def test_kernels_start_cold_where_a_fork_server_is_of_no_use(
     tmp_path: Path, preload: Path, gpus: list[Device], cpu: Device, count: int, rules: dict[str, str]
 ) -> None:
     """For a single job, when that is asked for, and for the reference; nobody has to be told."""
@@ -118,7 +118,7 @@ def test_kernels_start_cold_where_a_parent_is_of_no_use(
     ],
     ids=["thread", "error"],
 )
-def test_a_parent_that_must_not_fork_is_told_and_done_without(
+def test_a_fork_server_that_must_not_fork_is_told_and_done_without(
     tmp_path: Path, preload: Path, gpus: list[Device], cpu: Device, source: str, reason: str
 ) -> None:
     """The jobs run cold, and the reason is in their results and their logs."""
@@ -134,7 +134,7 @@ def test_a_parent_that_must_not_fork_is_told_and_done_without(
         assert f"--- warning: {result.warnings[0].splitlines()[0]}" in done.folder.file(result.name, "log").read_text()
 
 
-def test_a_parent_that_is_killed_is_replaced(tmp_path: Path, preload: Path, gpus: list[Device], cpu: Device) -> None:
+def test_a_killed_fork_server_is_replaced(tmp_path: Path, preload: Path, gpus: list[Device], cpu: Device) -> None:
     """The first job's end is the parent's; the others are forked from another one."""
 
     class Killer(Watcher):
@@ -175,39 +175,39 @@ def asked(path: Path, count: int = 2) -> list[Request]:
 
 
 @pytest.fixture
-def warmth() -> Iterator[Warmth]:
-    """The warm parents of a run."""
-    with contextlib.closing(Warmth()) as parents:
-        yield parents
+def servers() -> Iterator[JobForkServers]:
+    """The fork servers of a run."""
+    with contextlib.closing(JobForkServers()) as found:
+        yield found
 
 
-def test_a_parent_imports_while_the_jobs_are_examined(tmp_path: Path, preload: Path, warmth: Warmth) -> None:
+def test_a_fork_server_imports_during_the_preflight(tmp_path: Path, preload: Path, servers: JobForkServers) -> None:
     """It was started for what the notebook names, before anything else was known, and is the one that the jobs get."""
     path = notebook_files.write(tmp_path / "n.ipynb", "1", kernel="can-be-warm")
     environment = dict(os.environ)
 
-    warmth.begin(asked(path), environment)
-    (early,) = warmth.parents
+    servers.begin(asked(path), environment)
+    (early,) = servers.all()
     jobs = examine([Found(str(path), path)] * 2, {})
-    warmth.expect(jobs)
+    servers.expect(jobs)
 
-    assert warmth.address(jobs[0], environment) == (early.address, None)
+    assert servers.address(jobs[0], environment) == (early.address, None)
     assert early.ready(60)
 
 
-def test_a_parent_that_no_job_can_use_is_ended(tmp_path: Path, preload: Path, warmth: Warmth) -> None:
+def test_a_fork_server_that_no_job_can_use_is_ended(tmp_path: Path, preload: Path, servers: JobForkServers) -> None:
     """The jobs turn out to have another number of threads: they get a parent of their own, and the first one ends."""
     path = notebook_files.write(tmp_path / "n.ipynb", "1", kernel="can-be-warm")
-    warmth.begin(asked(path), {**os.environ, "OMP_NUM_THREADS": "1"})
-    (early,) = warmth.parents
+    servers.begin(asked(path), {**os.environ, "OMP_NUM_THREADS": "1"})
+    (early,) = servers.all()
     jobs = examine([Found(str(path), path)] * 2, {})
-    warmth.expect(jobs)
+    servers.expect(jobs)
 
-    address, why = warmth.address(jobs[0], {**os.environ, "OMP_NUM_THREADS": "2"})
+    address, why = servers.address(jobs[0], {**os.environ, "OMP_NUM_THREADS": "2"})
 
     assert why is None
     assert address not in (None, early.address)
-    assert early.why == "the warm parent was closed"
+    assert early.why == "the fork server was closed"
     assert not Path(early.address).exists()
 
 
@@ -220,8 +220,8 @@ def test_a_parent_that_no_job_can_use_is_ended(tmp_path: Path, preload: Path, wa
     ],
     ids=["broken", "no kernel", "no notebook", "missing", "a single job", "two GPUs"],
 )
-def test_no_parent_is_started_for_what_may_not_use_it(
-    tmp_path: Path, preload: Path, warmth: Warmth, text: str | None, count: int, gpus: int | None
+def test_no_fork_server_is_started_for_what_may_not_use_it(
+    tmp_path: Path, preload: Path, servers: JobForkServers, text: str | None, count: int, gpus: int | None
 ) -> None:
     """Whatever is odd is left to those who examine it."""
     path = notebook_files.write(tmp_path / "n.ipynb", "1", kernel="can-be-warm")
@@ -230,6 +230,6 @@ def test_no_parent_is_started_for_what_may_not_use_it(
     elif text != "good":
         path.write_text(text)
 
-    warmth.begin([replace(each, gpus=gpus) for each in asked(path, count)], os.environ)
+    servers.begin([replace(each, gpus=gpus) for each in asked(path, count)], os.environ)
 
-    assert warmth.parents == []
+    assert servers.all() == []

@@ -277,7 +277,7 @@ def test_an_interrupted_conversion_is_made_up_for_when_the_run_is_continued(
     tmp_path: Path, cpu: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C gives a converter that hangs a short time; the job has its result, and only the HTML is made later."""
-    monkeypatch.setattr("rocmlab.runs.run.HURRY_SECONDS", 0.5)
+    monkeypatch.setattr("rocmlab.runs.runner.CONVERT_TIMEOUT_SECONDS", 0.5)
     (tmp_path / "hangs.py").write_text("import time\ntime.sleep(600)")
     path = notebook_files.write(tmp_path / "n.ipynb", "open('starts', 'a').write('x')")
     jobs = examine([Found(str(path), path)], {})

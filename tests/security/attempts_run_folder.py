@@ -21,6 +21,7 @@ from rocmlab.cluster.executor import delivery
 from rocmlab.reports import compare
 from rocmlab.runs.folder import KINDS, RunFolder
 from rocmlab.runs.outcome import listing, resume
+from rocmlab.runs.screen import preview
 
 SECRET = "the-secret-beside-the-run"
 NAMES = ("../escaped", "../../../escaped", "/tmp/attack-absolute", "a/b", "..", "x\n../y", "nul\0", "report", "a" * 300)
@@ -81,7 +82,7 @@ def outside(top: Path, run: Path) -> dict[str, bytes]:
 def use(run: Path) -> None:
     """Do with a run's folder all that a user might; each may refuse it."""
     ways: tuple[Callable[[], object], ...] = (
-        lambda: listing.table(listing.runs_of(run.parent)),
+        lambda: preview.runs_table(listing.runs_of(run.parent)),
         lambda: compare.load(str(run), run.parent),
         lambda: _continue(run),
         lambda: collect.collect(run),

@@ -131,7 +131,7 @@ class TestSimulate:
 
         assert main(["simulate", str(tmp_path / "file" / below)]) == 2
         errors = capsys.readouterr().err
-        assert f"{tmp_path}/file is no folder" in errors
+        assert f"{tmp_path}/file is not a folder" in errors
         assert "fix: name a new folder" in errors
         assert (tmp_path / "file").read_text() == "mine"
 
@@ -147,7 +147,7 @@ class TestSimulate:
         [
             (["host", "--seconds", "1"], "--seconds is for --live"),
             (["host", "--interval", "1"], "--interval is for --live"),
-            ([""], "an empty name is no folder"),
+            ([""], "an empty name is not a folder"),
         ],
     )
     def test_what_would_do_nothing_is_refused(

@@ -24,7 +24,7 @@ from pathlib import Path
 import pytest
 
 from rocmlab.base.errors import RocmlabError
-from rocmlab.stack.backup import create, model, restore, verify
+from rocmlab.stack.backup import create, model, restore, verify, working
 from rocmlab.stack.backup.model import MANIFEST, SUMS, Task
 
 NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk, or a second user, needs root")
@@ -945,7 +945,7 @@ def test_a_file_that_cannot_be_read_makes_the_exit_code_one(lab: Lab) -> None:
 
 def test_progress_is_told_in_bytes(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """How much of how much."""
-    monkeypatch.setattr(create, "PROGRESS_SECONDS", 0)
+    monkeypatch.setattr(working, "PROGRESS_SECONDS", 0)
     (lab.share / "x").write_bytes(b"x" * 1_500_000)
 
     lab.back_up()

@@ -126,7 +126,7 @@ class TestProblems:
             (lambda s: s.update(cdiVersion="9.9"), "is not one of"),
             (lambda s: s.update(cdiVersion=7), "cdiVersion 7 is not one of"),
             (lambda s: s.update(cdiVersion="0.3.0"), "is too low"),
-            (lambda s: s.update(vendor="x"), "vendor is no part"),
+            (lambda s: s.update(vendor="x"), "vendor is not part"),
             (lambda s: s.update(devices=[]), "at least one device"),
             (lambda s: s.update(devices={}), "devices is not a list with at least"),
             (lambda s: s["devices"].append("gpu"), "device 7 is not an object"),
@@ -188,7 +188,7 @@ class TestCommand:
         (host / "dev/dri/renderD130").unlink()
         assert main(["cdi", "--check", str(path)]) == 1
 
-        assert "0001:06:00.0 is no GPU of this host" in capsys.readouterr().err
+        assert "0001:06:00.0 is not a GPU of this host" in capsys.readouterr().err
 
     def test_a_folder_of_roots_needs_sudo(
         self, host: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -197,10 +197,10 @@ class TestCommand:
         monkeypatch.setenv("ROCMLAB_ROOT", str(host))
         path = tmp_path / "amd.json"
 
-        def refuse(**_: object) -> None:
+        def refuse(*_: object) -> None:
             raise PermissionError(13, "Permission denied")
 
-        monkeypatch.setattr("rocmlab.stack.envfile.tempfile.mkstemp", refuse)
+        monkeypatch.setattr("rocmlab.base.files.os.replace", refuse)
 
         assert main(["cdi", "--output", str(path), "--no-group-ids"]) == 2
         assert f"fix: sudo scripts/rocmlab cdi --output {path} --no-group-ids" in capsys.readouterr().err

@@ -105,16 +105,16 @@ class TestAuto:
 
 
 class TestNeverSilent:
-    """A GPU that is there, or was asked for, and cannot be used is an error."""
+    """A GPU that is there, or was requested, and cannot be used is an error."""
 
     @pytest.mark.parametrize(
         ("host", "backend", "runtime", "what"),
         [
-            (Host(RUNNING), "rocm", "auto", "BACKEND=rocm was asked for"),
-            (Host(RUNNING), "cuda", "auto", "BACKEND=cuda was asked for"),
-            (Host(RUNNING), "metal", "auto", "this is no Mac"),
+            (Host(RUNNING), "rocm", "auto", "BACKEND=rocm was requested"),
+            (Host(RUNNING), "cuda", "auto", "BACKEND=cuda was requested"),
+            (Host(RUNNING), "metal", "auto", "this is not a Mac"),
             (Host(DOWN), "auto", "auto", "does not answer"),
-            (Host(ABSENT), "auto", "docker", "there is no Docker engine"),
+            (Host(ABSENT), "auto", "docker", "Docker engine was not found"),
             (Host(DOWN), "auto", "docker", "does not answer"),
             (Host(DESKTOP, has_amd=True), "auto", "auto", "Docker Desktop cannot pass"),
             (Host(SNAP, has_amd=True), "auto", "auto", "snap package"),
@@ -123,11 +123,11 @@ class TestNeverSilent:
             (Host(Engine(True, is_remote=True), has_amd=True), "auto", "auto", "another machine"),
             (Host(RUNNING, has_nvidia=True), "auto", "auto", "cannot be passed"),
             (Host(ABSENT, has_amd=True), "auto", "auto", "neither Docker nor ROCm"),
-            (Host(ABSENT, is_mac=True), "metal", "docker", "no Docker engine"),
+            (Host(ABSENT, is_mac=True), "metal", "docker", "Docker engine was not found"),
             (Host(RUNNING, is_mac=True), "metal", "docker", "Metal cannot be used"),
             (Host(RUNNING), "opencl", "auto", "BACKEND=opencl is unknown"),
             (Host(RUNNING), "auto", "lxc", "RUNTIME=lxc is unknown"),
-            (Host(RUNNING), "auto", "podman", "there is no Podman"),
+            (Host(RUNNING), "auto", "podman", "Podman was not found"),
             (Host(ABSENT, podman=BROKEN_PODMAN), "auto", "auto", "newuidmap"),
             (Host(ABSENT, podman=BROKEN_PODMAN), "auto", "podman", "newuidmap"),
             (Host(ABSENT, has_amd=True, podman=WITHOUT_CRUN), "auto", "auto", "rootless Podman with runc"),

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from test_engine import docker
 
+from benchmarks import start
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cluster.node.record import Record
-from rocmlab.stack import bench, gpus, settings
+from rocmlab.stack import gpus, settings
 from rocmlab.stack.docker import BaseImageUnreachable, DockerLab
 from rocmlab.stack.engine import Engine
 from rocmlab.stack.progress import BuildProgress, PullProgress
@@ -86,10 +87,10 @@ def test_a_pull_counts_its_layers() -> None:
 
 
 class TestBaseImage:
-    """A base image that cannot be had."""
+    """A base image that could not be pulled."""
 
     def test_no_registry_is_told_from_no_such_image(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Without a registry a host without GPU can go on natively; a wrong name must be mended by the person."""
+        """Without a registry a host without GPU can go on natively; a wrong name must be fixed by the user."""
         program = docker(tmp_path, info="", code=1, error="dial tcp: lookup registry: no such host")
         with pytest.raises(BaseImageUnreachable):
             lab(tmp_path, program, monkeypatch).prepare(lambda _: None)
@@ -104,7 +105,7 @@ class TestBaseImage:
         """The engine's own disk is looked at, and the problem says how much is needed."""
         found = lab(tmp_path, docker(tmp_path, info="", code=1), monkeypatch)
         found.engine_root = str(tmp_path)
-        monkeypatch.setattr("rocmlab.stack.container.NEEDED_BYTES", {"cpu": 1e18})
+        monkeypatch.setattr("rocmlab.stack.image.NEEDED_BYTES", {"cpu": 1e18})
 
         with pytest.raises(RocmlabError, match="GB free"):
             found.prepare(lambda _: None)
@@ -229,7 +230,7 @@ class TestSizes:
     )
     def test_dockers_sizes_are_read(self, text: str, megabytes: float) -> None:
         """All the units that docker history prints."""
-        assert bench.megabytes(text) == pytest.approx(megabytes)
+        assert start.megabytes(text) == pytest.approx(megabytes)
 
     def test_frameworks_are_counted_apart(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """PyTorch's layer has a row of its own and the base's layers none."""
@@ -244,6 +245,6 @@ class TestSizes:
         program.write_text(f"#!/bin/sh\ncase \"$*\" in *--quiet*) echo abc;; *) cat <<'E'\n{answers}\nE\n;; esac\n")
         program.chmod(0o755)
 
-        sizes = bench.layer_sizes(lab(tmp_path, {"PATH": f"{tmp_path}:/bin:/usr/bin"}, monkeypatch))
+        sizes = start.layer_sizes(lab(tmp_path, {"PATH": f"{tmp_path}:/bin:/usr/bin"}, monkeypatch))
 
         assert sizes == {"layers_mb": 10.0, "layers_torch_mb": 1000.0}

@@ -11,7 +11,7 @@ import yaml
 
 from rocmlab.base import live as reading
 from rocmlab.stack import live, settings
-from rocmlab.stack.container import PASSED_INTO_THE_LAB
+from rocmlab.stack.image import PASSED_INTO_THE_LAB
 
 
 def test_what_make_up_writes_is_what_the_lab_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

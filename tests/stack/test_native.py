@@ -43,6 +43,12 @@ class TestEnvironmentOfTests(Environment):
         return True
 
 
+def pid_of(lab: NativeLab) -> int | None:
+    """Return the process id of the running server."""
+    found = lab.jupyter.find()
+    return found.pid if found else None
+
+
 class LabOfTests(NativeLab):
     """A lab whose server imports the rocmlab under test, which `.venv` would have installed."""
 
@@ -107,7 +113,7 @@ class TestServer:
         )
         with server.OPENER.open(request, timeout=20) as answer:
             assert answer.status == 201
-        running = identity.find(lab._pid() or 0)
+        running = lab.jupyter.find()
         assert running
         family = [each.pid for each in identity.family(running)]
         assert len(family) > 1
@@ -131,25 +137,25 @@ class TestServer:
     def test_starting_again_changes_nothing(self, lab: NativeLab) -> None:
         """A second start keeps the process and takes no time."""
         lab.start(lambda _: None)
-        pid = lab._pid()
+        pid = pid_of(lab)
 
         started = time.monotonic()
         lab.start(lambda _: None)
 
-        assert pid == lab._pid()
+        assert pid == pid_of(lab)
         assert time.monotonic() - started < 2
 
     def test_one_that_hangs_is_restarted_by_force_alone(self, lab: NativeLab, monkeypatch: pytest.MonkeyPatch) -> None:
         """It may come back, and its kernels with it; nobody has said that they may end."""
         lab.start(lambda _: None)
-        pid = lab._pid()
+        pid = pid_of(lab)
         assert pid
         monkeypatch.setattr(native, "BUSY_SECONDS", 1.0)
         os.kill(pid, signal.SIGSTOP)
         try:
             with pytest.raises(RocmlabError, match="the lab runs and does not answer") as caught:
                 lab.start(lambda _: None)
-            assert lab._pid() == pid
+            assert pid_of(lab) == pid
         finally:
             os.kill(pid, signal.SIGCONT)
         monkeypatch.setattr(native, "BUSY_SECONDS", 20.0)
@@ -159,7 +165,7 @@ class TestServer:
 
         assert "make up FORCE=1" in caught.value.problem.fix
         assert is_started
-        assert lab._pid() != pid
+        assert pid_of(lab) != pid
 
     def test_the_log_has_no_warning(self, lab: NativeLab) -> None:
         """A normal start and stop write information only."""
@@ -183,33 +189,33 @@ class TestServer:
         }
 
     def test_a_taken_port_is_a_problem_with_a_free_one(self, lab: NativeLab) -> None:
-        """Nothing is started, and the fix names a port that can be had."""
+        """Nothing is started, and the fix names a free port."""
         with socket.socket() as other:
             other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             other.bind(("127.0.0.1", lab.port))
             other.listen()
 
-            with pytest.raises(RocmlabError, match="cannot be had") as caught:
+            with pytest.raises(RocmlabError, match="is already in use") as caught:
                 lab.start(lambda _: None)
 
         assert "another program listens" in caught.value.problem.why
         assert server.is_free(int(caught.value.problem.fix.split("=")[1]))
         assert not lab.is_running()
 
-    def test_a_server_that_dies_leaves_its_last_words_and_nothing_else(self, lab: NativeLab) -> None:
+    def test_a_server_that_dies_leaves_its_last_log_lines_and_nothing_else(self, lab: NativeLab) -> None:
         """A broken configuration ends the start with the log's end, and no record of a running lab."""
         (lab.home / ".jupyter/jupyter_config.py").write_text("raise SystemExit('broken on purpose')\n")
 
-        with pytest.raises(RocmlabError, match="did not start") as caught:
+        with pytest.raises(RocmlabError, match="exited during startup") as caught:
             lab.start(lambda _: None)
 
         assert "broken on purpose" in caught.value.problem.why
-        assert not lab.record.exists()
+        assert not lab.jupyter.record.exists()
 
     def test_a_stale_record_is_not_mistaken_for_a_lab(self, lab: NativeLab) -> None:
         """After a restart of the machine another process may have the recorded number; it is left alone."""
-        lab.record.parent.mkdir(exist_ok=True)
-        lab.record.write_text(json.dumps({"pid": os.getpid()}))
+        lab.jupyter.record.parent.mkdir(exist_ok=True)
+        lab.jupyter.record.write_text(json.dumps({"pid": os.getpid()}))
 
         assert not lab.is_running()
         lab.stop(lambda _: None)
@@ -360,7 +366,7 @@ class TestVisibility:
         lab.prepare(lambda _: None)
         lab.start(lambda _: None)
         try:
-            assert lab.token.encode() not in Path(f"/proc/{lab._pid()}/cmdline").read_bytes()
+            assert lab.token.encode() not in Path(f"/proc/{pid_of(lab)}/cmdline").read_bytes()
         finally:
             lab.stop(lambda _: None)
 
@@ -420,11 +426,11 @@ class TestInstallation:
         cpu.interpreter.symlink_to(sys.executable)
         cpu.marker.write_text(json.dumps({"backend": "cpu", "python": version}))
 
-        assert cpu._matches({"backend": "cpu", "python": version})
-        assert not cpu._matches({"backend": "rocm", "python": version})
-        assert not cpu._matches({"backend": "cpu", "python": "3.99"})
+        assert cpu._matches({"backend": "cpu", "python": version}, cpu.folder)
+        assert not cpu._matches({"backend": "rocm", "python": version}, cpu.folder)
+        assert not cpu._matches({"backend": "cpu", "python": "3.99"}, cpu.folder)
         cpu.marker.unlink()
-        assert not cpu._matches({"backend": "cpu", "python": version})
+        assert not cpu._matches({"backend": "cpu", "python": version}, cpu.folder)
 
     def test_a_framework_for_another_backend_is_an_error(self, tmp_path: Path, repository: Path) -> None:
         """The CPU's TensorFlow in a lab for AMD GPUs would compute on the CPU and not say so."""

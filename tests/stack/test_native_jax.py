@@ -54,7 +54,7 @@ def test_without_packages_jax_on_the_cpu_passes(repository: Path, tmp_path: Path
 def test_packages_without_the_backends_plugin_stop_the_build(
     repository: Path, tmp_path: Path, backend: str, plugins: tuple[str, ...]
 ) -> None:
-    """What was asked for would compute on the CPU without a word."""
+    """What was requested would silently compute on the CPU."""
     done = verify(repository, make_jax(tmp_path / "site", *plugins), backend, "some==1")
 
     assert done.returncode != 0
@@ -109,8 +109,8 @@ def test_another_plugin_gets_a_new_environment(tmp_path: Path) -> None:
     record = {"backend": "cpu", "python": version}
 
     plain.marker.write_text(json.dumps(record))
-    assert plain._matches(record)
-    assert not with_plugin._matches({**record, "jax_packages": PLUGIN})
+    assert plain._matches(record, plain.folder)
+    assert not with_plugin._matches({**record, "jax_packages": PLUGIN}, with_plugin.folder)
     plain.marker.write_text(json.dumps({**record, "jax_packages": PLUGIN}))
-    assert with_plugin._matches({**record, "jax_packages": PLUGIN})
-    assert not plain._matches(record)
+    assert with_plugin._matches({**record, "jax_packages": PLUGIN}, with_plugin.folder)
+    assert not plain._matches(record, plain.folder)

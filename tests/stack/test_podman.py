@@ -17,9 +17,9 @@ from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import discover
 from rocmlab.stack import gpus, podman_engine, resolve, settings, tokens
 from rocmlab.stack.choice import Choice
-from rocmlab.stack.container import PASSED_INTO_THE_LAB, PROXIES
 from rocmlab.stack.engine import Engine
 from rocmlab.stack.gpus import Passed
+from rocmlab.stack.image import PASSED_INTO_THE_LAB, PROXIES
 from rocmlab.stack.podman import BUILD_ARGUMENTS, DEFAULTS, SECRETS, PodmanLab
 from rocmlab.stack.podman_engine import Podman
 from rocmlab.stack.progress import PodmanProgress
@@ -82,7 +82,7 @@ class TestProbe:
         ],
     )
     def test_what_it_lacks_is_a_problem(self, tmp_path: Path, changes: dict, what: str, fix: str) -> None:
-        """Each with the command that mends it."""
+        """Each with the command that fixes it."""
         found = podman_engine.probe(podman(tmp_path, **changes))
 
         assert not found.is_usable

@@ -20,8 +20,8 @@ from intruders import UID, intruder
 from test_native import make_lab
 
 from rocmlab.base import identity
-from rocmlab.stack import exposure, server, settings, sockets
 from rocmlab.stack import project as projects
+from rocmlab.stack import server, settings, sockets, tokens
 from rocmlab.stack.native import NativeLab
 
 SERVER = """
@@ -42,7 +42,7 @@ listening.serve_forever()
 @contextmanager
 def running(lab: NativeLab) -> Iterator[subprocess.Popen[str]]:
     """Run a small server where JupyterLab would be, as `start` would have: with the mark, and recorded."""
-    environment = {**os.environ, identity.SERVER: lab.mark}
+    environment = {**os.environ, identity.SERVER: lab.jupyter.mark}
     command = [sys.executable, "-c", SERVER, str(lab.port), lab.token]
     lab.settings.state.mkdir(exist_ok=True)
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
@@ -224,7 +224,7 @@ class TestCommands:
         assert f"another process held the lab's port and may know the old one (port {port}" in lines[0]
         assert "a" * 64 not in (folder / ".rocmlab/exposed.json").read_text()
         projects.write(project)
-        exposure.forget(project.settings, project.values)
+        tokens.forget(project.settings, project.values)
         assert projects.plan_anew(folder)[1] == []
         assert not (folder / ".rocmlab/exposed.json").exists()
 
@@ -255,7 +255,7 @@ class TestCommands:
         with intruder(port, tmp_path):
             project, lines = projects.plan_anew(folder)
             projects.write(project)
-            exposure.forget(project.settings, project.values)
+            tokens.forget(project.settings, project.values)
 
         assert project.values["JUPYTER_TOKEN"] == "b" * 64
         assert "change it" in lines[0]
@@ -270,7 +270,7 @@ class TestCommands:
         with intruder(port, tmp_path):
             project, _ = projects.plan_anew(folder)
 
-        exposure.forget(project.settings, project.values)
+        tokens.forget(project.settings, project.values)
 
         assert (folder / ".rocmlab/metrics-token").read_text().strip() != "m" * 64
 

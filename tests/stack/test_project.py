@@ -33,6 +33,9 @@ class Recorder:
         """Remember it."""
         self.stopped = True
 
+    def disk_problem(self) -> None:
+        """None: it has no disk."""
+
 
 def project(folder: Path, backend: str, **flags: str) -> Project:
     """A project whose lab is a recorder."""
@@ -210,7 +213,7 @@ class TestOtherRuntime:
             found.lab.start(print)
 
 
-class TestRemarks:
+class TestNotes:
     """What is said of a lab besides the choice."""
 
     @pytest.mark.parametrize(
@@ -230,7 +233,7 @@ class TestRemarks:
         """Of a simulated host no GPU is passed, and on WSL2 no single one is chosen."""
         found = Project(settings.load(tmp_path, flags), choice, {}, Recorder())  # type: ignore[arg-type]
 
-        said = [line for line in projects.remarks(found) if "rootless Podman passes every GPU" in line]
+        said = [line for line in projects.notes(found) if "rootless Podman passes every GPU" in line]
 
         assert bool(said) is is_said
 
@@ -269,6 +272,19 @@ class TestPlan:
         found = projects.plan(tmp_path)
 
         assert dict(found.passed.environment)["HIP_VISIBLE_DEVICES"] == "1"
+
+    def test_a_run_leaves_a_native_lab_native(
+        self, tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """An engine was installed later: only `make up` moves the lab; a run would build another one first."""
+        (tmp_path / "bin").mkdir()
+        (tmp_path / ".env").write_text("ROCMLAB_RUNTIME=native\n")
+        words = test_engine.docker(tmp_path / "bin", info=json.dumps(test_engine.INFO))
+        for name, value in {**words, "ROCMLAB_ROOT": str(make_host(tmp_path / "host")), "BACKEND": "cpu"}.items():
+            monkeypatch.setenv(name, value)
+
+        assert projects.plan(tmp_path).choice.runtime == "docker"
+        assert projects.plan(tmp_path, stays=True).choice.runtime == "native"
 
     @pytest.mark.parametrize("value", ["", "/"])
     def test_this_machine_is_looked_at_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:

@@ -149,7 +149,7 @@ class TestValues:
         (tmp_path / "link").symlink_to(".git")
         cpu = Choice("cpu", runtime, "test")
 
-        with pytest.raises(RocmlabError, match=f"{name}=.* is not a folder for files of yours") as caught:
+        with pytest.raises(RocmlabError, match=f"{name}=.* is not a folder for your files") as caught:
             values(tmp_path, tmp_path, cpu, **{name: folder})
 
         assert f"make up {name}=" in caught.value.problem.fix

@@ -11,7 +11,6 @@ from test_podman import lab as podman_lab
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.stack import busy, homes, rescue
-from rocmlab.stack import project as projects
 from rocmlab.stack.container import ContainerLab
 from rocmlab.stack.docker import DockerLab
 
@@ -85,7 +84,7 @@ def lab(docker: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Docker
 def take(lab: ContainerLab) -> list[str]:
     """Take the earlier container's files, and return what is said."""
     said: list[str] = []
-    rescue.take(lab.engine, lab.program, ID, lab.settings.state, said.append)
+    rescue.take(lab.engine, lab.query, lab.program, ID, lab.settings.state, said.append)
     return said
 
 
@@ -206,7 +205,7 @@ class TestRunning:
         monkeypatch.setattr(ContainerLab, "_rescue", lambda *_: None)
         docker.fail(f"compose --project-directory {lab.settings.project} --progress quiet up")
 
-        with pytest.raises(RocmlabError, match="refused to start"):
+        with pytest.raises(RocmlabError, match="could not start"):
             lab.start(print)
         untouched = [line for line in docker.calls("compose") if " down " in line]
         lab._undo("another container")
@@ -249,7 +248,7 @@ class TestBusy:
         docker.fail("ps")
 
         with pytest.raises(RocmlabError, match="does not answer"):
-            projects._runs(lab)
+            lab.is_known_to_run()
 
 
 def test_the_stub_answers(docker: Stub) -> None:

@@ -194,7 +194,7 @@ class TestDocker:
             port = taken.getsockname()[1]
             found = self.opened(folder, GRAFANA_PORT=str(port), PROMETHEUS_PORT=str(free_port()))
 
-            with pytest.raises(RocmlabError, match=f"port {port} on 127.0.0.1 cannot be had for Grafana") as caught:
+            with pytest.raises(RocmlabError, match=f"port {port} for Grafana is not available") as caught:
                 found._check_ports()
 
         assert caught.value.problem.fix.startswith("make monitoring GRAFANA_PORT=")

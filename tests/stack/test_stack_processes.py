@@ -95,7 +95,7 @@ class TestServer:
             "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])"
         )
         command = (sys.executable, "-c", f"{program}; time.sleep(600)")
-        with process(*command, **{identity.SERVER: lab.mark}) as server, process(*command) as other:
+        with process(*command, **{identity.SERVER: lab.jupyter.mark}) as server, process(*command) as other:
             running = identity.find(server.pid)
             assert running is not None
             deadline = time.monotonic() + 20

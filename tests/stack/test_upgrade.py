@@ -275,7 +275,7 @@ class TestSource:
         git(user, "commit", "--quiet", "--message", "own")
         own = source.head(user)
 
-        with pytest.raises(Exception, match="have both gone on"):
+        with pytest.raises(Exception, match="have diverged"):
             source.fetched(user)
         source.move(user, first)
 

@@ -86,6 +86,18 @@ def test_a_radeon_answers_what_the_dashboards_ask(tmp_path: Path) -> None:
         assert name == "gpu_nodes_total" or {label for label, _ in labels} >= LABELS, name
 
 
+def test_the_simulated_mi300x_is_one_that_the_dashboards_know(tmp_path: Path) -> None:
+    """Its part number chooses the metric of its power; the overview's variable `GPU_UUID` has a value for each GPU."""
+    root = write_host(tmp_path / "host", profile="instinct", gpus=2, busy="steady")
+    found, snapshot = read(root)
+
+    written = series(metrics.exposition(snapshot, found, names="amd", root=root)[0])
+
+    assert len(of(written, "gpu_package_power", card_model=MI300_PART)) == 2
+    uuids = {dict(labels).get("GPU_UUID") for name, labels in written if name == "gpu_health"}
+    assert uuids == {gpu.unique_id for gpu in found if gpu.backend == "rocm"}
+
+
 def test_an_instinct_answers_with_its_errors(tmp_path: Path) -> None:
     """It has no sensor at the edge; its blocks come by name."""
     root = write_host(tmp_path / "host", profile="instinct", gpus=1, faults=["ecc"])
@@ -93,7 +105,8 @@ def test_an_instinct_answers_with_its_errors(tmp_path: Path) -> None:
 
     written = series(metrics.exposition(snapshot, found, names="amd", root=root)[0])
 
-    assert {name for name, _ in written} >= (RADEON | INSTINCT) - {"gpu_edge_temperature"}
+    other = {"gpu_edge_temperature", "gpu_average_package_power"}  # an MI300 has a name of its own for its power
+    assert {name for name, _ in written} >= ((RADEON | INSTINCT) - other) | {"gpu_package_power"}
     assert of(written, "gpu_ecc_correct_total") == [117]
     assert of(written, "gpu_ecc_uncorrect_umc") == [2]
     assert of(written, "gpu_ecc_correct_bif") == [0]  # sysfs calls that block pcie_bif

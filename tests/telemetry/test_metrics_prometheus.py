@@ -147,7 +147,7 @@ def answered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     idle = Owner("kernel", notebook="work/mnist.ipynb", kernel_id="k", idle_seconds=3000.0)
     kernel = GpuProcess(device_id(found[0]), 42, name="python3", user="jovyan", vram_bytes=4 << 30, owner=idle)
 
-    def lab(accept: str) -> tuple[bytes, str]:
+    def lab(accept: str, names: str | None) -> tuple[bytes, str]:
         now = replace(snapshot, time_seconds=time.time(), processes=(kernel,))
         held = [(device_id(found[0]), "work/mnist.ipynb")]
         return metrics.exposition(now, found, names="both", accept=accept, leases=held, root=folder / "lab")

@@ -22,7 +22,7 @@ from rocmlab.cli.main import main
 from rocmlab.simulation import Live, write_host
 from rocmlab.telemetry import metrics_feed, metrics_server
 from rocmlab.telemetry.metrics_feed import Feed
-from rocmlab.telemetry.metrics_server import MOST_AT_A_TIME, Exposition, MetricsServer
+from rocmlab.telemetry.metrics_server import MAX_AT_A_TIME, Exposition, MetricsServer
 
 
 @contextmanager
@@ -53,6 +53,15 @@ def ask(address: str, path: str = "/metrics", method: str = "GET", **headers: st
         return answer.status, answer.headers.get("Content-Type", ""), answer.read()
     finally:
         connection.close()
+
+
+def test_names_can_be_chosen_for_one_request(tmp_path: Path) -> None:
+    """As with the lab's metrics; names that do not exist are an error."""
+    write_host(tmp_path / "host")
+    with serving(tmp_path / "host") as (address, _):
+        assert b"gpu_gfx_activity" in ask(address, "/metrics?names=amd")[2]
+        assert b"gpu_gfx_activity" not in ask(address)[2]
+        assert ask(address, "/metrics?names=foo")[0] == 400
 
 
 def test_each_scrape_is_a_new_sample(tmp_path: Path) -> None:
@@ -156,14 +165,14 @@ def test_a_port_in_use_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
     said = capsys.readouterr().err
     assert code == 2
-    assert f"error: port {port} on 127.0.0.1 cannot be had\n  why: another program listens on it" in said
+    assert f"error: port {port} on 127.0.0.1 is not available\n  why: another program listens on it" in said
     assert "rocmlab serve --port" in said
 
 
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (["--address", "192.0.2.1"], "port 9417 on 192.0.2.1 cannot be had"),
+        (["--address", "192.0.2.1"], "port 9417 on 192.0.2.1 is not available"),
         (["--token-file", "/nowhere/token"], "--token-file /nowhere/token cannot be read"),
         (["--token-file", "/dev/null"], "--token-file /dev/null holds no token"),
     ],
@@ -264,7 +273,7 @@ class TestServer:
     def test_a_failure_is_a_500_and_no_end(self, caplog: pytest.LogCaptureFixture) -> None:
         """Prometheus sees the target as down; the reason is in the log, not in the answer."""
 
-        def fails(accept: str) -> tuple[bytes, str]:
+        def fails(accept: str, names: str | None) -> tuple[bytes, str]:
             raise RuntimeError("the reason")
 
         server = MetricsServer("127.0.0.1", 0, fails)
@@ -285,13 +294,13 @@ class TestServer:
         """Slow answers hold places; the next who asks is refused at once and has no thread that waits."""
         go, waiting = threading.Event(), threading.Semaphore(0)
 
-        def slow(accept: str) -> tuple[bytes, str]:
+        def slow(accept: str, names: str | None) -> tuple[bytes, str]:
             waiting.release()
             go.wait(60)
             return b"", "text/plain"
 
         with listening(slow) as (server, address):
-            askers = [threading.Thread(target=ask, args=(address,)) for _ in range(MOST_AT_A_TIME)]
+            askers = [threading.Thread(target=ask, args=(address,)) for _ in range(MAX_AT_A_TIME)]
             try:
                 for asker in askers:
                     asker.start()
@@ -312,7 +321,7 @@ class TestServer:
     def test_connections_that_drip_have_no_more_threads_and_one_deadline(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A byte now and then keeps none of them alive: they are closed, and who asks then is answered."""
         monkeypatch.setattr(metrics_server, "SECONDS_FOR_A_REQUEST", 2.0)
-        with listening(lambda accept: (b"", "text/plain")) as (server, address), ExitStack() as stack:
+        with listening(lambda accept, names: (b"", "text/plain")) as (server, address), ExitStack() as stack:
             before = threading.active_count()
             began = time.monotonic()
             dripping = [stack.enter_context(socket.create_connection(server.server_address[:2])) for _ in range(60)]
@@ -326,6 +335,6 @@ class TestServer:
                 most = max(most, threading.active_count() - before)
                 assert time.monotonic() - began < 60
                 time.sleep(0.1)
-            assert 0 < most <= MOST_AT_A_TIME
+            assert 0 < most <= MAX_AT_A_TIME
             assert time.monotonic() - began >= 1.9
             assert ask(address)[0] == 200

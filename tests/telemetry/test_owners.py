@@ -24,7 +24,8 @@ from kernel_hosts import Host, simulated_host, started
 from pretenders import WAIT_SECONDS, attributed, gpus, reader
 
 from rocmlab.devices import Device
-from rocmlab.kernels import lab_warmth
+from rocmlab.kernels.fork_servers import ForkServers
+from rocmlab.lab import provisioner
 from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.jobs import name_uniquely
 from rocmlab.runs.run import run
@@ -37,6 +38,7 @@ from rocmlab.telemetry.model import GpuProcess, Owner
 from rocmlab.telemetry.owners import LabSource, ProcSource, merged
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+FORKED = b"python\0/x/rocmlab/kernels/forkserver/server.py\0003\0004\0torch\0"
 CHILDREN = """
 import multiprocessing, os, subprocess, sys, warnings
 warnings.simplefilter("ignore")
@@ -177,11 +179,11 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
             spec = json.loads(path.read_text())
             spec["metadata"]["rocmlab"]["preload"] = ["colorsys"]
             path.write_text(json.dumps(spec))
-        nests = lab_warmth.Nests()
-        monkeypatch.setattr(lab_warmth, "NESTS", nests)
-        monkeypatch.setenv(lab_warmth.SETTING, "on")
+        servers = ForkServers()
+        monkeypatch.setattr(provisioner, "FORK_SERVERS", servers)
+        monkeypatch.setenv("WARM_KERNELS", "on")
         yield found
-        nests.close()
+        servers.close()
     KernelProvisionerFactory.clear_instance()
 
 
@@ -191,8 +193,8 @@ def test_warm_kernels_are_told_apart(host: Host, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with started("torch-gpu0", f"{os.getcwd()}/first.ipynb") as first:
             own = [int(word) for word in (await first.run(CHILDREN)).split()]
-            parent = lab_warmth.NESTS._current
-            assert await asyncio.to_thread(parent["torch-gpu0"].parent.ready, 60)
+            (server,) = provisioner.FORK_SERVERS.all()
+            assert await asyncio.to_thread(server.ready, 60)
             (cold,) = await asyncio.to_thread(attributed, tmp_path / "seen", own[0])
             assert cold.owner.notebook == "first.ipynb"
             await first.manager.shutdown_kernel()
@@ -205,7 +207,7 @@ def test_warm_kernels_are_told_apart(host: Host, tmp_path: Path) -> None:
             live = await asyncio.to_thread(lambda: attributed(tmp_path / "seen", *pids, sources=sources))
             os.kill(pids[3], signal.SIGKILL)
 
-        assert "parent.py" in (warm[0].command or "")
+        assert "server.py" in (warm[0].command or "")
         assert [each.owner.notebook for each in warm] == [
             *["sub/second.ipynb"] * 3,
             f"{os.getcwd()}/sub/second.ipynb",
@@ -288,7 +290,7 @@ def test_jobs_of_a_run_are_told_apart(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [(result.status, result.error) for result in done.results] == [("ok", None)] * 4
     said = [json.loads(path.read_text()) for path in (tmp_path / "nb").glob("owners-*.json")]
     assert len({name for _, name, _ in said}) == 4
-    assert {"parent.py" in command for command, _, _ in said} == {warm == "auto"}
+    assert {"server.py" in command for command, _, _ in said} == {warm == "auto"}
     for _, name, owners in said:
         notebook = str(tmp_path / f"nb/{name[0]}.ipynb")
         assert owners == [Owner("job", notebook=notebook, run=folder.path.name, job=name).as_dict()] * 4
@@ -330,11 +332,12 @@ def test_what_sources_know_is_put_together() -> None:
     assert merged([]) == Owner("process")
 
 
-def test_a_damaged_note_is_no_note(tmp_path: Path) -> None:
+@pytest.mark.parametrize("program", [FORKED, FORKED.replace(b"kernels/forkserver/server", b"runner/warm/parent")])
+def test_a_damaged_note_is_no_note(tmp_path: Path, program: bytes) -> None:
     """A forked kernel whose lease's text is torn is a kernel still."""
     folder = tmp_path / "proc/70"
     hosts.write(folder / "status", "Name:\tpython\nPPid:\t0\nNSpid:\t70\n")
-    (folder / "cmdline").write_bytes(b"python\0/x/rocmlab/kernels/forkserver/parent.py\0003\0004\0torch\0")
+    (folder / "cmdline").write_bytes(program)
     (folder / "environ").write_bytes(b"ROCMLAB_JOB=0123456789abcdef\0JPY_SESSION_NAME=/wrong.ipynb\0")
     (folder / "fd").mkdir()
     (folder / "fd/9").symlink_to("/share/leases/m-rocm-0000-03-00.0.lock")
@@ -350,14 +353,13 @@ def test_a_damaged_note_is_no_note(tmp_path: Path) -> None:
 # -- Files that another user chose
 
 
-FORKED = b"python\0/x/rocmlab/kernels/forkserver/parent.py\0003\0004\0torch\0"
 JOB_MARK = "0123456789abcdef"
 LEASE = "share/leases/m-rocm-0000-03-00.0"
 
 
 @pytest.fixture
 def forked(tmp_path: Path) -> Path:
-    """The folder in `/proc` of a process, forked from a warm parent, which holds a lease and has a mark."""
+    """The folder in `/proc` of a process, forked from a fork server, which holds a lease and has a token."""
     folder = tmp_path / "proc/70"
     hosts.write(folder / "status", "Name:\tpython\nPPid:\t0\nNSpid:\t70\n")
     (folder / "cmdline").write_bytes(FORKED)

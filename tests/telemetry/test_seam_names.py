@@ -11,7 +11,7 @@ import pytest
 from rocmlab.simulation import GpuUse, Live
 from rocmlab.telemetry.model import GpuProcess, Owner
 from rocmlab.telemetry.seam.gpus import PID_LIMIT, Gpus
-from rocmlab.telemetry.seam.names import LONGEST_WORD, described, label, show_notebooks
+from rocmlab.telemetry.seam.names import MAX_WORD, described, label, show_notebooks
 
 
 def process(owner: Owner | None = None, **more: object) -> GpuProcess:
@@ -41,7 +41,7 @@ def test_long_names_are_cut() -> None:
     """A notebook of 10 kB leaves room for the command."""
     (word,) = label(process(Owner("kernel", notebook="x" * 10_000)))
 
-    assert len(word) == LONGEST_WORD
+    assert len(word) == MAX_WORD
     assert word.endswith("…")
 
 

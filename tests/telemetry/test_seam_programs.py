@@ -176,7 +176,7 @@ def test_what_is_no_python_program_is_refused(tmp_path: Path) -> None:
     assert "rocmlab nvml-exec -- python3 -m NAME" in refused.value.problem.fix
     with pytest.raises(RocmlabError, match="is a binary"):
         programs.find(["ls"])
-    with pytest.raises(RocmlabError, match="there is no command 'no-such-program'"):
+    with pytest.raises(RocmlabError, match="command 'no-such-program' not found"):
         programs.find(["no-such-program"])
     with pytest.raises(RocmlabError, match="an interactive Python"):
         programs.find([sys.executable, "-u"])
@@ -231,7 +231,7 @@ def test_usage_is_explained(run: Callable[..., subprocess.CompletedProcess[str]]
     without, help_text = run(host, "nvml-exec"), run(host, "nvitop", "--help")
 
     assert without.returncode == 2
-    assert "name a command behind --" in without.stderr
+    assert "name a command after --" in without.stderr
     assert help_text.returncode == 0
     assert "rocmlab nvitop -1" in help_text.stdout
 

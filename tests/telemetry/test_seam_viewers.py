@@ -408,7 +408,7 @@ def test_without_nvitop_and_without_a_lab_it_says_what_to_do(tmp_path: Path, rep
     )
 
     assert done.returncode == 2
-    assert "error: there is no nvitop" in done.stderr
+    assert "error: nvitop not found" in done.stderr
     assert "fix: make up, and then make top; or without the lab: python3 -m pip install nvitop" in done.stderr
 
 
@@ -426,5 +426,5 @@ def test_without_nvitop_it_runs_in_the_lab(monkeypatch: pytest.MonkeyPatch, is_r
         assert nvitop.main("nvitop", ["-1", "--ascii"]) == 3
         assert handed == [["nvitop", "-1", "--ascii"]]
     else:
-        with pytest.raises(RocmlabError, match="there is no nvitop"):
+        with pytest.raises(RocmlabError, match="nvitop not found"):
             nvitop.main("nvitop", ["-1"])

@@ -19,7 +19,7 @@ SRC = str(Path(rocmlab.__file__).parents[1])
 
 @pytest.fixture(autouse=True)
 def _own_environment(monkeypatch):
-    """Keep the person's share, data folder, proxies and masks out of the tests."""
+    """Keep the user's share, data folder, proxies and masks out of the tests."""
     for name in ("ROCMLAB_SHARE", "ROCMLAB_DATA_DIR", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
     for name in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "JUPYTER_PATH"):

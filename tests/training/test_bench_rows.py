@@ -73,7 +73,7 @@ def test_the_cpu_is_measured_with_all_gpus_hidden(kernels: Path, monkeypatch: py
 
 
 def test_quick_shortens_the_digits_alone(kernels: Path) -> None:
-    """6,400 pictures of the U-Net would be more than a long run of it has; a number that was given counts."""
+    """6,400 images of the U-Net would be more than a long run of it has; a number that was given counts."""
     rows = ["mnist_cnn_jax", "unet_jax"]
 
     quick = bench.measure(rows, quick=True).rows
@@ -84,7 +84,7 @@ def test_quick_shortens_the_digits_alone(kernels: Path) -> None:
 
 
 def test_options_reach_the_measuring_process(kernels: Path) -> None:
-    """The size of pictures, say, or a test after each epoch."""
+    """The size of images, for example, or a test after each epoch."""
     row = bench.measure(["unet_mixed_torch"], options={"size": 64, "curves": True}).rows[0]
 
     assert (row["order"]["workload"], row["order"]["backend"]) == ("unet_mixed", "torch")
@@ -135,7 +135,7 @@ def test_without_any_backend_it_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp
     assert "no interpreter with tensorflow" in caught.value.problem.why
 
 
-def test_a_process_that_fails_is_told_in_its_own_words(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_fails_is_reported_with_its_output(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And a problem that it names is that problem."""
     monkeypatch.setenv("FAILS", "1")
     with pytest.raises(RocmlabError, match="mnist_fc_torch was not measured") as caught:
@@ -148,7 +148,7 @@ def test_a_process_that_fails_is_told_in_its_own_words(kernels: Path, monkeypatc
 
 
 def test_rows_that_fail_alike_are_one_error(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No row was measured: where all have the same problem it is that, else each is told."""
+    """No row was measured: where all have the same problem it is that one, else all are listed."""
     monkeypatch.setenv("PROBLEM", "1")
     with pytest.raises(RocmlabError, match=r"^no such device"):
         bench.measure()

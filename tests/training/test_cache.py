@@ -105,16 +105,16 @@ def test_share_comes_from_the_environment_or_the_current_folder(tmp_path, packed
     assert fetch("tiny") == tmp_path / "elsewhere/data/tiny"
 
 
-def test_unknown_name_is_refused(tmp_path):
+def test_unknown_name_is_rejected(tmp_path):
     """A wrong name is answered with the right ones."""
-    with pytest.raises(RocmlabError, match="no data set 'mnits'") as caught:
+    with pytest.raises(RocmlabError, match="'mnits' is not a data set") as caught:
         fetch("mnits", share=tmp_path)
 
     assert "mnist" in caught.value.problem.fix
 
 
 def test_next_source_is_tried_when_one_fails_or_lies(tmp_path, packed, register, lines):
-    """A source without the files, and one with wrong content, lead to the next one; each says why."""
+    """A source without the files, and one with wrong content, lead to the next one; each gives its reason."""
     wrong = tiny.write_packed(tmp_path / "wrong")
     (wrong / "t10k-labels-idx1-ubyte.gz").write_bytes(gzip.compress(b"something else"))
     empty = (tmp_path / "nothing").as_uri() + "/"
@@ -205,7 +205,7 @@ def test_data_folder_that_is_not_there_is_an_error(tmp_path, packed, register):
     """A mistyped data folder is an error and not a silent download."""
     register(Mirror(packed, "a mirror"))
 
-    with pytest.raises(RocmlabError, match="usbb is not there"):
+    with pytest.raises(RocmlabError, match="usbb does not exist"):
         fetch("tiny", share=tmp_path, data_dir=tmp_path / "usbb")
 
 

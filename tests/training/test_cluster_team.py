@@ -25,7 +25,7 @@ def node(name, is_alive=True, **resources):
 
 
 def gpu(name, host="a", backend="rocm"):
-    """Return what a worker tells of its device."""
+    """Return what a worker reports about its device."""
     return {"backend": backend, "name": name, "index": 0, "pci": None, "simulated": False, "node": host}
 
 
@@ -56,7 +56,7 @@ def test_nodes_that_do_not_tell_the_kind_count_together():
 
 
 def test_one_gpu_is_no_team():
-    """`auto` then takes the CPU, which is said, and `gpu` is an error with its fix."""
+    """`auto` then takes the CPU, which is reported, and `gpu` is an error with its fix."""
     nodes = [node("head", CPU=2, GPU=1, gfx1100=1), node("b", CPU=1, GPU=1, gfx942=1)]
 
     found = team(nodes, "auto", 3)
@@ -69,7 +69,7 @@ def test_one_gpu_is_no_team():
 
 
 @pytest.mark.parametrize(("device", "workers"), [("cpu", 3), ("cpu", 0), ("tpu", 1)])
-def test_what_no_cluster_can_give_is_refused(device, workers):
+def test_what_no_cluster_can_give_is_rejected(device, workers):
     """More workers than cores would be waited for without end."""
     with pytest.raises(RocmlabError):
         team([node("head", CPU=2)], device, workers)
@@ -82,14 +82,14 @@ def test_workers_of_one_node_see_each_others_gpus_and_no_other():
     assert masks(granted) == [(1, 3), (0,), (1, 3), ()]
 
 
-def test_gpus_of_different_kinds_are_refused_by_the_workers():
+def test_gpus_of_different_kinds_are_rejected_by_the_workers():
     """A sum over them hangs or fails."""
     with pytest.raises(RocmlabError, match="different kinds"):
         worker.described([gpu("AMD Instinct MI300X"), gpu("AMD Radeon PRO W7900", "b")])
 
 
 def test_only_workers_that_share_a_cpu_are_simulated():
-    """A whole machine is no simulation of itself, and a GPU never one."""
+    """A whole machine is not a simulation of itself, and a GPU never one."""
     shared = worker.described([gpu("EPYC", "a", "cpu"), gpu("EPYC", "a", "cpu"), gpu("Xeon", "b", "cpu")])
     gpus = worker.described([gpu("MI300X"), gpu("MI300X")])
 
@@ -110,7 +110,7 @@ def test_the_parts_of_a_batch_are_the_batch(count, workers, monkeypatch):
 
 
 def test_the_only_worker_begins_again_when_it_is_lost(tmp_path):
-    """Without Ray there is no process to kill: the function begins again, as often as it may, and not more."""
+    """Without Ray there is no process to kill: the function is restarted as often as allowed, and not more."""
     begun = []
 
     def train(options):
@@ -128,7 +128,7 @@ def test_the_only_worker_begins_again_when_it_is_lost(tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for the interfaces")
 def test_the_interface_of_an_address_is_found():
-    """The loopback has 127.0.0.1, and an address of the documentation's block belongs to nobody."""
+    """The loopback has 127.0.0.1, and an address of the documentation's block belongs to no one."""
     assert network.interface("127.0.0.1") == "lo"
     assert network.interface("203.0.113.77") is None
     assert network.interface("2001:db8::77") is None
@@ -161,7 +161,7 @@ def test_masks_are_those_of_before_behind_the_start(monkeypatch):
 
 BARE = """
 import sys
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 from rocmlab.training import cluster
 heavy = {"ray", "torch", "numpy", "pandas", "pyarrow"} & set(sys.modules)
 assert not heavy, heavy
@@ -174,7 +174,7 @@ except RocmlabError as error:
 
 
 def test_without_ray_the_error_names_what_installs_it():
-    """A Python without any package imports the room, which tells that Ray Train is missing and how to get it."""
+    """A Python without any package imports the package, which reports that Ray Train is missing and how to get it."""
     env = {"PYTHONPATH": str(Path(rocmlab.__file__).parents[1]), "PATH": os.environ["PATH"]}
 
     done = subprocess.run(

@@ -26,7 +26,7 @@ def test_who_waits_for_a_key_is_answered_when_it_is_there() -> None:
 
 
 def test_who_waits_too_long_is_told() -> None:
-    """With None, or with False; and the others go on."""
+    """With None, or with False; and the others continue."""
 
     async def scene() -> None:
         values = Values()

@@ -35,7 +35,7 @@ print(json.dumps({"gigabytes_per_second": 12.5}))
 
 @pytest.fixture
 def rank(tmp_path, monkeypatch):
-    """Write the program of a rank and let this interpreter stand for PyTorch's."""
+    """Write the program of a rank and use this interpreter as PyTorch's."""
     monkeypatch.setenv("FOLDER", str(tmp_path))
     monkeypatch.delenv("ROCMLAB_SHARE", raising=False)
     monkeypatch.setattr(collectives.interpreters, "find", lambda _: Interpreter(sys.executable, {}))
@@ -103,7 +103,7 @@ def test_next_remedy_is_tried_after_a_failure(rank, tmp_path, monkeypatch, act, 
 
 
 def test_gloo_is_the_last_rung(rank, monkeypatch):
-    """Where RCCL works in no way, the training goes through the CPU, and all that was tried is told in order."""
+    """Where RCCL works in no way, the training uses the CPU, and all that was tried is listed in order."""
     monkeypatch.setenv("BROKEN", "nccl")
 
     found = collectives.probe(gpus=[0, 1], program=rank)
@@ -122,7 +122,7 @@ def test_no_way_at_all_is_an_error_with_every_reason(rank, monkeypatch):
     """What, why, and what to do."""
     monkeypatch.setenv("BROKEN", "gloo")
 
-    with pytest.raises(RocmlabError, match="2 devices cannot talk") as caught:
+    with pytest.raises(RocmlabError, match="2 devices cannot communicate") as caught:
         collectives.probe(processes=2, program=rank)
 
     assert "this backend is broken" in caught.value.problem.why
@@ -130,10 +130,10 @@ def test_no_way_at_all_is_an_error_with_every_reason(rank, monkeypatch):
 
 
 def test_ranks_that_do_not_start_are_no_matter_of_the_ladder(rank):
-    """A broken PyTorch is told at once, with its words; no remedy for collectives is tried."""
+    """A broken PyTorch is reported immediately, with its output; no remedy for collectives is tried."""
     rank.write_text("raise ImportError('libamdhip64.so.7: cannot open shared object file')")
 
-    with pytest.raises(RocmlabError, match="could not be tried together") as caught:
+    with pytest.raises(RocmlabError, match="could not be tested together") as caught:
         collectives.probe(gpus=[0, 1], program=rank)
 
     assert "libamdhip64" in caught.value.problem.why
@@ -162,7 +162,7 @@ def test_result_is_remembered_in_the_share_until_it_is_forgotten(rank, tmp_path,
 
 
 @pytest.mark.parametrize("change", ["driver", "card", "variable"])
-def test_another_driver_card_or_setting_is_probed_anew(rank, tmp_path, monkeypatch, two_cards, change):
+def test_another_driver_card_or_setting_is_probed_again(rank, tmp_path, monkeypatch, two_cards, change):
     """What was true for one set of things is not taken for another."""
     share = tmp_path / "share"
     collectives.probe(gpus=[0, 1], program=rank, share=share)
@@ -178,8 +178,8 @@ def test_another_driver_card_or_setting_is_probed_anew(rank, tmp_path, monkeypat
 
 @pytest.mark.usefixtures("two_cards")
 @pytest.mark.parametrize("text", ["{", "[]", '{"backend": "nccl"}'])
-def test_torn_memory_is_told_and_probed_anew(rank, tmp_path, caplog, text):
-    """A file that says nothing useful is no reason to fail."""
+def test_a_truncated_record_is_reported_and_probed_again(rank, tmp_path, caplog, text):
+    """A file without useful content is not a reason to fail."""
     share = tmp_path / "share"
     collectives.probe(gpus=[0, 1], program=rank, share=share)
     (kept,) = share.glob("cache/collectives/*.json")
@@ -199,5 +199,5 @@ def test_share_that_cannot_be_written_is_told(rank, tmp_path, caplog):
 
 
 def test_rung_names_its_variables():
-    """A rung reads as a person would type it."""
+    """A rung reads as a user would type it."""
     assert str(Rung("nccl", {"NCCL_P2P_DISABLE": "1"})) == "nccl NCCL_P2P_DISABLE=1"

@@ -21,7 +21,7 @@ def _source(tmp_path, register):
 
 
 def test_fetch_prints_the_folder_and_tells_progress_on_stderr(tmp_path, capsys):
-    """The result stands alone on stdout, so that a shell can use it."""
+    """The result is alone on stdout, so that a shell can use it."""
     code = main(["fetch", "tiny", "--share", str(tmp_path)])
 
     out, err = capsys.readouterr()
@@ -31,7 +31,7 @@ def test_fetch_prints_the_folder_and_tells_progress_on_stderr(tmp_path, capsys):
 
 
 def test_fetch_as_json_lists_files_with_checksums(tmp_path, capsys):
-    """`--json` gives folder, files and what was said."""
+    """`--json` gives folder, files and the lines of progress."""
     main(["fetch", "tiny", "--share", str(tmp_path), "--json"])
 
     answer = json.loads(capsys.readouterr().out)

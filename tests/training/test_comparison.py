@@ -82,7 +82,7 @@ def test_published_numbers_are_compared_with_fit_alone() -> None:
 
 
 def test_other_settings_are_not_compared_with_the_article() -> None:
-    """Another batch, other pictures, or a time per step whose batch the article does not give."""
+    """Another batch, other images, or a time per step whose batch the article does not give."""
     other = comparison.of_row(row(batch_size=1024), "") + comparison.of_row(row(workload="unet", size=128), "")
     other += comparison.of_row(row(workload="mnist_cnn_rmsprop"), "")
 
@@ -128,7 +128,7 @@ def test_a_simulated_device_is_never_compared() -> None:
 
 
 def test_the_last_result_of_equal_settings_counts() -> None:
-    """Of earlier runs the newest; what was measured now stands beside it, and is compared with itself."""
+    """Of earlier runs the newest; what was measured now is next to it, and is compared with itself."""
     now = comparison.of_row(row(), "2026-11-23")
     old = [
         comparison.replace(one, source=f"run {day}", measured=day)
@@ -209,7 +209,7 @@ def test_earlier_runs_are_read_with_their_day(runs) -> None:
 
 
 def test_short_simulated_and_failed_runs_are_left_out(runs) -> None:
-    """With the reason, except for what failed; another network is no result of the article's."""
+    """With the reason, except for what failed; another network is not a result of the article."""
     results, left_out = runs(
         job(FC, name="short", parameters={"quick": True}),
         job(FC, name="pretended", simulated=True),
@@ -230,7 +230,7 @@ def test_a_single_epoch_of_fit_is_left_out(runs) -> None:
 
 
 def test_an_older_record_has_one_way(runs) -> None:
-    """Before both were recorded, `resident` said which one it was."""
+    """Before both were recorded, `resident` distinguished them."""
     old = {name: value for name, value in FC.items() if not name.startswith("fit_")}
 
     results, _ = runs(job({**old, "resident": False}), job({**old, "resident": True, "batch_size": 64}))

@@ -1,4 +1,4 @@
-"""Generated pictures: the right shapes, masks that fit them, and the same again for the same seed."""
+"""Generated images: the right shapes, masks that fit them, and the same again for the same seed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAKERS = pytest.mark.parametrize("make", [generated.triangles, generated.cells])
 
 
 @MAKERS
-def test_pictures_and_masks_are_bytes_of_the_size_that_was_asked_for(make):
+def test_pictures_and_masks_are_bytes_of_the_requested_size(make):
     """Both are uint8 of (count, size, size); a mask knows only 0 and 1, and has some of each."""
     images, masks = make(5, 48, seed=1)
 
@@ -22,7 +22,7 @@ def test_pictures_and_masks_are_bytes_of_the_size_that_was_asked_for(make):
 
 
 @MAKERS
-def test_the_same_seed_gives_the_same_pictures_and_another_one_others(make):
+def test_the_same_seed_gives_the_same_images_and_another_one_others(make):
     """A run can be repeated anywhere."""
     first, again, other = make(3, 32, seed=7), make(3, 32, seed=7), make(3, 32, seed=8)
 
@@ -32,7 +32,7 @@ def test_the_same_seed_gives_the_same_pictures_and_another_one_others(make):
 
 
 def test_a_triangle_is_visible_and_its_mask_is_its_area():
-    """Every one covers a fiftieth of the picture or more, is brighter than 10, and there is nothing beside it."""
+    """Every one covers a fiftieth of the image or more, is brighter than 10, and there is nothing else."""
     images, masks = generated.triangles(40, 128, seed=3)
 
     assert masks.mean(axis=(1, 2)).min() > 0.015
@@ -41,7 +41,7 @@ def test_a_triangle_is_visible_and_its_mask_is_its_area():
 
 
 def test_a_triangle_has_straight_sides():
-    """Between two of its pixels lies a third one: a triangle is convex."""
+    """Between two of its pixels is a third one: a triangle is convex."""
     _images, masks = generated.triangles(20, 64, seed=4)
 
     for mask in masks:
@@ -64,9 +64,9 @@ def test_cells_are_brighter_than_what_lies_around_them():
 
 
 @pytest.mark.parametrize(("count", "size"), [(0, 64), (3, 8)])
-def test_no_pictures_or_tiny_ones_are_an_error_that_says_what_to_do(count, size):
+def test_no_images_or_tiny_ones_are_an_error_that_says_what_to_do(count, size):
     """Nothing is made quietly that could not be learned from."""
-    with pytest.raises(RocmlabError, match="cannot be made") as caught:
+    with pytest.raises(RocmlabError, match="cannot be generated") as caught:
         generated.triangles(count, size, seed=0)
 
     assert "larger" in caught.value.problem.fix

@@ -1,4 +1,4 @@
-"""Generated questions: repeatable, different from each other, and not told by their first words."""
+"""Generated questions: repeatable, different from each other, and not recognised by their first words."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def by_first_words(train, test, count):
     for one in train:
         votes[tuple(one.text.split()[:count])][one.coarse] += 1
     votes[None] = Counter(one.coarse for one in train)
-    said = [votes.get(tuple(one.text.split()[:count]), votes[None]).most_common(1)[0][0] for one in test]
-    return sum(word == one.coarse for word, one in zip(said, test, strict=True)) / len(test)
+    guesses = [votes.get(tuple(one.text.split()[:count]), votes[None]).most_common(1)[0][0] for one in test]
+    return sum(word == one.coarse for word, one in zip(guesses, test, strict=True)) / len(test)
 
 
 def test_same_seed_makes_the_same_questions():
@@ -45,8 +45,8 @@ def test_every_class_has_its_share():
 
 
 @pytest.mark.parametrize(("count", "most"), [(1, 0.45), (2, 0.60), (3, 0.80)])
-def test_first_words_do_not_tell_the_class(count, most):
-    """Whoever looks at the first words only, is better than chance and far from right."""
+def test_first_words_do_not_reveal_the_class(count, most):
+    """A guess by the first words only is better than chance and far from right."""
     train, test = questions(1000, seed=5, test_rows=500)
 
     assert 1 / 6 < by_first_words(train, test, count) < most
@@ -63,7 +63,7 @@ def test_questions_read_like_trec():
 
 
 def test_more_than_the_grammar_can_make_is_an_error(monkeypatch):
-    """Asked for too many, it says so instead of repeating itself or running on for ever."""
+    """Asked for too many, it reports it instead of repeating itself or running forever."""
     monkeypatch.setattr(grammar, "TEMPLATES", {coarse: (f"x: Who is {coarse} ?",) for coarse in COARSE})
 
     with pytest.raises(RocmlabError, match="7 different questions cannot be generated"):

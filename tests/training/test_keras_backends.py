@@ -67,7 +67,7 @@ def test_auto_is_the_kernels_own(install):
 
 
 def test_auto_without_a_word_from_the_kernel_takes_what_is_installed(install):
-    """In a kernel that is not the lab's, the first framework that is there is taken, and said to Keras."""
+    """In a kernel that is not the lab's, the first framework that is there is taken, and passed to Keras."""
     install("keras", "torch", "jax")
 
     assert backends.use("auto") == "jax"
@@ -93,7 +93,7 @@ def test_an_imported_keras_cannot_change(install):
     with pytest.raises(RocmlabError, match="cannot change") as caught:
         backends.use("jax")
 
-    assert "warm parent" in str(caught.value)
+    assert "fork server" in str(caught.value)
     assert "--kernel torch -p backend=jax" in str(caught.value)
     assert "KERAS_BACKEND" not in os.environ
 
@@ -126,7 +126,7 @@ def test_a_kernel_without_any_framework_says_so():
         backends.use()
 
 
-def test_a_backend_that_cannot_train_is_refused(install):
+def test_a_backend_that_cannot_train_is_rejected(install):
     """Keras' numpy backend has no gradients."""
     install("keras")
     os.environ["KERAS_BACKEND"] = "numpy"
@@ -135,7 +135,7 @@ def test_a_backend_that_cannot_train_is_refused(install):
         backends.use("auto")
 
 
-def test_an_unknown_word_is_refused():
+def test_an_unknown_word_is_rejected():
     """A wrong word is answered with the right ones."""
     with pytest.raises(RocmlabError, match="auto, tensorflow, jax, torch"):
         backends.use("mxnet")

@@ -97,7 +97,7 @@ def test_gpus_are_counted_within_the_mask_of_this_process(script, capfd, monkeyp
     ids=["too few", "no numbers", "all hidden", "a space"],
 )
 def test_gpus_that_the_mask_does_not_have_are_an_error(script, monkeypatch, mask, gpus):
-    """Picking beyond the mask, or from one that is no plain list, is refused: the job would run on the CPU."""
+    """Picking beyond the mask, or from one that is not a plain list, is rejected: the job would run on the CPU."""
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", mask)
 
     with pytest.raises(RocmlabError, match="cannot be picked"):
@@ -106,7 +106,7 @@ def test_gpus_that_the_mask_does_not_have_are_an_error(script, monkeypatch, mask
 
 @pytest.mark.usefixtures("torch")
 def test_ranks_talk_the_way_that_the_probe_found(script, capfd, monkeypatch):
-    """Before GPUs train together it is found out how they can talk; the ranks get that way and its remedies."""
+    """Before GPUs train together it is tested how they can communicate; the ranks get that way and its remedies."""
     probed = []
 
     def probe(**where):
@@ -154,7 +154,7 @@ GRAPHICS = Device("rocm", 1, "Radeon Graphics", is_usable=True, gfx="gfx1036", p
     ],
     ids=["a processor's graphics", "another gfx", "another name"],
 )
-def test_gpus_of_different_kinds_are_refused(script, monkeypatch, other, named):
+def test_gpus_of_different_kinds_are_rejected(script, monkeypatch, other, named):
     """The job would hang; the error names both kinds, why, and the mask that works."""
     monkeypatch.setattr(launch, "discover", lambda: [other, XTX, replace(XTX, index=2)])
 
@@ -164,7 +164,7 @@ def test_gpus_of_different_kinds_are_refused(script, monkeypatch, other, named):
     problem = caught.value.problem
     assert named in problem.what
     assert problem.fix.endswith("HIP_VISIBLE_DEVICES=0,2")
-    launch.refuse_mixed([XTX, replace(XTX, index=2)])
+    launch.reject_mixed([XTX, replace(XTX, index=2)])
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_rank_to_blame_is_the_one_that_failed_first(tmp_path, failed, notes, fir
 
 @pytest.mark.usefixtures("torch")
 def test_failing_rank_is_named_with_its_last_lines(script):
-    """The error says which rank failed and what it said last."""
+    """The error says which rank failed and shows its last lines."""
     program = script("print('fine', rank)\nif rank == '1': raise ValueError('no such layer')\n")
 
     with pytest.raises(RocmlabError, match=r"rank 1 of .*train\.py failed") as caught:
@@ -343,7 +343,7 @@ def test_no_rank_outlives_the_notebook(script, tmp_path, sent):
 
 
 def test_devices_must_be_said_once(script):
-    """Neither and both of processes and gpus are refused."""
+    """Neither and both of processes and gpus are rejected."""
     for wrong in ({}, {"processes": 2, "gpus": [0]}):
         with pytest.raises(RocmlabError, match="either processes or gpus"):
             launch.run(script(""), **wrong)
@@ -382,11 +382,11 @@ def test_broken_kernelspec_is_named(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("torch")
 def test_program_of_another_interpreter_is_run_and_its_output_returned(script, monkeypatch):
-    """Output comes back; a failure or a lost program is an error with its last words."""
+    """Output comes back; a failure or a lost program is an error with its last lines."""
     monkeypatch.setenv("RANK", "0")
 
     assert interpreters.run("torch", script("print(os.environ['MARK'], sys.argv[1])\n"), "x") == "1 x\n"
-    with pytest.raises(RocmlabError, match="ended with 3"):
+    with pytest.raises(RocmlabError, match="exited with 3"):
         interpreters.run("torch", "-c", "import sys; sys.exit(3)")
     with pytest.raises(RocmlabError, match=r"not done after 0\.5 seconds"):
         interpreters.run("torch", "-c", "import time; time.sleep(60)", time_limit_seconds=0.5)
@@ -397,4 +397,4 @@ def test_ranks_keep_the_mark_of_the_job_that_started_them():
     first, second = (children.rank_environment({"ROCMLAB_JOB": "0123456789abcdef"}, 2, []) for _ in range(2))
 
     assert first["ROCMLAB_JOB"] == "0123456789abcdef"
-    assert first[children.MARK] != second[children.MARK]
+    assert first[children.TOKEN] != second[children.TOKEN]

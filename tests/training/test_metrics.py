@@ -14,7 +14,7 @@ from rocmlab.training import metrics
 
 
 class Tensor:
-    """Behaves like a PyTorch tensor on a GPU: it must be detached and moved before it tells its values."""
+    """Behaves like a PyTorch tensor on a GPU: it must be detached and moved before it returns its values."""
 
     def __init__(self, values, is_on_host=False):
         self.values, self.is_on_host = values, is_on_host

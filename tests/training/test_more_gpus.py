@@ -1,4 +1,4 @@
-"""A program that needs more GPUs is told how it gets them, whatever started it."""
+"""A program that needs more GPUs gets advice that fits what started it."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_what_no_kernel_could_change_is_said(start, monkeypatch):
 
 
 def test_a_team_without_two_gpus_tells_why_and_what_to_do(start, monkeypatch, capsys):
-    """`auto` prints it, `gpu` has it as its fix, and who wants the CPU is told nothing."""
+    """`auto` prints it, `gpu` has it as its fix, and nothing is printed if the CPU was requested."""
     start("lab")
     cuda = SimpleNamespace(
         is_available=lambda: True,

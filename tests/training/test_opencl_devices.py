@@ -1,4 +1,4 @@
-"""OpenCL devices as drivers describe them, and what is said where there are none."""
+"""OpenCL devices as drivers describe them, and the errors where there are none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def device(kind, name, vendor, **more):
 
 
 class Program:
-    """Stands where pyopencl.Program does: an old compiler refuses a processor that it does not know."""
+    """Replaces pyopencl.Program: an old compiler rejects a processor that it does not know."""
 
     def __init__(self, context, _source):
         self.device = context[0]
@@ -83,7 +83,7 @@ def host(monkeypatch):
 
 
 def test_auto_takes_a_gpu_before_a_cpu(host):
-    """A GPU is taken wherever it stands in the list, and described with product, address, platform and driver."""
+    """A GPU is taken wherever it is in the list, and described with product, address, platform and driver."""
     host(PoCL=[POCL], ROCm=[ROCM])
 
     chosen, description = opencl.choose()
@@ -169,7 +169,7 @@ def test_loader_without_drivers(host):
 
 
 def test_missing_package_and_unknown_word(monkeypatch):
-    """Without pyopencl the error says how to get it; an unknown device is refused before anything is asked."""
+    """Without pyopencl the error explains how to get it; an unknown device is rejected before anything is queried."""
     monkeypatch.setitem(sys.modules, "pyopencl", None)
 
     with pytest.raises(RocmlabError, match="pyopencl is not installed"):

@@ -1,4 +1,4 @@
-"""What a framework computes on is told in its own words; a CPU is never called a GPU."""
+"""What a framework computes on is reported by itself; a CPU is never called a GPU."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def install_keras(monkeypatch, backend, torch_device="cuda:0"):
 
 
 def test_torch_on_rocm_is_told_from_cuda(monkeypatch):
-    """PyTorch calls both `cuda`; the version of HIP tells which it is, and the PCI address comes along."""
+    """PyTorch calls both `cuda`; the version of HIP distinguishes them, and the PCI address comes along."""
     install_torch(monkeypatch, ["Radeon RX 7900 XTX"], hip="7.2")
 
     found = placement.describe("torch")
@@ -112,7 +112,7 @@ def test_torch_on_a_mac_is_metal(monkeypatch):
     ("build", "backend"), [(["is_rocm_build"], "rocm"), (["is_cuda_build"], "cuda"), ([], "metal")]
 )
 def test_tensorflow_says_what_it_was_built_for(monkeypatch, build, backend):
-    """The build decides the backend; the PCI address is not asked for where that would take the GPU's memory."""
+    """The build decides the backend; the PCI address is not queried where that would take the GPU's memory."""
     install_tensorflow(monkeypatch, ["a card"], build)
     monkeypatch.delenv("TF_FORCE_GPU_ALLOW_GROWTH", raising=False)
 
@@ -142,7 +142,7 @@ def test_tensorflow_pci_address_comes_from_its_own_list(monkeypatch):
     ],
 )
 def test_jax_says_through_its_client_what_made_a_gpu(monkeypatch, device, backend):
-    """JAX calls AMD's and NVIDIA's devices `gpu`; the version of the client tells which. It knows no PCI address."""
+    """JAX calls AMD's and NVIDIA's devices `gpu`; the version of the client distinguishes them. No PCI address."""
     install_jax(monkeypatch, device)
 
     found = placement.visible("jax")
@@ -228,7 +228,7 @@ def test_choosing_the_cpu_hides_the_gpus_from_tensorflow(monkeypatch):
     assert placement.describe("tensorflow")["backend"] == "cpu"
 
 
-def test_unknown_words_are_refused():
+def test_unknown_words_are_rejected():
     """A wrong device or framework is answered with the right ones."""
     with pytest.raises(RocmlabError, match="device='gpus'"):
         placement.choose("torch", "gpus")
@@ -237,7 +237,7 @@ def test_unknown_words_are_refused():
 
 
 def test_a_team_is_made_of_gpus_of_one_kind(monkeypatch):
-    """A processor's own graphics beside two equal cards stays out."""
+    """Integrated graphics next to two equal cards is excluded."""
     install_torch(monkeypatch, ["Radeon RX 7900 XTX", "Radeon Graphics", "Radeon RX 7900 XTX"], hip="7.2")
 
     assert [one["index"] for one in placement.team("torch")] == [0, 2]

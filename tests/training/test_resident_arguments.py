@@ -142,14 +142,14 @@ def test_steps_that_leave_samples_out_are_rejected():
     ("given", "epochs"), [(1, [0, 1, 2, 3, 4, 5]), (2, [1, 3, 5]), ([1, 4], [0, 3]), (range(2, 4), [1, 2])]
 )
 def test_validation_follows_some_epochs(given, epochs):
-    """A number means every so many epochs, a list those with these numbers from 1."""
+    """A number means every N epochs, a list those with these numbers from 1."""
     options = Options(validation_freq=arguments.frequency(given))
 
     assert [epoch for epoch in range(6) if options.validates(epoch)] == epochs
 
 
 def test_data_that_are_made_while_training_are_rejected():
-    """A generator names `fit` as the way; no inputs at all are named, too."""
+    """A generator names `fit` as the way; missing inputs are named also."""
     with pytest.raises(RocmlabError, match="hold a builtins") as caught:
         samples.gather((one for one in range(3)), None, None, None, None)
     assert "fit()" in caught.value.problem.fix

@@ -19,7 +19,7 @@ def samples(count, width=4):
 
 
 def test_data_that_fit_are_resident():
-    """Enough memory, or memory nobody knows of, keeps every set whole and has nothing to say."""
+    """Enough memory, or unknown memory, keeps every set whole and reports nothing."""
     data = Data(samples(100), samples(20))
 
     for free_bytes in (None, 2**31):
@@ -31,7 +31,7 @@ def test_data_that_fit_are_resident():
 
 
 def test_a_reserve_is_left_for_weights_and_activations():
-    """Data as large as what is free do not stay whole: the network needs room, too."""
+    """Data as large as what is free do not stay whole: the network needs memory also."""
     data = Data(samples(2**20, 256))  # 1 GiB
 
     found = blocks.plan(data, Options(batch_size=256), data.train.size_bytes)
@@ -70,7 +70,7 @@ def test_a_large_validation_set_is_cut_and_a_small_one_stays():
 
 
 def test_places_for_both_sets_together_take_what_is_allowed():
-    """An engine that keeps blocks of training and validation at once gets smaller ones: two of each fit together."""
+    """An engine that keeps blocks of training and validation together gets smaller ones: two of each fit together."""
     data, options = Data(samples(200), samples(100)), Options(batch_size=8, memory_bytes=1600)
 
     apart, together = (blocks.plan(data, options, None, keeps_both=both) for both in (False, True))

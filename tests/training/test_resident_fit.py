@@ -33,14 +33,14 @@ def test_other_names_of_the_room_do_not_exist():
         _ = rocmlab.training.fitt
 
 
-def test_a_model_of_no_framework_is_refused():
+def test_a_model_of_no_framework_is_rejected():
     """Something that is neither a Keras model nor a torch module is named, with what would do."""
     with pytest.raises(RocmlabError, match=r"cannot train a builtins\.dict"):
         fit.fit_resident({}, np.zeros((2, 1)), np.zeros(2))
 
 
 def test_a_torch_module_needs_optimizer_and_loss():
-    """A plain module without optimizer or loss is refused with a call that has them."""
+    """A plain module without optimizer or loss is rejected with a call that has them."""
     with pytest.raises(RocmlabError, match="needs optimizer= and loss=") as caught:
         fit._check_model(object(), False, None, print, None)
 
@@ -63,7 +63,7 @@ class Written:
 
 
 def test_plain_callbacks_are_called_and_the_history_is_kept(capsys):
-    """Objects get the calls they have methods for, functions get epoch and logs; a line tells each epoch."""
+    """Objects get the calls they have methods for, functions get epoch and logs; a line reports each epoch."""
     written, seen = Written(), []
     found, history = callbacks.of_torch("module", [written, lambda epoch, logs: seen.append(epoch)], 1, 2, 5)
 
@@ -84,7 +84,7 @@ def test_plain_callbacks_are_called_and_the_history_is_kept(capsys):
 
 
 def test_a_plain_callback_that_waits_for_batches_is_named():
-    """A batch hook that will not be called is said, by the name of its class."""
+    """A batch hook that will not be called is reported by the name of its class."""
 
     class EachBatch:
         def on_train_batch_end(self, batch, logs=None):

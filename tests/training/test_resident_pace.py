@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from rocmlab.training.resident import callbacks, interrupts, pace
+from rocmlab.training.resident import callbacks, pace
 
 
 def ran(step_seconds, steps, clock, found=None, compile_seconds=0.0):
@@ -101,12 +101,12 @@ def test_an_interrupt_waits_for_the_end_of_the_block():
     seen = []
 
     def to_the_end():
-        with interrupts.deferred():
+        with pace.deferred():
             os.kill(os.getpid(), signal.SIGINT)
             seen.append("after the signal")
 
     def acting():
-        with interrupts.deferred() as held:
+        with pace.deferred() as held:
             os.kill(os.getpid(), signal.SIGINT)
             seen.append("before acting")
             held.act()
@@ -125,7 +125,7 @@ def test_a_handler_of_the_callers_own_is_called():
     calls = []
     before = signal.signal(signal.SIGINT, lambda number, frame: calls.append(number))
     try:
-        with interrupts.deferred():
+        with pace.deferred():
             os.kill(os.getpid(), signal.SIGINT)
             assert calls == []
         assert calls == [signal.SIGINT]
@@ -138,7 +138,7 @@ def test_other_threads_defer_nothing():
     found = []
 
     def run():
-        with interrupts.deferred() as held:
+        with pace.deferred() as held:
             held.act()
             found.append(True)
 
@@ -150,7 +150,7 @@ def test_other_threads_defer_nothing():
 
 
 def test_a_plain_module_shows_its_steps(capsys, monkeypatch):
-    """A line tells the epoch, its steps and the losses so far; none with verbose=0 and 2."""
+    """A line shows the epoch, its steps and the losses so far; none with verbose=0 and 2."""
     monkeypatch.delitem(sys.modules, "ipykernel", raising=False)  # in a notebook each line replaces the one before
     for verbose in (0, 1, 2):
         found, _history = callbacks.of_torch("module", [], verbose, 3, 50)

@@ -1,4 +1,4 @@
-"""What is handed to `fit_resident` becomes arrays that fit together, or is refused with a remedy."""
+"""What is handed to `fit_resident` becomes arrays that fit together, or is rejected with a remedy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rocmlab.training.resident.engine import leaves, tree_map
 
 
 def gather(x, y=None, weight=None, validation=None, floats="float32"):
-    """Call the function under test with what a test does not care for left out."""
+    """Call the function under test with defaults for what a test does not set."""
     return samples.gather(x, y, weight, validation, floats)
 
 
@@ -84,8 +84,8 @@ def test_tensors_of_a_framework_come_to_the_host():
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        ({"x": iter([1])}, "no array"),
-        ({"x": "words"}, "no array"),
+        ({"x": iter([1])}, "not an array"),
+        ({"x": "words"}, "not an array"),
         ({"x": np.zeros((2, 1)), "y": np.zeros(3)}, "different lengths: 2, 3"),
         ({"x": None}, "have no inputs"),
         ({"x": [None], "y": np.zeros(3)}, "have no inputs"),
@@ -96,8 +96,8 @@ def test_tensors_of_a_framework_come_to_the_host():
         ({"x": np.zeros((2, 1)), "validation": (np.zeros(2), np.zeros(3))}, "validation_data"),
     ],
 )
-def test_what_is_no_array_or_does_not_fit_is_refused(arguments, what):
-    """Generators, words, lengths that differ, empty and shapeless arrays are refused, with a remedy."""
+def test_what_is_no_array_or_does_not_fit_is_rejected(arguments, what):
+    """Generators, strings, lengths that differ, empty and shapeless arrays are rejected, with a remedy."""
     with pytest.raises(RocmlabError, match=what) as caught:
         gather(**arguments)
 

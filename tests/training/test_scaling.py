@@ -13,7 +13,7 @@ from rocmlab.training.scaling.report import Plan
 
 
 def gpus(count, name="NVIDIA H200"):
-    """Return what PyTorch tells of so many GPUs."""
+    """Return what PyTorch reports about that many GPUs."""
     return [
         {"backend": "cuda", "name": name, "index": number, "pci": None, "simulated": False} for number in range(count)
     ]
@@ -27,9 +27,9 @@ def machine(monkeypatch):
     def ddp(listed, *, processes=None, gpus=(), **_):
         count = processes or len(gpus)
         asked.append(("ddp", count, [one["name"] for one in listed]))
-        return {one["name"]: {"name": one["name"], **figures(one, count), "torch": "2.11.0"} for one in listed}
+        return {one["name"]: {"name": one["name"], **results(one, count), "torch": "2.11.0"} for one in listed}
 
-    def figures(one, count):
+    def results(one, count):
         if one.get("check_steps"):
             return {"losses": [2.0, 1.5], "losses_alone": [2.0, 1.4375], "replicas_equal": True}
         if one.get("compile"):
@@ -64,7 +64,7 @@ def bench(capsys, *arguments):
 
 
 def test_report_compares_n_gpus_with_n_times_one(machine, capsys):
-    """The efficiency of the known figures comes out: 2,689 of 4 x 712 samples a second is 0.944; the median counts."""
+    """The efficiency of the known rates is right: 2,689 of 4 x 712 samples per second is 0.944; the median counts."""
     machine(4)
 
     found = bench(capsys)
@@ -84,7 +84,7 @@ def test_report_compares_n_gpus_with_n_times_one(machine, capsys):
 
 
 def test_gpus_are_compared_with_what_each_did_alone_in_the_same_run(machine, capsys, monkeypatch):
-    """What the ranks measured alone, in turn with all together, counts; an earlier run of one GPU does not."""
+    """What the ranks measured alone, alternating with all together, counts; an earlier run of one GPU does not."""
     machine(4)
     before = runs.ddp
 
@@ -117,7 +117,7 @@ def test_strong_scaling_shares_one_batch(machine, capsys):
 
 @pytest.mark.parametrize(("count", "words"), [(0, "0 GPUs"), (1, "1 GPU;")])
 def test_without_two_gpus_no_speed_is_reported(machine, capsys, count, words):
-    """Two parts of the CPU say that losses agree; there is no efficiency, and what is missing is named."""
+    """Two parts of the CPU show that losses agree; there is no efficiency, and what is missing is named."""
     asked = machine(count)
 
     found = bench(capsys)
@@ -132,7 +132,7 @@ def test_without_two_gpus_no_speed_is_reported(machine, capsys, count, words):
 
 
 def test_table_says_that_it_is_simulated(machine, capsys):
-    """A person reads it in the first line."""
+    """The first line shows it."""
     machine(0)
 
     assert bench_multi_gpu.main("bench", []) == 0
@@ -169,7 +169,7 @@ def test_more_gpus_than_there_are_is_an_error(machine):
     """It says how many there are."""
     machine(2)
 
-    with pytest.raises(RocmlabError, match="8 GPUs were asked for"):
+    with pytest.raises(RocmlabError, match="8 GPUs were requested"):
         report.measure(Plan(counts=(8,)))
 
 

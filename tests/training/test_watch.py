@@ -1,4 +1,4 @@
-"""How busy a device is, is read from that very device, or not told at all."""
+"""How busy a device is, is read from that very device, or not reported."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def host(monkeypatch, tmp_path):
 
 
 def watched(description):
-    """Return what was read of a device until it had been read twice, or at once if it is not read at all."""
+    """Return what was read of a device until it had been read twice, or immediately if it is not read at all."""
     with watch.Busy(description, seconds_between=0.001) as busy:
         if busy.is_watching:
             assert busy.wait_for(2, seconds=60)
@@ -37,7 +37,7 @@ def watched(description):
 
 
 def test_the_gpu_with_the_same_pci_address_is_read(host):
-    """Of two GPUs the one is read that the framework computes on, wherever it stands in the list."""
+    """Of two GPUs the one is read that the framework computes on, wherever it is in the list."""
     host(FIRST, SECOND)
 
     assert watched(used(pci="0000:83:00.0")) == 12.0
@@ -45,14 +45,14 @@ def test_the_gpu_with_the_same_pci_address_is_read(host):
 
 
 def test_the_only_gpu_needs_no_address(host):
-    """A framework that does not tell the PCI address can only mean the GPU that this process may use."""
+    """A framework that does not report the PCI address can only mean the GPU that this process may use."""
     host(FIRST)
 
     assert watched(used()) == 97.0
 
 
 def test_of_several_gpus_without_an_address_none_is_guessed(host):
-    """It is not known which of two a framework means, so nothing is told."""
+    """It is not known which of two a framework means, so nothing is reported."""
     host(FIRST, SECOND)
 
     assert watched(used()) is None
@@ -78,7 +78,7 @@ def test_the_cpu_is_never_called_busy_as_a_gpu(host):
 
 
 def test_a_gpu_that_does_not_tell_is_unknown(host):
-    """A driver without the figure leads to None, not to 0."""
+    """A driver without the metric leads to None, not to 0."""
     host(Gpu(node=1, location=0x300, minor=128))
 
     with watch.Busy(used(), seconds_between=0.001) as busy:

@@ -1,6 +1,6 @@
 """A data set of a few bytes, and a program that fetches it: `python tiny.py SHARE ADDRESS`.
 
-It has MNIST's file names and shapes of three and two pictures of 2 x 2, with checksums of its own.
+It has MNIST's file names and shapes of three and two images of 2 x 2, with checksums of its own.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FILES = tuple(
 
 def dataset(*sources: Source) -> Dataset:
     """Return the data set `tiny` with these sources."""
-    return Dataset("tiny", "five pictures", "public domain", FILES, sources)
+    return Dataset("tiny", "five images", "public domain", FILES, sources)
 
 
 def write_packed(folder: Path) -> Path:

@@ -1,6 +1,6 @@
 """Reads that may never return, each in a thread of its own: a card whose driver hangs must not stop the run.
 
-Such a thread cannot be ended. It is left behind, and what it reads is not asked for again until it returns.
+Such a thread cannot be ended. It is abandoned, and what it reads is not requested again until it returns.
 """
 
 from __future__ import annotations
@@ -18,8 +18,24 @@ ANSWER_SECONDS = 1.0  # a driver takes milliseconds; one that wakes a card takes
 T = TypeVar("T")
 
 
-class Aside:
-    """Asks drivers, and goes on without an answer."""
+def start(work: Callable[[], T]) -> concurrent.futures.Future[T]:
+    """Start work in a thread that, unlike one of a pool, does not keep Python alive when it hangs."""
+    future = concurrent.futures.Future[T]()
+
+    def run() -> None:
+        try:
+            result = work()
+        except BaseException as err:
+            future.set_exception(err)
+        else:
+            future.set_result(result)
+
+    threading.Thread(target=run, name="rocmlab-background", daemon=True).start()
+    return future
+
+
+class BackgroundReader:
+    """Reads from drivers, and continues without an answer."""
 
     def __init__(self, seconds: float = ANSWER_SECONDS) -> None:
         self.seconds = seconds
@@ -42,7 +58,7 @@ class Aside:
         return answer
 
     async def later(self, key: Hashable, read: Callable[[], T]) -> T | None:
-        """Return the same, while the event loop goes on."""
+        """Return the same, while the event loop continues."""
         import asyncio  # not before `rocmlab run` has started what takes long
 
         future = self._ask(key, read)
@@ -60,25 +76,16 @@ class Aside:
                 return None
             if key in self._open:
                 return self._open[key]
-            future = self._open[key] = concurrent.futures.Future[Any]()
-        # Not a thread of a pool, whose end the interpreter would wait for.
-        threading.Thread(target=self._read, args=(key, read, future), name="rocmlab-aside", daemon=True).start()
+            future = self._open[key] = start(lambda: self._read(key, read))
         return future
 
-    def _read(self, key: Hashable, read: Callable[[], Any], future: concurrent.futures.Future[Any]) -> None:
-        answer: Any = None
-        error: BaseException | None = None
+    def _read(self, key: Hashable, read: Callable[[], T]) -> T:
         try:
-            answer = read()
-        except BaseException as err:
-            error = err
-        with self._lock:
-            del self._open[key]
-            self._hanging.discard(key)
-        if error is None:
-            future.set_result(answer)
-        else:
-            future.set_exception(error)
+            return read()
+        finally:
+            with self._lock:
+                del self._open[key]
+                self._hanging.discard(key)
 
     def _give_up(self, key: Hashable) -> None:
         with self._lock:
@@ -88,4 +95,4 @@ class Aside:
         log.warning("%s cannot be read: no answer within %g s; it is not waited for", key, self.seconds)
 
 
-DRIVERS = Aside()
+DRIVERS = BackgroundReader()

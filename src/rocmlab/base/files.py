@@ -6,32 +6,57 @@ import json
 import math
 import os
 import re
-import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from rocmlab.base import private
 
 DRAFT_BYTES = 4  # of chance, in the name of a draft
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replace a file by `text`, at once: whoever reads sees the old content or the new."""
-    write_pieces(path, [text])
+def write_text(path: Path, text: str, mode: int | None = None) -> None:
+    """Replace a file by `text`, see `replacing`."""
+    write_pieces(path, [text], mode)
 
 
-def write_pieces(path: Path, pieces: Iterable[str]) -> None:
-    """Replace a file by these pieces of text, at once, without putting them together before."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(DRAFT_BYTES)}")
-    try:
+def write_pieces(path: Path, pieces: Iterable[str], mode: int | None = None) -> None:
+    """Replace a file by these pieces of text, without joining them in memory; see `replacing`."""
+    with replacing(path, mode) as file:
         # A lone surrogate, which a notebook may print, becomes \ud800: in JSON that is its proper form.
-        with open(draft, "xb", opener=private.create) as file:
-            file.writelines(piece.encode("utf-8", "backslashreplace") for piece in pieces)
+        file.writelines(piece.encode("utf-8", "backslashreplace") for piece in pieces)
+
+
+@contextmanager
+def replacing(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
+    """Provide a file that replaces `path` at the end, so that a reader sees the old content or the new.
+
+    An error changes nothing.
+
+    Args:
+        path: of the file; a link there is replaced, not followed.
+        mode: of the file, whatever the umask; None: as private as its folder, see `private.create`.
+    """
+    draft = draft_path(path)
+
+    def opener(name: str, flags: int) -> int:
+        return private.create(name, flags) if mode is None else os.open(name, flags, 0o600)
+
+    try:
+        with open(draft, "xb", opener=opener) as file:
+            yield file
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
         os.replace(draft, path)
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
+
+
+def draft_path(path: Path) -> Path:
+    """Return where to write what is to replace a file."""
+    return path.with_name(f".{path.name}.{os.urandom(DRAFT_BYTES).hex()}")
 
 
 def draft_of(suffix: str) -> re.Pattern[str]:

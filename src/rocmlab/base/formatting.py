@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rocmlab.devices import Device
-
 ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")  # a colour or another sequence of a terminal
 LABELS = {"rocm": "GPU", "cuda": "GPU", "metal": "GPU", "cpu": "CPU"}
 
@@ -42,21 +40,12 @@ def device_label(devices: Sequence[Mapping[str, Any]]) -> str:
     return f"{label} {','.join(numbers)}".strip() + where
 
 
-def device_names(devices: Sequence[Device]) -> str:
-    """Return products, each once: `2 x Radeon RX 7900 XTX`."""
-    counts: dict[str, int] = {}
-    for device in devices:
-        counts[device.name] = counts.get(device.name, 0) + 1
-    text = ", ".join(f"{count} x {name}" if count > 1 else name for name, count in counts.items())
-    return text + (" (SIMULATED)" if any(device.simulated for device in devices) else "")
-
-
 def recorded(values: Mapping[str, Any], limit: int = 3) -> str:
-    """Return the recorded values a person looks for: `accuracy 0.9812  loss 0.06`, then other measurements."""
+    """Return the recorded values a user looks for: `accuracy 0.9812  loss 0.06`, then other measurements."""
     if isinstance(values.get("skipped"), str):  # by `rocmlab.skip`
         return str(values["skipped"])
     shown = {name: value for name, value in values.items() if isinstance(value, int | float | str)}
-    for name in ("simulated", "workload"):  # these stand in other columns
+    for name in ("simulated", "workload"):  # these are in other columns
         shown.pop(name, None)
     accepted = values.get("acceptance")  # what the notebook is judged by: name, value, threshold, ok
     if isinstance(accepted, Mapping) and isinstance(accepted.get("value"), int | float):
@@ -82,7 +71,7 @@ def _short(value: float | str) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number as a person reads it: `0.9812`, `1.2e-05`, `12700`."""
+    """Return a number as it is read: `0.9812`, `1.2e-05`, `12700`."""
     if not isinstance(value, float):
         return str(value)
     return f"{value:.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.4g}"
@@ -165,6 +154,12 @@ def path(where: Path) -> str:
     """Return a path as short as it can be pasted: relative to here if it lies below."""
     relative = os.path.relpath(where)
     return str(where) if relative.startswith("..") else relative
+
+
+def around(lines: Sequence[str], line: int, count: int) -> range:
+    """Return which lines, from 0, to show of a text so that a line (from 1) is among them, with what is before it."""
+    start = max(0, min(line - 1 - count // 2, len(lines) - count))
+    return range(start, min(start + count, len(lines)))
 
 
 def plural(count: int, word: str) -> str:

@@ -127,7 +127,9 @@ def check_link(path: Path) -> None:
 
 def is_error(value: object) -> bool:
     """Return whether this can be the `error` of a result."""
-    return isinstance(value, Mapping) and isinstance(value.get("name"), str) and isinstance(value.get("value"), str)
+    if not isinstance(value, Mapping) or not all(isinstance(value.get(name), str) for name in ("name", "value")):
+        return False
+    return all(isinstance(value.get(name, 1), int) for name in ("first_line", "line"))
 
 
 def files_of(value: object) -> Mapping[str, Any] | None:

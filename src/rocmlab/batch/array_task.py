@@ -32,7 +32,7 @@ def run(path: Path, number: int) -> int:
     0 ok, 1 the notebook failed, 2 it could not be run, 124 timeout, 137 killed, 138 its kernel died.
 
     Raises:
-        RocmlabError: there is no such run or job, or somebody else runs this job now.
+        RocmlabError: there is no such run or job, or another process runs this job now.
     """
     path = path.expanduser().absolute()
     laid = layout.read(path)

@@ -32,7 +32,7 @@ def collect(path: Path, wait_seconds: float = 0.0) -> Run:
 
     Args:
         path: the folder of the run.
-        wait_seconds: how long to wait for jobs that have not ended, or will be tried again.
+        wait_seconds: how long to wait for jobs that have not finished, or will be retried.
 
     Raises:
         RocmlabError: this is no exported run.
@@ -74,7 +74,7 @@ def collect(path: Path, wait_seconds: float = 0.0) -> Run:
 
 
 def _locked(folder: RunFolder) -> bool:
-    """Tell whether no job is going, as far as the file system's locks tell."""
+    """Return whether no job is running, as far as the file system's locks show."""
     try:
         folder.lock()
     except RocmlabError as err:
@@ -93,7 +93,7 @@ def _wait(path: Path, laid: layout.Layout, seconds: float) -> None:
 
 
 def _is_settled(part: Part, most_retries: int) -> bool:
-    """Tell whether a job has ended and will not be tried again."""
+    """Return whether a job has finished and will not be retried."""
     if not part.has_begun() or part.is_going():
         return False
     last, tries = "", 0

@@ -26,8 +26,8 @@ from rocmlab.runs.spec.selection import is_list
 
 FILE = "jobs.json"
 COPIES = "notebooks"
-MARGIN_SECONDS = 600.0  # beside the notebook's own time: to start, to save, to convert
-TIMES_EXPECTED = 3.0  # a job may take so many times what it took before
+MARGIN_SECONDS = 600.0  # on top of the notebook's own time: to start, to save, to convert
+TIMES_EXPECTED = 3.0  # a job may take that many times what it took before
 
 
 @dataclass(frozen=True)
@@ -62,14 +62,14 @@ class Layout:
             who: sees nothing else, as the error says: "the pods see".
 
         Raises:
-            RocmlabError: one lies elsewhere.
+            RocmlabError: one is located elsewhere.
         """
         for job in self.jobs:
             if not Path(job["notebook"]).is_relative_to(self.share):
                 raise RocmlabError(
-                    f"{job['notebook']} lies outside of the share",
+                    f"{job['notebook']} is not in the share",
                     f"{who} {self.share} alone",
-                    "--copy takes the notebooks along; one that reads files beside itself belongs into the share",
+                    "--copy copies the notebooks; one that reads files next to it must be in the share",
                 )
 
 
@@ -140,7 +140,7 @@ def _gpus(job: Job, asked: argparse.Namespace, backend: str) -> int:
     if job.gpus == "all":
         if asked.node_gpus is None:
             raise RocmlabError(
-                f"{job.name} asks for all GPUs", "nobody here knows how many a node of the site has", "--node-gpus 8"
+                f"{job.name} requests all GPUs", "the number of GPUs of a node is not known here", "--node-gpus 8"
             )
         return int(asked.node_gpus) if asked.node_gpus >= (job.min_gpus or 1) else 0
     return 1 if job.gpus is None else int(job.gpus)

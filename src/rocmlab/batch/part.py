@@ -24,7 +24,7 @@ class Part(RunFolder):
         super().remove_drafts(job or self.job)
 
     def has_begun(self) -> bool:
-        """Tell whether the job was ever begun: its journal has a whole line, whoever works on it now."""
+        """Return whether the job was ever begun: its journal has a complete line."""
         try:
             with self.journal_path.open("rb") as journal:
                 return journal.readline().endswith(b"\n")

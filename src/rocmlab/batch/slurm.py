@@ -72,7 +72,7 @@ told=no
 trap 'told=yes' TERM
 {run}
 code=$?
-# What may pass is tried again, perhaps on another node; what Slurm itself ended is not.
+# What may be temporary is retried, perhaps on another node; what Slurm itself ended is not.
 if [ "$told" = no ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {layout.retries} ]; then
   case $code in
     137 | 138) scontrol requeue "${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID" ;; # the job's own id may be the array's
@@ -159,7 +159,7 @@ def _directives(wanted: Mapping[str, str], asked: argparse.Namespace) -> list[st
     for option in options:
         if not option.isprintable() or any(sign in option for sign in "\"'\\"):
             raise RocmlabError(
-                f"{option!r} cannot stand in a script for Slurm",
+                f"{option!r} cannot be used in a Slurm script",
                 "Slurm reads quotes and backslashes there in its own way",
                 "give the share, the run or the option a plainer name",
             )

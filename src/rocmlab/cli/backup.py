@@ -91,11 +91,7 @@ def _restore(given: str, *, is_forced: bool) -> int:
 
 
 def _check_nothing_runs(project: Project, given: str) -> None:
-    """Make sure that no notebook is open, and no run is under way, whose files would be replaced.
-
-    Raises:
-        RocmlabError: one is, or it is not known.
-    """
+    """Raise RocmlabError if a notebook is open or a run is under way, or that is unknown."""
     found = busy.find(project.lab)
     if not found.works and not found.unknown:
         return

@@ -68,11 +68,11 @@ def check(path: Path) -> int:
     found = cdi.read(path)
     if isinstance(found, Problem):
         raise RocmlabError(found.what, found.why, found.fix)
-    mend = f"sudo scripts/rocmlab cdi --output {path}"
+    fix = f"sudo scripts/rocmlab cdi --output {path}"
     invalid = cdi.problems(found)
     if invalid or not isinstance(found, dict):
-        raise RocmlabError(f"{path} is not a valid CDI specification", "\n".join(invalid), mend, exit_code=1)
+        raise RocmlabError(f"{path} is not a valid CDI specification", "\n".join(invalid), fix, exit_code=1)
     if stale := cdi.differences(found, _specification(group_ids=True)):
-        raise RocmlabError(f"{path} does not describe this host", "\n".join(stale), mend, exit_code=1)
+        raise RocmlabError(f"{path} does not describe this host", "\n".join(stale), fix, exit_code=1)
     print(f"{path}: valid (CDI {found['cdiVersion']}), and true of this host: {len(found['devices'])} names")
     return 0

@@ -15,12 +15,12 @@ from rocmlab.base.errors import RocmlabError
 from rocmlab.cli import stopping
 from rocmlab.cli.main import verb_parser
 
-WORDS = {  # in the order of use
-    "up": "make this machine the head of a cluster, and say how others join",
+COMMANDS = {  # in the order of use
+    "up": "make this machine the head of a cluster, and show how others join",
     "join": "join the cluster of a head: HEAD=host:port, with its CLUSTER_TOKEN",
     "status": "show the nodes, their GPUs and versions, and what runs where",
     "down": "leave the cluster; on the head: end it",
-    "node": "be this machine's Ray node until it is told to end (the lab itself runs this)",
+    "node": "be this machine's Ray node until it is stopped (the lab itself runs this)",
     "wait": "wait until the lab's node is up (`up` and `join` run this)",
     "busy": "list what runs on this node, and on the head what runs anywhere (`down` runs this)",
 }
@@ -45,18 +45,20 @@ def main(verb: str, arguments: Sequence[str]) -> int:
 
 
 def _parser(verb: str) -> argparse.ArgumentParser:
-    listed = "\n".join(f"  {word:<7} {text}" for word, text in WORDS.items())
-    parser = verb_parser(verb, epilog=f"words:\n{listed}\n\ndocs/cluster.md explains them.")
+    listed = "\n".join(f"  {word:<7} {text}" for word, text in COMMANDS.items())
+    parser = verb_parser(verb, epilog=f"commands:\n{listed}\n\ndocs/cluster.md explains them.")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    words = parser.add_subparsers(dest="what", required=True, metavar="WORD")
-    added = {word: words.add_parser(word, description=text[0].upper() + text[1:] + ".") for word, text in WORDS.items()}
+    commands = parser.add_subparsers(dest="what", required=True, metavar="COMMAND")
+    added = {
+        word: commands.add_parser(word, description=text[0].upper() + text[1:] + ".") for word, text in COMMANDS.items()
+    }
     added["join"].add_argument("head", nargs="?", metavar="HOST:PORT", help="the head's address (default: HEAD)")
     added["status"].add_argument("--json", action="store_true", help="print everything known, as JSON")
     for word in ("up", "join", "down"):
         stopping.add_options(added[word])
     node = added["node"]
     node.add_argument("--folder", type=Path, help="for a second node of this machine: a folder of its own")
-    node.add_argument("--cpus", type=int, help="how many CPUs to tell Ray of (default: those this process may use)")
+    node.add_argument("--cpus", type=int, help="how many CPUs to offer to Ray (default: those this process may use)")
     node.add_argument("--store-bytes", type=int, help="the size of Ray's object store (default: by /dev/shm)")
     return parser
 
@@ -78,7 +80,7 @@ def _enter(chosen: argparse.Namespace) -> int:
         raise RocmlabError(
             "this machine is the head of a cluster" if now == "head" else f"this machine is in the cluster of {now}",
             "it can be in one at a time",
-            "make cluster-down, then again",
+            "make cluster-down, then retry",
         )
     os.environ["CLUSTER"] = wanted
     if wanted != "head":
@@ -92,8 +94,8 @@ def _head(given: str | None) -> str:
     address = given or os.environ.get("HEAD", "")
     if not address:
         raise RocmlabError(
-            "which cluster to join is not said",
-            "HEAD is missing",
+            "the cluster to join is missing",
+            "HEAD is empty",
             f"make cluster-join HEAD=192.168.1.10:{ports.FIRST} CLUSTER_TOKEN=…, as the head printed it",
         )
     ports.split(address)
@@ -101,7 +103,7 @@ def _head(given: str | None) -> str:
 
 
 def _ask_for_token(known: str) -> None:
-    """Ask a person for the token where the command does not bring it: a command line can be seen by others.
+    """Ask the user for the token where the command does not have it: a command line can be seen by others.
 
     Raises:
         RocmlabError: there is none.
@@ -139,16 +141,12 @@ def _start(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def _inside(words: Sequence[str]) -> Any:  # noqa: ANN401
-    """Run a word inside the lab and return the JSON that it prints.
-
-    Raises:
-        RocmlabError: the lab does not run, or the word fails.
-    """
+def _inside(arguments: Sequence[str]) -> Any:  # noqa: ANN401
+    """Run an argument inside the lab and return the JSON that it prints; raise RocmlabError if that fails."""
     from rocmlab.stack import process
 
     command, environment = _lab_command()
-    code, output = process.capture([*command, *words], env=environment, timeout_seconds=300)
+    code, output = process.capture([*command, *arguments], env=environment, timeout_seconds=300)
     try:
         found = json.loads(output.strip().splitlines()[-1])
     except (ValueError, IndexError):
@@ -157,8 +155,8 @@ def _inside(words: Sequence[str]) -> Any:  # noqa: ANN401
         raise RocmlabError(**found)
     if code or found is None:
         raise RocmlabError(
-            f"the lab does not answer `rocmlab {' '.join(words)}`",
-            output.strip()[-400:] or "it said nothing",
+            f"the lab does not answer `rocmlab {' '.join(arguments)}`",
+            output.strip()[-400:] or "no output",
             "make logs",
         )
     return found
@@ -171,7 +169,7 @@ def _lab_command() -> tuple[list[str], Mapping[str, str]]:
     inside = project.lab.inside()
     if inside is None or not project.settings.is_in_cluster:
         raise RocmlabError(
-            "this machine is no node of a cluster",
+            "this machine is not a node of a cluster",
             "the lab is not running" if project.settings.is_in_cluster else "CLUSTER is off",
             "make cluster-up, or make cluster-join HEAD=host:port CLUSTER_TOKEN=…",
             exit_code=1,
@@ -180,7 +178,7 @@ def _lab_command() -> tuple[list[str], Mapping[str, str]]:
 
 
 def _entered(node: Mapping[str, Any], has_lab: bool) -> list[str]:
-    """Return what a person reads after `up` or `join`."""
+    """Return the text after `up` or `join`."""
     gpus = f"{node['gpus']} GPU{'s' * (node['gpus'] != 1)}" + " (SIMULATED)" * bool(node["simulated"] and node["gpus"])
     lines = []
     if node["is_head"]:
@@ -215,8 +213,8 @@ def _status(chosen: argparse.Namespace) -> int:
     from rocmlab.stack import process
 
     command, environment = _lab_command()
-    words = [*command, "cluster", "status", *(["--json"] if chosen.json else [])]
-    code = process.attach(words, env=environment)
+    arguments = [*command, "cluster", "status", *(["--json"] if chosen.json else [])]
+    code = process.attach(arguments, env=environment)
     if code == 0 and not chosen.json and (node := _inside(["cluster", "wait"]))["is_head"]:
         print(f"\nto add another machine: {join_line(node)}")
     return code
@@ -231,7 +229,7 @@ def _down(chosen: argparse.Namespace) -> int:
     project = projects.reopen(projects.find())
     lab = project.lab
     if not project.settings.is_in_cluster:
-        print("this machine is no node of a cluster")
+        print("this machine is not a node of a cluster")
         return 0
     consent = stopping.consent(chosen)
     runs = lab.node.started() is not None if isinstance(lab, NativeLab) else lab.is_running()
@@ -254,27 +252,27 @@ def _down(chosen: argparse.Namespace) -> int:
 
 
 def _wait_or_refuse(consent: stopping.Consent, is_head: bool) -> None:
-    """Wait until nothing runs on the node, or in the head's cluster, if a person wants that."""
+    """Wait until nothing runs on the node, or in the head's cluster, if the user wants that.
+
+    Raises:
+        RocmlabError: something runs, and the user does not want to wait.
+    """
     from rocmlab.cli import up
 
     shown: list[str] = []
     while lines := _inside(["cluster", "busy"]):
         if not consent.waits:
-            _refuse_if_busy(lines, is_head)
+            where = "cluster" if is_head else "machine"
+            more = "" if is_head else " (jobs of `run --engine ray` start again on another node)"
+            raise RocmlabError(
+                f"{len(lines)} thing{'s run' if len(lines) > 1 else ' runs'} on this {where}",
+                "\n".join(lines),
+                f"wait for them, or end them: make cluster-down FORCE=1{more}",
+                exit_code=1,
+            )
         if lines != shown:
-            up.say("waiting until nothing computes (Ctrl-C ends the wait and changes nothing):")
+            up.say(stopping.WAITING)
             for line in lines:
                 up.say(f"  {line}")
             shown = lines
         time.sleep(stopping.LOOK_AGAIN_SECONDS)
-
-
-def _refuse_if_busy(lines: Sequence[str], is_head: bool) -> None:
-    if lines:
-        raise RocmlabError(
-            f"{len(lines)} thing{'s run' if len(lines) > 1 else ' runs'} on this {'cluster' if is_head else 'machine'}",
-            "\n".join(lines),
-            "wait for them, or end them: make cluster-down FORCE=1"
-            + ("" if is_head else " (jobs of `run --engine ray` start again on another node)"),
-            exit_code=1,
-        )

@@ -17,9 +17,9 @@ WAIT_SECONDS = 180.0
 
 
 def main(chosen: argparse.Namespace) -> int:
-    """Run one word inside the lab."""
-    words = {"node": _node, "wait": _wait, "busy": _busy, "status": _status}
-    return words[chosen.what](chosen)
+    """Run one command inside the lab."""
+    commands = {"node": _node, "wait": _wait, "busy": _busy, "status": _status}
+    return commands[chosen.what](chosen)
 
 
 def _node(chosen: argparse.Namespace) -> int:
@@ -46,11 +46,7 @@ def _wait(_: argparse.Namespace) -> int:
 
 
 def _ready() -> dict[str, Any]:
-    """Return the record of the lab's node when it is up.
-
-    Raises:
-        RocmlabError: it says why it is not, or does not come up in time.
-    """
+    """Return the record of the lab's node when it is up; raise RocmlabError if it does not come up."""
     from rocmlab.cluster.node import ports, ray_node, record
 
     folder = ray_node.usual_folder(ports.parse(os.environ.get("CLUSTER_PORT") or str(ports.FIRST)))
@@ -63,7 +59,9 @@ def _ready() -> dict[str, Any]:
             return asdict(found)
         time.sleep(0.2)
     raise RocmlabError(
-        "this machine's Ray node is not up", f"it said nothing for {WAIT_SECONDS:g} s", "make logs says what it does"
+        "this machine's Ray node is not up",
+        f"it did not report within {WAIT_SECONDS:g} s",
+        "make logs shows what it does",
     )
 
 
@@ -79,10 +77,10 @@ def _running() -> list[str]:
     if found is None:
         return []
     try:
-        told = overview.look(os.environ.get("ROCMLAB_SHARE"))
+        seen = overview.look(os.environ.get("ROCMLAB_SHARE"))
     except RocmlabError:
         return []
-    nodes = [node for node in told["nodes"] if found[0].is_head or node["address"] == found[0].address]
+    nodes = [node for node in seen["nodes"] if found[0].is_head or node["address"] == found[0].address]
     return overview.busy(nodes)
 
 
@@ -90,21 +88,21 @@ def _status(chosen: argparse.Namespace) -> int:
     """Print the nodes; exit code 0 if all answer, 1 if one does not."""
     from rocmlab.cluster.node import overview
 
-    told = overview.look(os.environ.get("ROCMLAB_SHARE"))
-    print(json.dumps(told, indent=1) if chosen.json else "\n".join(lines(told)))
-    return 1 if any(node["problem"] for node in told["nodes"]) else 0
+    seen = overview.look(os.environ.get("ROCMLAB_SHARE"))
+    print(json.dumps(seen, indent=1) if chosen.json else "\n".join(lines(seen)))
+    return 1 if any(node["problem"] for node in seen["nodes"]) else 0
 
 
-def lines(told: Mapping[str, Any]) -> list[str]:
-    """Return the cluster for a person."""
-    nodes = told["nodes"]
+def lines(seen: Mapping[str, Any]) -> list[str]:
+    """Return the cluster as text."""
+    nodes = seen["nodes"]
     gpus = sum(node["gpus"] for node in nodes)
-    found = ["SIMULATED: not the GPUs of these machines"] if told["simulated"] else []
+    found = ["SIMULATED: not the GPUs of these machines"] if seen["simulated"] else []
     count = f"{len(nodes)} node{'s' * (len(nodes) != 1)}, {gpus} GPU{'s' * (gpus != 1)}"
-    found.append(f"cluster at {told['head']}: {count}")
+    found.append(f"cluster at {seen['head']}: {count}")
     for node in nodes:
         found += ["", *_node_lines(node)]
-    for warning in told["warnings"]:
+    for warning in seen["warnings"]:
         found += ["", f"warning: {warning}"]
     return found
 
@@ -130,18 +128,18 @@ def _node_lines(node: Mapping[str, Any]) -> list[str]:
 
 def _gpu_line(gpu: Mapping[str, Any], state: Mapping[str, Any] | None) -> str:
     number = "-" if gpu["index"] is None else gpu["index"]
-    words = [f"GPU {number}", gpu["gfx"], gpu["name"]]
+    parts = [f"GPU {number}", gpu["gfx"], gpu["name"]]
     if not gpu["is_usable"]:
-        words.append(f"not used: {gpu['why_not']}")
+        parts.append(f"not used: {gpu['why_not']}")
     elif state and state["lease"]:
         lease = state["lease"]
-        words.append(
+        parts.append(
             f"leased to {lease['notebook'] or 'an unknown notebook'} ({lease['owner']}, process {lease['pid']})"
         )
     elif state and state["foreign"]:
-        words.append(
+        parts.append(
             "used without a lease by " + ", ".join(f"{each['name']} ({each['pid']})" for each in state["foreign"])
         )
     elif state:
-        words.append("free")
-    return "  ".join(str(word) for word in words if word)
+        parts.append("free")
+    return "  ".join(str(part) for part in parts if part)

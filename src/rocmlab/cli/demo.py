@@ -1,4 +1,4 @@
-"""`rocmlab demo`: the lab on a simulated host, with pretended trainings, until Ctrl-C."""
+"""`rocmlab demo`: the lab on a simulated host, with simulated trainings, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ GPUS = 4
 RUN_GPUS = "1,2"  # the forgotten notebook has the first, and one is free
 STEP_SECONDS = 0.5
 LOOK_SECONDS = 1.0  # who has leased what
-STOP_SECONDS = 20.0  # for the pretended run to save and report
+STOP_SECONDS = 20.0  # for the simulated run to save and report
 
 
 def main(verb: str, arguments: Sequence[str]) -> int:
     """Show what one would get: exit code 0 when it is ended by Ctrl-C, SIGTERM or --seconds."""
-    asked = _parser(verb).parse_args(arguments)
+    chosen = _parser(verb).parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     folder = projects.find()
-    settings = demo.settings(folder, asked.port)
-    _refuse_beside_another(settings.state, folder)
+    settings = demo.settings(folder, chosen.port)
+    _check_nothing_runs(settings.state, folder)
     demo.clear(settings)
     live = Live(settings.state / "host", gpus=GPUS, processes=())
     demo_work.mark(settings.state)
-    notebooks = demo_work.write_notebooks(settings.state / "notebooks")
+    demo_work.write_notebooks(settings.state / "notebooks")
     project = demo.plan(folder, settings)
-    say("SIMULATED: four GPUs that are not there, and trainings that only pretend; nothing here computes on a GPU")
+    say("SIMULATED: four GPUs that do not exist, and trainings that only wait; nothing here computes on a GPU")
     started: list[subprocess.Popen[bytes]] = []
     try:
         project = demo.start(project, say)
-        _open_idle_notebook(project, notebooks.idle)
-        started.append(_pretend(project, notebooks.training))
+        _open_idle_notebook(project, demo_work.IDLE_NAME)
+        started.append(_start_trainings(project, demo_work.TRAINING_NAME))
         _announce(project, settings.state / "host")
-        _show(live, project, settings.state, asked.seconds)
+        _show(live, project, settings.state, chosen.seconds)
     except KeyboardInterrupt:
         pass
     finally:
@@ -62,16 +62,12 @@ def main(verb: str, arguments: Sequence[str]) -> int:
 def _parser(verb: str) -> argparse.ArgumentParser:
     parser = verb_parser(verb)
     parser.add_argument("--port", type=int, metavar="N", help="of its JupyterLab (default: the first free from 8898)")
-    parser.add_argument("--seconds", type=float, metavar="S", help="end after so long (default: at Ctrl-C)")
+    parser.add_argument("--seconds", type=float, metavar="S", help="end after S seconds (default: at Ctrl-C)")
     return parser
 
 
-def _refuse_beside_another(state: Path, folder: Path) -> None:
-    """Refuse where something runs that the demonstration would disturb.
-
-    Raises:
-        RocmlabError: it does.
-    """
+def _check_nothing_runs(state: Path, folder: Path) -> None:
+    """Raise RocmlabError if something runs that the demonstration would disturb."""
     if demo_work.is_running(state):
         raise RocmlabError(
             "the demonstration runs already", f"its host is {state / 'host'}", "end it with Ctrl-C there"
@@ -100,13 +96,13 @@ def _open_idle_notebook(project: Project, notebook: str) -> None:
         say(f"the notebook that only holds a GPU could not be opened (HTTP {status})")
 
 
-def _pretend(project: Project, notebook: str) -> subprocess.Popen[bytes]:
-    """Start a run of pretended trainings inside the lab."""
+def _start_trainings(project: Project, notebook: str) -> subprocess.Popen[bytes]:
+    """Start a run of simulated trainings inside the lab."""
     inside = project.lab.inside()
     assert inside is not None
-    words, environment = inside
+    command, environment = inside
     rates = ",".join(map(str, demo_work.RATES))
-    command = [*words, "run", notebook, "--gpus", RUN_GPUS, "--name", "pretended", "-p", f"lr={rates}"]
+    command = [*command, "run", notebook, "--gpus", RUN_GPUS, "--name", "pretended", "-p", f"lr={rates}"]
     log = project.settings.state / "run.log"
     with log.open("wb") as output:
         return subprocess.Popen(

@@ -1,4 +1,4 @@
-"""What the demonstration pretends: notebooks that only wait, and what their kernels would do to a GPU."""
+"""What the demonstration simulates: notebooks that only wait, and what their kernels would do to a GPU."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rocmlab.kernels.leases import Holder, Leases
 from rocmlab.simulation import PATTERNS, GpuUse, is_ours
 from rocmlab.telemetry.model import device_id
 
-RATES = (0.1, 0.03, 0.01, 0.003, 0.001)  # of the pretended trainings, two at a time
+RATES = (0.1, 0.03, 0.01, 0.003, 0.001)  # of the simulated trainings, two at a time
 TRAINING_SECONDS = 150
 IDLE_PERCENT = 1.0
 FILL_SECONDS = 25.0  # until a kernel has the memory that it wants
 SHARES = (0.71, 0.48, 0.62, 0.33)  # of a GPU's memory, by HIP index
-LEAST_BYTES = 600 << 20  # of a kernel that has a GPU
+MIN_BYTES = 600 << 20  # of a kernel that has a GPU
 
 EXPLANATION = """# Pretended training
 
@@ -42,22 +42,15 @@ rocmlab.record(loss=loss, epochs=epoch)"""
 IDLE = "# Forgotten kernel\n\nIts kernel holds a SIMULATED GPU and does nothing. After a minute the panel says so."
 
 
-@dataclass(frozen=True)
-class Notebooks:
-    """The names of the demonstration's notebooks."""
-
-    training: str
-    idle: str
+TRAINING_NAME, IDLE_NAME = "pretended_training.ipynb", "forgotten_kernel.ipynb"
 
 
-def write_notebooks(folder: Path) -> Notebooks:
-    """Write them."""
+def write_notebooks(folder: Path) -> None:
+    """Write the demonstration's notebooks."""
     folder.mkdir(parents=True, exist_ok=True)
-    found = Notebooks("pretended_training.ipynb", "forgotten_kernel.ipynb")
     cells = [_cell("markdown", EXPLANATION), _cell("code", PARAMETERS, "parameters"), _cell("code", PRETEND)]
-    _write(folder / found.training, cells)
-    _write(folder / found.idle, [_cell("markdown", IDLE)])
-    return found
+    _write(folder / TRAINING_NAME, cells)
+    _write(folder / IDLE_NAME, [_cell("markdown", IDLE)])
 
 
 def _cell(kind: str, source: str, *tags: str) -> dict[str, Any]:
@@ -79,7 +72,7 @@ def mark(state: Path) -> None:
 
 
 def is_running(state: Path) -> bool:
-    """Tell whether a demonstration moves the host of this folder."""
+    """Return whether a demonstration moves the host of this folder."""
     try:
         pid = int((state / "pid").read_text(encoding="ascii"))
         os.kill(pid, 0)
@@ -90,7 +83,7 @@ def is_running(state: Path) -> bool:
 
 @dataclass
 class Work:
-    """Which GPUs are leased, and what their kernels pretend."""
+    """Which GPUs are leased, and what their kernels seem to do."""
 
     share: Path
     host: Path
@@ -134,7 +127,7 @@ class Work:
         wanted = int((device.vram_bytes or 0) * SHARES[gpu % len(SHARES)])
         grown = int(wanted * min(1.0, (seconds - since) / FILL_SECONDS))
         units = int((device.compute_units or 0) * self.busy_percent(gpu, seconds) / 100)
-        return GpuUse(pid=pid, gpu=gpu, vram_bytes=max(LEAST_BYTES, grown), cu_occupancy=units)
+        return GpuUse(pid=pid, gpu=gpu, vram_bytes=max(MIN_BYTES, grown), cu_occupancy=units)
 
 
 def _pid_here(holder: Holder) -> int | None:

@@ -24,7 +24,7 @@ EPILOG = "Exit code: 0 nothing is wrong, 1 warnings, 2 something stops the lab. 
 
 
 def main(verb: str, arguments: Sequence[str]) -> int:
-    """Look, say what was found, and mend what may be mended."""
+    """Run the checks, print what was found, and repair what is safe to repair."""
     chosen = _parser(verb).parse_args(arguments)
     _check(chosen)
     if chosen.list:
@@ -47,7 +47,7 @@ def main(verb: str, arguments: Sequence[str]) -> int:
         screen = report.Screen(shutil.get_terminal_size((100, 24)).columns, colour=_has_colour())
         print("\n".join(screen.lines(found)))
     if chosen.fix:
-        found, repaired = mend(found, always=chosen.yes, quiet=chosen.json)
+        found, repaired = repair(found, always=chosen.yes, quiet=chosen.json)
     if chosen.json:
         print(json.dumps({**as_dict(found), "repaired": repaired}, indent=1))
     return doctor.exit_code(found.findings)
@@ -56,7 +56,7 @@ def main(verb: str, arguments: Sequence[str]) -> int:
 def _parser(verb: str) -> argparse.ArgumentParser:
     parser = verb_parser(verb, epilog=EPILOG)
     parser.add_argument("--json", action="store_true", help="print everything found, as JSON")
-    parser.add_argument("--fix", action="store_true", help="offer what is safe to mend, and ask before each")
+    parser.add_argument("--fix", action="store_true", help="offer repairs that are safe, and ask before each")
     parser.add_argument("--yes", action="store_true", help="with --fix: do not ask")
     parser.add_argument("--quick", action="store_true", help="only what `make up` asks first")
     parser.add_argument("--no-frameworks", action="store_true", help="do not start TensorFlow and PyTorch")
@@ -71,19 +71,19 @@ def _parser(verb: str) -> argparse.ArgumentParser:
 
 
 def _check(chosen: argparse.Namespace) -> None:
-    """Refuse options that would be passed over in silence.
+    """Reject options that would be ignored silently.
 
     Raises:
         RocmlabError: there is one.
     """
     for given in chosen.only:
         if not given.strip(", "):
-            raise RocmlabError(f"--only {given!r} names no check", "the list is empty", "rocmlab doctor --list")
+            raise RocmlabError(f"--only {given!r} does not name a check", "the list is empty", "rocmlab doctor --list")
     for option, needed in (("markdown", "list"), ("yes", "fix")):
         if getattr(chosen, option) and not getattr(chosen, needed):
             raise RocmlabError(
-                f"--{option} stands without --{needed}",
-                "it says how, and not what",
+                f"`--{option}` requires `--{needed}`",
+                f"alone it does nothing: it changes what `--{needed}` does",
                 f"rocmlab doctor --{needed} --{option}",
             )
 
@@ -148,26 +148,26 @@ def as_dict(found: doctor.Report) -> dict[str, Any]:
     return facts
 
 
-def mend(found: doctor.Report, *, always: bool, quiet: bool = False) -> tuple[doctor.Report, list[str]]:
-    """Offer each repair, make those that are agreed to, and look again at what they mend."""
+def repair(found: doctor.Report, *, always: bool, quiet: bool = False) -> tuple[doctor.Report, list[str]]:
+    """Offer each repair, apply those that the user accepts, and check again what they repair."""
     offers = [(finding, finding.repair) for finding in found.findings if finding.repair]
 
-    def say(text: str) -> None:
+    def show(text: str) -> None:
         print(text, file=sys.stderr if quiet else sys.stdout)
 
     if not offers:
-        say("\nnothing here can be mended without you")
+        show("\nnothing here can be repaired automatically")
     done: list[str] = []
     for finding, repair in offers:
-        if not _agreed(repair, always=always, say=say):
+        if not _agreed(repair, always=always, show=show):
             continue
         repair.apply()
         done.append(repair.what)
         found = _again(found, finding)
         left = [one for one in found.findings if one.check == finding.check and one.status in (BLOCKS, WARNS)]
-        say(f"done: {repair.what}" + (f"; {finding.check} still says: {left[0].problem}" if left else ""))
+        show(f"done: {repair.what}" + (f"; {finding.check} still reports: {left[0].problem}" if left else ""))
     for line in _for_root(found):
-        say(f"for you to paste, as it needs root: {line}")
+        show(f"to paste, as it needs root: {line}")
     return found, done
 
 
@@ -178,17 +178,17 @@ def _for_root(found: doctor.Report) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def _agreed(repair: Repair, *, always: bool, say: Callable[[str], None]) -> bool:
+def _agreed(repair: Repair, *, always: bool, show: Callable[[str], None]) -> bool:
     if always:
         return True
     if not sys.stdin.isatty():
-        say(f"would {repair.what} (--yes does it without a terminal)")
+        show(f"would {repair.what} (--yes does it without a terminal)")
         return False
     return input(f"\n{repair.what}? [y/N] ").strip().lower() in ("y", "yes")
 
 
 def _again(found: doctor.Report, finding: Finding) -> doctor.Report:
-    """Look once more at one check, with fresh eyes."""
+    """Run one check again."""
     before = found.situation
     new = checks.BY_ID[finding.check].run(dataclasses.replace(before))  # a copy has gathered nothing yet
     kept = [one for one in found.findings if (one.check, one.side) != (finding.check, finding.side)]

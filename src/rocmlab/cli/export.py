@@ -27,10 +27,10 @@ def main(verb: str, arguments: Sequence[str]) -> int:
         )
         return 0 if kind else 2
     if kind not in KINDS:
-        raise RocmlabError(f"rocmlab {verb} {kind}", "there is no such kind", f"one of: {', '.join(KINDS)}")
+        raise RocmlabError(f"rocmlab {verb} {kind}", "this kind does not exist", f"one of: {', '.join(KINDS)}")
     # Wrong arguments are reported before anything is built, and `--help` needs nothing installed.
     asked = options.READERS[kind](arguments[1:])
-    # A job runs where the scheduler has put it, with the interpreter that the script names: no lab is looked for.
+    # A job runs where the scheduler has put it, with the interpreter that the script names: no lab is needed.
     if os.environ.get("ROCMLAB_RUNTIME") or kind in ("job", "collect"):
         return _here(arguments)
     from rocmlab.cli import run_ahead
@@ -39,7 +39,7 @@ def main(verb: str, arguments: Sequence[str]) -> int:
 
     if (code := run_ahead.check(asked)) is not None:
         return code
-    project = projects.plan(projects.find())
+    project = projects.plan(projects.find(), stays=True)
     announce(project, note)
     with projects.locked(project, note):
         project = projects.prepare(project, note, persist=False)

@@ -145,7 +145,7 @@ def _unpack(answer: bytes) -> Any:  # noqa: ANN401
 
 
 def hung(note: mmap, seconds: float) -> RocmlabError:
-    """Return the error that names the file whose reading has taken longer than so many seconds."""
+    """Return the error that names the file whose reading has taken longer than N seconds."""
     name = bytes(note).split(b"\0", 1)[0].decode("utf-8", "replace")
     if name.startswith("/"):
         name = os.path.realpath(name)  # which has the PCI address in it

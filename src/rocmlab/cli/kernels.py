@@ -49,7 +49,7 @@ def main(verb: str, arguments: Sequence[str]) -> int:
             "kernels are written there",
             "name another: --prefix DIR",
         ) from err
-    _say(changes, folder)
+    _show(changes, folder)
     return 0
 
 
@@ -63,13 +63,13 @@ def _inside(verb: str, arguments: Sequence[str]) -> int:
     return lab.run([verb, *arguments])
 
 
-def _say(changes: Changes, folder: Path) -> None:
+def _show(changes: Changes, folder: Path) -> None:
     if changes.written:
         print(f"in {folder}: {', '.join(changes.written)}")
     if changes.removed:
         print(f"removed: {', '.join(changes.removed)}")
     for name in changes.left:
-        print(f"left alone: the kernel {name} is not of rocmlab", file=sys.stderr)
+        print(f"kept: the kernel {name} was not installed by rocmlab", file=sys.stderr)
 
 
 def _list(*, as_json: bool) -> None:
@@ -93,7 +93,7 @@ def _list(*, as_json: bool) -> None:
         for line in row["state"]:
             print(f"{'':<16}  {line}")
     if not rows:
-        print("there are no kernels of rocmlab here: rocmlab kernels install")
+        print("no kernels of rocmlab are installed here: rocmlab kernels install")
 
 
 def _holders(devices: Sequence[Device]) -> dict[Device, str | None]:

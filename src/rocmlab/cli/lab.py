@@ -12,7 +12,7 @@ from rocmlab.cli import prune, stopping
 from rocmlab.cli.main import verb_parser
 from rocmlab.cli.table import device_lines
 from rocmlab.cli.up import say
-from rocmlab.stack import environments, server, space, versions
+from rocmlab.stack import environments, server, versions
 from rocmlab.stack import project as projects
 from rocmlab.stack.environment import was_made_by_us
 from rocmlab.stack.project import Project
@@ -26,14 +26,14 @@ def main(verb: str, arguments: Sequence[str]) -> int:
     if verb == "status":
         parser.add_argument("--json", action="store_true", help="print it as JSON")
     if verb == "logs":
-        parser.add_argument("-f", "--follow", action="store_true", help="go on printing")
+        parser.add_argument("-f", "--follow", action="store_true", help="continue printing")
     if verb in ("down", "clean"):
         stopping.add_options(parser)
     if verb == "clean":
         prune.add_options(parser)
     chosen = parser.parse_args(arguments)
     consent = stopping.consent(chosen) if verb in ("down", "clean") else stopping.Consent()
-    if verb == "clean" and (age := prune.asked(chosen)):
+    if verb == "clean" and (age := prune.age_of(chosen)):
         return prune.main(chosen, age, is_forced=consent.force)
     project = projects.reopen(projects.find())
     if verb == "status":
@@ -44,22 +44,22 @@ def main(verb: str, arguments: Sequence[str]) -> int:
         does = "stops" if verb == "down" else "stops and removes"
         stop = stopping.Stop(f"make {verb}", does, ends_idle=True, ends_runs=_ends_runs(project, verb))
         stopping.check(project.lab, stop, consent, say)
-    verbs: dict[str, Callable[[Project], int]] = {"down": down, "url": url, "shell": shell, "clean": clean}
+    verbs: dict[str, Callable[[Project], int]] = {
+        "down": down,
+        "url": url,
+        "shell": lambda found: found.lab.shell(),
+        "clean": clean,
+    }
     return verbs[verb](project)
 
 
 def _ends_runs(project: Project, verb: str) -> bool:
-    """Tell whether runs beside the server end: Compose removes their containers, `clean` their environment."""
+    """Return whether runs outside of the server end: Compose removes their containers, `clean` their environment."""
     return verb == "clean" or project.choice.runtime == "docker"
 
 
-def is_up(project: Project) -> bool:
-    """Tell whether the lab answers with our token, which is sent to no other process."""
-    return project.lab.ask("/api/status")[0] == 200
-
-
 def held_by_another(project: Project) -> str:
-    """Return who else listens on the lab's port, empty where nobody does."""
+    """Return who else listens on the lab's port, empty where no one does."""
     holder = project.lab.holder()
     if holder.kind == server.UNKNOWN:
         return f"{holder}; nothing was sent to port {project.values['PORT']}"
@@ -78,7 +78,7 @@ def down(project: Project) -> int:
 
 def status(project: Project, as_json: bool) -> int:
     """Print what runs; exit code 0 if the lab answers, 1 if not."""
-    answers = is_up(project)
+    answers = project.lab.answers()
     devices = project.lab.devices() if answers else []
     shown = versions.read(project.settings)
     if as_json:
@@ -91,7 +91,7 @@ def status(project: Project, as_json: bool) -> int:
             "version": {name: vars(known) if known else None for name, known in zip(VERSIONS, shown, strict=True)},
             "devices": devices,
             "cluster": cluster_state(project),
-            "disk": asdict(full) if (full := space.problem(project.settings, project.lab)) else None,
+            "disk": asdict(full) if (full := project.lab.disk_problem()) else None,
         }
         print(json.dumps(facts, indent=1))
         return 0 if answers else 1
@@ -112,13 +112,13 @@ def status(project: Project, as_json: bool) -> int:
         if known is not None:
             can_return = name == "previous" and versions.obstacle(project, known) is None
             print(f"{name:10} {known.shown(project.settings.project)}{'  (make rollback)' * can_return}")
-    if full := space.problem(project.settings, project.lab):
+    if full := project.lab.disk_problem():
         print(f"WARNING    {full}")
     return 0 if answers else 1
 
 
 def cluster_state(project: Project) -> dict[str, Any] | None:
-    """Return what the lab's Ray node says of itself, without `state` if it says nothing; None: there is none to be."""
+    """Return the record of the lab's Ray node, without `state` if there is none; None: not in a cluster."""
     if not project.settings.is_in_cluster:
         return None
     found = project.lab.node_record()
@@ -126,11 +126,11 @@ def cluster_state(project: Project) -> dict[str, Any] | None:
 
 
 def node_lines(node: Mapping[str, Any]) -> list[str]:
-    """Return the lab's node for a person."""
+    """Return the lab's node as text."""
     if problem := node.get("problem"):
         return [f"the Ray node does not run: {problem['what']}", f"  why: {problem['why']}", f"  fix: {problem['fix']}"]
     if node.get("state") not in ("starting", "ready"):
-        return ["the Ray node does not run: make up, which starts it; make logs says what it did"]
+        return ["the Ray node does not run: make up, which starts it; make logs shows what it did"]
     gpus = f"{node['gpus']} GPU{'s' * (node['gpus'] != 1)}" + " (SIMULATED)" * bool(node["simulated"] and node["gpus"])
     where = f"head of {node['head']}" if node["is_head"] else f"node {node['address']} of {node['head']}"
     return [f"{where}, with {gpus}" + ("" if node["state"] == "ready" else ", is starting")]
@@ -138,24 +138,19 @@ def node_lines(node: Mapping[str, Any]) -> list[str]:
 
 def url(project: Project) -> int:
     """Print the address."""
-    if not is_up(project):
+    if not project.lab.answers():
         other = held_by_another(project)
         why = other or "it is stopped, or still starting"
-        fix = "make up PORT=…, another one: it makes a new token, too" if other else "make up"
+        fix = "make up PORT=…, another one, which also makes a new token" if other else "make up"
         raise RocmlabError("the lab does not answer", why, fix, exit_code=1)
     print(project.url)
     return 0
 
 
-def shell(project: Project) -> int:
-    """Open a shell."""
-    return project.lab.shell()
-
-
 def clean(project: Project) -> int:
     """Remove what was made, in either runtime."""
     project.lab.clean(say)
-    versions.forget(project.settings)
+    versions.path_of(project.settings).unlink(missing_ok=True)
     environment = project.settings.project / environments.LINK
     if was_made_by_us(environment) and environments.remove_all(project.settings.project):
         say(f"removed {environment}")

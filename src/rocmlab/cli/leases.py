@@ -66,26 +66,26 @@ class State:
 
     gpu: Device
     holder: Holder | None  # of its lease; None if it is free
-    foreign: list[GpuProcess] | None  # what uses it without a lease; None if its driver does not answer
+    unmanaged: list[GpuProcess] | None  # what uses it without a lease; None if its driver does not answer
 
     def as_dict(self) -> dict[str, Any]:
         """Return it ready for JSON."""
         names = ("backend", "index", "name", "pci_address", "partition", "unique_id")
         identity = {name: getattr(self.gpu, name) for name in names}
-        foreign = None
-        if self.foreign is not None:
-            foreign = [{"pid": each.pid, "name": each.name, "vram_bytes": each.vram_bytes} for each in self.foreign]
-        return {**identity, "lease": asdict(self.holder) if self.holder else None, "foreign": foreign}
+        unmanaged = None
+        if self.unmanaged is not None:
+            unmanaged = [{"pid": each.pid, "name": each.name, "vram_bytes": each.vram_bytes} for each in self.unmanaged]
+        return {**identity, "lease": asdict(self.holder) if self.holder else None, "foreign": unmanaged}
 
     def lines(self) -> list[str]:
-        """Return it for a person."""
+        """Return it for a terminal."""
         number = "-" if self.gpu.index is None else self.gpu.index
-        words = (f"{LABELS[self.gpu.backend]} {number}", self.gpu.pci_address, self.gpu.name)
+        parts = (f"{LABELS[self.gpu.backend]} {number}", self.gpu.pci_address, self.gpu.name)
         return [
-            "  ".join(filter(None, words)),
+            "  ".join(filter(None, parts)),
             f"  leased to {self.holder}" if self.holder else "  not leased",
-            *(f"  used without a lease by {each}" for each in self.foreign or ()),
-            *(["  its driver does not answer, so its processes are not known"] if self.foreign is None else []),
+            *(f"  used without a lease by {each}" for each in self.unmanaged or ()),
+            *(["  its driver does not answer, so its processes are not known"] if self.unmanaged is None else []),
         ]
 
 
@@ -104,4 +104,4 @@ def _states(share: Path) -> list[State]:
 def _lines(states: Sequence[State]) -> list[str]:
     mark = ["SIMULATED: not the GPUs of this machine"] if is_simulated(system_root()) else []
     lines = [line for state in states for line in state.lines()]
-    return [*mark, *(lines or ["there is no GPU here, so there is nothing to lease"])]
+    return [*mark, *(lines or ["no GPU found, so there is nothing to lease"])]

@@ -1,4 +1,4 @@
-"""From arguments to a verb. Each verb is imported only when it is used."""
+"""From arguments to a command. Each command is imported only when it is used."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TYPE_CHECKING = False  # `typing` costs more than the rest of this module
 if TYPE_CHECKING:
     import argparse
 
-# verb: (module, what it does); the order is that of use
+# command: (module, what it does); the order is that of use
 VERBS = {
     "up": ("rocmlab.cli.up", "start the lab and print its URL"),
     "down": ("rocmlab.cli.lab", "stop the lab; the share stays"),
@@ -31,11 +31,11 @@ VERBS = {
     "backup": ("rocmlab.cli.backup", "save share, notebooks and settings; an interrupted backup continues"),
     "restore": ("rocmlab.cli.backup", "restore a backup; nothing is overwritten"),
     "demo": ("rocmlab.cli.demo", "show the lab, its panel and smi on a simulated host with four GPUs"),
-    "doctor": ("rocmlab.cli.doctor", "say what is wrong on the host and in the lab, and how to mend it"),
+    "doctor": ("rocmlab.cli.doctor", "report what is wrong on the host and in the lab, and how to fix it"),
     "devices": ("rocmlab.cli.devices", "list the devices this process sees"),
     "smi": ("rocmlab.cli.smi", "show what the GPUs do, and whose notebook is on them"),
     "serve": ("rocmlab.cli.serve", "serve this host's GPU metrics for Prometheus, without Jupyter"),
-    "monitoring": ("rocmlab.cli.monitoring", "start Prometheus and Grafana beside the lab, or stop them"),
+    "monitoring": ("rocmlab.cli.monitoring", "start Prometheus and Grafana next to the lab, or stop them"),
     "nvitop": ("rocmlab.cli.nvitop", "watch the GPUs with the real nvitop, AMD's too"),
     "nvml-exec": ("rocmlab.cli.nvml_exec", "run gpustat or any other Python program that knows NVIDIA alone"),
     "simulate": ("rocmlab.cli.simulate", "write a simulated host with AMD GPUs"),
@@ -43,8 +43,8 @@ VERBS = {
     "record": ("rocmlab.cli.record", "run any command, and record what the devices do meanwhile"),
     "run": ("rocmlab.cli.run", "run notebooks headless"),
     "export": ("rocmlab.cli.export", "write a run for Slurm or Kubernetes"),
-    "leases": ("rocmlab.cli.leases", "say which kernel holds which GPU, and what uses one without a lease"),
-    "kernels": ("rocmlab.cli.kernels", "list what JupyterLab's launcher offers, or install it for the GPUs of now"),
+    "leases": ("rocmlab.cli.leases", "show which kernel holds which GPU, and what uses one without a lease"),
+    "kernels": ("rocmlab.cli.kernels", "list what JupyterLab's launcher offers, or install kernels for these GPUs"),
     "datasets": ("rocmlab.cli.datasets", "fetch data sets into the share"),
     "cluster": ("rocmlab.cli.cluster", "use several machines as one: up, join, status, down"),
     "bench": ("rocmlab.cli.bench", "measure, and print ratios"),
@@ -57,16 +57,16 @@ MAKE_VARIABLES = (  # that are no settings: they hold for one command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb and return the exit code: 0 done, 1 the work failed, 2 usage or environment."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    if not words or words[0] in ("-h", "--help", "--version"):
-        _parser().parse_args(words or ["--help"])
+    """Run one command and return the exit code: 0 done, 1 the work failed, 2 usage or environment."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or given[0] in ("-h", "--help", "--version"):
+        _parser().parse_args(given or ["--help"])
         return 0
-    is_verbose = words[0] in ("-v", "--verbose")
-    words = words[1:] if is_verbose else words
-    verb = words[0] if words else ""
+    is_verbose = given[0] in ("-v", "--verbose")
+    given = given[1:] if is_verbose else given
+    verb = given[0] if given else ""
     if verb not in VERBS:
-        _parser().error(f"there is no verb {verb!r}; choose one of: {', '.join(VERBS)}")
+        _parser().error(f"unknown command {verb!r}; choose one of: {', '.join(VERBS)}")
     if is_verbose:
         import logging
 
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _check_make_variables(os.environ)
         module = importlib.import_module(VERBS[verb][0])
         gc.enable()  # which `__main__` has put off
-        return int(module.main(verb, words[1:]))
+        return int(module.main(verb, given[1:]))
     except RocmlabError as err:
         if is_verbose:
             raise
@@ -85,22 +85,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone; say nothing more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has exited: print nothing more
         return 1
     except OSError as err:
         if is_verbose:
             raise
         where = f"{err.filename}: " if err.filename else ""
-        problem = RocmlabError(f"{where}{err.strerror or err}", "the system refused", "mend that and try again")
+        problem = RocmlabError(
+            f"{where}{err.strerror or err}",
+            "the operating system rejected the operation",
+            "check permissions and free space, then retry",
+        )
         print(f"error: {problem}", file=sys.stderr)
         return problem.exit_code
 
 
 def _check_make_variables(environment: Mapping[str, str]) -> None:
-    """Refuse `make up PROT=9000`: make takes any name without a word, and the typing error would be ignored.
+    """Reject `make up PROT=9000`: make accepts any name silently, and the typo would be ignored.
 
     Raises:
-        RocmlabError: a name behind the target is no setting.
+        RocmlabError: a name after the target is not a setting.
     """
     if "ROCMLAB_RUNTIME" in environment or not environment.get("MAKEFLAGS"):
         return  # inside the lab, or not called by make
@@ -114,7 +118,7 @@ def _check_make_variables(environment: Mapping[str, str]) -> None:
         if name not in known:
             near = difflib.get_close_matches(name.upper(), known, 1)
             raise RocmlabError(
-                f"{name}= is no setting of rocmlab",
+                f"{name}= is not a setting of rocmlab",
                 "it would be ignored",
                 f"did you mean {near[0]}=?" if near else "docs/settings.md lists the settings",
             )
@@ -128,8 +132,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="rocmlab",
         description="The Jupyter workstation for AMD GPUs.",
-        usage="rocmlab [-v] VERB [options]",
-        epilog=f"verbs:\n{listed}\n\n`rocmlab VERB --help` explains one.",
+        usage="rocmlab [-v] COMMAND [options]",
+        epilog=f"commands:\n{listed}\n\n`rocmlab COMMAND --help` explains one.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"rocmlab {__version__}")
@@ -138,14 +142,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def runner_missing(err: ImportError) -> RocmlabError:
-    """Return the error of a verb that needs what only a lab has installed."""
+    """Return the error of a command that needs what only a lab has installed."""
     return RocmlabError(
         "the runner is not installed here", f"{err}", "use the lab's own: make shell, then the same command"
     )
 
 
 def verb_parser(verb: str, **options: str) -> argparse.ArgumentParser:
-    """Return an empty parser for one verb."""
+    """Return an empty parser for one command."""
     import argparse
 
     text = VERBS[verb][1]

@@ -1,4 +1,4 @@
-"""`rocmlab monitoring`: Prometheus and Grafana beside the lab, or how to point one's own Prometheus at it."""
+"""`rocmlab monitoring`: Prometheus and Grafana next to the lab, or how to point your own Prometheus at it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def main(verb: str, arguments: Sequence[str]) -> int:
         return 0
     raise RocmlabError(
         "Prometheus runs, and gets no metrics of the lab",
-        target.error or "it has not been asked yet",
+        target.error or "it was not scraped yet",
         "make logs; if the lab is older than this clone: make up",
         exit_code=1,
     )
@@ -46,7 +46,7 @@ def main(verb: str, arguments: Sequence[str]) -> int:
 def _explain(project: Project, what: str) -> int:
     runtime = project.choice.runtime
     if what == "down":
-        say(f"there is nothing to stop: beside a lab whose runtime is {runtime} none of ours is started")
+        say(f"there is nothing to stop: a lab whose runtime is {runtime} has no monitoring of ours")
         return 0
     if not project.lab.is_running():
         raise RocmlabError("the lab does not run", "its metrics come from itself", "make up")

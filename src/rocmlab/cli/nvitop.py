@@ -44,7 +44,7 @@ def _in_the_lab(verb: str, words: Sequence[str]) -> int:
     try:
         lab = projects.reopen(projects.find()).lab
     except RocmlabError as err:
-        raise RocmlabError("there is no nvitop", f"{why}, and {err.problem.what}", fix) from err
+        raise RocmlabError("nvitop not found", f"{why}, and {err.problem.what}", fix) from err
     if not (lab.is_running() or (isinstance(lab, NativeLab) and lab.is_prepared())):
-        raise RocmlabError("there is no nvitop", f"{why}, and the lab, which has it, does not run", fix)
+        raise RocmlabError("nvitop not found", f"{why}, and the lab, which has it, does not run", fix)
     return lab.run([verb, *words])

@@ -24,7 +24,7 @@ def main(verb: str, arguments: Sequence[str]) -> int:
     options, command = _divided(arguments)
     chosen = parser.parse_args(options)
     if not command:
-        parser.error("name a command behind --, such as: rocmlab nvml-exec -- gpustat")
+        parser.error("name a command after --, such as: rocmlab nvml-exec -- gpustat")
     use_remembered_root()
     return become(command, with_notebooks=chosen.notebooks, note="NVIDIA's NVML answers here: rocmlab is not needed")
 
@@ -45,7 +45,7 @@ def become(command: Sequence[str], *, with_notebooks: bool, note: str = "") -> i
         note: what to say where the command needs no help.
 
     Raises:
-        RocmlabError: there is no such command, it is no Python program, or there is no GPU.
+        RocmlabError: the command does not exist, is not a Python program, or there is no GPU.
     """
     root = system_root()
     if programs.tells_and_ends(command):

@@ -28,7 +28,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", action="append", help=argparse.SUPPRESS)  # a run to remove there
 
 
-def asked(chosen: argparse.Namespace) -> str:
+def age_of(chosen: argparse.Namespace) -> str:
     """Return the age that was given, empty where the whole lab is to be cleaned."""
     return str(chosen.runs or os.environ.get("RUNS", ""))
 
@@ -37,7 +37,7 @@ def main(chosen: argparse.Namespace, age: str, *, is_forced: bool) -> int:
     """List old runs, ask, and remove them.
 
     Raises:
-        RocmlabError: the age cannot be read, nobody can be asked, or the share cannot be reached.
+        RocmlabError: the age cannot be read, there is no terminal to ask, or the share cannot be reached.
     """
     from rocmlab.stack import project as projects
     from rocmlab.stack import prune
@@ -109,8 +109,10 @@ def _do(project: Project, age: str, seconds: float, names: Sequence[str]) -> lis
     mount = volumes.share(lab, is_read_only=not names)
     if mount is None:
         return []
-    words = ["clean", "--runs", age, "--in-share", f"{volumes.SHARE}/runs", *(f"--name={name}" for name in names)]
-    code, output = process.capture(volumes.command(lab, [mount], words), env=lab.environment, timeout_seconds=24 * 3600)
+    arguments = ["clean", "--runs", age, "--in-share", f"{volumes.SHARE}/runs", *(f"--name={name}" for name in names)]
+    code, output = process.capture(
+        volumes.command(lab, [mount], arguments), env=lab.environment, timeout_seconds=24 * 3600
+    )
     try:
         return prune.from_json(output.strip().splitlines()[-1]) if code == 0 else _fail(output)
     except (ValueError, TypeError, IndexError):

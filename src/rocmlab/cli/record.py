@@ -1,6 +1,6 @@
 """`rocmlab record`: any command, and what the devices do meanwhile.
 
-The command has the terminal to itself. Signals that somebody sends to this process are passed on to it; those of the
+The command has the terminal to itself. Signals that another process sends to this one are passed on to it; those of the
 keyboard reach it anyway.
 """
 
@@ -35,7 +35,7 @@ FROM_A_PROCESS = 0  # `si_code` of kill(2)
 SIGNALLED = 128  # exit code of a command that a signal ended, as shells count
 NOT_FOUND, NOT_RUN = 127, 126
 LAST_SECONDS = 5.0  # how long the end waits for a device that hangs
-LEAST_INTERVAL, MOST_INTERVAL = 0.05, 3600.0
+MIN_INTERVAL, MAX_INTERVAL = 0.05, 3600.0
 GIBIBYTE = 2.0**30
 
 
@@ -43,14 +43,14 @@ def main(verb: str, arguments: Sequence[str]) -> int:
     """Run a command, sample the devices while it runs, and return its exit code."""
     parser = verb_parser(verb, usage="rocmlab record [options] [--] COMMAND …")
     parser.add_argument("--output", metavar="FILE", type=Path, help="of the samples (default: by the time, here)")
-    parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with plots, too")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="also write a page with plots")
     parser.add_argument("--interval", metavar="SECONDS", type=_interval, default=1.0, help="(default 1)")
     parser.add_argument("--json", action="store_true", help="print what came of it as JSON (to stderr, like the table)")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="what to run, with its arguments")
     chosen = parser.parse_args(arguments)
     command = chosen.command[1:] if chosen.command[:1] == ["--"] else chosen.command
     if not command:
-        parser.error("there is no command: rocmlab record -- python train.py")
+        parser.error("name a command: rocmlab record -- python train.py")
     use_remembered_root()
     path = chosen.output or Path(time.strftime("rocmlab-%Y%m%dT%H%M%SZ.samples.jsonl", time.gmtime()))
     path = Path(os.path.realpath(path)) if path.is_symlink() else path  # what it names is replaced, not the link
@@ -75,8 +75,8 @@ def _interval(text: str) -> float:
         seconds = float(text)
     except ValueError:
         seconds = -1.0
-    if not LEAST_INTERVAL <= seconds <= MOST_INTERVAL:
-        msg = f"{text} is no number of seconds from {LEAST_INTERVAL:g} to {MOST_INTERVAL:g}"
+    if not MIN_INTERVAL <= seconds <= MAX_INTERVAL:
+        msg = f"{text} is not a number of seconds from {MIN_INTERVAL:g} to {MAX_INTERVAL:g}"
         raise argparse.ArgumentTypeError(msg)
     return seconds
 
@@ -87,7 +87,7 @@ def _devices(root: Path) -> list[Device]:
     gpus = [device for device in found if device.backend in ("rocm", "cuda")]
     if gpus:
         return [device for device in gpus if device.is_usable] or gpus
-    print("there is no GPU that tells anything: the CPU is recorded", file=sys.stderr)
+    print("no GPU reports anything: the CPU is recorded", file=sys.stderr)
     return [device for device in found if device.backend == "cpu"]
 
 
@@ -99,7 +99,7 @@ def _recorder(path: Path, devices: Sequence[Device], command: Sequence[str]) -> 
     try:
         try:
             if path.exists() and not path.is_file():
-                raise OSError(errno.EINVAL, "it is no ordinary file")
+                raise OSError(errno.EINVAL, "it is not an ordinary file")
             recorder = Recorder(temporary, devices, command)
         except OSError as err:
             raise RocmlabError(
@@ -243,7 +243,7 @@ def _as_json(path: Path, recording: recordings.Recording, summary: Sequence[Summ
 
 
 def _as_text(path: Path, recording: recordings.Recording, summary: Sequence[Summary]) -> str:
-    """Return a table; columns of which nothing is known are left out."""
+    """Return a table; columns without a known value are omitted."""
     heads = ("device", "seconds", "mean busy", "max busy", "peak memory", "mean W", "energy J")
     rows = [
         (

@@ -11,6 +11,7 @@ from rocmlab.base.errors import RocmlabError
 
 TYPE_CHECKING = False  # inside the lab nothing of the host's part is imported: a run starts sooner
 if TYPE_CHECKING:
+    from rocmlab.cluster.executor.cluster import Cluster
     from rocmlab.stack.project import Project
 
 
@@ -19,8 +20,14 @@ def main(verb: str, arguments: Sequence[str]) -> int:
     if os.environ.get("ROCMLAB_RUNTIME"):
         from rocmlab.runs.command import main as run
 
-        return run(list(arguments))
+        return run(list(arguments), _connect)
     return _from_the_host(verb, arguments)
+
+
+def _connect(address: str | None, environment: Mapping[str, str], exchange: str | None) -> Cluster:
+    from rocmlab.cluster.executor.cluster import Cluster
+
+    return Cluster(address, environment, exchange)
 
 
 def _from_the_host(verb: str, arguments: Sequence[str]) -> int:
@@ -37,7 +44,7 @@ def _from_the_host(verb: str, arguments: Sequence[str]) -> int:
     asked = parser().parse_intermixed_args(arguments)
     if (code := run_ahead.check(asked)) is not None:
         return code
-    project = projects.plan(projects.find())
+    project = projects.plan(projects.find(), stays=True)
     announce(project, note)
     if not asked.list:  # which reads, and must not rebuild
         _check_environment(project)
@@ -54,7 +61,7 @@ def _check_environment(project: Project) -> None:
     """Make sure that nothing runs in a native environment that would be changed.
 
     Raises:
-        LabIsBusy: something does, and neither FORCE nor WHEN says what to do.
+        LabIsBusy: something does, and neither FORCE nor WHEN is set.
     """
     import argparse
 

@@ -84,7 +84,7 @@ def _is_there(folder: Path, *, is_current: bool) -> bool:
 
     if projects.existing(folder) is None:
         return False
-    lab = projects.plan(folder).lab
+    lab = projects.plan(folder, stays=True).lab
     return lab.is_prepared() if is_current else lab.is_built()
 
 

@@ -22,10 +22,11 @@ def main(verb: str, arguments: Sequence[str]) -> int:
     """Serve until Ctrl-C or SIGTERM."""
     chosen = _parser(verb).parse_args(arguments)
     token = _token(chosen.token_file)
+    from rocmlab.telemetry import metrics
+    from rocmlab.telemetry.metrics_feed import Feed
     from rocmlab.telemetry.metrics_server import MetricsServer
 
-    _check_library()
-    from rocmlab.telemetry.metrics_feed import Feed
+    metrics.check_library()
 
     feed = Feed(system_root(), _names(chosen.names))
     server = MetricsServer(chosen.address, chosen.port, feed.exposition, token)
@@ -39,7 +40,7 @@ def main(verb: str, arguments: Sequence[str]) -> int:
         print(f"metrics of {len(gpus)}{simulated} GPU{'s' * (len(gpus) != 1)}: {server.url}", flush=True)
         if not server.is_local and not token:
             print(
-                f"whoever reaches {chosen.address} can read them, names of notebooks and users included; "
+                f"anyone who reaches {chosen.address} can read them, names of notebooks and users included; "
                 "--token-file FILE asks for a token",
                 file=sys.stderr,
             )
@@ -78,7 +79,7 @@ def _names(asked: str | None) -> str:
     names = asked or live.get("GPU_METRICS_NAMES") or "rocmlab"
     if names not in NAMES:
         raise RocmlabError(
-            f"GPU_METRICS_NAMES={names} names no metrics", "", f"choose one of: {', '.join(NAMES)}"
+            f"invalid GPU_METRICS_NAMES value {names!r}", "", f"choose one of: {', '.join(NAMES)}"
         )  # fmt: skip
     return names
 
@@ -97,20 +98,3 @@ def _token(file: str | None) -> str:
             f"python3 -c 'import secrets; print(secrets.token_hex(32))' > {file}",
         )
     return token
-
-
-def _check_library() -> None:
-    """Say before anything else that prometheus_client is missing.
-
-    Raises:
-        RocmlabError: it is.
-    """
-    try:
-        import prometheus_client  # noqa: F401
-    except ImportError as err:
-        raise RocmlabError(
-            "prometheus_client is not installed",
-            f"{sys.executable} has no such package, and metrics are written with it",
-            f"{sys.executable} -m pip install prometheus_client\n"
-            "or use the lab, which has it: its metrics are at <address of the lab>/rocmlab/metrics",
-        ) from err

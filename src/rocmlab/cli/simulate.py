@@ -13,7 +13,7 @@ from rocmlab.cli.main import VERBS, verb_parser
 from rocmlab.simulation import KINDS, PARTITIONS, PATTERNS, PRODUCTS, PROFILES, Live
 
 INTERVAL_SECONDS = 0.5
-MOST_SECONDS = 366 * 86400.0
+MAX_SECONDS = 366 * 86400.0
 
 
 def main(verb: str, arguments: Sequence[str]) -> int:
@@ -57,7 +57,7 @@ def _move(live: Live, interval: float, seconds: float | None) -> None:
         print("ended", file=sys.stderr)
     except FileNotFoundError as err:
         raise RocmlabError(
-            f"{err.filename} is gone", "somebody removed or rewrote the simulated host", "start again"
+            f"{err.filename} is gone", "another process removed or rewrote the simulated host", "start again"
         ) from None
 
 
@@ -74,7 +74,7 @@ def _parser(verb: str) -> argparse.ArgumentParser:
     parser.add_argument("--profile", default="radeon", choices=PROFILES, help="kind of host (default: radeon)")
     parser.add_argument("--partition", default="spx", choices=PARTITIONS, help="divide each MI300X (default: spx)")
     parser.add_argument("--older-driver", action="store_true", help="partitions as PCI functions: 0000:05:00.1")
-    parser.add_argument("--product", metavar="NAME,…", help=f"GPUs in turn instead: {', '.join(PRODUCTS)}")
+    parser.add_argument("--product", metavar="NAME,…", help=f"GPUs to use alternately instead: {', '.join(PRODUCTS)}")
     parser.add_argument(
         "--busy",
         metavar="PATTERN",
@@ -82,7 +82,7 @@ def _parser(verb: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("--live", action="store_true", help="keep running and move the values")
     parser.add_argument("--interval", type=_positive, metavar="S", help=f"between moves (default: {INTERVAL_SECONDS})")
-    parser.add_argument("--seconds", type=_positive, metavar="S", help="end --live after so long")
+    parser.add_argument("--seconds", type=_positive, metavar="S", help="end --live after S seconds")
     parser.add_argument(
         "--fault", action="append", default=[], metavar="KIND[:GPU[:DETAIL]]", help="break something; may be repeated"
     )
@@ -93,12 +93,12 @@ def _parser(verb: str) -> argparse.ArgumentParser:
 
 def _folder(text: str) -> str:
     if not text:
-        raise argparse.ArgumentTypeError("an empty name is no folder")
+        raise argparse.ArgumentTypeError("an empty name is not a folder")
     return text
 
 
 def _positive(text: str) -> float:
     value = float(text)
-    if not 0 < value <= MOST_SECONDS:
-        raise argparse.ArgumentTypeError(f"{text} is not a time in seconds above 0, up to {MOST_SECONDS:.0f}")
+    if not 0 < value <= MAX_SECONDS:
+        raise argparse.ArgumentTypeError(f"{text} is not a time in seconds above 0, up to {MAX_SECONDS:.0f}")
     return value

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rocmlab.telemetry.smi import View
     from rocmlab.telemetry.smi_text import Line
 
-LEAST_SECONDS, MOST_SECONDS = 0.1, 86400.0
+MIN_SECONDS, MAX_SECONDS = 0.1, 86400.0
 COLOURS = ("auto", "always", "never")
 
 
@@ -46,7 +46,7 @@ def main(verb: str, arguments: Sequence[str]) -> int:
 
 
 class _Options:
-    """What was asked for."""
+    """What was requested."""
 
     json = False
     csv = False
@@ -97,7 +97,7 @@ class _Options:
         return "\n".join(smi_text.paint(self.lines(view, width()), coloured=self.is_coloured(), plain=is_plain()))
 
     def is_coloured(self) -> bool:
-        """Tell whether to colour the screen."""
+        """Return whether to colour the screen."""
         if self.color != "auto":
             return self.color == "always"
         return _is_screen() and not os.environ.get("NO_COLOR")
@@ -114,7 +114,7 @@ def _is_screen() -> bool:
 
 
 def is_plain() -> bool:
-    """Tell whether the output takes ASCII only."""
+    """Return whether the output takes ASCII only."""
     return "utf" not in (sys.stdout.encoding or "").lower()
 
 
@@ -151,16 +151,18 @@ def _parser(verb: str) -> argparse.ArgumentParser:
 
     def seconds(text: str) -> float:
         value = float(text)
-        if not LEAST_SECONDS <= value <= MOST_SECONDS:
-            raise argparse.ArgumentTypeError(f"{text} is not between {LEAST_SECONDS} and {MOST_SECONDS:.0f}")
+        if not MIN_SECONDS <= value <= MAX_SECONDS:
+            raise argparse.ArgumentTypeError(f"{text} is not between {MIN_SECONDS} and {MAX_SECONDS:.0f}")
         return value
 
     parser = verb_parser(verb, epilog="docs/smi.md explains what is shown.")
     parser.add_argument(
-        "--watch", nargs="?", type=seconds, const=1.0, metavar="SECONDS", help="go on, every second or as often as said"
+        "--watch", nargs="?", type=seconds, const=1.0, metavar="SECONDS", help="continue, every second or every SECONDS"
     )
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print everything known, as JSON; with --watch a line a look")
+    form.add_argument(
+        "--json", action="store_true", help="print everything known as JSON; with --watch a line per look"
+    )
     form.add_argument("--csv", action="store_true", help="print a line for each device, below a header")
     parser.add_argument("--devices", metavar="LIST", help="only these: HIP indices or PCI addresses, such as 0,2")
     parser.add_argument(

@@ -1,7 +1,7 @@
 """A child process that reads the devices, so that a GPU whose driver hangs cannot hang the screen.
 
 A read that hangs in the driver cannot be interrupted: neither a signal nor the end of the process reaches it, and not
-even the process that waits for it ends. So nothing waits for the child: it is left behind.
+even the process that waits for it ends. So nothing waits for the child: it is abandoned.
 The child sees that its parent has gone by the end of what it is asked through.
 """
 
@@ -47,7 +47,7 @@ class Feed:
         asked, self._asking = os.pipe()
         self.receiving, sending = os.pipe()
         self._answer = b""
-        self._asked_at: float | None = None  # None: nothing is asked
+        self._asked_at: float | None = None  # None: no question is pending
         sys.stdout.flush()
         sys.stderr.flush()
         self._pid = os.fork()
@@ -111,7 +111,7 @@ class Feed:
         return self._asked_at is not None
 
     def is_overdue(self) -> bool:
-        """Tell whether the answer takes longer than `LIMIT_SECONDS`."""
+        """Return whether the answer takes longer than `LIMIT_SECONDS`."""
         return self._asked_at is not None and time.monotonic() > self.deadline()
 
     def wait_on(self) -> None:

@@ -24,7 +24,7 @@ PATH = "rocmlab/api/kernels"
 
 
 def kernels() -> list[dict[str, Any]] | None:
-    """Return the running kernels as the lab tells them; None if there is no lab, or it does not answer in time."""
+    """Return the running kernels as the lab reports them; None without a lab, or if it does not answer in time."""
     found = _inside() if os.environ.get("ROCMLAB_RUNTIME") else _of_project()
     if found is None:
         return None
@@ -39,11 +39,11 @@ class Address:
     port: int
     base_url: str
     token: str
-    is_ours: Callable[[], bool]  # whether the lab's own server listens there: nobody else is sent the token
+    is_ours: Callable[[], bool]  # whether the lab's own server listens there: no other server is sent the token
 
 
 def is_here() -> bool:
-    """Tell whether the lab counts processes as this command does: it is around us, or runs without a container."""
+    """Return whether the lab counts processes as this command does: it is around us, or runs without a container."""
     runtime = os.environ.get("ROCMLAB_RUNTIME")
     return bool(runtime) or _settings(_project()).get("ROCMLAB_RUNTIME") == "native"
 
@@ -143,7 +143,7 @@ def _exchange(port: int, request: bytes, is_ours: Callable[[], bool], limit_seco
     """Send a request to our server, looked for before and after connecting, and return all until it closes.
 
     Raises:
-        OSError: there is no server of ours, it takes too long, or it sends too much.
+        OSError: our server is not there, it takes too long, or it sends too much.
     """
     before = sockets.listeners(port)
     if not is_ours():

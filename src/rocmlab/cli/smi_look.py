@@ -51,7 +51,7 @@ class Look:
         """Return the fields of a View.
 
         Raises:
-            RocmlabError: a device that was asked for is not there when it is first looked for.
+            RocmlabError: a requested device is not there when it is first looked for.
         """
         sampler = self._sampling()
         snapshot = sampler.read()

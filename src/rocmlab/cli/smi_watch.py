@@ -33,14 +33,14 @@ KEYS_TO_END = (b"q", b"Q", b"\x03")
 
 
 def watch(feed: Feed, seconds: float, draw: Draw, *, coloured: bool, plain: bool) -> int:
-    """Redraw every so many seconds, and when the window changes, until q, Ctrl-C or SIGTERM; return the exit code."""
+    """Redraw every `seconds`, and when the window changes, until q, Ctrl-C or SIGTERM; return the exit code."""
     screen = _Screen(draw, coloured, plain)
     with _signals() as heard, screen:
         ended_by = _loop(feed, seconds, screen, heard)
-    screen.leave_picture()
+    screen.leave_last_view()
     if ended_by not in (None, signal.SIGINT):
         signal.signal(ended_by, signal.SIG_DFL)
-        os.kill(os.getpid(), ended_by)  # whoever sent it sees that it was heard
+        os.kill(os.getpid(), ended_by)  # the sender sees that it was received
     return 0
 
 
@@ -88,7 +88,7 @@ class _Screen:
         text = "\n".join(each + end for each, end in zip(painted, ends, strict=True))
         self._write((BEGIN + text + ("\n" + BELOW if len(lines) < rows else "") + END).encode("utf-8", "replace"))
 
-    def leave_picture(self) -> None:
+    def leave_last_view(self) -> None:
         """Print what was seen last where the cursor was before."""
         if self.view is not None:
             with suppress(OSError):

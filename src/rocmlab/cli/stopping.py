@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 LOOK_AGAIN_SECONDS = 2.0
 TRUTH = {**dict.fromkeys(("1", "yes", "on", "true"), True), **dict.fromkeys(("", "0", "no", "off", "false"), False)}
+WAITING = "waiting until nothing computes (Ctrl-C ends the wait and changes nothing):"
 LOST = "what kernels have in memory is lost when they stop"
 
 
@@ -26,7 +27,7 @@ class LabIsBusy(RocmlabError):
 
 @dataclass(frozen=True)
 class Consent:
-    """What a person has said about stopping what runs."""
+    """What the user allows for what runs."""
 
     force: bool = False  # stop it
     waits: bool = False  # wait until nothing computes
@@ -39,11 +40,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def truth(name: str) -> bool:
-    """Return whether a variable such as FORCE, which make passes in the environment, says yes.
-
-    Raises:
-        RocmlabError: it is neither yes nor no.
-    """
+    """Return whether a variable such as FORCE, which make passes, is true; raise RocmlabError if it is neither."""
     value = os.environ.get(name, "")
     found = TRUTH.get(value.strip().lower())
     if found is None:
@@ -74,11 +71,11 @@ def given(chosen: argparse.Namespace) -> list[str]:
 class Stop:
     """What a command is about to do to a lab."""
 
-    command: str  # as a person typed it: `make down`
+    command: str  # as the user typed it: `make down`
     does: str  # what it does to the lab: stops, restarts
-    ends_idle: bool = False  # idle kernels may end with it, because a person asked for exactly this
-    ends_runs: bool = False  # runs beside the server end with it, too: image or environment goes
-    note: str = ""  # what a person should know when it is refused
+    ends_idle: bool = False  # idle kernels may end with it, because the user requested exactly this
+    ends_runs: bool = False  # runs outside of the server end with it as well: image or environment goes
+    note: str = ""  # a note for the error
 
 
 def check(lab: Lab, stop: Stop, given: Consent, say: Say, *, may_wait: bool = True) -> None:
@@ -87,12 +84,12 @@ def check(lab: Lab, stop: Stop, given: Consent, say: Say, *, may_wait: bool = Tr
     Args:
         lab: as it runs now; nothing that does not run is in the way.
         stop: what is to be done to it.
-        given: what a person has said about it.
+        given: what the user allows.
         say: prints a line.
         may_wait: False to raise where it would wait.
 
     Raises:
-        LabIsBusy: something runs that it would end, or nobody can tell what runs. Nothing was changed.
+        LabIsBusy: something runs that it would end, or it is unknown what runs. Nothing was changed.
     """
     from rocmlab.stack import busy
 
@@ -112,7 +109,7 @@ def check(lab: Lab, stop: Stop, given: Consent, say: Say, *, may_wait: bool = Tr
         if not (given.waits and may_wait):
             raise _refusal(blocking, ended, stop)
         if (names := "\n".join(work.what for work in blocking)) != shown:
-            say("waiting until nothing computes (Ctrl-C ends the wait and changes nothing):")
+            say(WAITING)
             for line in busy.lines(blocking).splitlines():
                 say(f"  {line}")
             shown = names
@@ -120,7 +117,7 @@ def check(lab: Lab, stop: Stop, given: Consent, say: Say, *, may_wait: bool = Tr
 
 
 def _blocks(work: busy.Work, stop: Stop, given: Consent) -> bool:
-    """Tell whether something keeps the command from being done now."""
+    """Return whether something keeps the command from being done now."""
     if work.is_busy:
         return True
     if given.waits:  # idle ones may end; one that has just worked may be between two cells

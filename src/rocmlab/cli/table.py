@@ -11,7 +11,7 @@ GAP = "  "
 INDENT = " " * 7
 EVERY = "every GPU: "
 DEFAULT_WIDTH = 200
-LEAST_NAME = 18  # a product name is cut no shorter; where even that has no room it stands below
+MIN_NAME = 18  # a product name is cut no shorter; where even that has no room it stands below
 # column: title in the table, label where it has no room there (none: it always stays)
 COLUMNS = {
     "number": ("GPU", ""),
@@ -37,7 +37,7 @@ def gibibytes(count: int | None) -> str:
 
 
 def device_lines(devices: Iterable[Row]) -> list[str]:
-    """Return one short line a device, in aligned columns; empty columns are left out."""
+    """Return one short line a device, in aligned columns; empty columns are omitted."""
     rows = [_short(device) for device in devices]
     if not rows:
         return []
@@ -137,7 +137,7 @@ def _memory(device: Row) -> str:
 def link(device: Row) -> str:
     """Return `x16, 16 GT/s`, or `x8 of x16, 8 of 16 GT/s !` where lanes are missing.
 
-    A lower speed alone is no fault: idle cards lower it to save power.
+    A lower speed alone is not a fault: idle cards lower it to save power.
     """
     width, most = device.get("link_width"), device.get("link_width_max")
     speed, fastest = device.get("link_speed_gts"), device.get("link_speed_max_gts")
@@ -157,13 +157,13 @@ def _partition(device: Row) -> str:
 
 
 def _fitting(cells: Sequence[Mapping[str, str]], used: list[str], common: Mapping[str, str], width: int) -> list[str]:
-    """Return the columns that fit; first what is the same for every GPU is left out, then what matters least."""
+    """Return the columns that fit; first what is the same for every GPU is omitted, then what matters least."""
     shown = list(used)
     for name in sorted(FIRST_TO_LEAVE, key=lambda name: name not in common):
         if _width(cells, shown) <= width:
             break
         shown = [column for column in shown if column != name]
-    if _room_for_names(cells, shown, width) < LEAST_NAME < _longest_name(cells):
+    if _room_for_names(cells, shown, width) < MIN_NAME < _longest_name(cells):
         shown.remove("name")
     return shown
 
@@ -174,7 +174,7 @@ def _width(cells: Sequence[Mapping[str, str]], shown: list[str]) -> int:
 
 
 def _name_width(cells: Sequence[Mapping[str, str]], shown: list[str], width: int) -> int:
-    return max(LEAST_NAME, _room_for_names(cells, shown, width))
+    return max(MIN_NAME, _room_for_names(cells, shown, width))
 
 
 def _room_for_names(cells: Sequence[Mapping[str, str]], shown: list[str], width: int) -> int:
@@ -239,7 +239,7 @@ def problem_lines(problem: Row, width: int = DEFAULT_WIDTH) -> list[str]:
 
 
 def _reading(sample: Row) -> list[str]:
-    """Return a sample in a few words; unknown values are left out."""
+    """Return a sample in a few words; unknown values are omitted."""
 
     def word(form: str, value: float | None) -> str:
         return "" if value is None else form.format(value)

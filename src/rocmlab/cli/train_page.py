@@ -127,12 +127,12 @@ def _rows(report: Json) -> str:
             (row["name"], ((row["ours"], row["spread"], 0), (row["theirs"], row["spread_theirs"], 1)))
             for row in report["rows"]
         ],
-        "µs a sample, logarithmic",
+        "µs per sample, logarithmic",
     )
     cells = "".join(
         f"<tr><th scope='row'>{escape(row['name'])}<small>{escape(row['how'])}</small></th>"
         f"<td>{escape(row['device']['backend'])}: {escape(row['device']['name'])}"
-        f"<small>{row['samples']:,} samples an epoch, batch {row['batch_size']}</small></td>"
+        f"<small>{row['samples']:,} samples per epoch, batch {row['batch_size']}</small></td>"
         f"{_cell(row['ours'], row['spread'])}{_cell(row['theirs'], row['spread_theirs'])}"
         f"<td class='number ratio'>{row['ratio']:.2f}x</td>"
         f"<td class='number'>{row['accuracy']:.4f}<small>fit {row['accuracy_theirs']:.4f}</small></td>"
@@ -147,11 +147,12 @@ def _rows(report: Json) -> str:
     skipped += "".join(f"<p>{escape(n)}: failed, {escape(p['what'])}</p>" for n, p in report["failed"].items())
     return (
         "<h2>One line instead of <code>fit</code></h2><p class='soft'>Equal fresh models on the same data, an epoch "
-        "each in turn; medians, below them least and most. The first epoch, which compiles, is apart.</p>"
+        "each alternately; medians, below them least and most. The first epoch, which compiles, is apart.</p>"
         f"<figure><figcaption>{_keys('fit_resident', 'fit')}</figcaption>{plot}</figure>"
-        "<div class='wide'><table><thead><tr><th>row</th><th>device</th><th class='number'>fit_resident<br>µs a sample"
-        "</th><th class='number'>fit<br>µs a sample</th><th class='number'>ratio</th><th class='number'>test<br>measure"
-        "</th><th class='number'>first<br>epoch</th><th class='number'>timed<br>epochs</th></tr></thead>"
+        "<div class='wide'><table><thead><tr><th>row</th><th>device</th>"
+        "<th class='number'>fit_resident<br>µs per sample</th><th class='number'>fit<br>µs per sample</th>"
+        "<th class='number'>ratio</th><th class='number'>test<br>measure</th>"
+        "<th class='number'>first<br>epoch</th><th class='number'>timed<br>epochs</th></tr></thead>"
         f"<tbody>{cells}</tbody></table></div>{skipped}"
     )
 
@@ -169,16 +170,16 @@ def _notebooks(notebooks: Json) -> str:
             )
             for row in rows
         ],
-        "µs a sample, logarithmic",
+        "µs per sample, logarithmic",
     )
     none = "" if notebooks["gpu"] else " There is no GPU here, so there is no ratio."
-    length = "at full length" if notebooks["full"] else "as short runs, so that compiling may be part of a figure"
+    length = "at full length" if notebooks["full"] else "as short runs, so that compiling may be part of a result"
     keys = _keys(f"GPU ({notebooks['gpu']})", "CPU") if notebooks["gpu"] else _keys("", "CPU")
     return (
         f"<h2>The notebooks, GPU pinned, then hidden</h2><p class='soft'>Run {length}. The device is the one that the "
         f"framework named.{none}</p><figure><figcaption>{keys}</figcaption>{plot}</figure>"
-        "<div class='wide'><table><thead><tr><th>notebook</th><th>device</th><th class='number'>µs a sample</th>"
-        "<th class='number'>s an epoch</th><th class='number'>quality</th><th class='number'>energy</th>"
+        "<div class='wide'><table><thead><tr><th>notebook</th><th>device</th><th class='number'>µs per sample</th>"
+        "<th class='number'>s per epoch</th><th class='number'>quality</th><th class='number'>energy</th>"
         f"<th class='number'>GPU : CPU</th><th>its article<br>{escape(notebooks['published'])}</th></tr></thead>"
         f"<tbody>{''.join(_notebook(row) for row in rows)}</tbody></table></div>"
     )

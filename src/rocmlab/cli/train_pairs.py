@@ -1,7 +1,7 @@
 """The notebooks of `rocmlab bench train --notebooks`: each once with the GPU pinned, and once with all GPUs hidden.
 
 The runner makes the pairs, a run for each side; what is shown is what its `results.json` says of the device that the
-framework itself named. A figure that was computed on the CPU is never a GPU's, whatever the job was pinned to.
+framework itself named. A result that was computed on the CPU is never a GPU's, whatever the job was pinned to.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from rocmlab.devices import discover
 from rocmlab.reports.values import used
 from rocmlab.runs.scheduling.chosen import choose_gpus
 from rocmlab.runs.spec import selection
+from rocmlab.training.published import PUBLISHED
 
 Json = Mapping[str, Any]
 WHEN = "published 2019-2022, other hardware"
@@ -29,32 +30,26 @@ WHEN = "published 2019-2022, other hardware"
 
 @dataclass(frozen=True)
 class Workload:
-    """One notebook: how a short run of it is asked for, and what its article said."""
+    """One notebook: how a short run of it is requested, and which published results are about the same."""
 
     prefix: str
     short: Mapping[str, Any]  # parameters: epochs enough that the first, which compiles, is left out where it can be
-    published: str
+    tables: tuple[str, ...]  # of `training.published`
     same: Mapping[str, Any] = field(default_factory=dict)  # parameters of a full run whose defaults go by the device
+
+    @property
+    def published(self) -> str:
+        """What its article reported of GPUs."""
+        return "; ".join(
+            each.summary for each in PUBLISHED if each.table in self.tables and not each.device.endswith("CPU")
+        )
 
 
 WORKLOADS = (
-    Workload("01_mnist_fc", {"epochs": 3}, "47 µs a sample on an RX 480, 43 on a Tesla K80 (a “step” was a sample)"),
-    Workload(
-        "02_mnist_cnn",
-        {"epochs": 3, "limit": 12_000},
-        "GPU 2.78x its CPU (R9 M380, i5); 2.1x (Radeon Pro 560X, 19 and 40 ms)",
-    ),
-    Workload(
-        "06_segmentation_unet",
-        {"quick": True},
-        "328 ms an image of 512 x 512 on an M1's GPU, 2x its CPU",
-        {"size": 512},
-    ),
-    Workload(
-        "07_bert_trec",
-        {"quick": True},
-        "M1's GPU 2.14x its CPU, head only; inference 1.59x at batch 64, 2.37x at 256, 0.42x at 8",
-    ),
+    Workload("01_mnist_fc", {"epochs": 3}, ("fc",)),
+    Workload("02_mnist_cnn", {"epochs": 3, "limit": 12_000}, ("cnn_backends", "cnn_devices")),
+    Workload("06_segmentation_unet", {"quick": True}, ("unet",), {"size": 512}),
+    Workload("07_bert_trec", {"quick": True}, ("bert_training", "bert_batches")),
 )
 
 
@@ -63,7 +58,7 @@ def compare(*, full: bool, repeats: int, share: Path, say: Callable[[str], None]
 
     Args:
         full: with their own defaults; else short.
-        repeats: how often each side runs, the sides in turn.
+        repeats: how often each side runs, the sides alternately.
         share: where the runs are kept.
         say: prints a line of progress.
 
@@ -147,7 +142,7 @@ def _problem(side: str, job: Json) -> str | None:
         return "simulated, which says nothing about speed"
     if not _computed_on(job, side):
         where = (job["recorded"].get("device") or {}).get("name", "an unknown device")
-        return f"it computed on {where}, which is no figure of a {side.upper()}"
+        return f"it computed on {where}, which is no result of a {side.upper()}"
     return None
 
 
@@ -179,7 +174,7 @@ def _run(found: Sequence[tuple[Workload, Path]], which: str, side: str, *, full:
     except ValueError as err:
         raise RocmlabError(
             f"the notebooks were not run on the {side.upper()}",
-            f"rocmlab run ended with {done.returncode}; what it said stands above",
-            "mend that, or leave --notebooks out",
+            f"rocmlab run ended with {done.returncode}; its output is above",
+            "fix that, or omit --notebooks",
         ) from err
     return results

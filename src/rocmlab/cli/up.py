@@ -10,8 +10,8 @@ from rocmlab import __version__, doctor
 from rocmlab.cli import stopping
 from rocmlab.cli.main import verb_parser
 from rocmlab.cli.table import device_lines
-from rocmlab.stack import exposure, versions
 from rocmlab.stack import project as projects
+from rocmlab.stack import tokens, versions
 from rocmlab.stack.lab import Lab, Say
 from rocmlab.stack.native import NativeLab
 from rocmlab.stack.project import Project
@@ -34,7 +34,7 @@ def main(verb: str, arguments: Sequence[str]) -> int:
         if stop:
             stopping.check(*stop, consent, say)
         try:
-            return _up(project, verb, consent, renewed, is_stopped=stop is not None)
+            return start(project, verb, consent, renewed, is_stopped=stop is not None)
         except stopping.LabIsBusy:
             if not consent.waits:
                 raise
@@ -44,11 +44,6 @@ def main(verb: str, arguments: Sequence[str]) -> int:
 def _plan(verb: str) -> tuple[Project, list[str]]:
     """Decide, and return a line for each token that `up` replaces, because another process held the lab's port."""
     return projects.plan_anew(projects.find()) if verb == "up" else (projects.plan(projects.find()), [])
-
-
-def start(project: Project, consent: stopping.Consent, renewed: list[str]) -> int:
-    """Start a project's lab after a person's consent was asked for; see `_up`."""
-    return _up(project, "up", consent, renewed, is_stopped=False)
 
 
 def would_stop(project: Project, verb: str) -> tuple[Lab, stopping.Stop] | None:
@@ -66,7 +61,7 @@ def would_stop(project: Project, verb: str) -> tuple[Lab, stopping.Stop] | None:
 
 
 def changes_environment(project: Project) -> bool:
-    """Tell whether a native environment that is there would be changed, under all that runs in it."""
+    """Return whether a native environment that is there would be changed, under all that runs in it."""
     lab = project.lab
     return isinstance(lab, NativeLab) and lab.is_built() and not lab.is_prepared()
 
@@ -77,19 +72,16 @@ def would_stop_other(project: Project) -> tuple[Lab, stopping.Stop] | None:
     if before is None or before.choice.runtime == project.choice.runtime:
         return None
     does = f"stops (RUNTIME changes from {before.choice.runtime} to {project.choice.runtime})"
-    ends_runs = before.choice.runtime == "docker"  # Compose removes the containers of single runs, too
+    ends_runs = before.choice.runtime == "docker"  # Compose removes the containers of single runs as well
     return before.lab, stopping.Stop("make up", does, ends_runs=ends_runs, note=UNCHANGED)
 
 
-def _up(project: Project, verb: str, consent: stopping.Consent, renewed: list[str], *, is_stopped: bool) -> int:
+def start(
+    project: Project, verb: str, consent: stopping.Consent, renewed: list[str], *, is_stopped: bool = False
+) -> int:
     """Build what is missing, and start; what has begun to run meanwhile is not stopped.
 
-    Args:
-        project: what was decided.
-        verb: `up` or `build`.
-        consent: whether what runs may be stopped.
-        renewed: a line for each new token.
-        is_stopped: whether a running lab is stopped by this.
+    `renewed` has a line for each new token; with `is_stopped` a running lab is stopped by this.
 
     Raises:
         RocmlabError: see `projects.prepare` and `Lab.start`.
@@ -103,12 +95,12 @@ def _up(project: Project, verb: str, consent: stopping.Consent, renewed: list[st
         if verb == "build":
             return 0
         if (is_stopped or project.choice != choice) and (stop := would_stop(project, verb)) and not consent.force:
-            stopping.check(*stop, consent, _silent, may_wait=False)
+            stopping.check(*stop, consent, lambda _: None, may_wait=False)
         projects.stop_other(project, say)
         started = time.monotonic()
         was_running = project.lab.is_running()
         is_new = project.lab.start(say, force=consent.force)
-        exposure.forget(project.settings, project.values)
+        tokens.forget(project.settings, project.values)
     for line in renewed:
         say(line)
     devices = project.lab.devices()
@@ -132,12 +124,8 @@ def announce(project: Project, say: Say) -> None:
     """Say in one line what was chosen and why."""
     choice = project.choice
     say(f"rocmlab {__version__}: backend {choice.backend}, runtime {choice.runtime} ({choice.why})")
-    for remark in projects.remarks(project):
-        say(remark)
-
-
-def _silent(_: str) -> None:
-    """Print nothing: it has been said."""
+    for line in projects.notes(project):
+        say(line)
 
 
 def say(line: str) -> None:

@@ -80,7 +80,7 @@ def _upgrade(consent: stopping.Consent, given: Sequence[str]) -> int:
         raise RocmlabError(
             f"the upgrade did not succeed, and {attempt.outcome('the version before')}",
             str(err) or "it was interrupted",
-            "the messages above say why; nothing was lost, and `make upgrade` may be repeated",
+            "the messages above explain it; nothing was lost, and `make upgrade` may be repeated",
             exit_code=1,
         ) from err
     _after(project, before)
@@ -139,7 +139,7 @@ class Attempt:
         self.environment = link.resolve() if link.exists() else None
         self.was_link = link.is_symlink()
 
-    def run(self, target: str, words: Sequence[str]) -> None:
+    def run(self, target: str, arguments: Sequence[str]) -> None:
         """Check the target out, if there is one, and have its own code do the rest.
 
         Raises:
@@ -150,7 +150,7 @@ class Attempt:
             self.has_moved = True
             self.saved = source.move(self.folder, target)
             _name(self.saved)
-        if code := _rocmlab(self.folder, words):
+        if code := _rocmlab(self.folder, arguments):
             raise SwitchFailed("the new version was not started", f"its own command ended with exit code {code}")
 
     @contextmanager
@@ -191,10 +191,10 @@ class Attempt:
             say(f"{what}: {err}")
 
     def _move_back(self) -> None:
-        """Move the checkout back if this command has moved it; nobody else's move is undone."""
+        """Move the checkout back if this command has moved it; another user's move is not undone."""
         if not self.has_moved or not self.commit or source.head(self.folder) == self.commit:
             return
-        _name(source.move(self.folder, self.commit))  # what was changed since is named, too
+        _name(source.move(self.folder, self.commit))  # what was changed since is named as well
         source.put_back(self.saved)
 
     def _remove_unused(self) -> None:
@@ -230,7 +230,7 @@ class Attempt:
             return
         # What is kept; `up` would build what is checked out, and replace it.
         try:
-            projects.plan(self.folder).lab.start(say, force=True)  # with the GPUs of now
+            projects.plan(self.folder).lab.start(say, force=True)  # with the current GPUs
         except (RocmlabError, OSError) as err:
             self.problems.append("the lab")
             say(f"the lab could not be started again: {err}")
@@ -244,7 +244,7 @@ class Attempt:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Ignore Ctrl-C, also in what is started: it was heard already."""
+    """Ignore Ctrl-C, also in what is started: it was handled already."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
@@ -264,12 +264,12 @@ def _write_back(path: Path, text: str | None) -> None:
         envfile.write(path, text)
 
 
-def _rocmlab(folder: Path, words: Sequence[str]) -> int:
+def _rocmlab(folder: Path, arguments: Sequence[str]) -> int:
     """Run a command of the version that is checked out, and return its exit code."""
     kept = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
     environment = {**kept, "PYTHONPATH": str(folder / "src")}
     # It answers Ctrl-C itself and puts back what it has begun, however long that takes.
-    return process.attach([sys.executable, "-m", "rocmlab", *words], env=environment, cwd=folder)
+    return process.attach([sys.executable, "-m", "rocmlab", *arguments], env=environment, cwd=folder)
 
 
 def _after(project: Project, before: Version) -> None:
@@ -309,7 +309,7 @@ def _switch(consent: stopping.Consent) -> int:
     (project.settings.state / SWITCHED).touch()
     if isinstance(lab, NativeLab):
         _switch_environment(lab, project, before)
-    code = up.start(project, consent, renewed)
+    code = up.start(project, "up", consent, renewed)
     if code == 0:
         health.check(project.lab)
         say("the new version works: its server, its panel and its kernels answer")
@@ -318,7 +318,7 @@ def _switch(consent: stopping.Consent) -> int:
 
 def _switch_environment(lab: NativeLab, project: Project, before: Project | None) -> None:
     if before is not None or lab.venv.building is not None:
-        (before or project).lab.stop(say)  # with the same environment, too: it goes on with the code that it has read
+        (before or project).lab.stop(say)  # also with the same environment: it continues with the code that it has read
     current, previous = versions.read(project.settings)
     real = lab.venv.switch()
     if real is not None and current is not None:  # a `.venv` that was a folder has another path now
@@ -334,7 +334,7 @@ def _rollback(consent: stopping.Consent) -> int:
     folder = project.settings.project
     current, previous = versions.read(project.settings)
     if current is None or previous is None:
-        raise RocmlabError("there is no previous version", "no upgrade has been made here", "make status shows both")
+        raise RocmlabError("no previous version found", "no upgrade has been made here", "make status shows both")
     if previous.commit and source.head(folder) != previous.commit:
         source.check_clean(folder)
     if obstacle := versions.obstacle(project, previous):
@@ -357,7 +357,7 @@ def _rollback(consent: stopping.Consent) -> int:
     except (RocmlabError, OSError, KeyboardInterrupt) as err:
         attempt.start_again(was_running)
         why = str(err) or "it was interrupted"
-        fix = "the messages above say why; make logs"
+        fix = "the messages above explain it; make logs"
         outcome = attempt.outcome("the present one")
         raise RocmlabError(f"the previous version does not start, and {outcome}", why, fix, exit_code=1) from err
     attempt.marker.unlink(missing_ok=True)

@@ -115,7 +115,7 @@ class CardReader:
             self._stamp = self._new_stamp()
 
     def _open(self) -> _Card:
-        """Find the files anew."""
+        """Find the files again."""
         if self._simulated is not None and self._folder_handle < 0:
             self._renew()  # there was no folder when it was last looked for
         self._close_card()
@@ -124,7 +124,7 @@ class CardReader:
         return self._card
 
     def close(self) -> None:
-        """Give all descriptors back; another reading opens them anew."""
+        """Close all descriptors; another reading opens them again."""
         self._status.close()
         self._close_card()
         if self._folder_handle >= 0:

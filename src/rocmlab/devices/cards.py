@@ -143,7 +143,7 @@ def link_folder(card: Card) -> str:
 
 
 def is_asleep(card: Card) -> bool:
-    """Tell whether the kernel has suspended a card; source: `power/runtime_status` (sysfs-devices-power)."""
+    """Return whether the kernel has suspended a card; source: `power/runtime_status` (sysfs-devices-power)."""
     return roots.read_text(f"{card.folder}/power/runtime_status") in ("suspended", "suspending")
 
 

@@ -33,7 +33,7 @@ NODE_KEYS = {"path", "hostPath", "type", "permissions", *NODE_NUMBERS}
 
 
 def name_of(device: Device, devices: Sequence[Device]) -> str:
-    """Return the name that means this one of all `devices` and no other, whoever counts.
+    """Return the name that means this one of all `devices` and no other, however they are counted.
 
     It is the PCI address; of a card that is several devices this names all, and each has its partition's number behind.
     """
@@ -132,7 +132,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 def has_yaml(folder: Path) -> bool:
-    """Tell whether a specification lies there that only an engine can read: nothing here understands YAML."""
+    """Return whether there is a specification that only an engine can read: nothing here understands YAML."""
     try:
         return any(path.suffix in (".yaml", ".yml") for path in folder.iterdir())
     except OSError:
@@ -161,7 +161,7 @@ def problems(found: object) -> list[str]:
     if not isinstance(found, dict):
         return ["it is not an object"]
     said = [f"it lacks {key}" for key in ("cdiVersion", "kind", "devices") if key not in found]
-    said += [f"{key} is no part of a specification" for key in found if key not in SPECIFICATION_KEYS]
+    said += [f"{key} is not part of a specification" for key in found if key not in SPECIFICATION_KEYS]
     if "cdiVersion" in found and found["cdiVersion"] not in VERSIONS:
         said.append(f"cdiVersion {found['cdiVersion']!r} is not one of {', '.join(VERSIONS)}")
     if "kind" in found and not (isinstance(found["kind"], str) and KIND_FORM.fullmatch(found["kind"])):
@@ -232,7 +232,7 @@ def differences(found: Mapping[str, Any], expected: Mapping[str, Any]) -> list[s
     ours = {entry["name"]: entry["containerEdits"] for entry in expected["devices"]}
     theirs = {entry["name"]: entry["containerEdits"] for entry in found["devices"]}
     said = [f"{name} is missing" for name in ours if name not in theirs]
-    said += [f"{name} is no GPU of this host" for name in theirs if name not in ours]
+    said += [f"{name} is not a GPU of this host" for name in theirs if name not in ours]
     for name in ours:
         if name in theirs:
             said += [f"{name}: {reason}" for reason in _node_differences(theirs[name], ours[name])]

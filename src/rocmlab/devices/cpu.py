@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from pathlib import Path
 
+from rocmlab.base import cores
 from rocmlab.devices.model import Device, Sample
 from rocmlab.devices.roots import is_simulated, read_bytes, read_text
 
@@ -29,7 +29,7 @@ class Cpu:
                 name=_name(root),
                 is_usable=True,
                 simulated=simulated,
-                compute_units=None if simulated else _cores(root),
+                compute_units=None if simulated else cores.count(root),
                 gtt_bytes=memory.get("MemTotal"),
             )
         ]
@@ -67,12 +67,3 @@ def _memory(text: str) -> dict[str, int]:
     """Return what `/proc/meminfo` says first of, in bytes: what there is and what can be had."""
     pairs = re.findall(r"^(Mem\w+):[ \t]+([0-9]{1,15}) kB$", text, re.MULTILINE | re.ASCII)
     return {key: int(value) * 1024 for key, value in pairs}
-
-
-def _cores(root: Path) -> int | None:
-    """Return how many cores this process may use: its affinity, or the container's share if that is less."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    share = re.fullmatch(r"([0-9]{1,12}) ([1-9][0-9]{0,11})", read_text(root / "sys/fs/cgroup/cpu.max") or "")
-    if cores and share:
-        cores = min(cores, max(1, -(-int(share[1]) // int(share[2]))))
-    return cores

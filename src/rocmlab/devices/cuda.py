@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 def has_device_nodes(root: Path) -> bool:
-    """Tell whether the NVIDIA driver made device nodes (`/dev/nvidia0` …) on the host below `root`."""
+    """Return whether the NVIDIA driver made device nodes (`/dev/nvidia0` …) on the host below `root`."""
     return any(name.startswith("nvidia") and name[6:7].isdigit() for name in roots.list_names(root / "dev"))
 
 
 def has_driver(root: Path) -> bool:
-    """Tell whether NVML may answer: a node of the driver, or that of WSL2, which shares the GPU of Windows."""
+    """Return whether NVML may answer: a node of the driver, or that of WSL2, which shares the GPU of Windows."""
     return has_device_nodes(root) or any((root / "dev" / name).exists() for name in ("nvidiactl", "dxg"))
 
 

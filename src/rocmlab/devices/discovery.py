@@ -58,12 +58,12 @@ def _no_host(root: Path) -> list[Problem]:
     if not is_simulated(root) or os.path.isdir(f"{root}/sys"):
         return []
     if not os.path.exists(root):
-        why = "there is no such folder"
+        why = "the folder does not exist"
     else:
-        why = "it has no folder sys" if os.path.isdir(root) else "it is no folder"
+        why = "it has no folder sys" if os.path.isdir(root) else "it is not a folder"
     return [
         Problem(
-            f"{os.fsencode(root).decode('utf-8', 'replace')} is no simulated host",
+            f"{os.fsencode(root).decode('utf-8', 'replace')} is not a simulated host",
             why,
             "scripts/rocmlab simulate FOLDER writes one; without ROCMLAB_ROOT this machine is read",
         )

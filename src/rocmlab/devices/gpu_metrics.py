@@ -21,61 +21,51 @@ LINK_GENERATIONS = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0}  # GT/s
 
 # `name:form` in the order of the structure, after the header. A form is a count (none: one), a code of `struct`, and
 # what makes base units of it: `/N` divides, `MHz` gives hertz, nothing leaves a whole number. Names are those of
-# `Metrics`; what is not used is called `-`, residencies are in capitals. A name that comes twice is first the mean,
-# then the present value, which counts if it is there.
+# `Metrics`; what is not used is called `-`. A name that comes twice is first the mean, then the present value, which
+# counts if it is there; of several values (the clocks of dies) the first that is present counts.
 _TEMPERATURES = "edge_celsius:H/1 hotspot_celsius:H/1 memory_celsius:H/1 -:3H"
-_ACTIVITIES = "busy_percent:H/1 memory_busy_percent:H/1 media_busy_percent:H/1"
-_MEANS = "core_clock_hertz:HMHz soc_clock_hertz:HMHz memory_clock_hertz:HMHz"
+_ACTIVITIES = "busy_percent:H/1 memory_busy_percent:H/1 -:H"
+_MEANS = "core_clock_hertz:HMHz -:H memory_clock_hertz:HMHz"
 _CLOCKS = f"{_MEANS} -:4H {_MEANS} -:4H"
 _V1_1 = (
-    f"{_TEMPERATURES} {_ACTIVITIES} power_watts:H/1 energy_count:Q clock_seconds:Q/1000000000 {_CLOCKS} "
-    "-:I fan_rpm:H link_width:H link_speed:H -:H busy_count:I memory_busy_count:I -:4H"
+    f"{_TEMPERATURES} {_ACTIVITIES} power_watts:H/1 -:2Q {_CLOCKS} "
+    "-:I fan_rpm:H link_width:H link_speed:H -:H -:2I -:4H"
 )
-_V1_2 = f"{_V1_1} firmware_clock_seconds:Q/100000000"
+_V1_2 = f"{_V1_1} -:Q"
 _MI_HEAD = "hotspot_celsius:H/1 memory_celsius:H/1 -:H power_watts:H/1 busy_percent:H/1 memory_busy_percent:H/1"
-_ENERGY = "energy_count:Q clock_seconds:Q/1000000000"
-_RESIDENCIES = "cycles:I PROCHOT:I PPT:I SOCKET_THERMAL:I VR_THERMAL:I HBM_THERMAL:I"
-_LINKS = (
-    "link_width:H link_speed:H xgmi_link_width:H xgmi_link_speed_gbits:H/1 busy_count:I memory_busy_count:I "
-    "pcie_bandwidth_count:Q pcie_bandwidth_gigabytes:Q pcie_recoveries:Q pcie_replays:Q pcie_replay_rollovers:Q"
-)
-_NAKS = "pcie_naks_sent:I pcie_naks_received:I"
-_XGMI = "xgmi_read_kilobytes:8Q xgmi_write_kilobytes:8Q"
-_MI_CLOCKS = (
-    "firmware_clock_seconds:Q/100000000 core_clock_hertz:8HMHz soc_clock_hertz:4HMHz -:8H memory_clock_hertz:HMHz"
-)
-_V1_6_REST = f"{_ENERGY} {_RESIDENCIES} -:I {_LINKS} {_NAKS} {_XGMI}"
-_V1_7 = f"{_MI_HEAD} -:Q {_V1_6_REST} -:8H -:H {_MI_CLOCKS} partitions:H ..."
-_APU_HEAD = "edge_celsius:H/100 -:H -:8H -:2H busy_percent:H/100 media_busy_percent:H/100"
+_ENERGY = "energy_count:Q -:Q"
+_LINKS = "link_width:H link_speed:H -:2H -:2I -:3Q pcie_replays:Q -:Q"
+_NAKS, _XGMI = "-:2I", "-:16Q"
+_MI_CLOCKS = "-:Q core_clock_hertz:8HMHz -:12H memory_clock_hertz:HMHz"
+_V1_6_REST = f"{_ENERGY} -:7I {_LINKS} {_NAKS} {_XGMI}"
+_V1_7 = f"{_MI_HEAD} -:Q {_V1_6_REST} -:8H -:H {_MI_CLOCKS} -:H ..."
+_APU_HEAD = "edge_celsius:H/100 -:H -:8H -:2H busy_percent:H/100 -:H"
 _APU_REST = f"power_watts:H/1000 -:3H -:8H {_MEANS} -:3H {_MEANS} -:3H -:8H -:2H -:I -:H -:H"
-_V2_1 = f"{_APU_HEAD} clock_seconds:Q/1000000000 {_APU_REST} -:2H"
+_V2_1 = f"{_APU_HEAD} -:Q {_APU_REST} -:2H"
 _V2_2 = f"{_V2_1} throttle:Q"
 _V2_3 = f"{_V2_2} -:12H"
 
 # Blocks of each partition follow in those that end with "...": they are not read here, and their size is not fixed.
 LAYOUTS: Mapping[tuple[int, int], str] = {
     (1, 0): (
-        f"clock_seconds:Q/1000000000 {_TEMPERATURES} {_ACTIVITIES} power_watts:H/1 energy_count:I {_CLOCKS} "
-        "-:I fan_rpm:H link_width:B link_speed:B"
+        f"-:Q {_TEMPERATURES} {_ACTIVITIES} power_watts:H/1 -:I {_CLOCKS} -:I fan_rpm:H link_width:B link_speed:B"
     ),
     (1, 1): _V1_1,
     (1, 2): _V1_2,
     (1, 3): f"{_V1_2} -:H voltage_volts:H/1000 -:2H throttle:Q",
     (1, 4): f"{_MI_HEAD} -:4H {_ENERGY} -:2I {_LINKS} {_XGMI} {_MI_CLOCKS} -:H",
     (1, 5): f"{_MI_HEAD} -:4H -:32H {_ENERGY} -:2I {_LINKS} {_NAKS} {_XGMI} {_MI_CLOCKS} -:H",
-    (1, 6): f"{_MI_HEAD} {_V1_6_REST} {_MI_CLOCKS} partitions:H ...",
+    (1, 6): f"{_MI_HEAD} {_V1_6_REST} {_MI_CLOCKS} -:H ...",
     (1, 7): _V1_7,
     (1, 8): _V1_7,
-    (2, 0): f"clock_seconds:Q/1000000000 {_APU_HEAD} {_APU_REST}",
+    (2, 0): f"-:Q {_APU_HEAD} {_APU_REST}",
     (2, 1): _V2_1,
     (2, 2): _V2_2,
     (2, 3): _V2_3,
     (2, 4): f"{_V2_3} -:2H voltage_volts:H/1000 -:3H",
     (3, 0): (
-        "edge_celsius:H/100 -:H -:16H -:H busy_percent:H/1 -:H -:8H -:16H -:4H "
-        "clock_seconds:Q/1000000000 power_watts:I/1000 -:H -:4I -:16H -:3H "
-        "core_clock_hertz:HMHz soc_clock_hertz:HMHz -:4H memory_clock_hertz:HMHz -:H -:16H -:2H "
-        "PROCHOT:I SPL:I FPPT:I SPPT:I THERMAL_CORE:I THERMAL_GFX:I THERMAL_SOC:I -:I"
+        "edge_celsius:H/100 -:H -:16H -:H busy_percent:H/1 -:H -:8H -:16H -:4H -:Q power_watts:I/1000 "
+        "-:H -:4I -:16H -:3H core_clock_hertz:HMHz -:5H memory_clock_hertz:HMHz -:H -:16H -:2H -:8I"
     ),
 }
 
@@ -89,33 +79,11 @@ ATTRIBUTES = {
     4: "busy_percent:/1",
     5: "memory_busy_percent:/1",
     7: "energy_count",
-    8: "clock_seconds:/1000000000",
-    9: "cycles",
-    10: "PROCHOT",
-    11: "PPT",
-    12: "SOCKET_THERMAL",
-    13: "VR_THERMAL",
-    14: "HBM_THERMAL",
     16: "link_width",
     17: "link_speed",
-    18: "xgmi_link_width",
-    19: "xgmi_link_speed_gbits:/1",
-    20: "busy_count",
-    21: "memory_busy_count",
-    22: "pcie_bandwidth_count",
-    23: "pcie_bandwidth_gigabytes",
-    24: "pcie_recoveries",
     25: "pcie_replays",
-    26: "pcie_replay_rollovers",
-    27: "pcie_naks_sent",
-    28: "pcie_naks_received",
-    29: "xgmi_read_kilobytes",
-    30: "xgmi_write_kilobytes",
-    32: "firmware_clock_seconds:/100000000",
     33: "core_clock_hertz:MHz",
-    34: "soc_clock_hertz:MHz",
     37: "memory_clock_hertz:MHz",
-    38: "partitions",
 }
 ATTRIBUTE_TYPES = "BbHhIiQq"
 
@@ -161,46 +129,25 @@ THROTTLERS = {
 class Metrics(NamedTuple):
     """What one table says, in base units; None is absent in it or in its revision. Ranges are not checked.
 
-    The older `throttle_status` differs from chip to chip and is not decoded. Residencies are counters: a limit was
-    active between two readings if its counter grew; divided by the growth of `cycles` it is a share of the time.
+    The older `throttle_status` differs from chip to chip and is not decoded.
     """
 
     revision: tuple[int, int]  # format, content
-    clock_seconds: float | None = None  # of the driver, since the host booted, when the table was filled
-    firmware_clock_seconds: float | None = None  # of the firmware, in steps of 10 ns
     busy_percent: float | None = None
     memory_busy_percent: float | None = None
-    media_busy_percent: float | None = None  # video engines
     power_watts: float | None = None  # of the socket; on an APU with its CPU cores
-    energy_count: int | None = None  # accumulator as it is; its unit is documented from revision 1.4 on
-    energy_joules: float | None = None  # accumulator of revision 1.4 and later
+    energy_joules: float | None = None  # accumulator of revision 1.4 and later; older ones have no documented unit
     edge_celsius: float | None = None  # the graphics part of an APU
     hotspot_celsius: float | None = None
     memory_celsius: float | None = None
-    core_clock_hertz: int | None = None  # of the first die that tells; the mean where the table has no other
-    soc_clock_hertz: int | None = None
+    core_clock_hertz: int | None = None  # of the first die that reports it; the mean where the table has no other
     memory_clock_hertz: int | None = None
     voltage_volts: float | None = None
     fan_rpm: int | None = None
     link_width: int | None = None
     link_speed_gts: float | None = None
-    xgmi_link_width: int | None = None
-    xgmi_link_speed_gbits: float | None = None  # gigabits per second per lane
     pcie_replays: int | None = None
-    pcie_replay_rollovers: int | None = None
-    pcie_recoveries: int | None = None  # changes from state L0 to recovery
-    pcie_naks_sent: int | None = None
-    pcie_naks_received: int | None = None
-    pcie_bandwidth_count: int | None = None  # accumulator; the kernel calls the unit GB/s
-    pcie_bandwidth_gigabytes: int | None = None  # per second, at this instant
-    xgmi_read_kilobytes: tuple[int, ...] | None = None  # by link, since the driver was loaded
-    xgmi_write_kilobytes: tuple[int, ...] | None = None
-    busy_count: int | None = None  # sum of `busy_percent` over the firmware's cycles
-    memory_busy_count: int | None = None
-    throttle_reasons: tuple[str, ...] | None = None  # empty: it does not throttle; None: one reading does not tell
-    residencies: dict[str, int] | None = None  # cycles in which a limit was active, by limit
-    cycles: int | None = None  # of the firmware, which the residencies are shares of
-    partitions: int | None = None
+    throttle_reasons: tuple[str, ...] | None = None  # empty: it does not throttle; None: the table does not tell
 
 
 def parse(data: bytes) -> Metrics | None:
@@ -227,7 +174,7 @@ def parse(data: bytes) -> Metrics | None:
 
 
 class Column(NamedTuple):
-    """One number of a table, for whoever asks often and wants no other."""
+    """One number of a table, for readers that need no other."""
 
     form: struct.Struct
     offset: int
@@ -262,16 +209,13 @@ def provided(revision: tuple[int, int]) -> frozenset[str] | None:
     """Return which fields of Metrics tables of a revision can tell; None if that is not fixed."""
     if revision not in LAYOUTS:
         return None
-    names = {name for name, *_ in (*_layout(revision).fields, *_layout(revision).arrays)}
-    more = {"throttle": "throttle_reasons", "link_speed": "link_speed_gts"}
-    has_energy = revision >= (1, 4) and "energy_count" in names
-    return frozenset({more.get(name, name) for name in names} | ({"energy_joules"} if has_energy else set()))
+    others = {"throttle": "throttle_reasons", "link_speed": "link_speed_gts", "energy_count": "energy_joules"}
+    return frozenset(others.get(name, name) for name, *_ in _layout(revision).fields)
 
 
 class _Layout(NamedTuple):
     form: struct.Struct  # of the whole; what is not used is padding
-    fields: tuple[tuple[str, int, int, int, int], ...]  # name, place among the numbers, absent value, divisor, factor
-    arrays: tuple[tuple[str, int, int, int, int], ...]  # name, first and last place, absent value, factor
+    fields: tuple[tuple[str, int, int, int, int, int], ...]  # name, its places (from, to), absent, divisor, factor
     is_open: bool  # other fields may follow
     columns: Mapping[str, Column]  # those that can be read alone
 
@@ -279,12 +223,10 @@ class _Layout(NamedTuple):
         """Return what is present, by name, in base units."""
         numbers = self.form.unpack_from(data)
         known: dict[str, Any] = {}
-        for name, place, absent, divisor, factor in self.fields:
-            number = numbers[place]
-            if number != absent:
+        for name, first, last, absent, divisor, factor in self.fields:
+            number = next((each for each in numbers[first:last] if each != absent), None)
+            if number is not None:
                 known[name] = number / divisor if divisor else number * factor
-        for name, first, last, absent, factor in self.arrays:
-            known.update(_several(name, numbers[first:last], absent, factor))
         return known
 
 
@@ -292,8 +234,7 @@ class _Layout(NamedTuple):
 def _layout(revision: tuple[int, int]) -> _Layout:
     """Compute where C puts each field: aligned to its own size, the whole to the largest of them."""
     form, offset, alignment, place = f"<{HEADER.size}x", HEADER.size, 1, 0
-    fields: list[tuple[str, int, int, int, int]] = []
-    arrays: list[tuple[str, int, int, int, int]] = []
+    fields: list[tuple[str, int, int, int, int, int]] = []
     alone: dict[str, list[Column]] = {}
     for name, times, code, unit in re.findall(r"(\S+):(\d*)([BHIQ])(\S*)", LAYOUTS[revision]):
         width, count = struct.calcsize(f"<{code}"), int(times or 1)
@@ -305,35 +246,25 @@ def _layout(revision: tuple[int, int]) -> _Layout:
             continue
         form += f"{padding}x{count}{code}"
         absent, (divisor, factor) = (1 << 8 * width) - 1, _scale(unit)
+        fields.append((name, place, place + count, absent, divisor, factor))
         if count == 1:
-            fields.append((name, place, absent, divisor, factor))
             column = Column(struct.Struct(f"<{code}"), offset - width, absent, divisor, factor)
             alone.setdefault(name, []).append(column)
-        else:
-            arrays.append((name, place, place + count, absent, factor))
         place += count
     is_open = LAYOUTS[revision].endswith("...")
     whole = struct.Struct(form if is_open else f"{form}{-offset % alignment}x")
     single = {name: found[0] for name, found in alone.items() if len(found) == 1 and _is_plain(revision, name)}
-    return _Layout(whole, tuple(fields), tuple(arrays), is_open, single)
+    return _Layout(whole, tuple(fields), is_open, single)
 
 
 def _is_plain(revision: tuple[int, int], name: str) -> bool:
-    """Tell whether `_finished` leaves a field as it is."""
+    """Return whether `_finished` leaves a field as it is."""
     return name != "link_speed" and not (revision[0] == 2 and name == "power_watts") and revision != (3, 0)
 
 
 def _scale(unit: str) -> tuple[int, int]:
     """Return the divisor (0: none) and the factor that a unit of the layouts stands for."""
     return (int(unit[1:]), 1) if unit.startswith("/") else (0, 1_000_000 if unit == "MHz" else 1)
-
-
-def _several(name: str, numbers: tuple[int, ...], absent: int, factor: int) -> dict[str, Any]:
-    """Return the present ones of an array; of clocks the first, as the dies of a GPU share it."""
-    present = tuple(number * factor for number in numbers if number != absent)
-    if not present:
-        return {}
-    return {name: present[0] if name.endswith("_hertz") else present}
 
 
 def _self_described(data: bytes) -> dict[str, Any]:
@@ -361,8 +292,6 @@ def _attribute(description: str, form: struct.Struct, numbers: tuple[int, ...]) 
     name, _, unit = description.partition(":")
     divisor, factor = _scale(unit)
     absent = -1 if form.format[-1].islower() else (1 << 8 * (form.size // len(numbers))) - 1
-    if name.endswith("_kilobytes"):
-        return _several(name, numbers, absent, factor)
     present = [number for number in numbers if number != absent]
     if not present:
         return {}
@@ -377,12 +306,12 @@ def _finished(revision: tuple[int, int], known: dict[str, Any]) -> Metrics:
     bits = known.pop("throttle", None)
     if bits is not None:
         known["throttle_reasons"] = throttle_words(bits)
-    residencies = {name: known.pop(name) for name in list(known) if name.isupper()}
-    if revision >= (1, 4) and "energy_count" in known:
-        known["energy_joules"] = known["energy_count"] * JOULES_PER_COUNT
+    count = known.pop("energy_count", None)
+    if count is not None:
+        known["energy_joules"] = count * JOULES_PER_COUNT
     if revision[0] == 2 and known.get("power_watts", 1) < 1:
         # Some firmware gives watts here, and no socket needs less than one: it cannot be told which.
         del known["power_watts"]
     if revision == (3, 0) and known.get("busy_percent", 0) > 100:
         known["busy_percent"] /= 100  # older firmware gives hundredths, as 2.x does
-    return Metrics(revision, residencies=residencies or None, **known)
+    return Metrics(revision, **known)

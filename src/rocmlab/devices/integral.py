@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-GAP_SECONDS = 90.0  # between two readings; over a longer one nothing is claimed, for nobody looked
+GAP_SECONDS = 90.0  # between two readings; over a longer one nothing is added, because nothing was read
 
 
 class Integral:
@@ -24,7 +24,7 @@ class Integral:
 
         Args:
             now: seconds of any one clock.
-            value: None is unknown, and the next one goes on from the last that was known.
+            value: None is unknown, and the next one continues from the last that was known.
         """
         if value is None:
             return None

@@ -17,7 +17,7 @@ SHORT_BYTES = 256  # usual limit of a reading; most files hold a number
 PAGE_BYTES = 4096  # most that the kernel puts into one file of sysfs
 MEMORY = 256  # contents whose meaning is remembered: temperatures and clocks come again
 CLOSED = -1
-MOST_FAILURES = 3  # in a row, after which a file rests
+MAX_FAILURES = 3  # in a row, after which a file rests
 REST_SECONDS = 10.0  # before it is tried again: some never answer, as on cards without a fan
 
 
@@ -64,14 +64,14 @@ class KeptFile:
         """Return what `fetch` does, after a reading that failed; a file that always fails is left alone for a while."""
         if self.handle >= 0:
             self._failures = 0  # the last one had opened it
-        elif self._failures >= MOST_FAILURES and time.monotonic() < self._rests_until:
+        elif self._failures >= MAX_FAILURES and time.monotonic() < self._rests_until:
             return None
         content = self.fetch()
         if content is not None:
             self._failures = 0
             return content
         self._failures += 1
-        if self._failures >= MOST_FAILURES:
+        if self._failures >= MAX_FAILURES:
             self._rests_until = time.monotonic() + REST_SECONDS
         return None
 

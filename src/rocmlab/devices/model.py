@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,6 +111,15 @@ def device_id(device: Device) -> str:
         return "cpu"
     address = device.pci_address or device.unique_id or f"{device.backend}-{device.index}"
     return address if device.partition is None else f"{address}/{device.partition}"
+
+
+def product_names(devices: Sequence[Device]) -> str:
+    """Return products, each once: `2 x Radeon RX 7900 XTX`."""
+    counts: dict[str, int] = {}
+    for device in devices:
+        counts[device.name] = counts.get(device.name, 0) + 1
+    text = ", ".join(f"{count} x {name}" if count > 1 else name for name, count in counts.items())
+    return text + (" (SIMULATED)" if any(device.simulated for device in devices) else "")
 
 
 class Backend(Protocol):

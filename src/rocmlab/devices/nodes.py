@@ -77,8 +77,8 @@ def _error(path: Path, found: os.stat_result, root: Path) -> str | None:
     A node that may be opened is not opened, because that wakes a sleeping GPU. One that may not is, to learn whether
     its mode refuses (EACCES) or a container's device rules do (EPERM): that fails before the driver hears of it.
 
-    On a simulated host nothing is opened, because a stand-in may have the number of a real node. There mode and group
-    decide, and neither root's rights nor the owner's do, so that a fault shows to whoever looks.
+    On a simulated host nothing is opened, because a simulated node may have the number of a real one. There mode and
+    group decide, and neither root's rights nor the owner's do, so that every user sees a fault.
     """
     if roots.is_simulated(root):
         is_member = os.geteuid() == 0 or found.st_gid in {os.getegid(), *os.getgroups()}

@@ -17,7 +17,7 @@ CORES_OF_A_MULTIPROCESSOR = {  # CUDA programming guide, throughput of 32-bit fl
     (8, 0): 64, (8, 6): 128, (8, 7): 128, (8, 9): 128, (9, 0): 128, (10, 0): 128, (10, 3): 128, (12, 0): 128,
 }  # fmt: skip
 UNKNOWN_BYTES = 2**64 - 1  # of a process, where the driver does not tell, as in WSL2
-MOST_PROCESSES = 512
+MAX_PROCESSES = 512
 TEMPERATURE_GPU = 0
 THRESHOLD_SLOWDOWN = 1
 CLOCK_GRAPHICS, CLOCK_MEMORY = 0, 2
@@ -118,7 +118,7 @@ class Nvml:
         self._library = library
 
     def succeeds(self, call: str, *arguments: Argument) -> bool:
-        """Call a function and tell whether it is there and succeeded."""
+        """Call a function and return whether it is there and succeeded."""
         function = getattr(self._library, call, None)
         return function is not None and function(*arguments) == SUCCESS
 
@@ -163,7 +163,7 @@ class Nvml:
         }
 
     def multiprocessors(self, handle: ctypes.c_void_p) -> int | None:
-        """Return the number of multiprocessors: NVML counts cores, of which each generation has so many in one."""
+        """Return the number of multiprocessors: NVML counts cores, which each has a fixed number of."""
         cores = self.number("nvmlDeviceGetNumGpuCores", handle)
         major, minor = ctypes.c_int(), ctypes.c_int()
         if not cores or not self.succeeds(
@@ -208,9 +208,9 @@ class Nvml:
 
     def processes(self, handle: ctypes.c_void_p, kind: str = "Compute") -> list[tuple[int, int | None]]:
         """Return process ids and bytes in use of the Compute, Graphics or MPSCompute processes of a GPU."""
-        found = (_Process * MOST_PROCESSES)()
+        found = (_Process * MAX_PROCESSES)()
         for version in ("_v3", "_v2"):
-            count = ctypes.c_uint(MOST_PROCESSES)
+            count = ctypes.c_uint(MAX_PROCESSES)
             if self.succeeds(f"nvmlDeviceGet{kind}RunningProcesses{version}", handle, ctypes.byref(count), found):
                 return [
                     (each.pid, None if each.used_bytes == UNKNOWN_BYTES else each.used_bytes)
@@ -223,10 +223,10 @@ class Nvml:
 
         Args:
             handle: of the GPU.
-            since_microseconds: Unix time; what was sampled before it is left out.
+            since_microseconds: Unix time; older samples are omitted.
         """
-        found = (_ProcessLoad * MOST_PROCESSES)()
-        count = ctypes.c_uint(MOST_PROCESSES)
+        found = (_ProcessLoad * MAX_PROCESSES)()
+        count = ctypes.c_uint(MAX_PROCESSES)
         since = ctypes.c_ulonglong(since_microseconds)
         if not self.succeeds("nvmlDeviceGetProcessUtilization", handle, found, ctypes.byref(count), since):
             return {}

@@ -13,7 +13,7 @@ from pathlib import Path
 from rocmlab.devices import roots
 
 KFD_PROCESSES = "sys/class/kfd/kfd/proc"
-LEAST_BYTES = 64 * 2**20  # of KFD: HIP_VISIBLE_DEVICES leaves a process a little memory on the GPUs it does not use
+MIN_BYTES = 64 * 2**20  # of KFD: HIP_VISIBLE_DEVICES leaves a process a little memory on the GPUs it does not use
 INITIAL_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel's proc_ns.h, the same on every machine
 SIMULATED_MARK = "rocmlab-simulated.json"
 
@@ -27,10 +27,10 @@ def own_namespace() -> int | None:
 
 
 def is_isolated(root: Path) -> bool:
-    """Tell whether the driver's process ids mean nothing in the `/proc` that can be seen from here.
+    """Return whether the driver's process ids mean nothing in the `/proc` that can be seen from here.
 
-    A simulated host says in its mark by which namespace its list counts: that of whoever listed real processes. Where
-    it says nothing, the listed processes are its own.
+    The mark of a simulated host names the namespace of its list of processes: that of the process that listed real
+    ones. Where it names none, the listed processes are simulated.
     """
     if not sys.platform.startswith("linux"):
         return False

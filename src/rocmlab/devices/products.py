@@ -1,6 +1,6 @@
 """What AMD's GPUs are called and which software supports them, from two tables that name their source and date.
 
-`products.csv` has names by PCI device and revision, `gfx.csv` has ISA targets; both lie beside this module.
+`products.csv` has names by PCI device and revision, `gfx.csv` has ISA targets; both are next to this module.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What devices report, for whoever asks every second or two: what is read stays open.
+"""What devices report, read every second or two: files stay open.
 
 A full Reader gives the Samples of `rocmlab.devices.sample`, and adds the CPU's load, which takes two readings. Others
 give busy share, VRAM and power by the same rules; the other fields are None.
@@ -6,6 +6,7 @@ give busy share, VRAM and power by the same rules; the other fields are None.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from contextlib import ExitStack
@@ -37,7 +38,7 @@ class Reader(Protocol):
         """Return what it reports now; a sleeping device is not woken."""
 
     def close(self) -> None:
-        """Give back what is kept open."""
+        """Close what is kept open."""
 
 
 class Readers:
@@ -130,9 +131,10 @@ class _Processor:
 
     def read(self) -> Sample:
         now = time.time()
+        for file in self._files:
+            if self._is_simulated and file.handle >= 0 and not os.fstat(file.handle).st_nlink:
+                file.close()  # another process has replaced that host
         memory, times = (roots.to_text(file.fetch(is_announced=True)) or "" for file in self._files)
-        if self._is_simulated:
-            self.close()  # somebody may replace that host
         used, total = cpu.memory_in_use(memory)
         return Sample(now, busy_percent=self._busy(times), gtt_used_bytes=used, gtt_total_bytes=total)
 

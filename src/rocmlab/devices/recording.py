@@ -1,7 +1,7 @@
 """Samples of devices in a file while something runs, and what they say in a few numbers.
 
 The file has a JSON object a line: a head, a line for each Sample with only what is known, and an end. docs/record.md
-explains it. Whoever reads it bears with a torn last line, and with a file that has no end yet.
+explains it. A reader accepts a truncated last line, and a file that has no end yet.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ LINE_BYTES = 65536  # most that a line may have
 class Recorder:
     """Writes one file. Each line is in the file when its method returns.
 
-    After the end, or when the disk has not taken a line, the file is closed, and what comes later is left out. Any
+    After the end, or when the disk has not taken a line, the file is closed, and what comes later is dropped. Any
     thread may write.
     """
 
     def __init__(self, path: Path, devices: Sequence[Device], command: Sequence[str] | None = None) -> None:
-        """Begin a file, or begin it anew.
+        """Begin a file, or replace it.
 
         Raises:
             OSError: it cannot be written.
@@ -80,7 +80,7 @@ class Recorder:
 
         Args:
             exit_code: of what ran; None where there is none.
-            energy_joules: by device, where somebody knows better than the area below the power.
+            energy_joules: by device, where it is known better than from the area below the power.
 
         Raises:
             OSError: the disk does not take it.
@@ -119,7 +119,7 @@ class Recording:
     """What a file says."""
 
     started: float  # Unix time
-    ended: float | None  # None: it goes on, or its writer was killed
+    ended: float | None  # None: it is still written, or its writer was killed
     simulated: bool
     command: tuple[str, ...] | None
     exit_code: int | None
@@ -129,10 +129,10 @@ class Recording:
 
 
 def read(path: Path) -> Recording:
-    """Return what a file says; lines that are torn or mean nothing are left out.
+    """Return what a file says; truncated and unknown lines are skipped.
 
     Raises:
-        RocmlabError: it is no such file, or of a version to come.
+        RocmlabError: it is not such a file, or of a newer version.
         OSError: it cannot be read.
     """
     with path.open("rb") as file:

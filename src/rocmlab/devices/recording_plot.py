@@ -1,4 +1,4 @@
-"""A recording as a small picture: busy share, memory and power over time, a line for each device.
+"""A recording as a small plot: busy share, memory and power over time, a line for each device.
 
 It is SVG made here and not by a plotting library, so that `rocmlab record` needs none, and a report of a hundred jobs
 takes no minute.
@@ -43,7 +43,7 @@ def draw(recording: Recording, title: str) -> str | None:
 
     Args:
         recording: what is drawn.
-        title: what the picture shows, for those who cannot see it.
+        title: what the plot shows, for those who cannot see it.
     """
     times = [float(one["time_seconds"]) for samples in recording.samples.values() for one in samples]
     if not times or max(times) <= min(times):

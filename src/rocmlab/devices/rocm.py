@@ -16,13 +16,11 @@ from rocmlab.base.errors import Problem
 from rocmlab.devices import cards, nodes, products, roots, topology
 from rocmlab.devices.cards import Card, Cards
 from rocmlab.devices.model import Device, Sample
-from rocmlab.devices.topology import KfdNode, kfd_gpus
+from rocmlab.devices.topology import KfdNode
 
 TYPE_CHECKING = False  # `typing` itself would cost milliseconds at each start
 if TYPE_CHECKING:
     from typing import Any
-
-__all__ = ["KfdNode", "Rocm", "kfd_gpus"]
 
 COMPUTE_MODES = "SPX|DPX|TPX|QPX|CPX"
 PARTITIONED = ("gfx942", "gfx950")  # GPUs that can be split, also where no mode can be read
@@ -92,7 +90,7 @@ def _join(gpus: tuple[KfdNode, ...], described: Cards) -> tuple[list[Joined], li
         render = described.by_render.get(node.render_minor or -1)
         card = described.by_address.get(node.pci_address or "")
         if card is None:
-            card = _whole_card(node, described) or (render if render and not _is_foreign(render) else None)
+            card = _whole_card(node, described) or (render if render and not _is_of_another_vendor(render) else None)
         problems += _damage(node, render)
         pairs.append((node, card, render))
     addresses = [card.address if card and card.address else node.pci_address for node, card, _ in pairs]
@@ -117,7 +115,7 @@ def _whole_card(node: KfdNode, described: Cards) -> Card | None:
     return whole if whole and whole.text("current_compute_partition", COMPUTE_MODES) else None
 
 
-def _is_foreign(render: Card) -> bool:
+def _is_of_another_vendor(render: Card) -> bool:
     return render.address is not None and not render.is_amd
 
 
@@ -327,7 +325,7 @@ def _memory(gpu: Joined, *, is_apu: bool | None) -> dict[str, Any]:
 
 
 def _is_apu(gpu: Joined, gfx: str | None, device: int | None) -> bool | None:
-    """Tell whether a GPU shares the host's memory.
+    """Return whether a GPU shares the host's memory.
 
     A node with CPU cores is an APU (older kernels). Newer ones give the GPU of an APU a node of its own; then the ISA
     target tells where it exists only in processors, and elsewhere a frame buffer larger than the VRAM does,

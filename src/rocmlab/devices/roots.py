@@ -29,7 +29,7 @@ def system_root() -> Path:
 
 
 def is_simulated(root: Path) -> bool:
-    """Tell whether `root` is a simulated host and not this machine."""
+    """Return whether `root` is a simulated host and not this machine."""
     return os.path.realpath(root) != "/"
 
 
@@ -51,7 +51,7 @@ def open_file(name: str) -> int:
     """Open an ordinary file to read; never wait for it, as for a FIFO.
 
     Raises:
-        OSError: it is no ordinary file, or cannot be opened.
+        OSError: it is not an ordinary file, or cannot be opened.
     """
     if not stat.S_ISREG(os.stat(name).st_mode):
         raise OSError(errno.EINVAL, "no ordinary file", name)
@@ -103,7 +103,7 @@ def list_names(path: Path | str) -> list[str]:
 
 
 def link_name(path: Path | str) -> str | None:
-    """Return the last part of what a symbolic link points to (`0000:03:00.0`), or None if it is no link."""
+    """Return the last part of what a symbolic link points to (`0000:03:00.0`), or None if it is not a link."""
     try:
         return os.path.basename(os.readlink(path)) or None
     except (OSError, ValueError):
@@ -128,7 +128,7 @@ def announce(name: str) -> None:
 
 
 def must_announce(root: str) -> bool:
-    """Tell whether reads below a root must be announced one by one: a watchdog listens, or that host has faults."""
+    """Return whether reads below a root must be announced one by one: a watchdog listens, or that host has faults."""
     return on_read is not None or (os.access(f"{root}/{FAULTS_FILE}", os.F_OK) and bool(_faults(root)))
 
 

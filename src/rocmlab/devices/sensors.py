@@ -202,7 +202,7 @@ def link_speed(text: str) -> float | None:
 def errors(texts: Mapping[str, str]) -> tuple[dict[str, int] | None, dict[str, int] | None]:
     """Return corrected and uncorrected errors by block, from the lines `ue: 0` and `ce: 0` of each `*_err_count`.
 
-    Blocks that give other text ("Query currently inaccessible") are left out; None where no block is left.
+    Blocks that give other text ("Query currently inaccessible") are omitted; None where no block is left.
     """
     counts = {block: {kind: int(count) for kind, count in ERROR_LINE.findall(text)} for block, text in texts.items()}
     corrected = {block: found["ce"] for block, found in counts.items() if "ce" in found}
@@ -221,7 +221,7 @@ def fan_percent(signal: int | None, speed: int | None, fastest: int | None) -> f
 
 
 def level(text: str) -> str | None:
-    """Return the word for the performance level; None where it is no word."""
+    """Return the word for the performance level; None where it is not a word."""
     return text if re.fullmatch(r"[a-z_]{1,32}", text) else None
 
 

@@ -101,7 +101,7 @@ class Topology:
 
 
 def read(root: Path) -> Topology:
-    """Return the topology of the host below `root`; nodes without SIMDs are CPUs and left out."""
+    """Return the topology of the host below `root`; nodes without SIMDs are CPUs and omitted."""
     folder = f"{root}/{TOPOLOGY}"
     gpus, unreadable = [], []
     for number in sorted({int(name) for name in roots.list_names(folder) if NODE_NAME.fullmatch(name)}):
@@ -113,12 +113,7 @@ def read(root: Path) -> Topology:
     return Topology(tuple(gpus), tuple(unreadable))
 
 
-def kfd_gpus(root: Path) -> list[KfdNode]:
-    """Return the GPU nodes of the topology in numeric order, which is the order of HIP indices."""
-    return list(read(root).gpus)
-
-
 def parse_properties(text: str | None) -> dict[str, int]:
-    """Return the `key value` lines of a `properties` file; damaged lines are left out."""
+    """Return the `key value` lines of a `properties` file; damaged lines are skipped."""
     found = ((key, int(value)) for key, value in PROPERTY.findall(text or ""))
     return {key: value for key, value in found if abs(value) < roots.INTEGER_LIMIT}

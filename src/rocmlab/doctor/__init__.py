@@ -1,4 +1,4 @@
-"""What is wrong with this machine or its lab, why, and what mends it: found by looking, never by changing anything."""
+"""What is wrong with this machine or its lab, why, and how to fix it; checks only read and never change anything."""
 
 from rocmlab.doctor.examine import Report, Wanted, blocking, on_container, on_host, refuse
 from rocmlab.doctor.model import Check, Finding, exit_code

@@ -38,13 +38,13 @@ class Port:
 
     number: int
     what: str  # what it is for
-    listens: bool  # somebody does
+    listens: bool  # a program does
     is_free: bool  # a server could
 
 
 @dataclass(frozen=True)
 class Token:
-    """Where the cluster's token lies, as this side sees it."""
+    """Where the cluster's token is located, as this side sees it."""
 
     place: str
     length: int  # characters; 0: there is none
@@ -87,7 +87,7 @@ def settings(s: Situation) -> Callable[[str], str]:
 
 
 def is_asked(s: Situation) -> bool:
-    """Tell whether this machine is to be a node of a cluster; costs nothing."""
+    """Return whether this machine is to be a node of a cluster; costs nothing."""
     return settings(s)("CLUSTER") not in OFF
 
 
@@ -117,7 +117,7 @@ def look(s: Situation) -> Membership:
     has_address, address = _own(get("CLUSTER_ADDRESS"), "" if role == HEAD else table.split(wanted)[0])
     head = wanted if role == WORKER else f"{address}:{port}"
     network = get("CLUSTER_NETWORK") or "host"
-    left = record.read(ray_node.usual_folder(port) / "node.json")  # natively the node needs no lab beside it
+    left = record.read(ray_node.usual_folder(port) / "node.json")  # natively the node does not need a lab
     is_up = s.side == CONTAINER or bool(s.running or (left and left.is_alive))
     is_up = is_up or bool(s.project and s.project.lab.is_running())
     member = Membership(role, head, address, network, _token(s, get("CLUSTER_TOKEN")), is_up=is_up)

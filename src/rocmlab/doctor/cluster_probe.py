@@ -167,7 +167,7 @@ def _problem(is_alive: bool, has_answer: bool, problem: Any) -> Row | None:  # n
         return None
     if problem is not None:
         return {"what": problem.what, "why": problem.why, "fix": problem.fix}
-    return {"what": "it was not asked", "why": "it joined a moment ago", "fix": "make doctor      # once more"}
+    return {"what": "it was not queried", "why": "it joined a moment ago", "fix": "make doctor      # again"}
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ class Report:
 
     @property
     def simulated(self) -> bool:
-        """Tell whether the host, or the lab, is simulated."""
+        """Return whether the host, or the lab, is simulated."""
         return self.situation.simulated or bool(self.lab and self.lab.get("simulated"))
 
 

@@ -34,8 +34,8 @@ class Verdict:
     status: str  # ok, warns, blocks, not applicable, unknown
     evidence: tuple[str, ...] = ()  # what was read, verbatim
     problem: Problem | None = None  # where it warns or blocks
-    reason: str = ""  # where it is not applicable or unknown; a remark where it is ok
-    about: str | None = None  # the side where it must be mended, where that is the other one
+    reason: str = ""  # where it is not applicable or unknown; a note where it is ok
+    about: str | None = None  # the side where it must be fixed, if that is the other one
     repair: Repair | None = None
 
 
@@ -44,9 +44,9 @@ def ok(*evidence: str) -> Verdict:
     return Verdict(OK, evidence)
 
 
-def note(remark: str, *evidence: str) -> Verdict:
+def note(text: str, *evidence: str) -> Verdict:
     """Nothing is wrong, and there is something to know."""
-    return Verdict(OK, evidence, reason=remark)
+    return Verdict(OK, evidence, reason=text)
 
 
 def blocks(what: str, why: str, fix: str, *evidence: str, about: str | None = None) -> Verdict:
@@ -130,7 +130,7 @@ class Check:
     sides: tuple[str, ...]
     looks_at: str  # what it reads
     why: str  # what goes wrong where it fires
-    fix: str  # the mend in short; the finding has the exact lines
+    fix: str  # the fix in short; the finding has the exact lines
     probe: Probe
     is_quick: bool = False  # part of what `make up` asks first
     is_framework: bool = False  # starts a framework, which takes seconds

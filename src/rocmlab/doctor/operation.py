@@ -119,7 +119,7 @@ class Outcome:
 
     @property
     def is_right(self) -> bool:
-        """Tell whether the numbers are those of arithmetic."""
+        """Return whether the numbers are those of arithmetic."""
         return self.kind == "right"
 
 

@@ -1,4 +1,4 @@
-"""Whether a TCP port can be reached, and if not, who says so: nothing listens there, or a firewall drops it."""
+"""Whether a TCP port can be reached, and if not, why: nothing listens there, or a firewall drops the packets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Reach:
 
     @property
     def is_open(self) -> bool:
-        """Tell whether somebody listens there who can be reached."""
+        """Return whether a program listens there and can be reached."""
         return self.status == OPEN
 
     def sentence(self, host: str, port: int) -> str:
@@ -36,12 +36,12 @@ class Reach:
 
 
 def tcp(host: str, port: int, limit_seconds: float) -> Reach:
-    """Connect, and tell what came of it.
+    """Connect, and return the result.
 
     Args:
         host: a name or an address.
         port: 1 to 65535.
-        limit_seconds: after which nobody is there; looking up a name is not counted in.
+        limit_seconds: after which the attempt fails; looking up a name is not included.
     """
     try:
         with socket.create_connection((host, port), limit_seconds):
@@ -59,7 +59,7 @@ def tcp(host: str, port: int, limit_seconds: float) -> Reach:
 
 
 def is_free(address: str, port: int) -> bool:
-    """Tell whether a server could listen on this port of an address of this machine."""
+    """Return whether a server could listen on this port of an address of this machine."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

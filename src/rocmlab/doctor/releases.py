@@ -1,7 +1,7 @@
-"""When kernels, drivers and ROCm were released, which is how AMD says what fits what.
+"""When kernels, drivers and ROCm were released, by which AMD defines which versions fit together.
 
 Source: AMD's user and kernel-space support matrix (since ROCm 6.4 a driver fits releases of up to one year before or
-after it). The months stand in `releases.csv` beside this module, with their sources. A version in a gap of the table is
+after it). The months are in `releases.csv` next to this module, with their sources. A version in a gap of the table is
 None; one above its end came out at the month of the last one or later.
 """
 

@@ -12,15 +12,15 @@ from rocmlab.doctor.situation import CONTAINER_RUNTIMES
 
 COLOURS = {BLOCKS: "31;1", WARNS: "33;1", OK: "32", "dim": "2", "bold": "1"}
 HEADINGS = ((BLOCKS, "What stops the lab"), (WARNS, "Warnings"))
-NARROWEST = 40
-MOST_EVIDENCE = 12  # lines shown of one finding; JSON has all
+MIN_WIDTH = 40
+MAX_EVIDENCE_LINES = 12  # lines shown of one finding; JSON has all
 
 
 class Screen:
     """Lines of a report for a terminal of some width, in colour or not."""
 
     def __init__(self, width: int = 100, *, colour: bool = False) -> None:
-        self.width = max(NARROWEST, width)
+        self.width = max(MIN_WIDTH, width)
         self.colour = colour
 
     def paint(self, text: str, how: str) -> str:
@@ -47,7 +47,7 @@ class Screen:
                 said = f"Note: {finding.check} ({_where(finding.side)}): {finding.reason}"
                 lines += ["", *self._wrapped(said, "", "  ")]
         lines += ["", *self._fine(found)]
-        return [*lines, *self._remarks(report)]
+        return [*lines, *self._notes(report)]
 
     def _title(self, report: Report) -> str:
         sides = "the inside of the lab" if report.situation.side == CONTAINER else "this host"
@@ -63,11 +63,11 @@ class Screen:
         mark = self.paint("✗" if finding.status == BLOCKS else "!", finding.status)
         where = _where(finding.side)
         if finding.about and finding.about != finding.side:
-            where += f"; mend it {_where(finding.about)}"
+            where += f"; fix it {_where(finding.about)}"
         lines = self._wrapped(problem.what, f"  {mark} ", "    ", extra=len(mark) - 1)
         said = self._wrapped(f"{finding.check} · {where}", "    ", "    ")
         lines += [self.paint(line, "dim") for line in said]
-        shown = finding.evidence[:MOST_EVIDENCE]
+        shown = finding.evidence[:MAX_EVIDENCE_LINES]
         more = len(finding.evidence) - len(shown)
         read = [*shown, *([f"… and {more} more (--json)"] if more else [])]
         for number, line in enumerate(read):
@@ -97,11 +97,11 @@ class Screen:
                 lines += self._wrapped(f"fine {_where(side)}: {', '.join(fine)}", f"{mark} ", "  ", extra=len(mark) - 1)
         skipped = sum(finding.status == NOT_APPLICABLE for finding in found)
         if skipped:
-            said = self._wrapped(f"{skipped} more do not apply (--json says why)", "  ", "  ")
+            said = self._wrapped(f"{skipped} more do not apply (--json shows why)", "  ", "  ")
             lines += [self.paint(line, "dim") for line in said]
         return lines
 
-    def _remarks(self, report: Report) -> list[str]:
+    def _notes(self, report: Report) -> list[str]:
         lines: list[str] = []
         if report.situation.side == HOST and report.lab is None:
             asked = next((one for one in report.findings if one.check == "lab.answers"), None)
@@ -112,11 +112,11 @@ class Screen:
                 *self._wrapped("Only the lab was looked at; `make doctor` on the host compares both.", "", ""),
             ]
         if any(finding.repair for finding in report.findings):
-            lines += ["", *self._wrapped("scripts/rocmlab doctor --fix offers to mend what is safe to mend.", "", "")]
+            lines += ["", *self._wrapped("scripts/rocmlab doctor --fix offers the repairs that are safe.", "", "")]
         if report.simulated and any(finding.problem for finding in report.findings):
             said = (
                 "SIMULATED: a fix with sudo is for a real host like this one and would change this machine; a "
-                "simulated one is mended by writing it anew with scripts/rocmlab simulate."
+                "simulated one is fixed by writing it again with scripts/rocmlab simulate."
             )
             lines += ["", *self._wrapped(said, "", "")]
         return lines

@@ -55,14 +55,14 @@ def probe(root: Path, limit_seconds: float) -> dict[str, str]:
         output = _rest(child)
     answers: dict[str, str] = {}
     for line in output.splitlines():
-        if line.endswith("]"):  # the last one may be torn
+        if line.endswith("]"):  # the last one may be truncated
             address, said = json.loads(line)
             answers[address] = said or f"{SILENT} within {limit_seconds:g} s"
     return answers
 
 
 def _rest(child: subprocess.Popen[str]) -> str:
-    """Return what a killed child had printed; one that even a kill does not end is left behind."""
+    """Return what a killed child had printed; one that even a kill does not end is abandoned."""
     try:
         return child.communicate(timeout=1)[0]
     except subprocess.TimeoutExpired as err:

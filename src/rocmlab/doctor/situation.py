@@ -75,7 +75,7 @@ class Node:
 
     @property
     def group_may_open(self) -> bool:
-        """Tell whether whoever is in the node's group, or anyone, may read and write it."""
+        """Return whether the node's group, or everyone, may read and write it."""
         return self.mode & 0o060 == 0o060 or self.mode & 0o006 == 0o006
 
     def __str__(self) -> str:
@@ -113,10 +113,10 @@ class Situation:
     with_frameworks: bool = True
     lab_report: Mapping[str, Any] | None = None  # host: what the lab's own doctor said
     given: Mapping[str, Any] = field(default_factory=dict)  # facts by name that are known already
-    _kept: dict[str, Any] = field(default_factory=dict, init=False, compare=False)  # a copy looks anew
+    _kept: dict[str, Any] = field(default_factory=dict, init=False, compare=False)  # a copy gathers again
 
     def once(self, asked: fact[T]) -> T:
-        """Return a fact, gathered on a thread that is left behind if the system does not answer.
+        """Return a fact, gathered on a thread that is abandoned if the system does not answer.
 
         Raises:
             UnansweredError: it did not answer in time, now or before.
@@ -163,14 +163,14 @@ class Situation:
         return list_names(self.root / path)
 
     def exists(self, path: str) -> bool:
-        """Tell whether there is such a file."""
+        """Return whether this file exists."""
         return os.path.lexists(self.root / path)
 
     # -- who and where -------------------------------------------------------------------------------------------
 
     @property
     def simulated(self) -> bool:
-        """Tell whether this is a simulated host."""
+        """Return whether this is a simulated host."""
         return is_simulated(self.root)
 
     @property
@@ -189,17 +189,17 @@ class Situation:
 
     @property
     def in_container(self) -> bool:
-        """Tell whether this process is inside a container."""
+        """Return whether this process is inside a container."""
         return self.side == CONTAINER and self.runtime in CONTAINER_RUNTIMES
 
     @property
     def for_container(self) -> bool:
-        """Tell whether the GPUs are to be passed to a container, whose entry point joins the nodes' groups."""
+        """Return whether the GPUs are to be passed to a container, whose entry point joins the nodes' groups."""
         return self.side == HOST and self.runtime in CONTAINER_RUNTIMES and not self.is_rootless
 
     @property
     def is_rootless(self) -> bool:
-        """Tell whether the engine in use has only this user's rights."""
+        """Return whether the engine in use has only this user's rights."""
         return self.side == HOST and self.project is not None and self.project.choice.is_rootless
 
     @property
@@ -306,7 +306,7 @@ class Situation:
 
     @fact
     def driver_is_live(self) -> bool:
-        """Whether amdgpu is loaded: its module says so, or KFD lists a GPU (a driver built into the kernel)."""
+        """Whether amdgpu is loaded, by its module or because KFD lists a GPU (a driver built into the kernel)."""
         return self.text("sys/module/amdgpu/initstate") == "live" or bool(self.passed)
 
     def group_name(self, gid: int) -> str | None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rocmlab.base.background import DRIVERS
 from rocmlab.devices import Device, is_simulated, roots, system_root
 from rocmlab.devices.nvml import UNKNOWN_BYTES as UNKNOWN_BYTES
-from rocmlab.devices.processes import KFD_PROCESSES, LEAST_BYTES
+from rocmlab.devices.processes import KFD_PROCESSES, MIN_BYTES
 
 ATTEMPTS = 3  # a thread that asks NVML for other GPUs at the same moment may give its answer to this one, too
 
@@ -119,7 +119,7 @@ def _of_kfd(gpu_id: int, root: Path) -> Iterator[GpuProcess]:
     for name in roots.list_names(folder):
         pid = roots.integer(name)
         vram_bytes = roots.read_integer(folder / name / f"vram_{gpu_id}") if pid else None
-        if pid and vram_bytes and vram_bytes >= LEAST_BYTES:  # every process lists every GPU
+        if pid and vram_bytes and vram_bytes >= MIN_BYTES:  # every process lists every GPU
             yield _seen(pid, vram_bytes, root)
 
 

@@ -9,7 +9,7 @@ runner or the worker that started it.
 Processes that the kernel starts: what it executes (a shell command, a server in the background) does not get the
 descriptor, and neither does the child of a child, so that nothing that outlives the kernel keeps its GPUs. What the
 kernel forks itself and what goes on running its code (the workers of a data loader) keeps the lease with it: they
-belong to its process group and end with it. `rocmlab.kernels.handover` sees to both.
+belong to its process group and end with it. `rocmlab.kernels.forkserver.inheritance` sees to both.
 
 Beside each lock lies a text that says whose it is. It is written after the lock was taken and is not removed with it:
 only the lock counts, and the text of a free lock means nothing.

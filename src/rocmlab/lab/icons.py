@@ -1,4 +1,4 @@
-"""The launcher's pictures of our kernels: a framework's initials, and what the kernel computes on. Drawn here."""
+"""The launcher's icons of our kernels: a framework's initials, and what the kernel computes on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BADGE = """
 
 
 def svg(framework: str, words: str = "") -> str:
-    """Return a picture of 64 by 64.
+    """Return an icon of 64 by 64 pixels.
 
     Args:
         framework: `tensorflow` or `torch`.

@@ -32,7 +32,7 @@ if not hosts.is_behind_hub(os.environ):  # else names and cookies are the hub's 
         c.ServerApp.local_hostnames = list(hosts.ALWAYS)
     # Pages of other sites cannot use the login; with "Strict" a link to the lab in a mail would ask for the token.
     c.IdentityProvider.cookie_options = {"samesite": "Lax"}
-# The port that was asked for, or none: nobody would look for the lab at another one.
+# The configured port, or none: users would not find the lab at another one.
 c.ServerApp.port_retries = 0
 c.ServerApp.open_browser = False
 # A trash folder on a volume would keep the space of what was deleted.

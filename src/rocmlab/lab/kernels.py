@@ -72,9 +72,9 @@ def install(prefix: Path, pythons: dict[str, str], constraints: str | None = Non
 
 
 def is_registered() -> bool:
-    """Tell whether Jupyter can find our provisioner: a kernelspec that names one it cannot find is not offered at all.
+    """Return whether Jupyter finds our provisioner: a kernelspec that names one it cannot find is not offered at all.
 
-    It can where rocmlab is installed, and not where it only lies on the path. The entry points are read here, because
+    It can where rocmlab is installed, and not where it is only on the path. The entry points are read here, because
     `importlib.metadata` takes longer to import than all the rest takes.
     """
     for folder in sys.path:

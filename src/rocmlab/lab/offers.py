@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rocmlab.base import files
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device
 from rocmlab.kernels.gpus import Gpus, printable
@@ -37,7 +38,7 @@ class Offer:
     suffix: str  # of the kernelspec's name
     words: str  # behind the framework's title
     gpus: int | str  # what the provisioner is asked for
-    badge: str  # on the picture
+    badge: str  # on the icon
 
 
 @dataclass
@@ -46,7 +47,7 @@ class Changes:
 
     written: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
-    left: list[str] = field(default_factory=list)  # somebody else's, with a name that we would use
+    left: list[str] = field(default_factory=list)  # not written by rocmlab, with a name that we would use
 
 
 def offers(gpus: Gpus) -> list[Offer]:
@@ -55,7 +56,7 @@ def offers(gpus: Gpus) -> list[Offer]:
     if gpus.is_shared:
         return [Offer("", "", 1, "")]  # nothing reserves such a GPU, and nothing hides it
     if gpus.problem:
-        return [Offer("", "", 1, ""), Offer("-cpu", "CPU", 0, "CPU")]  # the plain one says what is wrong
+        return [Offer("", "", 1, ""), Offer("-cpu", "CPU", 0, "CPU")]  # the plain one shows what is wrong
     if not gpus.devices:
         return [Offer("", "", 1, "")]
     one = "one free GPU" if len(gpus.devices) > 1 else "GPU"
@@ -134,7 +135,7 @@ def install(folder: Path, specs: Mapping[str, Spec], gpus: Gpus, home: Path | No
     if not kernels.is_registered():
         raise RocmlabError(
             f"{sys.prefix} has no provisioner {kernels.PROVISIONER}",
-            "Jupyter starts such kernels only where the package rocmlab is installed beside it",
+            "Jupyter starts such kernels only where the package rocmlab is installed with it",
             "make build, which installs it",
         )
     changes = Changes()
@@ -142,7 +143,7 @@ def install(folder: Path, specs: Mapping[str, Spec], gpus: Gpus, home: Path | No
     for framework, spec in specs.items():
         for offer in offers(gpus):
             name = framework + offer.suffix
-            taken = next((each for each in (folder, home) if each and _is_somebody_elses(each / name)), None)
+            taken = next((each for each in (folder, home) if each and _is_not_ours(each / name)), None)
             if taken:
                 changes.left.append(name)
                 continue
@@ -204,18 +205,16 @@ def _ours(folder: Path) -> Spec | None:
     return spec if isinstance(metadata, dict) and isinstance(metadata.get("rocmlab"), dict) else None
 
 
-def _is_somebody_elses(folder: Path) -> bool:
-    """Tell whether there is something that we did not write; a link is a person's own, whatever it leads to."""
+def _is_not_ours(folder: Path) -> bool:
+    """Return whether there is something that rocmlab did not write; a link is the user's own, whatever it leads to."""
     return folder.is_symlink() or (folder.exists() and any(folder.iterdir()) and _ours(folder) is None)
 
 
-def _write(folder: Path, spec: Spec, picture: str) -> None:
+def _write(folder: Path, spec: Spec, icon: str) -> None:
     """Write a kernelspec so that a Jupyter that reads it meanwhile finds it whole."""
     folder.mkdir(exist_ok=True)
-    for name, text in ((icons.FILE, picture), ("kernel.json", json.dumps(spec, indent=1) + "\n")):
-        draft = folder / f".{name}.{os.getpid()}"
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(folder / name)
+    for name, text in ((icons.FILE, icon), ("kernel.json", json.dumps(spec, indent=1) + "\n")):
+        files.write_text(folder / name, text)
 
 
 def _remove(folder: Path, keep: set[str]) -> list[str]:

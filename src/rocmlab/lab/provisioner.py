@@ -11,6 +11,7 @@ nobody starts it again. If the server dies, its copy dies with it, and the lease
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import json
 import os
@@ -24,15 +25,21 @@ from jupyter_client.multikernelmanager import MultiKernelManager
 from jupyter_client.provisioning import LocalProvisioner
 from traitlets import Any as AnyTrait
 
-from rocmlab.base import confidential
+from rocmlab.base import confidential, live
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import visibility
-from rocmlab.kernels import handover, lab_warmth, memory, ownership
+from rocmlab.kernels import memory, ownership, recipes
+from rocmlab.kernels.fork_servers import ForkServers
+from rocmlab.kernels.forked import ForkedProcess
+from rocmlab.kernels.forkserver import inheritance
 from rocmlab.kernels.ownership import Owned
 from rocmlab.lab import kernels
 
 REASON = "ROCMLAB_REFUSAL"  # what the kernel in a refused one's place says
-ANSWER_SECONDS = 20.0  # for a driver and a share to be looked at
+ANSWER_SECONDS = 20.0  # for a driver and a share
+FORK_SECONDS = 15.0  # for a fork server that has imported
+FORK_SERVERS = ForkServers()
+atexit.register(FORK_SERVERS.close)  # the server ends its kernels before
 
 
 class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_client has no types for mypy
@@ -60,14 +67,14 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
             return self._refused(kwargs, err)
         kwargs["cmd"] = _with_banner(kwargs["cmd"], owned.banner())
         if owned.lease:
-            kwargs["cmd"] = handover.keeping(kwargs["cmd"], owned.lease.descriptors)
+            kwargs["cmd"] = inheritance.keeping(kwargs["cmd"], owned.lease.descriptors)
             kwargs["pass_fds"] = (*kwargs.get("pass_fds", ()), *owned.lease.descriptors)
         return kwargs
 
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401
         """Start the kernel and name its process as the lease's holder."""
         try:
-            found: dict[str, Any] = await self._launch_warm(kwargs) or await super().launch_kernel(cmd, **kwargs)
+            found: dict[str, Any] = await self._fork(kwargs) or await super().launch_kernel(cmd, **kwargs)
         except BaseException:
             self.let_go()
             raise
@@ -105,25 +112,29 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
         if self._release:
             self._release()
 
-    async def _launch_warm(self, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Fork the kernel from a parent that has imported the framework; None if it is to be started cold."""
+    async def _fork(self, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Fork the kernel from a process that has imported the framework; None if it has to start cold."""
         if self.owned is None or not isinstance(self.parent.parent, MultiKernelManager):
-            return None  # refused, or a runner's; and a parent is for a server, which starts many kernels
-        lease = self.owned.lease
-        cwd = str(kwargs.get("cwd") or os.getcwd())
+            return None  # refused, or a runner's; and a fork server is for a server, which starts many kernels
+        if live.get("WARM_KERNELS") == "off":
+            return None
+        self.cwd = str(kwargs.get("cwd") or os.getcwd())
+        name, spec = self.parent.kernel_name, self.kernel_spec.to_dict()
+        recipe = await asyncio.to_thread(recipes.recipe, name, spec, kwargs["env"])
+        if recipe is None:
+            return None
         process = await asyncio.to_thread(
-            lab_warmth.NESTS.fork,
-            self.parent.kernel_name,
-            self.kernel_spec.to_dict(),
-            kwargs["env"],
-            cwd,
-            os.path.realpath(self.parent.connection_file),
-            lease.descriptors if lease else (),
-            [_banner(self.owned.banner())],
+            FORK_SERVERS.fork,
+            recipe,
+            cwd=self.cwd,
+            connection_file=os.path.realpath(self.parent.connection_file),
+            descriptors=self.owned.lease.descriptors if self.owned.lease else (),
+            arguments=[_banner(self.owned.banner())],
+            answer_seconds=FORK_SECONDS,
         )
         if process is None:
             return None
-        self.process, self.pid, self.pgid, self.cwd = process, process.pid, process.pid, cwd
+        self.process, self.pid, self.pgid = process, process.pid, process.pid
         connection: dict[str, Any] = self.connection_info
         return connection
 
@@ -190,7 +201,7 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
 
         Until its process is reaped its number cannot be another's.
         """
-        if isinstance(self.process, lab_warmth.WarmProcess):
+        if isinstance(self.process, ForkedProcess):
             self.process.poll()
         elif self.process is not None and self.process.returncode is None and self.pgid:
             with contextlib.suppress(OSError):

@@ -1,33 +1,32 @@
 """The engine behind papermill's interface: `papermill --engine rocmlab`, or `engine_name="rocmlab"`.
 
-papermill loads this module with itself, so it imports no more than papermill has imported already.
+papermill loads this module while it is being imported itself, so nothing of papermill is imported at the top.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import signal
 import sys
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbclient.exceptions import CellTimeoutError, DeadKernelError
-from papermill.engines import Engine
-from papermill.iorw import LocalHandler, papermill_io, write_ipynb
-from papermill.log import logger
 
 from rocmlab.base import files
+from rocmlab.base.errors import RocmlabError
+from rocmlab.notebook.limits import Limits
 
-LIMITS = (
-    "cell_seconds",
-    "notebook_seconds",
-    "idle_seconds",
-    "silent_seconds",
-    "start_seconds",
-    "output_bytes",
-    "save_seconds",
-)
+if TYPE_CHECKING:
+    from rocmlab.notebook.outcome import Aborted
+    from rocmlab.notebook.outputs import SideLog
+    from rocmlab.notebook.stage import Stage
+
+PAPERMILL_AUTOSAVE_SECONDS = 30  # papermill's default, which it always passes: not a wish of the user
+OPTIONS = ("stdout_file", "stderr_file", "start_timeout", "execution_timeout", "timeout", "allow_errors")
 
 
 class KernelDied(DeadKernelError):  # type: ignore[misc]
@@ -37,8 +36,22 @@ class KernelDied(DeadKernelError):  # type: ignore[misc]
 _unsaved: set[Path] = set()  # outputs of ours that papermill saves once more, after the engine has returned
 
 
-class RocmlabEngine(Engine):  # type: ignore[misc]
-    """Runs a notebook for papermill."""
+class RocmlabEngine:
+    """Runs a notebook for papermill; it has what papermill calls of an `Engine`."""
+
+    @classmethod
+    def nb_kernel_name(cls, nb: Any, name: str | None = None) -> str:  # noqa: ANN401  a NotebookNode
+        """Return the name of the kernel, from the notebook if none is given."""
+        from papermill.utils import nb_kernel_name
+
+        return str(nb_kernel_name(nb, name))
+
+    @classmethod
+    def nb_language(cls, nb: Any, language: str | None = None) -> str:  # noqa: ANN401  a NotebookNode
+        """Return the language, from the notebook if none is given."""
+        from papermill.utils import nb_language
+
+        return str(nb_language(nb, language))
 
     @classmethod
     def execute_notebook(
@@ -59,11 +72,13 @@ class RocmlabEngine(Engine):  # type: ignore[misc]
             output_path: where it is saved; None: nowhere.
             progress_bar: whether to show one, or tqdm's options for it.
             log_output: whether what cells print goes to papermill's logger.
-            autosave_cell_every: taken for papermill's sake; see `save_seconds`.
-            options: `stdout_file`, `stderr_file`, `start_timeout`, `execution_timeout`, `allow_errors`, and the limits
-                by their names.
+            autosave_cell_every: seconds between two saves while a cell runs; 0: none. papermill's default counts as
+                not given.
+            options: `stdout_file`, `stderr_file`, `start_timeout` and `execution_timeout` (0: no limit),
+                `allow_errors`, and the limits by their names.
 
         Raises:
+            RocmlabError: an option is unknown, or a limit is invalid.
             DeadKernelError: the kernel died, stopped or hung.
             CellTimeoutError: a limit was reached.
             KeyboardInterrupt: SIGINT came; SystemExit: SIGTERM.
@@ -72,44 +87,56 @@ class RocmlabEngine(Engine):  # type: ignore[misc]
 
         from rocmlab.base import job_tokens
         from rocmlab.kernels import kernel
-        from rocmlab.notebook.ends import Cut
         from rocmlab.notebook.execution import Execution
+        from rocmlab.notebook.outcome import Aborted
 
         target = _local(output_path)
-        stage = _stage(nb, options, log_output, target, output_path)
-        bar = _Bar(len(nb.cells), progress_bar)
+        stage = _stage(nb, {"autosave_cell_every": autosave_cell_every, **options}, target, output_path)
+        bar = _Bar(len(nb.cells), progress_bar, log_output)
         stage.see = bar.see
-        mark = os.environ.get(job_tokens.NAME) or job_tokens.new()
-        environment = {**os.environ, job_tokens.NAME: mark}
+        stage.show = _log if log_output else None
+        token = os.environ.get(job_tokens.NAME) or job_tokens.new()
+        environment = {**os.environ, job_tokens.NAME: token}
         running = kernel.start(kernel_name, os.getcwd(), environment)
         try:
             Execution(nb, running, stage, lambda: _save(nb, output_path, target)).run()
             _save_atomically(output_path, target)
-        except Cut as cut:
+        except Aborted as aborted:
             if job_tokens.NAME not in os.environ:  # else whoever has set it ends what is left
-                job_tokens.end(mark, grace_seconds=0.5)
-            raise _translated(cut) from cut
+                job_tokens.end(token, grace_seconds=0.5)
+            raise _translated(aborted) from aborted
         finally:
             bar.close()
         return nbformat.from_dict(nb)
 
 
 class _Bar:
-    """papermill's progress bar."""
+    """papermill's progress bar, and the lines about cells in its log."""
 
-    def __init__(self, total: int, wanted: bool | dict[str, Any]) -> None:
+    def __init__(self, total: int, wanted: bool | dict[str, Any], logs_cells: bool) -> None:
         self.bar: Any = None
+        self._logs_cells = logs_cells
         if wanted:
             from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
             options = {"unit": "cell", "desc": "Executing", **(wanted if isinstance(wanted, dict) else {})}
             self.bar = tqdm(total=total, **options)
 
-    def see(self, event: str, **facts: object) -> None:
-        """Move on when a cell has ended, and pass warnings on."""
+    def see(self, event: str, **facts: Any) -> None:  # noqa: ANN401
+        """Advance when a cell has finished, and pass warnings on."""
+        from papermill.log import logger
+
         if event == "warning":
             logger.warning(facts["message"])
-        if self.bar is not None and event in ("cell done", "text done"):
+            return
+        is_done = event in ("cell done", "text done")
+        number = facts["index"] + 1
+        if self._logs_cells:  # the lines of papermill's own engine
+            if event in ("cell", "text done"):
+                logger.info(f"Executing Cell {number:-<40}")
+            if is_done:
+                logger.info(f"Ending Cell {number:-<43}")
+        if self.bar is not None and is_done:
             self.bar.update(1)
 
     def close(self) -> None:
@@ -123,6 +150,8 @@ def _local(path: str | None) -> Path | None:
 
     papermill notes the working directory of each call in its handler, and changes it for the notebook alone (`cwd=`).
     """
+    from papermill.iorw import LocalHandler, papermill_io
+
     handler = papermill_io.get_handler(path) if path else None
     return _target(handler, str(path)) if isinstance(handler, LocalHandler) else None
 
@@ -137,6 +166,8 @@ def _save_atomically(path: str | None, target: Path | None) -> None:
     The handler of local files is one for the process. Its `write` is replaced once; it asks for the file at each call,
     and leaves every file alone that is not an output of this engine.
     """
+    from papermill.iorw import LocalHandler, papermill_io
+
     handler: Any = papermill_io.get_handler(path) if path and target else None
     if type(handler) is not LocalHandler or target is None:
         return
@@ -171,41 +202,48 @@ def _save(nb: Any, path: str | None, target: Path | None) -> None:  # noqa: ANN4
         notebooks.save(nb, target)
     elif path is not None:
         import nbformat
+        from papermill.iorw import write_ipynb
 
         write_ipynb(nbformat.from_dict(nb), path)
 
 
-def _stage(
-    nb: Any,  # noqa: ANN401
-    options: dict[str, Any],
-    log_output: bool,
-    target: Path | None,
-    output_path: str | None,
-) -> Any:  # noqa: ANN401  a Stage
-    from rocmlab.notebook.limits import Limits
+def _stage(nb: Any, options: dict[str, Any], target: Path | None, output_path: str | None) -> Stage:  # noqa: ANN401
+    """Return what surrounds the execution, from the options that papermill passes on.
+
+    Raises:
+        RocmlabError: an option is unknown, or a limit is invalid.
+    """
     from rocmlab.notebook.stage import Stage
 
-    given = {name: options.pop(name) for name in LIMITS if name in options}
-    given.setdefault("start_seconds", options.pop("start_timeout", None))
-    timeout = options.pop("execution_timeout", None) or options.pop("timeout", None)
+    names = [field.name for field in fields(Limits)]
+    for name in options:
+        if name not in (*names, *OPTIONS, "input_path", "autosave_cell_every"):
+            raise RocmlabError(
+                f"unknown option {name!r} for the engine rocmlab",
+                "it would be ignored, and the notebook would run differently from what was requested",
+                f"remove it, or use one of {', '.join((*OPTIONS, *names))}",
+            )
+    given = {name: options[name] for name in names if name in options}
+    timeout = options.get("execution_timeout") or options.get("timeout")
     given.setdefault("cell_seconds", timeout if timeout and timeout > 0 else None)
-    stage = Stage(
-        limits=Limits().with_metadata(nb.metadata, given),
-        allow_errors=bool(options.pop("allow_errors", False)),
-        stdout=options.pop("stdout_file", None),
-        stderr=options.pop("stderr_file", None),
+    start, every = options.get("start_timeout"), options["autosave_cell_every"]
+    given.setdefault("start_seconds", start or None)
+    limits = Limits().with_metadata(nb.metadata, given)
+    if start == 0 and "start_seconds" not in options:
+        limits = replace(limits, start_seconds=math.inf)
+    if every != PAPERMILL_AUTOSAVE_SECONDS and "save_seconds" not in options:
+        limits = replace(limits, save_seconds=every or math.inf)
+    return Stage(
+        limits=limits,
+        allow_errors=bool(options.get("allow_errors")),
+        stdout=options.get("stdout_file"),
+        stderr=options.get("stderr_file"),
         kernel_output=_to_stderr,
-        show=_log if log_output else None,
         side=_side_log(target, output_path),
     )
-    options.pop("input_path", None)
-    options.pop("timeout", None)
-    for name in options:
-        logger.warning(f"the engine rocmlab does not know the option {name}; it is ignored")
-    return stage
 
 
-def _side_log(target: Path | None, output_path: str | None) -> Any:  # noqa: ANN401  a SideLog
+def _side_log(target: Path | None, output_path: str | None) -> SideLog:
     """Return the log of what is too long for the notebook: beside it, or here where it goes to another back end.
 
     That of an earlier execution is removed; a file of that name that is somebody else's is left alone.
@@ -230,16 +268,18 @@ def _to_stderr(text: str) -> None:
 
 def _log(output: dict[str, Any]) -> None:
     """Log an output as papermill does."""
+    from papermill.log import logger
+
     if output["output_type"] == "stream":
         (logger.info if output["name"] == "stdout" else logger.warning)(output["text"])
     elif "text/plain" in output.get("data", {}):
         logger.info("".join(output["data"]["text/plain"]))
 
 
-def _translated(cut: Any) -> BaseException:  # noqa: ANN401  a Cut
+def _translated(aborted: Aborted) -> BaseException:
     """Return the exception that papermill's users expect."""
-    if cut.number == signal.SIGINT:
-        return KeyboardInterrupt(str(cut))
-    if cut.number:
-        return SystemExit(128 + cut.number)
-    return CellTimeoutError(str(cut)) if cut.status == "timeout" else KernelDied(str(cut))
+    if aborted.number == signal.SIGINT:
+        return KeyboardInterrupt(str(aborted))
+    if aborted.number:
+        return SystemExit(128 + aborted.number)
+    return CellTimeoutError(str(aborted)) if aborted.status == "timeout" else KernelDied(str(aborted))

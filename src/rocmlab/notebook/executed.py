@@ -8,18 +8,19 @@ long as its own process lives.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rocmlab.base import files, safe
+from rocmlab.base import files, formatting, safe
 from rocmlab.base.formatting import ANSI
 from rocmlab.notebook.titles import is_injected
 
 RECORD = "application/vnd.rocmlab.record+json"  # rocmlab.training.metrics writes it
 OUR_ERRORS = ("Timeout", "Killed", "KernelDied")  # what cut a notebook short
 DEEPEST_RECORD = 50  # levels; results, journal and report are written by code that recurses
-SHOWN_LINES = 12  # of a failing cell
+SHOWN_LINES = 6  # of a failing cell
 
 Notebook = dict[str, Any]
 
@@ -92,28 +93,45 @@ def _error(cells: list[Notebook]) -> dict[str, Any] | None:
             continue
         outputs = [output for output in _dicts(cell.get("outputs")) if output.get("output_type") == "error"]
         last = outputs[-1] if outputs else {}
+        lines = _text(cell.get("source")).rstrip().splitlines()
+        line = _failing_line(outputs)
+        shown = formatting.around(lines, line or 1, SHOWN_LINES)
         return {
             "name": _text(last.get("ename")) or "Error",
             "value": ANSI.sub("", _text(last.get("evalue"))),
             "cell": max(1, number),  # counting code cells from 1, as on the screen
             "cell_index": index,  # in the executed notebook, from 0
-            "source": "\n".join(_text(cell.get("source")).strip().splitlines()[:SHOWN_LINES]),
+            "source": "\n".join(lines[shown.start : shown.stop]),
+            "first_line": shown.start + 1,
+            **({"line": line} if line and line <= len(lines) else {}),
         }
     return None
 
 
-def tell_truth(path: Path, running: int | None, name: str, message: str) -> None:
-    """Correct an executed notebook whose run was cut short, so that whoever reads only this file is not misled.
+def _failing_line(outputs: list[dict[str, Any]]) -> int | None:
+    """Return the line of the cell, from 1, at which its traceback points; None where it names none.
+
+    Source: IPython's tracebacks, "Cell In[3], line 12"; of several, such as of functions of the cell, the last.
+    """
+    lines = [line for output in outputs for line in output.get("traceback") or () if isinstance(line, str)]
+    text = ANSI.sub("", "\n".join(lines))
+    found = re.findall(r"Cell In\s*\[(\d+)\], line (\d+)", text)
+    own = [int(line) for cell, line in found if cell == found[0][0]]
+    return own[-1] if own else None
+
+
+def repair(path: Path, running: int | None, name: str, message: str) -> Notebook | None:
+    """Correct an executed notebook whose run was cut short, and return it; None if it was never saved.
 
     Args:
-        path: the executed notebook; nothing happens if it was never saved.
+        path: the executed notebook.
         running: index of the cell that was running; None if none was.
         name: the kind of end, shown as the error of that cell.
         message: what happened, in a sentence.
     """
     notebook = load(path)
     if notebook is None:
-        return
+        return None
     notebook.setdefault("metadata", {}).setdefault("papermill", {})["exception"] = True
     for index, cell in enumerate(notebook["cells"]):
         state = cell.setdefault("metadata", {}).setdefault("papermill", {})
@@ -133,6 +151,7 @@ def tell_truth(path: Path, running: int | None, name: str, message: str) -> None
         else:
             state |= {"status": "pending", "exception": None, "start_time": None, "end_time": None, "duration": None}
     files.write_text(path, json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
+    return notebook
 
 
 def _error_output(name: str, message: str, words: list[str]) -> Notebook:

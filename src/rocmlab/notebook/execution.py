@@ -11,13 +11,13 @@ from typing import Any
 import zmq
 
 from rocmlab.kernels.kernel import Kernel
-from rocmlab.notebook.ends import Cut
 from rocmlab.notebook.messages import Messages, Waiting
+from rocmlab.notebook.outcome import Aborted
 from rocmlab.notebook.outputs import CellOutputs, Display
 from rocmlab.notebook.record import Recorder
 from rocmlab.notebook.signals import Signals
 from rocmlab.notebook.stage import Stage
-from rocmlab.notebook.titles import numbered, title_of
+from rocmlab.notebook.titles import may_fail, numbered, title_of
 from rocmlab.notebook.watch import Watch
 
 TICK_SECONDS = 0.5  # where the system cannot tell that the kernel has ended, and while a kernel starts
@@ -26,7 +26,7 @@ LATE_OUTPUT_SECONDS = 10.0  # of silence after a cell's reply, until its end is 
 DRAIN_SECONDS = 0.2  # for the last words of a kernel that has died
 INTERRUPT_SECONDS = 2.0  # for a cell to react to an interrupt
 SHUTDOWN_SECONDS = 10.0  # for a kernel to end by itself: what it does at exit, such as writing a checkpoint
-SHORT_SHUTDOWN_SECONDS = 1.0  # the same after a notebook was cut short
+SHORT_SHUTDOWN_SECONDS = 1.0  # the same after a notebook was aborted short
 # Asked to end, an IPython kernel's control thread flushes the streams; if their thread is stopped meanwhile, both wait
 # for ten seconds (ipykernel 7.4). So the kernel lets that thread end before it closes anything.
 # An IPython kernel collects what is printed for 0.2 s, four bytes a character: 100 MB for a cell that prints fast. And
@@ -65,7 +65,7 @@ class Execution:
             Whether all cells ran; False if one raised an error.
 
         Raises:
-            Cut: the notebook was cut short.
+            Aborted: the notebook was aborted short.
         """
         with self.signals.heard():
             if self.signals.wake is not None:
@@ -75,11 +75,11 @@ class Execution:
                 self._await_ready()
                 is_ok = self._run_cells()
                 self._end_kernel(SHUTDOWN_SECONDS)
-            except Cut as cut:
-                self._wind_down(cut)
+            except Aborted as aborted:
+                self._wind_down(aborted)
                 raise
             except BaseException as err:
-                self.recorder.cut(Cut("failed", f"{type(err).__name__}: {err}"))
+                self.recorder.abort(Aborted("failed", f"{type(err).__name__}: {err}"))
                 raise
             finally:
                 self.messages.read_output()
@@ -107,7 +107,7 @@ class Execution:
 
     def _run_cell(self, cell: dict[str, Any], number: int) -> bool:
         """Run a cell and return whether its error ends the notebook."""
-        allows_errors = self.stage.allow_errors or "raises-exception" in cell["metadata"].get("tags", [])
+        allows_errors = self.stage.allow_errors or may_fail(cell)
         cell["metadata"]["execution"] = {}
         outputs = CellOutputs(cell, f"cell {number}", self._display, self.limits.output_bytes, self.stage.side)
         content = {
@@ -124,9 +124,11 @@ class Execution:
         waiting = self.messages.waiting = Waiting(request, cell, outputs, began, began)
         while not self._is_done(waiting):
             self._pump()
+        reply = waiting.reply or {}
+        if reply.get("status") == "error" and not any(each["output_type"] == "error" for each in outputs.outputs):
+            outputs.take("error", {"ename": "Error", "evalue": "", "traceback": [], **reply})
         outputs.render()
         self.messages.waiting = None
-        reply = waiting.reply or {}
         return reply.get("status") == "error" and not allows_errors
 
     def _is_done(self, waiting: Waiting) -> bool:
@@ -141,7 +143,7 @@ class Execution:
         """Wait until the kernel answers and its output can be heard.
 
         Raises:
-            Cut: it does not.
+            Aborted: it does not.
         """
         begin = time.monotonic()
         ask = 0.0
@@ -153,7 +155,7 @@ class Execution:
             self._pump(min(TICK_SECONDS, max(0.0, ask - time.monotonic())))
             if time.monotonic() - begin > self.limits.start_seconds:
                 message = f"the kernel did not start: no answer within {self.limits.start_seconds:g} s"
-                raise Cut("kernel died", message, words=messages.last_words.strip())
+                raise Aborted("kernel died", message, words=messages.last_words.strip())
         messages.last_beat = time.monotonic()
         if messages.info.get("implementation") == "ipython":
             content = {"code": f"exec({SET_UP!r}, {{}})", "silent": True, "store_history": False, "allow_stdin": False}
@@ -168,7 +170,7 @@ class Execution:
             seconds: the longest to wait.
 
         Raises:
-            Cut: something ends the notebook.
+            Aborted: something ends the notebook.
         """
         due = self._due()
         ready = self.messages.poll(min(seconds, due - time.monotonic()))
@@ -178,7 +180,7 @@ class Execution:
             self.signals.wake.recv(4096)
         if self.signals.number and not self._is_winding_down:
             number = self.signals.number
-            raise Cut("killed", f"the run was stopped by {signal.Signals(number).name}", number)
+            raise Aborted("killed", f"the run was stopped by {signal.Signals(number).name}", number)
         is_due = time.monotonic() >= due
         if is_due or self.kernel.sentinel in ready:
             self._check_alive()
@@ -208,18 +210,18 @@ class Execution:
         if not self._is_winding_down:
             raise self.watch.death()
 
-    def _wind_down(self, cut: Cut) -> None:
+    def _wind_down(self, aborted: Aborted) -> None:
         """Interrupt the cell, so that its traceback says where it was, tell the truth, and let the kernel end."""
         self._is_winding_down = True
         waiting = self.messages.waiting
-        can_react = not self.kernel.ended() and cut.status != "kernel died"
+        can_react = not self.kernel.ended() and aborted.status != "kernel died"
         if waiting is not None:
             if can_react and waiting.reply is None:
                 if not self.kernel.interrupt():
                     self.messages.channels.request(self.messages.channels.control, "interrupt_request", {})
                 can_react = self._await_reaction(waiting)
             waiting.outputs.render()
-        self.recorder.cut(cut)
+        self.recorder.abort(aborted)
         self.recorder.save_at_last()  # before anything that may take its time
         if can_react:
             self._end_kernel(SHORT_SHUTDOWN_SECONDS)

@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from rocmlab.base import files
+from rocmlab.notebook.titles import may_fail
 
 Notebook = dict[str, Any]
 ERROR_MARKER = "papermill-error-cell-tag"  # of the cells that papermill adds to a failed notebook
+TOP_KEYS = ("metadata", "nbformat", "nbformat_minor")
+TRANSIENT = ("orig_nbformat", "orig_nbformat_minor")
 CELL_KEYS = {"code": ("outputs", "execution_count"), "markdown": (), "raw": ()}
 
 
@@ -70,7 +73,9 @@ def pieces(notebook: Mapping[str, Any]) -> Iterator[str]:
     yield '{\n "cells": ['
     for number, cell in enumerate(notebook["cells"]):
         yield (",\n  " if number else "\n  ") + json.dumps(cell, ensure_ascii=False)
-    rest = {name: value for name, value in notebook.items() if name != "cells"}
+    rest = {name: notebook[name] for name in TOP_KEYS if name in notebook}
+    if "metadata" in rest:  # nbformat notes there what it converted, for itself
+        rest["metadata"] = {name: value for name, value in rest["metadata"].items() if name not in TRANSIENT}
     yield "\n ]," + json.dumps(rest, ensure_ascii=False, indent=1)[1:] + "\n"
 
 
@@ -89,16 +94,22 @@ def mark_errors(notebook: Notebook) -> tuple[Notebook, str]:
     from papermill.execute import raise_for_execution_errors
 
     node = nbformat.from_dict(notebook)
+    expected = [(cell, cell["outputs"]) for cell in node["cells"] if may_fail(cell) and "outputs" in cell]
+    for cell, _ in expected:
+        cell["outputs"] = []  # for papermill any error is a failure
     try:
         raise_for_execution_errors(node, None)
     except PapermillExecutionError as err:
         return node, str(err)
+    finally:
+        for cell, outputs in expected:
+            cell["outputs"] = outputs
     return node, ""
 
 
 def has_errors(notebook: Notebook) -> bool:
-    """Whether any cell has an error in its output."""
-    outputs = (output for cell in notebook["cells"] for output in cell.get("outputs", []))
+    """Whether any cell has an error in its output that is not expected."""
+    outputs = (output for cell in notebook["cells"] if not may_fail(cell) for output in cell.get("outputs", []))
     return any(output["output_type"] == "error" for output in outputs)
 
 

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any
 
-from rocmlab.notebook.ends import Cut
+from rocmlab.notebook.outcome import Aborted
 
 Notebook = dict[str, Any]
 RETRY_SECONDS = 10.0
+BOUNDARY_SECONDS = 2.0  # between two saves where a cell starts, if those in between are to be rarer
 SLOWEST_SHARE = 0.05  # of the time that saving may take
 
 
@@ -33,8 +34,8 @@ class Recorder:
         self._every_seconds = every_seconds
         self._warn = warn
         self.is_changed = True
-        self._next_save = 0.0
-        self._is_cut = False
+        self._next_save = self._next_boundary = 0.0  # of `time.monotonic`: while a cell runs, and when one starts
+        self._is_aborted = False
         self._started = datetime.now(timezone.utc)
 
     def start(self) -> None:
@@ -52,6 +53,7 @@ class Recorder:
         """Note that a cell runs."""
         cell["metadata"]["papermill"] |= _state("running", False) | {"start_time": _now()}
         self.is_changed = True
+        self._next_save = min(self._next_save, self._next_boundary)
         self.save_changes()
 
     def cell_end(self, cell: Notebook, is_failed: bool) -> None:
@@ -66,15 +68,15 @@ class Recorder:
             self.notebook["metadata"]["papermill"]["exception"] = True
         self.is_changed = True
 
-    def cut(self, cut: Cut) -> None:
-        """Note that the notebook was cut short: the cell that ran has failed, those behind it were not reached."""
-        self._is_cut = True
+    def abort(self, aborted: Aborted) -> None:
+        """Note that the notebook was aborted short: the cell that ran has failed, those behind it were not reached."""
+        self._is_aborted = True
         self.notebook["metadata"]["papermill"]["exception"] = True
         for cell in self.notebook["cells"]:
             if cell["metadata"]["papermill"]["status"] == "running":
                 self.cell_end(cell, is_failed=True)
                 if cell["cell_type"] == "code":
-                    cell["outputs"].append(_error(cut))
+                    cell["outputs"].append(_error(aborted))
 
     def finish(self) -> None:
         """Note the end, and save."""
@@ -95,11 +97,11 @@ class Recorder:
         try:
             self.save()
         except OSError as err:  # a full disk may have room later; the save at the end is the one that counts
-            self._next_save = time.monotonic() + RETRY_SECONDS
+            self._next_save = self._next_boundary = time.monotonic() + RETRY_SECONDS
             self._warn(f"the notebook could not be saved yet: {err}")
 
     def save_at_last(self) -> None:
-        """Save, but let nothing hide why a notebook was cut short.
+        """Save, but let nothing hide why a notebook was aborted short.
 
         Raises:
             OSError: the notebook came to its end, and cannot be saved.
@@ -107,7 +109,7 @@ class Recorder:
         try:
             self.save()
         except OSError as err:
-            if not self._is_cut:
+            if not self._is_aborted:
                 raise
             self._warn(f"the notebook could not be saved: {err}")
 
@@ -118,6 +120,7 @@ class Recorder:
         self.is_changed = False
         took = time.monotonic() - begin
         self._next_save = begin + took + max(self._every_seconds, took / SLOWEST_SHARE)
+        self._next_boundary = begin + took + max(min(self._every_seconds, BOUNDARY_SECONDS), took / SLOWEST_SHARE)
 
 
 def _state(status: str, exception: bool | None) -> dict[str, Any]:
@@ -128,11 +131,11 @@ def _now() -> str:
     return datetime.now(timezone.utc).isoformat()
 
 
-def _error(cut: Cut) -> dict[str, Any]:
-    line = f"{cut.name}: {cut.message}"
+def _error(aborted: Aborted) -> dict[str, Any]:
+    line = f"{aborted.name}: {aborted.message}"
     return {
         "output_type": "error",
-        "ename": cut.name,
-        "evalue": cut.message,
-        "traceback": [line, *filter(None, [cut.words])],
+        "ename": aborted.name,
+        "evalue": aborted.message,
+        "traceback": [line, *filter(None, [aborted.words])],
     }

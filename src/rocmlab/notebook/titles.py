@@ -26,6 +26,11 @@ def is_injected(cell: Mapping[str, Any]) -> bool:
     return isinstance(tags, list) and INJECTED in tags
 
 
+def may_fail(cell: Mapping[str, Any]) -> bool:
+    """Whether an error of a cell is expected: it has papermill's and nbclient's tag for that."""
+    return "raises-exception" in (cell["metadata"].get("tags") or [])
+
+
 def title_of(cells: list[Any], index: int) -> str:
     """Return what to call a cell: `parameters`, its first comment, the heading above it, or its first line."""
     if {"parameters", "injected-parameters"} & set(cells[index]["metadata"].get("tags", [])):

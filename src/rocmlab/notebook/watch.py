@@ -9,9 +9,9 @@ import time
 import zmq
 
 from rocmlab.kernels.kernel import Kernel
-from rocmlab.notebook import ends
-from rocmlab.notebook.ends import Cut
+from rocmlab.notebook import outcome
 from rocmlab.notebook.messages import Messages
+from rocmlab.notebook.outcome import Aborted
 from rocmlab.notebook.stage import Stage
 
 HEARTBEAT_SECONDS = 5.0  # of silence, until the kernel is asked whether it lives; and between two such questions
@@ -66,20 +66,22 @@ class Watch:
         """Look at the clock.
 
         Raises:
-            Cut: a limit is reached, or the kernel is stopped or hangs.
+            Aborted: a limit is reached, or the kernel is stopped or hangs.
         """
         self._check_silence()
         self._check_limits()
 
-    def death(self) -> Cut:
+    def death(self) -> Aborted:
         """Return how the kernel, which has ended, did so."""
         code, words = self._kernel.exit_code(), self._messages.last_words.strip()
         if code == -signal.SIGKILL and self._kernel.is_out_of_memory():
-            return Cut("killed", "the kernel's process was ended by SIGKILL because the memory was full", words=words)
-        message = ends.describe(code)
+            return Aborted(
+                "killed", "the kernel's process was ended by SIGKILL because the memory was full", words=words
+            )
+        message = outcome.describe(code)
         if self._messages.info is None:
             message = f"the kernel did not start: {message}"
-        return Cut("kernel died", message, words=words)
+        return Aborted("kernel died", message, words=words)
 
     def _check_silence(self) -> None:
         """Notice a kernel that is stopped or whose process does not even answer its heartbeat."""
@@ -98,17 +100,17 @@ class Watch:
                 self._stage.warn("the kernel's process is stopped (SIGSTOP)")
         is_late = moment >= self._hangs
         if self._stopped_since is not None and (is_late or moment - self._stopped_since >= longest):
-            raise Cut("kernel died", f"the kernel's process was stopped (SIGSTOP) for {longest:g} s")
+            raise Aborted("kernel died", f"the kernel's process was stopped (SIGSTOP) for {longest:g} s")
         if is_late:
-            raise Cut("kernel died", f"the kernel hangs: it did not answer its heartbeat for {longest:g} s")
+            raise Aborted("kernel died", f"the kernel hangs: it did not answer its heartbeat for {longest:g} s")
 
     def _check_limits(self) -> None:
         moment, limits, waiting = time.monotonic(), self._limits, self._messages.waiting
         if limits.notebook_seconds is not None and moment - self._began >= limits.notebook_seconds:
-            raise Cut("timeout", f"the notebook ran longer than {limits.notebook_seconds:g} s")
+            raise Aborted("timeout", f"the notebook ran longer than {limits.notebook_seconds:g} s")
         if waiting is None or waiting.reply is not None:
             return
         if limits.cell_seconds is not None and moment - waiting.began >= limits.cell_seconds:
-            raise Cut("timeout", f"a cell ran longer than {limits.cell_seconds:g} s")
+            raise Aborted("timeout", f"a cell ran longer than {limits.cell_seconds:g} s")
         if limits.idle_seconds is not None and moment - waiting.last_output >= limits.idle_seconds:
-            raise Cut("timeout", f"a cell printed nothing for {limits.idle_seconds:g} s")
+            raise Aborted("timeout", f"a cell printed nothing for {limits.idle_seconds:g} s")

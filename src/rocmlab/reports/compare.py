@@ -14,8 +14,8 @@ from rocmlab.reports import schema
 from rocmlab.reports.values import canonical, is_number, numbers, used
 
 LAST = "last"
-DEEPEST = 2 * safe.MAX_LEVELS
-LARGEST_BYTES = 2_000_000_000  # of a results.json; one of 100,000 jobs has a tenth of that
+MAX_LEVELS = 2 * safe.MAX_LEVELS
+MAX_BYTES = 2_000_000_000  # of a results.json; one of 100,000 jobs has a tenth of that
 RESULTS = "results.json"
 # What a comparison needs of a job, and of which type it is.
 NEEDED: Mapping[str, tuple[type, ...]] = {
@@ -44,8 +44,8 @@ def load(which: str, runs: Path) -> dict[str, Any]:
     """
     path = _last(runs) if which == LAST else _find(which, runs)
     try:
-        if path.stat().st_size > LARGEST_BYTES:
-            raise ValueError(f"it is larger than {LARGEST_BYTES / 1e9:g} GB")
+        if path.stat().st_size > MAX_BYTES:
+            raise ValueError(f"it is larger than {MAX_BYTES / 1e9:g} GB")
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as err:
         raise RocmlabError(f"{path} cannot be read", f"{type(err).__name__}: {err}", _other(runs)) from err
@@ -100,7 +100,7 @@ def _last(runs: Path) -> Path:
 
 
 def _is_empty(results: Path) -> bool:
-    """Tell whether none of a run's jobs has run; False where that cannot be read, which is then said."""
+    """Return whether none of a run's jobs has run; False where that cannot be read, which is then reported."""
     try:
         jobs = json.loads(results.read_text(encoding="utf-8"))["jobs"]
         return all(job["status"] == "not run" for job in jobs)
@@ -127,8 +127,8 @@ def _wrong(found: object) -> str:
         return "it has no `run` and no list of `jobs`"
     if not isinstance(found["run"].get("name"), str):
         return "its run has no name"
-    if safe.is_deeper(found, DEEPEST):
-        return f"it is nested deeper than {DEEPEST} levels"
+    if safe.is_deeper(found, MAX_LEVELS):
+        return f"it is nested deeper than {MAX_LEVELS} levels"
     for number, job in enumerate(found["jobs"]):
         if not isinstance(job, dict):
             return f"jobs[{number}] is not an object"
@@ -145,7 +145,7 @@ def _wrong(found: object) -> str:
 def _pairs(then: Sequence[Job], now: Sequence[Job]) -> Iterator[Pair]:
     """Yield jobs of the same notebook and parameters, defaults included; those of this run first, in their order.
 
-    A notebook is the same by its path, else by its file name: in a container it lies elsewhere than on the host. Where
+    A notebook is the same by its path, else by its file name: in a container its path differs from the host's. Where
     several jobs are alike, the first goes with the first. An older run did not keep the defaults of its notebooks: its
     jobs go by what they were given.
     """

@@ -1,4 +1,4 @@
-"""Which parameter of a grid stands along the axis of its plots, which have a line each, and which are averaged over."""
+"""Which parameter of a grid is the axis of its plots, which have a line each, and which are averaged over."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`report.html`: what is needed to render the template beside this file.
+"""`report.html`: rendering the template next to this file.
 
-The page has no script and loads nothing, and says so to the browser, so that nothing a notebook is called or prints
+The page has no script and loads nothing, and tells the browser to enforce that, so that no name or output of a notebook
 can run in it.
 """
 
@@ -26,7 +26,7 @@ WHOLE_FAILURES = 40  # that are shown with cell, output and traceback, so that t
 FAILURES = 200  # that are shown at all; of the others it is said what they ended with
 KINDS_OF_ERRORS = 12  # that are told apart there
 FILES = {"html": "notebook", "log": "log", "notebook": ".ipynb", "samples": "samples"}  # kind -> name of its link
-OUTCOMES = {"broken": "broken", "mended": "mended", "other": "ends otherwise", "new": "new", "same": ""}
+OUTCOMES = {"broken": "broken", "mended": "fixed", "other": "different", "new": "new", "same": ""}
 
 Job = Mapping[str, Any]  # of results.json
 
@@ -179,7 +179,7 @@ def _energy(jobs: Sequence[Job]) -> str:
 
 
 def unnamed(job: Job) -> str:
-    """Return the parameters of a job that its name does not tell already: `lr=0.01` stands in `tune-lr=0.01`."""
+    """Return the parameters of a job that its name does not contain: `lr=0.01` is in `tune-lr=0.01`."""
     told = {
         name: value for name, value in job["parameters"].items() if f"{name}={formatting.value(value)}" in job["name"]
     }

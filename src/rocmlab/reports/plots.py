@@ -55,7 +55,7 @@ def draw(group: Group, most: int = PLOTS) -> list[str]:
         import matplotlib
     except ImportError as err:
         raise RocmlabError(
-            "there are no plots", "matplotlib is not installed beside rocmlab", "python -m pip install matplotlib"
+            "there are no plots", "matplotlib is not installed with rocmlab", "python -m pip install matplotlib"
         ) from err
     layout = arrange(group)
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
@@ -88,7 +88,7 @@ def _draw(group: Group, layout: Layout, metric: str) -> str:
     lines = series(group, layout, metric)
     where = [point.where for points in lines.values() for point in points]
     positions = _scale(axes, where)
-    # Nothing lies between two words or two seeds; their dots stand side by side.
+    # There is nothing between two words or two seeds; their dots are side by side.
     is_joined = all(map(is_number, where)) and not layout.is_chance
     apart = 0.0 if all(map(is_number, where)) else min(0.14, 0.6 / len(lines))
     has_dots = not layout.pooled or len(where) <= MANY
@@ -111,7 +111,7 @@ def _draw(group: Group, layout: Layout, metric: str) -> str:
 
 def _legend(figure: Any, handles: list[Any], labels: list[str]) -> None:  # noqa: ANN401  matplotlib has no types
     columns = 2 if max(map(len, labels)) < 26 else 1
-    labels = [f" {label}" for label in labels]  # one that begins with an underscore would be left out
+    labels = [f" {label}" for label in labels]  # one that begins with an underscore would be omitted
     figure.legend(handles, labels, frameon=False, fontsize=8, loc="outside lower left", ncols=columns)
 
 
@@ -120,7 +120,7 @@ def _text(text: str, longest: int) -> str:
 
 
 def _scale(axes: Any, values: list[Any]) -> Mapping[str, float]:  # noqa: ANN401  matplotlib has no types
-    """Prepare the axis, and return where each value of the parameter stands on it."""
+    """Prepare the axis, and return the position of each value of the parameter."""
     from matplotlib.ticker import NullLocator
 
     if all(is_number(value) for value in values):

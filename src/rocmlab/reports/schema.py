@@ -1,4 +1,4 @@
-"""The published JSON Schema of `results.json`, for whoever reads it with a program."""
+"""The published JSON Schema of `results.json`, for programs that read it."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from rocmlab.base.formatting import stem
 
 Jobs = Sequence[Mapping[str, Any]]  # of results.json
 NESTED = 4  # levels of dicts in a record that are looked at
-LARGEST = 1e300  # Python's integers have no end, those of others do
-# Words in the name of a parameter whose values stand for chance alone, such as `seed` or `data_seed`.
+MAX_NUMBER = 1e300  # Python's integers have no end, those of others do
+# Words in the name of a parameter whose values only change randomness, such as `seed` or `data_seed`.
 CHANCE = frozenset(("seed", "seeds", "repeat", "repetition", "replicate", "trial", "fold"))
 
 
@@ -37,7 +37,7 @@ class Group:
 
 
 def is_chance(name: str) -> bool:
-    """Whether a parameter's values stand for chance alone, by its name."""
+    """Whether a parameter's values only change randomness, by its name."""
     return not CHANCE.isdisjoint(re.split(r"[^a-z]+", name.lower()))
 
 
@@ -81,7 +81,7 @@ def by(jobs: Jobs, names: Sequence[str]) -> dict[tuple[str, ...], list[Mapping[s
 
 
 def numbers(recorded: Mapping[str, Any]) -> dict[str, float]:
-    """Return the finite numbers of a record; those in a dict get a dotted name, lists and flags are left out."""
+    """Return the finite numbers of a record; those in a dict get a dotted name, lists and flags are omitted."""
     found = dict(_flatten({name: value for name, value in recorded.items() if name != "acceptance"}, "", NESTED))
     accepted = recorded.get("acceptance")  # what the notebook is judged by: name, value, threshold, ok
     if isinstance(accepted, Mapping) and is_number(accepted.get("value")):
@@ -99,7 +99,7 @@ def _flatten(values: Mapping[str, Any], prefix: str, levels: int) -> Iterator[tu
 
 def is_number(value: object) -> bool:
     """Whether a value is a number that can be reckoned with; True, False, NaN and infinity are none."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST < value < LARGEST
+    return isinstance(value, int | float) and not isinstance(value, bool) and -MAX_NUMBER < value < MAX_NUMBER
 
 
 def canonical(value: object) -> str:

@@ -1,6 +1,5 @@
 """Notebooks run headless: which ones, on which devices, how they ended, and what they measured.
 
-`rocmlab.runs.command.main` is the verb, `rocmlab.runs.run.run` the function behind it. Below them are rooms, of
-which each needs only those before it: `ground`; `asking`, what is to be run; `places`, where; `warm` and `engine`, one
-notebook in one kernel; `working`, the processes of a run; `report`; `outcome`; `screen`. `bench` measures.
+`command.main` is `rocmlab run`, `run.run` the function behind it. `spec` is what is to be run, `scheduling` where and
+when, `workers` the processes that do it, `outcome` results and continuing a run, `screen` what a user sees.
 """

@@ -7,62 +7,35 @@ import contextlib
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rocmlab.base import files, formatting
 from rocmlab.base.errors import RocmlabError
-from rocmlab.kernels.run_warmth import Warmth
-from rocmlab.runs import space
-from rocmlab.runs.jobs import Job, Request, name_uniquely, stem
-from rocmlab.runs.spec import notice, options, parameters, requested, selection
+from rocmlab.devices import product_names
+from rocmlab.runs import prepare
+from rocmlab.runs.jobs import stem
+from rocmlab.runs.prepare import Connect, Means, Task
+from rocmlab.runs.spec import notice, options, selection
 from rocmlab.runs.spec.options import parser as parser
+from rocmlab.runs.workers.forking import JobForkServers
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from rocmlab.cluster.executor.cluster import Cluster
     from rocmlab.runs.folder import RunFolder
     from rocmlab.runs.run import Run
-    from rocmlab.runs.scheduling.placement import Slots
-    from rocmlab.runs.scheduling.plan import Before
 
-WIDTH_OF_A_LOG = 160  # columns, where there is no terminal to ask
+LOG_COLUMNS = 160  # of the output where it is not a terminal
 
 
-@dataclass(frozen=True)
-class _Task:
-    """What is to be run, and how."""
-
-    asked: argparse.Namespace
-    jobs: list[Job]
-    slots: Slots
-    share: Path
-    seconds: Mapping[str, float]  # that jobs may take, by name
-    before: Before
-    earlier: dict[str, Any] | None  # the run to compare with
-    folder: RunFolder | None  # of a run that is continued
-    cluster: Cluster | None  # None: this machine
-
-
-@dataclass
-class _Means:
-    """What was started before anything runs, and ends in any case."""
-
-    warmth: Warmth
-    cluster: Cluster | None = None
-
-    def close(self) -> None:
-        """End it."""
-        self.warmth.close()
-        if self.cluster is not None:
-            self.cluster.shut()
-
-
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str], connect: Connect | None = None) -> int:
     """Run notebooks and return the exit code: 0 all ran, 1 one did not, 2 there is nothing to run or a usage error.
+
+    Args:
+        arguments: of the command.
+        connect: begins to connect to a cluster; None: `--engine ray` is not supported.
 
     Raises:
         RocmlabError: the arguments cannot be met, before anything has run.
@@ -71,12 +44,12 @@ def main(arguments: Sequence[str]) -> int:
     options.check(asked)
     if asked.list:
         return _list(asked)
-    with contextlib.closing(_Means(Warmth())) as means:
+    with contextlib.closing(Means(JobForkServers(), connect)) as means:
         with notice.shown(notice.preparing(asked.resume, asked.notebooks)):
-            task = _continued(asked, means) if asked.resume else _new(asked, means)
+            task = prepare.continued(asked, means) if asked.resume else prepare.new(asked, means)
         if asked.dry_run:
             return _plan(task)
-        run = _run(task, means.warmth)
+        run = _run(task, means.fork_servers)
     if asked.json:
         sys.stdout.write(files.to_json(run.as_dict()) + "\n")
     else:
@@ -88,141 +61,20 @@ def main(arguments: Sequence[str]) -> int:
 
 def _list(asked: argparse.Namespace) -> int:
     from rocmlab.runs.outcome import listing
+    from rocmlab.runs.screen import preview
 
-    runs = _share(asked) / "runs"
+    runs = prepare.share_of(asked) / "runs"
     found = listing.runs_of(runs)
     if asked.json:
         sys.stdout.write(files.to_json(found) + "\n")
     elif found:
-        _console().print(listing.table(found))
+        _console().print(preview.runs_table(found))
     else:
-        _console().print(f"no run in {formatting.path(runs)}", markup=False)
+        _console().print(f"no runs in {formatting.path(runs)}", markup=False)
     return 0
 
 
-def _new(asked: argparse.Namespace, means: _Means) -> _Task:
-    from rocmlab.runs.scheduling.plan import Before
-
-    _begin_cluster(asked, means)
-
-    axes = parameters.parse(asked.parameters)
-    earlier = _earlier(asked.compare, _share(asked))
-    requests = requested.of(asked, axes)
-    return _task(asked, means, requests, _share(asked), earlier, None, lambda jobs: Before())
-
-
-def _continued(asked: argparse.Namespace, means: _Means) -> _Task:
-    from rocmlab.runs.outcome import resume
-
-    folder = resume.find(asked.resume, _share(asked) / "runs")
-    if not asked.dry_run:
-        folder.lock()
-    session = resume.read(folder)
-    asked = options.restored(asked, session.options)
-    _begin_cluster(asked, means)
-    share = folder.path.parent.parent
-    requests = resume.requests(session, selection.notebooks_folder(os.environ))
-    task = _task(
-        asked,
-        means,
-        requests,
-        share,
-        _earlier(asked.compare, share),
-        folder,
-        lambda jobs: resume.before(session, jobs),
-    )
-    return task if asked.dry_run else replace(task, before=resume.set_aside(folder, session, task.before))
-
-
-def _begin_cluster(asked: argparse.Namespace, means: _Means) -> None:
-    """Start to connect to the cluster, if it is to run the jobs; that goes on while these are looked at."""
-    if _engine(asked) != "ray":
-        if given := [word for word, value in (("--cluster", asked.cluster), ("--exchange", asked.exchange)) if value]:
-            raise RocmlabError(
-                f"{' and '.join(given)} without --engine ray", "this machine alone runs the jobs", "add --engine ray"
-            )
-        return
-    from rocmlab.cluster.executor.cluster import Cluster
-
-    means.cluster = Cluster(asked.cluster, os.environ, asked.exchange)
-
-
-def _slots(asked: argparse.Namespace, means: _Means, requests: list[Request]) -> Slots:
-    """Return the places of the run; on this machine imports begin, too, while the jobs are looked at."""
-    from rocmlab.devices import discover
-    from rocmlab.runs.scheduling.placement import Slots, choose_gpus, free_vram
-
-    devices = discover()
-    gpus = choose_gpus(devices, asked.gpus, os.environ)
-    slots = Slots(gpus, devices[-1], is_mixed=asked.mixed, free_vram=free_vram)
-    if asked.warm != "off" and _engine(asked) == "rocmlab" and not asked.dry_run:
-        means.warmth.begin(requests, slots.usual_environment(os.environ))
-    return slots
-
-
-def _task(
-    asked: argparse.Namespace,
-    means: _Means,
-    requests: list[Request],
-    share: Path,
-    earlier: dict[str, Any] | None,
-    folder: RunFolder | None,
-    before: Any,  # noqa: ANN401  jobs -> Before
-) -> _Task:
-    here = None if means.cluster else _slots(asked, means, requests)
-    from rocmlab.runs.outcome import history
-    from rocmlab.runs.scheduling import plan  # what takes long has begun
-    from rocmlab.runs.spec.preflight import jobs_of
-
-    jobs = jobs_of(requests)
-    jobs = jobs if folder else name_uniquely(jobs)
-    seconds = history.expected_seconds(jobs, share / "runs")
-    slots = here or _places(asked, means)
-    task = _Task(asked, jobs, slots, share, seconds, before(jobs), earlier, folder, means.cluster)
-    if not asked.dry_run:
-        space.check(share)
-        if folder is None:
-            plan.check_any(jobs, slots)  # a run of which no job can start leaves no folder
-        _check_not_inside(task)
-    return task
-
-
-def _places(asked: argparse.Namespace, means: _Means) -> Slots:
-    assert means.cluster is not None
-    return means.cluster.find_places(asked.gpus, is_mixed=asked.mixed)
-
-
-def _check_not_inside(task: _Task) -> None:
-    """Refuse to wait for ever for the lease of the job that this run is started from."""
-    from rocmlab.runs.workers.supervisor import LEASED
-
-    left = [job for job in task.jobs if not job.problem and job.name not in task.before.results]
-    if os.environ.get(LEASED) == "1" and task.slots.gpus and not task.cluster and any(map(task.slots.wanted, left)):
-        raise RocmlabError(
-            "this runs inside a job of another run",
-            f"its GPUs ({formatting.device_names(task.slots.gpus)}) are leased to that job's kernel until it ends",
-            "compute on the CPU: --gpus none, or start it from a terminal",
-        )
-
-
-def _share(asked: argparse.Namespace) -> Path:
-    return Path(asked.share or os.environ.get("ROCMLAB_SHARE") or "share").expanduser().absolute()
-
-
-def _earlier(which: str | None, share: Path) -> dict[str, Any] | None:
-    """Return the results of the run to compare with, before anything runs: a night is too late to learn of a typo."""
-    if not which:
-        return None
-    from rocmlab.reports import compare
-
-    return compare.load(which, share / "runs")
-
-
-def _engine(asked: argparse.Namespace) -> str:
-    return asked.engine or os.environ.get("ROCMLAB_ENGINE") or "rocmlab"
-
-
-def _run(task: _Task, warmth: Warmth) -> Run:
+def _run(task: Task, fork_servers: JobForkServers) -> Run:
     from rocmlab.runs.folder import RunFolder
     from rocmlab.runs.run import run
     from rocmlab.runs.scheduling.plan import Rules
@@ -232,7 +84,7 @@ def _run(task: _Task, warmth: Warmth) -> Run:
 
     asked = task.asked
     environment = {**os.environ, "ROCMLAB_SHARE": str(task.share)}
-    engine: Any = "rocmlab" if task.cluster else _engine(asked)  # which is what a node of the cluster has, too
+    engine: Any = "rocmlab" if task.cluster else prepare.engine_of(asked)  # which each node of a cluster has
     environment["ROCMLAB_ENGINE"] = engine
     folder = task.folder or RunFolder.create(task.share, asked.name or _name(task))
     console = _console(to_stderr=True)
@@ -257,7 +109,7 @@ def _run(task: _Task, warmth: Warmth) -> Run:
                 rules=Rules(asked.retries, asked.fail_fast, asked.warm, engine),
                 expected_seconds=task.seconds,
                 meters=meters,
-                warmth=warmth,
+                fork_servers=fork_servers,
                 before=task.before,
                 options=options.kept(asked, task.earlier),
                 site=task.cluster,
@@ -271,7 +123,7 @@ def _run(task: _Task, warmth: Warmth) -> Run:
         raise RocmlabError(what, str(err), fix) from err
 
 
-def _name(task: _Task) -> str:
+def _name(task: Task) -> str:
     """Return what a run is called that was given no name: as its job, its notebook, its list, or `notebooks`."""
     if len(task.jobs) == 1:
         return task.jobs[0].name
@@ -282,8 +134,8 @@ def _name(task: _Task) -> str:
     return Path(asked[0]).stem if len(asked) == 1 and selection.is_list(asked[0]) else "notebooks"
 
 
-def _announce(task: _Task, folder: RunFolder, console: Console) -> None:
-    where = formatting.device_names(task.slots.gpus) or "the CPU"
+def _announce(task: Task, folder: RunFolder, console: Console) -> None:
+    where = product_names(task.slots.gpus) or "the CPU"
     if task.cluster:
         where += f" of {formatting.plural(len(task.cluster.nodes), 'node')}"
     count = formatting.plural(len(task.jobs), "notebook" if len(task.jobs) == 1 else "job")
@@ -295,10 +147,10 @@ def _console(*, to_stderr: bool = False) -> Console:
     from rich.console import Console
 
     stream = sys.stderr if to_stderr else sys.stdout
-    return Console(file=stream, highlight=False, width=None if stream.isatty() else WIDTH_OF_A_LOG)
+    return Console(file=stream, highlight=False, width=None if stream.isatty() else LOG_COLUMNS)
 
 
-def _plan(task: _Task) -> int:
+def _plan(task: Task) -> int:
     """Print what would run, in that order; the exit code says whether all of it could."""
     from rocmlab.runs.scheduling.plan import longest_first, planned
     from rocmlab.runs.screen import preview

@@ -23,7 +23,7 @@ from rocmlab.runs.jobs import safe_name
 log = logging.getLogger("rocmlab")
 
 DRAFT = files.draft_of("(ipynb|html|json|xml)")
-READ_BYTES = 1 << 20  # of a journal at once
+READ_BYTES = 1 << 20  # of a journal at a time
 PARTS = "parts"  # of the folder of an exported run, each of which one job writes
 UNFINISHED = re.compile(r"t|tr|tru|f|fa|fal|fals|n|nu|nul|-|\d+[eE.+-]+|")  # a value of which the end is missing
 KINDS = {"notebook": ".ipynb", "html": ".html", "log": ".log", "samples": ".samples.jsonl"}
@@ -37,7 +37,7 @@ def now() -> str:
 class RunFolder:
     """Where a run keeps its journal, what the jobs leave, and its results."""
 
-    has_report = True  # a part of a run leaves it to whoever puts the parts together
+    has_report = True  # a part of a run has none: `collect` writes it
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -66,15 +66,19 @@ class RunFolder:
                 return cls(path)
         except OSError as err:
             raise RocmlabError(
-                f"the run folder cannot be made in {runs}",
+                f"could not create a run folder in {runs}",
                 f"{err.strerror}: {err.filename}",
                 "choose another: --share DIR",
             ) from err
-        raise RocmlabError(f"{runs} has a thousand runs of this second", "a loop?", "try again in a second")
+        raise RocmlabError(
+            f"could not create a unique run folder in {runs}",
+            "1,000 runs started this second",
+            "check for a loop in your script, then retry",
+        )
 
     @property
     def share(self) -> Path:
-        """The share in which it lies, where the leases are, too."""
+        """The share that contains it, and the leases."""
         return self.path.parent.parent
 
     def file(self, job: str, kind: str) -> Path:
@@ -101,12 +105,12 @@ class RunFolder:
         except BlockingIOError:
             self.close()
             raise RocmlabError(
-                f"the run {self.path.name} is still going",
+                f"the run {self.path.name} is still running",
                 f"{self._owner()} works on it",
                 "wait for its end, or stop it with Ctrl-C where it runs",
             ) from None
         except OSError as err:  # a network folder, perhaps
-            log.warning("%s cannot be locked (%s); make sure that nobody continues this run twice", self.path.name, err)
+            log.warning("%s cannot be locked (%s); make sure that this run is not continued twice", self.path.name, err)
 
     def _flock(self) -> None:
         for is_last in (False, False, True):
@@ -119,7 +123,7 @@ class RunFolder:
                 time.sleep(0.1)
 
     def is_going(self) -> bool:
-        """Tell whether a process works on this run."""
+        """Return whether a process works on this run."""
         try:
             with self.journal_path.open("rb") as journal:
                 fcntl.flock(journal, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -130,7 +134,7 @@ class RunFolder:
         return False
 
     def is_stub(self) -> bool:
-        """Tell whether it ended before it had begun: no whole line in its journal, no results, nobody at work."""
+        """Return whether it ended before it had begun: no complete line in its journal, no results, no process."""
         try:
             with self.journal_path.open("rb") as journal:
                 has_begun = journal.readline().endswith(b"\n")
@@ -147,7 +151,7 @@ class RunFolder:
             self.path.rmdir()
 
     def remove_drafts(self, job: str | None = None) -> None:
-        """Remove what a process that was killed while it saved has left: of one job, or all where nobody saves now."""
+        """Remove the drafts of processes killed while they saved: of one job, or of all where nothing saves now."""
         begin = "*" if job is None else f"{glob.escape(job)}.*"
         for path in self.path.glob(f".{begin}"):
             if DRAFT.fullmatch(path.name):
@@ -201,16 +205,16 @@ class RunFolder:
             self._journal = None
 
     def journal(self) -> Iterator[dict[str, Any]]:
-        """Yield the journal's events; a line torn by a crash is left out."""
+        """Yield the journal's events; a line truncated by a crash is skipped."""
         with self.journal_path.open("rb") as journal:
             while lines := journal.readlines(READ_BYTES):
                 yield from (event for event in _events(lines) if isinstance(event, dict))
 
     def lines(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield the journal's events with the numbers of their lines; a line torn by a crash is left out.
+        """Yield the journal's events with the numbers of their lines; a line truncated by a crash is skipped.
 
         Raises:
-            BadLineError: a line is neither an event nor torn.
+            BadLineError: a line is neither an event nor truncated.
             OSError: the journal cannot be read.
         """
         number = 0
@@ -268,7 +272,7 @@ def _is_torn(line: bytes) -> bool:
 
 
 def _events(lines: list[bytes]) -> list[Any]:
-    """Return what these lines say that are JSON; all at once takes half the time, and the names in them are shared."""
+    """Return these lines of JSON parsed; all in one call takes half the time, and the names in them are shared."""
     try:
         events: list[Any] = json.loads((b"[" + b",".join(lines) + b"]").decode())
         if len(events) == len(lines):

@@ -6,14 +6,14 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from rocmlab.base import safe
 from rocmlab.base.errors import Problem
 from rocmlab.base.formatting import stem as stem
+from rocmlab.notebook.outcome import Status as Status
 from rocmlab.reports.schema import NO_FAILURE as NO_FAILURE
 
-Status = Literal["ok", "skipped", "failed", "timeout", "killed", "kernel died", "not run"]
 EXIT_CODES: dict[Status, int] = {
     "ok": 0,
     "skipped": 0,
@@ -26,7 +26,17 @@ Source = Literal["words", "yaml", "csv"]  # of the command line, or of a list
 INTERRUPTED = "the run was interrupted"  # the error of a job that ran then
 STOPPED = "it was stopped: "  # the beginning of the error of one that `--fail-fast` ended
 USAGE = 2  # the exit code of a job that could not be run at all
-LONGEST_NAME_BYTES = 180  # what is added to it must fit into the 255 bytes of a file name, too
+MAX_NAME_BYTES = 180  # what is added to it must fit into the 255 bytes of a file name, too
+
+
+class Resources(NamedTuple):
+    """What a job requests of its devices; the fields are those of `Job`."""
+
+    gpus: int | Literal["all"] | None = None
+    min_gpus: int | None = None
+    vram_bytes: int | None = None  # of each GPU
+    is_mixed: bool = False  # whether its GPUs may be of different products
+    takes_gpus_from_ray: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,6 +54,16 @@ class Request:
     timeout_seconds: float | None = None
     problem: Problem | None = None  # why there is no such notebook
     source: Source = "words"  # where its parameters stand, so that an error can say what to write there
+
+    def resources(self, own: Resources) -> Resources:
+        """Return what the job requests of its devices: this, and for the rest what its notebook requests itself."""
+        return Resources(
+            gpus=own.gpus if self.gpus is None else self.gpus,
+            min_gpus=own.min_gpus if self.gpus is None else None,
+            vram_bytes=self.vram_bytes or own.vram_bytes,
+            is_mixed=own.is_mixed if self.is_mixed is None else self.is_mixed,
+            takes_gpus_from_ray=own.takes_gpus_from_ray and self.gpus is None,
+        )
 
 
 @dataclass(frozen=True)
@@ -64,6 +84,7 @@ class Job:
     defaults: dict[str, Any] = field(default_factory=dict)  # of the notebook, where no parameter is given
     key: str | None = None  # same key, same result: what `--resume` goes by; None where it cannot be known
     problem: Problem | None = None  # why it cannot be run; None if it can
+    warning: str | None = None  # about its kernel, for its log and its result
     request: Request | None = None  # what was asked for; a run that is continued asks for the same again
 
 
@@ -147,7 +168,7 @@ def name_uniquely(jobs: Sequence[Job]) -> list[Job]:
 def safe_name(text: str) -> str:
     """Return `text` as a file name: letters and digits of any script, `.`, `-`, `_` and `=`; never hidden or empty."""
     name = re.sub(r"[^\w.=-]+", "_", unicodedata.normalize("NFC", text)).strip("._").lstrip("-._=")
-    return cut(name[:100], LONGEST_NAME_BYTES).rstrip("._") or "notebook"
+    return cut(name[:100], MAX_NAME_BYTES).rstrip("._") or "notebook"
 
 
 def cut(text: str, longest_bytes: int) -> str:

@@ -1,64 +1,32 @@
-"""A run: jobs placed on devices, at most one per slot, with a journal and a truthful end for each."""
+"""A run: jobs placed on devices, at most one per slot, with a journal and an outcome for each."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
 import os
-import signal
-import socket
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rocmlab.base import confidential
-from rocmlab.kernels.run_warmth import Warmth
-from rocmlab.runs import space
-from rocmlab.runs.folder import RunFolder, now
-from rocmlab.runs.jobs import EXIT_CODES, STOPPED, Job, Result, Status, not_run
-from rocmlab.runs.outcome import resume, retries
+from rocmlab.runs.folder import RunFolder
+from rocmlab.runs.jobs import Job
 from rocmlab.runs.outcome.results import Run as Run
-from rocmlab.runs.outcome.results import identify, repair, result_of
 from rocmlab.runs.outcome.results import versions as versions
-from rocmlab.runs.scheduling.placement import Place, Slots
-from rocmlab.runs.scheduling.plan import Before, Queue, Rules, longest_first
+from rocmlab.runs.runner import Display, Runner
+from rocmlab.runs.scheduling.plan import Before, Rules
+from rocmlab.runs.scheduling.scheduler import Scheduler
 from rocmlab.runs.scheduling.usage import Meters
-from rocmlab.runs.workers.executor import Here, Site, Supervised
-from rocmlab.runs.workers.supervisor import Ending, Event, Limits
+from rocmlab.runs.workers.executor import Here, Site
+from rocmlab.runs.workers.forking import JobForkServers
+from rocmlab.runs.workers.supervisor import Limits
 from rocmlab.runs.workers.workers import Workers
-
-log = logging.getLogger("rocmlab")
-
-NO_HTML = "no HTML: "
-HURRY_SECONDS = 5.0  # for what is left to convert when the run was interrupted and its jobs have ended
-LOOK_AGAIN_SECONDS = 2.0  # whether others have given back the memory that a job needs
-MOST_MOVES = 3  # of a job whose machine was lost
-MOST_PLACES = 5  # that are no good, of one job
-
-
-class Display(Protocol):
-    """What a person sees while the run goes on."""
-
-    def started(self, job: Job, place: Place) -> None:
-        """A job starts."""
-
-    def event(self, job: Job, event: Event) -> None:
-        """A job's worker says something, or the run does: that the job is tried again."""
-
-    def finished(self, result: Result) -> None:
-        """A job has ended, or could not be run."""
-
-    def mute(self) -> None:
-        """Nobody looks any more: the terminal is gone."""
 
 
 def run(
     jobs: Sequence[Job],
     *,
     folder: RunFolder,
-    slots: Slots,
+    slots: Scheduler,
     display: Display,
     limits: Limits | None = None,
     environment: Mapping[str, str] | None = None,
@@ -66,7 +34,7 @@ def run(
     rules: Rules | None = None,
     expected_seconds: Mapping[str, float] | None = None,
     meters: Meters | None = None,
-    warmth: Warmth | None = None,
+    fork_servers: JobForkServers | None = None,
     before: Before | None = None,
     options: Mapping[str, Any] | None = None,
     site: Site | None = None,
@@ -74,22 +42,22 @@ def run(
     """Run jobs, each in a process of its own, and write the folder's journal, results and report.
 
     SIGINT, SIGTERM and SIGHUP end the run: jobs that run are stopped and saved, the others are not run. A second
-    signal ends everything at once.
+    signal ends everything immediately.
 
     Args:
         jobs: named uniquely; those with a problem are reported and not run.
         folder: where everything goes.
         slots: the devices.
-        display: what a person sees.
-        limits: how long a job may take; None: as long as it wants.
+        display: what a user sees.
+        limits: how long a job may take; None: no limit.
         environment: what the workers inherit, by default this process's own.
         earlier: the run to compare with, by `compare.load`; None: with none.
-        rules: how it goes about its jobs; None: no retries, no fail-fast.
+        rules: retries, fail-fast, engine; None: no retries, no fail-fast.
         expected_seconds: how long jobs may take, by name, as far as that is known; the longest go first.
         meters: what reads the devices; None: one of its own.
-        warmth: the warm parents, some of which may have been started; None: of its own. They end with the run.
+        fork_servers: the fork servers, some of which may have been started; None: of its own. They end with the run.
         before: what an earlier session of this run has left; None: this is the first.
-        options: what `--resume` needs to know of the command line; see `resume.read`.
+        options: those of the command line that `--resume` needs, see `resume.read`.
         site: where the jobs are run, to which the slots belong; None: this machine.
 
     Raises:
@@ -98,353 +66,13 @@ def run(
     """
     base = confidential.without(os.environ if environment is None else environment)
     rules = rules or Rules()
-    workers = Workers(base, slots.count, warm=rules.warm, engine=rules.engine, warmth=warmth)
+    workers = Workers(base, slots.count, warm=rules.warm, engine=rules.engine, fork_servers=fork_servers)
     meters = meters or Meters()
     site = site or Here(workers, meters)
-    runner = _Runner(jobs, folder, slots, display, limits or Limits(), workers, rules, before or Before(), site)
-    runner.meters = meters
+    limits, before = limits or Limits(), before or Before()
+    runner = Runner(jobs, folder, slots, display, limits, workers, meters, rules, before, site)
     folder.lock()
     try:
         return asyncio.run(runner.run(earlier, expected_seconds or {}, options or {}))
     finally:
         folder.close()
-
-
-class _Runner:
-    def __init__(
-        self,
-        jobs: Sequence[Job],
-        folder: RunFolder,
-        slots: Slots,
-        display: Display,
-        limits: Limits,
-        workers: Workers,
-        rules: Rules,
-        before: Before,
-        site: Site,
-    ) -> None:
-        self.site = site
-        self.jobs = list(jobs)
-        self.keys = {job.name: job.key for job in jobs}
-        self.folder = folder
-        self.slots = slots
-        self.display = display
-        self.limits = limits
-        self.rules = rules
-        self.before = before
-        self.workers = workers
-        self.meters = Meters()
-        self.results: dict[str, Result] = dict(before.results)
-        self.attempts: dict[str, list[dict[str, Any]]] = {name: list(each) for name, each in before.attempts.items()}
-        self.retried: dict[str, int] = {}  # how often, in this session
-        self.moved: dict[str, int] = {}  # how often its machine was lost, in this session
-        self.unplaced: dict[str, int] = {}  # how often its place was no good before it began
-        self.gone: str | None = None  # why the cluster is
-        self.full: str | None = None  # which disk is nearly full, so that no further job starts
-        self.why_cpu: dict[str, str] = {}  # of jobs that waited too long for several GPUs
-        self.told: set[str] = set()  # jobs of which it was said what they wait for
-        self.waiting = Queue((), slots)
-        self.running: dict[asyncio.Task[None], Supervised] = {}  # until their notebooks are converted
-        self.ended: list[asyncio.Task[None]] = []  # of these
-        self.at_work: set[str] = set()  # jobs that have not ended
-        self.freed = asyncio.Event()  # a job has given its place back, or there are other places
-        self.signals = 0
-        self.failed: str | None = None  # the job for which `--fail-fast` stops the run
-
-    async def run(
-        self, earlier: Mapping[str, Any] | None, expected_seconds: Mapping[str, float], options: Mapping[str, Any]
-    ) -> Run:
-        started, begin = now(), time.monotonic()
-        self._log_start(options)
-        with self._signals():
-            try:
-                await self._line_up(expected_seconds)
-                earlier_ones = [self._convert_earlier(result) for result in self.before.results.values()]
-                await asyncio.gather(self._work(), *earlier_ones)
-            except BaseException:
-                await self._end_all()
-                raise
-            finally:
-                await asyncio.gather(self.workers.close(), self.site.close())
-                self.meters.close()
-        for job in self.waiting:  # the run was interrupted, or stopped
-            self._finish(replace(not_run(job), warnings=self._why_not(), attempts=self.attempts.get(job.name, [])))
-        run = Run(
-            folder=self.folder,
-            results=[self.results[job.name] for job in self.jobs],
-            started=self.before.started or started,
-            seconds=self.before.seconds + time.monotonic() - begin,
-            is_interrupted=self.signals > 0,
-            slots=self.slots.count,
-            versions=versions(),
-            earlier=earlier,
-            notes=[*self.before.notes, *self._how_to_go_on()],
-        )
-        run.save()
-        self.folder.log("run finished", status=run.as_dict()["run"]["status"])
-        return run
-
-    def _why_not(self) -> list[str]:
-        if self.gone:
-            return [f"its turn never came: the cluster is gone: {self.gone}"]
-        if self.full:
-            return [f"its turn never came: {self.full}"]
-        return [f"its turn never came: {self.failed} failed, and --fail-fast stops there"] if self.failed else []
-
-    def _how_to_go_on(self) -> list[str]:
-        if self.full:
-            return [f"{self.full}; with room there: rocmlab run --resume {self.folder.path.name}"]
-        if self.gone is None:
-            return []
-        return [f"the cluster is gone: {self.gone}; when it is back: rocmlab run --resume {self.folder.path.name}"]
-
-    def _log_start(self, options: Mapping[str, Any]) -> None:
-        who = {"pid": os.getpid(), "host": socket.gethostname(), "slots": self.slots.count}
-        if self.before.started:
-            skipped = list(self.before.results)
-            self.folder.log("run resumed", run=self.folder.path.name, **who, skipped=skipped, notes=self.before.notes)
-        else:
-            jobs = [resume.described(job) for job in self.jobs]
-            self.folder.log("run started", run=self.folder.path.name, **who, jobs=jobs, options=options)
-
-    async def _line_up(self, expected_seconds: Mapping[str, float]) -> None:
-        possible: list[Job] = []
-        for job in self.jobs:
-            if job.name in self.results:
-                continue
-            problem = job.problem or self.slots.problem(job)
-            if problem:
-                self._finish(replace(not_run(job, problem), attempts=self.attempts.get(job.name, [])))
-            else:
-                possible.append(job)
-        self.waiting = Queue(longest_first(possible, expected_seconds), self.slots)
-        await self.site.open(possible, self.folder, self.rules.warm, self._places_changed)
-
-    def _places_changed(self, gone: str | None) -> None:
-        self.gone = self.gone or gone
-        self.freed.set()
-
-    @property
-    def _goes_on(self) -> bool:
-        return not (self.signals or self.failed or self.gone or self.full)
-
-    async def _work(self) -> None:
-        while True:
-            while self._goes_on and self._start_next():
-                pass
-            while self.ended:
-                task = self.ended.pop()
-                del self.running[task]
-                task.result()  # an error of ours must not be lost
-            self.freed.clear()
-            if not self.running:
-                if not self._goes_on or not self.waiting:
-                    return
-                self._say_what_lacks()
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self.freed.wait(), LOOK_AGAIN_SECONDS if self.waiting else None)
-
-    def _end_of(self, task: asyncio.Task[None]) -> None:
-        self.ended.append(task)
-        self.freed.set()
-
-    def _say_what_lacks(self) -> None:
-        """Say once why nothing runs: all GPUs are free, and yet none has the memory that the next job needs."""
-        for job in self.waiting.heads():
-            if job.name not in self.told:
-                self.folder.log("job waits", job=job.name, vram_bytes=job.vram_bytes, held=[])
-                log.warning("%s waits until %s", job.name, self.site.lack(job))
-                self.told.add(job.name)
-
-    async def _end_all(self) -> None:
-        """Leave nothing behind when this program itself fails."""
-        self.workers.stop_converting()
-        for supervisor in self.running.values():
-            supervisor.kill()
-        await asyncio.gather(*self.running, return_exceptions=True)
-
-    def _start_next(self) -> bool:
-        """Start the job whose turn it is; tell whether one could be started."""
-        if self.waiting and (problem := space.lack(self.folder.share)):
-            self.full = problem.what
-            log.warning("no further job starts: %s; jobs that run continue", self.full)
-            return False
-        taken = self.waiting.take()
-        if taken is None:
-            return False
-        job, place = taken
-        limits = replace(self.limits, notebook_seconds=job.timeout_seconds or self.limits.notebook_seconds)
-        supervisor = self.site.supervise(job, place, limits, self._viewer(job, place))
-        if place.devices:
-            self._tell_started(job, place)
-        self.at_work.add(job.name)
-        task = asyncio.create_task(self._run_job(supervisor))
-        self.running[task] = supervisor
-        task.add_done_callback(self._end_of)
-        return True
-
-    def _tell_started(self, job: Job, place: Place) -> None:
-        self.folder.log("job started", job=job.name, devices=identify(place))
-        self.display.started(job, place)
-
-    def _viewer(self, job: Job, place: Place) -> Callable[[Event], None]:
-        def see(event: Event) -> None:
-            if event["event"] == "placed":  # only now is it known where
-                self._tell_started(job, place)
-            else:
-                self.display.event(job, event)
-
-        return see
-
-    async def _run_job(self, supervisor: Supervised) -> None:
-        job = supervisor.job
-        try:
-            ending = await supervisor.run()
-        except OSError as err:  # no process, no pipe or no log could be had; the other jobs go on
-            ending = Ending("failed", f"its worker could not be started: {err}", None)
-        except Exception as err:  # neither does an error of ours end the others
-            log.debug("%s could not be run", job.name, exc_info=True)
-            ending = Ending("failed", f"it could not be run: {type(err).__name__}: {err}", None)
-        finally:
-            self.slots.give_back(supervisor.place)
-        if ending.status == "ok" or not self.rules.fail_fast:
-            self.freed.set()  # the next job need not wait for what is left to do for this one
-        if self._goes_on and self._needs_another_place(job, supervisor.place, ending):
-            return
-        attempts = self.attempts.get(job.name, [])
-        if ending.status == "not run":  # it was stopped while it waited
-            result = replace(not_run(job), warnings=[*ending.warnings, *self._why_not()], attempts=attempts)
-        else:
-            if self.failed and ending.status == "killed":
-                ending = replace(ending, message=f"{STOPPED}{self.failed} failed, and --fail-fast stops there")
-            result = await asyncio.to_thread(self._result_of, job, supervisor.place, ending, attempts)
-        if self._may_try_again(result, ending.is_lost):
-            result = await self._converted(result)
-        if self._may_try_again(result, ending.is_lost):  # nobody has interrupted the run meanwhile
-            self._try_again(job, supervisor.place, result, ending.is_lost)
-            return
-        self._finish(result)
-        self.freed.set()
-        self.at_work.discard(job.name)
-        self._hurry()
-        self.results[job.name] = await self._converted(result)
-
-    def _needs_another_place(self, job: Job, place: Place, ending: Ending) -> bool:
-        """Put a job back that could not begin in its place; return whether it was."""
-        if ending.is_unplaced and self.unplaced.get(job.name, 0) < MOST_PLACES:
-            self.unplaced[job.name] = self.unplaced.get(job.name, 0) + 1
-            self._put_back(job, place)
-            return True
-        if ending.why_cpu:
-            self.why_cpu[job.name] = ending.why_cpu
-            log.warning("%s gets the CPU: %s", job.name, ending.why_cpu)
-            self._put_back(replace(job, gpus=0, min_gpus=None), place)
-            return True
-        return False
-
-    def _warned(self, job: Job, ending: Ending) -> Ending:
-        """Add why a job ran on the CPU that needs several GPUs; without any GPU that goes without saying."""
-        why = self.why_cpu.get(job.name)
-        if self.slots.gpus and not job.takes_gpus_from_ray:
-            why = why or self.slots.shortage(job)
-        return replace(ending, warnings=[*ending.warnings, f"it ran on the CPU: {why}"]) if why else ending
-
-    def _result_of(self, job: Job, place: Place, ending: Ending, attempts: list[dict[str, Any]]) -> Result:
-        """Return what came of a job, whatever its files look like."""
-        ending = self._warned(job, ending)
-        try:
-            if ending.message:  # it did not end by itself, or not well
-                repair(self.folder, job, ending)
-            return result_of(self.folder, job, place, ending, attempts)
-        except Exception as err:
-            log.debug("what %s has left cannot be read", job.name, exc_info=True)
-            why = f"what it has left cannot be read: {type(err).__name__}: {err}"
-            error = {"name": "Error", "value": f"{ending.message}; {why}" if ending.message else why}
-            status: Status = "failed" if ending.status == "ok" else ending.status
-            return replace(
-                not_run(job),
-                status=status,
-                exit_code=EXIT_CODES[status],
-                started=ending.started,
-                seconds=ending.seconds,
-                devices=identify(place),
-                error=error,
-                warnings=ending.warnings,
-                attempts=list(attempts),
-            )
-
-    async def _converted(self, result: Result) -> Result:
-        """Convert an executed notebook to HTML, beside the jobs that run; return the result with that file."""
-        notebook, html = self.folder.file(result.name, "notebook"), self.folder.file(result.name, "html")
-        warnings = [each for each in result.warnings if not each.startswith(NO_HTML)]
-        if not html.exists() and notebook.exists() and (why := await self.workers.convert(notebook, html)):
-            warnings.append(f"{NO_HTML}{why}")
-        return replace(result, files=self.folder.files(result.name), warnings=warnings)
-
-    async def _convert_earlier(self, result: Result) -> None:
-        self.results[result.name] = await self._converted(result)
-
-    def _hurry(self) -> None:
-        """Give what is to be converted a short time, if the run was interrupted and no job runs any more."""
-        if self.signals and not self.at_work:
-            asyncio.get_running_loop().call_later(HURRY_SECONDS, self.workers.stop_converting)
-
-    def _may_try_again(self, result: Result, is_lost: bool) -> bool:
-        if not self._goes_on or not retries.may_pass(result.status):
-            return False
-        if is_lost:  # which is no fault of its own, and does not count against `--retries`
-            return self.moved.get(result.name, 0) < MOST_MOVES
-        return self.retried.get(result.name, 0) < self.rules.retries
-
-    def _try_again(self, job: Job, place: Place, result: Result, is_lost: bool) -> None:
-        kept = retries.attempt(result.as_dict(), retries.set_aside(self.folder, job.name))
-        self.attempts.setdefault(job.name, []).append(kept)
-        count = self.moved if is_lost else self.retried
-        count[job.name] = count.get(job.name, 0) + 1
-        self.folder.log("job retried", job=job.name, attempt=kept)
-        left = MOST_MOVES - count[job.name] if is_lost else self.rules.retries - count[job.name]
-        self.display.event(job, {"event": "retried", **kept, "left": left})
-        self._put_back(job, place)
-
-    def _put_back(self, job: Job, place: Place) -> None:
-        """Have a job placed again, before all others, and elsewhere than here if it can be."""
-        self.at_work.discard(job.name)
-        self.waiting.put_first(job, place.gpus)
-        self.freed.set()
-
-    def _finish(self, result: Result) -> None:
-        self.results[result.name] = result
-        self.attempts.pop(result.name, None)
-        self.folder.log("job finished", job=result.name, key=self.keys.get(result.name), result=result.as_dict())
-        self.display.finished(result)
-        if self.rules.fail_fast and not (result.is_ok or self.failed or self.signals):
-            self.failed = result.name
-            for supervisor in self.running.values():
-                supervisor.stop("interrupted")
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        numbers = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup wants the run to go on
-            numbers.append(signal.SIGHUP)
-        for number in numbers:
-            loop.add_signal_handler(number, self._interrupt, number)
-        try:
-            yield
-        finally:
-            for number in numbers:
-                loop.remove_signal_handler(number)
-
-    def _interrupt(self, number: signal.Signals) -> None:
-        self.signals += 1
-        if number == signal.SIGHUP:
-            self.display.mute()
-        if self.signals > 1:
-            self.workers.stop_converting()
-        for supervisor in self.running.values():
-            if self.signals == 1:
-                supervisor.stop("interrupted")
-            else:
-                supervisor.kill()
-        self._hurry()

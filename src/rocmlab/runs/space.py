@@ -1,4 +1,4 @@
-"""The room on the disk of a share, before a run begins and before each of its jobs."""
+"""The free space on the disk of a share, before a run begins and before each of its jobs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def lack(share: Path, environment: Mapping[str, str] = os.environ) -> Problem | 
 
 
 def check(share: Path) -> None:
-    """Make sure that a run has room for what it writes.
+    """Make sure that there is enough disk space for a run.
 
     Raises:
         RocmlabError: the disk is nearly full; what is there is not touched.

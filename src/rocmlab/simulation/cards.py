@@ -131,7 +131,7 @@ def _add_identity(tree: Tree, host: Host, gpu: Gpu) -> None:
         tree.put(
             folder,
             product_name=product.product_name,
-            product_number=f"102-SIM{number}-00",
+            product_number=product.part_number or f"102-SIM{number}-00",
             serial_number=gpu.serial,
         )
     for name, version in FIRMWARE.items():

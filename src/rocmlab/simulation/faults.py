@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from rocmlab.base.errors import RocmlabError
+from rocmlab.devices.roots import FAULTS_FILE
 from rocmlab.simulation import cards, processes, system, topology
 from rocmlab.simulation.hosts import Gpu, Host
 from rocmlab.simulation.trees import Tree
 
-READS = "rocmlab-faults.json"  # path below the root: EIO, EBUSY or hang
 HANG_FILES = ("gpu_busy_percent", "mem_busy_percent", "gpu_metrics", "pp_dpm_sclk", "pp_dpm_mclk")
 CONSUMER_LACKS = ("unique_id", "product_name", "product_number", "serial_number", "mem_busy_percent", "gpu_metrics")
 
@@ -35,11 +35,11 @@ def parse_fault(text: str) -> Fault:
     """Turn `KIND[:GPU[:DETAIL]]` into a fault.
 
     Raises:
-        RocmlabError: it has another form, or there is no such kind.
+        RocmlabError: it has another form, or an unknown kind.
     """
     kind, *rest = text.split(":", 2)
     if kind not in KINDS:
-        raise RocmlabError(f"--fault {text}: there is no fault {kind!r}", "", f"choose one of: {', '.join(KINDS)}")
+        raise RocmlabError(f"--fault {text}: unknown fault {kind!r}", "", f"choose one of: {', '.join(KINDS)}")
     if rest and rest[0] and not rest[0].isdecimal():
         raise _malformed(text, "the second part is the HIP index of a GPU")
     detail = rest[1] if len(rest) > 1 else ""
@@ -70,7 +70,7 @@ def apply_faults(tree: Tree, host: Host, faults: Sequence[Fault], seconds: float
         gpus = host.gpus if fault.gpu is None else (host.gpus[fault.gpu],)
         apply(tree, host, gpus, fault, reads)
     if reads:
-        tree.files[READS] = (json.dumps(reads, indent=1, sort_keys=True) + "\n").encode()
+        tree.files[FAULTS_FILE] = (json.dumps(reads, indent=1, sort_keys=True) + "\n").encode()
 
 
 def adjust_host(host: Host, faults: Sequence[Fault]) -> Host:
@@ -115,7 +115,7 @@ def _failing_read(error: str, default: tuple[str, ...]) -> Apply:
             present = [path for path in paths if path in tree.files]
             if fault.detail and not present:
                 raise RocmlabError(
-                    f"--fault {fault.kind}: {fault.detail} is no file of GPU {gpu.number}",
+                    f"--fault {fault.kind}: {fault.detail} is not a file of GPU {gpu.number}",
                     f"its folder is /{gpu.folder}",
                     "name a file relative to that folder, such as gpu_busy_percent",
                 )
@@ -204,12 +204,12 @@ def _nothing(tree: Tree, host: Host, gpus: Sequence[Gpu], fault: Fault, reads: d
 
 # kind: (what it does to the tree, what it is)
 KINDS: dict[str, tuple[Apply, str]] = {
-    "vanish": (_vanish, "the card is gone from the bus and from the topology (third part: after so many seconds)"),
-    "lost": (_lost, "the card is gone, and the topology still lists it (third part: after so many seconds)"),
+    "vanish": (_vanish, "the card is missing from the bus and from the topology (third part: after N seconds)"),
+    "lost": (_lost, "the card is missing, and the topology still lists it (third part: after N seconds)"),
     "eio": (_failing_read("EIO", ("gpu_busy_percent",)), "reading a file fails with EIO (third part: the file)"),
     "ebusy": (_failing_read("EBUSY", ("gpu_busy_percent",)), "reading a file fails with EBUSY (third part: the file)"),
     "hang": (_failing_read("hang", HANG_FILES), "the power firmware hangs: reads of its values never return"),
-    "unreadable-node": (_unreadable_node, "nobody may open the render node (mode 0000)"),
+    "unreadable-node": (_unreadable_node, "no user may open the render node (mode 0000)"),
     "no-render-group": (_no_render_group, "no group render; the nodes belong to root alone"),
     "no-kfd": (_no_kfd, "/dev/kfd is missing"),
     "no-driver": (_no_driver, "the driver amdgpu is not loaded; the cards are on the bus"),

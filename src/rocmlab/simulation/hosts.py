@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from rocmlab.base.errors import RocmlabError
 from rocmlab.simulation.products import PRODUCTS, Product
 
-MOST_GPUS = 64
-MOST_RENDER_NODES = 64  # renderD128 … renderD191
+MAX_GPUS = 64
+MAX_RENDER_NODES = 64  # renderD128 … renderD191
 PARTITIONS = {"spx": 1, "dpx": 2, "qpx": 4, "cpx": 8}
-# profile: (products in turn, GPUs by default, CPU sockets, number of the first card)
+# profile: (products alternately, GPUs by default, CPU sockets, number of the first card)
 PROFILES: dict[str, tuple[tuple[str, ...], int, int, int]] = {
     "radeon": (("rx7900xtx",), 2, 1, 0),
     "instinct": (("mi300x",), 8, 2, 0),
@@ -97,12 +97,12 @@ def plan(
         profile: one of `PROFILES`.
         gpus: how many GPUs; None for what the profile has by default.
         partition: compute partition mode of the GPUs that have partitions, one of `PARTITIONS`.
-        products: keys of `PRODUCTS` to use in turn in place of the profile's own.
+        products: keys of `PRODUCTS` to use alternately in place of the profile's own.
         extra: keys of products that come after them, such as a processor's own small GPU.
         seed: decides serial numbers, unique ids and the like.
 
     Raises:
-        RocmlabError: there is no such profile, product or partition mode, or the number of GPUs is impossible.
+        RocmlabError: the profile, product or partition mode is unknown, or the number of GPUs is impossible.
     """
     chosen = _chosen(profile, gpus, partition, products, extra)
     own = len(chosen) - len(extra)  # GPUs that the profile places
@@ -145,7 +145,7 @@ class _Numbers:
         self._parts = PARTITIONS[partition]
         self._seed = seed
         # The driver makes all eight nodes of an MI300X whatever its mode; more than eight GPUs would not fit.
-        self._has_spares = sum(product.accelerators for product in chosen) <= MOST_RENDER_NODES
+        self._has_spares = sum(product.accelerators for product in chosen) <= MAX_RENDER_NODES
 
     def take(self, turn: int, product: Product) -> tuple[tuple[Partition, ...], tuple[tuple[int, int], ...]]:
         """Return the next GPU's partitions, and platform device and minor of the nodes that it does not use."""
@@ -170,10 +170,10 @@ class _Numbers:
 
     def check(self) -> None:
         """Refuse more nodes than the kernel numbers."""
-        if self._minor > MOST_RENDER_NODES:
+        if self._minor > MAX_RENDER_NODES:
             raise RocmlabError(
                 f"this host would need {self._minor} render nodes",
-                f"a host has at most {MOST_RENDER_NODES}, renderD128 to renderD191",
+                f"a host has at most {MAX_RENDER_NODES}, renderD128 to renderD191",
                 "take fewer GPUs: 8 divided MI300X have 64 nodes",
             )
 
@@ -187,8 +187,8 @@ def _chosen(
         _known("product", key, PRODUCTS)
     own, default = PROFILES[profile][:2]
     count = default if gpus is None else gpus
-    if not 1 <= count <= MOST_GPUS - len(extra):
-        raise RocmlabError(f"--gpus {count} is impossible", f"a host has 1 to {MOST_GPUS} GPUs", "--gpus 4")
+    if not 1 <= count <= MAX_GPUS - len(extra):
+        raise RocmlabError(f"--gpus {count} is impossible", f"a host has 1 to {MAX_GPUS} GPUs", "--gpus 4")
     keys = tuple(products) or own
     chosen = [PRODUCTS[keys[turn % len(keys)]] for turn in range(count)] + [PRODUCTS[key] for key in extra]
     if PARTITIONS[partition] > 1 and not any(product.has_partitions for product in chosen):
@@ -202,7 +202,7 @@ def _chosen(
 
 def _known(what: str, value: str, known: Iterable[str]) -> None:
     if value not in known:
-        raise RocmlabError(f"there is no {what} {value!r}", "", f"choose one of: {', '.join(known)}")
+        raise RocmlabError(f"unknown {what} {value!r}", "", f"choose one of: {', '.join(known)}")
 
 
 def _kfd_order(count: int) -> list[int]:

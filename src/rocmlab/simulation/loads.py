@@ -116,7 +116,7 @@ def _waves(gpu: int, seconds: float) -> float:
 
 
 def _training(gpu: int, seconds: float) -> float:
-    """High with small noise; low for a moment at each epoch's end, when the data are read anew."""
+    """High with small noise; low for a moment at each epoch's end, when the data are read again."""
     within = (seconds + 11) % EPOCH_SECONDS
     if within < 3:
         return 12.0 + gpu % 4

@@ -1,4 +1,4 @@
-"""The compute processes of a simulated host, as KFD lists them: made up, or real ones that pretend to use a GPU.
+"""The compute processes of a simulated host, as KFD lists them: simulated, or real ones that appear to use a GPU.
 
 Source of the files: kernel drivers/gpu/drm/amd/amdkfd/kfd_process.c (`kfd_procfs_show`), and what AMD's tools read.
 """
@@ -24,7 +24,7 @@ DRIVER_BYTES = 26 << 20  # what it takes itself
 class GpuUse:
     """One process on one GPU; a process on several GPUs is given once for each.
 
-    Without a command the process is one of this machine: whoever asks for more looks into the real `/proc`.
+    Without a command the process is one of this machine: readers find the rest in the real `/proc`.
     """
 
     pid: int
@@ -33,10 +33,10 @@ class GpuUse:
     cu_occupancy: int = 0  # compute units
     sdma_seconds: float = 0.0
     evicted_seconds: float = 0.0
-    command: tuple[str, ...] = ()  # of a made-up process, which gets its own entry in the host's `/proc`
+    command: tuple[str, ...] = ()  # of a simulated process, which gets its own entry in the host's `/proc`
 
 
-def made_up(host: Host, states: Mapping[int, State]) -> list[GpuUse]:
+def simulated(host: Host, states: Mapping[int, State]) -> list[GpuUse]:
     """Return a process for each GPU that works, on all of its partitions.
 
     Args:
@@ -62,7 +62,7 @@ def made_up(host: Host, states: Mapping[int, State]) -> list[GpuUse]:
 
 
 def files(host: Host, uses: Sequence[GpuUse]) -> dict[str, bytes]:
-    """Return what KFD, and for made-up processes `/proc`, holds of these processes."""
+    """Return what KFD, and for simulated processes `/proc`, holds of these processes."""
     tree = Tree()
     nodes = [(gpu, partition) for gpu in host.gpus for partition in gpu.partitions]
     for turn, pid in enumerate(dict.fromkeys(use.pid for use in uses)):
@@ -89,7 +89,7 @@ def with_their_memory(gpus: Iterable[Gpu], states: Mapping[int, State], uses: Se
 
 
 def leave(tree: Tree, gpu: Gpu) -> None:
-    """Take away what a GPU's processes have on it, and the made-up one that has nothing else."""
+    """Take away what a GPU's processes have on it, and the simulated one that has nothing else."""
     pid = FIRST_PID + gpu.number
     tree.remove(f"{KFD}/proc/{pid}")
     tree.remove(f"proc/{pid}")
@@ -97,14 +97,6 @@ def leave(tree: Tree, gpu: Gpu) -> None:
     for path in [path for path in tree.files if path.startswith(f"{KFD}/proc/")]:
         if path.split("/")[7].endswith(ends):
             del tree.files[path]
-
-
-def namespace() -> int | None:
-    """Return which process ids this process counts by; None outside Linux."""
-    try:
-        return os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
-        return None
 
 
 def _add_use(tree: Tree, folder: str, partition: Partition, use: GpuUse | None) -> None:

@@ -9,17 +9,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rocmlab.base import files
 from rocmlab.base.errors import RocmlabError
 
 
 @dataclass(frozen=True)
 class Node:
-    """A device node: a plain file with these rights, or a character device where that was asked for."""
+    """A device node: a plain file with these rights, or a character device where that was requested."""
 
     major: int
     minor: int
     mode: int
-    gid: int | None  # None: that of whoever writes
+    gid: int | None  # None: that of the writing user
 
 
 @dataclass
@@ -72,7 +73,7 @@ def write_node(path: Path, node: Node, *, is_character: bool) -> None:
     """Make one device node.
 
     Raises:
-        RocmlabError: a character device was asked for, which only root can make.
+        RocmlabError: a character device was requested, which only root can make.
     """
     if is_character:
         try:
@@ -125,9 +126,8 @@ def apply_change(root: Path, before: Tree, after: Tree) -> None:
 
 def place(path: Path, content: bytes) -> None:
     """Add a file that appears with its content, or replace it as a whole."""
-    draft = path.with_name(f".{path.name}.new")
-    draft.write_bytes(content)
-    os.replace(draft, path)
+    with files.replacing(path) as file:
+        file.write(content)
 
 
 def clear(root: Path, names: Iterable[str]) -> None:

@@ -8,8 +8,12 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rocmlab.base.errors import RocmlabError
+from rocmlab.devices.processes import SIMULATED_MARK as MARK
+from rocmlab.devices.processes import own_namespace
+from rocmlab.devices.roots import FAULTS_FILE
 from rocmlab.simulation import cards, processes, system, topology, trees
 from rocmlab.simulation.faults import Fault, adjust_host, apply_faults, parse_fault
 from rocmlab.simulation.hosts import Host, plan
@@ -17,8 +21,7 @@ from rocmlab.simulation.loads import State, parse_busy, state_at
 from rocmlab.simulation.processes import GpuUse
 from rocmlab.simulation.trees import Tree
 
-MARK = "rocmlab-simulated.json"  # says that a folder is ours
-TOP = ("sys", "dev", "proc", "etc", MARK, "rocmlab-faults.json")  # all that we write
+TOP = ("sys", "dev", "proc", "etc", MARK, FAULTS_FILE)  # all that we write
 OPEN_TO_ALL = 0o666
 
 
@@ -41,14 +44,32 @@ class Live:
         node_mode: int | None = None,
         processes: Sequence[GpuUse] | None = None,
     ) -> None:
-        """Write the host as it is at 0 seconds; the arguments are those of `write_host`."""
+        """Write the host as it is at 0 seconds.
+
+        Args:
+            folder: where; new, empty, or a simulated host, which is replaced.
+            gpus: how many, 1 to 64; None for as many as the profile has by default.
+            profile: radeon, instinct, apu or mixed.
+            partition: spx, dpx, qpx or cpx: into how many parts each GPU that can be is divided.
+            partitions_are_functions: number partitions as older drivers do, by the function of the PCI address.
+            products: kinds of GPUs to use alternately in place of the profile's own (`products.PRODUCTS`).
+            busy: idle, steady, waves, training, a percentage, or percentages by HIP index such as `0:95,1:10`.
+            faults: what is broken, as `KIND[:GPU[:DETAIL]]` or `Fault`.
+            seed: decides serial numbers and the like; the same seed writes the same files.
+            character_nodes: make real character devices, of group render with mode 0660; only root can.
+            node_mode: permission bits of the device nodes; None for 0666 (0660 with `character_nodes`).
+            processes: what uses the GPUs; None for one simulated process on each GPU that works.
+
+        Raises:
+            RocmlabError: an argument is impossible, or the folder holds something else.
+        """
         self.folder = folder
-        self.processes = processes  # whoever changes them sees it with the next step
+        self.processes = processes  # a change of them shows with the next step
         self._faults = [parse_fault(fault) if isinstance(fault, str) else fault for fault in faults]
         extra = ("raphael",) if any(fault.kind == "igpu" for fault in self._faults) else ()
         planned = plan(profile, gpus, partition=partition, products=products, extra=extra, seed=seed)
         self.host: Host = adjust_host(replace(planned, partitions_are_functions=partitions_are_functions), self._faults)
-        self.pattern = parse_busy(busy, len(self.host.gpus))  # whoever replaces it sees it with the next step
+        self.pattern = parse_busy(busy, len(self.host.gpus))  # a replacement shows with the next step
         mode = node_mode if node_mode is not None else 0o660 if character_nodes else OPEN_TO_ALL
         self._fixed = _fixed(self.host, mode=mode, gid=system.RENDER_GID if character_nodes else None)
         mark = {"profile": profile, "gpus": len(self.host.gpus), "partition": partition, "busy": busy, "seed": seed}
@@ -59,7 +80,7 @@ class Live:
         self._tree.write(folder, character_nodes=character_nodes)
 
     def step(self, seconds: float) -> None:
-        """Bring the tree to what it is so many seconds after the beginning; time must not run backwards."""
+        """Bring the tree to what it is `seconds` after the beginning; time must not run backwards."""
         after = self._at(seconds)
         trees.apply_change(self.folder, self._tree, after)
         self._tree = after
@@ -83,45 +104,21 @@ class Live:
     def _used(self, states: dict[int, State]) -> tuple[dict[int, State], Sequence[GpuUse]]:
         """Return the processes, and the states of the GPUs with the memory that these have."""
         if self.processes is None:
-            return states, processes.made_up(self.host, states)
+            return states, processes.simulated(self.host, states)
         return processes.with_their_memory(self.host.gpus, states, self.processes), self.processes
 
     def _marked(self) -> bytes:
         """Say what this is; with processes of this machine also by which process ids they are counted."""
-        counted = {} if self.processes is None else {processes.NAMESPACE: processes.namespace()}
+        counted = {} if self.processes is None else {processes.NAMESPACE: own_namespace()}
         return (json.dumps({**self._mark, **counted}, indent=1) + "\n").encode()
 
 
-def write_host(
-    folder: Path,
-    *,
-    gpus: int | None = None,
-    profile: str = "radeon",
-    partition: str = "spx",
-    partitions_are_functions: bool = False,
-    products: Sequence[str] = (),
-    busy: str = "idle",
-    faults: Sequence[Fault | str] = (),
-    seed: int = 0,
-    character_nodes: bool = False,
-    node_mode: int | None = None,
-    processes: Sequence[GpuUse] | None = None,
-) -> Path:
+def write_host(folder: Path, **options: Any) -> Path:  # noqa: ANN401  those of Live
     """Write a simulated host.
 
     Args:
         folder: where; new, empty, or a simulated host, which is replaced.
-        gpus: how many, 1 to 64; None for as many as the profile has by default.
-        profile: radeon, instinct, apu or mixed.
-        partition: spx, dpx, qpx or cpx: into how many parts each GPU that can be is divided.
-        partitions_are_functions: number partitions as older drivers do, by the function of the PCI address.
-        products: kinds of GPUs to use in turn in place of the profile's own (`products.PRODUCTS`).
-        busy: idle, steady, waves, training, a percentage, or percentages by HIP index such as `0:95,1:10`.
-        faults: what is broken, as `KIND[:GPU[:DETAIL]]` or `Fault`.
-        seed: decides serial numbers and the like; the same seed writes the same files.
-        character_nodes: make real character devices, of group render with mode 0660; only root can.
-        node_mode: permission bits of the device nodes; None for 0666 (0660 with `character_nodes`).
-        processes: what uses the GPUs; None for one made-up process on each GPU that works.
+        options: those of `Live`.
 
     Returns:
         The folder, for `ROCMLAB_ROOT` or `discover(root)`.
@@ -129,25 +126,11 @@ def write_host(
     Raises:
         RocmlabError: an argument is impossible, or the folder holds something else.
     """
-    Live(
-        folder,
-        gpus=gpus,
-        profile=profile,
-        partition=partition,
-        partitions_are_functions=partitions_are_functions,
-        products=products,
-        busy=busy,
-        faults=faults,
-        seed=seed,
-        character_nodes=character_nodes,
-        node_mode=node_mode,
-        processes=processes,
-    )
-    return folder
+    return Live(folder, **options).folder
 
 
 def is_ours(folder: Path) -> bool:
-    """Tell whether a folder is a simulated host that we wrote."""
+    """Return whether a folder is a simulated host that we wrote."""
     return (folder / MARK).is_file()
 
 
@@ -168,15 +151,15 @@ def _claim(folder: Path) -> None:
     except (FileExistsError, NotADirectoryError):
         taken = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
         why = "a link that leads nowhere is there" if taken.is_symlink() else "a file is there"
-        raise RocmlabError(f"{taken} is no folder", why, "name a new folder") from None
+        raise RocmlabError(f"{taken} is not a folder", why, "name a new folder") from None
     present = os.listdir(folder)
     if not present:
         return
-    foreign = sorted(set(present) - set(TOP))
-    if not is_ours(folder) or foreign:
+    others = sorted(set(present) - set(TOP))
+    if not is_ours(folder) or others:
         raise RocmlabError(
             f"{folder} is not empty",
-            f"it holds {', '.join(foreign[:3])}" if foreign else f"it has no {MARK}, so it is not a simulated host",
+            f"it holds {', '.join(others[:3])}" if others else f"it has no {MARK}, so it is not a simulated host",
             "name a new folder",
         )
     trees.clear(folder, TOP)

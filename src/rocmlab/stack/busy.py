@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from rocmlab.stack import runs_under_way
-from rocmlab.stack.asking import EngineSilent
 from rocmlab.stack.container import ContainerLab
 from rocmlab.stack.lab import Lab
 from rocmlab.stack.native import NativeLab
+from rocmlab.stack.process import EngineSilent
 
 ASK_TIMEOUT_SECONDS = 10.0
-QUIET_SECONDS = 5.0  # a kernel that worked less than so long ago may be between two cells of one `Run All`
+QUIET_SECONDS = 5.0  # a kernel that worked more recently than this may be between two cells of one `Run All`
 BETWEEN_LOOKS_SECONDS = 0.6
 SHARE_INSIDE = "/home/jovyan/share"
 PROCESSES = ("ps", "-A", "-o", "pid=", "-o", "ppid=", "-o", "tpgid=", "-o", "args=")
@@ -35,14 +35,14 @@ class Work:
 
     what: str
     how: str  # what it does, and since when
-    is_busy: bool  # it computes, or nobody can tell that it does not
-    is_open: bool = True  # it belongs to the lab's server and ends with it; False: a run beside the server
+    is_busy: bool  # it computes, or its state is unknown
+    is_open: bool = True  # it belongs to the lab's server and ends with it; False: a run outside of the server
     gpus: tuple[str, ...] = ()
     last_activity: str = ""  # of a kernel: changes with each message
 
     @property
     def is_fresh(self) -> bool:
-        """Whether it said anything in the last few seconds."""
+        """Whether it sent a message in the last few seconds."""
         return time.time() - (_unix(self.last_activity) or 0.0) < QUIET_SECONDS
 
     def __str__(self) -> str:
@@ -57,11 +57,11 @@ class Found:
     """All that runs in a lab."""
 
     works: tuple[Work, ...] = ()
-    unknown: str = ""  # why nobody can tell what runs; empty: it is known
+    unknown: str = ""  # why it is unknown what runs; empty: it is known
 
 
 def find(lab: Lab) -> Found:
-    """Return what runs in a lab and, for a container, in those of `docker compose run` beside it; it changes nothing.
+    """Return what runs in a lab and, for a container, in those of `docker compose run` next to it; it changes nothing.
 
     A kernel that has just become idle is looked at twice: it may be between two cells.
     """
@@ -85,7 +85,7 @@ def _in_between(work: Work) -> Work:
 
 
 def _look(lab: Lab) -> Found:
-    """Look once; where the engine does not answer, nobody can tell what runs: that is never "nothing"."""
+    """Look once; where the engine does not answer, what runs is unknown, which is not "nothing"."""
     try:
         return _asked(lab)
     except EngineSilent as err:
@@ -93,8 +93,7 @@ def _look(lab: Lab) -> Found:
 
 
 def _asked(lab: Lab) -> Found:
-    is_running = lab.known_container() is not None if isinstance(lab, ContainerLab) else lab.is_running()
-    if not is_running:
+    if not lab.is_known_to_run():
         return Found(tuple(_runs(lab)))
     kernels = _kernels(lab)
     if kernels is None:
@@ -146,13 +145,13 @@ def _unix(text: str) -> float | None:
 
 
 def _clock(text: str) -> str:
-    """Return a time of Jupyter's as a person reads it: 14:05:09 UTC (3 min ago)."""
+    """Return a time of Jupyter's as text: 14:05:09 UTC (3 min ago)."""
     seconds = _unix(text)
     if seconds is None:
         return text or "an unknown time"
     ago = max(0.0, time.time() - seconds)
-    told = f"{ago:.0f} s" if ago < 90 else f"{ago / 60:.0f} min" if ago < 5400 else f"{ago / 3600:.0f} h"
-    return f"{datetime.fromtimestamp(seconds, timezone.utc):%H:%M:%S} UTC ({told} ago)"
+    shown = f"{ago:.0f} s" if ago < 90 else f"{ago / 60:.0f} min" if ago < 5400 else f"{ago / 3600:.0f} h"
+    return f"{datetime.fromtimestamp(seconds, timezone.utc):%H:%M:%S} UTC ({shown} ago)"
 
 
 # -- headless runs -------------------------------------------------------------------------------------------------
@@ -177,7 +176,7 @@ def _runs(lab: Lab) -> list[Work]:
             _check_nothing_runs(lab, container, code, output)
             continue
         for run in _parsed(output):
-            if run.get("host") in (None, lab.asked("inspect", "--format", "{{.Config.Hostname}}", container).strip()):
+            if run.get("host") in (None, lab.query("inspect", "--format", "{{.Config.Hostname}}", container).strip()):
                 works.setdefault(str(run["name"]), _run(run, is_open=container == main))
     return list(works.values())
 
@@ -191,11 +190,11 @@ def _check_nothing_runs(lab: ContainerLab, container: str, code: int, output: st
     """Make sure that a container in which nothing could be started holds no run: it has ended, or is of another kind.
 
     Raises:
-        EngineSilent: nobody can tell.
+        EngineSilent: it is unknown.
     """
     if code in NO_SUCH_PROGRAM or container not in _containers(lab):
         return
-    if lab.asked("inspect", "--format", "{{.State.Restarting}}", container).strip() == "true":
+    if lab.query("inspect", "--format", "{{.State.Restarting}}", container).strip() == "true":
         return
     why = output.strip()[-400:] or f"exit code {code}"
     raise EngineSilent(f"the engine does not answer `{lab.program} exec`", why, f"{lab.program} ps")
@@ -219,7 +218,7 @@ def _run(run: Row, *, is_open: bool) -> Work:
 
 
 def _terminals(lab: Lab) -> list[Work]:
-    """Return the programs in the foreground of the lab's terminals, shells that wait for a command left out."""
+    """Return the programs in the foreground of the lab's terminals, without shells that wait for a command."""
     code, table = lab.capture_inside(PROCESSES)
     if code and code not in NO_SUCH_PROGRAM and isinstance(lab, ContainerLab) and (main := lab.known_container()):
         _check_nothing_runs(lab, main, code, table)
@@ -232,9 +231,7 @@ def _terminals(lab: Lab) -> list[Work]:
 def foreground(table: str, family: set[int] | None) -> list[str]:
     """Return the command lines in the foreground of terminals, from `ps` (pid, ppid, tpgid, args).
 
-    Args:
-        table: what `ps` printed.
-        family: the processes to look at; None: all.
+    `family` are the processes to look at; None: all.
     """
     rows = [line.split(None, 3) for line in table.splitlines()]
     known = {
@@ -251,7 +248,7 @@ def foreground(table: str, family: set[int] | None) -> list[str]:
 
 
 def _has_no_server(lab: Lab) -> bool:
-    """Tell whether no JupyterLab runs inside: a container that is restarted again and again, for example."""
+    """Return whether no JupyterLab runs inside: a container that is restarted again and again, for example."""
     if isinstance(lab, NativeLab):
         return False
     code, table = lab.capture_inside(PROCESSES)

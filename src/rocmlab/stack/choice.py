@@ -1,4 +1,4 @@
-"""Which backend and which runtime a host gets: a function of what was asked and what was found."""
+"""Which backend and which runtime a host gets: a function of what was requested and what was found."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rocmlab.base.errors import Problem, RocmlabError
-from rocmlab.devices import cuda, nodes, rocm
+from rocmlab.devices import cuda, nodes, topology
 from rocmlab.devices.model import BACKENDS
 from rocmlab.devices.roots import is_simulated
 from rocmlab.stack.engine import Engine
@@ -54,7 +54,7 @@ def inspect(engine: Engine, root: Path, podman: Podman | None = None) -> Host:
     has_kfd = nodes.kfd(root) is not None
     return Host(
         engine=engine,
-        has_amd=has_kfd and bool(rocm.kfd_gpus(root) or nodes.render_nodes(root)),
+        has_amd=has_kfd and bool(topology.read(root).gpus or nodes.render_nodes(root)),
         has_nvidia=cuda.has_device_nodes(root),
         has_nvidia_toolkit="nvidia" in engine.runtimes or shutil.which("nvidia-ctk") is not None,
         has_rocm=(root / "opt/rocm").exists(),
@@ -67,7 +67,7 @@ def inspect(engine: Engine, root: Path, podman: Podman | None = None) -> Host:
 
 
 def _has_nvidia_for_wsl(root: Path) -> bool:
-    """Tell whether Windows lends its NVIDIA driver: /dev/dxg serves the GPUs of every vendor."""
+    """Return whether Windows provides its NVIDIA driver: /dev/dxg serves the GPUs of every vendor."""
     return (root / "usr/lib/wsl/lib/nvidia-smi").exists() or (root / "usr/lib/wsl/lib/libcuda.so.1").exists()
 
 
@@ -85,14 +85,10 @@ def _amd_display(root: Path) -> str | None:
 def choose(host: Host, backend: str = "auto", runtime: str = "auto", before: str = "") -> Choice:
     """Choose backend and runtime.
 
-    Args:
-        host: what was found.
-        backend: what was asked for.
-        runtime: what was asked for.
-        before: the runtime of the lab that is there; `auto` does not leave Docker because it happens to be down.
+    `before` is the runtime of the lab that is there: `auto` does not leave Docker because it happens to be down.
 
     Raises:
-        RocmlabError: a word is unknown, or a GPU or an engine that was asked for cannot be used.
+        RocmlabError: a value is unknown, or a requested GPU or engine cannot be used.
     """
     check_word("BACKEND", backend, ("auto", *BACKENDS))
     check_word("RUNTIME", runtime, ("auto", *RUNTIMES))
@@ -112,13 +108,9 @@ def choose(host: Host, backend: str = "auto", runtime: str = "auto", before: str
 
 
 def check_word(name: str, word: str, known: tuple[str, ...]) -> None:
-    """Make sure that a setting is one of the words there are.
-
-    Raises:
-        RocmlabError: it is not.
-    """
+    """Raise RocmlabError unless a setting is one of the known values."""
     if word not in known:
-        raise RocmlabError(f"{name}={word} is unknown", "a typing error, perhaps", f"use one of: {', '.join(known)}")
+        raise RocmlabError(f"{name}={word} is unknown", "perhaps a typo", f"use one of: {', '.join(known)}")
 
 
 def _choose_backend(host: Host, runtime: str) -> str:
@@ -135,26 +127,26 @@ def _check_present(host: Host, backend: str) -> None:
     without = "take the backend that is there: make up BACKEND=auto"
     if host.simulated is not None and backend != "cpu":
         raise RocmlabError(
-            f"BACKEND={backend} was asked for, and the host is simulated",
+            f"BACKEND={backend} was requested, and the host is simulated",
             f"the GPUs of {host.simulated} can be looked at; none of them computes",
             "make up BACKEND=cpu; or, to leave the simulated host: make up ROCMLAB_ROOT=",
         )
     if backend == "rocm" and not host.has_amd and not host.has_wsl_gpu:
         raise RocmlabError(
-            "BACKEND=rocm was asked for, and this host has no AMD GPU ready for it",
+            "BACKEND=rocm was requested, and this host has no usable AMD GPU",
             f"the GPU at {host.amd_without_driver} has no driver: /dev/kfd is missing"
             if host.amd_without_driver
             else "/dev/kfd is missing, which the amdgpu driver makes",
-            f"make doctor, which says why (mostly: sudo modprobe amdgpu); or {without}",
+            f"make doctor, which shows why (mostly: sudo modprobe amdgpu); or {without}",
         )
     if backend == "cuda" and not host.has_nvidia:
         raise RocmlabError(
-            "BACKEND=cuda was asked for, and this host has no NVIDIA GPU",
+            "BACKEND=cuda was requested, and this host has no NVIDIA GPU",
             "/dev/nvidia0 is missing, which NVIDIA's driver makes",
             f"install NVIDIA's driver and see that nvidia-smi works; or {without}",
         )
     if backend == "metal" and not host.is_mac:
-        raise RocmlabError("BACKEND=metal was asked for, and this is no Mac", "Metal is macOS's own", without)
+        raise RocmlabError("BACKEND=metal was requested, and this is not a Mac", "only macOS has Metal", without)
 
 
 def _choose_runtime(host: Host, backend: str, runtime: str, before: str) -> str:
@@ -181,10 +173,10 @@ def _choose_runtime(host: Host, backend: str, runtime: str, before: str) -> str:
 
 
 def _no_engine(runtime: str) -> RocmlabError:
-    name, install = {"docker": ("Docker engine", INSTALL_DOCKER), "podman": ("Podman", INSTALL_PODMAN)}[runtime]
+    name, install = {"docker": ("the Docker engine", INSTALL_DOCKER), "podman": ("Podman", INSTALL_PODMAN)}[runtime]
     return RocmlabError(
-        f"RUNTIME={runtime} was asked for, and there is no {name}",
-        "neither a running engine nor an installed one was found" if runtime == "docker" else "no `podman` in PATH",
+        f"RUNTIME={runtime} was requested, and {name} was not found",
+        "no engine is running or installed" if runtime == "docker" else "`podman` is not in PATH",
         f"install {runtime.capitalize()} ({install}), or: make up RUNTIME=native",
     )
 
@@ -197,7 +189,7 @@ def _check_usable(host: Host, backend: str, runtime: str) -> None:
         raise RocmlabError(problem.what, problem.why, f"{problem.fix}\n{on_cpu}" if has_gpu else problem.fix)
     if backend == "rocm" and runtime == "native" and not host.has_rocm:
         raise RocmlabError(
-            "there is an AMD GPU, and neither Docker nor ROCm to use it with",
+            "this host has an AMD GPU, and neither Docker nor ROCm to use it",
             "the native lab needs ROCm's libraries on the host (/opt/rocm)",
             f"{INSTALL_DOCKER} (the easier way), or install ROCm\n{on_cpu}",
         )
@@ -231,18 +223,18 @@ def _error(problem: Problem) -> RocmlabError:
     return RocmlabError(problem.what, problem.why, problem.fix)
 
 
-def _reason(host: Host, backend: str, runtime: str, asked_backend: str, asked_runtime: str) -> str:
-    device = _device_reason(host, backend) if asked_backend == "auto" else f"BACKEND={asked_backend}"
+def _reason(host: Host, backend: str, runtime: str, requested_backend: str, requested_runtime: str) -> str:
+    device = _device_reason(host, backend) if requested_backend == "auto" else f"BACKEND={requested_backend}"
     if host.simulated is not None:
         device = f"SIMULATED host {host.simulated}, computing on the CPU"
-    if asked_runtime != "auto":
-        return f"{device}, RUNTIME={asked_runtime}"
+    if requested_runtime != "auto":
+        return f"{device}, RUNTIME={requested_runtime}"
     if runtime == "docker":
         return f"{device}, Docker engine {host.engine.version}"
     if runtime == "podman":
         kind = f"{'rootless ' if host.podman.is_rootless else ''}Podman {host.podman.version}"
-        unfit = host.engine.problem or (_engine_problem(host, backend, "docker") if host.engine.is_usable else None)
-        return f"{device}, {kind}" + (f", because {unfit.what}" if unfit else "")
+        reason = host.engine.problem or (_engine_problem(host, backend, "docker") if host.engine.is_usable else None)
+        return f"{device}, {kind}" + (f", because {reason.what}" if reason else "")
     return f"{device}, {'macOS' if host.is_mac else 'no Docker engine'}"
 
 

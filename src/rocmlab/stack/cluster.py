@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import signal
-import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rocmlab.base import identity
 from rocmlab.base.errors import RocmlabError
 from rocmlab.base.identity import Process
 from rocmlab.cluster.node import ports, ray_node, record, token
 from rocmlab.cluster.node.record import Record
-from rocmlab.stack import envfile, gpus
+from rocmlab.stack import gpus
 from rocmlab.stack import settings as configuration
+from rocmlab.stack.daemon import Daemon, last_lines
 from rocmlab.stack.lab import Say
 from rocmlab.stack.settings import Settings
 
@@ -27,11 +27,7 @@ STOP_SECONDS = 60.0  # it waits half a minute for tasks
 
 
 def check(settings: Settings) -> None:
-    """Make sure that the cluster's settings can be meant.
-
-    Raises:
-        RocmlabError: CLUSTER is no word or address, CLUSTER_PORT no port, or there is no token to join with.
-    """
+    """Raise RocmlabError unless the cluster's settings are valid."""
     ports.parse(settings.get("CLUSTER_PORT"))
     if not settings.is_in_cluster:
         return
@@ -54,10 +50,6 @@ def values(settings: Settings) -> dict[str, str]:
 def forget(settings: Settings, written: Mapping[str, str]) -> None:
     """Write `.env` without the choice of a cluster; its token stays, so that the same cluster can come back.
 
-    Args:
-        settings: of the project.
-        written: what `.env` says.
-
     Raises:
         RocmlabError: the file cannot be written.
     """
@@ -69,15 +61,16 @@ def forget(settings: Settings, written: Mapping[str, str]) -> None:
     configuration.save(left, kept)
 
 
-class NativeNode:
+class NativeNode(Daemon):
     """This machine's node, started from `.venv`."""
 
+    variable = identity.NODE
+
     def __init__(self, settings: Settings, interpreter: Path) -> None:
+        super().__init__(settings.state / "cluster.json", secrets.token_hex(16))
         self.settings = settings
         self.interpreter = interpreter
         self.log = settings.state / "cluster.log"
-        self.record = settings.state / "cluster.json"  # pid, folder and configuration of the running node
-        self.child: subprocess.Popen[bytes] | None = None  # the node, if this very process started it
 
     @property
     def folder(self) -> Path:
@@ -107,42 +100,23 @@ class NativeNode:
             **ray_node.client_environment(head, self.folder),
         }
 
+    def _is_unmarked(self, process: Process, facts: Mapping[str, Any]) -> bool:
+        return record.is_node(process.pid) and identity.folder_of(process.pid) == self.settings.project.resolve()
+
     def started(self) -> tuple[Process, Path] | None:
-        """Return process and folder of the node that this project has started, if it lives."""
-        try:
-            found = json.loads(self.record.read_text(encoding="utf-8"))
-            pid, folder = int(found["pid"]), Path(found["folder"])
-            mark, started = found.get("mark"), found.get("started")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return None
-        process = identity.find(pid)
-        if process is None or identity.uid_of(pid) not in identity.own_uids():
-            return None
-        if mark:
-            is_ours = process.started == started and identity.variable(pid, identity.NODE) == mark
-        else:  # of a version that recorded no mark
-            is_ours = record.is_node(pid) and identity.folder_of(pid) == self.settings.project.resolve()
-        return (process, folder) if is_ours else None
+        """Return process and folder of the node that this project has started, if it is running."""
+        process, folder = self.find(), self.recorded().get("folder")
+        return (process, Path(folder)) if process and isinstance(folder, str) else None
 
     def state(self) -> Record | None:
-        """Return what the running node says of itself."""
+        """Return what the running node reports of itself."""
         found = self.started()
         return record.read(found[1] / "node.json") if found else None
-
-    def _is_configured(self, wanted: Mapping[str, object]) -> bool:
-        try:
-            found = json.loads(self.record.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return False
-        return isinstance(found, dict) and found.get("configuration") == wanted
 
     def start(self, environment: Mapping[str, str], gpus: str, say: Say) -> bool:
         """Start the node in the background unless it runs as configured, and wait until it is part of its cluster.
 
-        Args:
-            environment: the lab's.
-            gpus: the choice of GPUs; another one is another node.
-            say: prints a line of progress.
+        Another choice of GPUs is another node.
 
         Returns:
             Whether a node was started.
@@ -152,65 +126,44 @@ class NativeNode:
         """
         wanted = {**self.configuration(), "GPUS": gpus, "ROCMLAB_ROOT": self.settings.get("ROCMLAB_ROOT")}
         found = self.state()
-        if found and found.state == record.READY and self._is_configured(wanted):
+        if found and found.state == record.READY and self.recorded().get("configuration") == wanted:
             return False
         self.stop(say)
         ray_node.make_private(self.folder)
         (self.folder / "node.json").unlink(missing_ok=True)
         token.write(self.folder / "token", token.check(self.settings.last("CLUSTER_TOKEN")))
         command = [str(self.interpreter), "-m", "rocmlab", "cluster", "node"]
-        mark = secrets.token_hex(16)
-        with open(self.log, "w", encoding="utf-8") as log:
-            self.child = child = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**environment, identity.NODE: mark},
-                cwd=self.settings.project,
-                start_new_session=True,  # it outlives this terminal
-            )
-        written: dict[str, object] = {"pid": child.pid, "started": identity.start_of(child.pid), "mark": mark}
-        written |= {"folder": str(self.folder), "configuration": wanted}
-        envfile.write(self.record, json.dumps(written) + "\n")
+        project, folder = self.settings.project, str(self.folder)
+        self.launch(command, environment, wanted, log=self.log, cwd=project, folder=folder)
         say("starting this machine's Ray node")
-        self._wait(child)
+        self._wait()
         return True
 
-    def _wait(self, child: subprocess.Popen[bytes]) -> None:
-        """Wait until the node says that it is up.
-
-        Raises:
-            RocmlabError: it says why it is not, or says nothing.
-        """
+    def _wait(self) -> None:
+        """Wait until the node is up; raise RocmlabError if it does not start."""
+        assert self.child is not None
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
-            has_ended = child.poll() is not None  # before the look, so that its last word is not missed
+            has_ended = self.child.poll() is not None  # before the look, so that its last report is not missed
             found = record.read(self.folder / "node.json")
             if found and found.state == record.READY and not has_ended:
                 return
             if has_ended:
-                self.record.unlink(missing_ok=True)
+                self.forget()
                 if found and found.said:
                     raise RocmlabError(found.said.what, found.said.why, found.said.fix)
                 break
             time.sleep(0.1)
         self.stop(lambda _: None)
-        last = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-15:]
-        raise RocmlabError(
-            "this machine's Ray node did not start", "its last words:\n" + "\n".join(last), f"all it said: {self.log}"
-        )
+        raise RocmlabError("this machine's Ray node did not start", last_lines(self.log), f"complete log: {self.log}")
 
     def stop(self, say: Say) -> bool:
-        """Leave the cluster: Ray lets tasks finish for half a minute. Tell whether there was a node."""
-        found = self.started()
+        """Leave the cluster: Ray lets tasks finish for half a minute. Return whether there was a node."""
+        found = self.find()
         if found:
             say("leaving the cluster")
-            found[0].send(signal.SIGTERM)
-            if not identity.wait_gone([found[0]], STOP_SECONDS):
-                found[0].send(signal.SIGKILL)  # Ray's processes end with it
-        if self.child is not None:
-            self.child.wait()
-            self.child = None
-        self.record.unlink(missing_ok=True)
+            found.send(signal.SIGTERM)
+            if not identity.wait_gone([found], STOP_SECONDS):
+                found.send(signal.SIGKILL)  # Ray's processes end with it
+        self.forget()
         return found is not None

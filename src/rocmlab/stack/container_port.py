@@ -1,4 +1,4 @@
-"""Whether the socket on PORT is that of our container: the engine says what it publishes, the host who listens.
+"""Whether the socket on PORT is that of our container: the engine reports what it publishes, the host who listens.
 
 An engine's listener belongs to root (docker-proxy, Podman's conmon or rootlessport as root) or to this user (rootless);
 another user can make neither. Which listener the engine has confirmed is kept in `.rocmlab/listener.json`, so that the
@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from rocmlab.stack import sockets
+from rocmlab.stack import envfile, sockets
 from rocmlab.stack.sockets import NOBODY, OTHER, OURS, UNKNOWN, Holder, Listener, trusted
 
 FILE = "listener.json"
@@ -30,8 +30,8 @@ def find(engine: Engine, container: str | None, port: int) -> str:
     if code == 0 and any(line.endswith(f" 127.0.0.1:{port}") for line in output.splitlines()):
         return PUBLISHED
     # In the host's own network (a node of a cluster) nothing is published, and JupyterLab listens itself.
-    asked = "{{.HostConfig.NetworkMode}}{{range .Config.Env}}\n{{.}}{{end}}"
-    network, *variables = engine("inspect", "--format", asked, container)[1].splitlines() or [""]
+    template = "{{.HostConfig.NetworkMode}}{{range .Config.Env}}\n{{.}}{{end}}"
+    network, *variables = engine("inspect", "--format", template, container)[1].splitlines() or [""]
     return HOST if network == "host" and f"PORT={port}" in variables else CLOSED
 
 
@@ -45,13 +45,7 @@ def holder(
 ) -> Holder:
     """Look who listens on the port: ours if the engine says that it is our container's.
 
-    Args:
-        engine: asks the engine.
-        container: finds the running container.
-        port: on 127.0.0.1.
-        state: the folder `.rocmlab`.
-        values: what `.env` says: the lab's user.
-        inside: sockets that were found inside the container, so that it is asked once; added to.
+    `inside` collects sockets that were found inside the container, so that it is asked once.
     """
     found = sockets.listeners(port)
     if found is None:
@@ -87,28 +81,16 @@ def is_confirmed(state: Path, port: int, found: tuple[Listener, ...]) -> bool:
     """Return whether the engine has already confirmed exactly this listening socket, since this host was started."""
     if len(found) != 1 or not found[0].inode or not trusted(found[0].uid):
         return False
-    try:
-        known = json.loads((state / FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return bool(known == _facts(port, found[0]))
+    return envfile.read_json(state / FILE) == _facts(port, found[0])
 
 
 def confirm(state: Path, port: int, found: tuple[Listener, ...]) -> None:
     """Remember that this listening socket is our container's."""
-    from rocmlab.stack import envfile
-
     if len(found) == 1 and found[0].inode and trusted(found[0].uid) and os.access(state, os.W_OK):
         envfile.write(state / FILE, json.dumps(_facts(port, found[0])) + "\n")
 
 
 def _facts(port: int, listener: Listener) -> dict[str, object]:
     """Return what names a socket. The uid is part of it: another user could wait until an inode's number returns."""
-    return {"port": port, "inode": listener.inode, "uid": listener.uid, "boot": _boot()}
-
-
-def _boot() -> str:
-    try:
-        return BOOT.read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
+    boot = BOOT.read_text(encoding="ascii").strip() if BOOT.exists() else ""
+    return {"port": port, "inode": listener.inode, "uid": listener.uid, "boot": boot}

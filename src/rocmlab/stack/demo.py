@@ -1,4 +1,4 @@
-"""A lab beside the project's own: on a simulated host, with a share, notebooks and settings that go when it ends."""
+"""A lab next to the project's own: on a simulated host, with a share, notebooks and settings that go when it ends."""
 
 from __future__ import annotations
 
@@ -21,12 +21,7 @@ ONLY_FOR_THE_OWN_LAB = ("ROCMLAB_ROOT", "GPUS", "BACKEND", "GPU_PASSTHROUGH", "C
 
 
 def settings(folder: Path, port: int | None = None) -> Settings:
-    """Return the settings of the demonstration: those of the project, but for what would touch its own lab.
-
-    Args:
-        folder: the project's.
-        port: of its JupyterLab; None: the first free one.
-    """
+    """Return the settings of the demonstration: those of the project, but for what would touch its own lab."""
     found = configuration.load(folder)
     own_name = found.last("COMPOSE_PROJECT_NAME") or resolve.project_name(folder)
     found.guest = GUEST
@@ -52,7 +47,7 @@ def plan(folder: Path, given: Settings) -> Project:
     """Decide how the demonstration runs; the simulated host must be there.
 
     Raises:
-        RocmlabError: a setting is wrong, or a runtime that was asked for cannot be had.
+        RocmlabError: a setting is wrong, or a requested runtime is not available.
     """
     project = projects.plan(folder, given)
     if project.choice.runtime in CONTAINERS:
@@ -85,4 +80,4 @@ def start(project: Project, say: Say) -> Project:
 
 
 def _free_port() -> int:
-    return next((port for port in range(FIRST_PORT, FIRST_PORT + 100) if server.is_free(port)), FIRST_PORT)
+    return server.next_free(FIRST_PORT - 1)

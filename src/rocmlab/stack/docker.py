@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rocmlab.base.errors import RocmlabError
 from rocmlab.stack import process
-from rocmlab.stack.container import BaseImageUnreachable, ContainerLab
+from rocmlab.stack.container import ContainerLab
 from rocmlab.stack.engine import Engine
-from rocmlab.stack.lab import Say
+from rocmlab.stack.image import BaseImageUnreachable
 from rocmlab.stack.settings import Settings
 
 __all__ = ["SERVICE", "BaseImageUnreachable", "DockerLab"]
@@ -22,6 +21,8 @@ class DockerLab(ContainerLab):
 
     program = "docker"
     product = "Docker"
+    owner_label = "com.docker.compose.project.working_dir"
+    root_template = "{{.DockerRootDir}}"
     piped_flags = stdin_flags = ("-T",)
 
     def __init__(self, settings: Settings, values: dict[str, str], engine: Engine) -> None:
@@ -47,11 +48,11 @@ class DockerLab(ContainerLab):
         return super().is_current() and not self._has_another_token()
 
     def one_off_containers(self) -> list[str]:
-        """Return the ids of the running containers of `docker compose run`, which `down` removes, too."""
+        """Return the ids of the running containers of `docker compose run`, which `down` removes as well."""
         project = self.values["COMPOSE_PROJECT_NAME"]
         labels = (f"project={project}", f"service={SERVICE}", "oneoff=True")
         filters = [part for label in labels for part in ("--filter", f"label=com.docker.compose.{label}")]
-        return self.asked("ps", "--quiet", "--no-trunc", *filters).split()
+        return self.query("ps", "--quiet", "--no-trunc", *filters).split()
 
     def _bring_up(self) -> tuple[int, str]:
         anew = ["--force-recreate"] if self._has_another_token() else []
@@ -78,27 +79,16 @@ class DockerLab(ContainerLab):
             return self.is_restarting()  # again and again, so that nothing runs in it
         return found.splitlines() != [self.values.get(name, "") for name in names]
 
-    def _owner(self) -> str:
-        container = self.known_container(running_only=False)
-        return self._label(container, "com.docker.compose.project.working_dir") if container else ""
-
-    def stop(self, say: Say) -> None:
-        """Remove the container and the network; the volume stays."""
-        self._rescue(say)
+    def _remove(self) -> tuple[int, str]:
         grace = "60" if self.settings.is_in_cluster else "10"  # Ray leaves tasks that run half a minute
-        code, output = process.capture(
-            self._compose("--progress", "quiet", "down", "--remove-orphans", "--timeout", grace),
-            env=self.environment,
-            timeout_seconds=120,
-        )
-        if code:
-            raise RocmlabError("the lab could not be stopped", output.strip()[-400:], "docker compose down")
+        command = self._compose("--progress", "quiet", "down", "--remove-orphans", "--timeout", grace)
+        return process.capture(command, env=self.environment, timeout_seconds=120)
 
-    def _once(self, *words: str, flags: Sequence[str] = ()) -> tuple[list[str], Mapping[str, str]]:
-        return self._compose("--progress", "quiet", "run", "--rm", *flags, SERVICE, *words), self.environment
+    def _once(self, *arguments: str, flags: Sequence[str] = ()) -> tuple[list[str], Mapping[str, str]]:
+        return self._compose("--progress", "quiet", "run", "--rm", *flags, SERVICE, *arguments), self.environment
 
     def _is_current(self, container: str) -> bool:
         label = '{{.Image}} {{index .Config.Labels "com.docker.compose.config-hash"}}'
         _, running = self.engine("inspect", "--format", label, container)
-        code, asked = process.capture(self._compose("config", "--hash", SERVICE), env=self.environment)
-        return code == 0 and running.split() == [self.image_id(self.image), asked.split()[-1]]
+        code, wanted = process.capture(self._compose("config", "--hash", SERVICE), env=self.environment)
+        return code == 0 and running.split() == [self.image_id(self.image), wanted.split()[-1]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rocmlab.base.errors import Problem
+from rocmlab.stack import envfile
 
 UNITS = (
     "/lib/systemd/system/docker.service",
@@ -105,36 +105,27 @@ class Engine:
 
 
 def probe(environment: Mapping[str, str] | None = None) -> Engine:
-    """Ask the engine, in one short command; an engine that does not answer within 20 s counts as down."""
+    """Run one short command of the engine; an engine that does not answer within 20 s counts as down."""
     environment = os.environ if environment is None else environment
     client = shutil.which("docker", path=environment.get("PATH"))
     if client is None:
         return Engine(is_usable=False)
-    code, output, error = _capture([client, "info", "--format", "{{json .}}"], environment)
+    code, output, error = capture([client, "info", "--format", "{{json .}}"], environment)
     start = output.find("{")
-    if code == 0 and start >= 0 and (facts := json_object(output[start:])).get("ServerVersion"):
+    if code == 0 and start >= 0 and (facts := envfile.json_object(output[start:])).get("ServerVersion"):
         return _with_tools(client, facts, environment)
     if _is_podman(client, output + error) or not _is_installed(environment, error):
         return Engine(is_usable=False)
     return Engine(is_usable=False, problem=_why_down(error))
 
 
-def _is_podman(client: str, said: str) -> bool:
-    """Tell Podman's stand-in for the `docker` command (the package podman-docker) from Docker itself."""
-    return Path(os.path.realpath(client)).name == "podman" or "emulate docker cli using podman" in said.lower()
-
-
-def json_object(text: str) -> dict[str, Any]:
-    """Return the JSON object that an engine printed, empty where it is none."""
-    try:
-        facts = json.loads(text)
-    except ValueError:
-        return {}
-    return facts if isinstance(facts, dict) else {}
+def _is_podman(client: str, message: str) -> bool:
+    """Tell Podman's replacement of the `docker` command (the package podman-docker) from Docker itself."""
+    return Path(os.path.realpath(client)).name == "podman" or "emulate docker cli using podman" in message.lower()
 
 
 def _with_tools(client: str, facts: dict[str, Any], environment: Mapping[str, str]) -> Engine:
-    code, output, _ = _capture([client, "compose", "version", "--short"], environment)
+    code, output, _ = capture([client, "compose", "version", "--short"], environment)
     version, root = str(facts["ServerVersion"]), str(facts.get("DockerRootDir") or "")
     security, runtimes, folders = (facts.get(name) for name in ("SecurityOptions", "Runtimes", "CDISpecDirs"))
     about_client = facts.get("ClientInfo")
@@ -163,12 +154,12 @@ def _endpoint(client: str, context: str, environment: Mapping[str, str]) -> str:
     if context in ("", "default"):
         return ""
     template = "{{.Endpoints.docker.Host}}"
-    code, output, _ = _capture([client, "context", "inspect", "--format", template, context], environment)
+    code, output, _ = capture([client, "context", "inspect", "--format", template, context], environment)
     return output.strip() if code == 0 else ""
 
 
 def _is_loopback(endpoint: str) -> bool:
-    """Tell whether an engine that is reached over TCP is on this very machine."""
+    """Return whether an engine that is reached over TCP is on this very machine."""
     return re.match(r"(tcp|https?)://(127\.\d+\.\d+\.\d+|localhost|\[::1\])(:|/|$)", endpoint) is not None
 
 
@@ -220,35 +211,36 @@ def _is_installed(environment: Mapping[str, str], error: str) -> bool:
 
 
 def _why_down(error: str) -> Problem:
-    said = error.strip().splitlines()[-1] if error.strip() else "it did not answer"
-    if _is_desktop_socket(said):
+    message = error.strip().splitlines()[-1] if error.strip() else "no answer"
+    if _is_desktop_socket(message):
         return Problem(
             "Docker Desktop is chosen, and it is not running",
-            said,
+            message,
             "docker context use default (the engine of the system, which an AMD GPU needs)\n"
             "or start Docker Desktop: systemctl --user start docker-desktop",
         )
-    remote = re.search(r"(tcp|ssh)://\S+", said)
+    remote = re.search(r"(tcp|ssh)://\S+", message)
     if remote and not _is_loopback(remote[0]):
         return Problem(
             "the Docker engine, which is on another machine, does not answer",
-            said,
+            message,
             "docker context use default && unset DOCKER_HOST DOCKER_CONTEXT",
         )
     if "permission denied" in error.lower():
         return Problem(
             "the Docker engine may not be used by this user",
-            said,
+            message,
             "sudo usermod -aG docker $USER, then log in again (or, without Docker: make up RUNTIME=native)",
         )
     return Problem(
         "the Docker engine is installed but does not answer",
-        said,
+        message,
         "sudo systemctl start docker (or, without Docker: make up RUNTIME=native)",
     )
 
 
-def _capture(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str, str]:
+def capture(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str, str]:
+    """Run a short command of an engine; return its exit code, its output and its errors."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, env=dict(environment), check=False)
     except subprocess.TimeoutExpired:

@@ -1,12 +1,13 @@
-"""The `.env` file: read as Compose reads it, changed line by line so that nothing a person wrote is lost."""
+"""The `.env` file: read as Compose reads it, changed line by line so that nothing that a user wrote is lost."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rocmlab.base.errors import RocmlabError
 
@@ -38,12 +39,9 @@ def _quote(value: str) -> str:
 
 
 def update(text: str, values: Mapping[str, str | None], comments: Mapping[str, str]) -> str:
-    """Return `text` with these values: changed where they stand, added at the end, removed where None.
+    """Return `text` with these values: changed in place, added at the end, removed where None.
 
-    Args:
-        text: the file's present content.
-        values: the new value of each name; None removes its lines.
-        comments: the comment line put above a name that is added.
+    None removes the lines of a name; a comment is put above a name that is added.
     """
     lines: list[str] = []
     present: set[str] = set()
@@ -69,17 +67,30 @@ def update(text: str, values: Mapping[str, str | None], comments: Mapping[str, s
 
 
 def read(path: Path) -> str:
-    """Return the file's text, empty if there is none.
-
-    Raises:
-        RocmlabError: the file cannot be read.
-    """
+    """Return the file's text, empty if there is none; raise RocmlabError if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return ""
     except (OSError, UnicodeDecodeError) as err:
-        raise RocmlabError(f"{path} cannot be read", str(err), f"mend or remove it: rm {path}") from err
+        raise RocmlabError(f"{path} cannot be read", str(err), f"fix or remove it: rm {path}") from err
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file, empty where there is none."""
+    try:
+        return json_object(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        return {}
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Return the JSON object of a text, empty where it is not one."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def private(path: str, flags: int) -> int:
@@ -93,20 +104,14 @@ def write(path: Path, text: str, mode: int = 0o600) -> None:
     Raises:
         RocmlabError: the folder cannot be written.
     """
+    from rocmlab.base import files  # not before: `smi` reads only, and starts in milliseconds
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.chmod(temporary, mode)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        files.write_text(path, text, mode)
     except OSError as err:
         raise RocmlabError(
             f"{path} cannot be written",
             str(err),
-            "free some space, or clone the project into a folder of yours",
+            "free some space, or clone the project into a folder that you own",
         ) from err

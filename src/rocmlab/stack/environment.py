@@ -1,4 +1,4 @@
-"""The native lab's virtual environment: one `.venv` beside the project, made from the locked requirements."""
+"""The native lab's virtual environment: one `.venv` in the project, made from the locked requirements."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rocmlab.base.errors import RocmlabError
-from rocmlab.stack import environments, fingerprint, process
+from rocmlab.stack import envfile, environments, process, source
 from rocmlab.stack.lab import Say
 
 OLDEST, NEWEST = (3, 11), (3, 13)  # what the locked TensorFlow and PyTorch have wheels for
 NEEDED_BYTES = {"rocm": 30e9, "cuda": 15e9, "cpu": 5e9, "metal": 5e9}
 TORCH_VERSION = "2.13.0"
 PACKAGE = re.compile(r"^([A-Za-z0-9][\w.-]*)==", re.MULTILINE)
-MARKER = "rocmlab-environment.json"
 AMD_WHEELS = "https://repo.radeon.com/rocm/manylinux/rocm-rel-{version}/"
 MARKER = "rocmlab-environment.json"
 MADE = "rocmlab-made"  # there from the beginning on: without it an environment is the user's own
@@ -43,12 +42,12 @@ class Environment:
     backend: str
     python: str  # the interpreter it is made with
     torch_index: str  # an index for the PyTorch wheel; empty: pip's own configuration
-    tensorflow_index: str = ""  # rocm: where AMD's TensorFlow wheels lie
+    tensorflow_index: str = ""  # rocm: where AMD's TensorFlow wheels are
     wheels: str = ""  # a folder of wheels tried before any index
-    jax_packages: str = ""  # JAX's plugin for the GPU, in pip's words; empty: JAX computes on the CPU
+    jax_packages: str = ""  # JAX's plugin for the GPU, as arguments of pip; empty: JAX computes on the CPU
     has_cluster: bool = False  # with Ray, for a lab that is a node of a cluster
     is_beside: bool = False  # `make` leaves `.venv` as it is, and makes another environment for `switch`
-    building: Path | None = None  # the folder that is being made beside `.venv`
+    building: Path | None = None  # the folder that is being made next to `.venv`
 
     @property
     def folder(self) -> Path:
@@ -76,16 +75,12 @@ class Environment:
             "project": str(self.project),
         }
         facts |= {"cluster": "ray"} if self.has_cluster else {}
-        return fingerprint.digest(self.project, fingerprint.NATIVE_SOURCES, facts)
+        return source.digest(self.project, source.NATIVE_SOURCES, facts)
 
     def is_current(self) -> bool:
-        """Tell whether the environment is whole and made from the present requirements."""
-        try:
-            recorded = json.loads(self.marker.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return False
-        fitting = {self.fingerprint(), replace(self, has_cluster=True).fingerprint()}  # Ray may lie there unused
-        return isinstance(recorded, dict) and recorded.get("fingerprint") in fitting
+        """Return whether the environment is whole and made from the present requirements."""
+        fitting = {self.fingerprint(), replace(self, has_cluster=True).fingerprint()}  # Ray may be there unused
+        return envfile.read_json(self.marker).get("fingerprint") in fitting
 
     def make(self, say: Say) -> None:
         """Make the environment, or bring it up to date; see `_make`."""
@@ -104,7 +99,7 @@ class Environment:
             raise
 
     def switch(self) -> Path | None:
-        """Have `.venv` lead to the environment that was made beside it; return where the one before is, if it moved."""
+        """Have `.venv` lead to the environment made next to it; return the path of the one before if it moved."""
         made, self.building, self.is_beside = self.building, None, False
         return environments.switch(self.project, made) if made is not None else None
 
@@ -149,21 +144,17 @@ class Environment:
             if is_new:
                 environments.bring_back(self.project, self.folder)
             raise
-        environments.remove_aside(self.project)
+        environments.remove(self.project / environments.FOLDER / environments.ASIDE)
 
-    def _matches(self, record: dict[str, str], folder: Path | None = None) -> bool:
-        """Tell whether the environment is whole and of this backend and Python: pip would keep another one's wheels."""
-        try:
-            folder = folder or self.folder
-            found = json.loads((folder / MARKER).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return False
-        if not isinstance(found, dict) or found.get("jax_packages", "") != self.jax_packages:
+    def _matches(self, record: dict[str, str], folder: Path) -> bool:
+        """Return whether the environment is whole and of this backend and Python: pip would keep other wheels."""
+        found = envfile.read_json(folder / MARKER)
+        if found.get("jax_packages", "") != self.jax_packages:
             return False  # a plugin that was taken back would stay
         return record.items() <= found.items() and (folder / "bin/python").exists()
 
     def verify(self, interpreter: Path) -> None:
-        """Make sure that an interpreter's frameworks are builds for the backend; the image's build asks the same.
+        """Make sure that an interpreter's frameworks are builds for the backend, as the image's build does.
 
         Raises:
             RocmlabError: one is not, or cannot be imported.
@@ -174,20 +165,16 @@ class Environment:
             command += [self.jax_packages] if framework == "jax" else []
             code, output = process.capture(command, timeout_seconds=300)
             if code:
-                said = [line for line in output.splitlines() if line.strip()][-1:] or ["it cannot be imported"]
+                lines = [line for line in output.splitlines() if line.strip()][-1:] or ["it cannot be imported"]
                 fix = "make up RUNTIME=docker" if self.backend == "rocm" else "make up BACKEND=cpu"
                 raise RocmlabError(
                     f"{framework} is not what the backend {self.backend} needs",
-                    said[0].removeprefix("error: "),
+                    lines[0].removeprefix("error: "),
                     "make up JAX_PACKAGES=" if framework == "jax" and self.jax_packages else fix,
                 )
 
     def check_disk(self) -> None:
-        """Make sure that what has still to be installed fits on the project's disk.
-
-        Raises:
-            RocmlabError: it does not.
-        """
+        """Raise RocmlabError unless what has still to be installed fits on the project's disk."""
         needed, free = NEEDED_BYTES[self.backend], shutil.disk_usage(self.project).free
         if not self.interpreter.exists() and free < needed:
             is_kept = os.path.lexists(self.project / environments.FOLDER / environments.ASIDE)
@@ -210,22 +197,16 @@ class Environment:
         content = "JupyterLab and the runner" if self.backend == "rocm" else "JupyterLab, the runner and TensorFlow"
         yield Step(f"{content} ({count} packages)", (*locked, str(lock)))
         if self.backend == "rocm":
-            # The public index ends with 2.14.0.600, which ignores every Radeon: a typing error in its list of targets.
-            wanted = (
-                "--no-deps",
-                "--pre",
-                "--find-links",
-                self.tensorflow_index,
-                "tensorflow-rocm>=2.16",
-            )
+            # The public index ends with 2.14.0.600, which ignores every Radeon: a typo in its list of targets.
+            wanted = ("--no-deps", "--pre", "--find-links", self.tensorflow_index, "tensorflow-rocm>=2.16")
             yield Step("AMD's TensorFlow", wanted)
         yield self._torch_step()
         if self.jax_packages:
             pinned = self.folder / "pinned.txt"
             pinned.write_text(pins(lock.read_text(encoding="utf-8")) + f"torch=={TORCH_VERSION}\n", encoding="utf-8")
             links = ("--find-links", self.wheels) if self.wheels else ()
-            words = (*links, "--constraint", str(pinned), *self.jax_packages.split())
-            yield Step(f"JAX's plugin ({self.jax_packages})", words)
+            arguments = (*links, "--constraint", str(pinned), *self.jax_packages.split())
+            yield Step(f"JAX's plugin ({self.jax_packages})", arguments)
         if self.has_cluster:
             yield Step("Ray, for the cluster", (*locked, str(self.project / "requirements/cluster.txt")))
         yield Step("rocmlab", ("--no-deps", "--no-build-isolation", "--editable", str(self.project)))
@@ -272,18 +253,11 @@ class Environment:
         return arguments
 
     def _pip(self, arguments: tuple[str, ...], log: Path) -> tuple[int, list[str]]:
-        command = [
-            str(self.interpreter),
-            "-m",
-            "pip",
-            "install",
-            "--disable-pip-version-check",
-            "--no-input",
-            # Python compiles what is imported, the first time; compiling every file is a third of the installation.
-            *([] if os.environ.get("PYTHONDONTWRITEBYTECODE") else ["--no-compile"]),
-            *arguments,
-        ]
-        return process.follow(command, log=log, show=PipProgress(), cwd=self.project)
+        # Python compiles what is imported, the first time; compiling every file is a third of the installation.
+        options = [] if os.environ.get("PYTHONDONTWRITEBYTECODE") else ["--no-compile"]
+        pip = [str(self.interpreter), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
+        command = [*pip, *options, *arguments]
+        return process.follow(command, log=log, show=_download, cwd=self.project)
 
     def _finish(self, record: dict[str, str]) -> None:
         kernels = [str(self.interpreter), "-P", "-m", "rocmlab.lab.install", "--prefix", str(self.folder)]
@@ -295,15 +269,12 @@ class Environment:
         self.marker.write_text(text + "\n", encoding="utf-8")
 
 
-class PipProgress:
-    """Shows what pip downloads, without its chatter."""
-
-    def __call__(self, line: str) -> str | None:
-        """Return what to show of a line, if anything: large downloads, and the end."""
-        large = re.match(r"\s*Downloading (\S+?)-(\d[^-]*)-\S+ \(([\d.]+) MB\)", line)
-        if large and float(large[3]) >= 20:
-            return f"  {large[1].rsplit('/', 1)[-1]} {large[2]} ({float(large[3]):.0f} MB)"
-        return None
+def _download(line: str) -> str | None:
+    """Return what to show of a line of pip's output, if anything: large downloads."""
+    large = re.match(r"\s*Downloading (\S+?)-(\d[^-]*)-\S+ \(([\d.]+) MB\)", line)
+    if large and float(large[3]) >= 20:
+        return f"  {large[1].rsplit('/', 1)[-1]} {large[2]} ({float(large[3]):.0f} MB)"
+    return None
 
 
 def without(lock: str, names: set[str]) -> str:
@@ -326,7 +297,7 @@ def check_python(python: str) -> str:
     """
     code, output = process.capture([python, "-c", "import sys; print(*sys.version_info[:2])"])
     span = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
-    fix = f"install one of Python {span} and name it: make up PYTHON=python3.12"
+    fix = f"install one of Python {span} then: make up PYTHON=python3.12"
     if code:
         raise RocmlabError(f"PYTHON={python} does not run", output.strip()[-200:], fix)
     found = tuple(map(int, output.split()))
@@ -340,11 +311,7 @@ def check_python(python: str) -> str:
 
 def backend_of(folder: Path) -> str | None:
     """Return the backend that a whole environment was made for; None: there is none."""
-    try:
-        found = json.loads((folder / MARKER).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    backend = found.get("backend") if isinstance(found, dict) and (folder / "bin/python").exists() else None
+    backend = envfile.read_json(folder / MARKER).get("backend") if (folder / "bin/python").exists() else None
     return backend if isinstance(backend, str) else None
 
 
@@ -366,10 +333,10 @@ def create(python: str, folder: Path) -> None:
     if process.capture([python, "-P", "-m", "virtualenv", str(folder)], timeout_seconds=300)[0] == 0:
         return
     version = process.capture([python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"])[1].strip()
-    said = output.strip().splitlines()
+    lines = output.strip().splitlines()
     raise RocmlabError(
         "a virtual environment cannot be made",
-        said[0] if said else f"{python} -m venv failed",
+        lines[0] if lines else f"{python} -m venv failed",
         f"sudo apt install python{version}-venv" if sys.platform == "linux" else "install Python from python.org",
     )
 
@@ -385,16 +352,12 @@ def rocm_version(root: Path) -> str | None:
 
 
 def amd_wheels(root: Path) -> str:
-    """Return the address of AMD's wheels for the host's ROCm.
-
-    Raises:
-        RocmlabError: the version is not known.
-    """
+    """Return the address of AMD's wheels for the host's ROCm; raise RocmlabError if its version is not known."""
     version = rocm_version(root)
     if version is None:
         raise RocmlabError(
             "the version of this host's ROCm is not known",
             "/opt/rocm/.info/version is missing or empty",
-            "name AMD's wheel folder for it: make up TENSORFLOW_INDEX=…; or make up BACKEND=cpu",
+            "set AMD's wheel folder for it: make up TENSORFLOW_INDEX=…; or make up BACKEND=cpu",
         )
     return AMD_WHEELS.format(version=version.removesuffix(".0"))

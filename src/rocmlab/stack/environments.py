@@ -1,4 +1,4 @@
-"""Native environments beside each other: `.venv` is a folder, or a link to one of those in `.rocmlab/environments`."""
+"""Native environments next to each other: `.venv` is a folder, or a link to one of those in `.rocmlab/environments`."""
 
 from __future__ import annotations
 
@@ -91,10 +91,7 @@ def remove(folder: Path) -> None:
 def put_aside(project: Path, folder: Path, *, is_whole: bool) -> None:
     """Make room where an environment is, and keep it until the new one is finished.
 
-    Args:
-        project: the project's folder.
-        folder: the environment, or a link to it.
-        is_whole: False where it is half made: then it is removed.
+    One that is not whole is removed.
     """
     aside = project / FOLDER / ASIDE
     if not is_whole:
@@ -128,13 +125,8 @@ def bring_back(project: Path, folder: Path, *, only_if_there: bool = False) -> N
         os.rename(aside, folder)
 
 
-def remove_aside(project: Path) -> None:
-    """Remove the environment that was kept aside."""
-    remove(project / FOLDER / ASIDE)
-
-
 def remove_all(project: Path) -> bool:
-    """Remove `.venv` and all environments beside it; return whether there was one."""
+    """Remove `.venv` and all environments next to it; return whether there was one."""
     link = project / LINK
     was_there = os.path.lexists(link) or (project / FOLDER).exists()
     remove(link)
@@ -143,7 +135,7 @@ def remove_all(project: Path) -> bool:
 
 
 def remove_unused(project: Path, kept: set[str]) -> None:
-    """Remove the environments beside `.venv` that are neither current nor among those to keep."""
+    """Remove the environments next to `.venv` that are neither current nor among those to keep."""
     kept = kept | {str((project / LINK).resolve())}
     for folder in (project / FOLDER).glob("*"):
         if str(folder.resolve()) not in kept and folder.is_dir() and not folder.is_symlink():

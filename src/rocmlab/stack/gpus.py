@@ -22,35 +22,35 @@ HEAD = "# Written by `make up`: exactly the GPUs that GPUS names.\nservices:\n  
 
 
 def check(settings: Settings, choice: Choice, engine: Engine, devices: list[Device], root: Path) -> None:
-    """Make sure that what was asked for can be given.
+    """Make sure that the requested GPUs can be passed.
 
     Raises:
-        RocmlabError: GPUS names GPUs that are not there, or GPU_PASSTHROUGH a way that does not work here.
+        RocmlabError: GPUS does not match any GPU, or GPU_PASSTHROUGH a way that does not work here.
     """
     _check_cluster(settings, choice)
     _check_way(settings, choice, engine, root)
     if choice.is_rootless and choice.backend == "rocm" and not choice.is_wsl:
         _check_openable(root)
-    asked = settings.get("GPUS")
-    if asked in ("all", "none"):
+    wanted = settings.get("GPUS")
+    if wanted in ("all", "none"):
         return
     if choice.is_wsl:
         raise RocmlabError(
-            f"GPUS={asked} was asked for, and this is WSL2",
+            f"GPUS={wanted} was requested, and this is WSL2",
             "all GPUs are behind the one node /dev/dxg, and nothing here lists them",
             "make up GPUS=all, or GPUS=none; inside, HIP_VISIBLE_DEVICES chooses",
         )
     if choice.backend not in ("rocm", "cuda") and not choice.is_simulated:
         raise RocmlabError(
-            f"GPUS={asked} was asked for, and the backend is {choice.backend}",
+            f"GPUS={wanted} was requested, and the backend is {choice.backend}",
             choice.why,
             "leave GPUS out, or choose a backend that has GPUs",
         )
-    visibility.select(given_from(choice, devices, root), asked)
+    visibility.select(given_from(choice, devices, root), wanted)
 
 
 def _check_openable(root: Path) -> None:
-    """Make sure that this user may open GPUs: in a rootless engine nobody else opens them for the lab."""
+    """Make sure that this user may open GPUs: a rootless engine has only this user's permissions."""
     compute, renders = nodes.kfd(root), nodes.render_nodes(root)
     here = ([compute] if compute else []) + renders
     closed = [node for node in here if not node.is_accessible]
@@ -67,7 +67,7 @@ def _check_openable(root: Path) -> None:
 def _check_cluster(settings: Settings, choice: Choice) -> None:
     if choice.runtime == "podman" and settings.is_in_cluster:
         raise RocmlabError(
-            f"CLUSTER={settings.get('CLUSTER')} was asked for, and this lab runs in Podman",
+            f"CLUSTER={settings.get('CLUSTER')} was requested, and this lab runs in Podman",
             "a lab that is a node of a cluster runs in Docker, with the host's own network, or natively",
             "make cluster-up RUNTIME=native (or RUNTIME=docker); or leave the cluster: make cluster-down",
         )
@@ -79,7 +79,7 @@ def _check_way(settings: Settings, choice: Choice, engine: Engine, root: Path) -
         return
     if not _uses_cdi(settings, choice):
         raise RocmlabError(
-            "GPU_PASSTHROUGH=cdi was asked for, and only Docker's lab on Linux uses CDI names",
+            "GPU_PASSTHROUGH=cdi was requested, and only Docker's lab on Linux uses CDI names",
             "Podman and WSL2 are given the device nodes themselves",
             "make up GPU_PASSTHROUGH=nodes",
         )
@@ -88,7 +88,7 @@ def _check_way(settings: Settings, choice: Choice, engine: Engine, root: Path) -
         raise RocmlabError(problem.what, problem.why, problem.fix)
     folders = [Path(folder) for folder in engine.cdi_folders]
     if any(cdi.has_yaml(folder) for folder in folders):
-        return  # which only the engine can read; it says what it does not know
+        return  # which only the engine can read; it reports what it does not know
     known = {name for folder in folders for name in cdi.names_in(folder)}
     missing = [name for name in _cdi_names(settings, choice, root) if name not in known]
     if missing:
@@ -153,24 +153,24 @@ class Passed:
 
 def passed(settings: Settings, choice: Choice, devices: Sequence[Device], root: Path) -> Passed:
     """Return what gives a container exactly the chosen GPUs, under either engine."""
-    asked = settings.get("GPUS")
+    wanted = settings.get("GPUS")
     if choice.is_wsl:
-        hidden = _masks([]) if asked == "none" else ()
+        hidden = _masks([]) if wanted == "none" else ()
         return Passed(("/dev/dxg",), environment=(("HSA_ENABLE_DXG_DETECTION", "1"), *hidden))
     if choice.backend not in ("rocm", "cuda") and not choice.is_simulated:
         return Passed()
-    chosen = visibility.select(given_from(choice, devices, root), asked)
+    chosen = visibility.select(given_from(choice, devices, root), wanted)
     if choice.is_simulated:
-        return Passed(environment=_masks(chosen) if asked != "all" else ())
+        return Passed(environment=_masks(chosen) if wanted != "all" else ())
     if _uses_cdi(settings, choice):
         names = tuple(_cdi_names(settings, choice, root))
-        return Passed(names=names, environment=_masks([]) if asked == "none" else ())
+        return Passed(names=names, environment=_masks([]) if wanted == "none" else ())
     if choice.is_rootless:  # a subset of nodes stops ROCm there (ROCm#3144): the mask alone chooses
-        return Passed(_all_nodes(root, openable=True), environment=_masks(chosen) if asked != "all" else ())
+        return Passed(_all_nodes(root, openable=True), environment=_masks(chosen) if wanted != "all" else ())
     if chosen or choice.runtime == "docker":
         return exactly(choice.backend, chosen)
     # The nodes stay: without /dev/kfd a lab for AMD GPUs refuses to start.
-    return Passed(_all_nodes(root), environment=_masks([]) if asked == "none" else ())
+    return Passed(_all_nodes(root), environment=_masks([]) if wanted == "none" else ())
 
 
 def exactly(backend: str, devices: Sequence[Device]) -> Passed:

@@ -11,11 +11,7 @@ KERNEL_TIMEOUT_SECONDS = 180.0  # the first start of a kernel reads a framework 
 
 
 def check(lab: Lab) -> None:
-    """Make sure that a lab works.
-
-    Raises:
-        RocmlabError: a part of it does not.
-    """
+    """Raise RocmlabError unless a lab works."""
     _ask(lab, "/api/status", "the server does not answer")
     _ask(lab, "/rocmlab/api/kernels", "the GPU panel's server extension does not answer")
     specs = _ask(lab, "/api/kernelspecs", "the kernels are not listed")

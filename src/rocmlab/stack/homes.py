@@ -23,7 +23,7 @@ from typing import IO
 
 from rocmlab.base import identity
 from rocmlab.base.errors import RocmlabError
-from rocmlab.stack.filesystems import keeps_modes
+from rocmlab.stack.project_folder import keeps_modes
 
 LINKS = ("work", "share")  # what JupyterLab's top level shows
 OLD = "old-home"  # below `.rocmlab`: what containers of an earlier version had in their own layer, a folder for each
@@ -62,11 +62,6 @@ def adopt(found: Iterable[Pending], home: Path, notebooks: Path) -> Iterator[str
     """Move files to the home; what is not hidden goes to a new folder of the notebooks, where it is seen.
 
     Nothing is overwritten: a file whose place is taken by another one goes to `recovered-<time>` in the home.
-
-    Args:
-        found: what to move.
-        home: the home on the share; it exists.
-        notebooks: the folder that JupyterLab shows as work/.
 
     Yields:
         One line for each file or folder that was moved.
@@ -146,7 +141,7 @@ def _move(source: Path, target: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link or a tree of ours."""
+    """Remove a file, a link or one of our trees."""
     if _is_folder(path):
         shutil.rmtree(path)
     else:
@@ -154,7 +149,7 @@ def remove(path: Path) -> None:
 
 
 def pack(found: Iterable[Pending], into: IO[bytes]) -> None:
-    """Write files as a tar stream, each below a number of its own, for `unpack`; sockets and the like are left out."""
+    """Write files as a tar stream, each below a number of its own, for `unpack`; sockets and the like are skipped."""
 
     def kept(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
         member.uid = member.gid = 0

@@ -1,20 +1,25 @@
-"""What both runtimes can do."""
+"""What a lab in either runtime can do."""
 
 from __future__ import annotations
 
+import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from rocmlab.base.errors import RocmlabError
+from rocmlab.base import disk
+from rocmlab.base.errors import Problem, RocmlabError
 from rocmlab.cluster.node.record import Record
+from rocmlab.stack import process, server, tokens
 from rocmlab.stack.server import Holder
+from rocmlab.stack.settings import Settings
 
 Say = Callable[[str], None]  # prints one line of progress
 
 
 def not_answering(why: str) -> RocmlabError:
-    """Return the error where a lab runs as configured and does not answer: nobody has said that it may end."""
+    """Return the error where a lab runs as configured and does not answer: stopping it needs FORCE=1."""
     return RocmlabError(
         "the lab runs and does not answer",
         f"{why}\nit was not stopped: what its kernels have in memory would be lost",
@@ -22,70 +27,135 @@ def not_answering(why: str) -> RocmlabError:
     )
 
 
-class Lab(Protocol):
+class Lab(ABC):
     """One lab, in one runtime."""
 
+    def __init__(self, settings: Settings, values: dict[str, str]) -> None:
+        self.settings = settings
+        self.values = values  # every variable that `make up` derived
+        self.port = int(values["PORT"])
+        self.token = values["JUPYTER_TOKEN"]
+
+    # -- image or environment ------------------------------------------------------------------------------------
+
+    @abstractmethod
     def is_prepared(self) -> bool:
-        """Tell whether the image or environment is there and current."""
+        """Return whether the image or environment is there and current."""
 
-    def prepare(self, say: Say, *, always: bool = False) -> None:
-        """Build or install whatever is missing, or `always`; visible progress, nothing half-made left behind."""
+    @abstractmethod
+    def is_built(self) -> bool:
+        """Return whether any version of the image or environment is there, current or not."""
 
+    @abstractmethod
     def check_disk(self) -> None:
         """Raise RocmlabError if the disk has no room for what `prepare` would still make."""
 
-    def is_built(self) -> bool:
-        """Tell whether any version of the image or environment is there, current or not."""
+    @abstractmethod
+    def prepare(self, say: Say, *, always: bool = False) -> None:
+        """Build or install whatever is missing, or `always`; visible progress, nothing half-made left behind."""
 
+    @abstractmethod
     def disk(self) -> Path:
-        """Return the folder on whose disk the image or environment lies, as far as it is known."""
+        """Return the folder on whose disk the image or environment is, as far as it is known."""
 
+    @abstractmethod
+    def folders(self) -> list[Path]:
+        """Return the folders that the lab writes to, as far as this host sees them; that of the share first."""
+
+    def disk_problem(self) -> Problem | None:
+        """Return what is wrong where a disk that the lab writes to is nearly full.
+
+        Raises:
+            RocmlabError: MIN_FREE_DISK_GB is not a number.
+        """
+        return disk.problem(self.folders(), disk.minimum_bytes({disk.NAME: self.settings.get(disk.NAME)}))
+
+    # -- server --------------------------------------------------------------------------------------------------
+
+    @abstractmethod
     def is_running(self) -> bool:
-        """Tell whether the lab's server process exists."""
+        """Return whether the lab's server process exists."""
 
+    def is_known_to_run(self) -> bool:
+        """Return the same for what would end it; an error where the engine does not answer."""
+        return self.is_running()
+
+    @abstractmethod
     def is_current(self) -> bool:
         """Return whether a lab runs that `start` would leave as it is."""
 
-    def capture_inside(self, command: Sequence[str]) -> tuple[int, str]:
-        """Run a short program where the lab's processes are, and return its exit code and output."""
-
+    @abstractmethod
     def start(self, say: Say, *, force: bool = False) -> bool:
-        """Start the server unless it runs as configured, wait until it answers, and tell whether it was started.
+        """Start the server unless it runs as configured, wait until it answers, and return whether it was started.
 
         One that runs as configured and does not answer is stopped and started by `force` alone.
         """
 
+    @abstractmethod
     def stop(self, say: Say) -> None:
         """Stop the server and its kernels; the share stays."""
 
+    @abstractmethod
     def clean(self, say: Say) -> None:
         """Stop, and remove what `prepare` made; the share stays."""
+
+    @abstractmethod
+    def _listening(self) -> Holder:
+        """Look who listens on PORT."""
+
+    def holder(self) -> Holder:
+        """Look who listens on PORT: no one, this lab's server, or another process, which is remembered."""
+        return tokens.note(self.settings, self.port, self._listening())
 
     def ask(
         self, path: str, *, method: str = "GET", body: object = None, timeout_seconds: float = 2.0
     ) -> tuple[int, Any]:
-        """Make a request of the lab's own server with its token; status 0 where no server of this lab answered."""
+        """Make a request to the lab's own server with its token; status 0 where no server of this lab answered."""
+        return server.ask(
+            self.port, self.token, path, self.holder, method=method, body=body, timeout_seconds=timeout_seconds
+        )
 
-    def holder(self) -> Holder:
-        """Look who listens on PORT: nobody, this lab's server, or another process."""
+    def answers(self) -> bool:
+        """Return whether the lab's server accepts our token, which is sent to no other process."""
+        return self.ask("/api/status")[0] == 200
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def inside(self) -> tuple[list[str], Mapping[str, str]] | None:
+        """Return what runs rocmlab inside the lab: a command to add arguments to, and its environment."""
+
+    @abstractmethod
+    def capture_inside(self, command: Sequence[str]) -> tuple[int, str]:
+        """Run a short program where the lab's processes are, and return its exit code and output."""
 
     def devices(self) -> list[dict[str, Any]]:
-        """Return the devices that the lab itself sees."""
+        """Return the devices that the lab itself sees, as its own user."""
+        inside = self.inside()
+        if inside is None:
+            return []
+        code, output = process.capture([*inside[0], "devices", "--json"], env=inside[1])
+        if code:
+            raise RocmlabError("the lab could not list its devices", output.strip()[-400:], "make logs")
+        found: list[dict[str, Any]] = json.loads(output)["devices"]
+        return found
 
-    def inside(self) -> tuple[list[str], Mapping[str, str]] | None:
-        """Return what runs rocmlab inside the lab: words to put a verb behind, and their environment; None: nothing."""
-
+    @abstractmethod
     def node_record(self) -> Record | None:
-        """Return what the lab's Ray node says of itself; None where it says nothing."""
+        """Return the record of the lab's Ray node; None where there is none."""
 
+    @abstractmethod
     def run(self, arguments: Sequence[str]) -> int:
         """Run `rocmlab <arguments>` inside the lab and return its exit code."""
 
+    @abstractmethod
     def logs(self, follow: bool) -> int:
         """Print the server's log."""
 
+    @abstractmethod
     def shell(self) -> int:
         """Open a shell inside the lab, as the lab's user."""
 
+    @abstractmethod
     def share(self) -> str:
-        """Say where the share is, for a person."""
+        """Return where the share is, as text."""

@@ -6,12 +6,11 @@ Run as `python -m rocmlab.stack.layout SHARE` by a container's entry point; a na
 from __future__ import annotations
 
 import json
-import os
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from rocmlab.base import files
 from rocmlab.base.errors import RocmlabError
 
 VERSION = 1
@@ -86,11 +85,7 @@ def prepare(share: Path, steps: Mapping[int, Step] | None = None, wanted: int = 
 def _write(share: Path, version: int) -> None:
     path = share / FILE
     path.parent.mkdir(exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".layout.")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(json.dumps({"version": version}) + "\n")
-    os.chmod(temporary, 0o644)
-    os.replace(temporary, path)
+    files.write_text(path, json.dumps({"version": version}) + "\n", mode=0o644)
 
 
 def main(arguments: list[str]) -> int:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rocmlab.base.live import FILE, read
 from rocmlab.base.live import INSIDE as INSIDE
 from rocmlab.base.live import NAMES as NAMES
 from rocmlab.base.live import VARIABLE as VARIABLE
-
-if TYPE_CHECKING:
-    from rocmlab.stack.settings import Settings
+from rocmlab.stack import envfile
+from rocmlab.stack.settings import DEFAULTS, Settings
 
 
 def path_of(settings: Settings) -> Path:
@@ -31,23 +29,10 @@ def ensure_folder(settings: Settings) -> Path:
 
 
 def write(settings: Settings) -> list[str]:
-    """Write the file if a value changes, and return the changes, such as `RECORD_GPUS=on`.
-
-    Raises:
-        RocmlabError: the folder cannot be written.
-    """
-    from rocmlab.stack import envfile
-
+    """Write the file if a value changes, and return the changes, such as `RECORD_GPUS=on`."""
     path = ensure_folder(settings) / FILE
     before = read(path)
     wanted = {name: settings.get(name) for name in NAMES}
     if before != wanted:
         envfile.write(path, json.dumps(wanted, indent=1) + "\n", mode=0o644)
-    return [f"{name}={value}" for name, value in wanted.items() if before.get(name, settings_default(name)) != value]
-
-
-def settings_default(name: str) -> str:
-    """Return the value of a setting that nobody chose."""
-    from rocmlab.stack.settings import DEFAULTS
-
-    return DEFAULTS[name]
+    return [f"{name}={value}" for name, value in wanted.items() if before.get(name, DEFAULTS[name]) != value]

@@ -1,4 +1,4 @@
-"""Prometheus and Grafana beside the running lab: the overlay docker/compose.monitoring.yaml of its Compose project."""
+"""Prometheus and Grafana next to the running lab: the overlay docker/compose.monitoring.yaml of its Compose project."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from rocmlab.stack import settings as configuration
 from rocmlab.stack.container import ContainerLab
 from rocmlab.stack.lab import Say
 from rocmlab.stack.project import Project
-from rocmlab.stack.settings import Settings
 
 OVERLAY = "docker/compose.monitoring.yaml"
 SERVICES = ("prometheus", "grafana")
@@ -30,7 +29,7 @@ PULL_SECONDS = 900.0  # both images together are about 300 MB
 
 @dataclass(frozen=True)
 class Target:
-    """How Prometheus fares with what it asks."""
+    """The state of one scrape target of Prometheus."""
 
     health: str  # up, down or unknown
     error: str  # the last one; empty if there was none
@@ -42,32 +41,28 @@ class Monitoring:
     def __init__(self, project: Project, environment: Mapping[str, str] | None = None) -> None:
         """Read the settings.
 
-        Args:
-            project: the lab's, as the last `make up` left it.
-            environment: where settings given behind the target are; by default this process's.
-
         Raises:
-            RocmlabError: the lab is not Docker's, or is a node of a cluster, or a port is none.
+            RocmlabError: the lab is not Docker's, or is a node of a cluster, or a port is invalid.
         """
         if project.choice.runtime != "docker":
             raise RocmlabError(
-                f"the monitoring runs beside a lab in Docker, and this lab is {project.choice.runtime}",
+                f"the monitoring needs a lab in Docker, and the runtime of this lab is {project.choice.runtime}",
                 "it is an overlay of the Compose project",
-                "rocmlab monitoring, without a word behind it, says how to point your own Prometheus at this lab",
+                "`rocmlab monitoring` without arguments shows how to scrape this lab with your own Prometheus",
             )
         if project.settings.is_in_cluster:
             raise RocmlabError(
                 "the monitoring runs in the network of the Compose project, and this lab is a node of a cluster",
                 "such a lab has the host's own network, where the other services do not reach it by its name",
-                "rocmlab monitoring, without a word behind it, says how to point your own Prometheus at this lab",
+                "`rocmlab monitoring` without arguments shows how to scrape this lab with your own Prometheus",
             )
         environment = os.environ if environment is None else environment
         given = {name: environment[name] for name in OWN if name in environment}
         self.project = project
         self.settings = configuration.load(project.settings.project, given)
         self.password = self.settings.last("GRAFANA_PASSWORD") or secrets.token_hex(24)
-        self.prometheus_port = _port(self.settings, "PROMETHEUS_PORT")
-        self.grafana_port = _port(self.settings, "GRAFANA_PORT")
+        self.prometheus_port = configuration.port_of(self.settings, "PROMETHEUS_PORT", "make monitoring")
+        self.grafana_port = configuration.port_of(self.settings, "GRAFANA_PORT", "make monitoring")
 
     @property
     def prometheus_url(self) -> str:
@@ -83,10 +78,10 @@ class Monitoring:
         """Start the services, and wait until Prometheus answers.
 
         Raises:
-            RocmlabError: the lab does not run, a port is taken, an image cannot be had, or Prometheus does not start.
+            RocmlabError: the lab or Prometheus does not run, a port is taken, or an image could not be pulled.
         """
         if not self.project.lab.is_running():
-            raise RocmlabError("the lab does not run", "without it Prometheus has nothing to ask", "make up")
+            raise RocmlabError("the lab does not run", "Prometheus reads the metrics from it", "make up")
         if not self.project.values.get("METRICS_TOKEN"):
             raise RocmlabError(
                 "this lab has no token for Prometheus", "it was started by an earlier version of rocmlab", "make up"
@@ -97,26 +92,22 @@ class Monitoring:
         say("starting Prometheus and Grafana (the first time their images are pulled)")
         code, output = self._compose("up", "--detach", "--quiet-pull", *services)
         if code:
-            last = output.strip().splitlines()[-1] if output.strip() else "docker compose printed nothing"
+            last = output.strip().splitlines()[-1] if output.strip() else "docker compose: no output"
             raise RocmlabError(
                 "the monitoring could not be started",
                 last,
-                "mend that, or name other images: make monitoring PROMETHEUS_IMAGE=… GRAFANA_IMAGE=…",
+                "fix the error above, or choose other images: make monitoring PROMETHEUS_IMAGE=… GRAFANA_IMAGE=…",
             )
         self._wait()
 
     def stop(self) -> None:
-        """Remove the containers; what they have recorded stays in its volumes.
-
-        Raises:
-            RocmlabError: the engine refuses.
-        """
+        """Remove the containers; what they have recorded stays in its volumes. Raise RocmlabError if that fails."""
         code, output = self._compose("rm", "--stop", "--force", *SERVICES)
         if code:
             raise RocmlabError("the monitoring could not be stopped", output.strip()[-400:], "docker compose ps")
 
     def target(self, timeout_seconds: float = 30.0) -> Target:
-        """Return how Prometheus fares with the lab, once it has asked it."""
+        """Return the state of the lab as a target of Prometheus, after its first scrape."""
         deadline = time.monotonic() + timeout_seconds
         found = Target("unknown", "")
         while time.monotonic() < deadline:
@@ -136,13 +127,10 @@ class Monitoring:
             ("grafana", self.grafana_port, "GRAFANA_PORT"),
         ):
             if service not in running and not server.is_free(port):
-                other = next(
-                    (number for number in range(port + 1, min(port + 100, 65536)) if server.is_free(number)), 0
-                )
                 raise RocmlabError(
-                    f"port {port} on 127.0.0.1 cannot be had for {service.capitalize()}",
+                    f"port {port} for {service.capitalize()} is not available",
                     "another program listens on it, or this user may not",
-                    f"make monitoring {name}={other or port + 1}",
+                    f"make monitoring {name}={server.next_free(port)}",
                 )
 
     def _running(self) -> list[str]:
@@ -157,7 +145,7 @@ class Monitoring:
             time.sleep(0.2)
         _, log = self._compose("logs", "--no-log-prefix", "--tail", "5", "prometheus")
         raise RocmlabError(
-            "Prometheus does not answer", f"its last words:\n{log.strip()}", "docker compose logs prometheus"
+            "Prometheus does not answer", f"last log lines:\n{log.strip()}", "docker compose logs prometheus"
         )
 
     def _compose(self, *arguments: str) -> tuple[int, str]:
@@ -169,15 +157,6 @@ class Monitoring:
         folder = str(self.project.settings.project)
         command = ["docker", "compose", "--project-directory", folder, "--progress", "plain", *arguments]
         return process.capture(command, env=environment, timeout_seconds=PULL_SECONDS)
-
-
-def _port(settings: Settings, name: str) -> int:
-    text = settings.get(name)
-    if text.isascii() and text.isdigit() and 0 < int(text) < 65536:
-        return int(text)
-    raise RocmlabError(
-        f"{name}={text} is not a port", "a port is a number from 1 to 65535", f"make monitoring {name}="
-    )  # fmt: skip
 
 
 def _ask(url: str) -> bytes | None:
@@ -214,4 +193,4 @@ scrape_configs:
 
 
 def _quoted(path: Path) -> str:
-    return json.dumps(str(path), ensure_ascii=False)  # which YAML reads, too
+    return json.dumps(str(path), ensure_ascii=False)  # which is YAML as well

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import secrets
 import shutil
 import signal
 import stat
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rocmlab.base import confidential, hosts, identity
 from rocmlab.base.errors import RocmlabError
@@ -21,10 +18,11 @@ from rocmlab.cluster.node import record
 from rocmlab.cluster.node.record import Record
 from rocmlab.devices import visibility
 from rocmlab.devices.discovery import discover
-from rocmlab.stack import envfile, environments, exposure, homes, layout, live, process, server, tokens
+from rocmlab.stack import environments, homes, layout, live, process, server, tokens
 from rocmlab.stack.cluster import NativeNode
+from rocmlab.stack.daemon import last_lines
 from rocmlab.stack.environment import Environment, was_made_by_us
-from rocmlab.stack.lab import Say, not_answering
+from rocmlab.stack.lab import Lab, Say, not_answering
 from rocmlab.stack.native_server import ServerProcess
 from rocmlab.stack.server import Holder
 from rocmlab.stack.settings import Settings
@@ -36,38 +34,37 @@ BUSY_SECONDS = 20.0  # a server whose machine swaps may need that long for an an
 SOCKET_FOLDER_BYTES = 50  # a socket's path has at most 104 bytes, and Jupyter adds kernel-<uuid>-ipc-<n>
 
 
-class NativeLab:
-    """JupyterLab from `.venv`, its log in `.rocmlab/jupyter.log`; beside it the Ray node, if CLUSTER asks for one."""
+class NativeLab(Lab):
+    """JupyterLab from `.venv`, its log in `.rocmlab/jupyter.log`; and the Ray node, if CLUSTER asks for one."""
 
     def __init__(self, settings: Settings, values: dict[str, str], environment: Environment) -> None:
-        self.settings = settings
-        self.values = values
+        super().__init__(settings, values)
         self.venv = environment
-        self.port = int(values["PORT"])
-        self.token = values["JUPYTER_TOKEN"]
         self.share_folder = (settings.project / os.path.expanduser(values["SHARE"])).resolve()
         self.notebooks = (settings.project / os.path.expanduser(settings.get("NOTEBOOKS_DIR"))).resolve()
         self.view = settings.state / "home"  # what JupyterLab shows: work/ and share/, and nothing can be saved in it
         self.home = self.share_folder / "home"  # JupyterLab's settings, workspaces and data
         self.log = settings.state / "jupyter.log"
-        self.record = settings.state / "jupyter.json"  # pid and configuration of the running server
-        self.child: subprocess.Popen[bytes] | None = None  # the server, if this very process started it
-        self.mark = secrets.token_hex(16)  # in the environment of the server that this process would start
+        self.jupyter = ServerProcess(settings.state / "jupyter.json", self.view, self.port, secrets.token_hex(16))
         self.node = NativeNode(settings, environment.interpreter)
 
     # -- environment ---------------------------------------------------------------------------------------------
 
     def is_prepared(self) -> bool:
-        """Tell whether `.venv` is current."""
+        """Return whether `.venv` is current."""
         return self.venv.is_current()
 
     def is_built(self) -> bool:
-        """Tell whether there is a `.venv`, current or not."""
+        """Return whether there is a `.venv`, current or not."""
         return self.venv.interpreter.exists()
 
     def disk(self) -> Path:
-        """Return the project folder, where `.venv` lies."""
+        """Return the project folder, where `.venv` is."""
         return self.settings.project
+
+    def folders(self) -> list[Path]:
+        """Return the share and the notebooks."""
+        return [self.share_folder, self.notebooks]
 
     def inside(self) -> tuple[list[str], Mapping[str, str]] | None:
         """Return what runs rocmlab in `.venv`, or None where there is none."""
@@ -91,7 +88,7 @@ class NativeLab:
             raise RocmlabError(
                 f"NOTEBOOKS_DIR={self.settings.get('NOTEBOOKS_DIR')} is not a folder",
                 f"{self.notebooks} is not there",
-                f"mkdir -p {self.notebooks}, or name another",
+                f"mkdir -p {self.notebooks}, or choose another one",
             )
         for name in SHARE_FOLDERS:
             (self.share_folder / name).mkdir(parents=True, exist_ok=True)
@@ -176,25 +173,12 @@ class NativeLab:
 
     # -- server --------------------------------------------------------------------------------------------------
 
-    @property
-    def jupyter(self) -> ServerProcess:
-        """The server's process, running or not."""
-        return ServerProcess(self.settings.state / "jupyter.json", self.view, self.port, self.mark)
-
-    def _pid(self) -> int | None:
-        found = self.jupyter.find()
-        return found.pid if found else None
-
     def is_running(self) -> bool:
-        """Tell whether the server process lives."""
+        """Return whether the server process lives."""
         return self.jupyter.find() is not None
 
-    def holder(self) -> Holder:
-        """Look who listens on PORT; another process there is remembered, see `exposure`."""
-        return exposure.note(self.settings, self.port, self.jupyter.holder())
-
-    def _answers(self) -> bool:
-        return self.ask("/api/status")[0] == 200
+    def _listening(self) -> Holder:
+        return self.jupyter.holder()
 
     def _configuration(self) -> dict[str, str]:
         kept = ("PORT", "JUPYTER_TOKEN", "METRICS_TOKEN", "SHARE", "ROCMLAB_BACKEND")
@@ -223,9 +207,7 @@ class NativeLab:
     def start(self, say: Say, *, force: bool = False) -> bool:
         """Start JupyterLab in the background unless it runs as configured, and wait until it answers.
 
-        Args:
-            say: prints one line.
-            force: stop and start a server that runs as configured and does not answer.
+        `force` also stops and starts a server that runs as configured and does not answer.
 
         Returns:
             Whether a server was started.
@@ -236,7 +218,7 @@ class NativeLab:
         """
         self._start_node_too(say)
         is_configured = self.is_running() and self._is_configured()
-        if is_configured and server.wait(self.port, self._answers, self.is_running, BUSY_SECONDS):
+        if is_configured and server.wait(self.port, self.answers, self.is_running, BUSY_SECONDS):
             return False
         if self.holder().kind != server.OURS:
             server.check_free(self.port)  # before anything that runs is stopped
@@ -254,35 +236,26 @@ class NativeLab:
         command += [f"--ServerApp.port={self.port}", f"--ServerApp.root_dir={self.view}"]
         command += ["--FileContentsManager.preferred_dir=work"]
         command += ["--allow-root"] if os.getuid() == 0 else []
-        self.log.unlink(missing_ok=True)
-        with open(self.log, "x", encoding="utf-8", opener=envfile.private) as log:
-            self.child = started = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**self.server_environment(), identity.SERVER: self.mark},
-                cwd=self.notebooks,  # where a terminal starts that names no folder
-                start_new_session=True,  # it outlives this terminal
-            )
-        self.jupyter.remember(started.pid, self._configuration())
-        if server.wait(self.port, self._answers, lambda: started.poll() is None):
+        # A terminal that names no folder starts in that of the notebooks.
+        child = self.jupyter.launch(
+            command, self.server_environment(), self._configuration(), log=self.log, cwd=self.notebooks
+        )
+        if server.wait(self.port, self.answers, lambda: child.poll() is None):
             return True
         self._stop_server()
-        last = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-15:]
         raise RocmlabError(
-            "the lab did not start",
-            "its last words:\n" + "\n".join(last),
-            f"mend that; all it said: {self.log}",
+            "JupyterLab exited during startup",
+            last_lines(self.log),
+            f"fix the error above, then `make up`; complete log: {self.log}",
         )
 
     def _offer_kernels(self, say: Say) -> None:
-        """Write the kernelspecs for the GPUs of now; where that fails the lab starts with the plain kernels."""
+        """Write the kernelspecs for the current GPUs; where that fails the lab starts with the plain kernels."""
         command = [str(self.venv.interpreter), "-P", "-m", "rocmlab", "kernels", "install"]
         code, output = process.capture(command, env=self.server_environment())
         if code:
-            words = output.strip().splitlines() or [f"exit code {code}"]
-            say(f"the launcher offers only the plain kernels, TensorFlow and PyTorch: {words[0]}")
+            lines = output.strip().splitlines() or [f"exit code {code}"]
+            say(f"the launcher offers only the plain kernels, TensorFlow and PyTorch: {lines[0]}")
 
     def stop(self, say: Say) -> None:
         """Stop the server and every process it started, and the Ray node."""
@@ -293,18 +266,15 @@ class NativeLab:
         if running := self.jupyter.find():
             self._end(identity.family(running))
             shutil.rmtree(self.runtime_folder(), ignore_errors=True)
-        if self.child is not None:
-            self.child.wait()
-            self.child = None
-        self.record.unlink(missing_ok=True)
+        self.jupyter.forget()
 
     def node_record(self) -> Record | None:
-        """Return what the lab's Ray node says of itself, or said last; None where it says nothing."""
+        """Return the present or last record of the lab's Ray node; None where there is none."""
         last = record.read(self.node.folder / "node.json")
         return self.node.state() or (last if last and last.said else None)
 
     def start_node(self, say: Say) -> bool:
-        """Start this machine's Ray node unless it runs as configured, and tell whether it was started.
+        """Start this machine's Ray node unless it runs as configured, and return whether it was started.
 
         Raises:
             RocmlabError: it cannot start; it is not left running.
@@ -312,7 +282,7 @@ class NativeLab:
         return self.node.start(self.server_environment(), self.settings.get("GPUS"), say)
 
     def _start_node_too(self, say: Say) -> None:
-        """Start the node beside the server; one that cannot start does not take the lab along."""
+        """Start the node; the lab starts also where the node cannot."""
         if not self.settings.is_in_cluster:
             return
         try:
@@ -338,27 +308,10 @@ class NativeLab:
             environments.remove_all(self.settings.project)
         if not homes.hide(self.view):
             say(f"kept {self.view}: it holds files that are not of rocmlab; the next `make up` moves them to work/")
-        removed = f"removed {self.venv.folder}" if is_ours else "there is no environment of rocmlab's to remove"
+        removed = f"removed {self.venv.folder}" if is_ours else "no environment made by rocmlab found"
         say(f"{removed}; kept the share {self.share_folder}")
 
     # -- inside --------------------------------------------------------------------------------------------------
-
-    def ask(
-        self, path: str, *, method: str = "GET", body: object = None, timeout_seconds: float = 2.0
-    ) -> tuple[int, Any]:
-        """Make a request of the lab's own server with its token; see `server.ask`."""
-        return server.ask(
-            self.port, self.token, path, self.holder, method=method, body=body, timeout_seconds=timeout_seconds
-        )
-
-    def devices(self) -> list[dict[str, Any]]:
-        """Ask the lab's own interpreter, with the lab's environment, which devices it sees."""
-        command = [str(self.venv.interpreter), "-P", "-m", "rocmlab", "devices", "--json"]
-        code, output = process.capture(command, env=self.server_environment())
-        if code:
-            raise RocmlabError("the lab does not say which devices it sees", output.strip()[-400:], "make logs")
-        found: list[dict[str, Any]] = json.loads(output)["devices"]
-        return found
 
     def run(self, arguments: Sequence[str]) -> int:
         """Run `rocmlab <arguments>` with the lab's interpreter and environment."""
@@ -368,7 +321,7 @@ class NativeLab:
     def logs(self, follow: bool) -> int:
         """Print the server's log."""
         if not self.log.exists():
-            raise RocmlabError("there is no log", "the lab was never started here", "make up")
+            raise RocmlabError("no log found", "the lab was never started here", "make up")
         return process.attach(["tail", "-n", "+1", *(["-f"] if follow else []), str(self.log)])
 
     def shell(self) -> int:

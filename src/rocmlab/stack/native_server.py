@@ -1,55 +1,42 @@
-"""The native lab's server process, told apart from every other: by number, start time and a random mark.
-
-The mark is in the server's environment, which only this user and root can read, and in `.rocmlab/jupyter.json`.
-"""
+"""The native lab's server process; see `Daemon`."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from rocmlab.base import identity
 from rocmlab.base.identity import Process
 from rocmlab.stack import sockets
+from rocmlab.stack.daemon import Daemon
 from rocmlab.stack.sockets import NOBODY, OTHER, OURS, UNKNOWN, Holder, trusted
 
+TYPE_CHECKING = False  # `typing` itself would cost `smi` milliseconds
+if TYPE_CHECKING:
+    from typing import Any
 
-@dataclass
-class ServerProcess:
+
+class ServerProcess(Daemon):
     """The server of one native lab, running or not."""
 
-    record: Path  # pid, start time, mark and configuration of the running server
-    home: Path  # what JupyterLab shows; its process is in the work/ of it
-    port: int
-    mark: str = ""  # of the server that this process would start
+    variable = identity.SERVER
 
-    def remember(self, pid: int, configuration: Mapping[str, str]) -> None:
-        """Write down the server that was just started with our mark."""
-        from rocmlab.stack import envfile, source
+    def __init__(self, record: Path, home: Path, port: int, mark: str = "") -> None:
+        super().__init__(record, mark)
+        self.home = home  # what JupyterLab shows; its process is in the work/ of it
+        self.port = port
 
-        started = identity.start_of(pid)
-        commit = source.head(Path(__file__).resolve().parents[3])  # whose code it goes on with
-        facts = {"pid": pid, "started": started, "mark": self.mark, "configuration": dict(configuration)}
-        facts["commit"] = commit
-        envfile.write(self.record, json.dumps(facts) + "\n")
+    def remember(self, pid: int, configuration: Mapping[str, object], **facts: str) -> None:
+        """Record the server that was just started with our mark, and whose code it runs."""
+        from rocmlab.stack import source
 
-    def recorded(self) -> dict[str, object]:
-        """Return what the record says, empty where there is none."""
-        try:
-            found = json.loads(self.record.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
+        commit = source.head(Path(__file__).resolve().parents[3])
+        super().remember(pid, configuration, commit=commit, **facts)
 
     def find(self) -> Process | None:
-        """Return the running server: that of the record, else one of ours that listens though its record is lost."""
-        facts = self.recorded()
-        pid = facts.get("pid")
-        process = identity.find(pid) if isinstance(pid, int) else None
-        if process and self._is_recorded(process, facts):
-            return process
+        """Return the running server: that of the record, else one of ours that listens although its record is lost."""
+        if recorded := super().find():
+            return recorded
         for listener in sockets.listeners(self.port) or ():
             if listener.uid in identity.own_uids() and (pid := sockets.holder(listener)):
                 process = identity.find(pid)
@@ -57,20 +44,15 @@ class ServerProcess:
                     return process
         return None
 
-    def _is_recorded(self, process: Process, facts: Mapping[str, object]) -> bool:
-        if identity.uid_of(process.pid) not in identity.own_uids():
-            return False
-        if mark := facts.get("mark"):
-            is_same = process.started == facts.get("started")
-            return is_same and identity.variable(process.pid, identity.SERVER) == mark
-        configuration = facts.get("configuration")  # of a version that recorded no mark
+    def _is_unmarked(self, process: Process, facts: Mapping[str, Any]) -> bool:
+        configuration = facts.get("configuration")
         port = str(configuration.get("PORT", "")) if isinstance(configuration, dict) else ""
         return self._looks_like_ours(process, int(port) if port.isdecimal() else self.port)
 
     def _looks_like_ours(self, process: Process, port: int) -> bool:
         """Return whether a process is a server of this very folder: by command line, folder, user and socket."""
-        words = identity.arguments_of(process.pid)
-        has_command = "jupyterlab" in words and f"--ServerApp.root_dir={self.home}" in words
+        arguments = identity.arguments_of(process.pid)
+        has_command = "jupyterlab" in arguments and f"--ServerApp.root_dir={self.home}" in arguments
         if not has_command or identity.uid_of(process.pid) not in identity.own_uids():
             return False
         folder = identity.folder_of(process.pid)

@@ -9,11 +9,10 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from rocmlab.base.errors import RocmlabError
 from rocmlab.stack import envfile, live, podman_engine, process, tokens
-from rocmlab.stack.container import PASSED_INTO_THE_LAB, PROXIES, ContainerLab
+from rocmlab.stack.container import ContainerLab
 from rocmlab.stack.gpus import Passed
-from rocmlab.stack.lab import Say
+from rocmlab.stack.image import PASSED_INTO_THE_LAB, PROXIES
 from rocmlab.stack.podman_engine import Podman
 from rocmlab.stack.progress import BuildProgress, PodmanProgress
 from rocmlab.stack.settings import NAMES, Settings
@@ -45,12 +44,14 @@ WSL_LIBRARIES = "/usr/lib/wsl"
 class PodmanLab(ContainerLab):
     """One container with the settings of compose.yaml, and the image of the same Dockerfile.
 
-    Rootless, the person who runs Podman is the lab's user inside (--userns keep-id), so that notebooks and share stay
+    Rootless, the user who runs Podman is the lab's user inside (--userns keep-id), so that notebooks and share stay
     theirs, and keeps their own groups, which open the GPU's nodes (--group-add keep-groups).
     """
 
     program = "podman"
     product = "Podman"
+    owner_label = "rocmlab.project"
+    root_template = "{{.Store.GraphRoot}}"
     terminal_flags = ("--interactive", "--tty")
     stdin_flags = ("--interactive",)
 
@@ -166,7 +167,7 @@ class PodmanLab(ContainerLab):
         return {**self.environment, **self.lab_environment()}
 
     def _digest(self) -> str:
-        """Return what tells one configuration from another: options, variables, port, and the image itself."""
+        """Return what distinguishes one configuration from another: options, variables, port, and the image itself."""
         facts = [self.options(), sorted(self.lab_environment().items()), self.port, self.image_id(self.image)]
         facts.append(tokens.digest(self.values))
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
@@ -193,10 +194,6 @@ class PodmanLab(ContainerLab):
             [*command, *self.options(), self.image], env=self._call_environment(), timeout_seconds=900
         )
 
-    def _owner(self) -> str:
-        container = self.known_container(running_only=False)
-        return self._label(container, "rocmlab.project") if container else ""
-
     @property
     def copy_out(self) -> str:
         """The command that copies the runs from the share to the project folder."""
@@ -205,14 +202,7 @@ class PodmanLab(ContainerLab):
     def _remove(self) -> tuple[int, str]:
         return self.engine("rm", "--force", "--ignore", "--time", "10", self.name, timeout_seconds=120)
 
-    def stop(self, say: Say) -> None:
-        """Remove the container; the volume stays."""
-        self._rescue(say)
-        code, output = self._remove()
-        if code:
-            raise RocmlabError("the lab could not be stopped", output.strip()[-400:], f"podman rm --force {self.name}")
-
-    def _once(self, *words: str, flags: Sequence[str] = ()) -> tuple[list[str], Mapping[str, str]]:
+    def _once(self, *arguments: str, flags: Sequence[str] = ()) -> tuple[list[str], Mapping[str, str]]:
         tokens.write(self.settings, self.values)
-        command = ["podman", "run", "--rm", "--pull=never", *flags, *self.options(), self.image, *words]
+        command = ["podman", "run", "--rm", "--pull=never", *flags, *self.options(), self.image, *arguments]
         return command, self._call_environment()

@@ -1,18 +1,18 @@
-"""Podman on this host: whether it can run the lab, rootful or rootless, and what it lacks."""
+"""Podman on this host: whether it can run the lab, rootful or rootless, and what is missing."""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rocmlab.base.errors import Problem
-from rocmlab.stack.engine import json_object
+from rocmlab.stack import envfile
+from rocmlab.stack.engine import capture
 
 OLDEST = (4, 3)  # first with --userns=keep-id:uid=…
 WITHOUT_PODMAN = "or, without Podman: make up RUNTIME=native"
@@ -64,21 +64,8 @@ def probe(environment: Mapping[str, str] | None = None) -> Podman:
     client = shutil.which("podman", path=environment.get("PATH"))
     if client is None:
         return Podman(is_usable=False)
-    try:
-        done = subprocess.run(
-            [client, "info", "--format", "json"],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            env=environment,
-            check=False,
-        )
-        code, output, error = done.returncode, done.stdout, done.stderr
-    except subprocess.TimeoutExpired:
-        code, output, error = 1, "", "it did not answer within 20 s"
-    except OSError as err:
-        code, output, error = 1, "", str(err)
-    facts = json_object(output) if code == 0 else {}
+    code, output, error = capture([client, "info", "--format", "json"], environment)
+    facts = envfile.json_object(output) if code == 0 else {}
     if not facts:
         return Podman(is_usable=False, problem=_why_broken(error))
     return _describe(facts, error)
@@ -92,11 +79,11 @@ def _at(facts: Mapping[str, object], *names: str) -> object:
     return found
 
 
-def _describe(facts: Mapping[str, Any], said: str) -> Podman:
+def _describe(facts: Mapping[str, Any], message: str) -> Podman:
     version = str(_at(facts, "version", "Version") or "")
     is_rootless = bool(_at(facts, "host", "security", "rootless"))
     problem = _remote_problem(facts) or _version_problem(version)
-    problem = problem or (_rootless_problem(facts, said) if is_rootless else None)
+    problem = problem or (_rootless_problem(facts, message) if is_rootless else None)
     return Podman(
         is_usable=problem is None,
         problem=problem,
@@ -139,12 +126,12 @@ def _version_problem(version: str) -> Problem | None:
     )
 
 
-def _rootless_problem(facts: Mapping[str, Any], said: str) -> Problem | None:
+def _rootless_problem(facts: Mapping[str, Any], message: str) -> Problem | None:
     """Return what rootless Podman lacks on this host."""
     mapped = _at(facts, "host", "idMappings", "uidmap")
     ranges = [entry for entry in mapped if isinstance(entry, dict)] if isinstance(mapped, list) else []
     if sum(int(entry.get("size") or 0) for entry in ranges) < 65536:
-        return _no_ids(said)
+        return _no_ids(message)
     helpers = (_at(facts, "host", "slirp4netns", "executable"), _at(facts, "host", "pasta", "executable"))
     if not any(helpers):
         return Problem(
@@ -155,8 +142,8 @@ def _rootless_problem(facts: Mapping[str, Any], said: str) -> Problem | None:
     return None
 
 
-def _no_ids(said: str) -> Problem:
-    last = said.strip().splitlines()[-1] if said.strip() else "this user has no range of ids in /etc/subuid"
+def _no_ids(message: str) -> Problem:
+    last = message.strip().splitlines()[-1] if message.strip() else "this user has no range of ids in /etc/subuid"
     return Problem(
         "rootless Podman cannot give the lab user ids of its own",
         last,
@@ -166,11 +153,11 @@ def _no_ids(said: str) -> Problem:
 
 
 def _why_broken(error: str) -> Problem:
-    said = error.strip().splitlines()[-1] if error.strip() else "it printed nothing"
+    message = error.strip().splitlines()[-1] if error.strip() else "no output"
     if "newuidmap" in error or "newgidmap" in error:
-        return Problem("rootless Podman lacks newuidmap", said, f"sudo apt install uidmap; {WITHOUT_PODMAN}")
+        return Problem("rootless Podman lacks newuidmap", message, f"sudo apt install uidmap; {WITHOUT_PODMAN}")
     if "subuid" in error or "subgid" in error:
         return _no_ids(error)
     return Problem(
-        "Podman is installed but does not answer", said, f"podman info, and mend what it says; {WITHOUT_PODMAN}"
+        "Podman is installed but does not answer", message, f"podman info, and fix the error it shows; {WITHOUT_PODMAN}"
     )

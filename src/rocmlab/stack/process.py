@@ -32,6 +32,13 @@ def capture(
     return done.returncode, done.stdout if done.returncode == 0 else done.stdout + done.stderr
 
 
+class EngineSilent(RocmlabError):
+    """An engine fails or does not answer in time, where that decides about a user's files or kernels.
+
+    No answer is an error, and never a "no".
+    """
+
+
 def attach(
     command: Sequence[str],
     *,
@@ -41,11 +48,7 @@ def attach(
 ) -> int:
     """Run a program on this terminal and return its exit code; Ctrl-C and SIGTERM are the program's to answer.
 
-    Args:
-        command: the program and its arguments.
-        env: its whole environment; by default ours.
-        cwd: its folder; by default ours.
-        interrupt: how to pass a signal on where the program itself would not, as `docker exec` without a terminal.
+    `interrupt` passes a signal on where the program itself would not, as `docker exec` without a terminal.
     """
     sys.stdout.flush()
     try:

@@ -1,4 +1,4 @@
-"""What a build or a pull prints, as the few lines that tell something."""
+"""What a build or a pull prints, reduced to a few useful lines."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import re
 class BuildProgress:
     """Shows the steps of a BuildKit build by the comments that explain them in the Dockerfile.
 
-    A step is shown when it says its first word, so that steps found in the cache are not listed.
+    A step is shown with its first output, so that steps found in the cache are not listed.
     """
 
     STEP = re.compile(r"^#(\d+) \[(?:\S+ )?\s*\d+/\d+\] (.+)$")
-    SAID = re.compile(r"^#(\d+) [\d.]+ ")
+    OUTPUT = re.compile(r"^#(\d+) [\d.]+ ")
     DONE = re.compile(r"^#(\d+) DONE ([\d.]+)s$")
     NOISE = re.compile(r"is ignored: it is neither|Running pip as the 'root' user|notice\]")
 
@@ -25,9 +25,9 @@ class BuildProgress:
         """Return what to show of a line, if anything: the start of a step, and how long it took if it took long."""
         if (step := self.STEP.match(line)) and step[1] not in self.steps:
             self.steps[step[1]] = self.title(step[2])
-        elif (said := self.SAID.match(line)) and said[1] in self.steps and said[1] not in self.shown:
-            self.shown.add(said[1])
-            return f"  {self.steps[said[1]]}"
+        elif (printed := self.OUTPUT.match(line)) and printed[1] in self.steps and printed[1] not in self.shown:
+            self.shown.add(printed[1])
+            return f"  {self.steps[printed[1]]}"
         elif (done := self.DONE.match(line)) and float(done[2]) >= 10 and done[1] in self.steps:
             return f"    {float(done[2]):.0f} s: {self.steps[done[1]][:60]}"
         return None
@@ -40,24 +40,24 @@ class BuildProgress:
         return re.split(r"[:;] ", found)[0]
 
     def error(self, last: list[str]) -> str:
-        """Return the lines of a failed build that say why."""
-        said = [re.sub(r"^#\d+ [\d.]+ ", "", line) for line in last if re.match(r"^#\d+ [\d.]+ ", line)]
-        said = [line for line in said if line.strip() and not self.NOISE.search(line)]
-        return "\n".join(said[-8:]) or "\n".join(last[-4:])
+        """Return the lines that explain a failed build."""
+        printed = [re.sub(r"^#\d+ [\d.]+ ", "", line) for line in last if re.match(r"^#\d+ [\d.]+ ", line)]
+        printed = [line for line in printed if line.strip() and not self.NOISE.search(line)]
+        return "\n".join(printed[-8:]) or "\n".join(last[-4:])
 
 
 class PodmanProgress(BuildProgress):
-    """Shows the steps of a build by Podman, which says `STEP 3/20: RUN …` and `--> Using cache` where it did before."""
+    """Shows the steps of a build by Podman, which prints `STEP 3/20: RUN …` and `--> Using cache` for a cached step."""
 
     STEP = re.compile(r"^(?:\[\d+/\d+\] )?STEP \d+/\d+: (RUN .+)$")
     OWN = re.compile(r"^(-->|STEP |\[\d+/\d+\] |COMMIT |Error: |\[Warning\])")
 
     def __init__(self, dockerfile: str = "") -> None:
         super().__init__(dockerfile)
-        self.waiting = ""  # the step that has said nothing yet
+        self.waiting = ""  # the step without output so far
 
     def __call__(self, line: str) -> str | None:
-        """Return what to show of a line, if anything: a step when it says its first word."""
+        """Return what to show of a line, if anything: a step at its first output."""
         if step := self.STEP.match(line):
             self.waiting = self.title(step[1])
         elif self.OWN.match(line):
@@ -68,9 +68,9 @@ class PodmanProgress(BuildProgress):
         return None
 
     def error(self, last: list[str]) -> str:
-        """Return the lines of a failed build that say why."""
-        said = [line for line in last if line.strip() and not self.OWN.match(line) and not self.NOISE.search(line)]
-        return "\n".join(said[-8:]) or "\n".join(last[-4:])
+        """Return the lines that explain a failed build."""
+        printed = [line for line in last if line.strip() and not self.OWN.match(line) and not self.NOISE.search(line)]
+        return "\n".join(printed[-8:]) or "\n".join(last[-4:])
 
 
 def explained(dockerfile: str) -> list[tuple[re.Pattern[str], str]]:

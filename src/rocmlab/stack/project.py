@@ -1,4 +1,4 @@
-"""One project folder and the lab that its settings describe: what every verb of the command line starts from."""
+"""One project folder and the lab that its settings describe: what every command starts from."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from rocmlab.stack import choice as choosing
 from rocmlab.stack import (
     cluster,
     envfile,
-    exposure,
     gpus,
     layout,
     live,
@@ -25,15 +24,16 @@ from rocmlab.stack import (
     resolve,
     server,
     sockets,
-    space,
+    tokens,
 )
 from rocmlab.stack import engine as engines
 from rocmlab.stack import settings as configuration
 from rocmlab.stack.choice import CONTAINERS, Choice
-from rocmlab.stack.container import BaseImageUnreachable, ContainerLab
+from rocmlab.stack.container import ContainerLab
 from rocmlab.stack.docker import DockerLab
 from rocmlab.stack.engine import Engine
 from rocmlab.stack.environment import Environment, amd_wheels
+from rocmlab.stack.image import BaseImageUnreachable
 from rocmlab.stack.lab import Lab, Say
 from rocmlab.stack.native import NativeLab
 from rocmlab.stack.podman import PodmanLab
@@ -75,33 +75,31 @@ class Project:
         return server.url(int(self.values["PORT"]), self.values["JUPYTER_TOKEN"])
 
 
-def remarks(project: Project) -> list[str]:
-    """Return what a person should know of this lab besides the choice, a line each."""
-    choice, said = project.choice, []
+def notes(project: Project) -> list[str]:
+    """Return notes and warnings about this lab, a line each."""
+    choice, lines = project.choice, []
     if choice.is_wsl:
-        said.append(
+        lines.append(
             "WSL2: GPUs work through /dev/dxg, but nothing lists them here: no metrics, no groups, no choice of single "
             "GPUs; make run-notebooks NOTEBOOKS=00_hello_gpu shows whether they compute"
         )
     is_masked = project.settings.get("GPUS") != "all" and choice.backend == "rocm" and not choice.is_wsl
     if choice.is_rootless and is_masked:
-        said.append(
+        lines.append(
             "rootless Podman passes every GPU you may open; HIP_VISIBLE_DEVICES hides those that GPUS does not name"
         )
-    if problem := space.problem(project.settings, project.lab):
-        said.append(f"WARNING: {problem}")
-    return said
+    if problem := project.lab.disk_problem():
+        lines.append(f"WARNING: {problem}")
+    return lines
 
 
-def plan(folder: Path, settings: Settings | None = None) -> Project:
+def plan(folder: Path, settings: Settings | None = None, *, stays: bool = False) -> Project:
     """Look at the host and decide; nothing is written.
 
-    Args:
-        folder: the project's.
-        settings: its settings; None: those of `.env` and the environment.
+    With `stays` a native lab remains native although an engine is installed now; only `up` moves it.
 
     Raises:
-        RocmlabError: a setting is wrong, or what was asked for cannot be had.
+        RocmlabError: a setting is wrong, or what was requested is not available.
     """
     settings = settings or configuration.load(folder)
     configuration.port_of(settings)
@@ -109,18 +107,20 @@ def plan(folder: Path, settings: Settings | None = None) -> Project:
     root = _root(settings)
     _look_only_at(root)
     runtime = settings.get("RUNTIME")
+    before = envfile.parse(envfile.read(settings.env_path)).get("ROCMLAB_RUNTIME", "")
+    if stays and runtime == "auto" and before == "native":
+        runtime = before
     engine = engines.probe() if runtime in ("auto", "docker") else Engine(is_usable=False)
     is_fit = engine.is_usable and not engine.lab_problem() and not engine.device_problem()
     needs_podman = runtime == "podman" or (runtime == "auto" and not is_fit)
     podman = podman_engine.probe() if needs_podman else Podman(is_usable=False)
-    before = envfile.parse(envfile.read(settings.env_path)).get("ROCMLAB_RUNTIME", "")
     choice = choosing.choose(choosing.inspect(engine, root, podman), settings.get("BACKEND"), runtime, before)
     project = _assemble(settings, choice, engine, podman, root)
     lab = project.lab
     if isinstance(lab, ContainerLab) and choice.backend == "cpu" and runtime == "auto":
         given_up = envfile.read(_unreachable(settings)).strip() == lab.values["BASE_IMAGE"]
         if given_up and not lab.has_base() and not lab.is_prepared():
-            why = f"as before: no registry had the base image; make up RUNTIME={choice.runtime} tries again"
+            why = f"as before: no registry had the base image; make up RUNTIME={choice.runtime} retries"
             return _assemble(settings, replace(choice, runtime="native", why=why), engine, podman, root)
     return project
 
@@ -138,21 +138,17 @@ def plan_anew(folder: Path) -> tuple[Project, list[str]]:
     earlier = _described(settings, envfile.parse(envfile.read(settings.env_path)))
     if earlier is not None and sockets.listeners(int(earlier.values["PORT"])):
         earlier.lab.holder()  # which remembers another process
-    lines = exposure.renew(settings)
+    lines = tokens.renew(settings)
     return plan(folder, settings), lines
 
 
 def _root(settings: Settings) -> Path:
-    """Return `/`, or the simulated host that was chosen.
-
-    Raises:
-        RocmlabError: there is no such host.
-    """
+    """Return `/`, or the simulated host that was chosen; raise RocmlabError if it does not exist."""
     chosen = settings.get("ROCMLAB_ROOT")
     root = Path(chosen or "/")
     if not (root / "sys").is_dir():
         raise RocmlabError(
-            f"ROCMLAB_ROOT={chosen} is no simulated host",
+            f"ROCMLAB_ROOT={chosen} is not a simulated host",
             f"{root}/sys is not there",
             f"scripts/rocmlab simulate {root} --gpus 4; or, for this machine: make up ROCMLAB_ROOT=",
         )
@@ -167,7 +163,7 @@ def _look_only_at(root: Path) -> None:
 
 
 def _unreachable(settings: Settings) -> Path:
-    """Return the file that remembers a base image which no registry could give, so that it is asked for only once."""
+    """Return the file that remembers a base image which no registry could give, so that it is pulled only once."""
     return settings.state / "unreachable-base-image"
 
 
@@ -201,14 +197,10 @@ def _assemble(settings: Settings, choice: Choice, engine: Engine, podman: Podman
 def prepare(project: Project, say: Say, *, persist: bool = True, always: bool = False) -> Project:
     """Write `.env`, and build or install what is missing.
 
-    Args:
-        project: what was decided.
-        say: prints a line of progress.
-        persist: whether these settings stay chosen; False for a single run, which must not speak for a running lab.
-        always: build even if nothing seems to have changed.
+    With `persist` these settings stay chosen; not for a single run, which must not change those of a running lab.
 
     Returns:
-        The project; another one, native, where no GPU is at stake and no base image can be had.
+        The project; another one, native, where no GPU is involved and the base image could not be pulled.
 
     Raises:
         RocmlabError: a file cannot be written, or building or installing failed.
@@ -226,8 +218,8 @@ def prepare(project: Project, say: Say, *, persist: bool = True, always: bool = 
             raise
         say(f"{err.problem.what}: {err.problem.why}")
         runtime = project.choice.runtime
-        why = f"no base image can be had, so without {runtime.capitalize()}"
-        say(f"{why}; to insist: make up RUNTIME={runtime} BASE_IMAGE=…")
+        why = f"the base image could not be pulled, so without {runtime.capitalize()}"
+        say(f"{why}; to retry: make up RUNTIME={runtime} BASE_IMAGE=…")
         envfile.write(_unreachable(project.settings), project.values["BASE_IMAGE"] + "\n")
         choice = replace(project.choice, runtime="native", why=why)
         absent = Engine(is_usable=False), Podman(is_usable=False)
@@ -242,31 +234,18 @@ def prepare(project: Project, say: Say, *, persist: bool = True, always: bool = 
 def restarts(project: Project) -> bool:
     """Return whether `make up` would stop the lab of these settings that runs now; nothing stays written.
 
-    Compose tells it from `.env` and the overlay alone, so these are written and put back.
+    Compose derives it from `.env` and the overlay alone, so these are written and put back.
     """
-    if not _runs(project.lab):
+    if not project.lab.is_known_to_run():
         return False
     settings = project.settings
-    written = dict(settings.written)
+    written, before = dict(settings.written), _texts(project)
     try:
-        with settings_kept_on_failure(project):
-            write(project)
-            raise _PutBack(not (project.lab.is_prepared() and project.lab.is_current()))
-    except _PutBack as answer:
-        return answer.restarts
+        write(project)
+        return not (project.lab.is_prepared() and project.lab.is_current())
     finally:
+        _put_back(before)
         settings.written = written
-
-
-def _runs(lab: Lab) -> bool:
-    """Return whether a lab runs; an error where its engine does not answer, for then it could be ended unasked."""
-    return lab.known_container() is not None if isinstance(lab, ContainerLab) else lab.is_running()
-
-
-class _PutBack(Exception):  # it is no error: it makes `settings_kept_on_failure` restore the files
-    def __init__(self, restarts: bool) -> None:
-        super().__init__()
-        self.restarts = restarts
 
 
 def _check_layout(project: Project) -> None:
@@ -283,24 +262,33 @@ def _check_layout(project: Project) -> None:
 @contextmanager
 def settings_kept_on_failure(project: Project) -> Iterator[None]:
     """Put `.env` and the overlay back as they were if the block fails: they go on describing the lab that is there."""
-    folder = project.settings.project
-    modes = {project.settings.env_path: 0o600, project.settings.state / "written.json": 0o600}
-    modes |= {folder / gpus.OVERLAY: 0o644, live.path_of(project.settings): 0o644}
-    before = {path: envfile.read(path) if path.exists() else None for path in modes}
+    before = _texts(project)
     try:
         yield
     except BaseException:
-        for path, text in before.items():
-            if text is None:
-                path.unlink(missing_ok=True)
-            elif envfile.read(path) != text:
-                envfile.write(path, text, modes[path])
+        _put_back(before)
         raise
+
+
+def _texts(project: Project) -> dict[Path, tuple[int, str | None]]:
+    """Return mode and text of each file that `write` changes; None: there is none."""
+    settings = project.settings
+    modes = {settings.env_path: 0o600, settings.state / "written.json": 0o600}
+    modes |= {settings.project / gpus.OVERLAY: 0o644, live.path_of(settings): 0o644}
+    return {path: (mode, envfile.read(path) if path.exists() else None) for path, mode in modes.items()}
+
+
+def _put_back(before: Mapping[Path, tuple[int, str | None]]) -> None:
+    for path, (mode, text) in before.items():
+        if text is None:
+            path.unlink(missing_ok=True)
+        elif envfile.read(path) != text:
+            envfile.write(path, text, mode)
 
 
 @contextmanager
 def locked(project: Project, say: Say) -> Iterator[None]:
-    """Let one command at a time change a project; another one waits and says so."""
+    """Let one command at a time change a project; another one waits and reports it."""
     project.settings.state.mkdir(parents=True, exist_ok=True)
     with open(project.settings.state / "lock", "w", encoding="utf-8") as file:
         try:
@@ -312,11 +300,7 @@ def locked(project: Project, say: Say) -> Iterator[None]:
 
 
 def check_gpus_inside(project: Project, devices: Sequence[Mapping[str, Any]]) -> None:
-    """Make sure that a lab for GPUs has one; a lab without is stopped, for it would compute on the CPU and not say so.
-
-    Args:
-        project: whose lab is running.
-        devices: what that lab itself sees.
+    """Make sure that a lab for GPUs has one; a lab without is stopped, because it would silently compute on the CPU.
 
     Raises:
         RocmlabError: none of the backend's GPUs is usable inside.
@@ -332,9 +316,9 @@ def check_gpus_inside(project: Project, devices: Sequence[Mapping[str, Any]]) ->
     raise RocmlabError(
         f"the lab has no usable GPU for the backend {backend}, so it was stopped",
         reasons or "the driver lists none inside the lab",
-        "make doctor, which says why; to work on the CPU instead: make up BACKEND=cpu"
+        "make doctor, which shows why; to work on the CPU instead: make up BACKEND=cpu"
         if backend == "rocm"
-        else "see that nvidia-smi works on the host; to work on the CPU instead: make up BACKEND=cpu",
+        else "check that nvidia-smi works on the host; to work on the CPU instead: make up BACKEND=cpu",
     )
 
 
@@ -358,11 +342,11 @@ def reopen(folder: Path) -> Project:
     """Return the project as the last `make up` left it, for verbs that stop or look.
 
     Raises:
-        RocmlabError: there was no `make up` yet, or the engine cannot be asked.
+        RocmlabError: there was no `make up` yet, or the engine does not answer.
     """
     found = existing(folder)
     if found is None:
-        raise RocmlabError("there is no lab here yet", f"{folder / '.env'} describes none", "make up")
+        raise RocmlabError("there is no lab here yet", f"{folder / '.env'} does not describe one", "make up")
     return found
 
 

@@ -14,12 +14,17 @@ from pathlib import Path
 
 from rocmlab.base import identity
 from rocmlab.base.errors import RocmlabError
-from rocmlab.stack.filesystems import keeps_modes
 
 VARIABLE = "ROCMLAB_SAFE_DIRECTORY"
 CHECKED = (".", "Makefile", "compose.yaml", "pyproject.toml", ".env", ".rocmlab", ".venv", ".venv/bin", "src")
-TREES = ("docker", "requirements", "scripts", "src/rocmlab")  # everything in them runs, or decides what is installed
+# Everything in them runs, or decides what is installed.
+TREES = ("benchmarks", "docker", "requirements", "scripts", "src/rocmlab")
 ROOT = 0
+# They show every file with one owner and mode, usually writable for all: also shared folders of virtual machines.
+NO_MODES = {
+    *("9p", "drvfs", "vfat", "msdos", "exfat", "ntfs", "ntfs3", "fuseblk", "cifs", "smb3", "vboxsf"),
+    *("fuse.vmhgfs-fuse", "prl_fs"),
+}
 
 
 class Untrusted(RocmlabError):
@@ -41,7 +46,7 @@ def nearest() -> Path | None:
 
 
 def check(folder: Path) -> None:
-    """Make sure that nobody else has made the project folder or what in it decides about programs and secrets.
+    """Make sure that no other user has made the project folder or what in it decides about programs and secrets.
 
     Raises:
         Untrusted: something in it, or the target of a symbolic link there, is another user's or everybody's to write.
@@ -94,3 +99,14 @@ def _check_owner(folder: Path, path: Path, uid: int) -> None:
         reason,
         f"use a clone of your own; or, if you trust that user: export {VARIABLE}={folder}",
     )
+
+
+def keeps_modes(device: int) -> bool:
+    """Return whether a file system keeps modes; where it does not, they say nothing. Source: /proc/self/mountinfo."""
+    number = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return True
+    kinds = [line.partition(" - ")[2].split(" ")[0] for line in lines if line.split(" ")[2:3] == [number]]
+    return not any(kind in NO_MODES for kind in kinds)

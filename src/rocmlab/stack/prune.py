@@ -1,4 +1,4 @@
-"""Removing old runs: finished ones of rocmlab's own, in which nobody has saved anything since.
+"""Removing old runs: finished ones of rocmlab's own, in which nothing was saved since.
 
 This runs on the host for a native lab, and in a container of the lab's image where the share is a volume.
 """
@@ -40,11 +40,7 @@ class OldRun:
 
 
 def age_seconds(text: str) -> float:
-    """Return an age in seconds: 30d, 12h, 4w.
-
-    Raises:
-        RocmlabError: it is none.
-    """
+    """Return an age (30d, 12h, 4w) in seconds; raise RocmlabError if it is not one."""
     match = AGE.fullmatch(text.strip())
     if match is None:
         raise RocmlabError(
@@ -93,7 +89,7 @@ def from_json(text: str) -> list[OldRun]:
     """Return runs from JSON.
 
     Raises:
-        ValueError, TypeError: it is none.
+        ValueError, TypeError: it is not one.
     """
     return [OldRun(**each) for each in json.loads(text)]
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.stack import homes
-from rocmlab.stack.asking import Engine, asked
 from rocmlab.stack.lab import Say
 
+Engine = Callable[..., tuple[int, str]]  # runs the engine's command; exit code and output
+Query = Callable[..., str]  # the same, with an error instead of an exit code
 TOP = "/home/jovyan"
 DIFF_SECONDS = 600.0  # it looks at every file of the layer
 MOUNTED = ("work", "share")
@@ -24,31 +25,24 @@ MARK = "ROCMLAB_HOME=/"  # in the environment of an image whose home is on the s
 ASKED = "{{.State.StartedAt}}{{range .Config.Env}}\n{{.}}{{end}}"
 
 
-def take(engine: Engine, program: str, container: str, state: Path, say: Say) -> None:
+def take(engine: Engine, query: Query, program: str, container: str, state: Path, say: Say) -> None:
     """Stop a container of an earlier version and copy its user's files to `.rocmlab`; do nothing for any other.
 
     What was taken, and could not be moved on to the share, is not taken again until the container was started again.
 
-    Args:
-        engine: runs the engine's command and returns exit code and output.
-        program: the engine's command, for a fix.
-        container: its id; running or not.
-        state: the project's `.rocmlab`.
-        say: prints one line.
-
     Raises:
-        EngineSilent: the engine does not say what the container holds; nothing is lost, it is still there.
+        EngineSilent: the engine does not report what the container holds; nothing is lost, it is still there.
         RocmlabError: a file cannot be copied; the container is stopped and still there.
     """
-    started, *variables = asked(engine, program, "inspect", "--format", ASKED, container).strip().split("\n")
+    started, *variables = query("inspect", "--format", ASKED, container).strip().split("\n")
     if any(line.startswith(MARK) for line in variables):
         return
     digits = "".join(letter for letter in started if letter.isdigit())
     kept = state / homes.OLD / f"{container[:12]}-{digits}"
-    if kept.exists() or not changed(asked(engine, program, "diff", container, timeout_seconds=DIFF_SECONDS)):
+    if kept.exists() or not changed(query("diff", container, timeout_seconds=DIFF_SECONDS)):
         return
-    asked(engine, program, "stop", "--time", "10", container)
-    names = changed(asked(engine, program, "diff", container, timeout_seconds=DIFF_SECONDS))
+    query("stop", "--time", "10", container)
+    names = changed(query("diff", container, timeout_seconds=DIFF_SECONDS))
     kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     draft = Path(tempfile.mkdtemp(prefix="old-home.", dir=state))
     try:
@@ -85,11 +79,7 @@ def changed(diff: str) -> list[str]:
 def give(command: Sequence[str], environment: Mapping[str, str], state: Path, say: Say) -> None:
     """Unpack everything of earlier versions into the home on the share, and then remove it from `.rocmlab`.
 
-    Args:
-        command: runs `python -m rocmlab.stack.homes` in a container of the new image, as the lab's user.
-        environment: of the command.
-        state: the project's `.rocmlab`.
-        say: prints one line for each file or folder.
+    `command` runs `python -m rocmlab.stack.homes` in a container of the new image, as the lab's user.
 
     Raises:
         RocmlabError: the files could not be unpacked; they stay in `.rocmlab`.
@@ -107,7 +97,7 @@ def give(command: Sequence[str], environment: Mapping[str, str], state: Path, sa
         raise RocmlabError(
             "the files of the earlier lab could not be moved to the share",
             (done.stdout + done.stderr).strip()[-600:],
-            f"repair that and run `make up` again; nothing is lost: the files are in {state / homes.OLD}",
+            f"fix the error above, then `make up`; nothing is lost: the files are in {state / homes.OLD}",
         )
     for line in done.stdout.splitlines():
         if line.startswith("moved "):

@@ -51,35 +51,31 @@ def resolve(settings: Settings, choice: Choice, devices: list[Device], root: Pat
         values["ROCMLAB_ROOT"] = str(root)
     if choice.runtime in CONTAINERS:
         values |= _for_container(settings, choice, devices, root)
-    # A derived value that a person wrote over in `.env` is theirs, too: an overlay more in COMPOSE_FILE, say.
+    # A derived value that a user changed in `.env` stays: an additional overlay in COMPOSE_FILE, for example.
     return values | {name: value for name, value in settings.chosen.items() if name in values and name != "SHARE"}
 
 
 def _share(settings: Settings, choice: Choice) -> str:
-    asked = os.path.expanduser(settings.get("SHARE"))
-    if not asked:
+    wanted = os.path.expanduser(settings.get("SHARE"))
+    if not wanted:
         return "share" if choice.runtime in CONTAINERS else "./share"
-    if choice.runtime in CONTAINERS and "/" not in asked and asked != "share":
+    if choice.runtime in CONTAINERS and "/" not in wanted and wanted != "share":
         raise RocmlabError(
-            f"SHARE={asked} is neither a folder nor the lab's volume",
+            f"SHARE={wanted} is neither a folder nor the lab's volume",
             "a folder is written with a slash; the volume is called `share`",
-            f"make up SHARE=./{asked}",
+            f"make up SHARE=./{wanted}",
         )
-    return asked
+    return wanted
 
 
 def _check_folder(settings: Settings, name: str, value: str) -> None:
-    """Reject a folder in which programs make, move and remove files.
-
-    Raises:
-        RocmlabError: it is one of those, or in one of those.
-    """
+    """Raise RocmlabError for a folder in which programs make, move and remove files."""
     folder = (settings.project / os.path.expanduser(value)).resolve()
     taken = [path for path in OURS if folder.is_relative_to((settings.project / path).resolve())]
     taken += [".rocmlab"] if folder == (settings.project / ".rocmlab").resolve() else []
     if taken:
         raise RocmlabError(
-            f"{name}={value} is not a folder for files of yours",
+            f"{name}={value} is not a folder for your files",
             f"{taken[0]} of this project is made, changed and removed by programs",
             f"make up {name}=/another/folder; or, for the default: make up {name}=",
         )
@@ -111,11 +107,11 @@ def _pids_limit(settings: Settings) -> str:
     Raises:
         RocmlabError: the setting is not a number above 0, nor -1.
     """
-    asked = settings.get("PIDS_LIMIT") or str(PIDS + PIDS_PER_CPU * (os.cpu_count() or 1))
-    if re.fullmatch(r"-1|[1-9]\d*", asked):
-        return asked
+    wanted = settings.get("PIDS_LIMIT") or str(PIDS + PIDS_PER_CPU * (os.cpu_count() or 1))
+    if re.fullmatch(r"-1|[1-9]\d*", wanted):
+        return wanted
     raise RocmlabError(
-        f"PIDS_LIMIT={asked} is not a number of processes",
+        f"PIDS_LIMIT={wanted} is not a number of processes",
         "it is a number above 0, or -1 for no limit",
         "make up PIDS_LIMIT=",
     )

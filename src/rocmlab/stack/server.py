@@ -41,14 +41,7 @@ def ask(
     socket listened all the time in between, and no other one can have taken the connection; only then is the token
     sent. What is not excluded: root, and other processes of this user.
 
-    Args:
-        port: on 127.0.0.1.
-        token: of the lab.
-        path: of the request.
-        verify: looks who listens.
-        method: of the request.
-        body: of the request.
-        timeout_seconds: for each step of the exchange.
+    The timeout is for each step of the exchange.
 
     Returns:
         The HTTP status and the decoded JSON; status 0 where our server does not listen or nothing that speaks HTTP
@@ -91,11 +84,7 @@ def speaks(port: int) -> bool:
 def wait(port: int, answers: Callable[[], bool], is_alive: Callable[[], bool], timeout_seconds: float = 120.0) -> bool:
     """Wait until the lab answers; return False when it died or the time is over.
 
-    Args:
-        port: on 127.0.0.1, polled every 50 ms without the token: a look costs about 1 ms.
-        answers: whether our own server accepts the token; called when something answers the poll.
-        is_alive: whether it is worth waiting for.
-        timeout_seconds: the longest wait.
+    The port is polled every 50 ms without the token, which costs about 1 ms.
     """
     deadline = time.monotonic() + timeout_seconds
     checked = time.monotonic()
@@ -114,7 +103,7 @@ def wait(port: int, answers: Callable[[], bool], is_alive: Callable[[], bool], t
 
 
 def is_free(port: int) -> bool:
-    """Tell whether a server could listen on this loopback port."""
+    """Return whether a server could listen on this loopback port."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -125,20 +114,22 @@ def is_free(port: int) -> bool:
 
 
 def check_free(port: int) -> None:
-    """Make sure that the port can be had.
-
-    Raises:
-        RocmlabError: another program listens there, or the port is below 1024 and the user is not root.
-    """
+    """Raise RocmlabError unless this user can listen on the port."""
     if is_free(port):
         return
-    other = next((number for number in range(port + 1, min(port + 100, 65536)) if is_free(number)), 0)
     found = sockets.listeners(port)
     in_use = bool(found)
     if not in_use:
         with socket.socket() as probe:
             probe.settimeout(1)
             in_use = probe.connect_ex(("127.0.0.1", port)) == 0
-    why = "another program listens on it" if in_use else "this user may not listen on it"
-    why += f" ({sockets.describe(found)})" if found else ""
-    raise RocmlabError(f"port {port} on 127.0.0.1 cannot be had", why, f"make up PORT={other or 8889}")
+    fix = f"make up PORT={next_free(port)}"
+    if in_use:
+        why = "another program listens on it" + (f": {sockets.describe(found)}" if found else "")
+        raise RocmlabError(f"port {port} is already in use", why, fix)
+    raise RocmlabError(f"this user may not listen on port {port}", "ports below 1024 are usually for root alone", fix)
+
+
+def next_free(port: int) -> int:
+    """Return a free port after this one, or simply the next one where none of a hundred is free."""
+    return next((each for each in range(port + 1, min(port + 100, 65536)) if is_free(each)), port + 1)

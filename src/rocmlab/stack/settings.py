@@ -1,8 +1,8 @@
 """Every setting in one table, and the rule by which it gets its value.
 
-Precedence: the environment (which is where `make up PORT=9000` puts it), then `.env`, then the default. What a person
-chose is written to `.env` and stays chosen; what rocmlab wrote there itself follows the machine. The two are told apart
-by `.rocmlab/written.json`, which remembers what rocmlab wrote last: a line that differs from it is a person's.
+Precedence: the environment (which is where `make up PORT=9000` puts it), then `.env`, then the default. What a user
+chose is written to `.env` and stays chosen; what rocmlab wrote there itself follows the machine.
+`.rocmlab/written.json` remembers what rocmlab wrote last: a line that differs from it was written by the user.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from rocmlab.stack import envfile
 
 @dataclass(frozen=True)
 class Setting:
-    """One name a person may set."""
+    """One name that a user may set."""
 
     name: str
-    default: str  # as a sentence where it depends on the machine
+    default: str  # empty: it depends on the machine, see docs/settings.md
     meaning: str
 
 
@@ -30,110 +30,65 @@ SETTINGS = (
     Setting("BACKEND", "auto", "the hardware to use: rocm, cuda, metal, cpu, or auto"),
     Setting("RUNTIME", "auto", "where the lab runs: docker, podman, native (a virtual environment), or auto"),
     Setting("GPUS", "all", "the GPUs the lab gets: all, none, indices (0,2 or 0-3), PCI addresses, or unique ids"),
-    Setting("GPU_PASSTHROUGH", "nodes", "how Docker is told of AMD GPUs: nodes (device files) or cdi (CDI names)"),
-    Setting("ROCMLAB_ROOT", "this machine", "the folder of a simulated host; empty or /: this machine again"),
+    Setting("GPU_PASSTHROUGH", "nodes", "how AMD GPUs are passed to Docker: nodes (device files) or cdi (CDI names)"),
+    Setting("ROCMLAB_ROOT", "", "the folder of a simulated host; empty or /: this machine again"),
     Setting("PORT", "8888", "the port of JupyterLab on 127.0.0.1"),
-    Setting(
-        "SHARE", "the volume `share` (docker, podman), ./share (native)", "the folder or volume that outlives the lab"
-    ),
+    Setting("SHARE", "", "the folder or volume that outlives the lab"),
     Setting("NOTEBOOKS_DIR", "./notebooks", "the folder shown as work/ in JupyterLab"),
-    Setting("JUPYTER_TOKEN", "256 random bits, made once", "the token that JupyterLab asks for"),
-    Setting("METRICS_TOKEN", "256 random bits, made once", "a token that reads the metrics and nothing else"),
+    Setting("JUPYTER_TOKEN", "", "the token that JupyterLab asks for"),
+    Setting("METRICS_TOKEN", "", "a token that reads the metrics and nothing else"),
     Setting(
-        "ALLOWED_HOSTS",
-        "none",
-        "names or addresses, separated by commas, under which a reverse proxy of yours offers the lab",
+        "ALLOWED_HOSTS", "", "names or addresses, separated by commas, under which your reverse proxy serves the lab"
     ),
-    Setting("BASE_IMAGE", "by backend and GPU", "the image to build on, by tag or digest"),
-    Setting(
-        "TORCH_INDEX",
-        "PyTorch's own, by backend",
-        "where the PyTorch wheel comes from; empty: pip's own index",
-    ),
-    Setting(
-        "JAX_PACKAGES", "none: JAX on the CPU", "pip's words for JAX's plugin for the GPU, of the locked JAX's version"
-    ),
-    Setting(
-        "TENSORFLOW_INDEX",
-        "AMD's, by ROCm version",
-        "where native ROCm gets tensorflow-rocm (pip --find-links)",
-    ),
-    Setting(
-        "WHEELS",
-        "the folder in PIP_FIND_LINKS, else docker/wheels",
-        "a folder of wheels to use before any index",
-    ),
-    Setting("CA_BUNDLE", "PIP_CERT or SSL_CERT_FILE", "certificates for a proxy that inspects TLS; a build secret"),
-    Setting("PIP_CONFIG", "PIP_CONFIG_FILE", "a pip.conf for the build, for example for a mirror; a build secret"),
-    Setting("NB_UID", "the owner of the notebooks folder", "the user id of the lab's user in the container"),
-    Setting("NB_GID", "100", "the group id of the lab's user in the container"),
-    Setting("MIN_FREE_DISK_GB", "5", "below so much free space (GB) the lab warns and no run starts; 0: never"),
-    Setting("SHM_SIZE", "8gb", "the size of /dev/shm in the container (data loaders, RCCL)"),
-    Setting(
-        "PIDS_LIMIT",
-        "4096 and 256 for each CPU",
-        "how many processes and threads the container may have; -1: no limit",
-    ),
-    Setting("MEMORY_LIMIT", "none", "how much memory the container may have (64gb), without swap; empty: no limit"),
+    Setting("BASE_IMAGE", "", "the image to build on, by tag or digest"),
+    Setting("TORCH_INDEX", "", "where the PyTorch wheel comes from; empty: pip's own index"),
+    Setting("JAX_PACKAGES", "", "pip's arguments for JAX's plugin for the GPU, of the locked JAX's version"),
+    Setting("TENSORFLOW_INDEX", "", "where native ROCm gets tensorflow-rocm (pip --find-links)"),
+    Setting("WHEELS", "", "a folder of wheels to use before any index"),
+    Setting("CA_BUNDLE", "", "certificates for a proxy that inspects TLS; a build secret"),
+    Setting("PIP_CONFIG", "", "a pip.conf for the build, for example for a mirror; a build secret"),
+    Setting("NB_UID", "", "the user id of the lab's user in the container"),
+    Setting("NB_GID", "", "the group id of the lab's user in the container"),
+    Setting("MIN_FREE_DISK_GB", "5", "below this much free space (GB) the lab warns and no run starts; 0: never"),
+    Setting("SHM_SIZE", "", "the size of /dev/shm in the container (data loaders, RCCL)"),
+    Setting("PIDS_LIMIT", "", "how many processes and threads the container may have; -1: no limit"),
+    Setting("MEMORY_LIMIT", "", "how much memory the container may have (64gb), without swap; empty: no limit"),
     Setting("LOG_MAX_SIZE", "10m", "the size at which the container's log begins a new file; three are kept"),
     Setting(
         "CULL_IDLE_GPU_KERNELS_SECONDS",
         "0",
-        "shut down a kernel that has GPUs and did nothing for so long, warned first; 0: never",
+        "shut down a kernel that has GPUs and was idle for that many seconds, after a warning; 0: never",
     ),
     Setting("WARM_KERNELS", "on", "fork JupyterLab's kernels from a parent that has imported the framework: on or off"),
     Setting(
-        "IDLE_GPU_WARNING_SECONDS", "600", "the panel warns of a kernel that holds GPU memory idly so long; 0: never"
+        "IDLE_GPU_WARNING_SECONDS",
+        "600",
+        "the panel warns of a kernel that is idle for that many seconds and holds GPU memory; 0: never",
     ),
     Setting(
         "RECORD_GPUS",
         "off",
-        "on: the panel's server reads the GPUs all the time, so that its history is there for whoever comes; on or off",
+        "on: the panel's server reads the GPUs all the time, so that the history is complete; on or off",
     ),
     Setting("GPU_METRICS_NAMES", "rocmlab", "names of the metrics: rocmlab (ours), amd (its exporter's), or both"),
     Setting("PROMETHEUS_IMAGE", "prom/prometheus:v3.11.3", "the image of `make monitoring`'s Prometheus"),
     Setting("PROMETHEUS_PORT", "9090", "its port on 127.0.0.1"),
     Setting("GRAFANA_IMAGE", "grafana/grafana:12.3.1", "the image of `make monitoring`'s Grafana"),
     Setting("GRAFANA_PORT", "3000", "its port on 127.0.0.1"),
-    Setting("GRAFANA_PASSWORD", "192 random bits, made once", "the password of Grafana's user admin"),
+    Setting("GRAFANA_PASSWORD", "", "the password of Grafana's user admin"),
     Setting(
         "CLUSTER",
         "off",
         "off, head (this machine starts a Ray cluster), or HOST:PORT of the head whose cluster this machine joins",
     ),
-    Setting("CLUSTER_TOKEN", "256 random bits, made once by the head", "what every node of the cluster must know"),
-    Setting("CLUSTER_ADDRESS", "that of the way to the head, or out", "this machine's own address in the cluster"),
+    Setting("CLUSTER_TOKEN", "", "what every node of the cluster must know"),
+    Setting("CLUSTER_ADDRESS", "", "this machine's own address in the cluster"),
     Setting("CLUSTER_PORT", "6379", "the head's port, and where the node's other ports begin (docs/cluster.md)"),
-    Setting("CLUSTER_NETWORK", "host", "the container's network while it is a node: host, bridge, or one of yours"),
-    Setting("PYTHON", "python3", "the interpreter of the native lab (3.11 to 3.13)"),
-    Setting(
-        "COMPOSE_PROJECT_NAME",
-        "rocmlab-<hash of the folder>",
-        "the name of containers, network and volume",
-    ),
+    Setting("CLUSTER_NETWORK", "host", "the container's network while it is a node: host, bridge, or one of your own"),
+    Setting("PYTHON", "", "the interpreter of the native lab (3.11 to 3.13)"),
+    Setting("COMPOSE_PROJECT_NAME", "", "the name of containers, network and volume"),
 )
-DEFAULTS = {
-    "BACKEND": "auto",
-    "RUNTIME": "auto",
-    "GPUS": "all",
-    "GPU_PASSTHROUGH": "nodes",
-    "PORT": "8888",
-    "MIN_FREE_DISK_GB": "5",
-    "CULL_IDLE_GPU_KERNELS_SECONDS": "0",
-    "IDLE_GPU_WARNING_SECONDS": "600",
-    "RECORD_GPUS": "off",
-    "WARM_KERNELS": "on",
-    "GPU_METRICS_NAMES": "rocmlab",
-    "PROMETHEUS_IMAGE": "prom/prometheus:v3.11.3",
-    "PROMETHEUS_PORT": "9090",
-    "GRAFANA_IMAGE": "grafana/grafana:12.3.1",
-    "GRAFANA_PORT": "3000",
-    "LOG_MAX_SIZE": "10m",
-    "NOTEBOOKS_DIR": "./notebooks",
-    "CLUSTER": "off",
-    "CLUSTER_PORT": "6379",
-    "CLUSTER_NETWORK": "host",
-}
+DEFAULTS = {setting.name: setting.default for setting in SETTINGS if setting.default}
 BASE_IMAGES = {  # source and date of each tag: docs/images.md
     "radeon": "rocm/tensorflow:rocm7.2-py3.12-tf2.20-dev",
     "instinct": "rocm/tensorflow:rocm10.0-ubuntu24.04-py3.12-tf2.21",
@@ -149,7 +104,7 @@ TORCH_INDEXES = {
 # What `make up` derives for Compose. These are never a choice, or a copied `.env` would speak for another machine.
 INTERNAL = ("ROCMLAB_BACKEND", "ROCMLAB_RUNTIME", "ROCMLAB_IMAGE", "COMPOSE_PATH_SEPARATOR")
 DERIVED = (*INTERNAL, "COMPOSE_FILE", "RENDER_GID", "VIDEO_GID")
-PATHS = ("WHEELS", "CA_BUNDLE", "PIP_CONFIG")  # found on this machine where nobody chose them
+PATHS = ("WHEELS", "CA_BUNDLE", "PIP_CONFIG")  # found on this machine unless they are set
 MAY_BE_EMPTY = {"TORCH_INDEX"}  # empty has a meaning: pip's own index
 NAMES = tuple(setting.name for setting in SETTINGS)
 COMMENTS = {
@@ -169,10 +124,10 @@ class Settings:
     """The settings of one project folder."""
 
     project: Path  # the folder that holds compose.yaml
-    chosen: dict[str, str]  # what a person chose, by name
+    chosen: dict[str, str]  # what a user chose, by name
     written: dict[str, str] = field(default_factory=dict)  # what rocmlab wrote into `.env` last
     reset: frozenset[str] = frozenset()  # chosen once, set back to the default by a flag
-    guest: str = ""  # the name of a lab beside the project's own, which leaves `.env` as it is; empty: the own one
+    guest: str = ""  # the name of a lab next to the project's own, which leaves `.env` as it is; empty: the own one
 
     @property
     def state(self) -> Path:
@@ -186,11 +141,11 @@ class Settings:
 
     @property
     def is_in_cluster(self) -> bool:
-        """Tell whether the lab is to be a node of a Ray cluster."""
+        """Return whether the lab is to be a node of a Ray cluster."""
         return self.get("CLUSTER") not in ("", "off")
 
     def get(self, name: str) -> str:
-        """Return what a person chose, else the default if it is the same on every machine, else an empty string."""
+        """Return what a user chose, else the default if it is the same on every machine, else an empty string."""
         return self.chosen.get(name) or DEFAULTS.get(name, "")
 
     def last(self, name: str) -> str:
@@ -199,16 +154,12 @@ class Settings:
 
 
 def load(project: Path, environment: Mapping[str, str] | None = None) -> Settings:
-    """Read a project's settings.
-
-    Raises:
-        RocmlabError: `.env` cannot be read.
-    """
+    """Read a project's settings; raise RocmlabError if `.env` cannot be read."""
     environment = os.environ if environment is None else environment
     values = envfile.parse(envfile.read(project / ".env"))
-    written = _read_written(project / ".rocmlab/written.json")
+    written = {name: str(value) for name, value in envfile.read_json(project / ".rocmlab/written.json").items()}
     ours = {name: value for name, value in written.items() if values.get(name) == value}
-    derived = INTERNAL if written else DERIVED  # without a memory nobody can say who wrote the others
+    derived = INTERNAL if written else DERIVED  # without that memory it is unknown who wrote the others
     ours |= {name: values[name] for name in derived if name in values}
     ours |= {} if written else _of_another_machine(project, values)
     chosen = {name: value for name, value in values.items() if name not in ours}
@@ -227,7 +178,7 @@ def load(project: Path, environment: Mapping[str, str] | None = None) -> Setting
 def _of_another_machine(project: Path, values: Mapping[str, str]) -> dict[str, str]:
     """Return what a `.env` without our memory of it, so a copied one, says of the machine that it comes from."""
     if "ROCMLAB_BACKEND" not in values:
-        return {}  # `make up` never wrote it: every line is a person's
+        return {}  # `make up` never wrote it: every line is a user's
     images = {*BASE_IMAGES.values(), *(qualified(name) for name in BASE_IMAGES.values())}
     index = TORCH_INDEXES.get(values["ROCMLAB_BACKEND"])
     found = {"NB_UID": values["NB_UID"]} if "NB_UID" in values else {}
@@ -245,20 +196,10 @@ def qualified(name: str) -> str:
     return f"docker.io/{name}" if rest else f"docker.io/library/{name}"
 
 
-def _read_written(path: Path) -> dict[str, str]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return {str(name): str(value) for name, value in values.items()} if isinstance(values, dict) else {}
-
-
 def save(settings: Settings, resolved: Mapping[str, str]) -> None:
     """Write `.env` (mode 0600) with what was chosen and what was resolved; comments and other lines stay.
 
-    Args:
-        settings: what a person chose; kept as it is.
-        resolved: the value of every name that Compose needs, chosen ones included.
+    `resolved` has the value of every name that Compose needs, chosen ones included.
 
     Raises:
         RocmlabError: the file cannot be written.
@@ -279,13 +220,10 @@ def save(settings: Settings, resolved: Mapping[str, str]) -> None:
         envfile.write(path, remembered)
 
 
-def port_of(settings: Settings) -> int:
-    """Return the port.
-
-    Raises:
-        RocmlabError: it is not a number from 1 to 65535.
-    """
-    text = settings.get("PORT")
-    if text.isdigit() and 0 < int(text) < 65536:
+def port_of(settings: Settings, name: str = "PORT", command: str = "make up") -> int:
+    """Return a setting that is a port; raise RocmlabError unless it is a number from 1 to 65535."""
+    text = settings.get(name)
+    if text.isascii() and text.isdigit() and 0 < int(text) < 65536:
         return int(text)
-    raise RocmlabError(f"PORT={text} is not a port", "a port is a number from 1 to 65535", "make up PORT=8888")
+    fix = f"{command} {name}={DEFAULTS[name]}"
+    raise RocmlabError(f"{name}={text} is not a port", "a port is a number from 1 to 65535", fix)

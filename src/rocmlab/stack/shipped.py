@@ -39,12 +39,7 @@ NAMES = frozenset(
 def hand_over(settings: Settings, notebooks: Path, uid: int, gid: int, say: Say) -> None:
     """Give a root's clone's own notebooks to the lab's user; do nothing as another user, or for another folder.
 
-    Args:
-        settings: of the project, or of a demonstration, all of whose notebooks rocmlab has written itself.
-        notebooks: the folder that the lab shows as work/.
-        uid: of the lab's user.
-        gid: of its group.
-        say: prints one line.
+    The notebooks of a demonstration were all written by rocmlab.
     """
     own = (settings.state if settings.guest else settings.project) / "notebooks"
     if os.geteuid() != 0 or own.is_symlink() or not own.is_dir() or notebooks.resolve() != own.resolve():

@@ -38,16 +38,14 @@ class Listener:
 
 @dataclass(frozen=True)
 class Holder:
-    """Who listens on the lab's port: nobody, our own server, another process, or it cannot be found out."""
+    """Who listens on the lab's port: no one, our own server, another process, or it is unknown."""
 
     kind: str
     listeners: tuple[Listener, ...] = ()
 
     def __str__(self) -> str:
         if self.kind == UNKNOWN:
-            return (
-                "it cannot be found out who listens: the engine does not answer, or the processes are not visible here"
-            )
+            return "it is unknown who listens: the engine does not answer, or the processes are not visible here"
         return describe(self.listeners)
 
 
@@ -66,7 +64,7 @@ WILDCARDS = frozenset(map(_hexadecimal, ("0.0.0.0", "::", "::ffff:0.0.0.0")))
 
 
 def listeners(port: int) -> tuple[Listener, ...] | None:
-    """Return every socket that may get a connection to 127.0.0.1 at this port; None where that cannot be found out.
+    """Return every socket that may get a connection to 127.0.0.1 at this port; None where that is unknown.
 
     A socket bound to 127.0.0.1 itself is always preferred by the kernel to one bound to every address; so wildcards
     count only where there is no exact one. More than one means SO_REUSEPORT: the kernel chooses.
@@ -88,7 +86,7 @@ def listeners(port: int) -> tuple[Listener, ...] | None:
 
 
 def _diagnosed(port: int) -> list[tuple[bytes, Listener]]:
-    """Return every listener on a port with its address, as the kernel tells by netlink.
+    """Return every listener on a port with its address, as the kernel reports by netlink.
 
     Raises:
         OSError: it does not.
@@ -107,11 +105,7 @@ def _diagnosed(port: int) -> list[tuple[bytes, Listener]]:
 
 
 def _messages(kernel: socket.socket) -> list[bytes]:
-    """Return the payloads of all messages of one answer.
-
-    Raises:
-        OSError: the kernel refuses, or the answer is incomplete.
-    """
+    """Return the payloads of all messages of one answer; raise OSError if it is incomplete."""
     found: list[bytes] = []
     while True:
         data, _, flags, _ = kernel.recvmsg(1 << 16)
@@ -155,12 +149,12 @@ def _read(port: int) -> list[tuple[bytes, Listener]] | None:
 
 
 def is_unused(port: int) -> bool:
-    """Return whether `/proc/net/tcp*` has no listener on a port either: a second source, where nobody means consent."""
+    """Return whether `/proc/net/tcp*` has no listener on a port: a second source, where no listener means consent."""
     return not HAS_PROC or _read(port) == []
 
 
 def accepted_by(port: int, client_port: int) -> int | None:
-    """Return the uid of who has accepted the connection from that port of 127.0.0.1; None: nobody of this host yet."""
+    """Return the uid of who has accepted the connection from that port of 127.0.0.1; None: no process yet."""
     if not HAS_PROC:
         return None
     far = b":%04X" % client_port

@@ -1,9 +1,11 @@
-"""The source of a project as git has it: which commit it is, what a newer one changes, and moving to another one."""
+"""The source of a project: a digest of it, its commit, what a newer one changes, and moving to another one."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -15,6 +17,10 @@ FETCH_TIMEOUT_SECONDS = 120.0
 NOTEBOOKS = "notebooks/"
 MAX_LINES = 40  # of changes that are shown
 LETTERS = 12  # of a commit
+# Not the notebooks: Compose binds the folder itself, and saving one there must not rebuild the image.
+IMAGE_SOURCES = ("docker", "requirements", "src", "pyproject.toml", "README.md", "LICENSE")
+NATIVE_SOURCES = ("requirements", "pyproject.toml", "src/rocmlab/lab")
+IGNORED = {"__pycache__", ".ipynb_checkpoints", "monitoring"}
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,7 @@ def fetched(project: Path) -> tuple[str, str]:
     present = head(project)
     code, upstream = git(project, "rev-parse", "--abbrev-ref", "--symbolic-full-name", "@{upstream}")
     if code:
-        return present, "this branch follows no remote one"
+        return present, "this branch does not track a remote branch"
     remote = upstream.strip().partition("/")[0]
     code, output = git(project, "fetch", "--quiet", remote, timeout_seconds=FETCH_TIMEOUT_SECONDS)
     if code:
@@ -82,8 +88,8 @@ def fetched(project: Path) -> tuple[str, str]:
         return present, f"{upstream.strip()} has nothing newer"
     if not is_ancestor(project, present, target):
         raise RocmlabError(
-            f"this branch and {upstream.strip()} have both gone on",
-            "only a move forward is made automatically",
+            f"this branch and {upstream.strip()} have diverged",
+            "only a fast-forward is made automatically",
             f"git rebase {upstream.strip()} (or git merge), then make upgrade, which uses what is checked out",
         )
     return target, ""
@@ -96,17 +102,13 @@ def changed(project: Path) -> list[str]:
 
 
 def check_clean(project: Path) -> None:
-    """Make sure that no tracked file but notebooks has local changes.
-
-    Raises:
-        RocmlabError: one has; it is named.
-    """
+    """Raise RocmlabError if a tracked file that is not a notebook has local changes."""
     files = [name for name in changed(project) if not name.startswith(NOTEBOOKS)]
     if files:
         raise RocmlabError(
             f"{len(files)} tracked file{'s have' if len(files) > 1 else ' has'} local changes",
             "\n".join(files[:20]),
-            "commit them (git commit), or put them aside (git stash), then again",
+            "commit them (git commit), or stash them (git stash), then retry",
         )
 
 
@@ -126,7 +128,7 @@ def move(project: Path, commit: str) -> list[Saved]:
     """Move the checkout to a commit; nothing that git does not track, and no notebook of the user's, is lost.
 
     Returns:
-        Notebooks with local changes that the other version has, too: each lies beside it as a copy.
+        Notebooks with local changes that the other version has as well: a copy of each is kept next to it.
 
     Raises:
         RocmlabError: a file is in the way, or git fails; nothing was moved.
@@ -175,3 +177,26 @@ def put_back(saved: list[Saved]) -> None:
     """Put notebooks of the user's back in their places, after the checkout has gone back."""
     for each in saved:
         os.replace(each.copy, each.path)
+
+
+def digest(project: Path, sources: Iterable[str], facts: Mapping[str, str]) -> str:
+    """Return the SHA-256 (hex) of these files and folders, by content, and of named facts."""
+    found = hashlib.sha256()
+    for name, value in sorted(facts.items()):
+        found.update(f"{name}={value}\0".encode())
+    for path in sorted(_files(project, sources)):
+        executable = "x" if path.stat().st_mode & 0o100 else "-"
+        found.update(f"{path.relative_to(project)}\0{executable}\0".encode())
+        found.update(hashlib.sha256(path.read_bytes()).digest())
+    return found.hexdigest()
+
+
+def _files(project: Path, sources: Iterable[str]) -> Iterator[Path]:
+    for source in sources:
+        start = project / source
+        if start.is_file():
+            yield start
+        for path in start.rglob("*") if start.is_dir() else ():
+            is_ignored = IGNORED & set(path.parts) or path.suffix in (".pyc", ".in", ".whl")
+            if path.is_file() and not is_ignored:
+                yield path

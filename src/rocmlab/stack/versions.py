@@ -29,10 +29,10 @@ class Version:
     environment: str = ""  # the folder; empty in a container
 
     def shown(self, project: Path) -> str:
-        """Return it for a person: version, commit and date."""
+        """Return it as text: version, commit and date."""
         name, date = source.described(project, self.commit)
-        words = [self.version, name and f"commit {name}", date and f"of {date}"]
-        return " ".join(word for word in words if word) or "unknown"
+        parts = [self.version, name and f"commit {name}", date and f"of {date}"]
+        return " ".join(part for part in parts if part) or "unknown"
 
 
 def path_of(settings: Settings) -> Path:
@@ -51,24 +51,11 @@ def read(settings: Settings) -> tuple[Version | None, Version | None]:
 
 
 def write(settings: Settings, current: Version | None, previous: Version | None) -> None:
-    """Remember both.
-
-    Raises:
-        RocmlabError: the file cannot be written.
-    """
+    """Remember both."""
     found = {"current": current and asdict(current), "previous": previous and asdict(previous)}
     text = json.dumps(found, indent=1) + "\n"
     if envfile.read(path_of(settings)) != text:
         envfile.write(path_of(settings), text)
-
-
-def forget(settings: Settings) -> None:
-    """Forget both: what they were made of is removed.
-
-    Raises:
-        OSError: the file cannot be removed.
-    """
-    path_of(settings).unlink(missing_ok=True)
 
 
 def here(project: Project, commit: str | None = None) -> Version:

@@ -18,22 +18,14 @@ def path_of(lab: ContainerLab, given: str) -> Path:
 
 
 def bind(source: Path, target: str, *, is_read_only: bool) -> str:
-    """Return the engine's words for a mounted folder.
-
-    Raises:
-        RocmlabError: its path has a comma, which the engine cannot read.
-    """
+    """Return the engine's argument for a mounted folder; raise RocmlabError if its path has a comma."""
     if "," in str(source):
         raise RocmlabError(f"{source} has a comma", "the engine cannot mount it", "rename the folder")
     return f"type=bind,source={source},target={target}" + ",ro=true" * is_read_only
 
 
 def share(lab: ContainerLab, *, is_read_only: bool) -> str | None:
-    """Return the mount of the share; None where its volume does not exist yet.
-
-    Raises:
-        RocmlabError: its path has a comma.
-    """
+    """Return the mount of the share, see `bind`; None where its volume does not exist yet."""
     given = lab.values["SHARE"]
     if "/" in given:
         return bind(path_of(lab, given), SHARE, is_read_only=is_read_only)
@@ -43,11 +35,7 @@ def share(lab: ContainerLab, *, is_read_only: bool) -> str | None:
 
 
 def make(lab: ContainerLab) -> None:
-    """Make the share's volume as Compose would.
-
-    Raises:
-        RocmlabError: the engine does not.
-    """
+    """Make the share's volume as Compose would; raise RocmlabError if the engine does not."""
     labels = []
     if lab.program == "docker":
         of = {"project": lab.values["COMPOSE_PROJECT_NAME"], "volume": lab.values["SHARE"]}
@@ -60,7 +48,7 @@ def make(lab: ContainerLab) -> None:
 def command(lab: ContainerLab, mounts: Sequence[str], arguments: Sequence[str]) -> list[str]:
     """Return what runs `rocmlab <arguments>` of this clone as root in a container that lives as long as the command."""
     project = bind(lab.settings.project.resolve(), "/project", is_read_only=True)
-    words = [lab.program, "run", "--rm", "--pull=never", "--network=none", "--user=0:0", "--entrypoint=tini"]
-    words += ["--security-opt=label=disable", "--env=PYTHONPATH=/project/src", "--env=PYTHONDONTWRITEBYTECODE=1"]
-    words += [word for mount in (project, *mounts) for word in ("--mount", mount)]
-    return [*words, lab.image, "--", "/opt/rocmlab/bin/python", "-m", "rocmlab", *arguments]
+    command_line = [lab.program, "run", "--rm", "--pull=never", "--network=none", "--user=0:0", "--entrypoint=tini"]
+    command_line += ["--security-opt=label=disable", "--env=PYTHONPATH=/project/src", "--env=PYTHONDONTWRITEBYTECODE=1"]
+    command_line += [word for mount in (project, *mounts) for word in ("--mount", mount)]
+    return [*command_line, lab.image, "--", "/opt/rocmlab/bin/python", "-m", "rocmlab", *arguments]

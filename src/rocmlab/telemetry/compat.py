@@ -6,18 +6,18 @@ tells. As there, everything is a gauge, memory is in MiB, energy in microjoules 
 
 What the dashboards' queries demand of labels: `cluster_name` must not be empty (Prometheus refuses a selector whose
 every matcher may be empty), `gpu_uuid` must tell GPUs apart, and `card_model`, the part number of the board, decides
-which of two metrics is asked for: power and temperature of an MI300, or of any other card.
+which of two metrics is queried: power and temperature of an MI300, or of any other card.
 """
 
 from __future__ import annotations
 
 import re
 import socket
-import threading
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 
+from rocmlab.base.background import BackgroundReader
 from rocmlab.devices import Device, Sample, roots
 from rocmlab.telemetry.metrics_families import Families, Labels
 from rocmlab.telemetry.model import GpuProcess, Snapshot, device_id, is_up
@@ -28,8 +28,9 @@ MIB = 1 << 20
 MEGA = 1e6
 MICROJOULES = 1e6  # in a joule
 
-TEXT_SECONDS = 0.5  # in which a text of the card is read, or is left out until it comes
-_texts: dict[tuple[Path, str | None, str | None], _Text] = {}  # by file and card
+TEXT_SECONDS = 0.5  # in which a text of the card is read, or is omitted until it comes
+_READER = BackgroundReader(TEXT_SECONDS)
+_texts: dict[Hashable, str | None] = {}  # by file and card
 
 # Part numbers of the MI300 family, whose socket power the dashboards ask for under a name of its own.
 PACKAGE_POWER = re.compile(r"102-G302\d\d-")
@@ -111,34 +112,15 @@ def labels_of(gpu: Device, place: int, root: Path) -> dict[str, object]:
     }
 
 
-class _Text:
-    """A file that is read once, on a thread that is left behind if that hangs; after an error it is tried again."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._value: str | None = None
-        self._is_known = False
-        self._reading: threading.Thread | None = None
-        self._lock = threading.Lock()
-
-    def value(self) -> str | None:
-        """Return what it says; None if it cannot be read, or not yet."""
-        with self._lock:
-            if not self._is_known and (self._reading is None or not self._reading.is_alive()):
-                self._reading = threading.Thread(target=self._read, name="rocmlab-text", daemon=True)
-                self._reading.start()
-                self._reading.join(TEXT_SECONDS)
-            return self._value
-
-    def _read(self) -> None:
-        self._value = roots.read_text(self._path)
-        self._is_known = self._value is not None or not self._path.exists()
-
-
 def _text(path: Path, gpu: Device) -> str | None:
     """Return a text that a card does not change: it is read once for each card, and waited for once if it hangs."""
-    found = _texts.setdefault((path, gpu.unique_id, gpu.pci_id), _Text(path))
-    return found.value()
+    key = (path, gpu.unique_id, gpu.pci_id)
+    if key not in _texts:
+        found = _READER.now(key, lambda: (roots.read_text(path), path.exists()))
+        if found is None or (found[0] is None and found[1]):
+            return None  # it hangs or failed: the next call tries again
+        _texts[key] = found[0]
+    return _texts[key]
 
 
 def _jobs(
@@ -162,7 +144,8 @@ def _jobs(
 
 
 def _add_device(families: Families, gpu: Device, labels: Labels, sample: Sample | None) -> None:
-    families.gauge("gpu_health", "1 if it answers and has no uncorrected error.", labels, _health(gpu, sample))
+    named = {**labels, "GPU_UUID": labels["gpu_uuid"]}  # the overview's variable queries the label's earlier name
+    families.gauge("gpu_health", "1 if it answers and has no uncorrected error.", named, _health(gpu, sample))
     families.gauge("pcie_max_speed", "Highest PCIe gigatransfers per second.", labels, gpu.link_speed_max_gts)
     if sample is None:
         return
@@ -191,7 +174,7 @@ def _add_device(families: Families, gpu: Device, labels: Labels, sample: Sample 
 
 
 def _health(gpu: Device, sample: Sample | None) -> bool | None:
-    """Tell whether a GPU is healthy; None for a partition that has nothing to go by."""
+    """Return whether a GPU is healthy; None for a partition that has nothing to go by."""
     up = is_up(gpu, sample)
     if not up or sample is None:
         return up

@@ -1,4 +1,4 @@
-"""How much energy a device has used since somebody began to count."""
+"""How much energy a device has used since counting began."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rocmlab.devices.integral import Integral
 
 PROOF_SECONDS = 10.0  # before which a card's own count may run ahead of its power
 FACTOR = 2.0  # within which they agree
-LEAST_JOULES = 20.0  # below which rounding decides
+MIN_JOULES = 20.0  # below which rounding decides
 
 
 class EnergyMeter:
@@ -48,4 +48,4 @@ class EnergyMeter:
     def _agrees(self) -> bool:
         if self._counted < self._area / FACTOR:
             return False
-        return self._power.seconds < PROOF_SECONDS or self._counted <= max(self._area, LEAST_JOULES) * FACTOR
+        return self._power.seconds < PROOF_SECONDS or self._counted <= max(self._area, MIN_JOULES) * FACTOR

@@ -92,7 +92,7 @@ class History:
             self._coarse.put(name, means)
 
     def times(self, seconds: float) -> list[float]:
-        """Return the Unix times of the points of so many seconds until now, the same for all series."""
+        """Return the Unix times of the points of the last `seconds`, the same for all series."""
         ring = self._ring(seconds)
         return ring.window(ring.times, seconds).tolist()
 
@@ -105,7 +105,7 @@ class History:
             seconds: until the last point. Up to 15 minutes there is a point a second, else one for each 10 seconds.
 
         Returns:
-            Times and values; None is unknown. Where nobody looked, one point in which nothing is known.
+            Times and values; None is unknown. Where nothing was read, one point in which nothing is known.
         """
         ring = self._ring(seconds)
         column = ring.columns.get(device, {}).get(metric)
@@ -157,7 +157,7 @@ class _Ring:
                 columns[metric][place] = value
 
     def window(self, column: array[float], seconds: float) -> array[float]:
-        """Return what a column, or `times`, holds of so many seconds until the last point, the oldest first."""
+        """Return what a column, or `times`, holds of the `seconds` until the last point, the oldest first."""
         if self.last is None:
             return array(column.typecode)
         end = self.place + 1

@@ -1,7 +1,7 @@
-"""One sampler for all who watch: read once a second while somebody looks or records, and not at all otherwise.
+"""One sampler for all who watch: read once a second while a viewer watches or records, and not at all otherwise.
 
 All that touches the system happens in three threads: one for the readings, and one each for what takes longer, which
-devices there are and which processes use them. Whatever hangs there, the event loop goes on, and so do the others.
+devices there are and which processes use them. If one of them hangs, the event loop and the others continue.
 """
 
 from __future__ import annotations
@@ -26,11 +26,14 @@ from rocmlab.telemetry.sampler import Sampler
 log = logging.getLogger("rocmlab")
 
 FIND_SECONDS = 2.0  # after which it is looked whether there are other devices
-FIND_ALL_SECONDS = 60.0  # after which they are found anew in any case: another user may use them now
+FIND_ALL_SECONDS = 60.0  # after which they are found again in any case: another user may use them now
 ASLEEP_SECONDS = 2.0  # between readings while every GPU sleeps
 FIRST_SECONDS = 10.0  # how long the first reading waits for the devices
 LONG_SECONDS = 10.0  # after which looking for devices or processes is a problem; the processes of before are forgotten
-SIDE = {"devices": "the devices", "processes": "the processes on the devices"}  # what is looked for beside the readings
+SIDE = {
+    "devices": "the devices",
+    "processes": "the processes on the devices",
+}  # found next to the readings
 
 T = TypeVar("T")
 Attribute = Callable[[Sequence[Device]], Sequence[GpuProcess]]
@@ -46,7 +49,7 @@ class Hub:
         attribute: Attribute | None = None,
         processes_seconds: float = 2.0,
     ) -> None:
-        """Prepare to watch; nothing is read before somebody does.
+        """Prepare to watch; nothing is read before there is a viewer.
 
         Args:
             root: of the host.
@@ -66,7 +69,7 @@ class Hub:
         self._viewers: set[asyncio.Queue[Snapshot | None]] = set()
         self._keepers = 0
         self._running: asyncio.Task[None] | None = None
-        self._side: dict[str, asyncio.Task[None]] = {}  # what goes on in the threads beside the readings
+        self._side: dict[str, asyncio.Task[None]] = {}  # what runs in the threads next to the readings
         self._side_at: dict[str, float] = {}  # when it was begun
         self._troubles: dict[str, Problem] = {}  # with that
         self._found_problems: Sequence[Problem] = ()  # of the devices
@@ -97,7 +100,7 @@ class Hub:
 
     @contextmanager
     def keep(self) -> Iterator[None]:
-        """Have the devices read, and the history grow, though nobody watches."""
+        """Have the devices read, and the history grow, without a viewer."""
         self._keepers += 1
         self._start()
         try:
@@ -138,13 +141,13 @@ class Hub:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("the devices are not read any more", exc_info=error)
         elif self._is_wanted():
-            self._start()  # somebody came just as it ended
+            self._start()  # a viewer came just as it ended
 
     def _is_wanted(self) -> bool:
         return bool(self._viewers or self._keepers) and not self._is_closed
 
     async def _run(self) -> None:
-        """Read as long as somebody wants it."""
+        """Read as long as there is a viewer or a recorder."""
         loop = asyncio.get_running_loop()
         due = loop.time()
         self._processes = None  # those of the last viewing may have ended
@@ -177,7 +180,7 @@ class Hub:
             _offer(news, self.latest)
 
     def _begin(self, name: str, every_seconds: float, work: Callable[[], Any]) -> None:
-        """Start one piece of what is done beside the readings if it is due, and not still going on."""
+        """Start one piece of what is done next to the readings if it is due, and not still running."""
         now = asyncio.get_running_loop().time()
         if name in self._side and not self._side[name].done():
             return
@@ -219,7 +222,7 @@ class Hub:
                 self._processes = None
 
     async def _find(self) -> None:
-        """Find the devices anew if the host has changed."""
+        """Find the devices again if the host has changed."""
         now = asyncio.get_running_loop().time()
         hardware = await self._finding.do(self._look)
         if hardware == self._hardware and now - self._found_at < FIND_ALL_SECONDS:
@@ -257,7 +260,7 @@ def _offer(news: asyncio.Queue[Snapshot | None], snapshot: Snapshot | None) -> N
 
 
 class _Thread:
-    """A thread that does one thing after another; unlike that of an executor, nobody waits for it at the end."""
+    """A thread that does one thing after another; unlike that of an executor, it is not waited for at the end."""
 
     def __init__(self, name: str) -> None:
         self._name = name

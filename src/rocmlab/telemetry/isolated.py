@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 # The lock of a lease, as rocmlab.kernels.leases names it: machine, backend, PCI address, partition.
 LOCK = re.compile(r"/leases/[^/]*?-(?P<device>[0-9a-f]{4,}-[0-9a-f]{2}-[0-9a-f]{2}\.[0-9a-f](?:-partition\d+)?)\.lock$")
-FORKERS = "/kernels/forkserver/parent.py"  # its kernels have its environment, not their own
+# The fork server, as this and earlier versions name it; its kernels have its environment, not their own.
+FORK_SERVERS = ("/kernels/forkserver/server.py", "/runner/warm/parent.py")
 AGAIN_SECONDS = 10.0  # after a search that found no more, if nothing has changed
 NEAR_BYTES = 64 * 2**20
 NEAR_SHARE = 0.1
@@ -60,7 +61,7 @@ class Candidate:
     devices: frozenset[Device] | None = None  # where it may be; None: that is not known
 
     def may_be_on(self, devices: Iterable[Device]) -> bool:
-        """Tell whether nothing speaks against all of these GPUs."""
+        """Return whether nothing speaks against all of these GPUs."""
         return self.devices is None or self.devices.issuperset(devices)
 
 
@@ -183,7 +184,7 @@ def _devices_of(process: Process, devices: Sequence[Device]) -> frozenset[Device
     locks = {found["device"] for name in process.files.values() if (found := LOCK.search(name))}
     if locks:
         return frozenset(device for device in devices if _locked_as(device) in locks)
-    if any(word.endswith(FORKERS) for word in process.command):
+    if any(word.endswith(FORK_SERVERS) for word in process.command):
         return None
     indexes = [roots.integer(word.strip()) for word in process.environment.get("HIP_VISIBLE_DEVICES", "").split(",")]
     if None in indexes:

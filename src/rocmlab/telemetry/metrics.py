@@ -1,4 +1,4 @@
-"""What devices and their processes do, as metrics for Prometheus: OpenMetrics, or the older text where it is asked for.
+"""What devices and their processes do, as metrics for Prometheus: OpenMetrics, or the older text where it is requested.
 
 Base units throughout: bytes, watts, degrees Celsius, hertz, joules, seconds, and shares from 0 to 1. An unknown value
 is absent, never 0. Names and labels: docs/monitoring.md. `rocmlab.telemetry.compat` adds those of AMD's own exporter.
@@ -6,6 +6,7 @@ is absent, never 0. Names and labels: docs/monitoring.md. `rocmlab.telemetry.com
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -80,16 +81,28 @@ def exposition(
     return encoder(registry), content_type
 
 
-def _client(accept: str) -> tuple[Callable[..., bytes], str, CollectorRegistry]:
+def check_library() -> None:
+    """Report that prometheus_client is missing.
+
+    Raises:
+        RocmlabError: it is.
+    """
     try:
-        from prometheus_client import CollectorRegistry
-        from prometheus_client.exposition import choose_encoder
+        import prometheus_client  # noqa: F401
     except ImportError as err:
         raise RocmlabError(
             "prometheus_client is not installed",
-            "metrics are written with it, and this Python does not have it",
-            "python3 -m pip install prometheus_client; or take the lab's own: <its address>/rocmlab/metrics",
+            f"{sys.executable} has no such package, and metrics are written with it",
+            f"{sys.executable} -m pip install prometheus_client\n"
+            "or use the lab, which has it: its metrics are at <address of the lab>/rocmlab/metrics",
         ) from err
+
+
+def _client(accept: str) -> tuple[Callable[..., bytes], str, CollectorRegistry]:
+    check_library()
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.exposition import choose_encoder
+
     encoder, content_type = choose_encoder(accept)
     return encoder, content_type, CollectorRegistry(auto_describe=False)
 

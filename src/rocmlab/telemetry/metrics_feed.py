@@ -22,7 +22,7 @@ FRESH_SECONDS = 0.2  # two who ask at the same time get the same sample
 class Feed:
     """Samples on demand, one at a time; cards that come and go do not disturb the others' counters.
 
-    A card that was there once and is gone is reported as down as long as this object lives, so that somebody is told.
+    A card that was there once and is gone is reported as down as long as this object lives.
     """
 
     def __init__(self, root: Path, names: str = "rocmlab") -> None:
@@ -36,13 +36,13 @@ class Feed:
         self._taken = self._discovered = float("-inf")  # monotonic
         self._lock = threading.Lock()
 
-    def exposition(self, accept: str = "") -> tuple[bytes, str]:
-        """Take a sample and return it as metrics, with their content type."""
+    def exposition(self, accept: str = "", names: str | None = None) -> tuple[bytes, str]:
+        """Take a sample and return it as metrics, with their content type; names: None for those of the feed."""
         with self._lock:
             snapshot = self._read()
             present = {device_id(device) for device in self.devices}
             devices = [*self.devices, *(gone for name, gone in self._seen.items() if name not in present)]
-        return metrics.exposition(snapshot, devices, names=self.names, accept=accept, root=self.root)
+        return metrics.exposition(snapshot, devices, names=names or self.names, accept=accept, root=self.root)
 
     def look(self) -> Sequence[Device]:
         """Find the devices that are there now; the counters of those that were there before go on."""

@@ -14,18 +14,20 @@ from collections.abc import Callable
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from rocmlab.base.errors import RocmlabError
+from rocmlab.telemetry.metrics import NAMES
 
 log = logging.getLogger("rocmlab")
 
-MOST_AT_A_TIME = 16  # connections, each of which has a thread; more are told to come back
+MAX_AT_A_TIME = 16  # connections, each of which has a thread; more are told to come back
 SECONDS_FOR_A_REQUEST = 10.0  # in which a client has sent it, and again for taking the answer
 BUSY = b"HTTP/1.0 503 Service Unavailable\r\nContent-Type: text/plain\r\n\r\ntoo many requests at a time\n"
 PAGE = b'<!doctype html><title>rocmlab</title><p>GPU metrics for Prometheus: <a href="metrics">metrics</a></p>\n'
 
-Exposition = Callable[[str], tuple[bytes, str]]  # from the header Accept to text and content type
+# From the header Accept, and the names that the address requests, to text and content type.
+Exposition = Callable[[str, str | None], tuple[bytes, str]]
 
 
 class MetricsServer(ThreadingHTTPServer):
@@ -43,11 +45,11 @@ class MetricsServer(ThreadingHTTPServer):
             token: what a client must send as `Authorization: Bearer …`; empty: anybody may ask.
 
         Raises:
-            RocmlabError: address or port cannot be had.
+            RocmlabError: address or port is not available.
         """
         self.exposition = exposition
         self.token = token
-        self.places = threading.BoundedSemaphore(MOST_AT_A_TIME)
+        self.places = threading.BoundedSemaphore(MAX_AT_A_TIME)
         try:
             found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
             self.address_family = found[0][0]
@@ -72,18 +74,18 @@ class MetricsServer(ThreadingHTTPServer):
         """Begin a thread for a connection, if there is a place; a client that sends nothing holds one as well."""
         if not self.places.acquire(blocking=False):
             request.setblocking(False)
-            with suppress(OSError):  # it may have gone; nobody waits for it here
+            with suppress(OSError):  # the client may have gone
                 request.send(BUSY)
             self.shutdown_request(request)
             return
         try:
             super().process_request(request, client_address)
-        except BaseException:  # there is no thread that would give the place back
+        except BaseException:  # no thread would release the place
             self.places.release()
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
-        """Answer, and give the place back."""
+        """Answer, and release the place."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -95,7 +97,7 @@ class MetricsServer(ThreadingHTTPServer):
 
 
 def _refusal(address: str, port: int, err: OSError) -> RocmlabError:
-    what = f"port {port} on {address} cannot be had"
+    what = f"port {port} on {address} is not available"
     if err.errno == errno.EADDRINUSE:
         return RocmlabError(what, "another program listens on it", f"rocmlab serve --port {min(port + 1, 65535)}")
     if err.errno == errno.EACCES:
@@ -132,29 +134,32 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def setup(self) -> None:
-        """Give the whole request one deadline: a timeout of the socket would begin anew with each byte."""
+        """Give the whole request one deadline: a timeout of the socket would begin again with each byte."""
         super().setup()
         self.rfile = io.BufferedReader(_Until(self.connection, time.monotonic() + SECONDS_FOR_A_REQUEST))
 
     def do_GET(self) -> None:  # the name that http.server calls
         """Answer one request."""
-        path = urlsplit(self.path).path
+        path, query = urlsplit(self.path).path, parse_qs(urlsplit(self.path).query)
+        names = query.get("names", [None])[-1]
         if not self._is_meant_for_us():
             self._say(403, b"this is not the name of a loopback address\n")
         elif not self._is_allowed():
             self._say(401, b"a token is needed\n", ("WWW-Authenticate", "Bearer"))
         elif path == "/":
             self._say(200, PAGE, ("Content-Type", "text/html; charset=utf-8"))
+        elif path == "/metrics" and names not in (None, *NAMES):
+            self._say(400, f"unknown names: use one of {', '.join(NAMES)}\n".encode())
         elif path == "/metrics":
-            self._metrics()
+            self._metrics(names)
         else:
             self._say(404, b"the metrics are at /metrics\n")
 
     do_HEAD = do_GET
 
-    def _metrics(self) -> None:
+    def _metrics(self, names: str | None) -> None:
         try:
-            text, content_type = self.server.exposition(self.headers.get("Accept", ""))
+            text, content_type = self.server.exposition(self.headers.get("Accept", ""), names)
         except Exception:  # a scrape that fails must not end the server; Prometheus shows it as down
             log.exception("the metrics could not be made")
             self._say(500, b"the metrics could not be made; the server's log says why\n")

@@ -64,7 +64,7 @@ class Snapshot:
     time_seconds: float  # Unix time
     samples: Mapping[str, Sample]  # by `device_id`
     energy_joules: Mapping[str, float | None] = field(default_factory=dict)  # since the sampler was started
-    processes: tuple[GpuProcess, ...] | None = None  # None: not asked for
+    processes: tuple[GpuProcess, ...] | None = None  # None: not requested
 
     def as_dict(self) -> dict[str, Any]:
         """Return all fields, ready for JSON."""

@@ -4,8 +4,8 @@ From a process its parents are walked, the nearest first. What tells in each cas
 
 - Kernel of JupyterLab, started cold: its command names `kernel-<id>.json`, its environment has JPY_SESSION_NAME, the
   notebook's path when it was started.
-- Kernel of JupyterLab, forked from a warm parent: command and environment are its parent's. It holds the lock of its
-  lease open, and beside that lock is written whose it is.
+- Kernel of JupyterLab, forked from a fork server: command and environment are its. It holds the lock of its lease
+  open, and a note next to that lock names its owner.
 - Job of a run, started cold: its environment has ROCMLAB_NOTEBOOK, ROCMLAB_RUN and ROCMLAB_JOB_NAME.
 - Job of a run, forked: it has written its own mark over ROCMLAB_JOB, and the runner keeps a note of that name in its
   folder for temporary files as long as the job runs.
@@ -33,7 +33,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rocmlab.devices import system_root
-from rocmlab.telemetry.isolated import FORKERS
+from rocmlab.telemetry.isolated import FORK_SERVERS
 from rocmlab.telemetry.model import GpuProcess, Owner
 from rocmlab.telemetry.proc import Process, Table, names, own_container, read_file
 
@@ -50,7 +50,7 @@ LOCK = re.compile(r"/leases/[^/]+\.lock$")
 NOTE_FOLDER = "rocmlab-job-"  # and the mark; the runner's
 NOTE = "owner.json"
 NOTE_BYTES = 65536
-MOST_NOTES = 8  # of one mark
+MAX_NOTES = 8  # of one mark
 TEXT_LENGTH = 4096  # of a path, for Linux
 STEERING = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 AGAIN_SECONDS = 5.0  # at first; then twice as long each time
@@ -92,7 +92,7 @@ class ProcSource(Source):
 
     def _owner_of(self, process: Process) -> Owner:
         kernel: Owner | None = None
-        is_forked = False  # it was, from a warm parent, and has not told its notebook
+        is_forked = False  # it was, from a fork server, and has not told its notebook
         for each in self._table.lineage(process):
             if job := _job(each):
                 return job
@@ -145,7 +145,7 @@ class LabSource(Source):
         self._is_told = True
 
     def owner(self, process: GpuProcess) -> Owner | None:
-        """Return the kernel that a process is, or that has started it; None if it is no kernel of this server."""
+        """Return the kernel that a process is, or that has started it; None if it is not a kernel of this server."""
         if not self._is_told:
             self.begin()
         if process.local_pid is None:
@@ -184,7 +184,7 @@ def merged(found: Sequence[Owner]) -> Owner:
 
 
 def _is_settled(owner: Owner | None) -> bool:
-    """Tell whether a second look could not tell more, such as when a note had not been written yet."""
+    """Return whether a second look could not tell more, such as when a note had not been written yet."""
     return owner is not None and (owner.kind == "job" or owner.notebook is not None)
 
 
@@ -204,8 +204,8 @@ def _of_server(kernel: Mapping[str, Any]) -> Owner:
 
 
 def _is_forked(process: Process) -> bool:
-    """Tell whether it is a warm parent, or was forked from one and has its command and environment."""
-    return any(word.endswith(FORKERS) for word in process.command[1:3])
+    """Return whether it is a fork server, or was forked from one and has its command and environment."""
+    return any(word.endswith(FORK_SERVERS) for word in process.command[1:3])
 
 
 def _job(process: Process) -> Owner | None:
@@ -227,7 +227,7 @@ def _runners_note(process: Process, mark: str) -> dict[str, str]:
     for folder in dict.fromkeys((process.environment.get("TMPDIR", "/tmp"), "/tmp", "/var/tmp")):
         place = process.path(os.path.normpath(folder))  # no way up leads out of a container
         found = names(place, f"{NOTE_FOLDER}{mark}") if folder.startswith("/") else []
-        for name in found[:MOST_NOTES]:
+        for name in found[:MAX_NOTES]:
             is_folder = stat.S_ISDIR(_mode(f"{place}/{name}"))
             if note := _texts(f"{place}/{name}/{NOTE}") if is_folder else {}:
                 return note

@@ -1,7 +1,7 @@
-"""What `/proc` says of single processes; all of it is read only when somebody asks for it.
+"""What `/proc` says of single processes; each part is read only when it is needed.
 
 Where a process is looked up: on this machine, in `/proc`. On a simulated host, in that host's own `proc` first, and if
-it is not there in the `/proc` of this machine, so that real processes can pretend to use a simulated GPU. A process and
+it is not there in the `/proc` of this machine, so that real processes can appear on a simulated GPU. A process and
 all of its parents come from the same of the two.
 
 Environment, folder, descriptors and files of a process can be read by its own user and by root. Its command and its
@@ -24,11 +24,11 @@ TYPE_CHECKING = False  # `typing` itself would cost milliseconds at each start
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LONGEST_COMMAND = 400  # characters
-MOST_PARENTS = 64
+MAX_COMMAND = 400  # characters
+MAX_PARENTS = 64
 LIMIT_BYTES = 1 << 20
 PART_BYTES = 1 << 16
-MOST_ENTRIES = 100_000  # of a folder that another user may have filled
+MAX_ENTRIES = 100_000  # of a folder that another user may have filled
 CONTAINER = re.compile(r"[0-9a-f]{64}")
 
 
@@ -89,7 +89,7 @@ class Process:
     def shown_command(self) -> str | None:
         """The same on one line, cut."""
         text = " ".join(self.command)
-        return text[: LONGEST_COMMAND - 1] + "…" if len(text) > LONGEST_COMMAND else text or None
+        return text[: MAX_COMMAND - 1] + "…" if len(text) > MAX_COMMAND else text or None
 
     @functools.cached_property
     def environment(self) -> dict[str, str]:
@@ -111,7 +111,7 @@ class Process:
     def path(self, name: str) -> str:
         """Return how a file that this process calls by an absolute path is reached from here, container or not.
 
-        What lies there is chosen by the process's user: list it with `names`, and read it with `read_file`.
+        What is there is chosen by the process's user: list it with `names`, and read it with `read_file`.
         """
         return f"{self.folder}/root{name}"
 
@@ -140,7 +140,7 @@ class Table:
         return self._find(pid, self._folders)
 
     def is_real(self, process: Process) -> bool:
-        """Tell whether it is a process of this machine, and not one of a simulated host."""
+        """Return whether it is a process of this machine, and not one of a simulated host."""
         return process.folder.startswith(f"{self._folders[-1]}/")
 
     def all(self) -> Iterator[Process]:
@@ -153,13 +153,13 @@ class Table:
                     yield Process(f"{folder}/{name}", int(name))
 
     def forget(self) -> None:
-        """Read the parents of processes anew from now on."""
+        """Read the parents of processes again from now on."""
         self._parents = {}
 
     def lineage(self, process: Process) -> Iterator[Process]:
         """Yield a process and its parents, the nearest first."""
         folder = os.path.dirname(process.folder)
-        for _ in range(MOST_PARENTS):
+        for _ in range(MAX_PARENTS):
             yield process
             parent = process.parent_pid
             if parent < 1:
@@ -241,7 +241,7 @@ def names(name: str, prefix: str) -> list[str]:
     """Return what in a folder of another user has a name that begins so; a folder with very many is not read whole."""
     try:
         with os.scandir(name) as entries:
-            return [entry.name for entry in itertools.islice(entries, MOST_ENTRIES) if entry.name.startswith(prefix)]
+            return [entry.name for entry in itertools.islice(entries, MAX_ENTRIES) if entry.name.startswith(prefix)]
     except (OSError, ValueError):
         return []
 

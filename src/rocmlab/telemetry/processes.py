@@ -4,7 +4,7 @@ Source: `/sys/class/kfd/kfd/proc/<pid>/{vram_<gpu_id>,sdma_<gpu_id>,stats_<gpu_i
 
 KFD lists every process under every GPU, so eight GPUs have eight files for one process and one use of a GPU. What a
 process has on the GPUs it is known to use is read each time. All else (other GPUs, copying, evictions, its name) is
-read in turn, at most `MOST_OTHER_READS` files each time: with a few processes that is all of it, with hundreds it is
+read in turn, at most `MAX_OTHER_READS` files each time: with a few processes that is all of it, with hundreds it is
 seen some rounds later. New processes are read whole.
 """
 
@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from rocmlab.devices import Device, is_simulated, roots
-from rocmlab.devices.processes import KFD_PROCESSES, LEAST_BYTES
+from rocmlab.devices.processes import KFD_PROCESSES, MIN_BYTES
 from rocmlab.telemetry import isolated
 from rocmlab.telemetry.isolated import Unseen
 from rocmlab.telemetry.model import GpuProcess, Owner, device_id
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
     Data = TypeVar("Data", GpuProcess, Owner)
 
-MOST_OTHER_READS = 64  # files in one round
-MOST_DESCRIBED = 2  # processes whose name and so on is read again in one round
-MOST_KEPT = 1024  # descriptors
+MAX_OTHER_READS = 64  # files in one round
+MAX_DESCRIBED = 2  # processes whose name and so on is read again in one round
+MAX_KEPT = 1024  # descriptors
 LOAD_SECONDS = 3.0  # how old NVML's word on a process may be
 
 
@@ -101,7 +101,7 @@ class _File:
 
 
 class _FaultyFile(_File):
-    """The same on a simulated host with faults, or while somebody watches what is read: never kept."""
+    """The same on a simulated host with faults, or while a watchdog watches what is read: never kept."""
 
     __slots__ = ()
 
@@ -111,7 +111,7 @@ class _FaultyFile(_File):
 
 
 class _Use:
-    """What one process has on one GPU; what is read each time and what in turn."""
+    """What one process has on one GPU; what is read each time and what in rotation."""
 
     __slots__ = ("cu_occupancy", "cu_occupancy_file", "evicted_ms", "sdma_microseconds", "shown", "vram_bytes")
 
@@ -143,7 +143,7 @@ class _Known:
         use = self.uses.get(gpu_id)
         file = self.vram_files.get(gpu_id) or self.file(f"{self.folder}/vram_{gpu_id}")
         vram_bytes = file.read()
-        if vram_bytes is None or vram_bytes < LEAST_BYTES:
+        if vram_bytes is None or vram_bytes < MIN_BYTES:
             if use is not None:
                 del self.uses[gpu_id], self.vram_files[gpu_id]
             return
@@ -261,16 +261,16 @@ class Finder:
         return fresh
 
     def _look_around(self, devices: Mapping[int, Device]) -> None:
-        """Look further at some processes, in turn."""
+        """Look further at some processes, in rotation."""
         pids, files, described = list(self._known), 0, 0
         for _ in range(len(pids)):
             self._turn = (self._turn + 1) % len(pids)
             known = self._known[pids[self._turn]]
             files += known.look_further(devices)
-            if known.uses and described < MOST_DESCRIBED:
+            if known.uses and described < MAX_DESCRIBED:
                 self._describe(known)
                 described += 1
-            if files >= MOST_OTHER_READS:
+            if files >= MAX_OTHER_READS:
                 return
 
     def _describe(self, known: _Known) -> None:
@@ -347,7 +347,7 @@ def _of_nvidia_number(pid: int, table: Table) -> Process | None:
 
 
 def _details(process: Process, table: Table) -> dict[str, Any]:
-    """Return what `/proc` says of a process; a made-up one is of no user of this machine."""
+    """Return what `/proc` says of a process; a simulated one has no user of this machine."""
     is_real = table.is_real(process)
     return {
         "local_pid": process.pid if is_real else None,
@@ -364,4 +364,4 @@ def _most_kept() -> int:
     import resource
 
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return MOST_KEPT if most < 0 else min(MOST_KEPT, most // 2)
+    return MAX_KEPT if most < 0 else min(MAX_KEPT, most // 2)

@@ -156,7 +156,7 @@ class _Watched:
         self.is_hanging = False
         self._reader: Reader | None = None
         self._open_at = 0.0  # when it is tried to open it next
-        self._is_gone = False  # nobody wants it any more
+        self._is_gone = False  # it is not wanted any more
         self._has_failed = False
 
     def read(self, readers: Readers) -> Sample:
@@ -199,7 +199,7 @@ class _Watched:
 
 
 class _Batch:
-    """Devices that one thread reads in turn."""
+    """Devices that one thread reads one after another."""
 
     def __init__(self, pending: Sequence[_Watched]) -> None:
         self.done: queue.SimpleQueue[None] = queue.SimpleQueue()  # told when all have answered
@@ -210,7 +210,7 @@ class _Batch:
         self._is_left = False
 
     def read(self, readers: Readers) -> bool:
-        """Read all; return whether somebody still waits for them."""
+        """Read all; return whether a caller still waits for them."""
         for each in self._pending:
             try:
                 sample = each.read(readers)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rocmlab.telemetry.smi_cells import Row
     from rocmlab.telemetry.smi_text import Line, Span
 
-LEAST_PROCESS_LINES = 4  # title and two processes are kept on a low screen, and the line that counts the others
+MIN_PROCESS_LINES = 4  # title and two processes are kept on a low screen, and the line that counts the others
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class View:
     hung: Sequence[str] = ()  # ids of the devices whose driver does not answer
     simulated_root: str | None = None  # of a simulated host
     host: str = ""  # its name
-    hidden: int = 0  # how many devices were not asked for
+    hidden: int = 0  # how many devices were not requested
 
     def as_dict(self) -> dict[str, Any]:
         """Return what `--json` prints."""
@@ -54,7 +54,7 @@ def screen(view: View, columns: int, rows: int | None = None) -> list[Line]:
     Args:
         view: what there is to show.
         columns: the width of the screen.
-        rows: its height, by which processes are left out first; None: no limit.
+        rows: its height, by which processes are omitted first; None: no limit.
     """
     gpus = [device for device in view.devices if device["backend"] != "cpu"]
     samples = {device["id"]: device.get("sample") or {} for device in view.devices}
@@ -67,7 +67,7 @@ def screen(view: View, columns: int, rows: int | None = None) -> list[Line]:
     problems = [line for problem in view.problems for line in _problem(problem, columns, is_cut=is_cut)]
     below = _processes(view, gpus, columns)
     if rows is not None:
-        room = max(rows - len(head) - len(problems) - 1, LEAST_PROCESS_LINES) if below else 0
+        room = max(rows - len(head) - len(problems) - 1, MIN_PROCESS_LINES) if below else 0
         below = _shortened(below, room, "more processes", columns)
     lines = [*head, *([[], *below] if below else []), *problems]
     return lines if rows is None else _shortened(lines, rows, "more lines: the window is too low", columns)
@@ -151,7 +151,7 @@ def _processes(view: View, gpus: Sequence[Row], columns: int) -> list[Line]:
 
 
 def _shortened(lines: list[Line], most: int, what: str, columns: int) -> list[Line]:
-    """Return at most so many lines; the last says how many are not shown."""
+    """Return at most `most` lines; the last says how many are not shown."""
     if len(lines) <= most:
         return lines
     kept = max(0, most - 1)

@@ -18,7 +18,7 @@ UNKNOWN: Span = ("-", "dim")
 LABELS = {"rocm": "HIP", "cuda": "CUDA", "metal": "Metal", "cpu": "CPU"}
 GIB = 2**30
 
-# Levels. Red is for what needs somebody: a GPU that works hard is well.
+# Levels. Red is for what needs attention: a GPU that works hard is fine.
 IDLE_PERCENT, BUSY_PERCENT = 5, 80
 FULL_PERCENT, ALMOST_FULL_PERCENT = 95, 85  # of memory
 HOT_MARGIN, WARM_MARGIN = 5, 15  # degrees below the critical temperature
@@ -87,7 +87,7 @@ def busy_level(value: float | None) -> str:
 
 
 def uses_gtt(device: Row, sample: Row) -> bool:
-    """Tell whether the memory to look at is the host's: on an APU models live there, unless its own part is larger."""
+    """Return whether the memory to show is the host's: on an APU models live there, unless its own part is larger."""
     gtt, vram = sample.get("gtt_total_bytes"), sample.get("vram_total_bytes")
     if device["backend"] == "cpu" or vram is None:
         return gtt is not None
@@ -143,7 +143,7 @@ def fan(sample: Row) -> Span:
 
 
 def is_degraded(device: Row, sample: Row) -> bool:
-    """Tell whether the card has fewer PCIe lanes than it could; a lower speed alone saves power while it is idle."""
+    """Return whether the card has fewer PCIe lanes than it could; a lower speed alone saves power while it is idle."""
     lanes, most = sample.get("link_width") or device.get("link_width"), device.get("link_width_max")
     return bool(lanes and most and lanes < most)
 
@@ -186,5 +186,5 @@ def partition(device: Row) -> Span:
 
 
 def has_reading(sample: Row) -> bool:
-    """Tell whether a device said anything of itself."""
+    """Return whether a device said anything of itself."""
     return any(value is not None for key, value in sample.items() if key not in ("time_seconds", "is_asleep"))

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from rocmlab.telemetry.smi_cells import Row
     from rocmlab.telemetry.smi_text import Span
 
-LEAST_NAME = 12
-LEAST_BAR, MOST_BAR = 6, 24
+MIN_NAME = 12
+MIN_BAR, MAX_BAR = 6, 24
 BUSY_BAR = 10
 
 TITLES = {  # in the order of place
@@ -40,7 +40,7 @@ TITLES = {  # in the order of place
 IDENTITY = ("gpu", "smi", "pci", "name", "partition")  # which every device has, asleep or not
 AT_THE_LEFT = (*IDENTITY, "throttle", "errors", "link")
 ALWAYS = ("gpu", "busy", "memory")
-# Each of these comes if it has room beside all that came before it. `wide` is two spaces between columns, `bar` one of
+# Each of these comes if it has room next to all that came before it. `wide` is two spaces between columns, `bar` one of
 # the memory in use, `busy bar` one of the load, `whole name` an uncut product name.
 WISHES = (
     "temperature",
@@ -136,10 +136,10 @@ def layout(rows: Sequence[Mapping[str, Span]], titles: Mapping[str, str], column
         if wider is not None and wider.total() <= columns:
             found = wider
         if wish == "name" and "name" in found.widths:
-            found.widths["name"] = min(name_size, LEAST_NAME + max(0, columns - found.total()))
+            found.widths["name"] = min(name_size, MIN_NAME + max(0, columns - found.total()))
             spare = columns - found.total()
-            if spare < LEAST_BAR + 1 and found.widths["name"] > LEAST_NAME:  # the bar tells more than a name's end
-                found.widths["name"] = max(LEAST_NAME, found.widths["name"] - (LEAST_BAR + 1 - max(0, spare)))
+            if spare < MIN_BAR + 1 and found.widths["name"] > MIN_NAME:  # the bar tells more than a name's end
+                found.widths["name"] = max(MIN_NAME, found.widths["name"] - (MIN_BAR + 1 - max(0, spare)))
     return _stretched(found, name_size, columns)
 
 
@@ -148,13 +148,13 @@ def _with(found: Layout, wish: str, sizes: Mapping[str, int]) -> Layout | None:
     if wish == "wide":
         return Layout(found.widths, 2, found.bar, found.busy_bar)
     if wish == "bar":
-        return Layout(found.widths, found.gap, LEAST_BAR, found.busy_bar)
+        return Layout(found.widths, found.gap, MIN_BAR, found.busy_bar)
     if wish == "busy bar":
         return Layout(found.widths, found.gap, found.bar, BUSY_BAR)
     if wish == "whole name":
         return found.with_column("name", sizes["name"]) if "name" in found.widths else None
     if wish == "name":
-        return found.with_column("name", min(sizes["name"], LEAST_NAME))
+        return found.with_column("name", min(sizes["name"], MIN_NAME))
     return found.with_column(wish, sizes[wish]) if wish in sizes else None
 
 
@@ -163,5 +163,5 @@ def _stretched(found: Layout, name_size: int, columns: int) -> Layout:
     if "name" in found.widths:
         found.widths["name"] = min(name_size, found.widths["name"] + max(0, columns - found.total()))
     if found.bar:
-        found.bar = min(MOST_BAR, found.bar + max(0, columns - found.total()))
+        found.bar = min(MAX_BAR, found.bar + max(0, columns - found.total()))
     return found

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import fields
 
+from rocmlab.devices import Sample
 from rocmlab.telemetry.smi import View
 
 TYPE_CHECKING = False  # `typing` itself would cost milliseconds at each start
@@ -12,43 +14,14 @@ if TYPE_CHECKING:
     from rocmlab.telemetry.smi_cells import Row
 
 IDENTITY = ("id", "backend", "index", "smi_index", "pci_address", "partition", "name", "simulated", "is_usable")
-SAMPLE = (
-    "is_asleep",
-    "busy_percent",
-    "memory_busy_percent",
-    "vram_used_bytes",
-    "vram_total_bytes",
-    "gtt_used_bytes",
-    "gtt_total_bytes",
-    "power_watts",
-    "power_cap_watts",
-    "power_cap_max_watts",
-    "edge_celsius",
-    "edge_critical_celsius",
-    "junction_celsius",
-    "junction_critical_celsius",
-    "memory_celsius",
-    "memory_critical_celsius",
-    "core_clock_hertz",
-    "core_clock_max_hertz",
-    "memory_clock_hertz",
-    "memory_clock_max_hertz",
-    "voltage_volts",
-    "fan_rpm",
-    "fan_percent",
-    "link_width",
-    "link_speed_gts",
-    "pcie_replays",
-    "performance_level",
-)
+COUNTED = ("ecc_corrected", "ecc_uncorrected", "throttle_reasons")  # in a form of their own, at the end
+SAMPLE = tuple(each.name for each in fields(Sample) if each.name not in ("time_seconds", *COUNTED))
 COLUMNS = (
     "time_seconds",
     *IDENTITY,
     *SAMPLE,
     "energy_joules",
-    "ecc_corrected",
-    "ecc_uncorrected",
-    "throttle_reasons",
+    *COUNTED,
     "processes",
 )
 

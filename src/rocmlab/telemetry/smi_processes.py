@@ -16,16 +16,16 @@ TITLES = {"gpu": "GPU", "pid": "PID", "host": "host PID", "user": "user", "memor
 AT_THE_LEFT = ("gpu", "user")
 LEAVING = ("units", "user", "host")  # in this order where the screen is narrow
 BELONGS = "belongs to"
-LEAST_BELONGS = 24
-LEAST_NAME = 12  # of what is kept of a name beside its state
+MIN_BELONGS = 24
+MIN_NAME = 12  # of what is kept of a name next to its state
 SEPARATOR = " · "
-MOST_USER = 12
+MAX_USER = 12
 NOT_SEEN = "a program not seen from here"
-LONG_IDLE_SECONDS = 600  # a kernel that holds memory and did nothing for so long is worth a look
+LONG_IDLE_SECONDS = 600  # a kernel that holds memory and did nothing for that long is worth a look
 
 
 def table(processes: Sequence[Row], devices: Sequence[Row], columns: int) -> list[Line]:
-    """Return title and a line for each process, the largest of each GPU first; what no driver tells is left out.
+    """Return title and a line for each process, the largest of each GPU first; what no driver reports is omitted.
 
     Args:
         processes: `GpuProcess.as_dict()`.
@@ -48,7 +48,7 @@ def table(processes: Sequence[Row], devices: Sequence[Row], columns: int) -> lis
     sizes = {name: max([len(titles[name]), *(width(row[name][0]) for row in rows)]) for name in kept}
     gap = 1 if columns < 60 else 2
     for name in LEAVING:
-        if sum(sizes.values()) + gap * len(sizes) + LEAST_BELONGS > columns:
+        if sum(sizes.values()) + gap * len(sizes) + MIN_BELONGS > columns:
             sizes.pop(name, None)
     room = max(1, columns - sum(sizes.values()) - gap * len(sizes))
     space: Line = [(" " * gap, "")]
@@ -73,7 +73,7 @@ def _spans(process: Row, labels: Mapping[str, str], differ: bool) -> dict[str, S
         "gpu": (labels.get(process["device"], clean(process["device"])), "bold"),
         "pid": UNKNOWN if shown is None else (f"{is_guess}{shown}", ""),
         "host": (str(process["pid"]), "") if differ else UNKNOWN,
-        "user": (cut(clean(process["user"]), MOST_USER), "") if process["user"] else UNKNOWN,
+        "user": (cut(clean(process["user"]), MAX_USER), "") if process["user"] else UNKNOWN,
         "memory": UNKNOWN if memory is None else (_size(memory), ""),
         "units": UNKNOWN if units is None else (f"{units:.0f}%", ""),
     }
@@ -90,7 +90,7 @@ def belonging(process: Row, room: int) -> Line:
     states, level = _states(owner)
     beside = room - len(SEPARATOR)
     state = next((each for each in states if width(name) + width(each) <= beside), "")
-    if not state and states and min(width(name), LEAST_NAME) + width(states[-1]) <= beside:
+    if not state and states and min(width(name), MIN_NAME) + width(states[-1]) <= beside:
         state = states[-1]
     left = room - (len(SEPARATOR) + width(state) if state else 0)
     line: Line = [((cut_start if is_path else cut)(name, left), "")]

@@ -1,6 +1,6 @@
 """The devices of `rocmlab smi`, a line each, in as many columns as the screen has room for.
 
-What needs somebody (missing PCIe lanes, memory errors, throttling, …) and has no room in a column stands below.
+What needs attention (missing PCIe lanes, memory errors, throttling, …) and has no room in a column stands below.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Entry:
 
 
 def table(devices: Sequence[Row], samples: Mapping[str, Row], columns: int, hung: Sequence[str] = ()) -> list[Line]:
-    """Return title, a line for each GPU, and below it what somebody must see.
+    """Return title, a line for each GPU, and below it what needs attention.
 
     Args:
         devices: GPUs as `Device.as_dict()` with their `id`.
@@ -72,7 +72,7 @@ def _entries(devices: Sequence[Row], samples: Mapping[str, Row], hung: Sequence[
 
 
 def _is_part_of(device: Row, whole: Row) -> bool:
-    """Tell whether it is a further partition of that GPU; older drivers number these as PCI functions."""
+    """Return whether it is a further partition of that GPU; older drivers number these as PCI functions."""
     addresses = [(each.get("pci_address") or "").rpartition(".")[0] for each in (device, whole)]
     return bool(device.get("partition") and addresses[0]) and addresses[0] == addresses[1]
 
@@ -158,7 +158,7 @@ def _bar(name: str, entry: _Entry, layout: Layout) -> Line:
 
 
 def _notes(entry: _Entry, layout: Layout) -> list[tuple[str, Span]]:
-    """Return what somebody must see of a device and no column shows: its name, and the rest."""
+    """Return what needs attention of a device and no column shows: its name, and the rest."""
     notes: list[Span] = []
     if not entry.device["is_usable"]:
         why = clean(str(entry.device.get("why_not") or "for a reason that is not known"))

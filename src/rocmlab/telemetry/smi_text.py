@@ -70,7 +70,7 @@ def cut_start(text: str, columns: int) -> str:
 
 
 def pad(text: str, columns: int, *, right: bool = False) -> str:
-    """Return a text of exactly so many columns, cut if it is longer; `right`: at the right edge."""
+    """Return a text of exactly `columns` columns, cut if it is longer; `right`: at the right edge."""
     text = cut(text, columns)
     space = " " * (columns - width(text))
     return space + text if right else text + space
@@ -92,7 +92,7 @@ def line_width(line: Line) -> int:
 
 
 def fit(line: Line, columns: int) -> Line:
-    """Return a line cut to so many columns."""
+    """Return a line cut to `columns` columns."""
     fitted: Line = []
     for text, level in line:
         columns_left = columns - line_width(fitted)

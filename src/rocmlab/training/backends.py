@@ -23,15 +23,15 @@ QUIET = {  # frameworks read these when they are imported; a value that is alrea
 def use(backend: str = "auto") -> str:
     """Set `KERAS_BACKEND` and return its value; frameworks print errors only. Call it before `import keras`.
 
-    A kernel may have imported Keras before its first cell: one that was forked from a warm parent has. Then the
-    backend it has is what it keeps, and asking for another is an error.
+    A kernel may have imported Keras before its first cell: one that was forked from a fork server has. Then it
+    keeps that backend, and requesting another is an error.
 
     Args:
         backend: `tensorflow`, `jax` or `torch`; `auto` takes what the kernel has: that of a Keras which is imported,
             else that of `KERAS_BACKEND`, else the first of the three that is installed.
 
     Raises:
-        RocmlabError: the word is unknown, the backend is not installed here, or Keras has another one already.
+        RocmlabError: `backend` is unknown, the backend is not installed here, or Keras has another one already.
     """
     if backend not in ("auto", *TITLES):
         raise RocmlabError(f"backend={backend!r} is unknown", "", f"use one of: auto, {', '.join(TITLES)}")
@@ -40,8 +40,8 @@ def use(backend: str = "auto") -> str:
     if present is not None and present != wanted:
         raise RocmlabError(
             f'backend="{wanted}", but Keras computes with {present} in this kernel and cannot change',
-            "keras was imported already, by an earlier cell or by the warm parent of this kernel (docs/warm.md)",
-            f"restart the kernel and run from the top; if it says this again, {_choose_kernel(wanted)}",
+            "keras was imported already, by an earlier cell or by the fork server of this kernel (docs/warm.md)",
+            f"restart the kernel and run from the top; if this error repeats, {_choose_kernel(wanted)}",
         )
     for module in ("keras", wanted):
         if not _is_installed(module):
@@ -103,7 +103,7 @@ def _of_kernel(present: str | None) -> str:
     if own not in TITLES:
         raise RocmlabError(
             f"Keras' backend {own!r} cannot train",
-            f"{VARIABLE} says so" if present is None else "keras was imported with it",
+            f"it is set by {VARIABLE}" if present is None else "keras was imported with it",
             f"set {VARIABLE} to one of: {', '.join(TITLES)}, and restart the kernel",
         )
     return own

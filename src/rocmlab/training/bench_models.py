@@ -54,7 +54,7 @@ def cnn(optimizer: str = "Adadelta", learning_rate: float = 1.0) -> Model:
 
 
 def unet(size: int, policy: str = "float32") -> Callable[[], Model]:
-    """Return what makes the U-Net for pictures of this size; at 512 pixels the article's, 20,886,706 parameters."""
+    """Return what makes the U-Net for images of this size; at 512 pixels the article's, 20,886,706 parameters."""
 
     def make() -> Model:
         import keras
@@ -106,10 +106,10 @@ def _iou() -> Any:  # noqa: ANN401  a keras.Metric
             super().__init__(name="iou")
             self.both, self.either = (self.add_variable((), "zeros", name=name) for name in ("both", "either"))
 
-        def update_state(self, mask: Any, said: Any, sample_weight: Any = None) -> None:  # noqa: ANN401  tensors
-            mask, said = ops.cast(mask, "float32"), ops.cast(said > 0.5, "float32")
-            self.both.assign_add(ops.sum(mask * said))
-            self.either.assign_add(ops.sum(ops.maximum(mask, said)))
+        def update_state(self, mask: Any, predicted: Any, sample_weight: Any = None) -> None:  # noqa: ANN401  tensors
+            mask, predicted = ops.cast(mask, "float32"), ops.cast(predicted > 0.5, "float32")
+            self.both.assign_add(ops.sum(mask * predicted))
+            self.either.assign_add(ops.sum(ops.maximum(mask, predicted)))
 
         def result(self) -> Any:  # noqa: ANN401  a tensor
             return self.both / ops.maximum(self.either, 1.0)
@@ -126,10 +126,10 @@ def _unit(x: Any, convolution: Any, dropout: float | None = 0.25) -> Any:  # noq
     return x if dropout is None else layers.Dropout(dropout)(x)
 
 
-def _overlap_loss(mask: Any, said: Any) -> Any:  # noqa: ANN401  tensors (batch, size, size, 1)
+def _overlap_loss(mask: Any, predicted: Any) -> Any:  # noqa: ANN401  tensors (batch, size, size, 1)
     """Squared error plus 1 - IoU², over the whole batch."""
     from keras import ops
 
-    both = ops.sum(mask * said)
-    iou = (both + 1) / (ops.sum(mask) + ops.sum(said) - both + 1)
-    return ops.mean(ops.square(mask - said)) + 1 - ops.square(iou)
+    both = ops.sum(mask * predicted)
+    iou = (both + 1) / (ops.sum(mask) + ops.sum(predicted) - both + 1)
+    return ops.mean(ops.square(mask - predicted)) + 1 - ops.square(iou)

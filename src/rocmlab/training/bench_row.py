@@ -26,7 +26,7 @@ SEED = 42
 # Of an epoch, (on the CPU, on a GPU): convolutions take two cores minutes.
 SAMPLES = {"mnist_fc": (60_000, 60_000), "unet": (48, 480), "unet_mixed": (48, 480)}
 SAMPLES |= dict.fromkeys(("mnist_cnn", "mnist_cnn_rmsprop"), (12_800, 60_000))
-BATCH, UNET_BATCHES = 128, {512: 16}  # the U-Net with smaller pictures: 8
+BATCH, UNET_BATCHES = 128, {512: 16}  # the U-Net with smaller images: 8
 POWER_SECONDS = 4.0  # how long each way trains for its power alone
 MAX_POWER_EPOCHS = 10_000
 
@@ -54,7 +54,7 @@ def measure(
         samples: of an epoch; None: `SAMPLES`.
         device: `auto`, `gpu` or `cpu`.
         say: prints a line of progress.
-        size: pixels of a side of the U-Net's pictures; None: 512 on a GPU, 128 on the CPU.
+        size: width and height in pixels of the U-Net's images; None: 512 on a GPU, 128 on the CPU.
         curves: test both ways after each epoch.
         test_samples: how many are tested with; None: all.
 

@@ -1,7 +1,7 @@
 """The processes of a job on several devices: their environment, their output, and that none outlives the job.
 
-Every process of a job carries a mark in its environment, so that those are found, too, that its ranks started
-themselves (a DataLoader's workers) and left behind when they died.
+Every process of a job has a job token in its environment, so that processes that its ranks started themselves (a
+DataLoader's workers) and abandoned when they died are found also.
 """
 
 from __future__ import annotations
@@ -9,17 +9,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import queue
 import secrets
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from rocmlab.base import cores
 from rocmlab.devices import visibility
 from rocmlab.training import network
 
@@ -27,7 +26,7 @@ GRACE_SECONDS = 15  # for a process to end by itself after SIGTERM
 # Where ranks of several machines would meet. Without it a program that does not use the private store of its rank (one
 # that a rank starts, for example) reports an error instead of opening a port.
 OF_A_NETWORK = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE", "NCCL_COMM_ID")
-MARK = "ROCMLAB_RANKS"  # not ROCMLAB_JOB: by that the runner finds what a dead kernel left, these ranks among it
+TOKEN = "ROCMLAB_RANKS"  # not ROCMLAB_JOB: by that the runner finds what a dead kernel left, these ranks among it
 
 
 def rank_environment(base: Mapping[str, str], count: int, gpus: Sequence[int]) -> dict[str, str]:
@@ -37,10 +36,9 @@ def rank_environment(base: Mapping[str, str], count: int, gpus: Sequence[int]) -
         RocmlabError: the masks of `base` do not leave these GPUs.
     """
     env = visibility.narrow(base, gpus)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    env["OMP_NUM_THREADS"] = env["MKL_NUM_THREADS"] = str(max(1, cores // count))
+    env["OMP_NUM_THREADS"] = env["MKL_NUM_THREADS"] = str(max(1, cores.count() // count))
     env["PYTHONUNBUFFERED"] = "1"  # lines appear when they are printed
-    env[MARK] = secrets.token_hex(8)
+    env[TOKEN] = secrets.token_hex(8)
     if not gpus:
         env.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait leave the core to the other ranks
     # PyTorch's own log repeats for every rank what the error says once.
@@ -59,10 +57,10 @@ def end_with_parent() -> Callable[[], None] | None:
         return None
     prctl = ctypes.CDLL(None).prctl
 
-    def ask() -> None:
+    def request() -> None:
         prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
-    return ask
+    return request
 
 
 def start(
@@ -82,34 +80,7 @@ def start(
     )
 
 
-def lines(process: subprocess.Popen[str], deadline: float) -> Iterator[str]:
-    """Yield the lines of a process as they come, until it has closed its output.
-
-    Raises:
-        TimeoutError: the deadline (of `time.monotonic`) passed.
-    """
-    stdout = process.stdout
-    assert stdout is not None
-    arrived: queue.Queue[str | None] = queue.Queue()
-
-    def read() -> None:
-        with stdout:
-            for line in stdout:
-                arrived.put(line.rstrip("\n"))
-        arrived.put(None)
-
-    threading.Thread(target=read, daemon=True).start()
-    while True:
-        try:
-            line = arrived.get(timeout=max(0.0, deadline - time.monotonic()))
-        except queue.Empty:
-            raise TimeoutError from None
-        if line is None:
-            return
-        yield line
-
-
-def end(processes: Sequence[subprocess.Popen[str]], mark: str, grace_seconds: float = GRACE_SECONDS) -> None:
+def end(processes: Sequence[subprocess.Popen[str]], token: str, grace_seconds: float = GRACE_SECONDS) -> None:
     """End the processes of a job, with SIGKILL after a grace, and whatever of it is left; reap all of them."""
     for process in processes:
         if process.poll() is None:
@@ -121,33 +92,33 @@ def end(processes: Sequence[subprocess.Popen[str]], mark: str, grace_seconds: fl
     for process in processes:
         if process.poll() is None:
             process.kill()
-    for pid in marked(mark):
+    for pid in with_token(token):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     for process in processes:
-        # A process in a driver's uninterruptible sleep outlives SIGKILL; waiting for it would hang this kernel, too.
+        # A process in a driver's uninterruptible sleep outlives SIGKILL; waiting for it would hang this kernel also.
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_SECONDS)
 
 
-def marked(mark: str) -> list[int]:
-    """Return the processes that carry this mark. Source: /proc/<pid>/environ; empty where there is no /proc."""
-    wanted, found = f"{MARK}={mark}".encode(), []
+def with_token(token: str) -> list[int]:
+    """Return the processes that have this job token. Source: /proc/<pid>/environ; empty where there is no /proc."""
+    wanted, found = f"{TOKEN}={token}".encode(), []
     for environ in Path("/proc").glob("[0-9]*/environ"):
         try:
             if wanted in environ.read_bytes().split(b"\0"):
                 found.append(int(environ.parent.name))
         except OSError:
-            continue  # ended meanwhile, or somebody else's
+            continue  # exited meanwhile, or of another user
     return found
 
 
-def ending(code: int) -> str:
-    """Say how a process ended: its exit code, or the signal that killed it (a negative code)."""
+def exit_text(code: int) -> str:
+    """Return how a process ended: its exit code, or the signal that killed it (a negative code)."""
     if code >= 0:
         return f"exit code {code}"
     try:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
-    return f"killed by {name}" + (", often for want of memory" if name == "SIGKILL" else "")
+    return f"killed by {name}" + (", often because memory is exhausted" if name == "SIGKILL" else "")

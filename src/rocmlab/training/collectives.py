@@ -1,7 +1,7 @@
-"""How the chosen GPUs can talk to each other: tried before a training, in processes that can be ended.
+"""How the chosen GPUs can communicate: tried before a training, in processes that can be ended.
 
 RCCL (NCCL) hangs or fails on some mixtures of cards, drivers and firmware, and a hang inside a training looks like
-slow work. So a small all-reduce runs first over exactly these GPUs, with a time limit; if it does not come back, the
+slow work. So a small all-reduce runs first over exactly these GPUs, with a time limit; if it does not return, the
 known remedies are tried one after the other, and the first that works is used for the training.
 """
 
@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from rocmlab.base import files
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import device_id, discover, visibility
 from rocmlab.training import children, interpreters
@@ -35,7 +36,7 @@ POLL_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class Rung:
-    """One way to talk: a backend of torch.distributed, and what it needs in the environment."""
+    """One way to communicate: a backend of torch.distributed, and what it needs in the environment."""
 
     backend: str
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -65,7 +66,7 @@ class Collectives:
     is_remembered: bool = False  # found out by an earlier run
 
     def sentence(self) -> str:
-        """Say how the devices talk and how fast, and what did not work."""
+        """Return how the devices communicate and how fast, and what did not work."""
         way = str(Rung(self.backend, self.environment))
         text = f"collectives: {way}, {self.gigabytes_per_second:.3g} GB/s"
         text += " (measured by an earlier run)" if self.is_remembered else ""
@@ -89,7 +90,7 @@ def probe(
     """Return the first way in which these devices really add numbers up, with its bandwidth.
 
     Args:
-        processes: how many processes on the CPU, which talk by gloo.
+        processes: how many processes on the CPU, which communicate by gloo.
         gpus: the GPUs to use instead, numbered as PyTorch numbers them in this process.
         limit_seconds: for the collectives of one attempt, from when every rank has its device.
         ladder: the ways, best first; None: `LADDER` for GPUs.
@@ -120,7 +121,7 @@ def probe(
             _remember(place, found)
         return found
     raise RocmlabError(
-        f"{count} devices cannot talk to each other",
+        f"{count} devices cannot communicate",
         "\n".join(tried),
         "`make doctor` checks the driver and the links; add iommu=pt to the kernel's command line; or use one device",
         exit_code=1,
@@ -147,12 +148,12 @@ def _attempt(rung: Rung, command: list[str], env: dict[str, str], count: int, ki
         ranks: list[subprocess.Popen[str]] = []
         try:
             for rank, output in enumerate(outputs):
-                words = [*command, rung.backend, str(folder / "meeting"), kind, str(SUM_BYTES[kind])]
+                arguments = [*command, rung.backend, str(folder / "meeting"), kind, str(SUM_BYTES[kind])]
                 with output.open("w") as file:
-                    ranks.append(children.start(words, {**env, "RANK": str(rank), "LOCAL_RANK": str(rank)}, file))
+                    ranks.append(children.start(arguments, {**env, "RANK": str(rank), "LOCAL_RANK": str(rank)}, file))
             _await(ranks, outputs, limit_seconds)
         finally:
-            children.end(ranks, env[children.MARK], grace_seconds=0.5)
+            children.end(ranks, env[children.TOKEN], grace_seconds=0.5)
         return float(json.loads(outputs[0].read_text().splitlines()[-1])["gigabytes_per_second"])
 
 
@@ -171,7 +172,7 @@ def _await(ranks: Sequence[subprocess.Popen[str]], outputs: Sequence[Path], limi
         if not ready and all(READY in text for text in texts):
             ready, deadline = True, time.monotonic() + limit_seconds
         if failed is not None:
-            how = f"rank {failed} ended ({children.ending(codes[failed] or 0)}): {_last_line(texts[failed])}"
+            how = f"rank {failed} exited ({children.exit_text(codes[failed] or 0)}): {_last_line(texts[failed])}"
             if READY in texts[failed]:
                 raise _AttemptError(how)
             raise _no_start(how, texts[failed])
@@ -187,21 +188,21 @@ def _await(ranks: Sequence[subprocess.Popen[str]], outputs: Sequence[Path], limi
 
 def _no_start(what: str, text: str) -> RocmlabError:
     return RocmlabError(
-        "the devices could not be tried together",
+        "the devices could not be tested together",
         f"{what}\n" + "\n".join(text.splitlines()[-10:]),
-        "`make devices` shows the devices, `make doctor` what is wrong with them",
+        "`make devices` shows the devices, `make doctor` checks them",
         exit_code=1,
     )
 
 
 def _last_line(text: str) -> str:
-    told = [line for line in text.splitlines() if line.strip() and line != READY]
-    return told[-1].strip() if told else "it printed nothing"
+    output = [line for line in text.splitlines() if line.strip() and line != READY]
+    return output[-1].strip() if output else "it printed nothing"
 
 
 def _place(gpus: Sequence[int], torch: Interpreter, share: Path | None) -> Path | None:
     """Return the file that remembers for this host, these GPUs, this driver and this PyTorch; None without a share."""
-    folder = share or (Path(told).expanduser() if (told := os.environ.get("ROCMLAB_SHARE")) else None)
+    folder = share or (Path(named).expanduser() if (named := os.environ.get("ROCMLAB_SHARE")) else None)
     if folder is None:
         return None
     left = visibility.remaining(discover(), os.environ)
@@ -242,8 +243,6 @@ def _remember(place: Path, found: Collectives) -> None:
     """Keep a result; where the share cannot be written, the next run probes again."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        scratch = place.with_suffix(f".{os.getpid()}")
-        scratch.write_text(json.dumps(asdict(found)), encoding="utf-8")
-        scratch.replace(place)
+        files.write_text(place, json.dumps(asdict(found)))
     except OSError as err:
         log.warning("%s cannot be written (%s); the next run probes again", place, err)

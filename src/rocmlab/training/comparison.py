@@ -1,7 +1,7 @@
-"""The tables of the original articles for one machine: what was measured here, beside what they published.
+"""The tables of the original articles for one machine: what was measured here, next to what they published.
 
-A function of data: `of_row` and `of_run` make Results of what `bench_row` and the notebooks recorded, `table` puts them
-together. Nothing that was computed on a simulated device is ever compared.
+A function of data: `of_row` and `of_loop` make Results of what `bench_row` and a notebook measured, `recorded` of what
+earlier runs recorded; `table` combines them. Nothing that was computed on a simulated device is ever compared.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Table:
     """One experiment of an article."""
 
     title: str
-    samples: int  # of an epoch there; `seconds_per_epoch` is of so many, computed from the time of a sample
+    samples: int  # per epoch there; `seconds_per_epoch` is for that number, computed from the time per sample
 
 
 TABLES = {
@@ -54,7 +54,7 @@ class Result:
     variant: str  # all other settings that change the time
     seconds_per_sample: float  # the median
     batch_size: int
-    spread: tuple[float, float] | None = None  # least and most, in seconds per sample
+    spread: tuple[float, float] | None = None  # minimum and maximum, in seconds per sample
     joules_per_sample: float | None = None  # of the whole device, idle draw included; None: its power is unknown
     source: str = NOW  # or the run that recorded it
     measured: str = ""  # the day, UTC
@@ -70,35 +70,22 @@ class Result:
         """Time of as many samples as an epoch of the article has."""
         return self.seconds_per_sample * TABLES[self.table].samples
 
+    @property
+    def joules_per_epoch(self) -> float | None:
+        """Energy of as many samples; None: unknown."""
+        return None if self.joules_per_sample is None else self.joules_per_sample * TABLES[self.table].samples
+
 
 def of_row(row: Mapping[str, Any], measured: str) -> list[Result]:
-    """Return the two results, `fit` and `fit_resident`, of a row that `bench_row` measured.
-
-    Args:
-        row: its answer.
-        measured: the day.
-    """
+    """Return the two results, `fit` and `fit_resident`, of a row of `bench_row`; `measured` is the day."""
     table, variant = WORKLOADS[row["workload"]]
     found = []
     for method, suffix in (("fit", "_theirs"), ("fit_resident", "")):
-        times = sorted(seconds / row["samples"] for seconds in row[f"seconds{suffix}"])
-        middle, watts = median(times), row.get(f"watts{suffix}")
-        found.append(
-            Result(
-                table=table,
-                device=row["device"]["name"],
-                kind=row["device"]["backend"],
-                framework=row["framework"],
-                method=method,
-                variant=variant.format(**row),
-                seconds_per_sample=middle,
-                batch_size=row["batch_size"],
-                spread=(times[0], times[-1]) if len(times) > 1 else None,
-                joules_per_sample=None if watts is None else watts * middle,
-                measured=measured,
-                simulated=bool(row["device"].get("simulated")),
-            )
-        )
+        times = [seconds / row["samples"] for seconds in row[f"seconds{suffix}"]]
+        result = _result(table, row["device"], variant.format(**row), row["batch_size"], times, measured)
+        watts = row.get(f"watts{suffix}")
+        joules = None if watts is None else watts * result.seconds_per_sample
+        found.append(replace(result, framework=row["framework"], method=method, joules_per_sample=joules))
     return found
 
 
@@ -109,13 +96,19 @@ def of_loop(
 
     Args:
         table: of `TABLES`.
-        device: what `placement` says of it.
+        device: as `placement` describes it.
         variant: the settings.
         batch_size: samples of a step.
         seconds: of each step.
         measured: the day.
     """
-    times = [one / batch_size for one in seconds]
+    return _result(table, device, variant, batch_size, [one / batch_size for one in seconds], measured)
+
+
+def _result(
+    table: str, device: Mapping[str, Any], variant: str, batch_size: int, times: Sequence[float], measured: str
+) -> Result:
+    """Return the result of some times per sample, of a loop of PyTorch."""
     return Result(
         table=table,
         device=device["name"],
@@ -134,7 +127,7 @@ def of_loop(
 def newest(results: Sequence[Result]) -> list[Result]:
     """Return the results that may be compared: no simulated ones, of equal settings the last measured one.
 
-    What was measured now and what earlier runs recorded stay apart.
+    What was measured now and what earlier runs recorded are kept apart.
     """
     found: dict[tuple[object, ...], Result] = {}
     for one in sorted(results, key=lambda result: result.measured):
@@ -146,8 +139,8 @@ def newest(results: Sequence[Result]) -> list[Result]:
 def ratio(result: Result, results: Sequence[Result], **other: str) -> float | None:
     """Return how many times as fast a result is as another one that differs in nothing but `other`.
 
-    `ratio(gpu, all, kind="cpu")` compares with the CPU, `ratio(one, all, method="fit")` with `fit`. None: there is no
-    such result, or it is the result itself. What was measured at the same occasion is preferred.
+    `ratio(gpu, all, kind="cpu")` compares with the CPU, `ratio(one, all, method="fit")` with `fit`. None: no such
+    result, or it is the result itself. What was measured in the same run is preferred.
     """
     wanted = replace(result, **other)  # type: ignore[arg-type]  # names of fields that are texts
     if wanted == result or result.simulated:
@@ -165,7 +158,7 @@ def ratio(result: Result, results: Sequence[Result], **other: str) -> float | No
 def against_published(result: Result, published: Sequence[Published] = PUBLISHED) -> dict[str, float]:
     """Return how many times as fast a result is as the articles' devices with the same settings, by year and hardware.
 
-    Empty for everything but the framework's usual way: theirs was no other.
+    Empty for everything but the framework's usual way: the articles used that alone.
     """
     if result.method not in PLAIN or result.simulated:
         return {}
@@ -181,7 +174,7 @@ def table(name: str, results: Sequence[Result]) -> list[dict[str, Any]]:
 
     Args:
         name: of `TABLES`.
-        results: of all tables; those of others are left out.
+        results: of all tables; those of others are omitted.
     """
     known = newest([one for one in results if one.table == name])
     known.sort(
@@ -204,9 +197,7 @@ def _row(one: Result, known: Sequence[Result]) -> dict[str, Any]:
         "seconds_per_epoch": one.seconds_per_epoch,
         "hours_per_100000_steps": 1e5 * one.seconds_per_step / 3600,
         "hours_per_100000_samples": 1e5 * one.seconds_per_sample / 3600,
-        "joules_per_epoch": None
-        if one.joules_per_sample is None
-        else one.joules_per_sample * TABLES[one.table].samples,
+        "joules_per_epoch": one.joules_per_epoch,
         "times_its_cpu": ratio(one, known, kind="cpu"),
         "times_tensorflow_on_the_cpu": ratio(one, known, kind="cpu", framework="tensorflow"),
         "times_fit": ratio(one, known, method="fit"),
@@ -239,7 +230,7 @@ def markdown(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> s
 
     Args:
         rows: of `table`.
-        columns: key → title; unknown values are left empty.
+        columns: key → title; unknown values are empty.
     """
     lines = ["| " + " | ".join(columns.values()) + " |", "|---" * len(columns) + "|"]
     lines += ["| " + " | ".join(_cell(row, key) for key in columns) + " |" for row in rows]
@@ -259,15 +250,10 @@ def _cell(row: Mapping[str, Any], key: str) -> str:
 
 
 def _number(value: float) -> str:
-    return (
-        f"{value:,.0f}"
-        if value >= 100
-        else f"{value:.1f}"
-        if value >= 10
-        else f"{value:.2f}"
-        if value >= 0.1
-        else f"{value:.3g}"
-    )
+    for limit, form in ((100, ",.0f"), (10, ".1f"), (0.1, ".2f")):
+        if value >= limit:
+            return format(value, form)
+    return format(value, ".3g")
 
 
 def every(results: Sequence[Result]) -> Iterator[tuple[str, list[dict[str, Any]]]]:

@@ -1,4 +1,4 @@
-"""Where the other framework lives: in the container TensorFlow and PyTorch have an environment each.
+"""The interpreters of the frameworks: in the container TensorFlow and PyTorch have an environment each.
 
 The kernelspec of a framework names its interpreter and what that needs in its environment. Reading the few
 folders where this lab puts kernelspecs spares notebooks from importing Jupyter.
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rocmlab.base.errors import RocmlabError
 
-KERNELS = {"jax": "torch", "transformers": "torch", "pyopencl": "torch"}  # what lives in another one's kernel
+KERNELS = {"jax": "torch", "transformers": "torch", "pyopencl": "torch"}  # what is in another one's kernel
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def find(framework: str) -> Interpreter:
     """Return the interpreter of the kernel that has `framework`; else this one, if it can import the framework.
 
     Raises:
-        RocmlabError: there is neither.
+        RocmlabError: neither was found.
     """
     for folder in _kernel_folders():
         path = folder / KERNELS.get(framework, framework) / "kernel.json"
@@ -76,9 +76,9 @@ def run(framework: str, *arguments: str | Path, time_limit_seconds: float = 120)
         ) from err
     if done.returncode != 0:
         raise RocmlabError(
-            f"{what} ended with {done.returncode}",
+            f"{what} exited with {done.returncode}",
             "\n".join(done.stderr.splitlines()[-15:]) or f"it ran in {interpreter.python}",
-            "mend the script; `make devices` shows the devices, `make doctor` what is wrong with them",
+            "fix the script; `make devices` shows the devices, `make doctor` checks them",
             exit_code=1,
         )
     return done.stdout

@@ -22,7 +22,7 @@ from rocmlab.training import collectives as probes
 from rocmlab.training.collectives import Collectives
 
 RANK = Path(__file__).with_name("rank.py")
-TOLD = "ROCMLAB_COLLECTIVES"  # tells the ranks how to talk: nccl or gloo
+VARIABLE = "ROCMLAB_COLLECTIVES"  # how the ranks communicate: nccl or gloo
 
 
 def run(
@@ -36,33 +36,35 @@ def run(
 ) -> None:
     """Run a PyTorch script in one process per device, and show its output line by line.
 
-    Each process finds RANK, LOCAL_RANK and WORLD_SIZE in its environment; LOCAL_RANK numbers its GPU. How ranks talk
-    is in ROCMLAB_COLLECTIVES, for `init_process_group`: `nccl` (RCCL on AMD) or `gloo`. They find each other through a
-    file that only this user can open, and their sockets are on the loopback.
+    Each process finds RANK, LOCAL_RANK and WORLD_SIZE in its environment; LOCAL_RANK numbers its GPU.
+    ROCMLAB_COLLECTIVES is the backend for `init_process_group`: `nccl` (RCCL on AMD) or `gloo`. They find each other
+    through a file that only this user can open, and their sockets are on the loopback.
 
     Args:
         script: the program, written for one device.
-        arguments: what it gets on its command line.
+        arguments: its command-line arguments.
         processes: how many processes on the CPU; GPUs are hidden from them, and they share the cores evenly.
         gpus: the GPUs to use instead, numbered as PyTorch numbers them in this process; all of one kind.
         time_limit_seconds: after which all of it is ended.
-        collectives: how GPUs talk to each other; None: found out first by `collectives.probe`, which remembers it.
+        collectives: how GPUs communicate; None: found first by `collectives.probe`, which remembers it.
         restarts: how often all of them start again after one has failed; TORCHELASTIC_RESTART_COUNT counts for them.
 
     Raises:
         RocmlabError: a process failed (with its last lines), the time was up, the GPUs are of different kinds or
-            cannot talk to each other, or PyTorch is not here.
+            cannot communicate, or PyTorch is not installed.
     """
     if bool(processes) == bool(gpus):
-        raise RocmlabError("say either processes or gpus", "a run is on the CPU or on GPUs", "run(script, processes=2)")
+        raise RocmlabError(
+            "pass either processes or gpus", "a run is on the CPU or on GPUs", "run(script, processes=2)"
+        )
     count = len(gpus) if gpus else int(processes or 0)
     torch = interpreters.find("torch")
     env = children.rank_environment(torch.environment(), count, gpus)
     if len(gpus) > 1:
-        refuse_mixed(_known(gpus))
+        reject_mixed(_known(gpus))
         collectives = collectives or probes.probe(gpus=gpus)
         sys.stdout.write(f"{collectives.sentence()}\n")
-    env[TOLD] = collectives.backend if collectives else "nccl" if gpus else "gloo"
+    env[VARIABLE] = collectives.backend if collectives else "nccl" if gpus else "gloo"
     env |= collectives.environment if collectives else {}
     command = [torch.python, str(RANK), str(script), *arguments]
     deadline = time.monotonic() + time_limit_seconds
@@ -84,8 +86,8 @@ def run(
         sys.stdout.write(f"{failure.problem.what}; restart {number + 1} of {restarts}\n")
 
 
-def refuse_mixed(gpus: Sequence[Device]) -> None:
-    """Make sure that GPUs can share one job: one name, one gfx, no processor's own graphics beside a card.
+def reject_mixed(gpus: Sequence[Device]) -> None:
+    """Make sure that GPUs can share one job: one name, one gfx, no integrated graphics next to a card.
 
     Raises:
         RocmlabError: they cannot; with the largest group that can.
@@ -99,7 +101,7 @@ def refuse_mixed(gpus: Sequence[Device]) -> None:
     largest = max(cards, key=len)
     raise RocmlabError(
         "GPUs of different kinds cannot share one job: " + ", ".join(_kind(gpu) for gpu in gpus),
-        "a collective over different kinds hangs or fails (a processor's own graphics beside a card always does), "
+        "a collective over different kinds hangs or fails (integrated graphics next to a card always does), "
         "and every step would wait for the slowest",
         "use GPUs of one kind: HIP_VISIBLE_DEVICES=" + ",".join(str(gpu.index) for gpu in largest),
     )
@@ -117,12 +119,12 @@ def _known(gpus: Sequence[int]) -> list[Device]:
 
 def _failure(script: str | Path, found: ranks.Attempt, gpus: Sequence[int], notes: Path) -> RocmlabError:
     rank, code = _culprit(found.failed, notes)
-    # What a rank prints and its errors come by two ways, in any order; the error that it noted is what it said last.
+    # Output and errors of a rank arrive in two ways, in any order; the error that it noted is its last output.
     error = _noted(notes, rank)[1].splitlines()
     known = {line.strip() for line in error}
     lines = [line for line in found.lines.get(rank, ()) if line.strip() not in known] + error
     return RocmlabError(
-        f"rank {rank} of {script} failed ({children.ending(code)})",
+        f"rank {rank} of {script} failed ({children.exit_text(code)})",
         "\n".join(lines[-ranks.KEPT_LINES :]) or "it printed nothing",
         f"fix {script} where these lines point" + _collective_fix(gpus),
         exit_code=1,
@@ -130,10 +132,10 @@ def _failure(script: str | Path, found: ranks.Attempt, gpus: Sequence[int], note
 
 
 def _culprit(failed: Mapping[int, int], notes: Path) -> tuple[int, int]:
-    """Return the rank that failed first and its exit code; the others fail because their partner is gone.
+    """Return the rank that failed first and its exit code; the others fail because their partner has exited.
 
-    A rank that was killed or left at once has written no note. An abort without a note comes late: so ends a process
-    whose collective never came back. SIGTERM comes last: so the others are ended.
+    A rank that was killed or exited immediately has written no note. An abort without a note ranks later: that is
+    how a process ends whose collective never returned. SIGTERM ranks last: the others are ended by it.
 
     Args:
         failed: exit codes by rank.
@@ -161,11 +163,11 @@ def _noted(notes: Path, rank: int) -> tuple[int | None, str]:
 
 
 def _collective_fix(gpus: Sequence[int]) -> str:
-    """Say what to do if the GPUs' talk is to blame, and look again next time how they can talk."""
+    """Return what to do if a collective is the cause; the next run probes the ways again."""
     if len(gpus) < 2:
         return ""
     probes.forget(gpus)
-    return "; if a collective is to blame: the next run probes the ways again, and NCCL_DEBUG=WARN says more"
+    return "; if a collective is the cause: the next run probes the ways again, and NCCL_DEBUG=WARN shows more"
 
 
 def _last_lines(lines: Mapping[int, deque[str]]) -> str:

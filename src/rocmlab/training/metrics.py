@@ -18,8 +18,8 @@ def record(**values: object) -> None:
 
     In a notebook the values become one MIME bundle in the output of the cell; elsewhere they are printed.
     Scalars and arrays of NumPy, TensorFlow, PyTorch and JAX become plain numbers and lists. NaN and infinity
-    become null, because JSON has no word for them: a diverged loss is kept as *unknown*, and no reader of
-    `results.json` stumbles.
+    become null, because JSON cannot express them: a diverged loss is kept as *unknown*, and every reader
+    can parse `results.json`.
 
     Args:
         values: strings, numbers, booleans, None, and lists and dicts of them.
@@ -31,7 +31,7 @@ def record(**values: object) -> None:
         raise RocmlabError("record() was called without a value", "there is nothing to keep", "record(accuracy=0.98)")
     plain = {name: _plain(value, name) for name, value in values.items()}
     line = "recorded: " + ", ".join(f"{name}={_short(value)}" for name, value in plain.items())
-    # Asking sys.modules instead of importing: outside Jupyter, IPython need not exist, and takes its time.
+    # sys.modules instead of an import: outside Jupyter, IPython may be missing, and importing it takes time.
     ipython = sys.modules.get("IPython")
     if ipython is None or ipython.get_ipython() is None:
         sys.stdout.write(line + "\n")
@@ -51,7 +51,7 @@ def skip(what: str, why: str = "", fix: str = "") -> NoReturn:
     """End this notebook without a failure; the rest of it is not run.
 
     A headless run reports the notebook as `skipped`, with the reason. For papermill alone it is an error, because
-    papermill knows no other way to end a notebook.
+    papermill has no other way to end a notebook.
 
     Args:
         what: what is missing, in one line.
@@ -66,7 +66,7 @@ def skip(what: str, why: str = "", fix: str = "") -> NoReturn:
 
 
 def _plain(value: object, name: str) -> Any:  # noqa: ANN401  any JSON value
-    """Return `value` as JSON types; `name` says where it stands, for the error."""
+    """Return `value` as JSON types; `name` is its place, for the error."""
     if value is None or isinstance(value, bool | str):
         return value if not isinstance(value, str) else str(value)
     if isinstance(value, int):
@@ -109,7 +109,7 @@ def _key(key: object, name: str) -> str:
 
 
 def _short(value: object) -> str:
-    """Return a value as a person wants to read it in one line."""
+    """Return a value in one readable line."""
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, list | dict):

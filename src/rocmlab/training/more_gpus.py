@@ -28,7 +28,7 @@ def started_by(environment: Mapping[str, str] = os.environ) -> Start:
 
 
 def advice(framework: str, wanted: int = 2) -> str:
-    """Return how this process gets so many GPUs of one kind; it names what can be done here and nothing else.
+    """Return how this process gets that many GPUs of one kind; it names only what can be done here.
 
     Args:
         framework: `tensorflow`, `torch`, or what lives in one of their kernels.

@@ -34,15 +34,15 @@ def on_this_machine(number: str = "") -> dict[str, str]:
 def closed_to_others(number: str = "") -> dict[str, str]:
     """Return what keeps other programs away from NCCL's sockets, on every interface.
 
-    NCCL_RAS_ENABLE: its own monitor listens on port 28028 and asks for no password (NCCL 2.24 and newer).
-    NCCL_SOCKET_MAGIC: its data sockets drop who does not begin with this number, a constant otherwise; versions before
-    2026 do not read it. Source: NCCL's src/misc/socket.cc.
+    NCCL_RAS_ENABLE: its own monitor listens on port 28028 without a password (NCCL 2.24 and newer).
+    NCCL_SOCKET_MAGIC: its data sockets drop peers that do not begin with this number (by default a constant); versions
+    before 2026 do not read it. Source: NCCL's src/misc/socket.cc.
     """
     return {"NCCL_RAS_ENABLE": "0", "NCCL_SOCKET_MAGIC": number or handshake_number()}
 
 
 def handshake_number() -> str:
-    """Return a number that nobody can guess, of 64 bits, as NCCL reads it; every rank of a job needs the same."""
+    """Return an unpredictable number of 64 bits, as NCCL reads it; every rank of a job needs the same."""
     return f"0x{secrets.randbits(64):016x}"
 
 

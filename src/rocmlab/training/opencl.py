@@ -24,19 +24,19 @@ INSTALL = (
 
 
 def choose(device: str = "auto", platform: str = "") -> tuple[Device, Description]:
-    """Return the OpenCL device a notebook asked for, and its description.
+    """Return the OpenCL device a notebook requested, and its description.
 
     `auto` takes the first GPU, else the first CPU; `gpu` insists on a GPU; `cpu` on a CPU. A device for which its
-    platform cannot compile a kernel is passed over, if there is another one of the same kind. The description is that
-    of `placement`, with `platform` and `driver` (their names and versions) besides.
+    platform cannot compile a kernel is skipped, if there is another one of the same kind. The description is that
+    of `placement`, with `platform` and `driver` (their names and versions) in addition.
 
     Args:
         device: "auto", "gpu" or "cpu".
         platform: only devices of platforms whose name contains this, in any case; "" takes all.
 
     Raises:
-        RocmlabError: OpenCL, a platform of that name or a device of that kind is missing, none of them compiles, or the
-            words are unknown.
+        RocmlabError: OpenCL, a platform of that name or a device of that kind is missing, none of them compiles, or an
+            argument is unknown.
     """
     if device not in CHOICES:
         raise RocmlabError(f"device={device!r} is unknown", "", f"use one of: {', '.join(CHOICES)}")
@@ -123,7 +123,7 @@ def _pyopencl() -> Any:  # noqa: ANN401  the module
 
 
 def _devices(cl: Any, platform: Any) -> list[Device]:  # noqa: ANN401  pyopencl and its Platform
-    """Return a platform's GPUs and CPUs; a platform without devices says so by an error."""
+    """Return a platform's GPUs and CPUs; a platform without devices raises an error."""
     try:
         found = platform.get_devices()
     except cl.Error:
@@ -153,14 +153,14 @@ def _backend(cl: Any, device: Device) -> str:  # noqa: ANN401
 
 
 def _name(device: Device) -> str:
-    """Return the product's name; ROCm's `name` is the gfx target, and the product stands in an extension of AMD."""
+    """Return the product's name; ROCm's `name` is the gfx target, and the product is in an extension of AMD."""
     board = getattr(device, "board_name_amd", "") if "cl_amd_device_attribute_query" in device.extensions else ""
     name = device.name.strip()
     return f"{board.strip()} ({name})" if board and board.strip() != name else name
 
 
 def _pci(device: Device) -> str | None:
-    """Return the PCI address; None where the driver does not tell.
+    """Return the PCI address; None where the driver does not report it.
 
     Source: CL_DEVICE_TOPOLOGY_AMD, or CL_DEVICE_PCI_*_ID_NV.
     """

@@ -1,7 +1,7 @@
 """DDP whose optimizer starts while the last gradients are still under way. Only ranks import this: it needs torch.
 
 DDP adds up gradients while backward computes those before them, except the last bucket: nothing is left to compute
-beside it, and every GPU waits. It is often the largest, for an embedding is the first layer, and one that also makes
+meanwhile, and every GPU waits. It is often the largest, for an embedding is the first layer, and one that also makes
 the output has its gradient last. Here all other parameters take their step in that time.
 """
 
@@ -17,10 +17,10 @@ from rocmlab.base.errors import RocmlabError
 
 
 class Overlap:
-    """A DDP model's step, with the last bucket's sum beside it. The numbers are those of `optimizer.step()`.
+    """A DDP model's step, overlapping with the last bucket's sum. The results are those of `optimizer.step()`.
 
     The optimizer's `step` is called twice, each time for the parameters that have a gradient then. So it must treat
-    and count every parameter by itself, as those of `torch.optim` but LBFGS do, and hooks on it run twice. Whatever
+    and count every parameter separately, as those of `torch.optim` except LBFGS do, and hooks on it run twice. Whatever
     needs all gradients calls `wait` first: clipping by their norm, looking at them, a GradScaler's two methods.
     A forward pass, and the optimizer's own `step`, wait by themselves.
 

@@ -1,7 +1,7 @@
-"""What a framework really computes on, in the framework's own words.
+"""What a framework really computes on, as the framework itself reports it.
 
 The answer never comes from the host's list of devices: a lab with GPUs can still compute on the CPU, and must
-say so.
+report that.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from rocmlab.training.scaling import measures
 
 Description = dict[str, Any]  # backend, name, index, pci, simulated
 CHOICES = ("auto", "gpu", "cpu")
-_keras_scope = ExitStack()  # what makes Keras on PyTorch compute on the CPU, for as long as it is wanted
+_keras_scope = ExitStack()  # what makes Keras on PyTorch compute on the CPU, as long as that is wanted
 atexit.register(_keras_scope.close)
 
 
 def choose(framework: str, device: str = "auto") -> Description:
-    """Make `framework` compute on the device a notebook asked for, and describe it.
+    """Make `framework` compute on the device a notebook requested, and describe it.
 
     Call it before the framework computes anything. `auto` takes the first GPU the framework can use, else the
     CPU; `gpu` insists on one; `cpu` hides them all from this process.
@@ -37,7 +37,7 @@ def choose(framework: str, device: str = "auto") -> Description:
         device: `auto`, `gpu` or `cpu`.
 
     Raises:
-        RocmlabError: a GPU was asked for and the framework has none, or the words are unknown.
+        RocmlabError: a GPU was requested and the framework has none, or an argument is unknown.
     """
     if device not in CHOICES:
         raise RocmlabError(f"device={device!r} is unknown", "", f"use one of: {', '.join(CHOICES)}")
@@ -57,7 +57,7 @@ def choose(framework: str, device: str = "auto") -> Description:
 
 
 def describe(framework: str) -> Description:
-    """Describe what `framework` computes on unless told otherwise: its first visible GPU, else the CPU."""
+    """Describe what `framework` computes on by default: its first visible GPU, else the CPU."""
     return visible(framework)[0]
 
 
@@ -65,7 +65,7 @@ def visible(framework: str) -> list[Description]:
     """Describe every device `framework` may use in this process: GPUs in its own order, then the CPU.
 
     Each has `backend` (rocm, cuda, metal, cpu), `name`, `index` (the framework's number), `pci` (None if the
-    framework does not tell) and `simulated` (always False: a framework computes on what exists).
+    framework does not report it) and `simulated` (always False: a framework computes on what exists).
     """
     return [*_reader(framework)(), _cpu()]
 
@@ -73,7 +73,7 @@ def visible(framework: str) -> list[Description]:
 def alike(found: Sequence[Description]) -> list[Description]:
     """Return the GPUs that can share one job: the largest group with one name.
 
-    A collective over a processor's own graphics and a card beside it hangs, so kinds are not mixed.
+    A collective over integrated graphics and a card hangs, so kinds are not mixed.
     """
     gpus = [one for one in found if one["backend"] != "cpu"]
     if not gpus:
@@ -89,7 +89,7 @@ def team(framework: str, device: str = "auto", size: int = 2) -> list[Descriptio
     used, and how this process would get more GPUs, is printed.
 
     Raises:
-        RocmlabError: `device` is `gpu` and there are fewer than two alike, or the words are unknown.
+        RocmlabError: `device` is `gpu` and there are fewer than two alike, or an argument is unknown.
     """
     first = choose(framework, device)
     gpus = alike(visible(framework)) if device != "cpu" else []
@@ -119,7 +119,7 @@ def prepare(parts: int = 2) -> None:
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",  # leave GPU memory to others
         # Gradients are added up 128 MB at a time, where they are, while the next ones are computed.
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={parts} {measures.XLA}",
-        "NPROC": str(max(8, 2 * parts)),  # with fewer threads than parts, JAX' sums would wait for each other for ever
+        "NPROC": str(max(8, 2 * parts)),  # with fewer threads than parts, JAX' sums would wait for each other forever
     }
     for name, value in settings.items():
         os.environ.setdefault(name, value)
@@ -147,7 +147,7 @@ def _hide_gpus(framework: str) -> None:
         import keras
 
         framework = keras.backend.backend()
-        if framework == "torch":  # Keras puts tensors on a GPU of its own accord
+        if framework == "torch":  # Keras puts tensors on a GPU by default
             _keras_scope.enter_context(keras.device("cpu"))
     if framework == "tensorflow":
         import tensorflow as tf
@@ -191,7 +191,7 @@ def _tensorflow_pci(index: int) -> str | None:
     Source: `physical_device_desc` of `device_lib.list_local_devices()`: "device: 0, name: …, pci bus id: …".
     """
     if os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH") != "true":
-        return None  # asking would take all of the GPU's memory
+        return None  # the query would take all of the GPU's memory
     from tensorflow.python.client import device_lib
 
     for local in device_lib.list_local_devices():
@@ -202,7 +202,7 @@ def _tensorflow_pci(index: int) -> str | None:
 
 
 def _jax_gpus() -> list[Description]:
-    """Return the GPUs JAX computes on; none if it was told to compute on the CPU. JAX does not tell PCI addresses."""
+    """Return the GPUs JAX computes on; none if it is set to compute on the CPU. JAX does not report PCI addresses."""
     import jax
 
     if getattr(jax.config.jax_default_device, "platform", jax.config.jax_default_device) == "cpu":
@@ -218,8 +218,8 @@ def _jax_gpus() -> list[Description]:
 
 def _jax_backend(device: Any) -> str:  # noqa: ANN401  a jax.Device
     """Return what made a device of JAX: it calls those of ROCm and CUDA both `gpu`, their client knows more."""
-    words = f"{device.platform} {device.client.platform_version}".lower()
-    return next((word for word in ("rocm", "metal") if word in words), "cuda")
+    text = f"{device.platform} {device.client.platform_version}".lower()
+    return next((word for word in ("rocm", "metal") if word in text), "cuda")
 
 
 def _torch_gpus() -> list[Description]:
@@ -235,7 +235,7 @@ def _torch_gpus() -> list[Description]:
 
 
 def _torch_pci(properties: object) -> str | None:
-    """Return the PCI address PyTorch tells; None where this version does not."""
+    """Return the PCI address that PyTorch reports; None where this version does not."""
     parts = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
     if None in parts:
         return None

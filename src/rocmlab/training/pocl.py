@@ -1,4 +1,4 @@
-"""PoCL, OpenCL for CPUs: what two of its builds need here.
+"""PoCL, OpenCL for CPUs: workarounds for two of its builds.
 
 PoCL's wheel asks its LLVM 14 for the processor's name, which for one newer than 2022 is "generic", and then its clang
 rejects that name for every kernel. It knows the instructions, though, so such a processor gets the name of an older one
@@ -21,10 +21,10 @@ from typing import Any
 KNOWN = "PoCL 3.0-rc2"  # the wheel pocl-binary-distribution 3.0, for which the place of the name was found
 REJECTED = "unknown target CPU"
 NAME_OFFSET_BYTES = 640  # of `llvm_cpu`, a char *, in its `struct _cl_device_id`
-LONGEST_NAME = 7  # of a processor; malloc's smallest block holds more
+MAX_NAME_LENGTH = 7  # of a processor; malloc's smallest block holds more
 # Of 2013. With AVX-512 ("skx") the kernels of notebook 09 were not faster on a Zen 5.
 NEWER = "haswell"
-NEEDED = {"avx2", "bmi1", "bmi2", "fma", "f16c", "movbe", "abm"}  # what it has, in the words of /proc/cpuinfo
+NEEDED = {"avx2", "bmi1", "bmi2", "fma", "f16c", "movbe", "abm"}  # what it has, by the names of /proc/cpuinfo
 OLDER = "x86-64"  # every 64-bit processor of the kind
 CPUINFO = Path("/proc/cpuinfo")
 VENDORS = Path("/etc/OpenCL/vendors")
@@ -48,7 +48,7 @@ def _flags(cpuinfo: Path) -> list[str]:
 def rename(device: Any, version: str, name: str) -> str | None:  # noqa: ANN401  pyopencl.Device
     """Give a device of PoCL's wheel another processor's name to compile for; return the one it had.
 
-    The process's memory is read and written through /proc/self/mem, where a wrong address is an error and no crash.
+    The process's memory is read and written through /proc/self/mem, where a wrong address is an error and not a crash.
 
     Args:
         device: a device of PoCL that drives the CPU.
@@ -58,7 +58,7 @@ def rename(device: Any, version: str, name: str) -> str | None:  # noqa: ANN401 
     Returns:
         The name that it had; None if nothing was changed.
     """
-    if KNOWN not in version.split(",")[0] or len(name) > LONGEST_NAME:
+    if KNOWN not in version.split(",")[0] or len(name) > MAX_NAME_LENGTH:
         return None
     try:
         with Path("/proc/self/mem").open("r+b", buffering=0) as memory:

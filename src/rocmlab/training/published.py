@@ -28,6 +28,13 @@ class Published:
         """Year and hardware, which are shown wherever the number is."""
         return f"{self.device} ({self.year})"
 
+    @property
+    def summary(self) -> str:
+        """The result in a line: `Tesla K80 (2019), batch 128: 43 µs per sample, …`."""
+        micro = (self.seconds_per_sample or 0.0) / MICRO
+        time = f"{micro:.0f} µs per sample" if micro < 1000 else f"{micro / 1000:.0f} ms per sample"
+        return f"{self.label}, {self.variant}: {', '.join(filter(None, (time if micro else '', self.note)))}"
+
 
 PUBLISHED = (
     Published(
@@ -113,8 +120,8 @@ PUBLISHED = (
         "quoted: 7 times its CPU in training, 14 times in inference",
     ),
     *(
-        Published("bert_batches", 2022, f"M1, {side}", "PyTorch 1.12", seconds / batch, f"batch {batch}")
+        Published("bert_batches", 2022, f"M1, {side}", "PyTorch 1.12", seconds / batch, f"batch {batch}", note)
         for batch, cpu, gpu in ((8, 78.9 * MILLI, 189 * MILLI), (64, 547 * MILLI, 345 * MILLI), (256, 3.69, 1.56))
-        for side, seconds in (("CPU", cpu), ("GPU", gpu))
+        for side, seconds, note in (("CPU", cpu, ""), ("GPU", gpu, f"{cpu / gpu:.2f} times its CPU"))
     ),
 )

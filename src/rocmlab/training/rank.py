@@ -1,10 +1,10 @@
-"""One rank: runs a script as `python script.py` would, and leaves without the interpreter's own ending.
+"""One rank: runs a script as `python script.py` would, and exits without the interpreter's own shutdown.
 
 Ranks find each other through a store of keys and values. PyTorch's own for `env://` is a TCP server on all interfaces,
 without a password; here it is a file in a folder that only this user can open, for all ranks are on this machine.
 
-Once the script is over nothing of value is left to do, and the libraries' threads sometimes trip over each other while
-the process is taken apart ("terminate called without an active exception", from gloo, once in some dozens of runs): a
+Once the script is over nothing of value is left to do, and the libraries' threads sometimes fail while the process
+shuts down ("terminate called without an active exception", from gloo, once in some dozens of runs): a
 training that had succeeded would count as failed. It imports nothing of rocmlab, for it runs in PyTorch's environment.
 """
 
@@ -92,8 +92,8 @@ def _replace(module: Any, make: Make) -> None:  # noqa: ANN401
     stores: list[Any] = []  # PyTorch keeps only its own part of them, and each is needed as long as its group
 
     def meet(url: str, **_options: object) -> Iterator[tuple[Any, int, int]]:
-        told = urllib.parse.parse_qs(urllib.parse.urlparse(url).query)
-        rank, ranks = (int(told.get(name, [os.environ[name.upper()]])[0]) for name in ("rank", "world_size"))
+        query = urllib.parse.parse_qs(urllib.parse.urlparse(url).query)
+        rank, ranks = (int(query.get(name, [os.environ[name.upper()]])[0]) for name in ("rank", "world_size"))
         # Every rank counts alike; a store that was used before still has the keys of then.
         stores.append(make(len(stores) + 1, ranks))
         yield stores[-1], rank, ranks

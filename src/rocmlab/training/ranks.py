@@ -30,7 +30,7 @@ STORE, NOTES = "ROCMLAB_RANK_STORE", "ROCMLAB_RANK_NOTES"  # folders, for rank.p
 
 @dataclass
 class Attempt:
-    """What came of one start of all ranks."""
+    """The result of one start of all ranks."""
 
     failed: dict[int, int] = field(default_factory=dict)  # exit codes of those that failed before they were ended
     lines: dict[int, deque[str]] = field(default_factory=dict)  # the last of each rank
@@ -61,10 +61,10 @@ def run(
             readers[rank].start()
         _follow(started, arrived, found, deadline)
     finally:
-        children.end(started, env[children.MARK])
+        children.end(started, env[children.TOKEN])
     end = time.monotonic() + DRAIN_SECONDS
     for reader in readers:
-        reader.join(max(0.0, end - time.monotonic()))  # what has left the job still holds the pipe
+        reader.join(max(0.0, end - time.monotonic()))  # a process that left the job still holds the pipe
     _show(arrived, found)
     return found
 
@@ -99,7 +99,7 @@ def _read(rank: int, process: subprocess.Popen[str], arrived: queue.Queue[tuple[
 def _follow(
     started: Sequence[subprocess.Popen[str]], arrived: queue.Queue[tuple[int, str]], found: Attempt, deadline: float
 ) -> None:
-    """Show lines until every rank has exited, a moment after the first has failed, or until the deadline."""
+    """Show lines until every rank has exited, shortly after the first has failed, or until the deadline."""
     while True:
         _show(arrived, found, POLL_SECONDS)
         codes = [one.poll() for one in started]
@@ -115,7 +115,7 @@ def _follow(
 
 
 def _show(arrived: queue.Queue[tuple[int, str]], found: Attempt, seconds: float = 0.0) -> None:
-    """Print the lines that are there, and wait so long for the first; keep the last of each rank."""
+    """Print the lines that have arrived, wait that long for the first, and keep the last ones of each rank."""
     end = time.monotonic() + seconds
     with contextlib.suppress(queue.Empty):
         rank, line = arrived.get(timeout=seconds) if seconds else arrived.get_nowait()
@@ -125,5 +125,5 @@ def _show(arrived: queue.Queue[tuple[int, str]], found: Attempt, seconds: float 
             sys.stdout.write(f"[rank {rank}] {text}\n")
             sys.stdout.flush()
             if seconds and time.monotonic() > end:
-                return  # a rank that never stops printing must not keep us from looking after the others
+                return  # a rank that never stops printing must not keep us from following the others
             rank, line = arrived.get_nowait()

@@ -12,8 +12,8 @@ from rocmlab.training.comparison import Result
 
 log = logging.getLogger("rocmlab")
 
-NEWEST = 50  # runs that are looked at
-LARGEST_BYTES = 64_000_000  # of a results.json
+MAX_RUNS = 50  # runs that are read
+MAX_BYTES = 64_000_000  # of a results.json
 FC_PARAMETERS, UNET_PARAMETERS = 669_706, 20_886_706  # other networks take another time
 
 Json = Mapping[str, Any]
@@ -22,22 +22,22 @@ Json = Mapping[str, Any]
 def earlier(runs: Path) -> tuple[list[Result], list[str]]:
     """Return what earlier runs recorded, and what of it cannot be compared, with the reason.
 
-    Short runs (`quick`) are left out: the first epoch, which compiles, is in their times.
+    Short runs (`quick`) are omitted: the first epoch, which compiles, is in their times.
     """
     results: list[Result] = []
-    left_out: list[str] = []
-    for path in sorted(runs.glob("*/results.json"), key=lambda one: one.parent.name, reverse=True)[:NEWEST]:
+    omitted: list[str] = []
+    for path in sorted(runs.glob("*/results.json"), key=lambda one: one.parent.name, reverse=True)[:MAX_RUNS]:
         for job in _jobs(path):
             try:
-                _add(job, path.parent.name, results, left_out)
+                _add(job, path.parent.name, results, omitted)
             except (ValueError, KeyError, TypeError, AttributeError) as err:  # a record of another version
                 log.debug("nothing from a job of %s: %s: %s", path, type(err).__name__, err)
-    return results, left_out
+    return results, omitted
 
 
 def _jobs(path: Path) -> list[Json]:
     try:
-        if path.stat().st_size > LARGEST_BYTES:
+        if path.stat().st_size > MAX_BYTES:
             raise ValueError("it is too large")
         return list(json.loads(path.read_text(encoding="utf-8"))["jobs"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as err:
@@ -45,16 +45,16 @@ def _jobs(path: Path) -> list[Json]:
         return []
 
 
-def _add(job: Json, run: str, results: list[Result], left_out: list[str]) -> None:
+def _add(job: Json, run: str, results: list[Result], omitted: list[str]) -> None:
     recorded = job["recorded"]
     reader = READERS.get(recorded.get("workload"))
     if reader is None or job["status"] != "ok":
         return
     if job["simulated"] or recorded.get("simulated") or recorded["device"].get("simulated"):
-        left_out.append(f"{run}, {job['name']}: simulated, which says nothing about speed")
+        omitted.append(f"{run}, {job['name']}: simulated, which says nothing about speed")
         return
     if {**job.get("defaults", {}), **job["parameters"]}.get("quick"):
-        left_out.append(f"{run}, {job['name']}: quick, so that compiling may be part of the times")
+        omitted.append(f"{run}, {job['name']}: quick, so that compiling may be part of the times")
         return
     results += reader(recorded, {"source": run, "measured": str(job.get("started") or "")[:10]})
 
@@ -99,8 +99,8 @@ def _bert(recorded: Json, where: Json) -> Iterator[Result]:
     """Yield the steps of both ways; rows are padded to the longest of a batch there, not to 512 tokens."""
     batch = recorded["settings"]["batch"]
     for way, kinds in (recorded.get("step_milliseconds") or {}).items():
-        words = {"full": "all weights", "frozen": "head only"}[way]
-        variant = f"{words}, batch {batch}, padded by batch, {recorded['model']}"
+        weights = {"full": "all weights", "frozen": "head only"}[way]
+        variant = f"{weights}, batch {batch}, padded by batch, {recorded['model']}"
         for kind, milliseconds in kinds.items():
             on = {**recorded, "device": _device(recorded, kind)}
             yield _result(on, where, "bert_training", "loop", variant, 1e-3 * milliseconds / batch, batch)
@@ -120,7 +120,7 @@ def _batches(recorded: Json, where: Json) -> Iterator[Result]:
 
 
 def _device(recorded: Json, kind: str) -> Json:
-    """Return the device that was used if it is of this kind; the name of the CPU beside a GPU is not recorded."""
+    """Return the device that was used if it is of this kind; the name of the CPU next to a GPU is not recorded."""
     used: Json = recorded["device"]
     return used if used["backend"] == kind else {"backend": kind, "name": "CPU" if kind == "cpu" else kind}
 

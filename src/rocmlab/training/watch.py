@@ -17,8 +17,7 @@ SECONDS_BETWEEN = 0.25
 def stopwatch() -> Any:  # noqa: ANN401  a keras.callbacks.Callback
     """Return a callback for Keras' `fit` whose `seconds` lists how long each epoch of training took.
 
-    The examination (`validation_data`) that follows an epoch is not counted, and the clock stops when the device has
-    done its work, not when it has been given it.
+    The validation that follows an epoch is not counted, and the clock stops when the device has finished its work.
     """
     import keras
 
@@ -41,7 +40,7 @@ def stopwatch() -> Any:  # noqa: ANN401  a keras.callbacks.Callback
             self._stop()
 
         def _stop(self) -> None:
-            if self._started is None:  # stopped already, at the examination; or it is no part of a training
+            if self._started is None:  # stopped already, at the validation; or not part of a training
                 return
             int(self.model.optimizer.iterations)  # is known when the last step is done
             self.seconds.append(time.perf_counter() - self._started)
@@ -53,11 +52,11 @@ def stopwatch() -> Any:  # noqa: ANN401  a keras.callbacks.Callback
 class Busy:
     """Watches, in a `with` block, how busy the device is that a framework computes on, and what power it draws.
 
-    `percent` and `watts` are None on the CPU, for a GPU whose driver does not tell, and where it is not known which of
-    several GPUs the framework means.
+    `percent` and `watts` are None on the CPU, for a GPU whose driver does not report them, and where it is unknown
+    which of several GPUs the framework uses.
 
     Args:
-        used: what `placement` says of the device.
+        used: the device as `placement` describes it.
         seconds_between: two readings.
     """
 
@@ -72,7 +71,7 @@ class Busy:
 
     @property
     def is_watching(self) -> bool:
-        """Tell whether there is a device to be read."""
+        """Return whether there is a device to read."""
         return self._device is not None
 
     @property
@@ -86,7 +85,7 @@ class Busy:
         return self._power.mean
 
     def wait_for(self, readings: int, seconds: float) -> bool:
-        """Wait until there are so many readings, and tell whether there are."""
+        """Wait until there are that many readings, and return whether there are."""
         with self._read:
             return self._read.wait_for(lambda: len(self._readings) >= readings, seconds)
 

@@ -19,7 +19,7 @@ BATCH, STEPS, SMALL = 64, 20_000, 4
 
 
 def say(word):
-    """Print a line that the parent reads at once."""
+    """Print a line that the parent reads immediately."""
     sys.stdout.write(f"\n{word}\n")
     sys.stdout.flush()
 
@@ -43,7 +43,7 @@ class Kind:
         return fit_resident(model, x, y, batch_size=BATCH, shuffle=False, **arguments)
 
     def on_test(self):
-        """Return a callback that tells when the validation begins."""
+        """Return a callback that reports when the validation begins."""
         import keras
 
         return keras.callbacks.LambdaCallback(on_test_begin=lambda *_: say("begin validation"))

@@ -23,13 +23,13 @@ LIMIT_SECONDS = 900
 
 
 def say(line):
-    """Print a line at once."""
+    """Print a line immediately."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
 def models(keras):
-    """Return functions that make the models of the suite, by name: each (16, 16, 3) pictures to three classes."""
+    """Return functions that make the models of the suite, by name: each (16, 16, 3) images to three classes."""
     layers = keras.layers
 
     def made(*inner, optimizer="rmsprop", **arguments):

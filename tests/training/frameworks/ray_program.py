@@ -34,7 +34,7 @@ def lose(what):
 
 
 def train(options):
-    """Train as one worker, in float64, so that what differs is no rounding."""
+    """Train as one worker, in float64, so that differences are not rounding."""
     torch.manual_seed(7)
     rank, workers = worker.rank()
     x, y = torch.randn(options["steps"] * options["batch"], 6, dtype=torch.float64), None

@@ -6,7 +6,7 @@ import numpy as np
 
 
 def digits(count=150):
-    """Return samples of three classes that a small network can tell apart: (count, 12) float32, (count,) int64."""
+    """Return samples of three classes that a small network can distinguish: (count, 12) float32, (count,) int64."""
     rng = np.random.default_rng(7)
     y = rng.integers(0, 3, count)
     x = rng.normal(size=(count, 12)).astype("float32") + np.eye(3, 12, dtype="float32")[y] * 2
@@ -32,7 +32,7 @@ def assert_same(expected, found, rtol=2e-4, atol=2e-5):
 
 
 def assert_same_history(expected, found, rtol=1e-3, atol=1e-4):
-    """Check that two histories have the same names in the same order and, within float tolerance, the same figures."""
+    """Check that two histories have the same names in the same order and, within float tolerance, the same values."""
     assert list(expected) == list(found)
     for name in expected:
         values = [float(value) for value in expected[name]]

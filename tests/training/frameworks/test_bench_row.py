@@ -19,7 +19,7 @@ def row(tmp_path_factory: pytest.TempPathFactory) -> dict:
     """MNIST FC, two epochs of three batches and a part of one, on the CPU."""
     backend = os.environ.get("KERAS_BACKEND", "")
     if backend not in ("tensorflow", "jax", "torch"):
-        pytest.skip("KERAS_BACKEND=tensorflow, jax or torch says which")
+        pytest.skip("KERAS_BACKEND=tensorflow, jax or torch selects it")
     folder = tmp_path_factory.mktemp("row")
     order = {"workload": "mnist_fc", "backend": backend, "runs": 2, "samples": 400, "device": "cpu"}
     share = os.environ.get("ROCMLAB_SHARE") or str(Path(__file__).parents[3] / "share")
@@ -33,7 +33,7 @@ def row(tmp_path_factory: pytest.TempPathFactory) -> dict:
 
 
 def test_both_ways_are_timed_and_the_first_epoch_is_apart(row: dict) -> None:
-    """Two timed epochs each, compiling in figures of its own."""
+    """Two timed epochs each, compiling reported separately."""
     assert len(row["seconds"]) == len(row["seconds_theirs"]) == 2
     assert min(*row["seconds"], *row["seconds_theirs"], row["seconds_compile"], row["seconds_compile_theirs"]) > 0
     assert row["samples"] == 400

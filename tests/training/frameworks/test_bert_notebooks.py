@@ -54,7 +54,7 @@ def test_tokenizer_of_the_weights_cuts_the_text(tiny_bert):
 
 
 def test_fine_tuning_learns_and_says_what_it_did(run):
-    """A network without any knowledge learns the generated questions; the record has every figure; no noise."""
+    """A network without any knowledge learns the generated questions; the record has every metric; no noise."""
     done, record = run("07_bert_trec", rows=300, batch=10, epochs=6, learning_rate=3e-3)
 
     assert done.returncode == 0, done.stderr
@@ -91,7 +91,7 @@ def test_inference_over_batches_is_right_and_names_no_crossover_without_a_gpu(ru
 
 
 def test_without_trec_the_notebook_stops_with_the_way_out(run, monkeypatch):
-    """Real questions that cannot be had are an error that names the generated ones, which are not taken unasked."""
+    """Real questions that are not available are an error that names the generated ones, used only on request."""
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
 

@@ -72,7 +72,7 @@ def _no_share(monkeypatch):
 
 @pytest.mark.parametrize("name", ENDINGS)
 def test_dead_rank_ends_the_job_within_seconds_and_is_named(tmp_path, name):
-    """The others end, and what it had started; the error names it, how it ended and what it said last."""
+    """The others end, and what it had started; the error names it, how it ended and its last lines."""
     act, how, last = ENDINGS[name]
     program = tmp_path / "train.py"
     program.write_text(PROGRAM.replace("ENDING", act))

@@ -31,7 +31,7 @@ def model(keras):
 
 
 def test_keras_computes_with_the_backend_of_the_kernel(keras):
-    """What was chosen is what Keras says, and its versions are told; another cannot be had any more."""
+    """What was chosen is what Keras reports, with its versions; another is not available any more."""
     backend = os.environ["KERAS_BACKEND"]
 
     assert keras.backend.backend() == backend == backends.use(backend)
@@ -53,7 +53,7 @@ def test_weights_are_on_the_device_that_placement_names(keras, model):
 
 
 def test_the_stopwatch_has_a_time_for_each_epoch_of_training(model):
-    """With and without an examination there are as many times as epochs, and a second `fit` begins anew."""
+    """With and without a validation there are as many times as epochs, and a second `fit` begins again."""
     import numpy as np
 
     x, y = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")

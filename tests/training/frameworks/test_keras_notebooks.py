@@ -35,7 +35,7 @@ def test_each_optimizer_of_02_trains_as_long_as_its_article(tmp_path):
 
 
 def test_06_prints_the_first_epoch_apart_and_the_hours_of_100000_steps(tmp_path):
-    """The first epoch also compiles: it is printed for `fit` and `fit_resident`, and left out of the others' time."""
+    """The first epoch also compiles: it is printed for `fit` and `fit_resident`, and omitted from the others' time."""
     parameters = {"device": "cpu", "size": 64, "base": 2, "count": 56, "batch_size": 8, "epochs": 2}
 
     done, record = notebook_program.run("06_segmentation_unet", parameters, tmp_path)

@@ -1,4 +1,4 @@
-"""A step beside the last sum of gradients: the numbers are those of a plain step, in real ranks and with late sums."""
+"""A step that overlaps with the last sum of gradients gives the results of a plain step, also with late sums."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Late:
             self.is_done = True
 
     def get_future(self):
-        """Return the sum: this one is waited for at once."""
+        """Return the sum: this one is waited for immediately."""
         import torch
 
         self.wait()
@@ -119,7 +119,7 @@ def alone(tmp_path):
 
 
 def tied():
-    """Return a network whose embedding makes its output, too."""
+    """Return a network whose embedding makes its output also."""
     import torch
     from torch import nn
 
@@ -141,7 +141,7 @@ def tied():
 
 
 def steps(way, overlaps, monkeypatch, *, cap=0.3, static=False):
-    """Train a network whose embedding makes its output, too; return its parameters."""
+    """Train a network whose embedding makes its output also; return its parameters."""
     import torch
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
@@ -191,7 +191,7 @@ def steps(way, overlaps, monkeypatch, *, cap=0.3, static=False):
         ("clip", {}),
         ("twice", {}),
         ("twice", {"cap": 100}),  # one bucket, which is the last
-        ("own", {}),  # somebody calls the optimizer's own step
+        ("own", {}),  # a caller uses the optimizer's own step
     ],
 )
 def test_a_sum_that_comes_as_late_as_it_may_changes_nothing(monkeypatch, way, options):
@@ -203,7 +203,7 @@ def test_a_sum_that_comes_as_late_as_it_may_changes_nothing(monkeypatch, way, op
 
 
 @pytest.mark.usefixtures("alone")
-def test_gradients_that_are_copied_out_are_refused():
+def test_gradients_that_are_copied_out_are_rejected():
     """DDP's default would train on gradients that were never added up."""
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel

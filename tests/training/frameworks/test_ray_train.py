@@ -82,7 +82,7 @@ def check_same(result):
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_a_killed_worker_costs_nothing_of_what_was_learned(environment, tmp_path, strategy):
-    """Two workers of an own Ray, which only this machine reaches; one is killed, both go on from the checkpoint."""
+    """Two workers of an own Ray, which only this machine reaches; one is killed, both continue from the checkpoint."""
     result, printed, outside = run(environment, tmp_path, strategy, "worker")
 
     check_same(result)
@@ -114,13 +114,13 @@ def start_node(environment, folder, name, *words):
 
 
 def has_started(path, process):
-    """Wait until a node's log says that it runs; false if it gave up: Ray waits 30 seconds for itself."""
+    """Wait until a node's log shows that it runs; false if it gave up: Ray waits 30 seconds for itself."""
     deadline = time.monotonic() + LIMIT_SECONDS
-    while "Ray runtime started" not in (said := path.read_text()):
+    while "Ray runtime started" not in (log := path.read_text()):
         if process.poll() is not None:
-            assert "timed out during startup" in said, said[-3000:]
+            assert "timed out during startup" in log, log[-3000:]
             return False
-        assert time.monotonic() < deadline, said[-3000:]
+        assert time.monotonic() < deadline, log[-3000:]
         time.sleep(0.2)
     return True
 
@@ -166,7 +166,7 @@ def two_nodes(environment, tmp_path_factory):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="kills a node by its place in /proc")
 def test_a_dead_node_costs_nothing_of_what_was_learned(two_nodes, tmp_path):
-    """The second of two nodes dies in the second epoch; the training goes on with the core that is left."""
+    """The second of two nodes dies in the second epoch; the training continues with the remaining core."""
     result, _printed, _outside = run(two_nodes, tmp_path, "ddp", "node")
 
     check_same(result)

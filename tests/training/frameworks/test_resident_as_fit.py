@@ -1,4 +1,4 @@
-"""Every argument of Keras' `fit`, on each backend: `fit_resident` does the same with it, or says what to do."""
+"""Every argument of Keras' `fit`, on each backend: `fit_resident` does the same with it, or names what to do."""
 
 from __future__ import annotations
 

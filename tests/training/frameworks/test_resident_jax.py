@@ -152,7 +152,7 @@ class TestSameAsFit:
         side_by_side(fit_resident, make, {"right": x[:, 6:], "left": x[:, :6]}, [y, x[:, :1]])
 
     def test_convolutions_run_batch_by_batch_on_a_cpu(self, keras, fit_resident):
-        """Where a scan would be slower, each batch is a program of its own, `how` says so, and the weights agree."""
+        """Where a scan would be slower, each batch is a program of its own, `how` reports it, and the weights agree."""
         x, y = digits(40)
 
         def make():
@@ -171,7 +171,7 @@ class TestSameAsFit:
         assert "convolutions" in result.how
 
     def test_steps_of_an_older_keras_find_what_its_fit_notes(self, keras, fit_resident):
-        """Before Keras 3.12 a step read where the variables lie, which `fit` had noted in the model."""
+        """Before Keras 3.12 a step read where the variables are, which `fit` had noted in the model."""
         x, y = digits(32)
 
         class Older(keras.Sequential):
@@ -189,7 +189,7 @@ class TestSameAsFit:
         assert "one XLA program an epoch" in trained.how
 
     def test_own_step_with_own_logs(self, keras, fit_resident):
-        """A model with a train_step of its own logs what its last batch said, as in fit, remainder or not."""
+        """A model with a train_step of its own logs what its last batch returned, as in fit, remainder or not."""
         x, y = digits(64)
 
         class Own(keras.Sequential):
@@ -274,7 +274,7 @@ class TestCallbacks:
         assert np.isfinite(model.predict(x, verbose=0)).all()
 
     def test_an_interrupted_training_keeps_its_own_weights(self, keras, fit_resident):
-        """Averaged weights take their place at the end and no sooner: who goes on needs those that were trained."""
+        """Averaged weights take their place only at the end: continuing needs those that were trained."""
         x, y = digits(64)
         model = dense(keras, optimizer=keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9))
 
@@ -331,7 +331,7 @@ class TestTooLarge:
         assert "stream in 6 resident blocks" in result.how
 
     def test_blocks_are_shuffled_over_the_whole_set(self, keras, fit_resident):
-        """A seed fixes a streamed run, too, and the samples do not stay in their blocks."""
+        """A seed fixes a streamed run also, and the samples do not stay in their blocks."""
         x, y = digits(330)
         models = [dense(keras) for _ in range(3)]
         for model, shuffle in zip(models, (True, True, False), strict=True):
@@ -348,7 +348,7 @@ def fit_resident_with(fit_resident, **extra):
 
 
 class TestFallback:
-    """What cannot be compiled whole runs a slower way, and says so."""
+    """What cannot be compiled whole runs a slower way, and reports it."""
 
     def test_a_step_that_cannot_be_traced_runs_uncompiled(self, keras, fit_resident):
         """A train_step that looks at its values cannot be compiled: it runs batch by batch as it is, with a warning."""
@@ -384,10 +384,10 @@ class TestFallback:
 
 
 class TestRefused:
-    """What cannot work is refused with the reason and the remedy."""
+    """What cannot work is rejected with the reason and the remedy."""
 
     def test_uncompiled_models_and_wrong_arguments(self, keras, fit_resident):
-        """An uncompiled model, an optimizer beside compile(), a generator and a Dataset are refused."""
+        """An uncompiled model, an optimizer beside compile(), a generator and a Dataset are rejected."""
         x, y = digits(32)
         model = dense(keras)
         bare = keras.Sequential([keras.Input((12,)), keras.layers.Dense(3)])

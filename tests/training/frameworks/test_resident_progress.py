@@ -112,7 +112,7 @@ class TestCuts:
 
     @pytest.fixture
     def train(self, keras, fit_resident, monkeypatch):
-        """Return a function that trains an equal model in programs of so many steps; None: as few as can be."""
+        """Return a function that trains an equal model in programs of N steps; None: as few as possible."""
         from rocmlab.training.resident.pace import Pace
 
         def run(steps, shuffle=True, **arguments):
@@ -138,7 +138,7 @@ class TestCuts:
 
     @pytest.mark.skipif(BACKEND == "torch", reason="PyTorch runs no loop on the device")
     def test_groups_of_a_fixed_length_as_on_a_gpu(self, train, monkeypatch):
-        """Steps in groups, as a GPU needs them, with single ones that are left, give the same numbers, too."""
+        """Steps in groups, as a GPU needs them, with single ones that are left, give the same numbers also."""
         whole, history = train(None)
         if BACKEND == "jax":
             from rocmlab.training.resident import jax_programs

@@ -175,10 +175,10 @@ class TestWays:
             validation_data=digits(40),
         )
 
-        assert engine.WORDS[way].format(steps=5) in result.how
+        assert engine.SENTENCES[way].format(steps=5) in result.how
 
     def test_what_xla_cannot_compile_falls_back(self, keras, fit_resident):
-        """A step that XLA refuses runs as a graph: said in a warning and in `how`, and the weights are fit's."""
+        """A step that XLA rejects runs as a graph: reported in a warning and in `how`, and the weights are fit's."""
         import tensorflow as tf
 
         @keras.saving.register_keras_serializable("tests")
@@ -227,7 +227,7 @@ class TestWays:
             fit_resident(model, x, x[:, :3], verbose=0)
 
     def test_convolutions_stay_with_tensorflow_on_a_cpu(self, keras, fit_resident):
-        """On a CPU a network with convolutions runs without XLA and says why; told to use XLA, it does."""
+        """On a CPU a network with convolutions runs without XLA and reports why; on request it uses XLA."""
         rng = np.random.default_rng(0)
         x, y = rng.random((70, 8, 8, 1), dtype="float32"), rng.integers(0, 3, 70)
 
@@ -302,7 +302,7 @@ class TestOrder:
         assert (first != np.arange(1000)).mean() > 0.9
 
     def test_blocks_train_as_resident_data_do(self, keras, fit_resident):
-        """Data too large for the memory they may have stream in blocks: the same weights, and `how` says so."""
+        """Data too large for the memory they may have stream in blocks: the same weights, and `how` reports it."""
         x, y = digits(330)
 
         def train(memory_bytes):
@@ -380,7 +380,7 @@ class TestRandomNumbers:
         np.testing.assert_allclose(draw([3, 4], inside=True), draw([3, 4]))  # and where nothing is traced
 
     def test_a_generator_named_by_its_place(self, tf):
-        """A generator passed without its name stays, too."""
+        """A generator passed without its name stays also."""
         from rocmlab.training.resident.tensorflow_random import quick_draws
 
         def mask(seed, inside):
@@ -472,7 +472,7 @@ MIRRORED = """
 import json, os, sys
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 import keras, numpy as np, tensorflow as tf
-from rocmlab.errors import RocmlabError
+from rocmlab.base.errors import RocmlabError
 from rocmlab.training import fit_resident
 
 cpu = tf.config.list_physical_devices("CPU")[0]
@@ -497,14 +497,14 @@ pairs = list(zip(single.get_weights(), double.get_weights()))
 copies = [[part.numpy() for part in one.value.values] for one in double.trainable_variables]
 try:
     fit_resident(double, x[:33], y[:33], verbose=0)
-    refused = ""
+    rejected = ""
 except RocmlabError as err:
-    refused = str(err)
+    rejected = str(err)
 print(json.dumps({
     "weights": max(float(np.abs(one - other).max()) for one, other in pairs),
     "replicas": max(float(np.abs(one - other).max()) for one, other in copies),
     "history": {name: [history[name], result.history[name]] for name in history},
-    "how": result.how, "refused": refused,
+    "how": result.how, "rejected": rejected,
 }))
 """
 
@@ -523,10 +523,10 @@ def test_mirrored_strategy_equals_one_device(keras):
     for name, (expected, ours) in found["history"].items():
         np.testing.assert_allclose(expected, ours, rtol=1e-3, atol=1e-4, err_msg=name)
     assert "shared between 2 replicas" in found["how"]
-    assert "the last batch has 1 sample(s) for 2 replicas" in found["refused"]
+    assert "the last batch has 1 sample(s) for 2 replicas" in found["rejected"]
 
 
 def test_too_little_memory_is_an_error(keras, fit_resident):
-    """Memory for less than two batches is refused with what to do about it."""
+    """Memory for less than two batches is rejected with what to do about it."""
     with pytest.raises(RocmlabError, match="larger memory_bytes"):
         fit_resident(dense(keras), *digits(), memory_bytes=1000, verbose=0)

@@ -133,8 +133,8 @@ def test_batch_normalization_and_loss_scaling_are_those_of_fit(keras, fit_reside
     side_by_side(fit_resident, scaled, x, y)
 
 
-def test_layers_for_pictures_in_fewer_passes_are_those_of_fit(keras, fit_resident):
-    """Convolutions, pooling, and normalisation in its variants end in the same weights and moving figures."""
+def test_layers_for_images_in_fewer_passes_are_those_of_fit(keras, fit_resident):
+    """Convolutions, pooling, and normalisation in its variants end in the same weights and moving averages."""
     layers = keras.layers
     usual = own_pieces(keras)
 
@@ -199,7 +199,7 @@ def test_own_steps_and_own_metrics_are_called_for_each_batch(keras, fit_resident
 
 
 def test_blocks_give_the_weights_of_resident_data(keras, fit_resident):
-    """Data larger than the memory allowed are streamed, say so, and train to the same weights."""
+    """Data larger than the memory allowed are streamed, report it, and train to the same weights."""
     x, y = digits()
 
     trained = side_by_side(fit_resident, lambda: dense(keras), x, y)
@@ -301,7 +301,7 @@ def test_a_module_ends_where_a_loop_takes_it(torch, fit_resident, name):
 
 
 def test_callbacks_of_keras_serve_a_module(keras, torch, fit_resident, recwarn):
-    """Early stopping ends a module's training, and is not said to wait for batches as TerminateOnNaN is."""
+    """Early stopping ends a module's training, and is not reported to wait for batches as TerminateOnNaN is."""
     x, y = digits(32)
     module = plain(torch)
     common = {"optimizer": torch.optim.SGD(module.parameters(), 0.0), "loss": torch.nn.functional.cross_entropy}
@@ -331,7 +331,7 @@ def test_a_column_of_weights_weighs_each_sample_once(torch):
 
 
 def test_sample_weights_of_a_module(torch, fit_resident):
-    """Weights multiply each sample's loss; a loss without values per sample is refused with the remedy."""
+    """Weights multiply each sample's loss; a loss without values per sample is rejected with the remedy."""
     x, y = digits(32)
     weights = np.repeat([0.0, 2.0], 16).astype("float32")
     results = []
@@ -401,7 +401,7 @@ def test_several_inputs_autocast_and_modes(torch, fit_resident):
     assert not module.norm.training
 
 
-def test_parallel_modules_train_and_share_their_figures(torch, fit_resident):
+def test_parallel_modules_train_and_share_their_metrics(torch, fit_resident):
     """A module in DistributedDataParallel ends where the plain one does; its logs are those of all processes."""
     x, y = digits()
     store = torch.distributed.HashStore()
@@ -530,7 +530,7 @@ def test_an_optimizer_in_pieces_is_the_whole_one(torch, name):
 
 
 def test_rates_and_capturable_come_back_as_they_were(torch):
-    """While steps may be captured the rate is a tensor and the counts lie on the device; afterwards nothing shows."""
+    """While steps may be captured the rate is a tensor and the counts are on the device; then both are restored."""
     from rocmlab.training.resident.torch_optimizer import Optimizer, Scaled
 
     module = plain(torch)
@@ -577,7 +577,7 @@ def test_changes_between_epochs_change_the_fingerprint(keras, torch):
     model._symbolic_build(data_batch=(x, y, None))
     seen = _fingerprint(model)
     assert _fingerprint(model) == seen
-    model.optimizer.learning_rate = 0.5  # a variable: a graph reads it anew
+    model.optimizer.learning_rate = 0.5  # a variable: a graph reads it again
     assert _fingerprint(model) == seen
     for change in (
         lambda: setattr(model.layers[0], "trainable", False),
@@ -640,8 +640,8 @@ def test_parts_of_keras_that_are_others_are_left_alone(keras, fit_resident, monk
         result = side_by_side(fit_resident, make, x, y)
         side_by_side(fit_resident, make, x, y)
 
-    told = [str(one.message) for one in caught if "does not fit this version" in str(one.message)]
-    assert len(told) == len(set(told))
+    warned = [str(one.message) for one in caught if "does not fit this version" in str(one.message)]
+    assert len(warned) == len(set(warned))
     for replaced in ("batch normalisation", "update of RMSprop", "training step"):
-        assert len([one for one in told if replaced in one]) == 1, told
+        assert len([one for one in warned if replaced in one]) == 1, warned
     assert "does not fit" in result.how

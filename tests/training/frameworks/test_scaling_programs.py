@@ -15,7 +15,7 @@ pytestmark = [
 
 
 def test_ddp_learns_what_one_device_learns_and_without_sums_it_does_not():
-    """Ranks that add up are told from ranks that do not; settings change nothing; a failure keeps what was found."""
+    """Ranks that add up differ from ranks that do not; settings change nothing; a failure keeps what was found."""
     right = measures.equality("tiny", is_gpu=False)
     wrong = [{**one, "name": f"{one['name']}_apart", "talk": False} for one in right]
     hooked = {**right[0], "name": "hooked", **measures.VARIANTS["overlap_100mb"]}

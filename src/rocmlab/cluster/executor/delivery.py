@@ -11,9 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from rocmlab.base import private, safe
+from rocmlab.base import files, private, safe
 from rocmlab.base.errors import RocmlabError
-from rocmlab.base.files import DRAFT_BYTES
 from rocmlab.runs.folder import KINDS, RunFolder
 
 PIECE_BYTES = 4_000_000
@@ -71,14 +70,8 @@ def fetch(address: str, target: Path, exchange: str) -> None:
     if rest == address or not safe.is_file_name(rest) or not rest.endswith(f"-{target.name}"):
         raise OSError(errno.EPERM, "a node reported a file outside of the run's exchange", safe.shown(address))
     fsspec = _fsspec()
-    draft = _draft(target)
-    try:
-        with fsspec.open(address, "rb") as there, open(draft, "xb", opener=private.create) as file:
-            _copy(there, file)
-        os.replace(draft, target)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
+    with fsspec.open(address, "rb") as there, files.replacing(target) as file:
+        _copy(there, file)
     system, path = fsspec.core.url_to_fs(address)
     with contextlib.suppress(OSError):  # it is in nobody's way
         system.rm(path)
@@ -149,7 +142,7 @@ class Receiver:
         kind = kind_of(event)
         target = self._folder.file(self._job, kind)
         if kind not in self._drafts:
-            draft = _draft(target)
+            draft = files.draft_path(target)
             self._drafts[kind] = draft, open(draft, "xb", opener=private.create)  # noqa: SIM115  closed with the last piece
         draft, file = self._drafts[kind]
         file.write(event["data"])
@@ -193,7 +186,3 @@ def _is_seen(folder: RunFolder, job: str, kind: str, size: int) -> bool:
     except OSError:
         return False
     return found >= size if kind in APPENDED else found == size
-
-
-def _draft(target: Path) -> Path:
-    return target.with_name(f".{target.name}.{secrets.token_hex(DRAFT_BYTES)}")

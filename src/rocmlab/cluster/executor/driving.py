@@ -25,7 +25,7 @@ from rocmlab.cluster.executor.watching import NodeWatch
 from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.workers.commands import Order, Orders
 
-FLUSH_SECONDS = 5.0  # for the keepers to end their parents
+FLUSH_SECONDS = 5.0  # for the agents to end their fork servers
 UNSEEN = f"not seen here as they were written within {delivery.SEEN_SECONDS:g} s, the share is slow: {{names}}"
 
 
@@ -99,7 +99,7 @@ class Driver:
             return
         if kind == "placed":
             event["node"] = self.nodes.name(event["node_id"])
-            begun.placed(event["node_id"], self.submitter.keepers.get(event["node_id"]))
+            begun.placed(event["node_id"], self.submitter.agents.get(event["node_id"]))
         elif kind == "ending" and event["left"]:
             left = {kind: size for kind, size in event["left"].items() if delivery.kind_of({"kind": kind})}
             unseen = await asyncio.to_thread(delivery.wait_until_seen, self.folder, name, left)

@@ -1,4 +1,4 @@
-"""What a run has once on each node: its warm parents, and the word to a job that it should stop.
+"""What a run has once on each node: its fork servers, and the word to a job that it should stop.
 
 It is an actor of Ray without resources. It belongs to the process that speaks to Ray, and ends with it.
 """
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from rocmlab.cluster.node import session
-from rocmlab.kernels.run_warmth import LEAST_JOBS, Warmth
 from rocmlab.runs.jobs import Job
+from rocmlab.runs.workers.forking import MIN_JOBS, JobForkServers
 
 DONE = ""  # what whoever watches hears when its job has ended by itself
 
@@ -28,30 +28,30 @@ class _Word:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Keeper:
-    """The warm parents of one node, and the jobs there that are to stop."""
+class NodeAgent:
+    """The fork servers of one node, and the jobs there that are to stop."""
 
     def __init__(self, run: str, groups: Sequence[Sequence[Any]]) -> None:
-        """Begin without a parent.
+        """Begin without a fork server.
 
         Args:
             run: a word for the run that no other has.
-            groups: kernel, GPUs and number of the run's jobs: a parent is worth its start if several use it.
+            groups: kernel, GPUs and number of the run's jobs: a fork server is worth its start if several use it.
         """
         session.restore_signals()
         self._scratch = scratch(run)
-        self._warmth = Warmth()
+        self._fork_servers = JobForkServers()
         for kernel, gpus, count in groups:
             job = Job("", "", kernel=kernel, gpus=gpus)
-            self._warmth.expect([job] * min(count, LEAST_JOBS))
+            self._fork_servers.expect([job] * min(count, MIN_JOBS))
         self._words: dict[int, _Word] = {}
         self._ended: set[int] = set()
 
-    async def parent(
+    async def fork_server(
         self, kernel: str | None, gpus: int | str | None, environment: Mapping[str, str]
     ) -> tuple[str | None, str | None]:
-        """Return the address of a warm parent, and, where there should be one, why there is none."""
-        return self._warmth.address(Job("", "", kernel=kernel, gpus=gpus), environment)  # type: ignore[arg-type]
+        """Return the address of a fork server, and, where there should be one, why there is none."""
+        return self._fork_servers.address(Job("", "", kernel=kernel, gpus=gpus), environment)  # type: ignore[arg-type]
 
     async def watch(self, number: int, heard: str | None = None) -> str:
         """Wait until a job is to stop, and return why; empty when it has ended by itself.
@@ -86,8 +86,8 @@ class Keeper:
         word.changed.set()
 
     async def close(self) -> None:
-        """End the parents, and remove what jobs have left on this node."""
-        await asyncio.to_thread(self._warmth.close)
+        """End the fork servers, and remove what jobs have left on this node."""
+        await asyncio.to_thread(self._fork_servers.close)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
 
@@ -96,6 +96,6 @@ def scratch(run: str) -> Path:
     return Path(tempfile.gettempdir(), f"rocmlab-run-{run}")
 
 
-def keeper_name(run: str, node_id: str) -> str:
-    """Return what a run's keeper on a node is called."""
-    return f"rocmlab-keeper-{run}-{node_id}"
+def agent_name(run: str, node_id: str) -> str:
+    """Return what a run's agent on a node is called."""
+    return f"rocmlab-agent-{run}-{node_id}"

@@ -34,14 +34,15 @@ class RemoteNode:
             said: `describe` of that node, with its `id` and its `name`.
         """
         problem = Problem(*said["problem"]) if said.get("problem") else None
-        gpus = tuple(Device(**_tuples(each)) for each in said.get("gpus", ()))
-        cpu = Device(**_tuples(said["cpu"])) if said.get("cpu") else Device("cpu", 0, "a processor", True)
+        gpus = tuple(map(read_device, said.get("gpus", ())))
+        cpu = read_device(said["cpu"]) if said.get("cpu") else Device("cpu", 0, "a processor", True)
         return cls(said["id"], said["name"], gpus, cpu, problem)
 
 
-def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
+def read_device(fields: Mapping[str, Any]) -> Device:
+    """Return a device from its `as_dict`, of which some values are derived."""
     known = Device.__dataclass_fields__
-    return {name: value for name, value in fields.items() if name in known}
+    return Device(**{name: value for name, value in fields.items() if name in known})
 
 
 def describe(version: str) -> dict[str, Any]:
@@ -88,7 +89,7 @@ def masked(environment: Mapping[str, str]) -> tuple[str, str, str] | None:
         return None
     return (
         f"its Ray was started with {ROCR}={environment[ROCR]}",
-        "ROCm applies that before HIP_VISIBLE_DEVICES and numbers the GPUs anew: a job would get others than Ray gave",
+        "ROCm applies that before HIP_VISIBLE_DEVICES and numbers the GPUs again: a job would get others than Ray gave",
         f"there: unset {ROCR}, make cluster-down, make cluster-join; GPUS=0,2 chooses GPUs",
     )
 

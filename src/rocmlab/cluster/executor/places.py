@@ -1,4 +1,4 @@
-"""Where the jobs of a run on a cluster may go. Which node and GPUs each gets is Ray's choice, within what is said here.
+"""Where the jobs of a run on a cluster may go. Which node and GPUs each gets is Ray's choice, within what is set here.
 
 Jobs are given to Ray in a window, about twice what it can run at once: enough that no GPU waits for the next, and few
 enough that a hundred thousand jobs are no burden. Ray does not keep GPUs free for a job that wants several of one node,
@@ -10,17 +10,18 @@ Ray gives out any of a node's GPUs. So a node whose GPUs differ is given only jo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rocmlab.base import formatting
 from rocmlab.base.errors import Problem, RocmlabError
+from rocmlab.cluster.executor.node_pool import Kind, NodePool
 from rocmlab.cluster.executor.nodes import RemoteNode
-from rocmlab.devices import Device
-from rocmlab.runs.jobs import Job
-from rocmlab.runs.scheduling.outlook import Ask, Waiting
-from rocmlab.runs.scheduling.placement import Place, Slots, gigabytes
-from rocmlab.runs.scheduling.pool import Demand, memory_bytes
+from rocmlab.devices import product_names
+from rocmlab.runs.jobs import Resources
+from rocmlab.runs.scheduling.place import Place
+from rocmlab.runs.scheduling.placement import gigabytes
+from rocmlab.runs.scheduling.scheduler import CPU, Demand, Group, Scheduler
 
 WINDOW = 2  # times what can run at once
 
@@ -35,7 +36,7 @@ class RemotePlace(Place):
     never: tuple[str, ...] = ()  # the nodes that it may not go to
 
 
-class ClusterPlaces(Slots):
+class ClusterPlaces(Scheduler):
     """The GPUs of a cluster and one place for jobs without a GPU on each node."""
 
     def __init__(self, nodes: Sequence[RemoteNode], gpus: str | None = None, *, is_mixed: bool = False) -> None:
@@ -47,15 +48,14 @@ class ClusterPlaces(Slots):
             is_mixed: whether every job may get GPUs of different products.
 
         Raises:
-            RocmlabError: no node can be used, or the GPUs cannot be had.
+            RocmlabError: no node can be used, or the GPUs are not available.
         """
+        super().__init__(is_mixed=is_mixed)
         self._limit = _limit(gpus)
         self._has_gpus = False  # it had some, at any time
         self._largest_node = 0  # how many GPUs one node had, at any time
-        self._is_mixed_run = is_mixed
-        self._out: Counter[str] = Counter()  # GPUs, and places without one, that were given out
+        self._out: Counter[Group] = Counter()  # places without a GPU by `CPU`, and GPUs by 0, that were given out
         self._reserved: dict[RemotePlace, str] = {}  # nodes for jobs with several GPUs that have not begun
-        self._last: dict[str, RemotePlace] = {}  # by job, the place of its last attempt
         self.nodes: dict[str, RemoteNode] = {}
         self.refused: dict[str, RemoteNode] = {}
         self.update(nodes)
@@ -72,129 +72,119 @@ class ClusterPlaces(Slots):
         """Take what the cluster has now: nodes come and go."""
         self.nodes = {node.id: node for node in nodes if node.problem is None}
         self.refused = {node.id: node for node in nodes if node.problem is not None}
-        gpus = [] if self._limit == 0 else [gpu for node in self.nodes.values() for gpu in node.gpus]
-        self._has_gpus |= bool(gpus)
-        counts = [len(node.gpus) for node in self.nodes.values()] if gpus else []
+        self.gpus = () if self._limit == 0 else tuple(gpu for node in self.nodes.values() for gpu in node.gpus)
+        self._has_gpus |= bool(self.gpus)
+        counts = [len(node.gpus) for node in self.nodes.values()] if self.gpus else []
         self._largest_node = max([self._largest_node, *counts])
-        cpu = next((node.cpu for node in self.nodes.values()), Device("cpu", 0, "a processor", True))
-        super().__init__(gpus, cpu, cores=1, is_mixed=self._is_mixed_run)
-        self.count = max(1, min(self._limit or len(gpus), len(gpus)) if gpus else len(self.nodes))
+        self.count = max(1, min(self._limit or len(self.gpus), len(self.gpus)) if self.gpus else len(self.nodes))
+        self._demands.clear()
+        self._kinds: dict[Demand, list[Kind]] = {}
+        self._pool = NodePool(self.nodes.values())
+        for node in self._reserved.values():
+            self._pool.keep(node)
 
-    def wanted(self, job: Job) -> int:
+    def begun(self, place: RemotePlace) -> None:
+        """Note that a job has its GPUs: others may be given to the node that was kept for it."""
+        if node := self._reserved.pop(place, None):
+            self._pool.keep(node, -1)
+
+    def release(self, place: Place) -> None:
+        """Have what a job had free again."""
+        if isinstance(place, RemotePlace):
+            self.begun(place)
+        self._out[0 if place.count else CPU] -= max(1, place.count)
+
+    def _resolve(self, resources: Resources) -> Demand:
+        count = self._count(resources)
+        kinds = [number for number, kind in enumerate(self._pool.kinds) if count and kind.fits(resources, count)]
+        shortage = None
+        if resources.takes_gpus_from_ray:
+            shortage = "Ray gives its workers GPUs"
+        elif resources.min_gpus is not None and not count:
+            have = formatting.plural(self._largest_node, "GPU") if self._largest_node else "none"
+            shortage = f"it needs {formatting.plural(resources.min_gpus, 'GPU')} on one node, the largest has {have}"
+        can_start = bool(kinds) if count else resources.gpus != "all" or shortage is not None
+        problem = None if can_start else self._problem(resources, count)
+        demand = Demand(resources, count, frozenset(kinds if count else [CPU]), problem, shortage)
+        self._kinds[demand] = [self._pool.kinds[number] for number in kinds]
+        return demand
+
+    def _count(self, resources: Resources) -> int:
         """Return how many GPUs a job gets; 0 is a place without one. `all` are all of one node.
 
         Once the run has seen a GPU, its jobs wait for one where none is left: they never fall back to a processor.
         A job that needs more GPUs than a node ever had, and a notebook whose workers Ray places, begin without one.
         """
-        if job.takes_gpus_from_ray:
+        if resources.takes_gpus_from_ray:
             return 0
-        if job.min_gpus is not None and (not self._has_gpus or self._largest_node < job.min_gpus):
+        if resources.min_gpus is not None and (not self._has_gpus or self._largest_node < resources.min_gpus):
             return 0
-        if job.gpus == "all":
-            fewest = job.min_gpus or 1
-            counts = (len(node.gpus) for node in self._fitting(job, fewest))
+        if resources.gpus == "all":
+            fewest = resources.min_gpus or 1
+            counts = (kind.gpus for kind in self._pool.kinds if kind.fits(resources, fewest))
             return max(counts, default=fewest if self._has_gpus else 0)
-        return int(self._has_gpus) if job.gpus is None else job.gpus
+        return int(self._has_gpus) if resources.gpus is None else resources.gpus
 
-    def shortage(self, job: Job) -> str | None:
-        """Return why a job that requests all GPUs of a node gets a place without one; else None."""
-        if job.takes_gpus_from_ray:
-            return "Ray gives its workers GPUs"
-        if job.min_gpus is None or self.wanted(job):
-            return None
-        have = formatting.plural(self._largest_node, "GPU") if self._largest_node else "none"
-        return f"it needs {formatting.plural(job.min_gpus, 'GPU')} on one node, the largest has {have}"
-
-    def problem(self, job: Job) -> Problem | None:
+    def _problem(self, resources: Resources, wanted: int) -> Problem:
         """Return why a job could never be placed on the nodes that there are."""
-        wanted = self.wanted(job)
-        if (not wanted and (job.gpus != "all" or self.shortage(job))) or (wanted and self._fitting(job, wanted)):
-            return None
         if self._limit and wanted > self._limit:
             return Problem(
                 f"it asks for {formatting.plural(wanted, 'GPU')}", "--gpus allows fewer", "allow more: --gpus all"
             )
-        asked = "all GPUs of a node" if job.gpus == "all" else formatting.plural(wanted, "GPU")
-        if job.vram_bytes:
-            asked += f" with {gigabytes(job.vram_bytes)} of VRAM each"
-        have = "; ".join(
-            f"{node.name}: {formatting.device_names(node.gpus) or 'no GPU'}" for node in self.nodes.values()
-        )
+        asked = "all GPUs of a node" if resources.gpus == "all" else formatting.plural(wanted, "GPU")
+        if resources.vram_bytes:
+            asked += f" with {gigabytes(resources.vram_bytes)} of VRAM each"
+        have = "; ".join(f"{node.name}: {product_names(node.gpus) or 'no GPU'}" for node in self.nodes.values())
         return Problem(
             f"it asks for {asked}, of one product and on one node",
             f"no node has them, or one whose GPUs differ has: {formatting.short(have, 400)}",
             "ask for less, let it mix products (--mixed), or join a machine that has them: make cluster-join",
         )
 
-    def take_one(
-        self,
-        waiting: Iterable[Waiting],
-        asks: frozenset[Ask],
-        avoid: Mapping[str, Collection[Device]],
-    ) -> tuple[Job, Place] | None:
-        """Return the next job that Ray should have, and its place; None if Ray has enough to do."""
-        for _, job, _ in waiting:
-            count = self.wanted(job)
-            if not self._is_in_window(count):
-                continue
-            if place := self._place(job, count, is_again=job.name in avoid):
-                self._out["gpu" if count else "cpu"] += max(1, count)
-                self._last[job.name] = place
-                return job, place
-        return None
+    def _available(self, requested: frozenset[Resources]) -> set[Group]:
+        kinds = range(len(self._pool.kinds)) if self._is_in_window(1) else ()
+        return {*kinds, *((CPU,) if self._is_in_window(0) else ())}
 
-    def begun(self, place: RemotePlace) -> None:
-        """Note that a job has its GPUs: others may be given to the node that was kept for it."""
-        self._reserved.pop(place, None)
-
-    def give_back(self, place: Place) -> None:
-        """Take back what a job was lent."""
-        if isinstance(place, RemotePlace):
-            self._reserved.pop(place, None)
-        self._out["gpu" if place.count else "cpu"] -= max(1, place.count)
+    def _kept_for(self, demand: Demand) -> frozenset[Group]:
+        """Keep the window for a job that wants more GPUs than it has room for: small ones would fill it for ever."""
+        return frozenset() if self._is_in_window(demand.count) else frozenset(range(len(self._pool.kinds)))
 
     def _is_in_window(self, count: int) -> bool:
         if not count:
-            return self._out["cpu"] < WINDOW * len(self.nodes)
+            return self._out[CPU] < WINDOW * len(self.nodes)
         most = self._limit or WINDOW * len(self.gpus)
-        return not self._out["gpu"] or self._out["gpu"] + count <= most
+        return not self._out[0] or self._out[0] + count <= most
 
-    def _place(self, job: Job, count: int, *, is_again: bool) -> RemotePlace | None:
-        fitting = [node.id for node in (self._fitting(job, count) if count else self.nodes.values())]
-        bad = self._last[job.name].node_id if is_again and job.name in self._last else None
-        elsewhere = [each for each in fitting if each != bad] or fitting
-        demand = Demand(job.vram_bytes, self._is_mixed_run or job.is_mixed)
-        place = RemotePlace((), 1, None, demand, count)
-        reserved = Counter(self._reserved.values())
-        if count > 1:
-            if not elsewhere:
-                return None
-            place.pinned = min(elsewhere, key=lambda each: reserved[each])
-            self._reserved[place] = place.pinned
-            return place
-        open_ = [each for each in elsewhere if not (count and reserved[each])]
-        if not open_:
+    def _place(self, demand: Demand, groups: set[Group], last: Place | None) -> RemotePlace | None:
+        if not self._is_in_window(demand.count):
+            return None
+        kinds = self._kinds[demand]
+        bad = last.node_id if isinstance(last, RemotePlace) and last.node_id in self.nodes else None
+        if bad and sum(len(kind.nodes) for kind in kinds or self._pool.kinds) == 1:
+            bad = None  # it is better than none
+        if demand.count == 1 and not self._pool.has_open(kinds, bad):
             return None  # a job that has waited longer has its turn first
-        if job.vram_bytes and count:
-            place.among = tuple(open_)
-        else:
-            place.never = tuple(each for each in (*self.nodes, *self.refused) if each not in open_)
+        self._out[0 if demand.count else CPU] += max(1, demand.count)
+        place = RemotePlace((), 1, None, demand.resources, demand.count)
+        self._choose_nodes(place, kinds, bad)
         return place
 
-    def _fitting(self, job: Job, count: int) -> list[RemoteNode]:
-        """Return the nodes of which any GPUs would do for a job."""
-        is_mixed = self._is_mixed_run or job.is_mixed
-        found = []
-        for node in self.nodes.values():
-            is_large = not job.vram_bytes or all((memory_bytes(gpu) or 0) >= job.vram_bytes for gpu in node.gpus)
-            is_alike = is_mixed or count == 1 or len({_product(gpu) for gpu in node.gpus}) == 1
-            if len(node.gpus) >= max(1, count) and is_large and is_alike:
-                found.append(node)
-        return found
-
-
-def _product(gpu: Device) -> Hashable:
-    return gpu.backend, gpu.gfx, gpu.name, gpu.vram_bytes
+    def _choose_nodes(self, place: RemotePlace, kinds: Sequence[Kind], bad: str | None) -> None:
+        """Set the nodes to which a job may go."""
+        closed = None
+        if not place.count:
+            closed = [bad] if bad else []
+        elif place.count > 1:
+            place.pinned = self._pool.least_kept(kinds, bad)
+            self._reserved[place] = place.pinned
+            self._pool.keep(place.pinned)
+            return
+        elif not place.resources.vram_bytes:
+            closed = self._pool.closed(kinds, bad)
+        if closed is None:
+            place.among = tuple(self._pool.open(kinds, bad))
+        else:
+            place.never = (*closed, *self.refused)
 
 
 def _limit(gpus: str | None) -> int | None:

@@ -8,9 +8,8 @@ import logging
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from rocmlab.cluster.executor import node_agent as keepers
+from rocmlab.cluster.executor import node_agent, task
 from rocmlab.cluster.executor import nodes as of_nodes
-from rocmlab.cluster.executor import task
 
 if TYPE_CHECKING:
     from rocmlab.cluster.executor.watching import NodeWatch
@@ -30,22 +29,22 @@ class Begun:
         self.node_id: str | None = None
         self.generator: Any = None  # of Ray, the task's
         self.is_cancelled = False
-        self._keeper: Any = None
+        self._agent: Any = None
         self._stop: str | None = None
 
-    def placed(self, node_id: str, keeper: Any) -> None:  # noqa: ANN401  a handle of Ray
+    def placed(self, node_id: str, agent: Any) -> None:  # noqa: ANN401  a handle of Ray
         """Note where it has begun."""
-        self.node_id, self._keeper = node_id, keeper
+        self.node_id, self._agent = node_id, agent
         if self._stop:
             self.stop(self._stop)
 
     def stop(self, why: str) -> None:
-        """Have it stop: its node is told, or Ray forgets it if it has not begun."""
+        """Have it stop: its node gets the request, or Ray forgets it if it has not begun."""
         import ray
 
         self._stop = why
-        if self.node_id is not None and self._keeper is not None:
-            self._keeper.stop.remote(self.number, why)
+        if self.node_id is not None and self._agent is not None:
+            self._agent.stop.remote(self.number, why)
         else:
             self.is_cancelled = True
             if self.generator is not None:
@@ -71,26 +70,26 @@ class Submitter:
         import ray
 
         self.run = run
-        self.keepers: dict[str, Any] = {}  # by node id
+        self.agents: dict[str, Any] = {}  # by node id
         self._gpus: dict[str, int] = {}  # of each node
         self._contents: dict[bytes, Any] = {}  # notebooks in Ray's store, by hash
         # A process of Ray takes one job after another; by itself it would end after each that has a GPU.
         self._task = ray.remote(max_calls=0)(task.execute)
-        self._keeper = ray.remote(keepers.Keeper)
+        self._agent = ray.remote(node_agent.NodeAgent)
 
     def attend(self, nodes: Mapping[str, Mapping[str, Any]]) -> None:
-        """Have a keeper on each node that can be used."""
+        """Have an agent on each node that can be used."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         for node_id, said in nodes.items():
             self._gpus[node_id] = len(said.get("gpus", ()))
-            if node_id not in self.keepers and not said.get("problem"):
+            if node_id not in self.agents and not said.get("problem"):
                 there = NodeAffinitySchedulingStrategy(node_id, soft=False)
-                name = keepers.keeper_name(self.run["token"], node_id)
-                options = self._keeper.options(name=name, num_cpus=0, max_restarts=0, scheduling_strategy=there)
-                self.keepers[node_id] = options.remote(self.run["token"], self.run["groups"])
-        for node_id in [each for each in self.keepers if each not in nodes]:
-            del self.keepers[node_id]
+                name = node_agent.agent_name(self.run["token"], node_id)
+                options = self._agent.options(name=name, num_cpus=0, max_restarts=0, scheduling_strategy=there)
+                self.agents[node_id] = options.remote(self.run["token"], self.run["groups"])
+        for node_id in [each for each in self.agents if each not in nodes]:
+            del self.agents[node_id]
 
     def submit(self, order: Mapping[str, Any], notebook: bytes, begun: Begun) -> AsyncIterator[Any]:
         """Give a job to Ray, and return references to what it will say."""
@@ -107,7 +106,7 @@ class Submitter:
         options: dict[str, Any] = {
             "num_cpus": 0,
             "num_gpus": count,
-            "max_retries": 0,  # the runner knows better what may be tried again
+            "max_retries": 0,  # the runner knows better what may be retried
             "num_returns": "streaming",
             "name": f"rocmlab {order['job']['name']}",
         }
@@ -134,22 +133,22 @@ class Submitter:
         return self._contents[key]
 
     def close(self, seconds: float) -> None:
-        """End the keepers, and with them the warm parents."""
+        """End the agents, and with them the fork servers."""
         import ray
 
-        closing = _started(self.keepers.values())
+        closing = _started(self.agents.values())
         with contextlib.suppress(Exception):
             ray.wait(closing, num_returns=len(closing), timeout=seconds)
-        for keeper in self.keepers.values():
+        for agent in self.agents.values():
             with contextlib.suppress(Exception):
-                ray.kill(keeper)
+                ray.kill(agent)
 
 
 def _started(actors: Iterable[Any]) -> list[Any]:
     found = []
-    for keeper in actors:
+    for agent in actors:
         with contextlib.suppress(Exception):  # its node may be gone
-            found.append(keeper.close.remote())
+            found.append(agent.close.remote())
     return found
 
 

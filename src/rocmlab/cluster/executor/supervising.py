@@ -4,30 +4,45 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Protocol
 
 from rocmlab.base import formatting, safe
-from rocmlab.cluster.executor.places import RemotePlace
-from rocmlab.devices import Device
-from rocmlab.runs.folder import now
+from rocmlab.cluster.executor.nodes import read_device
+from rocmlab.cluster.executor.places import ClusterPlaces, RemotePlace
+from rocmlab.notebook.outcome import Outcome
+from rocmlab.runs.folder import RunFolder, now
 from rocmlab.runs.jobs import INTERRUPTED, Job
-from rocmlab.runs.workers.supervisor import Ending, Event, Limits
-
-if TYPE_CHECKING:
-    from rocmlab.cluster.executor.cluster import Cluster
+from rocmlab.runs.workers.supervisor import Event, Limits
 
 AGAIN_SECONDS = 3.0  # until a job that was lost before it began gets another place; by then it is seen which there are
-PATIENCE_SECONDS = 10.0  # beyond the time to save, until a job that was asked to stop is ended harder
+STOP_TIMEOUT_SECONDS = 10.0  # beyond the time to save, until a job that was asked to stop is ended harder
 LINES = ("job waits", "job leased")  # of the journal, that a job's node writes
 AWAY = "{node} does not have its notebook at the same place: it ran in a scratch folder there, without the files beside"
+
+
+class Connection(Protocol):
+    """The run's connection to its cluster, as one job needs it."""
+
+    gone: str | None  # why the cluster is
+    places: ClusterPlaces | None
+    folder: RunFolder | None
+
+    async def submit(self, supervisor: RemoteSupervisor) -> int:
+        """Give a job to the cluster, and return the number by which it is known there."""
+
+    async def send(self, order: Mapping[str, Any]) -> None:
+        """Give the process that speaks to Ray a command."""
+
+    def forget(self, number: int) -> None:
+        """Hear no more of a job."""
 
 
 class RemoteSupervisor:
     """Has the cluster run one job."""
 
     def __init__(
-        self, job: Job, place: RemotePlace, limits: Limits, see: Callable[[Event], None], cluster: Cluster
+        self, job: Job, place: RemotePlace, limits: Limits, see: Callable[[Event], None], cluster: Connection
     ) -> None:
         self.job = job
         self.place = place
@@ -49,7 +64,7 @@ class RemoteSupervisor:
         """Take what is said of this job."""
         self._heard.put_nowait(event)
 
-    async def run(self) -> Ending:
+    async def run(self) -> Outcome:
         """Wait for the job's turn and its end. The runner's own end is no reason to wait: see `kill`."""
         try:
             if self._is_over:
@@ -77,7 +92,7 @@ class RemoteSupervisor:
         """Whether it is not to begin any more."""
         return self._stop is not None or self._cluster.gone is not None
 
-    async def _listen(self) -> Ending | None:
+    async def _listen(self) -> Outcome | None:
         """Return how the job ended; None if it was lost before it began."""
         while True:
             event = await self._heard.get()
@@ -112,9 +127,7 @@ class RemoteSupervisor:
         self._see(event)
 
     def _placed(self, event: Event) -> None:
-        known = Device.__dataclass_fields__
-        fields = [{name: value for name, value in each.items() if name in known} for each in event["devices"]]
-        self.place.devices = tuple(Device(**each) for each in fields)
+        self.place.devices = tuple(map(read_device, event["devices"]))
         self.place.threads = event["threads"]
         self.place.node, self.place.node_id = event["node"], event["node_id"]
         self._has_begun = True
@@ -123,12 +136,12 @@ class RemoteSupervisor:
             self._cluster.places.begun(self.place)
         self._see({"event": "placed", "pid": event["pid"]})
 
-    def _ended(self, said: dict[str, Any]) -> Ending:
-        return Ending(**{**said, "warnings": [*self._warnings, *said["warnings"]]})
+    def _ended(self, said: dict[str, Any]) -> Outcome:
+        return Outcome(**{**said, "warnings": [*self._warnings, *said["warnings"]]})
 
-    def _cut_short(self, kind: str, event: Event) -> Ending | None:
+    def _cut_short(self, kind: str, event: Event) -> Outcome | None:
         if self._stop:
-            return self._ending("killed", INTERRUPTED) if self._has_begun else Ending("not run", "", None)
+            return self._ending("killed", INTERRUPTED) if self._has_begun else Outcome("not run")
         if kind == "refused":
             what, why, fix = event["problem"]
             self._why_lost = f"{what}: {why}; {fix}"
@@ -139,7 +152,7 @@ class RemoteSupervisor:
             return self._ending("killed", event["why"])
         if kind == "gone":
             gone = f"the cluster is gone: {event['why']}"
-            return self._ending("killed", gone) if self._has_begun else Ending("not run", "", None)
+            return self._ending("killed", gone) if self._has_begun else Outcome("not run")
         if not self._has_begun:
             self._why_lost = f"Ray lost it before it began: {event.get('why', '')}"
             return None
@@ -147,19 +160,24 @@ class RemoteSupervisor:
         ending.is_lost = kind == "lost"
         return ending
 
-    def _not_run(self) -> Ending:
-        return Ending("not run", "", None, self._warnings)
+    def _not_run(self) -> Outcome:
+        return Outcome("not run", warnings=self._warnings)
 
-    def _unplaced(self) -> Ending:
+    def _unplaced(self) -> Outcome:
         """Say that the place is no good: its node has gone, cannot be used, or loses what it is given."""
         ending = self._ending("failed", self._why_lost)
         ending.is_unplaced = True
         return ending
 
-    def _ending(self, status: Literal["failed", "killed"], message: str) -> Ending:
+    def _ending(self, status: Literal["failed", "killed"], message: str) -> Outcome:
         seconds = time.monotonic() - self._begin if self._has_begun else None
-        return Ending(
-            status, formatting.short(message, 1000), self._running_cell, self._warnings, self._started, seconds
+        return Outcome(
+            status,
+            formatting.short(message, 1000),
+            running_cell=self._running_cell,
+            warnings=self._warnings,
+            started=self._started,
+            seconds=seconds,
         )
 
     def stop(self, why: Literal["timeout", "interrupted"]) -> None:
@@ -168,7 +186,7 @@ class RemoteSupervisor:
             return
         self._stop = "interrupted"
         self._send("interrupted")
-        self._in(self.limits.grace_seconds + PATIENCE_SECONDS, self.kill)
+        self._in(self.limits.grace_seconds + STOP_TIMEOUT_SECONDS, self.kill)
 
     def kill(self) -> None:
         """Have all of the job's processes ended at once, without saving."""
@@ -176,13 +194,13 @@ class RemoteSupervisor:
             return
         self._stop = "kill"
         self._send("kill")
-        self._in(PATIENCE_SECONDS, self._force)
+        self._in(STOP_TIMEOUT_SECONDS, self._force)
 
     def _force(self) -> None:
         """End the process of Ray that has it, since it does not answer; if that does not help, wait no more."""
         self._stop = "force"
         self._send("force")
-        self._in(PATIENCE_SECONDS, lambda: self.hear({"event": "lost", "why": "its node does not answer"}))
+        self._in(STOP_TIMEOUT_SECONDS, lambda: self.hear({"event": "lost", "why": "its node does not answer"}))
 
     def _in(self, seconds: float, what: Callable[[], None]) -> None:
         self._later.append(asyncio.get_running_loop().call_later(seconds, what))

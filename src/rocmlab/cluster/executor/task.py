@@ -24,24 +24,26 @@ from pathlib import Path
 from typing import Any, cast
 
 from rocmlab.base import private
+from rocmlab.base.cores import count as count_cores
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cluster.executor import delivery
 from rocmlab.cluster.executor.folder import NodeFolder, is_shared
-from rocmlab.cluster.executor.node_agent import keeper_name, scratch
+from rocmlab.cluster.executor.node_agent import agent_name, scratch
 from rocmlab.cluster.executor.nodes import masked
 from rocmlab.cluster.node import session
 from rocmlab.devices import Device, discover
-from rocmlab.kernels.run_warmth import Warmth
+from rocmlab.notebook.outcome import Outcome
 from rocmlab.runs.jobs import Job
-from rocmlab.runs.scheduling.placement import Place, count_cores
-from rocmlab.runs.scheduling.pool import memory_bytes
+from rocmlab.runs.scheduling.place import Place
+from rocmlab.runs.scheduling.pool import kind_of, memory_bytes
 from rocmlab.runs.scheduling.usage import Meters
-from rocmlab.runs.workers.supervisor import Ending, Event, Limits, Supervisor
+from rocmlab.runs.workers.forking import JobForkServers
+from rocmlab.runs.workers.supervisor import Event, Limits, Supervisor
 from rocmlab.runs.workers.workers import Workers
 
 Tell = Callable[[Event], None]
 
-KEEPER_SECONDS = 60.0  # until the keeper of this node is there
+AGENT_TIMEOUT_SECONDS = 60.0  # until the agent of this node is there
 LOOK_SECONDS = 0.5  # how soon a request of Ray's to leave is heard
 FLUSH_SECONDS = 2.0  # for the job's last readings to be written; a device that hangs holds nobody up for longer
 LEAVE_SECONDS = 10.0  # for the end of what a job has started, when Ray ends the task
@@ -50,7 +52,7 @@ PASSED_ON = ("RAY_ADDRESS", "RAY_NAMESPACE", "RAY_USAGE_STATS_ENABLED", "RAY_DEF
 RAYS_OWN = ("PYTHONBREAKPOINT", "SPT_NOENV")  # what Ray sets in its processes, beside RAY_*
 
 
-class _Station:
+class _WorkerState:
     """What the tasks of this process share."""
 
     def __init__(self, run: str) -> None:
@@ -62,14 +64,14 @@ class _Station:
         threading.Thread(target=self.loop.run_forever, name="rocmlab-jobs", daemon=True).start()
 
     @functools.cached_property
-    def keeper(self) -> Any:  # noqa: ANN401  a handle of Ray
-        """The run's keeper on this node; of a node that has just joined it may not be there yet."""
+    def agent(self) -> Any:  # noqa: ANN401  a handle of Ray
+        """The run's agent on this node; of a node that has just joined it may not be there yet."""
         import ray
 
-        end = time.monotonic() + KEEPER_SECONDS
+        end = time.monotonic() + AGENT_TIMEOUT_SECONDS
         while True:
             try:
-                return ray.get_actor(keeper_name(self.run, ray.get_runtime_context().get_node_id()))
+                return ray.get_actor(agent_name(self.run, ray.get_runtime_context().get_node_id()))
             except ValueError:
                 if time.monotonic() > end:
                     raise
@@ -78,36 +80,37 @@ class _Station:
     def workers(self, warm: str) -> Workers:
         """Return the workers, which are made for the first job."""
         if self._workers is None:
-            environment, warmth = own_environment(_first_environment()), _Warmth(self.keeper)
-            self._workers = Workers(environment, 1, warm=warm, warmth=warmth, converts=False)  # the runner does
+            environment, fork_servers = own_environment(_first_environment()), _NodeForkServers(self.agent)
+            # The runner converts.
+            self._workers = Workers(environment, 1, warm=warm, fork_servers=fork_servers, converts=False)
         return self._workers
 
 
-class _Warmth(Warmth):
-    """The warm parents that the node's keeper has."""
+class _NodeForkServers(JobForkServers):
+    """The fork servers that the node's agent has."""
 
-    def __init__(self, keeper: Any) -> None:  # noqa: ANN401  a handle of Ray
+    def __init__(self, agent: Any) -> None:  # noqa: ANN401  a handle of Ray
         super().__init__()
-        self._keeper = keeper
+        self._agent = agent
 
     def address(self, job: Job, environment: Mapping[str, str]) -> tuple[str | None, str | None]:
-        """Ask the keeper."""
+        """Ask the agent."""
         import ray
 
         try:
-            found = ray.get(self._keeper.parent.remote(job.kernel, job.gpus, dict(environment)), timeout=30)
+            found = ray.get(self._agent.fork_server.remote(job.kernel, job.gpus, dict(environment)), timeout=30)
         except Exception as err:  # the job starts its kernel cold
             return None, f"{type(err).__name__}: {err}"
         return cast("tuple[str | None, str | None]", found)
 
 
-_stations: dict[str, _Station] = {}
+_states: dict[str, _WorkerState] = {}
 
 
-def _station(run: str) -> _Station:
-    if run not in _stations:
-        _stations[run] = _Station(run)
-    return _stations[run]
+def _state_of(run: str) -> _WorkerState:
+    if run not in _states:
+        _states[run] = _WorkerState(run)
+    return _states[run]
 
 
 def _first_environment() -> dict[str, str]:
@@ -145,10 +148,10 @@ def execute(order: Mapping[str, Any], notebook: bytes) -> Iterator[Event]:
     import ray
 
     session.restore_signals()
-    station = _station(order["run"])
+    state = _state_of(order["run"])
     said: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
     context = ray.get_runtime_context()
-    job = _Job(order, notebook, station, said.put)
+    job = _Job(order, notebook, state, said.put)
     try:
         place = job.place()
     except RocmlabError as err:
@@ -162,7 +165,7 @@ def execute(order: Mapping[str, Any], notebook: bytes) -> Iterator[Event]:
         "devices": [device.as_dict() for device in place.devices],
         "threads": place.threads,
     }
-    running = asyncio.run_coroutine_threadsafe(job.run(place), station.loop)
+    running = asyncio.run_coroutine_threadsafe(job.run(place), state.loop)
     try:
         yield from _told(said, running)
         yield from job.results(running.result())
@@ -170,7 +173,7 @@ def execute(order: Mapping[str, Any], notebook: bytes) -> Iterator[Event]:
         job.leave(running)
 
 
-def _told(said: queue.SimpleQueue[Event | None], running: Future[Ending]) -> Iterator[Event]:
+def _told(said: queue.SimpleQueue[Event | None], running: Future[Outcome]) -> Iterator[Event]:
     """Yield what a job says, until it has ended. The wait is short: Ray asks a task to leave between two of them."""
     running.add_done_callback(lambda _: said.put(None))
     while True:
@@ -186,11 +189,11 @@ def _told(said: queue.SimpleQueue[Event | None], running: Future[Ending]) -> Ite
 class _Job:
     """One job here."""
 
-    def __init__(self, order: Mapping[str, Any], notebook: bytes, station: _Station, tell: Tell) -> None:
+    def __init__(self, order: Mapping[str, Any], notebook: bytes, state: _WorkerState, tell: Tell) -> None:
         self.order = order
         self.job = Job(**order["job"])
-        self.station = station
-        self.keeper = station.keeper
+        self.state = state
+        self.agent = state.agent
         self.tell = tell
         self.content = notebook
         self.supervisor: Supervisor | None = None
@@ -212,7 +215,7 @@ class _Job:
             raise RocmlabError(*why)
         count = self.order["count"]
         if not count:
-            return Place((self.station.devices[-1],), count_cores(), node=socket.gethostname())
+            return Place((self.state.devices[-1],), count_cores(), node=socket.gethostname())
         gpus = session.granted()
         self._check(gpus, count)
         cores, total = count_cores(), max(1, self.order["gpus_of_node"].get(self._node(), len(gpus)))
@@ -224,10 +227,9 @@ class _Job:
         return str(ray.get_runtime_context().get_node_id())
 
     def _check(self, gpus: tuple[Device, ...], count: int) -> None:
-        wish = self.job.vram_bytes
-        small = [gpu for gpu in gpus if wish and (memory_bytes(gpu) or 0) < wish]
-        products = {(gpu.backend, gpu.gfx, gpu.name, gpu.vram_bytes) for gpu in gpus}
-        is_mixed = len(products) > 1 and not self.order["is_mixed"]
+        needed = self.job.vram_bytes
+        small = [gpu for gpu in gpus if (memory_bytes(gpu) or 0) < (needed or 0)]
+        is_mixed = len(set(map(kind_of, gpus))) > 1 and not self.order["is_mixed"]
         if len(gpus) == count and not small and not is_mixed:
             return
         have = ", ".join(f"{gpu.name} ({gpu.pci_address})" for gpu in gpus) or "none"
@@ -237,30 +239,30 @@ class _Job:
             "give the machines of one cluster GPUs of one product each: make cluster-join GPUS=…",
         )
 
-    async def run(self, place: Place) -> Ending:
+    async def run(self, place: Place) -> Outcome:
         """Run it; its files are in the folder afterwards."""
         path = await asyncio.to_thread(self._notebook)
         self.folder.path.mkdir(mode=private.folder_mode(), parents=True, exist_ok=True)
         job = replace(self.job, notebook=str(path))
-        workers = self.station.workers(self.order["warm"])
+        workers = self.state.workers(self.order["warm"])
         limits = Limits(**self.order["limits"])
-        self.supervisor = Supervisor(job, place, self.folder, limits, self.tell, workers, self.station.meters)
+        self.supervisor = Supervisor(job, place, self.folder, limits, self.tell, workers, self.state.meters)
         self._listen()
         try:
             return await self.supervisor.run()
         finally:
-            self.keeper.done.remote(self.order["number"])
+            self.agent.done.remote(self.order["number"])
 
     def _listen(self, heard: str | None = None) -> None:
         """Hear when the run wants this job to stop, or, when it was told, to stop harder."""
         loop = asyncio.get_running_loop()
-        future = self.keeper.watch.remote(self.order["number"], heard).future()
+        future = self.agent.watch.remote(self.order["number"], heard).future()
         future.add_done_callback(lambda done: loop.call_soon_threadsafe(self._heard, done))
 
     def _heard(self, done: Future[str]) -> None:
         if self.supervisor is None:
             return
-        why = "kill" if done.exception() else done.result()  # without its keeper the run, or its part here, is gone
+        why = "kill" if done.exception() else done.result()  # without its agent the run, or its part here, is gone
         if why == "kill":
             self.supervisor.kill()
         elif why:
@@ -281,10 +283,10 @@ class _Job:
         path.write_bytes(self.content)
         return path
 
-    def results(self, ending: Ending) -> Iterator[Event]:
+    def results(self, ending: Outcome) -> Iterator[Event]:
         """Yield the files that must be brought home, and at last how it ended."""
         name, left = self.job.name, {}
-        self.station.meters.flush(FLUSH_SECONDS)
+        self.state.meters.flush(FLUSH_SECONDS)
         if self.is_shared:
             left = delivery.sizes(self.folder, name)
         elif self.order["exchange"]:
@@ -293,11 +295,11 @@ class _Job:
             yield from delivery.pieces(self.folder, name)
         yield {"event": "ending", "ending": asdict(ending), "left": left}
 
-    def leave(self, running: Future[Ending]) -> None:
+    def leave(self, running: Future[Outcome]) -> None:
         """Leave nothing behind, also when Ray ends the task early."""
         if not running.done():
             if self.supervisor is not None:
-                self.station.loop.call_soon_threadsafe(self.supervisor.kill)
+                self.state.loop.call_soon_threadsafe(self.supervisor.kill)
             with contextlib.suppress(Exception):
                 running.result(LEAVE_SECONDS)
         if self._unclean:

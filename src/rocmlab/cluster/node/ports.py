@@ -1,6 +1,6 @@
 """Every port of a node, in one table: all follow from CLUSTER_PORT, so that a firewall's rule can be written down.
 
-The numbers are fixed: Ray would choose most of them at random. Who may reach which is told in docs/cluster.md.
+The numbers are fixed: Ray would choose most of them at random. docs/cluster.md lists who needs to reach which.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rocmlab.base.errors import RocmlabError
 
-FIRST = 6379  # CLUSTER_PORT where nobody set it; Ray's own default
+FIRST = 6379  # CLUSTER_PORT where it is not set; Ray's own default
 WORKERS = 1000  # processes of one node that may run at the same time
 
 
@@ -23,11 +23,11 @@ class Port:
     meaning: str
     count: int = 1
     is_of_head: bool = False  # only the head listens there
-    is_loopback: bool = False  # nobody else needs to reach it
+    is_loopback: bool = False  # no other machine needs to reach it
 
     @property
     def default(self) -> int:
-        """The number where nobody set CLUSTER_PORT; the first of a range."""
+        """The number where CLUSTER_PORT is not set; the first of a range."""
         return FIRST + self.offset
 
 
@@ -41,14 +41,14 @@ TABLE = (
     Port("dashboard", "--dashboard-port", 1886, "web page and jobs API", is_of_head=True, is_loopback=True),
     Port("workers", "--min-worker-port", 3623, "one for each process that computes", count=WORKERS),
 )
-LAST_FIRST = 65535 - max(port.offset + port.count for port in TABLE)  # the highest CLUSTER_PORT that leaves room
+LAST_FIRST = 65535 - max(port.offset + port.count for port in TABLE)  # the highest CLUSTER_PORT possible
 
 
 def parse(text: str) -> int:
     """Return CLUSTER_PORT as a number.
 
     Raises:
-        RocmlabError: it is none, or leaves no room for the other ports.
+        RocmlabError: it is not a port, or too high for the other ports.
     """
     if text.isascii() and text.isdigit() and 1024 <= int(text) <= LAST_FIRST:
         return int(text)

@@ -34,7 +34,7 @@ def on_every_node(
 ) -> dict[str, Any]:
     """Run a function as one task on each living node, and return by node id what it returned, or a `RocmlabError`.
 
-    The tasks ask for no CPU and no GPU, so they run beside whatever is there. A node that does not answer in time, or
+    The tasks request no CPU and no GPU, so they run next to other tasks. A node that does not answer in time, or
     is lost meanwhile, has an error in its place; the others' answers come all the same.
 
     Raises:
@@ -119,7 +119,7 @@ def facts(share: str | None = None, nonce: str | None = None) -> Facts:
 
 
 def tasks() -> list[str] | None:
-    """Return what Ray runs on this node besides this very task. Source: the titles that Ray gives its workers."""
+    """Return what Ray runs on this node except for this very task. Source: the titles that Ray gives its workers."""
     try:
         import psutil
     except ImportError:

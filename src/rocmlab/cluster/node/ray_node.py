@@ -21,16 +21,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rocmlab import __version__
-from rocmlab.base import confidential
+from rocmlab.base import confidential, cores
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cluster.node import ports, token
 from rocmlab.devices import Device, discover, is_simulated, system_root, visibility
 
 OFF, HEAD = "off", "head"
 CPU_PLACE = "cpu_place"  # the resource that a job without a GPU takes
-LONGEST_FOLDER = 32  # bytes: Ray adds up to 70 for a socket, and a socket's path has at most 107
+MAX_FOLDER_CHARACTERS = 32  # bytes: Ray adds up to 70 for a socket, and a socket's path has at most 107
 SMALLEST_STORE, LARGEST_STORE = 80_000_000, 8_000_000_000  # bytes
-OUTSIDE = "192.0.2.1"  # an address that nobody has (RFC 5737): asking for the way to it sends nothing
+OUTSIDE = "192.0.2.1"  # an address without a machine (RFC 5737): looking up the route to it sends nothing
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Plan:
 
     @property
     def record(self) -> Path:
-        """Where the node says what became of it."""
+        """Where the node reports its state."""
         return self.folder / "node.json"
 
     @property
@@ -60,7 +60,7 @@ class Plan:
 
 
 def is_wanted(environment: Mapping[str, str]) -> bool:
-    """Tell whether CLUSTER makes this lab a node."""
+    """Return whether CLUSTER makes this lab a node."""
     return environment.get("CLUSTER", "") not in ("", OFF)
 
 
@@ -103,7 +103,7 @@ def plan(
         folder=check_folder(folder) if folder else usual_folder(first),
         devices=tuple(gpus),
         simulated=is_simulated(root),
-        cpus=cpus or len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else [0]),
+        cpus=cpus or cores.count(),
         store_bytes=store_bytes or _store_bytes(),
         rocm=rocm_version(root),
     )
@@ -176,11 +176,11 @@ def check_folder(folder: Path) -> Path:
     Raises:
         RocmlabError: it is not.
     """
-    if len(os.fsencode(folder)) > LONGEST_FOLDER:
+    if len(os.fsencode(folder)) > MAX_FOLDER_CHARACTERS:
         digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:8]
         raise RocmlabError(
             f"{folder} is too long for Ray's sockets",
-            f"it may have {LONGEST_FOLDER} letters",
+            f"it may have {MAX_FOLDER_CHARACTERS} letters",
             f"--folder /tmp/rocmlab-ray-{digest}",
         )
     return folder
@@ -190,7 +190,7 @@ def make_private(folder: Path) -> None:
     """Make a folder that its owner alone can open.
 
     Raises:
-        RocmlabError: it is there, and is somebody else's or open to others.
+        RocmlabError: it exists, and belongs to another user or is open to others.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.lstat()
@@ -219,7 +219,7 @@ def rocm_version(root: Path) -> str | None:
 
 
 def resources(wanted: Plan) -> dict[str, int]:
-    """Return what a node has besides CPUs and GPUs: how many GPUs of each gfx, and a place for jobs without one."""
+    """Return a node's resources other than CPUs and GPUs: the number of GPUs of each gfx, and a place for CPU jobs."""
     kinds = Counter(device.gfx for device in wanted.devices if device.gfx)
     return {**dict(sorted(kinds.items())), CPU_PLACE: 1}
 
@@ -257,7 +257,7 @@ def ray_environment(wanted: Plan, base: Mapping[str, str]) -> dict[str, str]:
         "RAY_agent_register_timeout_ms": "180000",
         "RAY_enable_metrics_collection": "false",  # its port asks for no token; rocmlab has metrics of its own
         "AUTOSCALER_METRIC_PORT": "-1",  # nor do these two of the head, which there is no option to switch off:
-        "DASHBOARD_METRIC_PORT": "-1",  # they fail to listen, log that, and go on
+        "DASHBOARD_METRIC_PORT": "-1",  # they fail to listen, log that, and continue
         "ROCMLAB_CLUSTER_NODE": "1",
     }
     return visibility.apply({**confidential.without(base), **changed}, wanted.devices)

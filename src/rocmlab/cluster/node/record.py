@@ -1,4 +1,4 @@
-"""What a node says of itself to the other programs of this machine: one small file beside its token."""
+"""What a node tells the other programs of this machine: one small file next to its token."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rocmlab.base import identity
+from rocmlab.base import files, identity
 from rocmlab.base.errors import Problem
 
 STARTING, READY, FAILED = "starting", "ready", "failed"
@@ -34,7 +34,7 @@ class Record:
 
     @property
     def is_alive(self) -> bool:
-        """Tell whether its process lives, and is not another one that got the same number."""
+        """Return whether its process runs, and is not another one with the same number."""
         return is_node(self.pid) and self.started in (None, identity.start_of(self.pid))
 
     @property
@@ -44,9 +44,7 @@ class Record:
 
     def write(self, path: Path) -> None:
         """Replace the file."""
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
+        files.write_text(path, json.dumps(asdict(self)) + "\n")
 
 
 def read(path: Path) -> Record | None:
@@ -67,7 +65,7 @@ def parse(text: str) -> Record | None:
 
 
 def is_node(pid: int) -> bool:
-    """Tell whether this process is `rocmlab cluster node`, by its command line: a number alone proves nothing."""
+    """Return whether this process is `rocmlab cluster node`, by its command line: a number alone proves nothing."""
     if identity.find(pid) is None:
         return False
     words = identity.arguments_of(pid)[1:]

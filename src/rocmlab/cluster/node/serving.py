@@ -121,7 +121,7 @@ class Service:
         assert self.child is not None
         return RocmlabError(
             f"this machine's Ray node has ended by itself, with exit code {self.child.returncode}",
-            "its last words:\n" + "\n".join(self.last),
+            "last log lines:\n" + "\n".join(self.last),
             f"all it said: {self.plan.folder / 'ray/session_latest/logs'}; the head gone: make cluster-status there",
             exit_code=1,
         )

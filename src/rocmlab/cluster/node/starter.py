@@ -1,7 +1,7 @@
 """`ray`, as our node starts it: without Ray's client server, and patient on a busy machine.
 
 The client server listens for programs that need not be on a node; and Ray gives a node only half a minute to start. It
-is a program of its own, so that what is changed is changed in nobody else's Ray.
+is a program of its own, so that no other Ray is changed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The cluster's token: made once by the head, needed by every node and program, and in no command line.
 
-It authenticates and does not encrypt: docs/cluster.md says what that means.
+It authenticates and does not encrypt: docs/cluster.md explains what that means.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
+from rocmlab.base import files
 from rocmlab.base.errors import RocmlabError
 
 VALID = re.compile(r"[!-~]{32,512}")  # printable ASCII without spaces, as an HTTP header needs it
@@ -31,7 +32,7 @@ def check(text: str) -> str:
     if VALID.fullmatch(text):
         return text
     if not text:
-        what, why = "there is no CLUSTER_TOKEN", "without one, whoever reaches this machine could run programs on it"
+        what, why = "CLUSTER_TOKEN is missing", "without it, anyone who reaches this machine could run programs on it"
     else:
         what, why = "CLUSTER_TOKEN is no token", "a token has at least 32 letters and digits, and no spaces"
     raise RocmlabError(
@@ -47,12 +48,7 @@ def write(path: Path, text: str) -> Path:
         OSError: the file cannot be written.
     """
     check(text)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.unlink(missing_ok=True)
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(handle, "w", encoding="ascii") as file:
-        file.write(text)
-    os.replace(temporary, path)
+    files.write_text(path, text, mode=0o600)
     return path
 
 

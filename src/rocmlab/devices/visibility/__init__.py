@@ -158,7 +158,7 @@ def _picked(name: str, mask: str, positions: Sequence[int]) -> list[int]:
     """Return the numbers at these places of a mask that every program reads alike.
 
     Raises:
-        RocmlabError: it is no plain list of numbers, or is shorter.
+        RocmlabError: it is not a plain list of numbers, or is shorter.
     """
     words = mask.split(",")
     plain = len(set(words)) == len(words) and all(NUMBER.fullmatch(word) for word in words)
@@ -167,7 +167,7 @@ def _picked(name: str, mask: str, positions: Sequence[int]) -> list[int]:
             f"GPUs {list(positions)} cannot be picked from {shown(name, mask)}",
             f"it leaves {len(words)} GPU{'s' * (len(words) > 1)}, counted from 0"
             if plain
-            else "it is no plain list of numbers: digits and commas, each number once",
+            else "it is not a plain list of numbers: digits and commas, each number once",
             "name GPUs that it leaves, or set HIP_VISIBLE_DEVICES to those that are meant, such as 0,1",
         )
     return [int(words[position]) for position in positions]

@@ -1,4 +1,4 @@
-"""Which GPUs a person means: `all`, `none`, indices, ranges, PCI addresses and unique ids, also mixed."""
+"""Which GPUs a user means: `all`, `none`, indices, ranges, PCI addresses and unique ids, also mixed."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ SPAN = re.compile(r"([0-9]+)\s*-\s*([0-9]+)")
 SHORTEST_ID = 5  # characters of a unique id; fewer would soon fit two GPUs
 WHOLE_ID = 16  # digits of an AMD GPU's unique id, which may happen to be decimal ones
 FORMS = "use `all`, `none`, or a list of indices (`0,2` or `0-3`), PCI addresses or unique ids"
-LONGEST_SHOWN = 60
+MAX_SHOWN = 60
 
 
 def select(devices: Sequence[Device], choice: str) -> list[Device]:
-    """Return the GPUs a person chose, in the order in which they are named.
+    """Return the GPUs a user chose, in the order in which they are named.
 
     Args:
-        devices: what there is; the CPU is passed over.
+        devices: what there is; the CPU is skipped.
         choice: `all` (or nothing), `none`, or a list of indices as before any mask (`0,2`), ranges (`0-3`), PCI
-            addresses (the domain may be left out) and unique ids (or their first 5 characters or more, behind `GPU-`
+            addresses (the domain may be omitted) and unique ids (or their first 5 characters or more, behind `GPU-`
             where these are all decimal digits). An address or id of a GPU in partitions means all its partitions.
 
     Raises:
@@ -42,12 +42,12 @@ class _Choice:
 
     def __init__(self, gpus: Sequence[Device], text: str) -> None:
         self.gpus = gpus
-        self.name = f"GPUS={text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + '…'}"
+        self.name = f"GPUS={text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + '…'}"
         self.words = [word for word in (part.strip().lower() for part in text.split(",")) if word]
 
     def devices(self) -> list[Device]:
         if not self.words:
-            raise RocmlabError(f"{self.name} names no GPU", "the list is empty", FORMS)
+            raise RocmlabError(f"{self.name} does not match any GPU", "the list is empty", FORMS)
         chosen: list[Device] = []
         for word in self.words:
             for device in self._named(word):
@@ -129,7 +129,7 @@ class _Choice:
         return RocmlabError(
             f"{self.name}: GPU {_short(word)} cannot be used",
             device.why_not or "the driver does not say why",
-            f"choose among {self._usable()}, or mend that: rocmlab doctor",
+            f"choose among {self._usable()}, or fix it: rocmlab doctor",
         )
 
     def _unknown(self, word: str, where: str = "") -> RocmlabError:
@@ -150,4 +150,4 @@ class _Choice:
 
 def _short(word: str) -> str:
     text = word if word.isprintable() else repr(word)
-    return text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + "…"
+    return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "…"

@@ -1,4 +1,4 @@
-"""What is wrong with the masks and gfx overrides of a process, what each reader makes of them, and what mends it."""
+"""What is wrong with the masks and gfx overrides of a process, how each reader understands them, and how to fix it."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class _Process:
         return f"{unset}export {HIP}={numbers} {CUDA}={numbers}"
 
     def _meant(self) -> list[Device] | None:
-        """Return the GPUs a person meant; None if that cannot be told."""
+        """Return the GPUs a user meant; None if that is not clear."""
         if hides_all(self.environment, "rocm"):
             return []
         left = self.gpus if self.rocr is None else meant(self.rocr, self.gpus)
@@ -105,7 +105,7 @@ class _Process:
 
 
 def meant(value: str, gpus: Sequence[Device]) -> list[Device]:
-    """Return the GPUs that a person means by a mask: spaces, ranges, hexadecimal and capital letters are understood."""
+    """Return the GPUs that a user means by a mask: spaces, ranges, hexadecimal and capital letters are understood."""
     found: dict[int, None] = {}
     for word in (part.strip() for part in value.split(",")):
         number = LENIENT.fullmatch(word)
@@ -231,7 +231,7 @@ def _uuids(process: _Process) -> Iterator[MaskProblem]:
         if right:
             yield _word(process, f"has the UUID {word} in capitals", f"HIP reads small letters only: {right}")
         else:
-            yield _word(process, f"has the UUID {word}, which names no GPU", _without_id(process.left))
+            yield _word(process, f"has the UUID {word}, which does not match any GPU", _without_id(process.left))
     if named and not unknown:
         why = (
             "HIP knows UUIDs since ROCm 6.2, PyTorch finds them only through amd-smi and only if every entry is one, "
@@ -245,7 +245,7 @@ def _rocr_uuids(process: _Process) -> Iterator[MaskProblem]:
         if word.upper().startswith("G") and not parse(word, "rocr", process.gpus).gpus:
             named = [gpu for gpu in process.gpus if gpu.unique_id and _starts(uuid(gpu), word)]
             why = "it fits several GPUs" if len(named) > 1 else _without_id(process.gpus)
-            yield _word(process, f"has the UUID {word}, which names no GPU", why, ROCR)
+            yield _word(process, f"has the UUID {word}, which does not match any GPU", why, ROCR)
 
 
 def _without_id(gpus: Sequence[Device]) -> str:
@@ -262,7 +262,7 @@ def _ordinal(process: _Process) -> Iterator[MaskProblem]:
     if ordinal and opencl != process.reading("hip").gpus:
         seen = ", ".join(str(gpu.index) for gpu in opencl)
         yield MaskProblem(
-            f"{shown(ORDINAL, ordinal)} says something else than {HIP}",
+            f"{shown(ORDINAL, ordinal)} differs from {HIP}",
             f"only OpenCL reads it, whatever the documentation says, and sees {f'GPU {seen}' if seen else 'no GPU'}: "
             f"{process.readings()}",
             f"unset {ORDINAL}",
@@ -330,7 +330,7 @@ def _overrides(process: _Process) -> Iterator[OverrideProblem]:
         if name != OVERRIDE and process.gpus and node not in {str(number) for number in numbers.values()}:
             listed = ", ".join(f"GPU {gpu} is node {number}" for gpu, number in numbers.items())
             yield OverrideProblem(
-                f"{shown(name, value)} names no GPU", listed or "no GPU has a node here", f"unset {name}"
+                f"{shown(name, value)} does not match any GPU", listed or "no GPU has a node here", f"unset {name}"
             )
     yield from _override_of_many(process, numbers)
 
@@ -360,7 +360,7 @@ def _version(gfx: str | None) -> str | None:
 
 
 def is_version(value: str) -> bool:
-    """Tell whether ROCm accepts this as a gfx version; where it does not, it does not start."""
+    """Return whether ROCm accepts this as a gfx version; where it does not, it does not start."""
     found = VERSION.fullmatch(value)
     return found is not None and all(int(n) <= most for n, most in zip(found.groups(), VERSION_LIMITS, strict=True))
 

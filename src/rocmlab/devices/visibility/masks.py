@@ -32,7 +32,7 @@ class Mask:
     value: str | None  # None: the variable is not set
     gpus: tuple[Device, ...]  # what remains, in the order in which the reader numbers it
     count: int  # how many GPUs the reader reports; Ray and PyTorch count some that are not there
-    odd: tuple[str, ...] = ()  # what a person would not expect
+    odd: tuple[str, ...] = ()  # what a user would not expect
     error: str | None = None  # what the reader raises instead of an answer
 
 
@@ -186,7 +186,7 @@ def _ray(reading: _Reading) -> Mask:
 
 
 def _container(reading: _Reading) -> Mask:
-    """AMD's container toolkit: ranges and hexadecimal ids, in ascending order; what it cannot read is left out."""
+    """AMD's container toolkit: ranges and hexadecimal ids, in ascending order; what it cannot read is ignored."""
     if reading.value in ("all", "All", "ALL"):
         return _all(reading)
     found: set[int] = set()
@@ -288,7 +288,7 @@ def uuid(gpu: Device) -> str:
 
 
 def _split(value: str) -> list[str]:
-    """Split at commas; nothing behind the last one is no word, as in C++."""
+    """Split at commas; an empty end is not an entry, as in C++."""
     words = value.split(",")
     return words[:-1] if words[-1] == "" else words
 
@@ -318,11 +318,11 @@ def _integer(text: str) -> int:
 def _no_gpu(word: str, count: int) -> str:
     if NUMBER.fullmatch(word.strip(SPACE)) and word == word.strip(SPACE):
         return f"is beyond the {count} GPU{'s' * (count != 1)} counted here"
-    return "names no GPU"
+    return "does not match any GPU"
 
 
 def shown(name: str, value: str | None) -> str:
-    """Return a variable as a person would write it, on one line and not too long."""
+    """Return a variable as a user would write it, on one line and not too long."""
     text = value or ""
     if not text.isprintable() or text != text.strip():
         text = repr(text)
@@ -330,7 +330,7 @@ def shown(name: str, value: str | None) -> str:
 
 
 def hides_all(environment: Mapping[str, str], backend: str) -> bool:
-    """Tell whether a mask hides every GPU of this backend on purpose, by `-1` or another word for none."""
+    """Return whether a mask hides every GPU of this backend on purpose, by `-1` or another word for none."""
     if backend == "cuda":
         return environment.get(CUDA) in ("", *NONE_WORDS)
     return environment.get(ROCR) in ("", *NONE_WORDS) or environment.get(hip_variable(environment)) in NONE_WORDS

@@ -10,12 +10,12 @@ from rocmlab.doctor.reach import SILENT
 from rocmlab.doctor.situation import Situation
 
 NO_CLUSTER = "CLUSTER is off"
-LEAST_TOKEN = 32  # characters; the head makes 64, which are 256 bits
+MIN_TOKEN_CHARACTERS = 32  # characters; the head makes 64, which are 256 bits
 
 
 @check(
     "cluster.token",
-    "the cluster's token is here, and for nobody else to read",
+    "the cluster's token exists, and no other user can read it",
     looks_at="CLUSTER_TOKEN in `.env` and the mode of that file; in the lab the file that the node reads",
     why="Who has the token can run anything on every node as the lab's user; without one no node starts.",
     fix="`make cluster-up` makes one; a worker gets it with `make cluster-join HEAD=… CLUSTER_TOKEN=…`",
@@ -31,7 +31,7 @@ def token(s: Situation) -> Verdict:
     if not found.length:
         return warns(
             f"there is no cluster token in {found.place}",
-            "Ray's nodes let in only whoever has it, so this one cannot start",
+            "Ray's nodes accept only connections with the token, so this one cannot start",
             "make cluster-up"
             if member.role == HEAD
             else f"make cluster-join HEAD={member.head} CLUSTER_TOKEN=…      # `make cluster-up` on the head prints it",
@@ -44,7 +44,7 @@ def token(s: Situation) -> Verdict:
             f"chmod 600 {found.place}",
             seen,
         )
-    if found.length < LEAST_TOKEN:
+    if found.length < MIN_TOKEN_CHARACTERS:
         return warns(
             f"the cluster token has {found.length} characters",
             "it can be guessed; the one that `make cluster-up` makes has 256 bits",
@@ -195,7 +195,7 @@ def firewall(first: int, source: str, where: str) -> str:
     "this lab's Ray node is a living part of the cluster",
     sides=(CONTAINER,),
     looks_at="the nodes that Ray's head lists, asked in a child process with a time limit",
-    why="A lab runs on without its node: jobs then never come here, and nothing says so.",
+    why="A lab keeps running without its node: jobs then never come here, and nothing reports this.",
     fix="what the finding says, mostly `make logs`, then `make cluster-up` or `make cluster-join`",
 )
 def node(s: Situation) -> Verdict:

@@ -61,7 +61,7 @@ def _place(node: Node) -> tuple[str, int]:
     fix="on that machine: `make cluster-status`, `make logs`, `make cluster-join`",
 )
 def lost(nodes: Sequence[Node]) -> Verdict:
-    """Look for the dead whom nobody replaced, and the silent; who left by `cluster-down` is not lost."""
+    """Look for nodes that are dead and not replaced, or do not answer; one that left by `cluster-down` is not lost."""
     alive = {_place(node) for node in nodes if node["is_alive"]}
     back = [node for node in nodes if not node["is_alive"] and _place(node) in alive]
     dead = [node for node in nodes if not node["is_alive"] and _place(node) not in alive and not node["has_left"]]
@@ -92,7 +92,7 @@ def lost(nodes: Sequence[Node]) -> Verdict:
     "every node reaches every other",
     looks_at="from each node a TCP connection to the node's and the object store's port of every other, with a limit",
     why="Joining needs the way to the head only; results, arguments and gradients go from node to node. Where a "
-    "firewall stands between two, jobs on them hang or their node is given up.",
+    "firewall separates two nodes, jobs on them hang or Ray gives a node up.",
     fix="the firewall of the machine that cannot be reached, opened for the other one",
 )
 def links(nodes: Sequence[Node]) -> Verdict:
@@ -199,10 +199,10 @@ def share(nodes: Sequence[Node]) -> Verdict:
 
 @of_nodes(
     "cluster.disk",
-    "every node has room",
+    "every node has enough disk space",
     looks_at="the free space where each node keeps its share",
     why="Ray spills objects, and jobs write their results, to the node's disk; a full one fails jobs there only.",
-    fix="room on that machine: `docker system prune`, or old runs out of the share",
+    fix="free space on that machine: `docker system prune`, or remove old runs from the share",
 )
 def disk(nodes: Sequence[Node]) -> Verdict:
     """Look for disks that are nearly full."""

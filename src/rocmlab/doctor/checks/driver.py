@@ -19,12 +19,12 @@ def _waiting(s: Situation) -> list[PciGpu]:
     "wsl",
     "on WSL2 ROCm finds the GPU through /dev/dxg",
     looks_at="`/dev/dxg` and `/dev/kfd`; where ROCm runs, HSA_ENABLE_DXG_DETECTION and a second libhsa-runtime64",
-    why="WSL2 has no KFD: ROCm reaches the GPU through `/dev/dxg` and librocdxg, once it is told to; the "
+    why="WSL2 has no KFD: ROCm reaches the GPU through `/dev/dxg` and librocdxg, once that is enabled; the "
     "distribution's own libhsa-runtime64 does not know that way. Metrics of the GPU cannot be read there at all.",
     fix="`HSA_ENABLE_DXG_DETECTION=1`, which the lab's container has by itself; `sudo apt remove libhsa-runtime64-1`",
 )
 def wsl(s: Situation) -> Verdict:
-    """Look for what WSL2 needs besides the node."""
+    """Look for what WSL2 needs in addition to the node."""
     if not s.exists("dev/dxg"):
         return ok("no /dev/dxg: this is not WSL2")
     if s.exists("dev/kfd"):
@@ -33,12 +33,12 @@ def wsl(s: Situation) -> Verdict:
         return skip(s.no_amd)
     seen = ["/dev/dxg is here, /dev/kfd is not", "metrics of the GPU cannot be read on WSL2"]
     if s.for_container or s.is_rootless:
-        return ok(*seen, "the lab is told to use /dev/dxg")
+        return ok(*seen, "the lab uses /dev/dxg")
     shadow = [name for name in s.names("usr/lib/x86_64-linux-gnu") if name.startswith("libhsa-runtime64.so")]
     if shadow and s.exists("opt/rocm/lib"):
         return warns(
             "the distribution's ROCm runtime comes before AMD's, and knows nothing of WSL2",
-            f"/usr/lib/x86_64-linux-gnu/{shadow[0]} shadows the one of /opt/rocm, which has librocdxg beside it",
+            f"/usr/lib/x86_64-linux-gnu/{shadow[0]} shadows the one of /opt/rocm, which comes with librocdxg",
             "sudo apt remove libhsa-runtime64-1",
             *seen,
         )
@@ -46,7 +46,7 @@ def wsl(s: Situation) -> Verdict:
         return ok(*seen, "HSA_ENABLE_DXG_DETECTION=1")
     return warns(
         "on WSL2 ROCm does not find the GPU by itself",
-        "up to ROCm 7.12 it looks for /dev/kfd alone, unless it is told to use /dev/dxg",
+        "up to ROCm 7.12 it looks for /dev/kfd alone, unless /dev/dxg is enabled",
         "export HSA_ENABLE_DXG_DETECTION=1",
         *seen,
     )
@@ -151,7 +151,7 @@ def vfio(s: Situation) -> Verdict:
         "it is bound to vfio-pci, by a setting of the kernel (vfio-pci.ids) or by a virtual machine's manager",
         f"echo {address} | sudo tee /sys/bus/pci/drivers/vfio-pci/unbind\n"
         f"echo {address} | sudo tee /sys/bus/pci/drivers/amdgpu/bind\n"
-        "grep -r vfio /etc/modprobe.d /proc/cmdline      # where the reservation for the next boot stands",
+        "grep -r vfio /etc/modprobe.d /proc/cmdline      # where the reservation for the next boot is set",
         *map(str, bound),
     )
 

@@ -176,7 +176,7 @@ def selinux(s: Situation) -> Verdict:
         "it is enforcing, the engine labels containers, and containers may not use devices",
         "sudo setsebool -P container_use_devices=true\n"
         "and for the notebooks, and a SHARE that is a folder: sudo chcon -Rt container_file_t FOLDER\n"
-        "or, for both: `security_opt: [label=disable]` for the service lab, in a Compose file of yours that you add to "
+        "or, for both: `security_opt: [label=disable]` for the service lab, in your own Compose file, added to "
         "COMPOSE_FILE in .env",
         *seen,
     )

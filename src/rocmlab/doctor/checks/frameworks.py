@@ -37,7 +37,7 @@ def find(s: Situation, framework: str) -> Interpreter | None:
     looks_at="the installed distributions named tensorflow…, and the build information inside the package; nothing is "
     "imported",
     why="`pip install` of anything that requires `tensorflow` puts the CPU or CUDA build over AMD's; 2.14.0.600, the "
-    "newest tensorflow-rocm of PyPI, ignores every Radeon by a typing error.",
+    "newest tensorflow-rocm of PyPI, ignores every Radeon because of a typo.",
     fix="`make build` and `make up` (a container's own changes go with it); `make clean && make up` (native)",
     severity=BLOCKS,
 )
@@ -57,7 +57,7 @@ def tensorflow_clobbered(s: Situation) -> Verdict:
     if versions.get("tensorflow-rocm") == TYPO_WHEEL:
         return blocks(
             f"tensorflow-rocm {TYPO_WHEEL} ignores every Radeon",
-            "its list of targets has the typing error `gfx1030gfx1100` (tensorflow-upstream#2410, #2488, #2524)",
+            "its list of targets has the typo `gfx1030gfx1100` (tensorflow-upstream#2410, #2488, #2524)",
             "pip uninstall tensorflow-rocm, then take AMD's wheel for your ROCm: make clean && make up",
             *seen,
         )
@@ -72,7 +72,7 @@ def tensorflow_clobbered(s: Situation) -> Verdict:
         )
     if others:
         return warns(
-            f"{others[0]} {versions[others[0]]} is installed beside tensorflow-rocm",
+            f"{others[0]} {versions[others[0]]} is installed next to tensorflow-rocm",
             "both own the same files; the next upgrade of either breaks the other",
             f"{interpreter.python} -m pip uninstall {others[0]}, then: {_renew(s)}",
             *seen,
@@ -148,7 +148,7 @@ def _computes(framework: str) -> Probe:
 
 
 def _is_wsl(s: Situation) -> bool:
-    """Tell whether the GPU is behind /dev/dxg, where nothing lists it and only computing shows it."""
+    """Return whether the GPU is behind /dev/dxg, where nothing lists it and only computing shows it."""
     return s.backend == "rocm" and s.exists("dev/dxg") and not s.exists("dev/kfd")
 
 

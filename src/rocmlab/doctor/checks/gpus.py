@@ -201,7 +201,7 @@ def large_bar(s: Situation) -> Verdict:
     "runtimepm",
     "no GPU is switched off",
     looks_at="`power_state` of each GPU on the PCI bus",
-    why="A GPU in D3cold is switched off while nobody uses it: the first use takes seconds, and some boards never wake "
+    why="A GPU in D3cold is switched off while it is idle: the first use takes seconds, and some boards never wake "
     "theirs again.",
     fix="`echo on | sudo tee …/power/control`, or `amdgpu.runpm=0`",
 )

@@ -15,7 +15,7 @@ from rocmlab.devices import Device, products, visibility
 from rocmlab.devices.visibility.conflicts import OVERRIDE, FatalOverride, MaskProblem, OverrideProblem
 from rocmlab.doctor.model import BLOCKS, CONTAINER, HOST, WARNS, Verdict, blocks, check, ok, skip, warns
 from rocmlab.doctor.situation import CONTAINER_RUNTIMES, Situation
-from rocmlab.stack.container import PASSED_INTO_THE_LAB
+from rocmlab.stack.image import PASSED_INTO_THE_LAB
 
 WHERE = {True: ".env", False: "environment"}
 
@@ -59,7 +59,7 @@ def _candidates(s: Situation) -> list[Device]:
 
 
 def _placed(s: Situation, verdict: Verdict) -> Verdict:
-    """Write a mend as lines for the place where the variable stands: `.env` decides for a container."""
+    """Write a fix as lines for the place where the variable is set: `.env` decides for a container."""
     problem = verdict.problem
     if problem is None or s.runtime not in CONTAINER_RUNTIMES:
         return verdict
@@ -142,7 +142,7 @@ def _generation(gfx: str) -> str:
     sides=(CONTAINER,),
     looks_at="the `env` of each kernelspec against this process's environment",
     why="A kernelspec's variables win over the lab's. And `!export HIP_VISIBLE_DEVICES=1` in a cell changes nothing: "
-    "it sets a variable of a shell that ends at once; `%env` works only before the framework is imported.",
+    "it sets a variable of a shell that exits immediately; `%env` works only before the framework is imported.",
     fix="take the mask out of the kernelspec; choose GPUs with `make up GPUS=…`",
 )
 def kernelspecs(s: Situation) -> Verdict:

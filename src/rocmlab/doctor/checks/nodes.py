@@ -1,4 +1,4 @@
-"""The device nodes: there, open to whoever computes, and the same ones inside the lab."""
+"""The device nodes: they exist, the user who computes may open them, and they are the same inside the lab."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def render_exists(s: Situation) -> Verdict:
     is_quick=True,
 )
 def permission(s: Situation) -> Verdict:
-    """Ask whether whoever computes may open the nodes."""
+    """Check whether the user who computes may open the nodes."""
     if s.no_amd:
         return skip(s.no_amd)
     if not s.compute_nodes:

@@ -90,7 +90,7 @@ def shm(s: Situation) -> Verdict:
     if size <= TINY_SHM and gpus > 1:
         return blocks(
             f"/dev/shm has {size / 2**20:.0f} MiB for {gpus} GPUs",
-            "RCCL exchanges data between GPUs through it, and fails without room",
+            "RCCL exchanges data between GPUs through it, and fails when it is full",
             "make up SHM_SIZE=8gb      # on the host; docker run: --shm-size 8g",
             seen,
             counted,
@@ -111,7 +111,7 @@ def _bytes(text: str) -> int | None:
 
 @check(
     "iommu.pt",
-    "the IOMMU does not stand between GPUs",
+    "the IOMMU does not slow transfers between GPUs",
     looks_at="`/sys/class/iommu` and `iommu=pt` in `/proc/cmdline`, where there are two GPUs or more",
     why="With a translating IOMMU transfers between GPUs are slow, or RCCL hangs; RCCL itself warns of it "
     "(rccl#1129, ROCm/vllm#390).",

@@ -13,7 +13,7 @@ from rocmlab.base.errors import Problem, RocmlabError
 from rocmlab.doctor.model import BLOCKS, CONTAINER, HOST, WARNS, Repair, Verdict, blocks, check, ok, skip, warns
 from rocmlab.doctor.situation import Situation
 from rocmlab.stack import project as projects
-from rocmlab.stack import resolve, server, space
+from rocmlab.stack import resolve, server
 from rocmlab.stack import settings as configuration
 
 NO_PLAN = "nothing could be planned"
@@ -112,7 +112,7 @@ def port(s: Situation) -> Verdict:
 
 @check(
     "disk",
-    "there is room for the image",
+    "there is enough disk space for the image",
     sides=(HOST,),
     looks_at="the free space where the engine keeps images, or of the project's disk",
     why="ROCm's images unpack to 30 to 50 GB; a full disk ends a build at its end (ROCm#3935, ROCm-docker#120).",
@@ -142,7 +142,7 @@ def disk(s: Situation) -> Verdict:
 
 @check(
     "disk.low",
-    "the lab has room to write",
+    "there is enough disk space for what the lab writes",
     looks_at="the free space on the disks of the share and the notebooks folder, against MIN_FREE_DISK_GB",
     why="On a full disk a notebook cannot be saved, and a checkpoint of a night's training is lost.",
     fix="`make clean RUNS=30d`, which lists old runs and then removes them; or free space there",
@@ -155,7 +155,7 @@ def low(s: Situation) -> Verdict:
     elif s.project is None:
         return skip(NO_PLAN)
     else:
-        folders = space.folders(s.project.settings, s.project.lab)
+        folders = s.project.lab.folders()
         minimum = free_space.minimum_bytes({free_space.NAME: s.project.settings.get(free_space.NAME)})
     if not minimum or not folders:
         return skip("MIN_FREE_DISK_GB=0: not asked" if not minimum else "no folder of the lab can be seen from here")
@@ -202,7 +202,7 @@ def stale(s: Situation) -> Verdict:
 
 
 def _rewrite(s: Situation, now: dict[str, str]) -> None:
-    """Write what `make up` would, the groups from the nodes whoever wrote them."""
+    """Write what `make up` would; the groups are always those of the nodes."""
     if s.project is None:
         raise RocmlabError("there is no project here", NO_PLAN, "cd to your clone of rocmlab")
     project = s.project

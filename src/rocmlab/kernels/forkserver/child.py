@@ -9,28 +9,26 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
-import fcntl
 import gc
 import importlib.util
-import json
 import os
 import random
-import select
-import signal
 import sys
 import tempfile
 import threading
 import traceback
 import weakref
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from rocmlab.base import job_tokens
-    from rocmlab.kernels.forkserver.requests import Request
+    from rocmlab.kernels.forkserver import inheritance, lifeline
+    from rocmlab.kernels.forkserver.messages import Request
 else:
-    import _rocmlab_warm_job_tokens as job_tokens
+    import _rocmlab_forkserver_inheritance as inheritance
+    import _rocmlab_forkserver_job_tokens as job_tokens
+    import _rocmlab_forkserver_lifeline as lifeline
 
 SETTLE_SECONDS = 0.5
 THREADS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")  # OpenBLAS's own order
@@ -42,18 +40,19 @@ OPENBLAS = (
 )
 
 
-def run(request: Request, keep: Sequence[int], serving: Callable[[], None]) -> NoReturn:
-    """Become a kernel, and end with it.
+def run(request: Request, token: str, keep: Sequence[int], serving: Callable[[], None]) -> NoReturn:
+    """Become a kernel, and exit with it.
 
     Args:
         request: what to become.
+        token: of its job.
         keep: descriptors that were there before any client came.
         serving: called when its sockets are bound.
     """
     code = 1
     try:
         os.setsid()
-        _take_over(request, keep)
+        _take_over(request, token, keep)
         _application(request, serving)
         code = 0
     except SystemExit as err:
@@ -76,18 +75,20 @@ def _leave(code: int) -> NoReturn:
     os._exit(code & 0xFF)
 
 
-def _take_over(request: Request, keep: Sequence[int]) -> None:
-    job_tokens.write(request.mark)
+def _take_over(request: Request, token: str, keep: Sequence[int]) -> None:
+    job_tokens.write(token)
     _descriptors(request, keep)
-    _lifeline(request.lifeline)
+    lifeline.tie(request.lifeline, os.getpgrp())
+    if lifeline.is_closed(request.lifeline):  # before the signal was requested
+        os._exit(1)
     os.environ.clear()
     os.environ.update(request.environment)
-    os.environ[job_tokens.NAME] = request.mark
+    os.environ[job_tokens.NAME] = token
     _change_directory(request.cwd)
     tempfile.tempdir = None  # found again, in this environment
     _seeds()
     _threads()
-    _leases(request.leases)
+    inheritance.keep(request.leases)
     _forget_ends()
     gc.enable()
 
@@ -109,20 +110,6 @@ def _descriptors(request: Request, keep: Sequence[int]) -> None:
         if int(name) not in wanted:
             with contextlib.suppress(OSError):
                 os.close(int(name))
-
-
-def _lifeline(descriptor: int) -> None:
-    """Have the system kill this process group when the client's end is closed, whatever this process does then.
-
-    Neither a thread nor the GIL is needed for that: the descriptor asks for a signal, and the signal is SIGKILL.
-    """
-    fcntl.fcntl(descriptor, fcntl.F_SETOWN, -os.getpgrp())
-    fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_ASYNC)
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    if poll.poll(0):  # closed before the signal was asked for
-        os._exit(1)
 
 
 def _change_directory(cwd: str) -> None:
@@ -164,24 +151,6 @@ def _threads() -> None:
                 break
 
 
-def _leases(descriptors: Sequence[int]) -> None:
-    """Keep a lease to this process and what it forks itself, as `handover.KEEP` does in a cold kernel."""
-    kernel, own = os.getpid(), {number: os.fstat(number) for number in descriptors}
-    for number in descriptors:
-        os.set_inheritable(number, False)
-
-    def leave() -> None:
-        if os.getppid() == kernel:
-            return
-        for number, status in own.items():
-            with contextlib.suppress(OSError):
-                if os.path.samestat(os.fstat(number), status):
-                    os.close(number)
-
-    if own:
-        os.register_at_fork(after_in_child=leave)
-
-
 def _application(request: Request, serving: Callable[[], None]) -> None:
     """Run ipykernel as `python -m ipykernel_launcher -f FILE` does."""
     from ipykernel.kernelapp import IPKernelApp
@@ -197,12 +166,8 @@ def _application(request: Request, serving: Callable[[], None]) -> None:
             super().log_connection_info()  # type: ignore[no-untyped-call, unused-ignore]
             serving()
 
-    file = Path(request.connection_file)
-    if not file.exists():
-        file.touch(mode=0o600)
-        file.write_text(json.dumps(request.connection), encoding="utf-8")
     launcher = importlib.util.find_spec("ipykernel_launcher")
-    arguments = ["-f", str(file), *request.arguments]
+    arguments = ["-f", request.connection_file, *request.arguments]
     sys.argv = [str(launcher.origin) if launcher else "ipykernel_launcher", *arguments]
     application: Any = Application.instance()
     application.parent_handle = os.getppid()  # or it explains on the output how to end it

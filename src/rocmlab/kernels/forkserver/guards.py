@@ -1,7 +1,7 @@
 """What must be true before a process forks, and what is fixed once modules are imported.
 
 A fork copies one thread only: what the others held, locks above all, stays held in the child for ever. A GPU runtime
-does not survive a fork either. So a parent that has a second thread, or has opened a GPU, never forks.
+does not survive a fork either. So a fork server that has a second thread, or has opened a GPU, never forks.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ FROZEN_NAMES = ("HOME", "LANG", "TZ", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
 
 
 def obstacle() -> str | None:
-    """Say why this process must not fork; None if it may."""
+    """Return why this process must not fork; None if it may."""
     tasks = os.listdir("/proc/self/task")
     if len(tasks) != 1:
         names = sorted(_first_line(f"/proc/self/task/{task}/comm") for task in tasks if task != str(os.getpid()))
-        return f"the imports left {len(tasks) - 1} thread(s) behind: {', '.join(names)}"
+        return f"the imports left {len(tasks) - 1} thread(s) running: {', '.join(names)}"
     for target in open_files().values():
         if target.startswith(GPU_FILES):
             return f"the imports opened a GPU: {target}"
@@ -80,10 +80,10 @@ def frozen(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def difference(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str | None:
-    """Name what is frozen and differs between two environments; None if nothing does."""
+    """Return what is frozen and differs between two environments; None if nothing does."""
     mine, wanted = frozen(ours), frozen(theirs)
     names = sorted(name for name in {*mine, *wanted} if mine.get(name) != wanted.get(name))
-    return f"fixed at import, and asked for with another value: {', '.join(names)}" if names else None
+    return f"fixed at import, and requested with another value: {', '.join(names)}" if names else None
 
 
 def _first_line(path: str) -> str:

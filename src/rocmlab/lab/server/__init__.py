@@ -1,6 +1,6 @@
 """Server extension: what the GPUs do and who has them, over HTTP below `{base_url}rocmlab/`; see docs/panel.md.
 
-`jupyter_config.py` enables it in every lab. Nothing that looks at a device is imported before somebody asks.
+`jupyter_config.py` enables it in every lab. Nothing that reads a device is imported before the first request.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from functools import cached_property
 
 from rocmlab.base.errors import RocmlabError
 
-MOST_VIEWERS = 256
+MAX_VIEWERS = 256
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Viewer:
         self._news.set()
 
     def close(self) -> None:
-        """Nothing comes any more, or nobody takes it."""
+        """Nothing comes any more, or nothing reads it."""
         self.is_closed = True
         self._news.set()
 
@@ -65,7 +65,7 @@ class Broadcast:
         self._started = started  # the first viewer is here
         self._stopped = stopped  # the last one has gone
         self._viewers: set[Viewer] = set()
-        self._last: dict[str, Event] = {}  # what a new viewer gets at once
+        self._last: dict[str, Event] = {}  # what a new viewer gets immediately
         self._is_closed = False
 
     def __len__(self) -> int:
@@ -81,9 +81,9 @@ class Broadcast:
         Raises:
             RocmlabError: there are too many.
         """
-        if self._is_closed or len(self._viewers) >= MOST_VIEWERS:
+        if self._is_closed or len(self._viewers) >= MAX_VIEWERS:
             raise RocmlabError(
-                "the server is shutting down" if self._is_closed else f"{MOST_VIEWERS} pages watch the GPUs already",
+                "the server is shutting down" if self._is_closed else f"{MAX_VIEWERS} pages watch the GPUs already",
                 "each is a connection that the server keeps open",
                 "close some of them, then reload this page",
             )

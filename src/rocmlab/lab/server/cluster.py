@@ -1,4 +1,4 @@
-"""The cluster that this lab is a node of, for the panel: asked in a process of its own, only while somebody looks.
+"""The cluster that this lab is a node of, for the panel: queried in a process of its own, only while a page shows it.
 
 Ray's client hangs, and ends its process, when the head is gone. So it lives in a child (`cluster_reader`) that answers
 one line of JSON to each line it gets; what does not answer in time is ended, and the last answer is shown as old.
@@ -18,7 +18,7 @@ from typing import Any
 from rocmlab.base.errors import Problem, RocmlabError
 from rocmlab.cluster.node import ports, ray_node, record
 from rocmlab.doctor import reach
-from rocmlab.lab.server.aside import Aside
+from rocmlab.lab.server.shared_reader import SharedReader
 from rocmlab.lab.server.wire import problem_json
 
 Row = dict[str, Any]
@@ -29,7 +29,7 @@ LOOK_SECONDS = 4.0  # between two looks, however many watch
 ANSWER_SECONDS = 20.0  # for one look
 LATE_SECONDS = 4.0  # then the head's port is tried
 START_SECONDS = 60.0  # for the first one: Ray's client is imported and connects
-PATIENCE_SECONDS = 10.0  # after a failure
+RETRY_SECONDS = 10.0  # after a failure
 WAIT_SECONDS = 1.5  # that a request waits for a look that is under way
 UNUSED_SECONDS = 120.0  # then the reader ends
 HEAD_SECONDS = 3.0  # to reach the head's port
@@ -53,7 +53,7 @@ def head(environment: Mapping[str, str] = os.environ) -> str:
 
 
 class Cluster:
-    """What is known of the other nodes; nothing is started before somebody asks."""
+    """What is known of the other nodes; nothing is started before the first request."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ, command: Sequence[str] | None = None) -> None:
         """Prepare.
@@ -75,7 +75,8 @@ class Cluster:
         self._answered: float | None = None  # monotonic
         self._again = 0.0  # when the next look may begin
         self._is_closed = False
-        self._reaching: Aside[reach.Reach] = Aside("the head's port", HEAD_SECONDS + 2)  # its name is looked up, too
+        seconds = HEAD_SECONDS + 2  # looking up its name included
+        self._reaching: SharedReader[reach.Reach] = SharedReader("the head's port", seconds)
 
     async def now(self) -> Row:
         """Return the nodes, and what is wrong; begins a look where the last one is old, and waits a moment for it."""
@@ -102,7 +103,7 @@ class Cluster:
         }
 
     async def _ask(self) -> None:
-        pause = PATIENCE_SECONDS
+        pause = RETRY_SECONDS
         self.address = head(self._environment) or self.address
         try:
             answer = await self._answer()

@@ -67,7 +67,7 @@ class RejectedHandler(web.RequestHandler):
         """Answer with 403; nothing of the request is used."""
         self.set_status(403)
         self.set_header("Content-Type", "text/plain; charset=utf-8")
-        self.finish(f"This lab does not answer under this host name. If a proxy of yours uses it: {hosts.SETTING}\n")
+        self.finish(f"This lab does not answer under this host name. If your proxy uses it: {hosts.SETTING}\n")
 
 
 class Scrubber(logging.Filter):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 ACTIONS = ("interrupt", "restart", "shutdown")
 RESOURCE = "rocmlab"
 HISTORY_SECONDS = 900.0
-MOST_HISTORY_SECONDS = 86400.0
+MAX_HISTORY_SECONDS = 86400.0
 HEARTBEAT_SECONDS = 15.0
 SLOW_SECONDS = 60.0  # in which a client takes what it was sent, or is let go
 STREAM_SECONDS = 3600.0  # then it has to come again, and to be authenticated again
@@ -109,7 +109,7 @@ class Handler(APIHandler):
         self.finish(wire.to_json({**vars(error.problem), "message": error.problem.what}))
 
     async def sees_kernels(self) -> bool:
-        """Tell whether who asks may know of kernels and their notebooks."""
+        """Return whether this client may see kernels and their notebooks."""
         return bool(await ensure_async(self.authorizer.is_authorized(self, self.current_user, "read", "kernels")))
 
     def answer(self, value: Any) -> None:  # noqa: ANN401
@@ -145,16 +145,16 @@ class HistoryHandler(Handler):
             self.set_header("Cache-Control", "no-store")
             self.set_header("Vary", "Accept-Encoding")
             if is_packed:
-                self.set_header("Content-Encoding", "gzip")  # tornado would pack it on the event loop
+                self.set_header("Content-Encoding", "gzip")  # tornado would compress it on the event loop
             self.finish(data)
 
     def _seconds(self) -> float:
         text = self.get_query_argument("seconds", f"{HISTORY_SECONDS:g}")
         with contextlib.suppress(ValueError):
             seconds = float(text)
-            if 0 < seconds <= MOST_HISTORY_SECONDS:
+            if 0 < seconds <= MAX_HISTORY_SECONDS:
                 return seconds
-        limit = f"it is a number above 0 and at most {MOST_HISTORY_SECONDS:g}"
+        limit = f"it is a number above 0 and at most {MAX_HISTORY_SECONDS:g}"
         raise RefusedError(
             400, Problem(f"seconds={text[:64]!r} is no length of time", limit, "api/history?seconds=900")
         )
@@ -177,7 +177,7 @@ class ActionHandler(Handler):
     """`POST api/kernels/<id>/<interrupt|restart|shutdown>`."""
 
     auth_resource = "kernels"
-    _track_activity = True  # somebody is here
+    _track_activity = True  # a user is there
 
     @web.authenticated
     @authorized
@@ -214,7 +214,7 @@ class MetricsHandler(Handler):
         self._metrics_token = token
 
     async def prepare(self) -> None:  # type: ignore[override]  # as APIHandler's
-        """Log in whoever has the token of metrics, without a cookie; all others as everywhere."""
+        """Log in a client with the token of metrics, without a cookie; all others as everywhere."""
         if self.request.method != "GET" or not guard.has_token(self.request, self._metrics_token):
             await super().prepare()
             return
@@ -226,7 +226,7 @@ class MetricsHandler(Handler):
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        """Answer with the metrics of now, which are sampled for this if nobody watches."""
+        """Answer with the current metrics, which are sampled for this if there is no viewer."""
         names = self.get_query_argument("names", "") or live.get(METRICS_SETTING) or "rocmlab"
         with refusing("there are no metrics"):
             accept, sees_kernels = self.request.headers.get("Accept", ""), await self.sees_kernels()
@@ -265,7 +265,7 @@ class StreamHandler(Handler):
         while not viewer.is_closed and loop.time() < end:
             self.write(await viewer.take(HEARTBEAT_SECONDS) or wire.HEARTBEAT)
             taken = self.flush()
-            if not taken.done():  # mostly it is: the system's buffer had room
+            if not taken.done():  # mostly it is: the system's buffer was not full
                 await asyncio.wait_for(taken, SLOW_SECONDS)
 
     def on_connection_close(self) -> None:

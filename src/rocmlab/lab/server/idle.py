@@ -55,7 +55,7 @@ def holders(
 
     Args:
         kernels: of this server.
-        processes: on the GPUs, with their owners; None if nobody asked.
+        processes: on the GPUs, with their owners; None if they were not requested.
         limits: how long is long.
     """
     if limits.warned_seconds is None:
@@ -75,7 +75,7 @@ def holders(
 def _holder(
     kernel: Mapping[str, Any], own: Sequence[GpuProcess], vram_bytes: int | None, limits: Limits
 ) -> dict[str, Any]:
-    """Return one of them. Its memory is None where it has a lease and nobody can tell what it uses."""
+    """Return one of them. Its memory is None where it has a lease and what it uses is unknown."""
     who = kernel["notebook"] or f"the kernel {kernel['kernel_name']}"
     what = "holds a GPU" if vram_bytes is None else f"holds {vram_bytes / (1 << 30):.1f} GiB of GPU memory"
     minutes = f"{(limits.warned_seconds or 0) / 60:g} minutes"

@@ -32,7 +32,7 @@ class Kernels:
     async def rows(self) -> list[Row]:
         """Return what each kernel is and holds, in the order in which they were started."""
         names = {session["kernel"]["id"]: _name(session) for session in await self._list_sessions()}
-        now, patience = datetime.now(timezone.utc), _patience_seconds()
+        now, patience = datetime.now(timezone.utc), _start_timeout_seconds()
         found = []
         for kernel_id in self._kernels.list_kernel_ids():
             try:
@@ -52,7 +52,7 @@ class Kernels:
             raise UnknownKernelError(
                 f"there is no kernel {kernel_id[:64]}",
                 "it has been shut down meanwhile, or it is another server's",
-                "reload the page: it shows the kernels of now",
+                "reload the page: it shows the current kernels",
             )
         try:
             if action == "interrupt":
@@ -94,14 +94,14 @@ def _name(session: Mapping[str, Any]) -> str | None:
     return str(session["path"]) if session.get("path") else None
 
 
-def _patience_seconds() -> float:
-    """Return after how long a kernel does not start any more: nobody has talked to it since, as with one of a script.
+def _start_timeout_seconds() -> float:
+    """Return after how long a kernel no longer counts as starting: no client has used it, as with one of a script.
 
     Its state is `starting` until the first message, however long ago it became ready.
     """
     try:
         return idle.Limits.of(live.values()).warned_seconds or idle.DEFAULT_SECONDS
-    except RocmlabError:  # who is warned by that setting is told so
+    except RocmlabError:  # the warning itself reports an invalid setting
         return idle.DEFAULT_SECONDS
 
 
@@ -122,7 +122,7 @@ def _row(
     patience_seconds: float,
 ) -> Row:
     provisioner = getattr(manager, "provisioner", None)  # none while it starts, and with kernels of a gateway
-    owned = getattr(provisioner, "owned", None)  # of ours alone; none if the kernel was refused
+    owned = getattr(provisioner, "owned", None)  # only of our provisioner; none if the kernel was rejected
     lease = owned.lease if owned else None
     since = _idle_since(manager, now, patience_seconds)
     return {

@@ -1,4 +1,4 @@
-"""What is told to those who may read the GPUs but not the kernels: all but kernels, notebooks and owners."""
+"""What clients get who may read the GPUs but not the kernels: everything except kernels, notebooks and owners."""
 
 from __future__ import annotations
 

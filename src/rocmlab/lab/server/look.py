@@ -1,4 +1,4 @@
-"""What is looked at besides samples: who leases which GPU, and what the doctor finds. All of it may block."""
+"""What is read in addition to samples: who leases which GPU, and what the doctor finds. All of it may block."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def leases(seen: Sequence[Device], shown: Shown, environment: Mapping[str, str] 
         environment: has ROCMLAB_SHARE.
 
     Raises:
-        RocmlabError: nobody can tell.
+        RocmlabError: it is not known.
     """
     from rocmlab.kernels.leases import Leases
 

@@ -101,7 +101,7 @@ class PageHandler(Handler):
 
 
 class FileHandler(Handler, web.StaticFileHandler):
-    """The scripts, styles and pictures of the page; for those who are logged in, like the page."""
+    """The scripts, styles and images of the page; only for users who are logged in, like the page."""
 
     @web.authenticated
     @authorized

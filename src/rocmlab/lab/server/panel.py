@@ -13,11 +13,11 @@ from typing import Any
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device, is_simulated, system_root
 from rocmlab.lab.server import less, telemetry
-from rocmlab.lab.server.aside import Aside
 from rocmlab.lab.server.broadcast import Broadcast
 from rocmlab.lab.server.cluster import Cluster
 from rocmlab.lab.server.kernels import Kernels, Row
 from rocmlab.lab.server.paths import Shown
+from rocmlab.lab.server.shared_reader import SharedReader
 from rocmlab.lab.server.state import State
 from rocmlab.lab.server.telemetry import Telemetry
 from rocmlab.lab.server.wire import event, failure, history_json, problem_json
@@ -26,14 +26,14 @@ from rocmlab.telemetry.model import Snapshot, device_id
 log = logging.getLogger("rocmlab")
 
 STATE_SECONDS = 1.5  # until the next look at the kernels where no snapshot comes
-PATIENCE_SECONDS = 5.0  # after a failure of the sampler
+RETRY_SECONDS = 5.0  # after a failure of the sampler
 CLOSE_SECONDS = 1.0  # at most, in which the server ends
 SILENT_SECONDS = 10.0  # without a snapshot
-RECORDING_PATIENCE_SECONDS = 60.0
+RECORDING_RETRY_SECONDS = 60.0
 
 
 class Panel:
-    """One server's GPUs and kernels, for everybody who watches them. Nothing happens while nobody does or records."""
+    """One server's GPUs and kernels, for all viewers. Nothing is read while there is no viewer and nothing records."""
 
     def __init__(self, kernels: Any, sessions: Any, folder: Path) -> None:  # noqa: ANN401
         """Prepare; nothing is looked at.
@@ -49,8 +49,8 @@ class Panel:
         self.state = State(self.root, self.kernels, shown)
         self.telemetry = Telemetry(self.root, lambda: self.state.rows, shown)
         self.cluster = Cluster()
-        self._writing: Aside[tuple[bytes, str]] = Aside("the metrics", 10.0)
-        self._packing: Aside[bytes] = Aside("the history", 30.0)
+        self._writing: SharedReader[tuple[bytes, str]] = SharedReader("the metrics", 10.0)
+        self._packing: SharedReader[bytes] = SharedReader("the history", 30.0)
         self._recording: asyncio.Task[None] | None = None
         self.broadcast = Broadcast(self._start, self._stop)
         self._tasks: list[asyncio.Task[None]] = []
@@ -89,7 +89,7 @@ class Panel:
         return await self._packing.do_own(lambda: history_json(times, series, is_packed))
 
     async def metrics(self, names: str, accept: str, sees_kernels: bool = True) -> tuple[bytes, str]:
-        """Return the metrics of now as Prometheus reads them, and their content type; nobody need be watching.
+        """Return the current metrics in Prometheus' format, and their content type; also while there is no viewer.
 
         Args:
             names: rocmlab, amd or both.
@@ -111,7 +111,7 @@ class Panel:
         )
 
     async def act(self, kernel_id: str, action: str) -> None:
-        """Do it to a kernel, and tell all viewers at once.
+        """Apply an action to a kernel, and update all viewers immediately.
 
         Raises:
             RocmlabError: it could not be done.
@@ -123,7 +123,7 @@ class Panel:
             self._news.set()
 
     async def close(self) -> None:
-        """Let the viewers go, and stop; what does not end within a second is left behind."""
+        """Disconnect the viewers, and stop; what does not end within a second is abandoned."""
         self.broadcast.close()
         tasks = [*self._tasks, *self.state.tasks(), *([self._recording] if self._recording else [])]
         for task in tasks:
@@ -136,12 +136,12 @@ class Panel:
             await asyncio.wait_for(self.telemetry.close(), CLOSE_SECONDS / 2)
 
     def record(self) -> None:
-        """Read the devices from now on, though nobody watches, so that the history is there for whoever comes."""
+        """Read the devices from now on, also without viewers, so that the history is there when one comes."""
         if self._recording is None:
             self._recording = asyncio.ensure_future(self._record())
 
     def stop_recording(self) -> None:
-        """Read the devices only while somebody watches, from now on."""
+        """Read the devices only while there are viewers, from now on."""
         if self._recording is not None:
             self._recording.cancel()
             self._recording = None
@@ -157,14 +157,14 @@ class Panel:
                 if why != said:
                     log.warning("RECORD_GPUS=on, but nothing is recorded: %s", why)
                 said = why
-            await asyncio.sleep(RECORDING_PATIENCE_SECONDS)
+            await asyncio.sleep(RECORDING_RETRY_SECONDS)
         with hub.keep():
             while True:
-                with suppress(Exception):  # each view says why
+                with suppress(Exception):  # each view shows why
                     await self.state.kernels()  # the owners of processes are found with them
                 await asyncio.sleep(telemetry.PROCESSES_SECONDS)
 
-    # -- while somebody watches ------------------------------------------------------------------------------------
+    # -- while there are viewers -----------------------------------------------------------------------------------
 
     def _start(self) -> None:
         self._snapshot, self._sampled_seconds = None, time.monotonic()
@@ -186,7 +186,7 @@ class Panel:
                         self._news.set()  # the state is looked at now, too, which saves the process a wake-up
             except Exception as err:
                 self._failure = [failure("the GPUs cannot be sampled", err)]
-            await asyncio.sleep(PATIENCE_SECONDS)
+            await asyncio.sleep(RETRY_SECONDS)
 
     async def _look(self) -> None:
         """Pass the state on when it has changed; the doctor's answer comes when it comes."""

@@ -1,4 +1,4 @@
-"""What a server knows besides samples: its kernels, who leases which GPU, what is wrong, and who holds memory idly."""
+"""What a server knows in addition to samples: its kernels, leases, problems, and idle kernels that hold memory."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from rocmlab.base import live
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device
 from rocmlab.lab.server import idle, look
-from rocmlab.lab.server.aside import Aside
 from rocmlab.lab.server.kernels import Kernels, Row
 from rocmlab.lab.server.paths import Shown
+from rocmlab.lab.server.shared_reader import SharedReader
 from rocmlab.lab.server.wire import failure
 from rocmlab.telemetry.model import Snapshot, device_id
 
 LEASES_SECONDS = 2.0  # between two looks
 DOCTOR_SECONDS = 300.0  # each time costs some 40 ms of a core with eight GPUs
 DOCTOR_LEAST_SECONDS = 60.0
-PATIENCE_SECONDS = 3.0  # with the doctor, for who waits for it
+TIMEOUT_SECONDS = 3.0  # with the doctor, for who waits for it
 NEVER = float("-inf")
 
 
 class State:
-    """What is asked anew only when the last answer is old."""
+    """What is queried again only when the last answer is old."""
 
     def __init__(self, root: Path, kernels: Kernels, shown: Shown) -> None:
         self.root = root
@@ -39,9 +39,9 @@ class State:
         self._asking: asyncio.Task[None] | None = None  # the doctor
         self._examined: Sequence[Device] = ()  # the devices when the doctor was asked
         self._known: Sequence[Device] = ()
-        self._devices: Aside[list[Device]] = Aside("the devices", 10.0)
-        self._leases: Aside[list[Row]] = Aside("the leases", 5.0)
-        self._problems: Aside[list[Row]] = Aside("the doctor's findings", 60.0)
+        self._devices: SharedReader[list[Device]] = SharedReader("the devices", 10.0)
+        self._leases: SharedReader[list[Row]] = SharedReader("the leases", 5.0)
+        self._problems: SharedReader[list[Row]] = SharedReader("the doctor's findings", 60.0)
 
     async def devices(self) -> list[Device]:
         """Return every device, by a look at the host."""
@@ -49,13 +49,13 @@ class State:
         return found
 
     async def kernels(self) -> list[Row]:
-        """Return the kernels of now."""
+        """Return the current kernels."""
         rows = await self._kernels.rows()
         self.rows = tuple(rows)
         return rows
 
     async def leases(self, devices: Sequence[Device]) -> list[Row]:
-        """Return who holds which GPU; those of our kernels with the notebook's path of now and the kernel's id."""
+        """Return who holds which GPU; those of our kernels with the notebook's current path and the kernel's id."""
         if time.monotonic() - self._leases_asked >= LEASES_SECONDS:
             self._leases_asked = time.monotonic()
             try:
@@ -87,7 +87,7 @@ class State:
     async def doctor_answered(self) -> None:
         """Wait for the doctor, if it is asked, but not for long."""
         if self._asking is not None:
-            await asyncio.wait([self._asking], timeout=PATIENCE_SECONDS)
+            await asyncio.wait([self._asking], timeout=TIMEOUT_SECONDS)
 
     async def _ask(self, told: Callable[[], None]) -> None:
         try:

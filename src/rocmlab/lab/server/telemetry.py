@@ -1,7 +1,7 @@
-"""The one sampler of this server, made when somebody first asks for it.
+"""The one sampler of this server, created at the first request for it.
 
 Everything of `rocmlab.telemetry` but its model is imported here and late: a server starts as fast with us as without,
-and where telemetry cannot work, each view says why and the rest of the lab does not notice.
+and where telemetry cannot work, each view shows why, and the rest of the lab is not affected.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from rocmlab.base.errors import Problem, RocmlabError
 from rocmlab.devices import Device
-from rocmlab.lab.server.aside import Aside
 from rocmlab.lab.server.paths import Shown
+from rocmlab.lab.server.shared_reader import SharedReader
 from rocmlab.lab.server.wire import WrongRequestError
 from rocmlab.telemetry.model import GpuProcess, Snapshot, device_id
 
@@ -42,8 +42,8 @@ class Telemetry:
         self._kernels = kernels
         self._hub: Hub | None = None
         self._attribute: Callable[[Sequence[Device]], Sequence[GpuProcess]] | None = None
-        self._start: Aside[tuple[Hub, Any]] = Aside("the GPUs", START_SECONDS)
-        self._processes: Aside[Sequence[GpuProcess]] = Aside("the processes on the GPUs", ANSWER_SECONDS)
+        self._start: SharedReader[tuple[Hub, Any]] = SharedReader("the GPUs", START_SECONDS)
+        self._processes: SharedReader[Sequence[GpuProcess]] = SharedReader("the processes on the GPUs", ANSWER_SECONDS)
         self._one: asyncio.Task[Snapshot] | None = None
 
     @property
@@ -60,7 +60,7 @@ class Telemetry:
         """Return the sampler, which does nothing by itself.
 
         Raises:
-            Exception: it cannot be made, and the message says why.
+            Exception: it cannot be created; the message explains why.
         """
         if self._hub is None:
             hub, attribute = await self._start.do(lambda: _hub_of(self.root, self._kernels, self._shown))
@@ -97,7 +97,7 @@ class Telemetry:
         return self._one.result()
 
     async def _next(self) -> Snapshot:
-        """Take one snapshot with the processes of now; a sampler that has just begun has none yet, or old ones."""
+        """Take one snapshot with the current processes; a sampler that has just started has none yet, or old ones."""
         asked = time.time()
         async with aclosing(self.watch()) as snapshots:  # type: ignore[type-var]
             async for snapshot in snapshots:
@@ -123,7 +123,7 @@ class Telemetry:
 def _hub_of(
     root: Path, kernels: Callable[[], Sequence[Row]], shown: Shown
 ) -> tuple[Hub, Callable[[Sequence[Device]], Sequence[GpuProcess]]]:
-    """Import what is needed, on a thread; return a Hub, and what joins its processes with the kernels of now."""
+    """Import what is needed, on a thread; return a Hub, and what joins its processes with the current kernels."""
     from rocmlab.telemetry.attribution import attribute
     from rocmlab.telemetry.hub import Hub
     from rocmlab.telemetry.owners import LabSource, ProcSource

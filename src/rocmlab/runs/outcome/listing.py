@@ -5,30 +5,26 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rocmlab.base import formatting, safe
+from rocmlab.base import safe
 from rocmlab.reports.values import is_number
 from rocmlab.runs.folder import PARTS, RunFolder
 from rocmlab.runs.outcome import entries, history
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
 log = logging.getLogger("rocmlab")
 
-MOST = 1000  # runs
-SHOWN_LETTERS = 19  # of a time: to the second
+MAX_RUNS = 1000
 
 
 def runs_of(runs: Path) -> list[dict[str, Any]]:
     """Return the runs of a share, newest first.
 
-    One that cannot be read is listed as `unreadable`; one that never began is left out.
+    One that cannot be read is listed as `unreadable`; one that never began is omitted.
     """
-    folders = [RunFolder(path.parent) for path in history.newest(runs, "journal.jsonl", MOST)]
+    folders = [RunFolder(path.parent) for path in history.newest(runs, "journal.jsonl", MAX_RUNS)]
     return [_run(folder) for folder in folders if not folder.is_stub()]
 
 
@@ -55,7 +51,7 @@ def _from_results(folder: RunFolder) -> dict[str, Any] | None:
 
 
 def _from_journal(folder: RunFolder) -> dict[str, Any]:
-    """Return what is known of a run that has not ended, was cut short, or runs elsewhere."""
+    """Return what is known of a run that has not finished, was cut short, or runs elsewhere."""
     started, jobs, last = None, 0, {}
     try:
         for event in folder.journal():
@@ -73,7 +69,7 @@ def _from_journal(folder: RunFolder) -> dict[str, Any]:
 
 
 def _in_parts(parts: Path) -> dict[Any, str]:
-    """Return how the jobs of an exported run have ended so far, by name."""
+    """Return the status of each job of an exported run that has finished, by name."""
     found = {}
     for path in parts.glob("*.json"):
         try:
@@ -96,26 +92,3 @@ def _entry(
         "jobs": jobs,
         "counts": {safe.printable(status): count for status, count in counts.items()},
     }
-
-
-def table(found: Sequence[Mapping[str, Any]]) -> Table:
-    """Return the runs as a table."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
-    for title in ("run", "started (UTC)", "status"):
-        made.add_column(title, no_wrap=True)
-    made.add_column("jobs")
-    made.add_column("time", justify="right", no_wrap=True)
-    styles = {"ok": "green", "running": "cyan", "exported": "cyan"}
-    for run in found:
-        started = str(run["started"] or "")[:SHOWN_LETTERS].replace("T", " ")
-        open_count = run["jobs"] - sum(run["counts"].values())
-        counts = [f"{count} {status}" for status, count in run["counts"].items()]
-        counts += [f"{open_count} open"] if open_count > 0 else []
-        status = Text(run["status"], styles.get(run["status"], "red"))
-        name = Text(safe.printable(run["name"]), "bold")
-        made.add_row(name, started, status, Text(", ".join(counts)), formatting.duration(run["seconds"]))
-    return made

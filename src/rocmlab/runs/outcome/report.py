@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rocmlab import reports
-from rocmlab.base import files, safe
+from rocmlab.base import files, formatting, safe
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import recording
 from rocmlab.notebook import executed
@@ -67,7 +67,7 @@ def read_failure(job: Mapping[str, Any], folder: Path) -> Failure:
         return Failure(source=clean(error.get("source", "")), log=_tail(folder / left["log"]) if "log" in left else "")
     outputs = [output for output in cell.get("outputs", []) if isinstance(output, dict)]
     return Failure(
-        source=_first_lines(clean(_joined(cell.get("source", "")))),
+        source=_excerpt(clean(_joined(cell.get("source", ""))), error.get("line", 1)),
         output=_shorten(clean("".join(_text(output) for output in outputs))).rstrip(),
         traceback=_shorten(clean("\n".join(_traceback(output) for output in outputs))).strip("\n"),
     )
@@ -102,10 +102,17 @@ def _joined(text: object) -> str:
     return "".join(str(part) for part in text) if isinstance(text, list) else str(text)
 
 
-def _first_lines(source: str) -> str:
-    lines = source.strip("\n").split("\n")
-    more = len(lines) - SOURCE_LINES
-    return "\n".join([*lines[:SOURCE_LINES], f"… {more} more lines"] if more > 0 else lines)[:MAX_CHARACTERS]
+def _excerpt(source: str, line: object) -> str:
+    """Return a source, or so many of its lines that the failing one is among them."""
+    lines = source.rstrip("\n").split("\n")
+    shown = formatting.around(lines, line if isinstance(line, int) else 1, SOURCE_LINES)
+    before, behind = shown.start, len(lines) - shown.stop
+    kept = lines[shown.start : shown.stop]
+    if before:
+        kept.insert(0, f"… {formatting.plural(before, 'line')}")
+    if behind:
+        kept.append(f"… {behind} more lines")
+    return "\n".join(kept)[:MAX_CHARACTERS]
 
 
 def _shorten(text: str) -> str:

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from typing import Any
 
 from rocmlab import __version__
 from rocmlab.notebook import executed
+from rocmlab.notebook.outcome import ERROR_NAMES, Outcome
 from rocmlab.reports import compare, schema
 from rocmlab.runs.folder import RunFolder
-from rocmlab.runs.jobs import EXIT_CODES, NO_FAILURE, Job, Result
+from rocmlab.runs.jobs import EXIT_CODES, NO_FAILURE, Job, Result, Status, not_run
 from rocmlab.runs.outcome import report
-from rocmlab.runs.scheduling.placement import Place
+from rocmlab.runs.scheduling.place import Place
 from rocmlab.runs.scheduling.usage import UNKNOWN
 from rocmlab.runs.spec import keys
-from rocmlab.runs.workers.supervisor import Ending
+
+log = logging.getLogger("rocmlab")
 
 SKIPPED = "Skipped"  # the error that `rocmlab.skip` raises
-ERROR_NAMES = {"timeout": "Timeout", "killed": "Killed", "kernel died": "KernelDied"}
 
 
 @dataclass
@@ -84,26 +86,58 @@ class Run:
             self.warnings.append(f"no report: {type(err).__name__}: {err}")
 
 
-def repair(folder: RunFolder, job: Job, ending: Ending) -> None:
-    """Correct the executed notebook of a job that was cut short."""
-    name = ERROR_NAMES.get(ending.status, "Error")
-    executed.tell_truth(folder.file(job.name, "notebook"), ending.running_cell, name, ending.message)
-
-
 def result_of(
-    folder: RunFolder, job: Job, place: Place, ending: Ending, attempts: Sequence[Mapping[str, Any]]
+    folder: RunFolder, job: Job, place: Place, outcome: Outcome, attempts: Sequence[Mapping[str, Any]]
 ) -> Result:
-    """Return the result of a job that has run."""
-    notebook = executed.load(folder.file(job.name, "notebook"))
-    said = executed.summarise(notebook) if notebook else None
+    """Return the result of a job that has run, whatever its files contain."""
+    try:
+        return _result(folder, job, place, outcome, _executed(folder, job, outcome), attempts)
+    except Exception as err:
+        log.debug("the files of %s cannot be read", job.name, exc_info=True)
+        why = f"its files cannot be read: {type(err).__name__}: {err}"
+        status: Status = "failed" if outcome.status == "ok" else outcome.status
+        return replace(
+            not_run(job),
+            status=status,
+            exit_code=EXIT_CODES[status],
+            started=outcome.started,
+            seconds=outcome.seconds,
+            devices=identify(place),
+            error={"name": "Error", "value": f"{outcome.message}; {why}" if outcome.message else why},
+            warnings=outcome.warnings,
+            attempts=[dict(each) for each in attempts],
+        )
+
+
+def _executed(folder: RunFolder, job: Job, outcome: Outcome) -> executed.Executed | None:
+    """Return what the executed notebook contains; one that was cut short is repaired."""
+    path = folder.file(job.name, "notebook")
+    if outcome.message:  # it did not end by itself, or not well
+        name = ERROR_NAMES.get(outcome.status, "Error")
+        notebook = executed.repair(path, outcome.running_cell, name, outcome.message)
+    elif outcome.notebook is not None:
+        return executed.Executed(**outcome.notebook)
+    else:
+        notebook = executed.load(path)
+    return executed.summarise(notebook) if notebook else None
+
+
+def _result(
+    folder: RunFolder,
+    job: Job,
+    place: Place,
+    outcome: Outcome,
+    said: executed.Executed | None,
+    attempts: Sequence[Mapping[str, Any]],
+) -> Result:
     error = said.error if said else None
     recorded = said.recorded if said else {}
-    usage = ending.usage or [UNKNOWN] * len(place.devices)
-    status = ending.status
+    usage = outcome.usage or [UNKNOWN] * len(place.devices)
+    status = outcome.status
     if status == "failed" and error is not None and error["name"] == SKIPPED and "skipped" in recorded:
         status, error = "skipped", None
     if error is None and status not in NO_FAILURE:
-        error = {"name": ERROR_NAMES.get(ending.status, "Error"), "value": ending.message}
+        error = {"name": ERROR_NAMES.get(outcome.status, "Error"), "value": outcome.message}
     return Result(
         name=job.name,
         notebook=job.notebook,
@@ -111,15 +145,15 @@ def result_of(
         kernel=job.kernel,
         status=status,
         exit_code=EXIT_CODES[status],
-        started=ending.started,
-        seconds=None if ending.seconds is None else round(ending.seconds, 3),
+        started=outcome.started,
+        seconds=None if outcome.seconds is None else round(outcome.seconds, 3),
         cells_done=said.cells_done if said else None,
         cells_total=said.cells_total if said else None,
         devices=[identity | used for identity, used in zip(identify(place), usage, strict=True)],
         recorded=recorded,
         error=error if status not in NO_FAILURE else None,
         files=folder.files(job.name),
-        warnings=[*ending.warnings, *(said.warnings if said else [])],
+        warnings=[*outcome.warnings, *(said.warnings if said else [])],
         simulated=any(device.simulated for device in place.devices) or recorded.get("simulated") is True,
         attempts=[dict(each) for each in attempts],
         defaults=dict(job.defaults),

@@ -1,4 +1,4 @@
-"""Continuing a run in its own folder: its journal says what was asked for, what has ended, and what was cut short."""
+"""Continuing a run in its own folder: its journal has what was requested, what has finished and what was cut short."""
 
 from __future__ import annotations
 

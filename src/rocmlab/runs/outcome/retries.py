@@ -1,22 +1,45 @@
-"""When a job is tried again, and what is kept of the attempts before."""
+"""When a job is retried, and what is kept of the attempts before."""
 
 from __future__ import annotations
 
 import glob
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from rocmlab.runs.folder import KINDS, RunFolder
 from rocmlab.runs.jobs import Status
 
 MAY_PASS: tuple[Status, ...] = ("kernel died", "killed")  # a driver's hiccup, a full memory; not an exception
+MAX_MOVES = 3  # of a job whose machine was lost: not its fault, so that it does not count against `--retries`
+MAX_PLACES = 5  # of a job that could not start in its place
 KEPT = ("status", "message", "started", "seconds", "devices", "files")
 
 
+Kind = Literal["retry", "move", "place"]
+
+
+class Repeats:
+    """How often each job was started again in this session of a run."""
+
+    def __init__(self, retries: int) -> None:
+        self._allowed: Mapping[Kind, int] = {"retry": retries, "move": MAX_MOVES, "place": MAX_PLACES}
+        self._counts: Counter[tuple[str, Kind]] = Counter()
+
+    def left(self, job: str, kind: Kind) -> int:
+        """Return how often it may be started again for this reason."""
+        return self._allowed[kind] - self._counts[job, kind]
+
+    def count(self, job: str, kind: Kind) -> int:
+        """Note that it is started again; return how often it still may be."""
+        self._counts[job, kind] += 1
+        return self.left(job, kind)
+
+
 def may_pass(status: Status) -> bool:
-    """Tell whether the cause of an end may be gone the next time."""
+    """Return whether a retry may end differently."""
     return status in MAY_PASS
 
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rocmlab.base import formatting
 from rocmlab.base.errors import Problem, RocmlabError
-from rocmlab.devices import Device
-from rocmlab.runs.jobs import Job, Result, describe
-from rocmlab.runs.scheduling.outlook import Ask, Waiting
-from rocmlab.runs.scheduling.placement import Place, Slots
+from rocmlab.runs.jobs import Job, Resources, Result, describe
+from rocmlab.runs.scheduling.place import Place
+from rocmlab.runs.scheduling.scheduler import Scheduler, Waiting
 
 SHOWN_NAMES = 3  # of the jobs that have the same problem
 
@@ -45,22 +44,22 @@ def longest_first(jobs: Sequence[Job], seconds: Mapping[str, float]) -> list[Job
 
 
 class Queue:
-    """The jobs that wait for their turn. Those that ask for the same stand in one line, so that few are looked at."""
+    """The jobs that wait for their turn. Those that request the same stand in one line, so that few are looked at."""
 
-    def __init__(self, jobs: Sequence[Job], slots: Slots) -> None:
+    def __init__(self, jobs: Sequence[Job], slots: Scheduler) -> None:
         self._slots = slots
         self._lines: dict[Hashable, deque[Waiting]] = {}
         self._heads: list[Waiting] = []  # of the lines, in the order of their turn
-        self._asks: frozenset[Ask] = frozenset()  # of the heads
+        self._requested: frozenset[Resources] = frozenset()  # by the heads
         self._count = 0
         self._first = 0
-        self.avoid: dict[str, Collection[Device]] = {}  # by name, the GPUs on which a job has ended badly
+        self.excluded: dict[str, Place] = {}  # by name, where a job has ended badly
         for number, job in enumerate(jobs, 1):
-            ask = slots.ask(job)
-            self._line(job, ask).append((number, job, ask))
+            resources = slots.resources(job)
+            self._line(job, resources).append((number, job, resources))
             self._count += 1
         self._heads = sorted((line[0] for line in self._lines.values()), key=_turn)
-        self._note_asks()
+        self._note_requests()
 
     def __len__(self) -> int:
         return self._count
@@ -75,52 +74,52 @@ class Queue:
 
     def take(self) -> tuple[Job, Place] | None:
         """Take out the job that can start now, and give it its place; None if none can."""
-        if taken := self._slots.take_one(self._heads, self._asks, self.avoid):
+        if taken := self._slots.take_next(self._heads, self._requested, self.excluded):
             self.remove(taken[0])
         return taken
 
     def remove(self, job: Job) -> None:
         """Take out the head of a line."""
         at = next(at for at, (_, head, _) in enumerate(self._heads) if head is job)
-        _, _, ask = self._heads.pop(at)
-        line = self._line(job, ask)
+        _, _, resources = self._heads.pop(at)
+        line = self._line(job, resources)
         line.popleft()
         if line:
             insort(self._heads, line[0], key=_turn)
         else:
-            del self._lines[self._key(job, ask)]
-            self._note_asks()
+            del self._lines[self._key(job, resources)]
+            self._note_requests()
         self._count -= 1
-        self.avoid.pop(job.name, None)
+        self.excluded.pop(job.name, None)
 
-    def put_first(self, job: Job, avoid: Collection[Device]) -> None:
-        """Put a job before all others, to be placed elsewhere than on these GPUs if it can be."""
-        self.avoid[job.name] = avoid
+    def put_first(self, job: Job, last: Place) -> None:
+        """Put a job before all others, to be placed elsewhere than the last time if possible."""
+        self.excluded[job.name] = last
         self._first -= 1
-        ask = self._slots.ask(job)
-        line = self._line(job, ask)
+        resources = self._slots.resources(job)
+        line = self._line(job, resources)
         if line:
             self._heads.remove(line[0])
-        line.appendleft((self._first, job, ask))
+        line.appendleft((self._first, job, resources))
         self._heads.insert(0, line[0])
-        self._note_asks()
+        self._note_requests()
         self._count += 1
 
-    def _note_asks(self) -> None:
-        self._asks = frozenset(ask for _, _, ask in self._heads)
+    def _note_requests(self) -> None:
+        self._requested = frozenset(resources for _, _, resources in self._heads)
 
-    def _line(self, job: Job, ask: Ask) -> deque[Waiting]:
-        return self._lines.setdefault(self._key(job, ask), deque())
+    def _line(self, job: Job, resources: Resources) -> deque[Waiting]:
+        return self._lines.setdefault(self._key(job, resources), deque())
 
-    def _key(self, job: Job, ask: Ask) -> Hashable:
-        return ask, job.name if job.name in self.avoid else None
+    def _key(self, job: Job, resources: Resources) -> Hashable:
+        return resources, job.name if job.name in self.excluded else None
 
 
 def _turn(waiting: Waiting) -> int:
     return waiting[0]
 
 
-def check_any(jobs: Sequence[Job], slots: Slots) -> None:
+def check_any(jobs: Sequence[Job], slots: Scheduler) -> None:
     """Refuse a run of which no job can start, and give each reason once.
 
     Raises:
@@ -152,7 +151,7 @@ def _said_of(names: Sequence[str], what: str) -> str:
     return f"{', '.join(named[:SHOWN_NAMES])}{more}: {what}"
 
 
-def planned(job: Job, slots: Slots, seconds: Mapping[str, float], before: Before) -> dict[str, Any]:
+def planned(job: Job, slots: Scheduler, seconds: Mapping[str, float], before: Before) -> dict[str, Any]:
     """Return what a dry run says of a job."""
     problem = job.problem or slots.problem(job)
     is_done = job.name in before.results
@@ -167,4 +166,5 @@ def planned(job: Job, slots: Slots, seconds: Mapping[str, float], before: Before
         "expected_seconds": seconds.get(job.name),
         "skipped": is_done,
         "problem": describe(problem) if problem and not is_done else None,
+        "warning": job.warning,
     }

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from heapq import merge
 from itertools import groupby
 
 from rocmlab.devices import Device
+from rocmlab.runs.jobs import Resources
 
 Product = int  # GPUs that can stand for each other have the same: which product of the run they are, from 0
-
-
-@dataclass(frozen=True)
-class Demand:
-    """What a job wants of its GPUs, beside their number."""
-
-    vram_bytes: int | None = None  # of each
-    is_mixed: bool = False  # whether they may be of different products
 
 
 class Pool:
@@ -29,7 +21,6 @@ class Pool:
         counts: how many there are of each product; the products are numbered in the order of their first.
         left: how many are free of each product.
         memory: bytes that a job can have of a GPU of each product, 0 if unknown.
-        alone: a set of each product.
     """
 
     def __init__(self, gpus: Sequence[Device]) -> None:
@@ -45,14 +36,13 @@ class Pool:
         self.counts = list(map(len, self._free))
         self.left = list(self.counts)
         self.memory = [memory_bytes(self.gpus[numbers[0]]) or 0 for numbers in self._free]
-        self.alone = [frozenset((product,)) for product in range(len(kinds))]
 
     def __iter__(self) -> Iterator[Device]:
         """Go through what is free."""
         return (self.gpus[number] for number in merge(*self._free))
 
     def __contains__(self, gpu: Device) -> bool:
-        """Tell whether a GPU of the run is free."""
+        """Return whether a GPU of the run is free."""
         return self._find(gpu)[-1]
 
     def _find(self, gpu: Device) -> tuple[int, list[int], int, bool]:
@@ -70,14 +60,14 @@ class Pool:
         """Return those of which a GPU is free."""
         return {product for product, count in enumerate(self.left) if count}
 
-    def large_enough(self, demand: Demand) -> list[Product]:
-        """Return those of which each GPU has as much memory as is asked for, in their order."""
-        return [product for product, memory in enumerate(self.memory) if memory >= (demand.vram_bytes or 0)]
+    def large_enough(self, resources: Resources) -> list[Product]:
+        """Return those of which each GPU has as much memory as is requested, in their order."""
+        return [product for product, memory in enumerate(self.memory) if memory >= (resources.vram_bytes or 0)]
 
-    def most(self, demand: Demand) -> int:
+    def most(self, resources: Resources) -> int:
         """Return how many a job could ever have at once."""
-        counts = [self.counts[product] for product in self.large_enough(demand)]
-        return sum(counts) if demand.is_mixed else max(counts, default=0)
+        counts = [self.counts[product] for product in self.large_enough(resources)]
+        return sum(counts) if resources.is_mixed else max(counts, default=0)
 
     def number(self, gpu: Device) -> int:
         """Return the place of a GPU in the run."""
@@ -132,10 +122,10 @@ def kind_of(gpu: Device) -> Hashable:
     return gpu.backend, gpu.gfx, gpu.name, gpu.vram_bytes, memory_bytes(gpu)
 
 
-def sets_of(demand: Demand, gpus: Iterable[Device]) -> list[list[Device]]:
+def sets_of(resources: Resources, gpus: Iterable[Device]) -> list[list[Device]]:
     """Return the sets of GPUs from which a job may have any: one for each product, or one of all."""
-    fitting = [gpu for gpu in gpus if not demand.vram_bytes or (memory_bytes(gpu) or 0) >= demand.vram_bytes]
-    if demand.is_mixed:
+    fitting = [gpu for gpu in gpus if not resources.vram_bytes or (memory_bytes(gpu) or 0) >= resources.vram_bytes]
+    if resources.is_mixed:
         return [fitting] if fitting else []
     sets: dict[Hashable, list[Device]] = {}
     for gpu in fitting:

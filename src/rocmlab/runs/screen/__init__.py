@@ -1,1 +1,1 @@
-"""What a person sees of a run: before it, while it goes on, and at its end."""
+"""What a user sees of a run: before it, while it runs, and at its end."""

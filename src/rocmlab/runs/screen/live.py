@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from rocmlab.base import formatting
 from rocmlab.runs.jobs import Job, Result
-from rocmlab.runs.scheduling.placement import Place
+from rocmlab.runs.scheduling.place import Place
 from rocmlab.runs.screen.view import Running, View
 from rocmlab.runs.workers.supervisor import Event
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from rich.segment import Segment
     from rich.text import Text
 
-EVERY_SECONDS = 1.0  # the clocks go on
+EVERY_SECONDS = 1.0  # the clocks advance
 PAUSE_SECONDS = 0.25  # between two drawings
 NAME_CELLS = 36  # of a column; the title of the cell takes what is left
-LEAST_CELLS = 12  # that are left to the title; of a name that does not leave it so much the end is cut
-BAR_CELLS, LEAST_BAR_CELLS = 30, 6
+MIN_TITLE_CELLS = 12  # that are left to the title; of a name that does not leave it so much the end is cut
+BAR_CELLS, MIN_BAR_CELLS = 30, 6
 TITLE, USE = 3, 4  # columns
-UNWRAPPING = ("linux", "rxvt", "screen")  # terminals that cut lines where others wrap them anew
+UNWRAPPING = ("linux", "rxvt", "screen")  # terminals that cut lines where others rewrap them
 STYLES = ("bold", "magenta", "cyan", "dim", "magenta", "dim")  # of the columns
 COUNTED = ("failed", "interrupted", "stopped", "not run")  # in this order
 
@@ -52,7 +52,7 @@ class Drawing:
 
 
 class Live(View):
-    """One line per running notebook and an overall bar, drawn anew each second and soon after something happens.
+    """One line per running notebook and an overall bar, drawn again each second and soon after an event.
 
     The lines are cut and joined here: rich's tables would take ten times as long, and its texts twice, all night.
     """
@@ -82,7 +82,7 @@ class Live(View):
         self._changed.set()
 
     def event(self, job: Job, event: Event) -> None:
-        """Show where a job is; leave one line on the screen when it is tried again."""
+        """Show where a job is; leave one line on the screen when it is retried."""
         super().event(job, event)
         if event["event"] == "retried":
             self._leave(self.retried_line(job, event))
@@ -140,21 +140,21 @@ class Live(View):
         return lines if len(jobs) <= fitting else [*lines, [(f"  and {len(jobs) - fitting} more", "dim")]]
 
     def _widths(self, rows: Sequence[tuple[str, ...]]) -> list[int]:
-        """Return how wide the columns are: name, device, cell, title, use, time; 0 of one that is left out."""
+        """Return how wide the columns are: name, device, cell, title, use, time; 0 of one that is omitted."""
         from rich.cells import cell_len
 
         widths = [min(NAME_CELLS, max(map(cell_len, column))) for column in zip(*rows, strict=True)]
         rest = self.console.width - 1 - sum(width + 2 for width in widths if width) + widths[TITLE]
-        if rest < LEAST_CELLS:  # the name gives first, then the use goes
-            given = min(LEAST_CELLS - rest, max(0, widths[0] - LEAST_CELLS))
+        if rest < MIN_TITLE_CELLS:  # the name gives first, then the use goes
+            given = min(MIN_TITLE_CELLS - rest, max(0, widths[0] - MIN_TITLE_CELLS))
             widths[0], rest = widths[0] - given, rest + given
-        if rest < LEAST_CELLS and widths[USE]:
+        if rest < MIN_TITLE_CELLS and widths[USE]:
             rest, widths[USE] = rest + widths[USE] + 2, 0
         widths[TITLE] = max(1, rest)
         return widths
 
     def _line(self, job: Running, row: tuple[str, ...], widths: list[int]) -> Line:
-        if job.is_waiting:  # it uses nothing, and its clock stands
+        if job.is_waiting:  # it uses nothing, and its clock does not run
             rest = sum(width + 2 for width in widths[USE:] if width)
             widths = [*widths[:TITLE], widths[TITLE] + rest, *(0 for _ in widths[USE:])]
         line: Line = [("▸", "cyan")]
@@ -178,7 +178,7 @@ class Live(View):
         elapsed = formatting.clock(time.monotonic() - self.begin)
         width = self.console.width - 1
         said = cell_len("".join(text for text, _ in parts))
-        cells = max(LEAST_BAR_CELLS, min(BAR_CELLS, width - said - len(elapsed) - 2))
+        cells = max(MIN_BAR_CELLS, min(BAR_CELLS, width - said - len(elapsed) - 2))
         done = round(cells * self._completed() / max(1, self.total))
         bar: Line = [("━" * done, "green"), ("━" * (cells - done), "dim")]
         return [*bar, *_cut(parts, width - cells - len(elapsed) - 2), (f"  {elapsed}", "dim")]
@@ -190,7 +190,7 @@ class Live(View):
 
 
 def _fitted(text: str, width: int, is_at_the_end: bool) -> str:
-    """Return a text of exactly so many cells, without control characters; what is cut off is shown by `…`."""
+    """Return a text of exactly that many cells, without control characters; what is cut off is shown by `…`."""
     from rich.cells import cell_len, set_cell_size
 
     if not text.isprintable():
@@ -202,7 +202,7 @@ def _fitted(text: str, width: int, is_at_the_end: bool) -> str:
 
 
 def _cut(parts: Line, width: int) -> Line:
-    """Return pieces of text of exactly so many cells together; what is cut off is shown by `…`."""
+    """Return pieces of text of exactly that many cells together; what is cut off is shown by `…`."""
     from rich.cells import cell_len
 
     cut: Line = []

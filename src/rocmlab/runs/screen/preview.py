@@ -1,4 +1,4 @@
-"""`rocmlab run --dry-run`: what would run, in which order, and how long it may take."""
+"""`rocmlab run --dry-run` and `--list`: what would run, in which order and for how long; and the runs of a share."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rocmlab.base import formatting
+from rocmlab.base import formatting, safe
 from rocmlab.runs.scheduling.placement import gigabytes
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+
+TIME_CHARACTERS = 19  # of an ISO time: to the second
 
 
 def show(plan: Sequence[Mapping[str, Any]], slots: int, console: Console) -> None:
@@ -24,6 +27,8 @@ def show(plan: Sequence[Mapping[str, Any]], slots: int, console: Console) -> Non
                 *(f"  {name}: {each['problem'][name]}" for name in ("why", "fix")),
             )
             console.print("\n".join(lines), markup=False, soft_wrap=True)
+        elif each.get("warning"):
+            console.print(f"{each['name']}: warning: {each['warning']}", style="yellow", markup=False, soft_wrap=True)
     console.print(_sum(plan, slots), markup=False, soft_wrap=True)
 
 
@@ -54,12 +59,17 @@ def _together(devices: Sequence[int], slots: int) -> int:
     return sum(occupied <= slots for occupied in sums)
 
 
-def _table(plan: Sequence[Mapping[str, Any]]) -> Table:
+def _empty_table() -> Table:
     from rich import box
     from rich.table import Table
+
+    return Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
+
+
+def _table(plan: Sequence[Mapping[str, Any]]) -> Table:
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
+    table = _empty_table()
     for title in ("notebook", "kernel", "gets"):
         table.add_column(title)
     table.add_column("expected", justify="right", no_wrap=True)
@@ -82,3 +92,24 @@ def _gets(each: Mapping[str, Any]) -> Any:  # noqa: ANN401  a Text of rich, whic
         return Text(f"CPU: {each['note']}" if each.get("note") else "CPU")
     with_vram = f", {gigabytes(each['vram_bytes'])} each" if each["vram_bytes"] else ""
     return Text(formatting.plural(each["gpus"], "GPU") + with_vram)
+
+
+def runs_table(runs: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the runs of a share as a table."""
+    from rich.text import Text
+
+    table = _empty_table()
+    for title in ("run", "started (UTC)", "status"):
+        table.add_column(title, no_wrap=True)
+    table.add_column("jobs")
+    table.add_column("time", justify="right", no_wrap=True)
+    styles = {"ok": "green", "running": "cyan", "exported": "cyan"}
+    for run in runs:
+        started = str(run["started"] or "")[:TIME_CHARACTERS].replace("T", " ")
+        open_count = run["jobs"] - sum(run["counts"].values())
+        counts = [f"{count} {status}" for status, count in run["counts"].items()]
+        counts += [f"{open_count} open"] if open_count > 0 else []
+        status = Text(run["status"], styles.get(run["status"], "red"))
+        name = Text(safe.printable(run["name"]), "bold")
+        table.add_row(name, started, status, Text(", ".join(counts)), formatting.duration(run["seconds"]))
+    return table

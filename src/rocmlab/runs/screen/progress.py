@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rocmlab.base import formatting
 from rocmlab.runs.jobs import Job, Result
-from rocmlab.runs.scheduling.placement import Place
+from rocmlab.runs.scheduling.place import Place
 from rocmlab.runs.scheduling.usage import Meters
 from rocmlab.runs.screen.live import Live as Live
 from rocmlab.runs.screen.view import Running, View
@@ -26,7 +26,7 @@ PLAIN_PAUSE_SECONDS = 1.0  # between two lines of one job, so that a hundred sma
 
 
 class Plain(View):
-    """One line for each start, cell and end; also one every ten seconds, so that a log shows that something goes on.
+    """One line for each start, cell and end; also one every ten seconds, so that a log shows that the run is alive.
 
     Of many jobs only the ends are told, and what takes long.
     """
@@ -46,7 +46,7 @@ class Plain(View):
 
     @property
     def is_brief(self) -> bool:
-        """Whether there are so many jobs that only their ends are told."""
+        """Whether there are so many jobs that only their ends are printed."""
         return self.total > PLAIN_MANY
 
     def started(self, job: Job, place: Place) -> None:
@@ -56,7 +56,7 @@ class Plain(View):
             self._say_started(self.running[job.name])
 
     def event(self, job: Job, event: Event) -> None:
-        """Say that a job has its GPUs, which cell starts, what it waits for, and that it is tried again."""
+        """Print that a job has its GPUs, which cell starts, what it waits for, and that it is retried."""
         running = self.running.get(job.name)
         was_waiting = running is not None and running.is_waiting
         super().event(job, event)

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-SHOWN_LINES = 6  # of a failing cell
-
 
 def show(run: Run, console: Console) -> None:
     """Print the summary of a run."""
@@ -27,10 +25,9 @@ def show(run: Run, console: Console) -> None:
     compared = run.as_dict().get("comparison")
     if compared is not None:
         console.print(_comparison(compared))
-    for result in run.results:
-        if result.error is not None:
-            console.print()
-            console.print(_failure(run, result), soft_wrap=True)
+    for results in _failures(run):
+        console.print()
+        console.print(_failure(run, results), soft_wrap=True)
     for warning, names in _warnings(run).items():
         who = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
         console.print(f"{who}: warning: {warning}", style="yellow", markup=False, soft_wrap=True)
@@ -113,24 +110,41 @@ def _comparison(compared: Mapping[str, Any]) -> Table:
     return table
 
 
-def _failure(run: Run, result: Result) -> Text:
+def _failures(run: Run) -> list[list[Result]]:
+    """Return the jobs that failed, those with the same error in one list."""
+    groups: dict[tuple[object, ...], list[Result]] = {}
+    for result in run.results:
+        if result.error is not None:
+            named = (result.error.get(name) for name in ("name", "value", "why", "fix"))
+            groups.setdefault((_said(result), *named), []).append(result)
+    return list(groups.values())
+
+
+def _failure(run: Run, results: list[Result]) -> Text:
     from rich.text import Text
 
+    result, *others = results
     error = result.error or {}
     cell = f" in cell {error['cell']} of {result.cells_total}" if error.get("cell") else ""
+    cell += f", line {error['line']}" if error.get("line") else ""
     text = Text.assemble((result.name, "bold"), " ", (_said(result), STYLES.get(_said(result), "red")), cell)
-    source = error.get("source", "").splitlines()
-    for line in source[:SHOWN_LINES]:
-        text.append(f"\n  │ {line}", "dim")
-    if len(source) > SHOWN_LINES:
-        text.append("\n  │ …", "dim")
+    for number, line in enumerate(error.get("source", "").splitlines(), error.get("first_line", 1)):
+        is_failing = number == error.get("line")
+        text.append(f"\n  {'>' if is_failing else '│'} {line}", "" if is_failing else "dim")
     text.append(f"\n  {formatting.error(result.error)}", "red")
     for label in ("why", "fix"):
         if error.get(label):
             text.append(f"\n    {label}: {error[label]}")
     if "log" in result.files:
         text.append(f"\n    log: {formatting.path(run.folder.path / result.files['log'])}")
+    if others:
+        text.append(f"\n    the same error in {len(others)} more: {', '.join(map(_where, others))}")
     return text
+
+
+def _where(result: Result) -> str:
+    cell = (result.error or {}).get("cell")
+    return f"{result.name} (cell {cell})" if cell else result.name
 
 
 def _totals(run: Run) -> Text:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from rocmlab.base import formatting
 from rocmlab.runs.jobs import STOPPED, Job, Result
-from rocmlab.runs.scheduling.placement import Place
+from rocmlab.runs.scheduling.place import Place
 from rocmlab.runs.scheduling.usage import Meters
 from rocmlab.runs.workers.supervisor import Event
 
@@ -142,9 +142,9 @@ class View:
         return max(sum(known.values()) / self.slots, *known.values())
 
     def overall(self) -> str:
-        """Return how far the run is: `3 of 8 jobs done, 1 tried again`."""
+        """Return how far the run is: `3 of 8 jobs done, 1 retried`."""
         text = f"{self.done} of {formatting.plural(self.total, 'notebook' if self.total == 1 else 'job')} done"
-        return f"{text}, {self.retries} tried again" if self.retries else text
+        return f"{text}, {self.retries} retried" if self.retries else text
 
     def left(self) -> str:
         """Return how long the rest may take: `about 12:30 left`; empty where that is not known."""
@@ -160,12 +160,10 @@ class View:
         return " ".join(filter(None, parts))
 
     def retried_line(self, job: Job, event: Event) -> Text:
-        """Return one line on a job that is tried again."""
+        """Return one line on a job that is retried."""
         from rich.text import Text
 
-        line = Text.assemble(
-            ("↻ ", "yellow"), (job.name, "bold"), f"  {event['status']}, will be tried again", style=""
-        )
+        line = Text.assemble(("↻ ", "yellow"), (job.name, "bold"), f"  {event['status']}, will be retried", style="")
         return line.append(f"  {event['message']}", "yellow") if event.get("message") else line
 
     def mute(self) -> None:

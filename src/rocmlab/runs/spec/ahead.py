@@ -16,7 +16,7 @@ from typing import Any
 
 from rocmlab.base.errors import Problem, RocmlabError
 from rocmlab.runs.jobs import Request, describe, stem
-from rocmlab.runs.spec import parameters, preflight, requested, selection
+from rocmlab.runs.spec import parameters, requested, resources, selection
 
 ASSIGNED = re.compile(r"^\s*(\w+)\s*(?::[^=]*)?=(?!=)", re.MULTILINE)  # not stricter than papermill's own pattern
 PYTHON_KERNELS = ("tensorflow", "torch", "python3")
@@ -122,7 +122,7 @@ def _row(request: Request, notebook: Mapping[str, Any] | Problem | None) -> Row:
     if notebook is None or isinstance(notebook, Problem):
         return replace(row, problem=notebook or request.problem)
     try:
-        wished = preflight.wished_of(notebook)
+        wanted = request.resources(resources.of(notebook))
         kernel = request.kernel or _dict(notebook["metadata"].get("kernelspec")).get("name")
         if request.parameters and _is_python(notebook, kernel):
             _check_names(request.parameters, notebook)
@@ -131,9 +131,9 @@ def _row(request: Request, notebook: Mapping[str, Any] | Problem | None) -> Row:
     return replace(
         row,
         kernel=str(kernel) if kernel else None,
-        gpus=wished.gpus if request.gpus is None else request.gpus,
-        min_gpus=wished.min_gpus if request.gpus is None else None,
-        vram_bytes=request.vram_bytes or wished.vram_bytes,
+        gpus=wanted.gpus,
+        min_gpus=wanted.min_gpus,
+        vram_bytes=wanted.vram_bytes,
     )
 
 

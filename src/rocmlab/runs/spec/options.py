@@ -13,7 +13,7 @@ from rocmlab.runs.spec import parameters, resources
 
 KEPT = ("gpus", "mixed", "timeout", "cell_timeout", "memory", "retries", "fail_fast", "engine", "warm")
 WITH_RESUME = ("resume", "share", "json", "dry_run", "list", "cluster", "exchange")
-MOST_RETRIES = 1000
+MAX_RETRIES = 1000
 HELP = "rocmlab run --help lists the options"
 ENGINES = ("rocmlab", "papermill", "ray")
 
@@ -65,25 +65,25 @@ def parser() -> argparse.ArgumentParser:
         help="a parameter for every notebook, as YAML; several values make a grid; may be repeated",
     )
     made.add_argument("--gpus", metavar="WHICH", help="all, none, how many (2), or which (0,2 or 0000:03:00.0)")
-    _add_wishes(made)
+    _add_resources(made)
     made.add_argument("--share", metavar="DIR", help="the share; results go to DIR/runs (default: the lab's share)")
     made.add_argument("--name", help="the name of the run (default: of the notebook, or `notebooks`)")
     made.add_argument("--kernel", metavar="NAME", help="the kernel to use (default: each notebook's own)")
     made.add_argument(
         "--timeout",
-        type=_wish(resources.seconds, "--timeout"),
+        type=_checked(resources.seconds, "--timeout"),
         metavar="SECONDS",
         help="the longest a notebook may take",
     )
     made.add_argument(
         "--cell-timeout",
-        type=_wish(resources.seconds, "--cell-timeout"),
+        type=_checked(resources.seconds, "--cell-timeout"),
         metavar="SECONDS",
         help="the longest a cell may take",
     )
     made.add_argument(
         "--memory",
-        type=_wish(resources.memory, "--memory"),
+        type=_checked(resources.memory, "--memory"),
         metavar="SIZE",
         help="the most host memory that a notebook's kernel may allocate, such as 16GB (Linux; default: no limit)",
     )
@@ -98,16 +98,16 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def _add_wishes(made: argparse.ArgumentParser) -> None:
+def _add_resources(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "--job-gpus",
-        type=_wish(resources.gpus, "--job-gpus"),
+        type=_checked(resources.gpus, "--job-gpus"),
         metavar="N|all",
         help="how many GPUs each notebook gets (default: what its metadata says, else one)",
     )
     made.add_argument(
         "--vram",
-        type=_wish(resources.vram, "--vram"),
+        type=_checked(resources.vram, "--vram"),
         metavar="SIZE",
         help="what each GPU of a notebook must have and have free, such as 24GB (default: what its metadata says)",
     )
@@ -149,14 +149,14 @@ def _add_rules(made: argparse.ArgumentParser) -> None:
     )
 
 
-def _wish(read: Callable[[object, str], Any], what: str) -> Callable[[str], Any]:
+def _checked(read: Callable[[object, str], Any], what: str) -> Callable[[str], Any]:
     return lambda text: read(text, what)
 
 
 def _retries(text: str) -> int:
-    if text.isascii() and text.isdecimal() and int(text) <= MOST_RETRIES:
+    if text.isascii() and text.isdecimal() and int(text) <= MAX_RETRIES:
         return int(text)
-    raise RocmlabError(f"--retries = {text!r}", f"this is no number from 0 to {MOST_RETRIES}", "--retries 2")
+    raise RocmlabError(f"--retries = {text!r}", f"this is no number from 0 to {MAX_RETRIES}", "--retries 2")
 
 
 def _one_of(name: str, *choices: str) -> Callable[[str], str]:

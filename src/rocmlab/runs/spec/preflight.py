@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.runs.jobs import Job, Request, Source, stem
@@ -17,6 +18,9 @@ from rocmlab.runs.spec.selection import Found
 if TYPE_CHECKING:
     from jupyter_client.kernelspec import KernelSpec
 
+LAB_KERNELS = ("tensorflow", "torch")  # the first that is here is the lab's default, as in JupyterLab
+TOP_KEYS = ("cells", "metadata", "nbformat", "nbformat_minor")  # of a notebook in format 4
+LANGUAGE_KEYS = (("kernelspec", "language"), ("language_info", "name"))
 FITTING: dict[str | None, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
 
 
@@ -78,6 +82,19 @@ class _Reader:
         """
         return _once(self._kernels, name, lambda: _kernel(name, self.specs))
 
+    def kernel_name(self, asked: str | None, notebook: Any) -> tuple[str | None, str | None]:  # noqa: ANN401
+        """Return the kernel for a notebook, and a warning where it is not the one that the notebook names.
+
+        Notebooks from elsewhere name a kernel of another machine, mostly `python3`: those in Python get the lab's
+        default kernel. A kernel that the lab could have, such as `torch`, is not replaced.
+        """
+        own = notebook.metadata.get("kernelspec", {}).get("name")
+        default = next((name for name in (*LAB_KERNELS, "python3") if name in self.specs), None)
+        is_known = own in self.specs or own in LAB_KERNELS
+        if asked or not own or is_known or not default or not _is_python(notebook, own):
+            return asked or own, None
+        return default, f"its kernel {own!r} was not found; it runs with the lab's default kernel {default!r}"
+
     def defaults(self, path: str, language: str) -> Mapping[str, Any]:
         """Return what a notebook's own cell sets its parameters to."""
         made: Mapping[str, Any] = _once(
@@ -123,23 +140,20 @@ def _examine(request: Request, reader: _Reader) -> Job:
         return replace(job, problem=request.problem)
     try:
         notebook = reader.notebook(request.notebook)
-        wished = wished_of(notebook)
-        name = request.kernel or notebook.metadata.get("kernelspec", {}).get("name")
-        spec = reader.kernel(name)
+        own = resources.of(notebook)
+        name, warning = reader.kernel_name(request.kernel, notebook)
+        spec = reader.kernel(name)  # raises where there is no name
         language = str(spec.language or "python")
         if request.parameters:
-            known = reader.known(request.notebook, name, language)
+            known = reader.known(request.notebook, str(name), language)
             if known is not None:
                 _check_parameters(request.parameters, known, request.source)
         made = replace(
             job,
             kernel=name,
+            warning=warning,
             language=language,
-            gpus=wished.gpus if request.gpus is None else request.gpus,
-            min_gpus=wished.min_gpus if request.gpus is None else None,
-            takes_gpus_from_ray=wished.takes_gpus_from_ray and request.gpus is None,
-            vram_bytes=request.vram_bytes or wished.vram_bytes,
-            is_mixed=wished.is_mixed if request.is_mixed is None else request.is_mixed,
+            **request.resources(own)._asdict(),
             defaults=_left(reader.defaults(request.notebook, language), request.parameters),
         )
         key = keys.of(made, notebook, spec, reader.image, reader.inputs)
@@ -163,8 +177,8 @@ def read(path: Path) -> Any:  # noqa: ANN401  a NotebookNode
         raise RocmlabError(f"{path.name} cannot be read", str(err), fix) from err
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # nbformat warns of cells without an id, and mends them
-            notebook = nbformat.reads(text, as_version=4)
+            warnings.simplefilter("ignore")  # nbformat warns of cells without an id, and adds one
+            notebook = nbformat.reads(without_outputs(text), as_version=4)
             nbformat.validate(notebook)
     except nbformat.ValidationError as err:
         raise RocmlabError(f"{path.name} is not a valid notebook", str(err).splitlines()[0], fix) from err
@@ -173,38 +187,20 @@ def read(path: Path) -> Any:  # noqa: ANN401  a NotebookNode
     return notebook
 
 
-@dataclass(frozen=True)
-class Wished:
-    """What a notebook's metadata asks for."""
+def without_outputs(text: str) -> str:
+    """Return a notebook of format 4 without what its execution discards: old outputs, and keys that it cannot have."""
+    found = json.loads(text)
+    if not isinstance(found, dict) or found.get("nbformat") != 4 or not isinstance(found.get("cells"), list):
+        return text
+    for cell in found["cells"]:
+        if isinstance(cell, dict) and cell.get("cell_type") == "code":
+            cell |= {"outputs": [], "execution_count": None}
+    return json.dumps({name: value for name, value in found.items() if name in TOP_KEYS})
 
-    gpus: int | Literal["all"] | None
-    vram_bytes: int | None
-    is_mixed: bool
-    min_gpus: int | None = None
-    takes_gpus_from_ray: bool = False
 
-
-def wished_of(notebook: Any) -> Wished:  # noqa: ANN401  a NotebookNode
-    """Return what a notebook's metadata requests: `{"rocmlab": {"gpus": 2, "vram": "24GB", "mixed": true}}`.
-
-    `{"gpus": "all", "min_gpus": 2}` are all GPUs, or the CPU where there are fewer than two; `"ray": true`: on a
-    cluster the notebook has Ray give GPUs to its workers.
-
-    Raises:
-        RocmlabError: the metadata says something that cannot be understood.
-    """
-    ours = notebook["metadata"].get("rocmlab", {})
-    if not isinstance(ours, Mapping):
-        ours = {"gpus": ours}
-    gpus, vram, mixed = (ours.get(name) for name in ("gpus", "vram", "mixed"))
-    what = "its metadata asks for rocmlab"
-    return Wished(
-        None if gpus is None else resources.gpus(gpus, f"{what}.gpus"),
-        None if vram is None else resources.vram(vram, f"{what}.vram"),
-        False if mixed is None else resources.mixed(mixed, f"{what}.mixed"),
-        resources.min_gpus(ours.get("min_gpus"), gpus, f"{what}.min_gpus"),
-        resources.mixed(ours.get("ray", False), f"{what}.ray"),
-    )
+def _is_python(notebook: Any, kernel: str) -> bool:  # noqa: ANN401  a NotebookNode
+    named = [notebook.metadata.get(key, {}).get(name) for key, name in LANGUAGE_KEYS]
+    return "python" in named or (not any(named) and kernel in ("python", "python2", "python3"))
 
 
 def _kernel(kernel: str | None, specs: Mapping[str, str]) -> KernelSpec:
@@ -222,7 +218,7 @@ def _kernel(kernel: str | None, specs: Mapping[str, str]) -> KernelSpec:
     try:
         return KernelSpecManager().get_kernel_spec(kernel)
     except (OSError, ValueError) as err:
-        raise RocmlabError(f"the kernelspec of {kernel!r} cannot be read", str(err), f"mend {specs[kernel]}") from err
+        raise RocmlabError(f"the kernelspec of {kernel!r} cannot be read", str(err), f"repair {specs[kernel]}") from err
 
 
 def _declared(notebook: Any, kernel: str, language: str) -> Mapping[str, Any] | None:  # noqa: ANN401  a NotebookNode
@@ -284,7 +280,7 @@ def _tagged(notebook: Any) -> Any:  # noqa: ANN401  a NotebookNode
 
 
 def _can_inspect(translator: Any) -> bool:  # noqa: ANN401  a translator class of papermill
-    """Tell whether papermill can list the parameters of this language; where it cannot, nothing can be said of them."""
+    """Return whether papermill can list the parameters of this language; where not, none of them is checked."""
     from papermill.translators import Translator
 
     return bool(translator.inspect.__func__ is not Translator.inspect.__func__)

@@ -1,20 +1,45 @@
-"""What a job may ask for, wherever it says so: GPUs, VRAM, mixed products, a time limit."""
+"""What a job may request, in a notebook, a list or on the command line: GPUs, VRAM, mixed products, a time limit."""
 
 from __future__ import annotations
 
 import math
 import re
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from rocmlab.base.errors import RocmlabError
+from rocmlab.runs.jobs import Resources
 
-LEAST_BYTES = 1_000_000
+MIN_BYTES = 1_000_000
 UNITS: dict[str, int] = {"": 1, "B": 1} | {
     f"{prefix}{end}": base ** (power + 1)
     for power, prefix in enumerate("KMGT")
     for end, base in (("B", 1000), ("IB", 1024), ("", 1000))
 }
 USE_GPUS = 'write "all" or a number; 0 is the CPU'
+
+
+def of(notebook: Mapping[str, Any]) -> Resources:
+    """Return what a notebook's metadata requests: `{"rocmlab": {"gpus": 2, "vram": "24GB", "mixed": true}}`.
+
+    `{"gpus": "all", "min_gpus": 2}` are all GPUs, or the CPU where there are fewer than two; `"ray": true`: on a
+    cluster the notebook has Ray give GPUs to its workers.
+
+    Raises:
+        RocmlabError: the metadata has a value that is not valid.
+    """
+    ours = notebook["metadata"].get("rocmlab", {})
+    if not isinstance(ours, Mapping):
+        ours = {"gpus": ours}
+    count, size, is_mixed = (ours.get(name) for name in ("gpus", "vram", "mixed"))
+    what = "its metadata asks for rocmlab"
+    return Resources(
+        gpus=None if count is None else gpus(count, f"{what}.gpus"),
+        min_gpus=min_gpus(ours.get("min_gpus"), count, f"{what}.min_gpus"),
+        vram_bytes=None if size is None else vram(size, f"{what}.vram"),
+        is_mixed=False if is_mixed is None else mixed(is_mixed, f"{what}.mixed"),
+        takes_gpus_from_ray=mixed(ours.get("ray", False), f"{what}.ray"),
+    )
 
 
 def gpus(value: object, what: str) -> int | Literal["all"]:
@@ -72,7 +97,7 @@ def memory(value: object, what: str, kind: str = "memory") -> int:
         found = round(float(parts[1]) * unit) if parts and unit else None
     elif isinstance(value, int) and not isinstance(value, bool):
         found = value
-    if found is not None and found >= LEAST_BYTES:
+    if found is not None and found >= MIN_BYTES:
         return found
     bare = str(value).strip()
     if re.fullmatch(r"\d{1,5}(\.\d+)?", bare, re.ASCII) and float(bare):  # `24` is no 24 bytes

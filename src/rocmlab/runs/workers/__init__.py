@@ -1,1 +1,1 @@
-"""The processes of a run: workers, the converter, warm parents, and those who watch over them."""
+"""The processes of a run: workers, the converter, fork servers, and those who watch over them."""

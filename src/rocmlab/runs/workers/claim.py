@@ -15,7 +15,7 @@ from rocmlab.kernels.gpu_processes import GpuProcess
 from rocmlab.kernels.leases import Holder, Lease, Leases
 from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.jobs import Job
-from rocmlab.runs.scheduling.placement import Place
+from rocmlab.runs.scheduling.place import Place
 
 log = logging.getLogger("rocmlab")
 

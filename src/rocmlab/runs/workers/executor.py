@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
+from rocmlab.notebook.outcome import Outcome
 from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.jobs import Job
-from rocmlab.runs.scheduling.placement import Place, gigabytes
+from rocmlab.runs.scheduling.place import Place
+from rocmlab.runs.scheduling.placement import gigabytes
 from rocmlab.runs.scheduling.usage import Meters
-from rocmlab.runs.workers.supervisor import Ending, Event, Limits, Supervisor
+from rocmlab.runs.workers.supervisor import Event, Limits, Supervisor
 from rocmlab.runs.workers.workers import Workers
 
 
@@ -24,7 +26,7 @@ class Supervised(Protocol):
     def place(self) -> Place:
         """What it gets; its devices may be known only when it says `placed`."""
 
-    async def run(self) -> Ending:
+    async def run(self) -> Outcome:
         """Run it to its end."""
 
     def stop(self, why: Literal["timeout", "interrupted"]) -> None:

@@ -22,12 +22,12 @@ from papermill.log import logger
 
 from rocmlab.base import private
 from rocmlab.base.formatting import ANSI
-from rocmlab.kernels import handover, kernel
-from rocmlab.kernels.lifeline import Lifeline
-from rocmlab.notebook.ends import describe
+from rocmlab.kernels import kernelspec
+from rocmlab.kernels.forkserver import inheritance
+from rocmlab.kernels.forkserver.lifeline import Lifeline
 from rocmlab.notebook.notebooks import escape
+from rocmlab.notebook.outcome import Outcome, describe
 from rocmlab.notebook.titles import numbered, title_of
-from rocmlab.runs.jobs import Status
 
 if TYPE_CHECKING:
     from rocmlab.kernels.leases import Lease
@@ -75,12 +75,12 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
     async def async_start_new_kernel(self, **options: Any) -> None:  # noqa: ANN401  those of jupyter_client
         """Start the kernel; where that is a process of this machine, it inherits the lease."""
         specification = self.km.kernel_spec
-        if not kernel.is_local(specification.metadata):
+        if not kernelspec.is_local(specification.metadata):
             await super().async_start_new_kernel(**options)
             return
         specification.metadata.pop("kernel_provisioner", None)
         locks = self._lease.descriptors if self._lease else ()
-        self.extra_arguments += handover.keeping(specification.argv, locks)[len(specification.argv) :]
+        self.extra_arguments += inheritance.keeping(specification.argv, locks)[len(specification.argv) :]
         await super().async_start_new_kernel(pass_fds=(*locks, self._lifeline.descriptor), **options)
         pid = self.km.provisioner.pid
         self._lifeline.tie(pid)
@@ -135,7 +135,7 @@ def engine(report: Report, lease: Lease | None) -> type:
     return Engine
 
 
-def execute(job: dict[str, Any], report: Report, lease: Lease | None) -> tuple[Status, str]:
+def execute(job: dict[str, Any], report: Report, lease: Lease | None) -> Outcome:
     """Execute a job's notebook with papermill's own engine."""
     papermill_engines.register("rocmlab-reference", engine(report, lease))
     os.close(private.create(job["output"], os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC))  # papermill keeps its mode
@@ -155,13 +155,13 @@ def execute(job: dict[str, Any], report: Report, lease: Lease | None) -> tuple[S
         )
     except PapermillExecutionError as err:
         sys.stdout.write(ANSI.sub("", str(err)) + "\n")
-        return "failed", ""
+        return Outcome("failed")
     except CellTimeoutError:
-        return "timeout", f"a cell ran longer than {job['cell_timeout_seconds']:g} s"
+        return Outcome("timeout", f"a cell ran longer than {job['cell_timeout_seconds']:g} s")
     except KernelDied as err:
-        return "kernel died", str(err)
+        return Outcome("kernel died", str(err))
     except DeadKernelError:
-        return "kernel died", "the kernel's process ended after the last cell"
+        return Outcome("kernel died", "the kernel's process ended after the last cell")
     except RuntimeError as err:
-        return "kernel died", f"the kernel did not start: {err}"
-    return "ok", ""
+        return Outcome("kernel died", f"the kernel did not start: {err}")
+    return Outcome("ok")

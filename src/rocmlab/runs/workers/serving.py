@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 from rocmlab.base import job_tokens
@@ -64,11 +65,11 @@ class Server:
         self.mark = job["environment"].get(job_tokens.NAME)
         with surroundings(job["environment"], log):
             work = Worker(job, self.orders.report)
-            status, message = work.run()
+            outcome = work.run()
         self.scratch = None  # the mark stays: a runner that dies now has not ended yet what the job left behind
         import_ahead()
         is_sound = work.is_sound and self.jobs < MOST_JOBS and (before is None or belongings() == before)
-        self.orders.report("ended", status=status, message=message, is_sound=is_sound)
+        self.orders.report("ended", outcome=asdict(outcome), is_sound=is_sound)
         return is_sound
 
     def _leave(self) -> None:

@@ -9,15 +9,16 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from rocmlab.base import job_tokens, safe
 from rocmlab.devices import visibility
+from rocmlab.notebook.outcome import Outcome
 from rocmlab.runs.folder import RunFolder, now
-from rocmlab.runs.jobs import INTERRUPTED, Job, Status
-from rocmlab.runs.scheduling.placement import Place
+from rocmlab.runs.jobs import INTERRUPTED, Job
+from rocmlab.runs.scheduling.place import Place
 from rocmlab.runs.scheduling.usage import Meters
 from rocmlab.runs.workers.channel import Event as Event
 from rocmlab.runs.workers.channel import Link
@@ -39,22 +40,6 @@ class Limits:
     cell_seconds: float | None = None
     memory_bytes: int | None = None  # that its kernel may allocate
     grace_seconds: float = 5.0  # to save, between being asked to stop and being killed
-
-
-@dataclass
-class Ending:
-    """How a job's process ended."""
-
-    status: Status
-    message: str  # one sentence; empty where the notebook itself says it
-    running_cell: int | None  # index of the cell that was running; None if none was
-    warnings: list[str] = field(default_factory=list)
-    started: str | None = None  # UTC, when its GPUs were leased; None if it never came to that
-    seconds: float | None = None  # from then to its end
-    usage: list[dict[str, Any]] = field(default_factory=list)  # by device, in their order; see `Meters.end`
-    is_lost: bool = False  # with the machine that it ran on: no fault of its own
-    is_unplaced: bool = False  # it has not begun: it needs another place
-    why_cpu: str | None = None  # it has not begun: why it gets the CPU instead
 
 
 class Supervisor:
@@ -90,7 +75,7 @@ class Supervisor:
         self._warnings: list[str] = []
         self._claim = Claim(job, place, folder, self._warnings, see)
 
-    async def run(self) -> Ending:
+    async def run(self) -> Outcome:
         """Wait until the job's GPUs are leased, and run it to its end; afterwards none of its processes is left.
 
         Raises:
@@ -100,16 +85,15 @@ class Supervisor:
         timer: asyncio.TimerHandle | None = None
         try:
             self._worker = self.workers.take()  # if it is new, it gets ready while the lease is awaited
-            self.workers.parent(self.job, self._environment())  # it imports meanwhile, too
+            self.workers.fork_server(self.job, self._environment())  # it imports meanwhile, too
             if not await self._claim.settled(lambda: bool(self._stopped)) or self._stopped:
-                return Ending(
-                    "not run", "", None, self._warnings, why_cpu=None if self._stopped else self._claim.why_not
-                )
+                why_cpu = None if self._stopped else self._claim.why_not
+                return Outcome("not run", warnings=self._warnings, why_cpu=why_cpu)
             started, self._begin = now(), time.monotonic()
             self.meters.begin(self.job.name, self.place.devices, self.folder.file(self.job.name, "samples"))
             if self.limits.notebook_seconds is not None:
                 timer = asyncio.get_running_loop().call_later(self.limits.notebook_seconds, self.stop, "timeout")
-            status, message = self._judge(await self._work())  # whoever stops it from now on is too late
+            outcome = self._judge(await self._work())  # whoever stops it from now on is too late
             await self._end_processes()
         except BaseException:
             self._kill_worker()
@@ -121,8 +105,9 @@ class Supervisor:
             usage = self.meters.end(self.job.name)
             if timer:
                 timer.cancel()
-        seconds = time.monotonic() - self._begin
-        return Ending(status, message, self._running_cell, self._warnings, started, seconds, usage)
+        outcome.running_cell, outcome.warnings = self._running_cell, [*self._warnings, *outcome.warnings]
+        outcome.started, outcome.seconds, outcome.usage = started, time.monotonic() - self._begin, usage
+        return outcome
 
     async def _end_processes(self) -> None:
         grace_seconds = 0.0 if self._killed_by_us else 2.0
@@ -171,7 +156,7 @@ class Supervisor:
 
     def _description(self, scratch: str) -> dict[str, Any]:
         lease = self._claim.lease
-        address, why_not = self.workers.parent(self.job, self._environment())
+        address, why_not = self.workers.fork_server(self.job, self._environment())
         return {
             "notebook": self.job.notebook,
             "output": str(self.folder.file(self.job.name, "notebook")),
@@ -186,6 +171,7 @@ class Supervisor:
             "masks": visibility.child_environment(self.place.gpus) if self.place.node else None,
             "warm": address,
             "cold": why_not,
+            "warning": self.job.warning,
         }
 
     def _environment(self) -> dict[str, str]:
@@ -255,21 +241,20 @@ class Supervisor:
             self._has_job = False
             await self.workers.end(worker)
 
-    def _judge(self, code: int) -> tuple[Status, str]:
-        if self._ended is not None and not self._stopped:
-            return self._ended["status"], self._ended["message"]
+    def _judge(self, code: int) -> Outcome:
+        own = Outcome(**self._ended["outcome"]) if self._ended is not None else None
         # It was asked to stop when it had just ended. (papermill calls it an error when it is asked to stop.)
-        own = ("ok", "failed", "timeout") if self.workers.engine == "rocmlab" else ("ok",)
-        if self._ended is not None and self._ended["status"] in own:
-            return self._ended["status"], self._ended["message"]
+        ends = ("ok", "failed", "timeout") if self.workers.engine == "rocmlab" else ("ok",)
+        if own is not None and (not self._stopped or own.status in ends):
+            return own
         if self._stopped == "timeout":
-            return "timeout", f"the notebook ran longer than {self.limits.notebook_seconds:g} s"
+            return Outcome("timeout", f"the notebook ran longer than {self.limits.notebook_seconds:g} s")
         if self._stopped == "interrupted":
-            return "killed", INTERRUPTED
+            return Outcome("killed", INTERRUPTED)
         if self._fault:
-            return "failed", f"its worker was ended: {self._fault}"
+            return Outcome("failed", f"its worker was ended: {self._fault}")
         if code == -9:
-            return "killed", "its worker was killed (SIGKILL), perhaps because the memory was full"
+            return Outcome("killed", "its worker was killed (SIGKILL), perhaps because the memory was full")
         if code < 0:
-            return "killed", f"its worker was ended by signal {-code}"
-        return "failed", f"its worker ended with exit code {code} before the notebook did; the log says why"
+            return Outcome("killed", f"its worker was ended by signal {-code}")
+        return Outcome("failed", f"its worker ended with exit code {code} before the notebook did; the log says why")

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
-import re
 import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
+from rocmlab.base.formatting import ANSI
 from rocmlab.kernels.leases import Lease
-from rocmlab.runs.jobs import Status
+from rocmlab.notebook.outcome import Aborted, Outcome
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from rocmlab.notebook.stage import Stage
 
 Report = Callable[..., None]  # called with the name of an event and its facts
-Outcome = tuple[Status, str]
+MAX_SUMMARY_BYTES = 500_000  # of what is reported of a notebook; of more, the runner reads the file
 
 
 class Worker:
@@ -51,17 +53,20 @@ class Worker:
         """Execute, and return how it ended and why."""
         signal.signal(signal.SIGTERM, self._stop)
         self.report("begun")
+        if warning := self.job.get("warning"):
+            self._see("warning", message=warning)
         try:
-            status, message = self._execute()
+            outcome = self._execute()
         finally:
             if self.lease:  # whichever kernel had it, it has ended
                 self.lease.release()
-        self.is_sound = self.is_sound and status in ("ok", "failed")
-        if message:
-            self._say(f"{status}: {message}")
+        self.is_sound = self.is_sound and outcome.status in ("ok", "failed")
+        if outcome.message:
+            self._say(f"{outcome.status}: {outcome.message}")
+            outcome.message = outcome.message[:2000]
         if why := lost_output():
             self.report("warning", message=f"its log is not complete: {why}")
-        return status, message[:2000]
+        return outcome
 
     def _stop(self, number: int, _frame: object) -> None:
         """Leave at once, before and after the notebook runs; the runner ends the kernel."""
@@ -82,7 +87,6 @@ class Worker:
 
     def _execute(self) -> Outcome:
         from rocmlab.base.errors import RocmlabError
-        from rocmlab.notebook.ends import Cut
 
         try:
             if self.job.get("engine") == "papermill":
@@ -90,14 +94,14 @@ class Worker:
 
                 return reference.execute(self.job, self.report, self.lease)
             return self._run_notebook()
-        except Cut as cut:
-            return cut.status, cut.message
+        except Aborted as aborted:
+            return Outcome(aborted.status, aborted.message)
         except RocmlabError as err:
-            return "failed", str(err)
+            return Outcome("failed", str(err))
         except Exception as err:
             self.is_sound = False
             traceback.print_exc(file=sys.stdout)
-            return "failed", f"{type(err).__name__}: {err}"
+            return Outcome("failed", f"{type(err).__name__}: {err}")
 
     def _run_notebook(self) -> Outcome:
         job = self.job
@@ -119,21 +123,20 @@ class Worker:
             raise
         is_ok = execution.run()
         if is_ok and not notebooks.has_errors(notebook):
-            return "ok", ""
-        marked, said = notebooks.mark_errors(notebook)
-        if not said:
-            return "ok", ""  # such as sys.exit(0)
+            return Outcome("ok", notebook=summary(notebook))
+        marked, error = notebooks.mark_errors(notebook)
+        if not error:
+            return Outcome("ok", notebook=summary(notebook))  # such as sys.exit(0)
         notebooks.save(marked, output)
-        sys.stdout.write(plain(said) + "\n")
-        return "failed", ""
+        sys.stdout.write(ANSI.sub("", error) + "\n")
+        return Outcome("failed", notebook=summary(marked))
 
     def _start_kernel(self, folder: str) -> Kernel:
         from rocmlab.kernels import kernel
+        from rocmlab.kernels.forked import Refused
 
         name, why, memory = self.job["kernel"], self.job.get("cold"), self.job.get("memory_bytes")
         if address := self.job.get("warm"):
-            from rocmlab.kernels.forkserver import Refused
-
             try:
                 return kernel.start(name, folder, os.environ, self.lease, address, memory)
             except Refused as err:
@@ -159,6 +162,17 @@ class Worker:
         )
 
 
+def summary(notebook: dict[str, Any]) -> dict[str, Any] | None:
+    """Return what a result needs of an executed notebook; None where the runner is to read the file."""
+    from rocmlab.notebook import executed
+
+    with contextlib.suppress(Exception):
+        found = asdict(executed.summarise(notebook))
+        if len(json.dumps(found)) < MAX_SUMMARY_BYTES:
+            return found
+    return None
+
+
 def check_masks(running: Kernel, job: dict[str, Any]) -> None:
     """Make sure that a kernel really has the masks that its job was given.
 
@@ -168,17 +182,15 @@ def check_masks(running: Kernel, job: dict[str, Any]) -> None:
         RocmlabError: it has others, such as its kernelspec's own.
     """
     from rocmlab.base.errors import RocmlabError
-    from rocmlab.kernels import kernel
+    from rocmlab.kernels import kernelspec
+    from rocmlab.kernels.kernel import LocalKernel
 
     if not (wanted := job.get("masks")):
         return
-    has: dict[str, str] = {}
-    if isinstance(running, kernel.LocalKernel):
-        with contextlib.suppress(OSError):
-            raw = Path(f"/proc/{running.process.pid}/environ").read_bytes()
-            pairs = (entry.partition(b"=") for entry in raw.split(b"\0") if b"=" in entry)
-            has = {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
-    has = has or kernel.environment(kernel.find(job["kernel"])[0], os.environ)
+    if isinstance(running, LocalKernel):
+        has = running.environment()
+    else:
+        has = kernelspec.environment(kernelspec.find(job["kernel"])[0], os.environ)
     for name, value in wanted.items():
         if has.get(name) != value:
             raise RocmlabError(
@@ -186,11 +198,6 @@ def check_masks(running: Kernel, job: dict[str, Any]) -> None:
                 f"the kernelspec {job['kernel']} sets it, or what starts the kernel does",
                 f"take {name} out of the `env` of that kernelspec on the node",
             )
-
-
-def plain(text: str) -> str:
-    """Return text without the colours of a terminal."""
-    return re.sub(r"\x1b\[[0-9;?]*[ -/]*[@-~]", "", text)
 
 
 class LogFile(io.RawIOBase):

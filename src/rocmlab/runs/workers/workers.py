@@ -10,9 +10,9 @@ from pathlib import Path
 
 from rocmlab.base import confidential
 from rocmlab.kernels import memory
-from rocmlab.kernels.run_warmth import Warmth
 from rocmlab.runs.jobs import Job
 from rocmlab.runs.workers.channel import Link
+from rocmlab.runs.workers.forking import JobForkServers
 
 WORKER = "rocmlab.runs.workers.serving"
 CONVERTER = "rocmlab.runs.workers.converting"
@@ -39,14 +39,14 @@ class Workers:
         *,
         warm: str = "auto",
         engine: str = "rocmlab",
-        warmth: Warmth | None = None,
+        fork_servers: JobForkServers | None = None,
         converts: bool = True,
     ) -> None:
         self.environment = confidential.without(environment)
         self.slots = slots
         self.warm = warm
         self.engine = engine
-        self._warmth = warmth or Warmth()
+        self._fork_servers = fork_servers or JobForkServers()
         self._idle: list[Link] = []
         self._all: set[Link] = set()
         self._ending: set[asyncio.Task[None]] = set()
@@ -55,11 +55,11 @@ class Workers:
         self._converts = converts
 
     def expect(self, jobs: Iterable[Job]) -> None:
-        """Note which jobs are to come: a warm parent is worth its start if several of them use it."""
-        self._warmth.expect(jobs)
+        """Note which jobs are to come: a fork server is worth its start if several of them use it."""
+        self._fork_servers.expect(jobs)
 
-    def parent(self, job: Job, environment: Mapping[str, str]) -> tuple[str | None, str | None]:
-        """Return the address of a warm parent for a job's kernel, and, where there should be one, why there is none.
+    def fork_server(self, job: Job, environment: Mapping[str, str]) -> tuple[str | None, str | None]:
+        """Return the address of a fork server for a job's kernel, and, where there should be one, why there is none.
 
         Args:
             job: that is to start.
@@ -67,7 +67,7 @@ class Workers:
         """
         if self.warm == "off" or self.engine != "rocmlab":
             return None, None
-        return self._warmth.address(job, environment)
+        return self._fork_servers.address(job, environment)
 
     def take(self) -> Link:
         """Return a worker for a job: one that is idle, or a new one.
@@ -157,7 +157,7 @@ class Workers:
         """End what is left."""
         self._converts = False
         await asyncio.gather(
-            asyncio.to_thread(self._warmth.close),
+            asyncio.to_thread(self._fork_servers.close),
             self._end_converter(),
             *self._ending,
             *map(self.end, list(self._all)),

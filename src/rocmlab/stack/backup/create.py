@@ -11,7 +11,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -20,18 +20,15 @@ from typing import Any, BinaryIO
 from rocmlab import __version__
 from rocmlab.base.errors import RocmlabError
 from rocmlab.stack.backup import databases, model, parts
-from rocmlab.stack.backup.holding import interruptible, locked
 from rocmlab.stack.backup.model import FILE, FORMAT, LINK, MANIFEST, PARTIAL, PREFIX, SUMS, Entry, Task, amount
 from rocmlab.stack.backup.parts import Part
 from rocmlab.stack.backup.selection import Found, Selection, backups, select
-
-Say = Callable[[str], None]
+from rocmlab.stack.backup.working import Progress, Say, interruptible, locked, say_some
 
 PART_BYTES = 1 << 30  # of a part, after which the next one begins
 ATTEMPTS = 4  # to read a file that changes meanwhile
 LARGE_BYTES = 1 << 28  # such a file is read twice at most
 RACY_SECONDS = 0.1  # two changes within a file system's clock tick have one time
-PROGRESS_SECONDS = 5.0
 MAX_LISTED = 20  # lines about single files
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -87,10 +84,7 @@ def _create(task: Task, folder: Path, say: Say) -> int:
 
 
 def _list(say: Say, lines: Sequence[str]) -> None:
-    for line in lines[:MAX_LISTED]:
-        say(line)
-    if len(lines) > MAX_LISTED:
-        say(f"  and {len(lines) - MAX_LISTED} more; {MANIFEST} has them all")
+    say_some(say, lines, MAX_LISTED, f"; {MANIFEST} has them all")
 
 
 def _again(task: Task) -> str:
@@ -145,8 +139,7 @@ class _Maker:
         os.truncate(folder / MANIFEST, manifest.length)
         self.part: Part | None = None
         self.covered: set[str] = set()  # logs of databases that were copied with them
-        self.done_bytes = self.total = 0
-        self._said = time.monotonic()
+        self.total = 0
         for path in folder.glob("files-*.tar"):
             if path.name not in self.parts:  # of an attempt that was killed
                 path.unlink()
@@ -165,12 +158,12 @@ class _Maker:
         kept = sum(found.size for found in selection.found if self._has(found))
         how = f"continuing {self.shown}, which has {amount(kept)} of" if self.parts else f"backing up to {self.shown}:"
         self.say(f"{how} {len(selection.found)} entries, {amount(self.total)}")
+        progress = Progress(self.say, self.total, len(selection.found))
         try:
-            for number, found in enumerate(selection.found, 1):
+            for found in selection.found:
                 if not self._has(found):
                     self._add(found, selection)
-                self.done_bytes += found.size
-                self._show(f"{number:,} of {len(selection.found):,} entries")
+                progress.add(found.size)
         except BaseException:
             self._keep_what_is_whole()
             raise
@@ -179,11 +172,6 @@ class _Maker:
     def _has(self, found: Found) -> bool:
         entry = self.entries.get(found.path)
         return entry is not None and entry.type == found.type and entry.is_still(found.status)
-
-    def _show(self, count: str) -> None:
-        if time.monotonic() - self._said >= PROGRESS_SECONDS:
-            self._said = time.monotonic()
-            self.say(f"  {amount(self.done_bytes)} of {amount(self.total)}, {count}")
 
     def _add(self, found: Found, selection: Selection) -> None:
         if found.path in self.covered or self._is_available_elsewhere(found, selection):

@@ -47,11 +47,7 @@ class Task:
 
     @classmethod
     def from_json(cls, text: str) -> Task:
-        """Return a task from JSON.
-
-        Raises:
-            RocmlabError: it is not one.
-        """
+        """Return a task from JSON; raise RocmlabError if it is not one."""
         try:
             found = json.loads(text)
             if found["kind"] not in ("create", "restore"):
@@ -165,7 +161,7 @@ def damaged(what: str, why: str, *files: str) -> RocmlabError:
 
 
 def amount(size_bytes: float) -> str:
-    """Return a number of bytes for a person: 1.5 GB."""
+    """Return a number of bytes as text: 1.5 GB."""
     for unit in ("B", "kB", "MB", "GB"):
         if size_bytes < 1000:
             return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"

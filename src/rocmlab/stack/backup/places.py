@@ -13,12 +13,11 @@ from rocmlab.base.errors import RocmlabError
 from rocmlab.stack import envfile, process, volumes
 from rocmlab.stack.backup import create, restore
 from rocmlab.stack.backup.model import Task
+from rocmlab.stack.backup.working import Say
 from rocmlab.stack.container import ContainerLab
 from rocmlab.stack.native import NativeLab
 from rocmlab.stack.project import Project
 from rocmlab.stack.settings import COMMENTS, DERIVED
-
-Say = Callable[[str], None]
 
 WORKS: Mapping[str, Callable[[Task, Say], int]] = {"create": create.create, "restore": restore.restore}
 INSIDE = {"share": volumes.SHARE, "notebooks": "/home/jovyan/work"}
@@ -31,10 +30,7 @@ OF_THIS_CLONE = (  # settings that say where this clone's lab is and who may ent
 def run(project: Project, task: Task, say: Say) -> int:
     """Do what a task says with the files of a project's lab, wherever they are.
 
-    Args:
-        project: whose lab.
-        task: without its folders, which are filled in here.
-        say: prints a line of progress.
+    A task comes without its folders, which are filled in here.
 
     Raises:
         RocmlabError: the files cannot be reached, or the work failed.

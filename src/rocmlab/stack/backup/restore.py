@@ -10,8 +10,7 @@ import secrets
 import shutil
 import stat
 import tarfile
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -20,12 +19,9 @@ from typing import IO
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.stack.backup import databases, model, parts, verify
-from rocmlab.stack.backup.holding import interruptible
 from rocmlab.stack.backup.model import FILE, FOLDER, LINK, Entry, Manifest, Task, amount
+from rocmlab.stack.backup.working import Progress, Say, interruptible, say_some
 
-Say = Callable[[str], None]
-
-PROGRESS_SECONDS = 5.0
 MAX_LISTED = 50  # lines about single files
 AT_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -81,10 +77,7 @@ def _restore(task: Task, say: Say) -> int:
 
 
 def _tell(outcome: Outcome, say: Say) -> None:
-    for line in outcome.aside[:MAX_LISTED]:
-        say(f"  kept {line}")
-    if len(outcome.aside) > MAX_LISTED:
-        say(f"  and {len(outcome.aside) - MAX_LISTED} more")
+    say_some(say, [f"  kept {line}" for line in outcome.aside], MAX_LISTED)
     for entry in outcome.links[:MAX_LISTED]:
         say(f"  not restored, because it leads out of the lab: {entry.path} -> {entry.target}")
     say(
@@ -104,11 +97,7 @@ class _Restorer:
         self.entries = [entry for entry in manifest.entries.values() if entry.path.partition("/")[0] in self.roots]
 
     def check_disk(self) -> None:
-        """Make sure that what is missing fits.
-
-        Raises:
-            RocmlabError: it does not.
-        """
+        """Raise RocmlabError unless what is missing fits."""
         for name, root in self.roots.items():
             needed = 0
             for entry in self.entries:
@@ -129,22 +118,18 @@ class _Restorer:
 
     def run(self, folder: Path) -> Outcome:
         """Restore everything, in the order of the parts."""
-        total = sum(entry.size for entry in self.entries)
+        progress = Progress(self.say, sum(entry.size for entry in self.entries), len(self.entries))
         by_part: dict[str, list[Entry]] = {}
         for entry in self.entries:
             by_part.setdefault(entry.part, []).append(entry)
         if os.geteuid() == 0 and "share" in self.roots and not os.listdir(self.roots["share"]):
             owner = self.task.owner or (0, 0)  # in a container of rootless Podman root is the lab's user
             os.chown(self.roots["share"], *owner)  # of a volume that was just made
-        done, count, said = 0, 0, time.monotonic()
         for name, entries in sorted(by_part.items()):
             with (folder / name).open("rb") as archive:
                 for entry in sorted(entries, key=lambda entry: entry.offset):
                     self._one(entry, archive)
-                    done, count = done + entry.size, count + 1
-                    if time.monotonic() - said >= PROGRESS_SECONDS:
-                        said = time.monotonic()
-                        self.say(f"  {amount(done)} of {amount(total)}, {count:,} of {len(self.entries):,} entries")
+                    progress.add(entry.size)
         for path, entry in sorted(self.made.items(), reverse=True):  # from the inside out
             self._finish_folder(path, entry)
         return self.outcome
@@ -281,7 +266,7 @@ class _Restorer:
 
 
 def _hold(descriptor: int) -> bool:
-    """Lock a draft; return False where another restore writes it, or where nobody can tell."""
+    """Lock a draft; return False where another restore writes it, or where that is unknown."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -320,11 +305,7 @@ def _copy(archive: IO[bytes], entry: Entry, file: IO[bytes]) -> None:
 
 
 def content(archive: IO[bytes], entry: Entry) -> Iterator[bytes]:
-    """Yield a file's content from its part.
-
-    Raises:
-        RocmlabError: the member there is another one.
-    """
+    """Yield a file's content from its part; raise RocmlabError if the member there is another one."""
     archive.seek(entry.offset)
     try:
         with tarfile.open(fileobj=archive, mode="r:") as opened:
@@ -338,11 +319,7 @@ def content(archive: IO[bytes], entry: Entry) -> Iterator[bytes]:
 
 
 def settings_of(folder: Path, shown: str) -> Mapping[str, str]:
-    """Return the text of each settings file in a backup, which must have been verified before.
-
-    Raises:
-        RocmlabError: a file is not text.
-    """
+    """Return the text of each settings file in a verified backup; raise RocmlabError if one is not text."""
     manifest = model.read(folder, shown=shown)
     found = {}
     for path in model.SETTINGS:

@@ -49,7 +49,7 @@ class Selection:
     found: list[Found] = field(default_factory=list)
     omitted: list[dict[str, Any]] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # what a person should know of the places in the backup
+    notes: list[str] = field(default_factory=list)  # notes for the user on the places in the backup
 
     def omit(self, path: str, why: str, files: int = 1, size_bytes: int = 0) -> None:
         """Note that something is omitted."""

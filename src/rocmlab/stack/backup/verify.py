@@ -44,9 +44,7 @@ def find(given: Path) -> Path:
 def verify(folder: Path, shown: str) -> Manifest:
     """Return the manifest of a backup whose every byte is as it was written.
 
-    Args:
-        folder: a complete backup.
-        shown: the same folder, as the user knows it.
+    `shown` is the same folder, as the user knows it.
 
     Raises:
         RocmlabError: a file is damaged or missing; the error names it.

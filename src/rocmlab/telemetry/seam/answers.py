@@ -46,7 +46,7 @@ def serial(device: Device) -> str | None:
 
 
 def bus_id(device: Device, digits: int) -> str:
-    """Return the PCI address with so many digits for the domain."""
+    """Return the PCI address with `digits` digits for the domain."""
     domain, bus, place, function = _address(device)
     return f"{domain:0{digits}X}:{bus:02X}:{place:02X}.{function:X}"
 
@@ -76,7 +76,7 @@ def _address(device: Device) -> tuple[int, int, int, int]:
 
 
 def memory(device: Device, sample: Sample) -> Mapping[str, Any] | None:
-    """Return `nvmlMemory_t`: VRAM, and on an APU the host's memory that it may use, too, where its models live."""
+    """Return `nvmlMemory_t`: VRAM, and on an APU also the host's memory that it may use, where its models are."""
     total, used = sample.vram_total_bytes, sample.vram_used_bytes
     if device.is_apu and sample.gtt_total_bytes is not None and sample.gtt_used_bytes is not None:
         total, used = (total or 0) + sample.gtt_total_bytes, (used or 0) + sample.gtt_used_bytes

@@ -73,7 +73,7 @@ class Gpus:
         self._sampler, self._pid = Sampler(self.devices, self.root), os.getpid()
 
     def close(self) -> None:
-        """Give back what is kept open."""
+        """Close what is kept open."""
         with self._lock:
             if self._sampler is not None and self._pid == os.getpid():
                 self._sampler.close()
@@ -85,7 +85,7 @@ class Gpus:
         return self._read().samples.get(device_id(device)) or Sample(time.time())
 
     def is_lost(self, device: Device) -> bool:
-        """Tell whether a GPU that was found has left the bus since."""
+        """Return whether a GPU that was found has left the bus since."""
         return device_id(device) in self._read().lost
 
     def _read(self) -> Reading:
@@ -137,7 +137,7 @@ class Gpus:
         return process.local_pid if process.local_pid and self.is_seen(process) else process.pid + PID_LIMIT
 
     def is_seen(self, process: GpuProcess) -> bool:
-        """Tell whether `/proc` of this machine has it for sure; not one of a simulated host, or of the host outside."""
+        """Return whether `/proc` of this machine certainly has it, and not a simulated host or the host outside."""
         if process.local_pid is None or process.is_estimated:
             return False
         return not (self.is_simulated and os.path.exists(self.root / "proc" / str(process.local_pid)))

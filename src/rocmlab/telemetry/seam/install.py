@@ -1,4 +1,4 @@
-"""Puts the library's stand-in into this process, where there is no NVML and there are AMD GPUs."""
+"""Puts a replacement of the library into this process, where there is no NVML and there are AMD GPUs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rocmlab.telemetry.seam.names import show_notebooks
 
 
 def nvidia_answers(root: Path) -> bool:
-    """Tell whether NVIDIA's own library lists GPUs; it is not asked for a simulated host."""
+    """Return whether NVIDIA's own library lists GPUs; it is not queried for a simulated host."""
     if is_simulated(root) or not cuda.has_driver(root):
         return False
     from rocmlab.devices import nvml
@@ -57,7 +57,7 @@ def install(root: Path, *, with_notebooks: bool) -> None:
     check(root)
     bindings = _bindings()
     psutil = _imported("psutil", "it is what programs ask for command lines") if with_notebooks else None
-    logging.getLogger("rocmlab").addHandler(logging.NullHandler())  # a line of ours would run through a full screen
+    logging.getLogger("rocmlab").addHandler(logging.NullHandler())  # our log lines would disturb a full screen
     gpus = Gpus(root, with_owners=with_notebooks)
     bindings.nvmlLib = Library(gpus)
     if psutil:

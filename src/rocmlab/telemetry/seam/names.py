@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rocmlab.telemetry.model import GpuProcess
     from rocmlab.telemetry.seam.gpus import Gpus
 
-LONGEST_WORD = 120
+MAX_WORD = 120
 
 
 def label(process: GpuProcess) -> list[str]:
@@ -40,7 +40,7 @@ def described(process: GpuProcess) -> list[str]:
 def _shown(word: str) -> str:
     """Return a word that can do a terminal no harm, whatever a notebook is called."""
     plain = "".join(letter if letter.isprintable() else "?" for letter in word)
-    return plain if len(plain) <= LONGEST_WORD else plain[: LONGEST_WORD - 1] + "…"
+    return plain if len(plain) <= MAX_WORD else plain[: MAX_WORD - 1] + "…"
 
 
 def show_notebooks(gpus: Gpus, process_class: Any) -> None:  # noqa: ANN401

@@ -40,7 +40,7 @@ def find(words: Sequence[str]) -> Program:
     """Return the Python program that a command line runs.
 
     Raises:
-        RocmlabError: there is no such command, or it is no Python program.
+        RocmlabError: the command does not exist, or is not a Python program.
     """
     name, *arguments = words
     path = locate(name)
@@ -69,7 +69,7 @@ def locate(name: str) -> str:
         path = os.path.abspath(name)
     if path is None:
         raise RocmlabError(
-            f"there is no command {name!r}",
+            f"command {name!r} not found",
             "it is neither on PATH nor a file that can be run",
             f"python3 -m pip install {shlex.quote(name)}, or give its path" if "/" not in name else "check its path",
         )
@@ -77,7 +77,7 @@ def locate(name: str) -> str:
 
 
 def is_module_here(name: str) -> bool:
-    """Tell whether this interpreter could import a module; nothing is imported."""
+    """Return whether this interpreter could import a module; nothing is imported."""
     from importlib import util
 
     return util.find_spec(name) is not None
@@ -103,14 +103,14 @@ def _of_interpreter(path: str, arguments: Sequence[str]) -> Program:
     if not rest or rest[0] == "-":
         raise RocmlabError(
             "an interactive Python is not given GPUs",
-            "the command names no program",
+            "the command does not name a program",
             "name one: rocmlab nvml-exec -- python3 FILE, -m MODULE or -c COMMAND",
         )
     return Program(options, "--script", rest[0], rest[1:])
 
 
 def tells_and_ends(words: Sequence[str]) -> bool:
-    """Tell whether a command only asks Python for its version or help."""
+    """Return whether a command only asks Python for its version or help."""
     return bool(PYTHON.fullmatch(os.path.basename(words[0]))) and bool(words[1:]) and words[1] in TELLS_AND_ENDS
 
 

@@ -1,6 +1,6 @@
-"""PyTorch over the nodes of a Ray cluster, through Ray Train: connect, see who is there, train, go on after a loss.
+"""PyTorch over the nodes of a Ray cluster, through Ray Train: connect, list the nodes, train, continue after a loss.
 
-A notebook writes the training for one worker as a function; Ray carries it to the nodes, where it runs in the
+A notebook writes the training for one worker as a function; Ray sends it to the nodes, where it runs in the
 interpreter of the notebook's kernel. Without a cluster Ray is started on this machine alone, and where Ray Train is
 not installed the function runs in this process. Ray and PyTorch are imported late.
 """

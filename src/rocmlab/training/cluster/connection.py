@@ -1,7 +1,7 @@
 """The way to Ray: the cluster that this lab is part of, or a Ray of this process's own.
 
-A node of a lab's cluster runs in JupyterLab's environment, which has no framework. So the job says which interpreter
-its processes are started with: this kernel's own, at the same path on every node, as in the lab's image.
+A node of a lab's cluster runs in JupyterLab's environment, which has no framework. So the job specifies the interpreter
+of its processes: this kernel's own, at the same path on every node, as in the lab's image.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ MEMORY_BYTES = 200_000_000  # of an own Ray's object store, which carries a func
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "1",  # seconds until a dead worker is noticed
-    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "20",  # then it looks again how many there is room for
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "20",  # then it checks again how many fit
     "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed",  # Ray Train deals with it
     "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",  # of the node's interpreter and this one
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # what a task may see is set here, not by Ray
     "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true",
-    "RAY_worker_niceness": "0",  # by itself Ray gives everybody else the processor first
+    "RAY_worker_niceness": "0",  # by default Ray runs with a lower priority
 }
 INSTALL = 'make cluster-up installs it; in an environment of your own: pip install "ray[train]==2.60.0"'
 # Unless this is 0, Ray on Linux takes the network's address in place of the loopback's, and opens its ports on all
@@ -59,7 +59,7 @@ class Connection:
 
 
 def is_installed() -> bool:
-    """Tell whether Ray Train can be imported here: Ray, and what its part for training needs more."""
+    """Return whether Ray Train can be imported here: Ray, and what its part for training needs more."""
     return all(importlib.util.find_spec(name) is not None for name in ("ray", "pyarrow", "pandas"))
 
 
@@ -67,10 +67,11 @@ def connect(workers: int = 2) -> Connection:
     """Connect this process to the cluster in RAY_ADDRESS, or start a Ray of its own on this machine.
 
     Args:
-        workers: for how many on the CPU an own Ray has room.
+        workers: how many on the CPU an own Ray can hold.
 
     Raises:
-        RocmlabError: Ray Train is not installed, or the cluster is not there, refuses the token or has other versions.
+        RocmlabError: Ray Train is not installed, or the cluster does not answer, rejects the token or has other
+            versions.
     """
     if not is_installed():
         raise RocmlabError("Ray Train is not installed", f"{sys.executable} cannot import it", INSTALL)
@@ -98,7 +99,7 @@ def runtime_environment() -> dict[str, Any]:
 
 
 def close() -> None:
-    """Leave the cluster; an own Ray ends. Nothing happens where there is none."""
+    """Leave the cluster; an own Ray ends. Does nothing without one."""
     if "ray" in sys.modules:
         import ray
 
@@ -114,12 +115,12 @@ def _import() -> None:
     """Import Ray and its training without its advice on packages for notebooks."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="IProgress not found")
-        import ray.train.torch  # noqa: F401  here, so that nothing of it is said later
+        import ray.train.torch  # noqa: F401  here, so that it prints nothing later
     logging.getLogger("ray").setLevel(logging.ERROR)
 
 
 def _start(workers: int) -> None:
-    """Start a Ray for this process: on loopback, with a token that nobody else has, with the GPUs of one kind."""
+    """Start a Ray for this process: on loopback, with a secret token, with the GPUs of one kind."""
     import ray
 
     from rocmlab.training import placement
@@ -143,11 +144,11 @@ def _start(workers: int) -> None:
             )
     except Exception as err:  # Ray raises that itself, where one of its processes takes more than 30 seconds
         close()
-        said = str(err).strip().splitlines() or [repr(err)]
+        output = str(err).strip().splitlines() or [repr(err)]
         raise RocmlabError(
             "Ray could not start on this machine",
-            said[0],
-            "see that the machine is not overloaded and /dev/shm has 200 MB free, then try again",
+            output[0],
+            "see that the machine is not overloaded and /dev/shm has 200 MB free, then retry",
             exit_code=1,
         ) from err
     if wrong := [node.address for node in session.nodes() if not node.address.startswith("127.")]:
@@ -160,7 +161,7 @@ def _start(workers: int) -> None:
 
 
 def _lock() -> None:
-    """Have an own Ray ask for a token: anyone on this machine could run programs in it otherwise.
+    """Make an own Ray require a token: anyone on this machine could run programs in it otherwise.
 
     Raises:
         RocmlabError: Ray was imported without it, and no longer looks.

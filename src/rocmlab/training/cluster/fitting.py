@@ -1,4 +1,4 @@
-"""Run a training on a team of workers, begin again from its last checkpoint when one is lost, and return its result."""
+"""Run a training on a team of workers, restart from its last checkpoint when one is lost, and return its result."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def fit(
     """Train with Ray Train: `loop(options)` in every worker, over all nodes.
 
     If a worker or its node dies, the others are ended and the training begins again from the last checkpoint, with
-    the workers for which there is room then. It waits while other work has the GPUs.
+    as many workers as fit then. It waits while other work has the GPUs.
 
     Args:
         loop: the training for one worker, written with `rocmlab.training.cluster.worker`; what it returns on rank 0
@@ -47,7 +47,7 @@ def fit(
         options: its argument.
         team: how many workers, on what.
         folder: for the checkpoints, on a file system that every node has at this path. A training that has checkpoints
-            there goes on from the last.
+            there continues from the last.
         fewest: workers with which it still begins again; `team.workers`: it waits until all are there.
         max_failures: how often.
         collectives: how the workers add up; None: `nccl` (RCCL on AMD) on GPUs, `gloo` on the CPU.
@@ -100,20 +100,20 @@ def _same_interrupt() -> Iterator[None]:
 
 
 def _failure(error: Exception, max_failures: int) -> RocmlabError:
-    """Say which worker failed and how; that of a controller is Ray's own trouble or the storage's."""
+    """Return which worker failed and how; a failure of the controller is caused by Ray itself or by the storage."""
     failures: Mapping[int, Exception] = getattr(error, "worker_failures", {})
     if not failures:
         return RocmlabError(
             "Ray Train could not run the training",
             _last_lines(error),
-            "see that every node has the share at the same path, the same Ray and the same lab: make cluster-status",
+            "check that every node has the share at the same path, the same Ray and the same lab: make cluster-status",
             exit_code=1,
         )
     rank = min(failures)
     return RocmlabError(
         f"worker {rank} of the training failed, {max_failures + 1} time(s) in all",
         _last_lines(failures[rank]),
-        "mend the training where these lines point; if a node was lost: make cluster-status, then train again",
+        "fix the training where these lines point; if a node was lost: make cluster-status, then train again",
         exit_code=1,
     )
 

@@ -1,7 +1,7 @@
 """Where the workers of a training find each other: keys and values in a Ray actor, which Ray's token protects.
 
-PyTorch's own store is a TCP server on all interfaces that asks for no password: who reaches it can take a worker's
-place. The values are bytes, and nothing here unpickles them.
+PyTorch's own store is a TCP server on all interfaces without a password: anyone who reaches it can replace a worker.
+The values are bytes, and nothing here unpickles them.
 
 Imports Ray and PyTorch: only `pinned` imports this, late.
 """
@@ -18,8 +18,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rocmlab.training.cluster.values import Values
 
-ANSWER_SECONDS = 60.0  # for one answer of the actor, beyond the time that it was told to wait
-_clones: list[dist.Store] = []  # PyTorch keeps only its own part of a store that it has asked for
+ANSWER_SECONDS = 60.0  # for one answer of the actor, beyond the time that it was requested to wait
+_clones: list[dist.Store] = []  # PyTorch keeps only its own part of a store that it requested
 
 
 def start(node: str) -> Any:  # noqa: ANN401  a Ray actor
@@ -82,7 +82,7 @@ class RayStore(dist.Store):  # type: ignore[misc]  # PyTorch is not here when ty
         return int(self._ask("add", self._named(key), amount))
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Set a value if it is the expected one; return the value of then."""
+        """Set a value if it is the expected one; return the resulting value."""
         return bytes(self._ask("compare_and_put", self._named(key), _bytes(expected), _bytes(desired)))
 
     def delete_key(self, key: str) -> bool:

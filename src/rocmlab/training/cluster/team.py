@@ -1,4 +1,4 @@
-"""Whom a training can have: as many workers as there are GPUs of one kind in the cluster, or parts of the CPU.
+"""The workers that a training can have: as many as there are GPUs of one kind in the cluster, or parts of the CPU.
 
 Pure: the nodes are data here.
 """
@@ -12,21 +12,21 @@ from dataclasses import dataclass, replace
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cluster.node.session import Node
 
-GFX = re.compile(r"gfx[0-9a-f]+")  # the resource by which a node tells the kind of its AMD GPUs
+GFX = re.compile(r"gfx[0-9a-f]+")  # the resource by which a node reports the kind of its AMD GPUs
 CHOICES = ("auto", "gpu", "cpu")
 
 
 @dataclass(frozen=True)
 class Team:
-    """How many workers a training has, and what each asks of Ray."""
+    """How many workers a training has, and what each requests from Ray."""
 
     workers: int
     is_gpu: bool
-    kind: str | None  # gfx of all GPUs; None: the nodes do not tell (NVIDIA), or the CPU
+    kind: str | None  # gfx of all GPUs; None: the nodes do not report it (NVIDIA), or the CPU
     hosts: tuple[str, ...]  # names of the nodes that can take part
 
     def resources(self) -> dict[str, float]:
-        """Return what one worker asks of Ray: a GPU of the kind, or a core."""
+        """Return what one worker requests from Ray: a GPU of the kind, or a core."""
         if not self.is_gpu:
             return {"CPU": 1}
         return {"GPU": 1, self.kind: 1} if self.kind else {"GPU": 1}
@@ -36,7 +36,7 @@ class Team:
         return replace(self, workers=1)
 
     def sentence(self) -> str:
-        """Say it in one line."""
+        """Return the team as one line."""
         what = f"GPU ({self.kind})" if self.kind else "GPU" if self.is_gpu else "part of the CPU"
         return f"{self.workers} workers, each with a {what}, on {len(self.hosts)} node(s): {', '.join(self.hosts)}"
 
@@ -50,7 +50,7 @@ def team(nodes: Sequence[Node], device: str = "auto", workers: int = 2) -> Team:
         workers: how many on the CPU.
 
     Raises:
-        RocmlabError: `gpu`, and there are no two of one kind; more workers than cores; or the words are unknown.
+        RocmlabError: `gpu`, and there are no two of one kind; more workers than cores; or an argument is unknown.
     """
     if device not in CHOICES:
         raise RocmlabError(f"device={device!r} is unknown", "", f"use one of: {', '.join(CHOICES)}")
@@ -69,19 +69,19 @@ def team(nodes: Sequence[Node], device: str = "auto", workers: int = 2) -> Team:
     cores = int(sum(node.resources.get("CPU", 0) for node in living))
     if not 1 <= workers <= cores:
         raise RocmlabError(
-            f"workers={workers}, but the cluster has {cores} cores", "each worker asks for one", "ask for fewer workers"
+            f"workers={workers}, but the cluster has {cores} cores", "each worker needs one", "request fewer workers"
         )
     return Team(workers, False, None, _hosts(living, "CPU"))
 
 
 def kinds(nodes: Sequence[Node]) -> dict[str | None, int]:
-    """Return how many GPUs of each gfx the nodes have; under None those whose node does not tell the kind."""
+    """Return how many GPUs of each gfx the nodes have; under None those whose node does not report the kind."""
     counts: dict[str | None, int] = {}
     for node in nodes:
-        told = {name: int(count) for name, count in node.resources.items() if GFX.fullmatch(name)}
-        for name, count in told.items():
+        known = {name: int(count) for name, count in node.resources.items() if GFX.fullmatch(name)}
+        for name, count in known.items():
             counts[name] = counts.get(name, 0) + count
-        rest = int(node.resources.get("GPU", 0)) - sum(told.values())
+        rest = int(node.resources.get("GPU", 0)) - sum(known.values())
         if rest > 0:
             counts[None] = counts.get(None, 0) + rest
     return counts

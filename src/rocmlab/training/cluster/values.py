@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 class Values:
-    """Bytes by key; whoever waits for a key is answered when it is there."""
+    """Bytes by key; a request that waits for a key is answered when it has a value."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
@@ -30,7 +30,7 @@ class Values:
         return total
 
     async def compare_and_put(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """Set a value if it is the expected one, or missing while nothing is expected; return the value of then."""
+        """Set a value if it is the expected one, or missing while nothing is expected; return the resulting value."""
         there = self._values.get(key)
         if there == expected or (there is None and not expected):
             self._values[key] = desired

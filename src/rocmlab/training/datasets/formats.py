@@ -98,10 +98,10 @@ class StoredArray:
             ValueError: numbers of another type, or grey values that no byte gives.
         """
         if self.kind == "i8":
-            return self.content[0::8]  # labels 0 to 9: the lowest byte says it all
+            return self.content[0::8]  # labels 0 to 9: the lowest byte is enough
         if self.kind != "f4":
             raise ValueError(f"array of {self.kind}")
-        # byte / 256 needs 8 bits of significand, so the upper half of the float32 tells which byte it was.
+        # byte / 256 needs 8 bits of significand, so the upper half of the float32 identifies the byte.
         halves = array.array("H", self.content)
         if sys.byteorder == "big":
             halves.byteswap()

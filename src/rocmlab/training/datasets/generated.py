@@ -1,4 +1,4 @@
-"""Pictures with masks, made and not fetched: the same seed gives the same pictures, and a record calls them generated.
+"""Images with masks, generated and not fetched: the same seed gives the same images, and records call them generated.
 
 `triangles` are what the article's benchmark was trained on: one filled triangle on black. `cells` are harder: many
 blurred ellipses under uneven light and noise, as a microscope shows them.
@@ -10,24 +10,24 @@ import numpy as np
 
 from rocmlab.base.errors import RocmlabError
 
-Pictures = tuple[np.ndarray, np.ndarray]
+Images = tuple[np.ndarray, np.ndarray]
 VISIBLE = 10  # a grey value above it belongs to the triangle, as in the original
-LEAST_SHARE = 0.02  # of the picture's area that a triangle covers
+MIN_SHARE = 0.02  # of the image's area that a triangle covers
 
 
-def triangles(count: int, size: int, seed: int) -> Pictures:
+def triangles(count: int, size: int, seed: int) -> Images:
     """Return filled triangles of random place, shape and brightness, and their masks.
 
     Args:
-        count: how many pictures.
+        count: how many images.
         size: rows and columns of each, in pixels.
-        seed: the same seed gives the same pictures.
+        seed: the same seed gives the same images.
 
     Returns:
         `(images, masks)`, both uint8 of shape (count, size, size): grey values 0 to 255, and 1 inside, 0 outside.
 
     Raises:
-        RocmlabError: no pictures were asked for, or pictures too small to show anything.
+        RocmlabError: `count` is 0, or the images are too small to show anything.
     """
     _check(count, size)
     random = np.random.default_rng(seed)
@@ -37,7 +37,7 @@ def triangles(count: int, size: int, seed: int) -> Pictures:
     return images, (images > VISIBLE).astype(np.uint8)
 
 
-def cells(count: int, size: int, seed: int) -> Pictures:
+def cells(count: int, size: int, seed: int) -> Images:
     """Return bright ellipses, blurred, under uneven light and noise, and their sharp masks.
 
     Arguments, shapes and errors are those of `triangles`.
@@ -60,18 +60,18 @@ def cells(count: int, size: int, seed: int) -> Pictures:
 def _check(count: int, size: int) -> None:
     if count < 1 or size < 16:
         raise RocmlabError(
-            f"{count} pictures of {size} x {size} pixels cannot be made",
-            "there must be at least one picture of at least 16 x 16 pixels",
-            "give a larger count or size",
+            f"{count} images of {size} x {size} pixels cannot be generated",
+            "at least one image of at least 16 x 16 pixels is needed",
+            "pass a larger count or size",
         )
 
 
 def _corners(random: np.random.Generator) -> np.ndarray:
-    """Return three corners, (3, 2) in parts of the picture's side, of a triangle large enough to be seen."""
+    """Return three corners, (3, 2) in fractions of the image's side, of a triangle large enough to be seen."""
     while True:
         corners = random.random((3, 2))
         (ax, ay), (bx, by) = corners[1] - corners[0], corners[2] - corners[0]
-        if abs(ax * by - ay * bx) / 2 >= LEAST_SHARE:
+        if abs(ax * by - ay * bx) / 2 >= MIN_SHARE:
             return corners
 
 
@@ -96,7 +96,7 @@ def _ellipse(random: np.random.Generator, size: int) -> np.ndarray:
 
 
 def _blurred(light: np.ndarray, sigma: float) -> np.ndarray:
-    """Return the picture behind a Gaussian of `sigma` pixels, by its transform; the picture's edges meet."""
+    """Return the image after a Gaussian blur of `sigma` pixels, by Fourier transform; the image's edges wrap around."""
     waves = np.exp(-2 * (np.pi * sigma * np.fft.fftfreq(len(light))) ** 2)
     return np.asarray(np.fft.ifft2(np.fft.fft2(light) * waves[:, None] * waves[None, :]).real)
 

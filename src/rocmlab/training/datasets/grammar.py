@@ -1,7 +1,7 @@
-"""Questions made from a grammar, in the six classes of TREC: for where the real ones cannot be had.
+"""Questions made from a grammar, in the six classes of TREC: for where the real ones are not available.
 
-They are never used unasked. All classes share their openings (*What is the …* asks for anything), so that the
-first words of a question do not tell its class.
+They are used only on request. All classes share their openings (*What is the …* may ask for anything), so that the
+first words of a question do not reveal its class.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ TEMPLATES = {
 
 
 def questions(rows: int, seed: int = 42, test_rows: int = 100) -> tuple[list[Question], list[Question]]:
-    """Make generated questions as `train, test`; no text is there twice, and the same seed makes the same.
+    """Make generated questions as `train, test`; no text appears twice, and the same seed makes the same.
 
     Classes are equally likely, and so are the templates of a class.
 
@@ -145,7 +145,7 @@ def questions(rows: int, seed: int = 42, test_rows: int = 100) -> tuple[list[Que
     raise RocmlabError(
         f"{rows + test_rows:,} different questions cannot be generated",
         f"after {20 * (rows + test_rows):,} tries the grammar gave {len(made):,}",
-        "ask for fewer rows, or use the TREC questions",
+        "request fewer rows, or use the TREC questions",
     )
 
 

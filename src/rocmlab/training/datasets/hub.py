@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.training.datasets.cache import Progress
-from rocmlab.training.datasets.text import minilm, model_folder
+from rocmlab.training.datasets.loaders import minilm, model_folder
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")  # bert-base-uncased, or owner/name
 FILES = ("*.json", "*.txt", "*.model", "*.safetensors")

@@ -12,7 +12,7 @@ MISSING = "not there"  # the fault of a file that does not exist
 
 @dataclass(frozen=True)
 class DataFile:
-    """One file of a data set, as it lies in the share: raw, not compressed."""
+    """One file of a data set, as it is in the share: raw, not compressed."""
 
     name: str
     size_bytes: int
@@ -22,7 +22,7 @@ class DataFile:
     packed_in: tuple[str, str] | None = None  # a zip file or wheel that holds it, and its path inside
 
     def fault(self, path: Path) -> str | None:
-        """Tell what is wrong with the copy at `path`; None if it is this file, byte for byte."""
+        """Return what is wrong with the copy at `path`; None if it is this file, byte for byte."""
         try:
             size = path.stat().st_size
             if size != self.size_bytes:
@@ -36,7 +36,7 @@ class DataFile:
 
 
 class SourceError(Exception):
-    """Why a source did not deliver; a few words that fit into a sentence."""
+    """Why a source did not deliver; a phrase that fits into a sentence."""
 
 
 class Source(Protocol):
@@ -44,7 +44,7 @@ class Source(Protocol):
 
     @property
     def label(self) -> str:
-        """What it is called when a person is told that it is tried."""
+        """Its name in the lines of progress."""
 
     def deliver(self, files: tuple[DataFile, ...], folder: Path) -> None:
         """Put the files, raw and under their names, into `folder`.
@@ -65,12 +65,12 @@ class Dataset:
     licence: str
     files: tuple[DataFile, ...]
     sources: tuple[Source, ...]
-    room: str = "data"  # the share's folder it lies in; weights of a network lie in `models`
-    advice: str = ""  # how to bring its files by hand, if that needs a word
+    parent: str = "data"  # the folder of the share that contains it; `models` for weights of a network
+    advice: str = ""  # how to bring its files manually, if that needs an explanation
 
     def folder(self, share: Path) -> Path:
-        """Return where its files lie in a share."""
-        return share / self.room / self.name
+        """Return where its files are in a share."""
+        return share / self.parent / self.name
 
     @property
     def size_bytes(self) -> int:

@@ -19,7 +19,7 @@ import numpy as np
 from rocmlab.base.errors import RocmlabError
 from rocmlab.training.resident.engine import Array, Data, Options
 
-USUAL_BATCH_SIZE = 32  # of Keras
+DEFAULT_BATCH_SIZE = 32  # of Keras
 INTEGERS = (int, np.integer)
 
 
@@ -83,18 +83,18 @@ def _unknown(name: str, known: Collection[str]) -> RocmlabError:
         return RocmlabError(
             f"fit_resident does not know the argument {name!r} of fit",
             f"it is new in Keras {keras.__version__}",
-            "leave it out, or use model.fit()",
+            "omit it, or use model.fit()",
         )
     near = difflib.get_close_matches(name, known, 1)
     return RocmlabError(
         f"fit_resident has no argument {name!r}",
         "it has those of Keras' fit, and seed, optimizer, loss, metrics and memory_bytes",
-        f"pass {near[0]}=" if near else "leave it out; help(fit_resident) lists the arguments",
+        f"pass {near[0]}=" if near else "omit it; help(fit_resident) lists the arguments",
     )
 
 
 def frequency(validation_freq: object) -> int | frozenset[int]:
-    """Return how often to validate: every so many epochs, or after the epochs of a list, counted from 1.
+    """Return how often to validate: every N epochs, or after the epochs of a list, counted from 1.
 
     Raises:
         RocmlabError: it is something else.
@@ -199,14 +199,14 @@ def cut(
     steps_per_epoch, validation_steps = (_capped(steps) for steps in (steps_per_epoch, validation_steps))
     given = options.batch_size
     count = data.train.count
-    size = given or (-(-count // steps_per_epoch) if steps_per_epoch else USUAL_BATCH_SIZE)
+    size = given or (-(-count // steps_per_epoch) if steps_per_epoch else DEFAULT_BATCH_SIZE)
     options = replace(options, batch_size=size)
     if steps_per_epoch and steps_per_epoch < options.steps(count):
         raise RocmlabError(
             f"steps_per_epoch={steps_per_epoch}, but the {count} samples are {options.steps(count)} batches of {size}",
             "an epoch of fit_resident runs over all samples once",
-            f"leave steps_per_epoch out; or pass the samples of one epoch (x[:{steps_per_epoch * size}]); or leave "
-            f"batch_size out, so that {steps_per_epoch} batches hold all samples; or use fit()",
+            f"omit steps_per_epoch; or pass the samples of one epoch (x[:{steps_per_epoch * size}]); or omit "
+            f"batch_size, so that {steps_per_epoch} batches hold all samples; or use fit()",
         )
     if steps_per_epoch and steps_per_epoch > options.steps(count):
         warnings.warn(
@@ -218,7 +218,7 @@ def cut(
         return data, replace(options, validation_batch_size=size)
     count = data.validation.count
     size = options.validation_batch_size or given
-    size = size or (-(-count // validation_steps) if validation_steps else USUAL_BATCH_SIZE)
+    size = size or (-(-count // validation_steps) if validation_steps else DEFAULT_BATCH_SIZE)
     validation = data.validation
     if validation_steps and validation_steps * size < count:
         validation = validation.take(slice(0, validation_steps * size))

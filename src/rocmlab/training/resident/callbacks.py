@@ -57,7 +57,7 @@ def of_torch(model: Model, callbacks: object, verbose: str | int, epochs: int, s
     """
     given = _listed(callbacks)
     found = PlainCallbacks(model, given, verbose, {"verbose": verbose, "epochs": epochs, "steps": steps})
-    keras = sys.modules.get("keras")  # its callbacks serve a torch module, too, and inherit empty batch hooks
+    keras = sys.modules.get("keras")  # its callbacks work for a torch module also, and inherit empty batch hooks
     _warn_of_batch_hooks(given, getattr(getattr(keras, "callbacks", None), "Callback", object))
     return found, found.result
 
@@ -73,7 +73,7 @@ def reporter(callbacks: Callbacks) -> Report:
 
     def report(done: int, read: Callable[[], Logs]) -> None:
         if bars:
-            logs = read()  # from the device: not where nobody looks
+            logs = read()  # from the device: not where it is not shown
             for bar in bars:
                 bar.on_train_batch_end(done - 1, logs)
 
@@ -111,13 +111,13 @@ class PlainCallbacks:
     def on_steps(self, done: int, read: Callable[[], Logs]) -> None:
         """Print how far the epoch is, as Keras does: in place on a screen and in notebooks, elsewhere in a new line."""
         if self._verbose in (1, "auto"):
-            told = "".join(f" - {name}: {value:.4g}" for name, value in read().items())
+            values = "".join(f" - {name}: {value:.4g}" for name, value in read().items())
             end = "\r" if sys.stdout.isatty() or "ipykernel" in sys.modules else "\n"
-            sys.stdout.write(f"Epoch {self._number + 1}: {done}/{self.params['steps']} steps{told}{end}")
+            sys.stdout.write(f"Epoch {self._number + 1}: {done}/{self.params['steps']} steps{values}{end}")
             sys.stdout.flush()
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Keep and print the logs, and tell every callback; plain functions are called here."""
+        """Keep and print the logs, and call every callback and every plain function."""
         logs = logs or {}
         self._call("on_epoch_end", epoch, logs)
         for callback in self._callbacks:
@@ -127,8 +127,8 @@ class PlainCallbacks:
         for name, value in logs.items():
             self.result.history.setdefault(name, []).append(value)
         if self._verbose:
-            told = " - ".join(f"{name}: {value:.4g}" for name, value in logs.items())
-            sys.stdout.write(f"Epoch {epoch + 1}/{self.params['epochs']} - {told}\n")
+            values = " - ".join(f"{name}: {value:.4g}" for name, value in logs.items())
+            sys.stdout.write(f"Epoch {epoch + 1}/{self.params['epochs']} - {values}\n")
 
 
 def _listed(callbacks: object) -> list[Any]:
@@ -143,7 +143,7 @@ def _nothing(*_arguments: object) -> None:
 
 
 def _warn_of_batch_hooks(callbacks: Sequence[Any], base: type) -> None:
-    """Say which callbacks wait for calls at each batch: an epoch is one program and makes none."""
+    """Warn of callbacks that wait for calls at each batch: an epoch is one program."""
     waiting = [type(one).__name__ for one in callbacks if _waits_for_batches(one, base)]
     if waiting:
         warnings.warn(
@@ -154,7 +154,7 @@ def _warn_of_batch_hooks(callbacks: Sequence[Any], base: type) -> None:
 
 
 def _waits_for_batches(callback: object, base: type) -> bool:
-    # Keras' own that act at epochs override batch hooks, too: the progress line, and checkpoints of whole epochs.
+    # Keras' own that act at epochs override batch hooks also: the progress line, and checkpoints of whole epochs.
     if type(callback).__name__ == "ProgbarLogger" or getattr(callback, "save_freq", None) == "epoch":
         return False
     return any(_overrides(callback, name, base) for name in (*BATCH_HOOKS, *TEST_HOOKS))

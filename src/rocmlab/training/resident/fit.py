@@ -74,7 +74,7 @@ def fit_resident(
         steps_per_epoch: batches of an epoch, which hold all samples: fewer are rejected.
         validation_steps: batches to validate with, from the first; None: all.
         validation_batch_size: samples a batch of the validation; None: as in training.
-        validation_freq: validate after every so many epochs, or after the epochs of a list, counted from 1.
+        validation_freq: validate after every N epochs, or after the epochs of a list, counted from 1.
         seed: of the order, 0 to 2^31-1; None: drawn from NumPy's, which `keras.utils.set_random_seed` sets.
         optimizer: only for a plain torch module: its optimizer.
         loss: only for a plain torch module: f(outputs, targets) -> scalar or per-sample tensor.
@@ -129,7 +129,7 @@ def _loop(model: Model, engine: Engine, data: Data, options: Options, callbacks:
     model.stop_training = False
     try:
         callbacks.on_train_begin()
-        # Keras' BackupAndRestore says here where an interrupted training goes on.
+        # Keras' BackupAndRestore stores here where an interrupted training continues.
         first = getattr(model, "_initial_epoch", None) or options.initial_epoch
         for epoch in range(first, options.epochs):
             callbacks.on_epoch_begin(epoch)
@@ -196,7 +196,7 @@ def _floatx() -> str:
 
 
 def _check_model(model: Model, is_keras: bool, optimizer: object, loss: object, metrics: object) -> None:
-    """Refuse a model that cannot be trained as it is.
+    """Reject a model that cannot be trained as it is.
 
     Raises:
         RocmlabError: it is not compiled, or the arguments are those of the other kind of model.
@@ -212,7 +212,7 @@ def _check_model(model: Model, is_keras: bool, optimizer: object, loss: object, 
         raise RocmlabError(
             f"{', '.join(given)} given with a Keras model",
             "a Keras model brings its own from compile()",
-            "leave them out, or compile() the model again with them",
+            "omit them, or compile() the model again with them",
         )
     if not is_keras and (optimizer is None or loss is None):
         raise RocmlabError(

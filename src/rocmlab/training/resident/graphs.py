@@ -28,7 +28,7 @@ Steps = Callable[[Rows, int], Any]  # steps(rows, batch) trains len(rows) / batc
 
 GROUP = 36  # steps in one graph, at most
 WARM_STEPS = 3  # uncaptured steps of full batches before the first capture
-LEAST_STEPS = 16  # planned steps below which capturing costs more than it saves
+MIN_STEPS = 16  # planned steps below which capturing costs more than it saves
 SPAN_SECONDS = 0.25  # a graph replaces this much uncaptured time and no more: slow steps gain nothing from large graphs
 CONSTANT_ITEMS = 4096  # arrays up to this size are taken as constants
 
@@ -40,7 +40,7 @@ class Loop:
         self._steps, self._batch = steps, batch
 
     def run(self, order: torch.Tensor | int) -> Untyped:
-        """Train on the rows in this order, or on the first so many; return what the last steps returned."""
+        """Train on the rows in this order, or on the first N; return what the last steps returned."""
         count = order if isinstance(order, int) else order.numel()
         full = count // self._batch * self._batch
         span = GROUP * self._batch
@@ -77,18 +77,18 @@ class Graphs:
         self._plain = Loop(steps, batch)
         self._seconds = SPAN_SECONDS  # of an uncaptured step, the shortest seen
         self.group = 0  # steps in the largest graph so far
-        self.reason = "" if planned >= LEAST_STEPS else f"{planned} steps are too few to be worth a graph"
+        self.reason = "" if planned >= MIN_STEPS else f"{planned} steps are too few to be worth a graph"
         self.forget()
 
     def forget(self) -> None:
-        """Drop the graphs: what they read lies elsewhere now, or the host's numbers have changed."""
+        """Drop the graphs: what they read is elsewhere now, or the host's numbers have changed."""
         self._captured: dict[int, _Captured] = {}
         self._warm: dict[int, int] = {}
         self._size = 0  # steps to capture together; 0: to be found out
         self._pool: Any = None
 
     def run(self, order: torch.Tensor | int) -> Untyped:
-        """Train on the rows in this order, or on the first so many; return what the last steps returned."""
+        """Train on the rows in this order, or on the first N; return what the last steps returned."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         try:
             with torch.cuda.stream(self._stream):
@@ -162,7 +162,7 @@ class Graphs:
 
 
 class _Captured:
-    """A graph, the rows it reads and what its steps returned: tensors that each replay fills anew."""
+    """A graph, the rows it reads and what its steps returned: tensors that each replay fills again."""
 
     def __init__(self, graph: Untyped, rows: torch.Tensor, result: Untyped) -> None:
         self.graph, self.rows, self.result = graph, rows, result
@@ -264,7 +264,7 @@ def _hashable(data: Untyped) -> Untyped:
 
 
 def _cause(error: BaseException) -> str:
-    """Say in a line what a capture failed of, and where: the first error, of which the later ones follow."""
+    """Return in a line why a capture failed, and where: the first error, of which the later ones follow."""
     while error.__context__ is not None:
         error = error.__context__
     lines = str(error).strip().splitlines() or [""]

@@ -25,10 +25,10 @@ Step = Callable[[State, Any], tuple[dict[str, Any], State]]
 # Steps of a scan written out one after the other, by JAX's name of the platform. On an H200 four made a small dense
 # network 1.18 times as fast; on a CPU they gained nothing. Each costs time to compile, so large steps are written once.
 UNROLL = {"cpu": 1, "gpu": 4}
-# A GPU's loop whose length is an argument asks the host before each turn, about 20 us. So small steps go in groups of a
-# fixed length there, of at most so many steps and multiplications: a group must not take seconds.
+# A GPU's loop whose length is an argument waits for the host before each iteration, about 20 us. So small steps go in
+# groups of a fixed length there, with limits for steps and multiplications: a group must not take seconds.
 GROUP = {"cpu": 1}
-LARGEST_GROUP = 64
+MAX_GROUP = 64
 GROUP_MULTIPLICATIONS = 1e12
 SMALL_STEP = 1000  # operations of a traced step, at most; dense networks for MNIST have 300, a U-Net 3,000 and more
 
@@ -44,7 +44,7 @@ class Inspection:
 
 
 class Programs:
-    """The compiled functions of one model: whole epochs, single batches, and what an epoch begins and ends with."""
+    """The compiled functions of one model: whole epochs, single batches, and the start and end of an epoch."""
 
     def __init__(self, model: Model, options: Options, *, shuffle: bool, platform: str) -> None:
         self._model = model
@@ -53,7 +53,7 @@ class Programs:
         self._inspections: dict[bool, Inspection] = {}
         self._shuffle = shuffle  # on the device; blocks that stream come shuffled
         self._unroll = UNROLL.get(platform, 1)
-        self._largest_group = GROUP.get(platform, LARGEST_GROUP)
+        self._largest_group = GROUP.get(platform, MAX_GROUP)
 
     def groups(self, state: State, arrays: Arrays, *, training: bool) -> tuple[int, int]:
         """Return how many groups of batches a set is, and the batches of a group; what they leave is the tail's."""
@@ -68,7 +68,7 @@ class Programs:
         return full // group, group
 
     def part(self, *, training: bool) -> Callable[..., tuple[State, dict[str, Any]]]:
-        """Return `f(state, arrays, order, first, begin, size) -> (state, logs)`: so many groups, in one program.
+        """Return `f(state, arrays, order, first, begin, size) -> (state, logs)`: `size` groups, in one program.
 
         `order` holds the positions of an epoch's samples, (count,), or is None; `first`: the epoch begins here.
         """
@@ -108,7 +108,7 @@ class Programs:
         return self._jit(run, training)
 
     def _batches(self, training: bool, state: State, arrays: Arrays, order: Array, begin: Array, count: int) -> State:
-        """Return the state after so many whole batches from one on."""
+        """Return the state after `count` whole batches from `begin` on."""
 
         def body(carry: State, number: Array) -> tuple[State, None]:
             batch = self._batch(arrays, order, number * self._sizes[training], self._sizes[training])
@@ -145,7 +145,7 @@ class Programs:
         return jax.random.permutation(jax.random.fold_in(jax.random.key(self._seed), epoch), count)
 
     def inspect(self, state: State, arrays: Arrays, *, training: bool) -> Inspection:
-        """Trace one batch without computing it, and say what its step holds."""
+        """Trace one batch without computing it, and return what its step holds."""
         if training not in self._inspections:
             size = min(self._sizes[training], count_of(arrays))
             shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (state, arrays))
@@ -181,7 +181,7 @@ class Programs:
         return self._reset(state, True)
 
     def results(self, state: State) -> dict[str, Any]:
-        """Return what the metrics of a state say, under the names that `fit` logs."""
+        """Return the values of a state's metrics, under the names that `fit` logs."""
         mapping = list(zip(self._model.metrics_variables, state[-1], strict=True))
         with keras.StatelessScope(state_mapping=mapping):
             results: dict[str, Any] = self._model.get_metrics_result()
@@ -231,7 +231,7 @@ class Programs:
         return program
 
     def _out_shardings(self, training: bool, *, last: bool) -> object:
-        """Return where the results lie: the state as the model's variables do, when several devices share it."""
+        """Return where the results are placed: the state as the model's variables do, when several devices share it."""
         if keras.distribution.distribution() is None:
             return None
         state = tuple([v.value.sharding for v in part] for part in self.variables(training=training))

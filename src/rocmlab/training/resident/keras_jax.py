@@ -55,7 +55,7 @@ class JaxEngine:
 
     @property
     def how(self) -> str:
-        """Say what runs an epoch, where, and why nothing faster if so."""
+        """What runs an epoch, where, and why nothing faster if so."""
         steps = self._options.steps(self._data.train.count)
         kind = f"{self._device.device_kind} ({self._device.platform})"
         what = {
@@ -171,8 +171,8 @@ class JaxEngine:
 
     def _slow_down(self, err: Exception) -> None:
         slower = {EPOCH: BATCH, BATCH: EAGER}[self._way]
-        words = (str(err).strip() or type(err).__name__).splitlines()[0]
-        self._reason = f"a whole {self._way} could not be compiled ({type(err).__name__}: {words[:200]})"
+        reason = (str(err).strip() or type(err).__name__).splitlines()[0]
+        self._reason = f"a whole {self._way} could not be compiled ({type(err).__name__}: {reason[:200]})"
         self._way = slower
         fell_back(self.how)
 

@@ -17,7 +17,7 @@ from rocmlab.base.errors import RocmlabError
 from rocmlab.training.resident import blocks, probes
 from rocmlab.training.resident.engine import Array, Data, Model, Options, Samples, layers_of, tree_map
 from rocmlab.training.resident.tensorflow_loop import BATCH, EAGER, EPOCH, GRAPH, STEP, Arrays, Loop, Tensor
-from rocmlab.training.resident.tensorflow_pass import WORDS, Pass
+from rocmlab.training.resident.tensorflow_pass import SENTENCES, Pass
 
 
 class TensorFlowEngine:
@@ -43,7 +43,7 @@ class TensorFlowEngine:
         if data.validation and len(self._plan.validation) == 1:
             self._validation = self._put(data.validation)
         ways, self._reason = self._possible_ways()
-        # On a CPU Keras uses XLA only when told to; there we decide.
+        # On a CPU Keras uses XLA only on request; there we decide.
         is_cpu = "CPU" in self._device
         avoidable = () if not is_cpu else (EPOCH,) if model.jit_compile else (EPOCH, STEP)
         self._training, self._testing = (
@@ -53,9 +53,9 @@ class TensorFlowEngine:
 
     @property
     def how(self) -> str:
-        """Say what runs an epoch, where, and why nothing faster if so."""
+        """What runs an epoch, where, and why nothing faster if so."""
         steps = self._options.steps(self._data.train.count)
-        parts = [f"{WORDS[self._training.way].format(steps=steps)}, on {_spoken(self._device)}"]
+        parts = [f"{SENTENCES[self._training.way].format(steps=steps)}, on {_spoken(self._device)}"]
         parts.append(self._plan.sentence or "data resident")
         if self._replicas > 1:
             parts.append(f"each batch shared between {self._replicas} replicas")
@@ -149,7 +149,7 @@ class TensorFlowEngine:
         return self._strategy.experimental_distribute_values_from_function(on_replica)
 
     def _check_parts(self) -> None:
-        """Refuse batches that leave a replica without a sample: the mean of nothing would spoil the weights.
+        """Reject batches that leave a replica without a sample: the mean of nothing would spoil the weights.
 
         Raises:
             RocmlabError: one of the batches is that small.

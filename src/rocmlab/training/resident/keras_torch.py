@@ -1,6 +1,6 @@
 """Keras on torch: the data stay on the device; on a GPU many steps are one CUDA or HIP graph.
 
-A step is that of Keras' trainer: its layers, its losses, its optimizer with its own slots. What is left out is what
+A step is that of Keras' trainer: its layers, its losses, its optimizer with its own slots. What is omitted is what
 the host does around it for each batch, and what a graph cannot hold is done another way (`torch_updates`).
 """
 
@@ -47,11 +47,11 @@ class TorchEngine:
 
     @property
     def how(self) -> str:
-        """Say what runs an epoch, where, and why nothing faster if so."""
+        """What runs an epoch, where, and why nothing faster if so."""
         return "; ".join([self._epochs.how, *([self._note] if self._note else []), *probes.reports()])
 
     def begin(self, epoch: int) -> None:
-        """Look whether a callback changed what a graph holds; weights and optimizer are the model's own throughout."""
+        """Check whether a callback changed what a graph holds; weights and optimizer are always the model's own."""
         del epoch
         self._training.refresh()
         self._epochs.see(_fingerprint(self._model))
@@ -75,7 +75,7 @@ class TorchEngine:
         return _logs(self._model, self._epochs.validate())
 
     def end(self, epoch: int) -> None:
-        """Nothing to put back: the model's variables are trained in place."""
+        """Do nothing: the model's variables are trained in place."""
 
     def close(self) -> None:
         """Drop data, graphs and gradients."""
@@ -103,7 +103,7 @@ class TrainSteps:
         self._values = [weight.value for weight in self._weights]
 
     def drop_gradients(self) -> None:
-        """Free the gradients; those of a graph lie in its memory."""
+        """Free the gradients; those of a graph are in its memory."""
         for parameter in self._parameters:
             parameter.grad = None
 
@@ -158,7 +158,7 @@ class EvaluationSteps:
 
 
 def _try_parts(model: Untyped) -> str:
-    """Say what a model lacks of the parts that Keras' own train_step is made of."""
+    """Return what a model lacks of the parts that Keras' own train_step is made of."""
     missing = [name for name in PARTS if not hasattr(model, name)]
     return f"Keras' models have no {', '.join(missing)}" if missing else ""
 
@@ -178,7 +178,7 @@ def _account(model: Untyped, pending: list[Any], batch: int) -> None:
 
 
 def _additive(model: Untyped) -> bool:
-    """Whether metrics over several batches at once give what they give batch by batch: Keras' own do."""
+    """Whether metrics over several batches together give what they give batch by batch: Keras' own do."""
     if type(model).compute_metrics is not keras.Model.compute_metrics:
         return False
     found = model._compile_metrics.metrics if model._compile_metrics is not None else []
@@ -206,7 +206,7 @@ def _device(model: Untyped) -> torch.device:
 
 
 def _uncapturable(model: Untyped) -> str:
-    """Say why the host must take part in each step; empty when it need not, as far as can be seen beforehand."""
+    """Return why the host must take part in each step; empty when it need not, as far as can be seen beforehand."""
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     rate = _rate(optimizer)
     if callable(rate) and not isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):

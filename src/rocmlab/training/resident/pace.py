@@ -2,18 +2,20 @@
 
 The programs take the number of steps as an argument, so nothing is compiled for another length, and the results do
 not depend on where an epoch is cut. Short epochs are not cut.
+
+Ctrl-C acts between steps, never inside one: a program that has begun ends first, and its result reaches the model.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
-
-from rocmlab.training.resident import interrupts
 
 Report = Callable[[int, Callable[[], dict[str, Any]]], None]  # steps done in this epoch, reads the logs so far
 
@@ -21,11 +23,51 @@ PROGRAM_SECONDS = 1.0  # of a program where an epoch is cut
 WHOLE_SECONDS = 2.0  # up to here what is left of an epoch is one program
 
 
+class Held:
+    """A SIGINT that waits; `act` lets it do what it would have done."""
+
+    def __init__(self, handler: Callable[[int, FrameType | None], Any] | None) -> None:
+        self._handler = handler
+        self._frame: FrameType | None = None
+        self._is_waiting = False
+
+    def receive(self, _number: int, frame: FrameType | None) -> None:
+        """Note the signal."""
+        self._is_waiting, self._frame = True, frame
+
+    def act(self) -> None:
+        """Call the handler that was in place if a signal waits: Python's and Jupyter's raises KeyboardInterrupt."""
+        if self._is_waiting and self._handler is not None:
+            self._is_waiting = False
+            self._handler(signal.SIGINT, self._frame)
+
+
+@contextlib.contextmanager
+def deferred() -> Iterator[Held]:
+    """Let SIGINT wait until the block has ended, or until it calls `act`, between two of its steps.
+
+    A program on the device takes the model's state over and returns the new one. A KeyboardInterrupt between its end
+    and the assignment would lose both, one inside a step of Python's would leave half of the weights updated.
+    Threads other than the main one receive no signals; a handler that is not Python's stays as it is.
+    """
+    earlier = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(earlier):
+        yield Held(None)
+        return
+    held = Held(earlier)
+    signal.signal(signal.SIGINT, held.receive)
+    try:
+        yield held
+    finally:
+        signal.signal(signal.SIGINT, earlier)
+        held.act()
+
+
 class Pace:
     """How many steps to run next, from how long the last ones took.
 
-    The first program is one step: nobody knows how long it takes, and it compiles. That time is measured, too, and
-    leads to one step again, whose time is that of steps alone.
+    The first program is one step: its time is unknown, and it compiles. That time is measured also and leads to one
+    step again, whose time is that of steps alone.
     """
 
     def __init__(self) -> None:
@@ -55,24 +97,24 @@ class Pace:
         wait: Callable[[], None],
         between: Callable[[int], None],
     ) -> Any:  # noqa: ANN401  what `last` returns
-        """Run steps in as many programs as their time asks for; an interrupt acts between two of them.
+        """Run steps in as many programs as their time requires; an interrupt acts between two of them.
 
         Args:
             begin: the step to begin with.
             end: the step to stop before.
-            part: runs so many steps from one on; it may return before the device is done.
-            last: follows the last part at once, and returns the result.
+            part: runs a number of steps from one on; it may return before the device is done.
+            last: follows the last part immediately, and returns the result.
             wait: waits for the device.
-            between: is told the steps that are done, where more programs follow.
+            between: receives the steps that are done, where more programs follow.
         """
         while True:
             size = self.steps(end - begin) if begin < end else 0
-            with interrupts.deferred():
+            with deferred():
                 began = time.perf_counter()
                 if size:
                     part(begin, size)
                 begin += size
-                if begin >= end:  # the device goes on meanwhile: `settle` reads the clock
+                if begin >= end:  # the device continues meanwhile: `settle` reads the clock
                     self._open = (size, began)
                     return last()
                 wait()
@@ -90,15 +132,15 @@ class Counter:
     """Counts the steps of a pass that Python runs one by one or in graphs; sometimes it waits for the device.
 
     Args:
-        pace: says after how many steps.
+        pace: after how many steps.
         steps: of the pass.
         wait: waits for the device.
-        report: is told the steps that are done, and whether metrics of some of them can be read.
+        report: receives the steps that are done, and whether metrics of some of them can be read.
     """
 
     def __init__(self, pace: Pace, steps: int, wait: Callable[[], None], report: Callable[[int, bool], None]) -> None:
         self._pace, self._steps, self._wait, self._report = pace, steps, wait, report
-        self._held = interrupts.Held(None)
+        self._held = Held(None)
         self._base = self._done = self._seen = 0
         self._has_logs = False
         self._look(time.perf_counter())
@@ -112,7 +154,7 @@ class Counter:
         self._count(self._done + 1)
 
     def reach(self, steps: int) -> None:
-        """Note that so many steps of the block are done, and their metrics, too."""
+        """Note that this many steps of the block are done, and their metrics also."""
         self._has_logs = True
         self._count(self._base + steps)
 
@@ -134,7 +176,7 @@ class Counter:
     @contextlib.contextmanager
     def counting(self) -> Iterator[None]:
         """Count the steps inside the block; an interrupt acts between two of them."""
-        with interrupts.deferred() as self._held, _current(self):
+        with deferred() as self._held, _current(self):
             yield
 
 
@@ -148,7 +190,7 @@ def step() -> None:
 
 
 def reach(steps: int) -> None:
-    """Note that so many steps of a block are done, if a pass is counted in this thread."""
+    """Note that this many steps of a block are done, if a pass is counted in this thread."""
     if counter := getattr(_here, "counter", None):
         counter.reach(steps)
 

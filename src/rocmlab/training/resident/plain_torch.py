@@ -48,11 +48,11 @@ class ModuleEngine:
 
     @property
     def how(self) -> str:
-        """Say what runs an epoch, where, and why nothing faster if so."""
+        """What runs an epoch, where, and why nothing faster if so."""
         return self._epochs.how
 
     def begin(self, epoch: int) -> None:
-        """Take the learning rate, and look whether a callback changed what a graph holds."""
+        """Take the learning rate, and check whether a callback changed what a graph holds."""
         del epoch
         self._optimizer.begin()
         if self._epochs.see(_fingerprint(self._module, self._optimizer.optimizer)):
@@ -78,7 +78,7 @@ class ModuleEngine:
         return logs
 
     def end(self, epoch: int) -> None:
-        """Give the learning rate back, so that a scheduler or a callback finds what it put there."""
+        """Restore the learning rate, so that a scheduler or a callback finds its own value."""
         self._optimizer.end()
 
     def close(self) -> None:
@@ -101,7 +101,7 @@ class ModuleEngine:
             part.training = training
 
     def _uncapturable(self) -> str:
-        """Say why the host must take part in each step; empty when it need not, as far as can be seen beforehand."""
+        """Return why the host must take part in each step; empty when it need not, as far as can be seen beforehand."""
         if _is_parallel(self._module):
             return "DistributedDataParallel's exchange of gradients is not captured in a graph"
         return self._optimizer.uncapturable()
@@ -122,7 +122,7 @@ class Totals:
         self._count.zero_()
 
     def add(self, means: list[torch.Tensor], samples: int) -> None:
-        """Add the mean of each quantity, (), over so many samples."""
+        """Add the mean of each quantity, (), over this many samples."""
         self._sums.add_(torch.stack([mean.detach().to(self._sums.dtype) for mean in means]), alpha=samples)
         self._count.add_(samples)
 
@@ -200,14 +200,14 @@ def loss_of(loss: Untyped, outputs: Untyped, y: Tree, weight: Tree) -> torch.Ten
             "each sample's loss is multiplied by its weight, so the loss must give one value per sample",
             'pass a loss that reduces nothing, for example torch.nn.CrossEntropyLoss(reduction="none")',
         )
-    if weight.ndim > values.ndim:  # a column of weights; beside (samples,) it would weigh each loss by every weight
+    if weight.ndim > values.ndim:  # a column of weights; with (samples,) it would weigh each loss by every weight
         weight = weight.reshape(values.shape)
     weighted = values * weight.reshape(weight.shape + (1,) * (values.ndim - weight.ndim))
     return weighted.mean()
 
 
 def _account(options: Options, totals: Totals, pending: list[Any], batch: int) -> None:
-    """Add the losses and metrics of some steps; a metric with a value per sample is taken over all of them at once."""
+    """Add the losses and metrics of some steps; a metric with a value per sample is taken over all of them together."""
     losses = [loss for loss, _, _ in pending]
     means = [losses[0] if len(losses) == 1 else torch.stack(losses).mean()]
     joined: Any = None

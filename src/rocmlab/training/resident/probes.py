@@ -1,4 +1,4 @@
-"""Whether a framework is what our faster replacements of its parts expect: each is tried once, on a small example.
+"""Whether our faster replacements of a framework's parts fit its version: each is tried once, on a small example.
 
 One that does not fit is not used, and one warning reports it: the results stay those of the framework, it may only
 take longer.
@@ -19,7 +19,7 @@ def usable(name: str, trial: Callable[[], str]) -> bool:
     """Return whether a replacement can be used with this version of its framework.
 
     Args:
-        name: what is replaced, in words.
+        name: what is replaced, as a phrase.
         trial: tries it, once in a process. It returns what is not as expected, or raises; empty if all is.
     """
     if name not in _reasons:

@@ -15,7 +15,7 @@ def gather(x: Tree, y: Tree, sample_weight: Tree, validation_data: Tree, floats:
     """Return training and validation samples as numpy arrays; `floats` is the type of every floating number.
 
     Raises:
-        RocmlabError: something is no array, or the arrays differ in length.
+        RocmlabError: something is not an array, or the arrays differ in length.
     """
     train = _samples(x, y, sample_weight, floats, "the training data")
     parts = validation_of(validation_data)
@@ -47,7 +47,7 @@ def _samples(x: Tree, y: Tree, sample_weight: Tree, floats: str | None, name: st
             "compare len(x), len(y) and len(sample_weight)",
         )
     if lengths[0] == 0:
-        raise RocmlabError(f"{name} hold no sample", "the arrays are empty", "look at how they were made")
+        raise RocmlabError(f"{name} hold no sample", "the arrays are empty", "check how they were made")
     return Samples(arrays[0], arrays[1], _weights(arrays[2], arrays[1]), lengths[0])
 
 
@@ -62,14 +62,14 @@ def _array(value: Array, floats: str | None, name: str) -> Array:
     """Return one array as numpy's, (samples, ...); floating numbers in the type `floats` unless that is None.
 
     Raises:
-        RocmlabError: it is no array.
+        RocmlabError: it is not an array.
     """
     if callable(getattr(value, "detach", None)):  # a torch tensor, perhaps on a GPU
         value = value.detach().cpu().numpy()
-    is_series = hasattr(value, "to_numpy") and getattr(value, "ndim", 0) == 1  # Keras makes them a column, too
+    is_series = hasattr(value, "to_numpy") and getattr(value, "ndim", 0) == 1  # Keras makes them a column also
     if not hasattr(value, "__array__"):
         raise RocmlabError(
-            f"{name} hold a {_kind(value)}, which is no array",
+            f"{name} hold a {_kind(value)}, which is not an array",
             "resident data are arrays, or lists, tuples or dicts of arrays; generators, Dataset and PyDataset "
             "make their batches while they train",
             "use fit() for those, or make arrays of them first, for example with numpy.asarray()",

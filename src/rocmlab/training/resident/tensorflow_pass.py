@@ -26,7 +26,7 @@ from rocmlab.training.resident.tensorflow_loop import (
 
 Blocks = Callable[[], Iterator[tuple[Arrays, Tensor]]]  # resident samples and their order, from the first block on
 
-WORDS = {
+SENTENCES = {
     EPOCH: "one XLA program an epoch, a loop over its {steps} batches",
     STEP: "one tf.function an epoch, a loop over its {steps} batches with an XLA-compiled step",
     GRAPH: "one tf.function an epoch, a loop over its {steps} batches without XLA",
@@ -36,7 +36,7 @@ WORDS = {
 
 
 class Pass:
-    """Runs a set through the model, and looks for the fastest way to do so when it is first asked."""
+    """Runs a set through the model, and finds the fastest way to do so at its first run."""
 
     def __init__(self, model: Model, loop: Loop, ways: Sequence[str], avoidable: Collection[str]) -> None:
         """Begin with the first of the ways, from the fastest; some are avoidable where XLA's code is the slower one."""
@@ -49,11 +49,11 @@ class Pass:
 
     @property
     def way(self) -> str:
-        """The way it goes at present."""
+        """The current way."""
         return self._ways[0]
 
     def forget(self) -> None:
-        """Let go of the program and what it holds."""
+        """Drop the program and what it holds."""
         self._program = None
 
     def run(self, make_blocks: Blocks, report: Report = lambda done, read: None) -> dict[str, float]:
@@ -76,8 +76,8 @@ class Pass:
                 self._slow_down(err)
             else:
                 self._is_proven = True
-                if self._has_failed:  # said once, of the way that was found in the end
-                    fell_back(f"{WORDS[self.way].format(steps='its')}; {self.reason}")
+                if self._has_failed:  # one warning, about the way that was found
+                    fell_back(f"{SENTENCES[self.way].format(steps='its')}; {self.reason}")
                 return logs
 
     def _run(self, parts: Iterator[tuple[Arrays, Tensor]], report: Report) -> dict[str, float]:
@@ -92,7 +92,7 @@ class Pass:
                 self._program = self._loop.program(self.way, arrays, order)
             logs = self._run_block(self._program, arrays, order, done, report)
             done += self._loop.batches(order)
-            del arrays, order  # its memory is needed: the block after next is sent when the next one is asked for
+            del arrays, order  # its memory is needed: the block after next is sent when the next one is requested
         tf.test.experimental.sync_devices()
         self._pace.settle()
         results = self._model.get_metrics_result()
@@ -115,7 +115,7 @@ class Pass:
         return {name: _number(value) for name, value in self._model.get_metrics_result().items()}
 
     def _choose(self, arrays: Arrays, order: Tensor) -> None:
-        """Leave XLA out where it is the slower way on a CPU."""
+        """Avoid XLA where it is the slower way on a CPU."""
         if self.way not in self._avoidable or not (operation := self._loop.slow_in_xla(arrays, order)):
             return
         self._ways = [way for way in self._ways if way not in self._avoidable]
@@ -123,8 +123,8 @@ class Pass:
         self.reason = f"on a CPU XLA's code for {operation} is slower than TensorFlow's{where}"
 
     def _slow_down(self, err: Exception) -> None:
-        words = (str(err).strip() or type(err).__name__).splitlines()[0]
-        self.reason = f"not as one program for each {self.way} ({type(err).__name__}: {words[:200]})"
+        reason = (str(err).strip() or type(err).__name__).splitlines()[0]
+        self.reason = f"not as one program for each {self.way} ({type(err).__name__}: {reason[:200]})"
         if self.way == GRAPH:
             self.reason = self.reason.replace(f"each {GRAPH}", f"each {EPOCH}")
         self._ways.pop(0)

@@ -23,8 +23,8 @@ class Epochs:
         device: where the model's weights are.
         data: what to train on.
         options: how to train.
-        uncapturable: says why no steps can be captured; nothing if they can, as far as can be seen beforehand. Only
-            asked on a GPU.
+        uncapturable: why no steps can be captured; empty if they can, as far as known beforehand. Only
+            called on a GPU.
 
     Raises:
         RocmlabError: the memory allowed holds no two batches.
@@ -51,7 +51,7 @@ class Epochs:
         test: Callable[[Tree], Steps],
         recording: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> None:
-        """Say how steps are made from the tensors of training and validation, and what makes them capturable."""
+        """Set how steps are made from the tensors of training and validation, and what makes them capturable."""
         sizes = [self._options.batch(training=training) for training in (True, False)]
         made = [(train, self._train), *([(test, self._validation)] if self._validation else [])]
         self._runners = [

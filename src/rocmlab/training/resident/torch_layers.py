@@ -90,7 +90,7 @@ def capturable() -> Iterator[None]:
 
 
 def _try_normalising() -> str:
-    """Normalise a small batch Keras' way and ours; say what is not as expected."""
+    """Normalise a small batch Keras' way and ours; return what is not as expected."""
     layer = keras.layers.BatchNormalization
     if unknown := sorted(set(inspect.signature(layer.__init__).parameters) - set(OPTIONS.split())):
         return f"its layer has options that are not known here: {', '.join(unknown)}"
@@ -105,7 +105,7 @@ def _try_normalising() -> str:
 
 
 def _try_viewing() -> str:
-    """Reorder the axes of a small image Keras' way and ours; say what is not as expected."""
+    """Reorder the axes of a small image Keras' way and ours; return what is not as expected."""
     from keras.src.backend.torch import nn
 
     inputs = torch.arange(24.0).reshape(1, 2, 3, 4)
@@ -113,7 +113,7 @@ def _try_viewing() -> str:
 
 
 def _try_drawing() -> str:
-    """Draw from Keras' own generator; say what is not as expected."""
+    """Draw from Keras' own generator; return what is not as expected."""
     from keras.src.backend.torch import random as keras_random
 
     seeds = keras.random.SeedGenerator(1, name="probe")
@@ -127,7 +127,7 @@ def _try_drawing() -> str:
 
 
 def _try_reducing() -> str:
-    """Take the mean of losses Keras' way; say what is not as expected."""
+    """Take the mean of losses Keras' way; return what is not as expected."""
     from keras.src.losses import loss as keras_loss
 
     values = torch.linspace(-1.0, 2.0, 6, device=keras.ops.zeros(1).device).reshape(2, 3)
@@ -156,10 +156,10 @@ def _normalise(layer: Untyped, inputs: torch.Tensor) -> torch.Tensor:
         inputs: (batch, ..., channels), or the channels second, as its axis says.
     """
     gamma, beta = (None if each is None else each.value for each in (layer.gamma, layer.beta))
-    pictures = inputs.movedim(layer.axis, 1)  # no copy
-    if pictures.ndim == 4:  # for the other order torch's kernel is ten times slower where channels are few
-        pictures = pictures.contiguous(memory_format=torch.channels_last)
-    outputs, mean, inverse = torch.native_batch_norm(pictures, gamma, beta, None, None, True, 0.0, layer.epsilon)
+    images = inputs.movedim(layer.axis, 1)  # no copy
+    if images.ndim == 4:  # for the other order torch's kernel is ten times slower with few channels
+        images = images.contiguous(memory_format=torch.channels_last)
+    outputs, mean, inverse = torch.native_batch_norm(images, gamma, beta, None, None, True, 0.0, layer.epsilon)
     with torch.no_grad():
         variance = (inverse.pow(-2) - layer.epsilon).clamp_(min=0)
         for moving, now in ((layer.moving_mean, mean), (layer.moving_variance, variance)):

@@ -30,14 +30,14 @@ class Optimizer:
         self.optimizer = given.optimizer if isinstance(given, Scaled) else given
         self.scaler = given.scaler if isinstance(given, Scaled) else None
         self._device = device
-        self._capturable: list[tuple[Any, Any]] = []  # groups that were made so, and what they said before
+        self._capturable: list[tuple[Any, Any]] = []  # changed groups, and their value before
         self._rates: list[tuple[Any, Any, torch.Tensor]] = []  # group, the caller's rate, the tensor in its place
         self._wanted = False
         self._pieces: Pieces | None = None
         self._steps = 0
 
     def uncapturable(self) -> str:
-        """Say why its update cannot be captured; empty when it can."""
+        """Return why its update cannot be captured; empty when it can."""
         name = type(self.optimizer).__name__
         groups = self.optimizer.param_groups
         if any(getattr(self.optimizer, hooks, None) for hooks in HOOKS):
@@ -54,7 +54,7 @@ class Optimizer:
         self._move()
 
     def begin(self) -> None:
-        """Put the learning rates where a graph reads them anew for each step."""
+        """Put the learning rates where a graph reads them again for each step."""
         if not self._wanted:
             return
         self._move()
@@ -78,7 +78,7 @@ class Optimizer:
                 group["lr"] = rate
 
     def close(self) -> None:
-        """Undo `capturable`, so that the optimizer goes on outside as it was."""
+        """Undo `capturable`, so that the optimizer continues outside as it was."""
         for group, before in self._capturable:
             group["capturable"] = before
             if before or group.get("fused"):
@@ -89,11 +89,11 @@ class Optimizer:
                     state["step"] = state["step"].cpu()
 
     def drop_gradients(self) -> None:
-        """Free the gradients; those of a graph lie in its memory."""
+        """Free the gradients; those of a graph are in its memory."""
         self.optimizer.zero_grad(set_to_none=True)
 
     def forget(self) -> None:
-        """Look at parameters and state anew: something was changed since."""
+        """Read parameters and state again: something was changed since."""
         self._pieces, self._steps = None, 0
 
     def step(self, loss: torch.Tensor) -> None:
@@ -113,7 +113,7 @@ class Optimizer:
         self.scaler.update()
 
     def _move(self) -> None:
-        """Set `capturable` and move the counts of steps to the device: new groups and loaded states, too."""
+        """Set `capturable` and move the counts of steps to the device: also of new groups and loaded states."""
         for group in self.optimizer.param_groups:
             if not group.get("capturable", True):
                 self._capturable.append((group, group["capturable"]))
@@ -147,7 +147,7 @@ class Pieces:
         values = [value for group in optimizer.param_groups for value in group["params"]]
         size = torch_store.piece_size(values)
         known = type(optimizer) is getattr(torch.optim, type(optimizer).__name__, None)
-        scalars = any(value.ndim == 0 for value in values)  # whose state cannot be told from a count of steps
+        scalars = any(value.ndim == 0 for value in values)  # whose state cannot be distinguished from a count of steps
         if not size or scalars or not known or type(optimizer).__name__ not in ELEMENTWISE:
             return None
         return cls(optimizer, size)

@@ -14,11 +14,11 @@ from rocmlab.training.resident import blocks, pace
 from rocmlab.training.resident.engine import Options, Samples, Tree, leaves, tree_map
 
 Untyped = Any  # an object of a framework, whose types are not known here
-GATHER_BYTES = 256 * 2**20  # what the samples of one graph's steps may take when they are gathered at once
-OUTPUT_BYTES = 64 * 2**20  # what the outputs of a group of steps may take to account for them at once
+GATHER_BYTES = 256 * 2**20  # what the samples of one graph's steps may take when they are gathered together
+OUTPUT_BYTES = 64 * 2**20  # what the outputs of a group of steps may take to account for them together
 LAUNCH_TENSORS = 48  # what one launch of a kernel over three lists takes (the limit of torch's argument buffers)
 BLOCK_ELEMENTS = 65_536  # what torch gives to one block of threads
-LEAST_ELEMENTS = 4_096  # smaller pieces gain nothing
+MIN_ELEMENTS = 4_096  # smaller pieces gain nothing
 SEED_STRIDE = 1_000_003  # a prime: seed and epoch give each epoch its own stream, also when training is resumed
 
 
@@ -40,11 +40,11 @@ class Store:
 
     @property
     def is_resident(self) -> bool:
-        """Whether all samples lie on the device at once."""
+        """Whether all samples are on the device."""
         return len(self._slices) == 1
 
     def orders(self, epoch: int, *, shuffle: bool) -> Iterator[torch.Tensor | int]:
-        """Yield, block by block, the rows of `tensors` to train on: their order, or how many when they lie in order.
+        """Yield, block by block, the rows of `tensors` to train on: their order, or how many when they are in order.
 
         A resident set is permuted on the device; blocks are permuted over the whole set while they are cut.
         """
@@ -68,7 +68,7 @@ class Store:
         return torch.randperm(self.count, generator=generator, device=self._device)
 
     def _send(self, block: Samples) -> int:
-        """Start the copy of a block's samples to the device, beside what computes there; return how many they are."""
+        """Start the copy of a block's samples to the device, while the device computes; return how many they are."""
         tree = (block.x, block.y, block.sample_weight)
         if self._copies is None:
             _each(lambda target, leaf: target[: block.count].copy_(_tensor(leaf)), self._incoming, tree)
@@ -89,7 +89,7 @@ class Store:
 
 
 class Batches:
-    """The batches of some rows: gathered at once when they are small and on a GPU, else each in its turn."""
+    """The batches of some rows: gathered together when they are small and on a GPU, else one by one."""
 
     def __init__(self, tensors: Tree, rows: Untyped, batch: int, row_bytes: int) -> None:
         self._rows, self._batch, self._tensors = rows, batch, tensors
@@ -144,7 +144,7 @@ def piece_size(tensors: list[torch.Tensor]) -> int:
     if not tensors or tensors[0].device.type != "cuda" or not all(tensor.is_contiguous() for tensor in tensors):
         return 0
     total = sum(tensor.numel() for tensor in tensors)
-    size = max(LEAST_ELEMENTS, -(-total // max(1, LAUNCH_TENSORS - len(tensors))))
+    size = max(MIN_ELEMENTS, -(-total // max(1, LAUNCH_TENSORS - len(tensors))))
     return size if size < BLOCK_ELEMENTS else 0
 
 
@@ -194,7 +194,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def device_name(device: torch.device) -> str:
-    """Return the device in words, for `how`."""
+    """Return the device's name, for `how`."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     return {"cpu": "the CPU", "mps": "Apple's GPU (mps)"}.get(device.type, str(device))

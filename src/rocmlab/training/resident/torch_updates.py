@@ -2,7 +2,7 @@
 
 Keras' own read numbers on the host for SGD, Adadelta and Nadam and branch there for LossScaleOptimizer, which a graph
 cannot hold; RMSprop and Adam take a third more passes than they need. Each function here is the same arithmetic on the
-same slots, so that weights agree within float tolerance and the optimizer goes on with either.
+same slots, so that weights agree within float tolerance and the optimizer can continue with either.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def _try_scaling() -> str:
 
 
 def _compare(ours: Untyped, theirs: Untyped, hidden: list[Hidden], factors: tuple[float, ...]) -> str:
-    """Apply the same gradients by two equal optimizers, of which ours has methods hidden; say if they end apart."""
+    """Apply the same gradients by two equal optimizers, of which ours has methods hidden; return how they differ."""
     for owner, name, _function in hidden:
         if not callable(getattr(owner, name, None)):
             return f"it has no {name}"

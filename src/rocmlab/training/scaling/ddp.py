@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
+from rocmlab.base import files
 from rocmlab.training.overlap import Overlap
 from rocmlab.training.scaling import networks
 
@@ -30,7 +31,7 @@ Measure = dict[str, Any]  # see report.Measure
 
 
 class Team:
-    """This rank's device, and how it talks to the others."""
+    """This rank's device, and how it communicates with the others."""
 
     def __init__(self, is_gpu: bool) -> None:
         self.rank, self.count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -38,25 +39,25 @@ class Team:
         if is_gpu:
             torch.cuda.set_device(self.device)
         dist.init_process_group(os.environ["ROCMLAB_COLLECTIVES"], timeout=LIMIT)
-        # Beside it gloo, whose barrier names the rank that does not come.
-        self.beside = dist.new_group(backend="gloo", timeout=LIMIT)
+        # Also gloo, whose barrier names the rank that does not arrive.
+        self.gloo = dist.new_group(backend="gloo", timeout=LIMIT)
 
     def meet(self) -> None:
         """Wait until this device is done and every rank is here."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
-        dist.monitored_barrier(self.beside, timeout=LIMIT)
+        dist.monitored_barrier(self.gloo, timeout=LIMIT)
 
     def slowest(self, seconds: float) -> float:
         """Return the largest of all ranks' values."""
         value = torch.tensor(seconds, dtype=torch.float64)
-        dist.all_reduce(value, dist.ReduceOp.MAX, group=self.beside)
+        dist.all_reduce(value, dist.ReduceOp.MAX, group=self.gloo)
         return float(value)
 
     def total(self, value: float) -> float:
         """Return the sum of all ranks' values."""
         whole = torch.tensor(value, dtype=torch.float64)
-        dist.all_reduce(whole, group=self.beside)
+        dist.all_reduce(whole, group=self.gloo)
         return float(whole)
 
     def digests(self, model: torch.nn.Module) -> list[str]:
@@ -64,7 +65,7 @@ class Team:
         whole = torch.cat([one.detach().flatten().float().cpu() for one in model.parameters()])
         mine = torch.tensor(list(hashlib.sha256(whole.numpy().tobytes()).digest()), dtype=torch.uint8)
         found = [torch.empty_like(mine) for _ in range(self.count)]
-        dist.all_gather(found, mine, group=self.beside)  # not `all_gather_object`, which unpickles what arrives
+        dist.all_gather(found, mine, group=self.gloo)  # not `all_gather_object`, which unpickles what arrives
         return [bytes(one.tolist()).hex() for one in found]
 
 
@@ -120,9 +121,9 @@ class Training:
 
 
 def speed(measure: Measure, team: Team) -> dict[str, Any]:
-    """Return samples per second, one figure per timed block, warm-up excluded: of all ranks together, and alone.
+    """Return samples per second, one number per timed block, warm-up excluded: of all ranks together, and alone.
 
-    `alone`, if it is asked for, is the mean over the ranks of what each does while the others wait, without DDP.
+    `alone`, if requested, is the mean over the ranks of what each does while the others wait, without DDP.
     """
     training = Training(measure, team)
     single = Training(measure, team, is_alone=True) if measure.get("alone") and team.count > 1 else None
@@ -133,17 +134,17 @@ def speed(measure: Measure, team: Team) -> dict[str, Any]:
         for each in filter(None, (training, single)):
             each.step(samples)
     block = measure["steps"] * measure["batch"]
-    figures, alone = [], []
+    rates, alone = [], []
     for _ in range(measure["blocks"]):
         if single:
-            alone.append(team.total(block / _in_turn(single, samples)) / team.count)
+            alone.append(team.total(block / _one_by_one(single, samples)) / team.count)
         team.meet()
-        figures.append(block * team.count / team.slowest(training.seconds(samples)))
+        rates.append(block * team.count / team.slowest(training.seconds(samples)))
     parameters = sum(one.numel() for one in training.inner.parameters())
-    return {"samples_per_second": figures, "alone": alone, "parameters": parameters}
+    return {"samples_per_second": rates, "alone": alone, "parameters": parameters}
 
 
-def _in_turn(training: Training, samples: networks.Batch) -> float:
+def _one_by_one(training: Training, samples: networks.Batch) -> float:
     """Return this rank's seconds for a block of steps, in which no other rank computes."""
     seconds = 0.0
     for rank in range(training.team.count):
@@ -183,7 +184,7 @@ def equality(measure: Measure, team: Team) -> dict[str, Any]:
 
 
 def run(measure: Measure, team: Team) -> dict[str, Any]:
-    """Return all figures of one measure; one that this machine cannot run has the reason as `error`."""
+    """Return all results of one measure; one that this machine cannot run has the reason as `error`."""
     torch.manual_seed(measure["seed"])
     if measure.get("threads"):
         torch.set_num_threads(measure["threads"])
@@ -196,7 +197,7 @@ def run(measure: Measure, team: Team) -> dict[str, Any]:
             result |= equality(measure, team)
     except (TypeError, ValueError, RuntimeError) as err:  # out of memory is one of them
         error = f"{type(err).__name__}: {err}"
-    if team.slowest(bool(error)):  # where a rank is gone this fails, too, and the job ends
+    if team.slowest(bool(error)):  # if a rank has exited this fails also, and the job ends
         result["error"] = error or "it failed on another rank"
     if team.device.type == "cuda":
         result["peak_bytes"] = torch.cuda.max_memory_allocated()
@@ -217,13 +218,12 @@ def main() -> None:
         results.append(run(measure, team))
         if team.rank == 0:
             speeds = results[-1].get("samples_per_second") or []
-            figure = f"{sorted(speeds)[len(speeds) // 2]:,.0f} samples/s, " if speeds else ""
-            sys.stdout.write(f"{measure['name']}: {figure}{time.perf_counter() - started:.1f} s\n")
-            scratch = Path(f"{sys.argv[2]}.new")
-            scratch.write_text(json.dumps({"torch": torch.__version__, "results": results}))
-            scratch.replace(sys.argv[2])  # whole, even if this process ends now
-    with contextlib.suppress(RuntimeError):  # a partner may be gone already: all is done
-        dist.monitored_barrier(team.beside, timeout=LIMIT)
+            rate = f"{sorted(speeds)[len(speeds) // 2]:,.0f} samples/s, " if speeds else ""
+            sys.stdout.write(f"{measure['name']}: {rate}{time.perf_counter() - started:.1f} s\n")
+            found = {"torch": torch.__version__, "results": results}
+            files.write_text(Path(sys.argv[2]), json.dumps(found))  # whole, even if this process ends now
+    with contextlib.suppress(RuntimeError):  # a partner may have exited already: all is done
+        dist.monitored_barrier(team.gloo, timeout=LIMIT)
     dist.destroy_process_group()
 
 

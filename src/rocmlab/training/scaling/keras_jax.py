@@ -110,7 +110,7 @@ def run(measure: Measure, devices: int) -> dict[str, Any]:
 
 
 def _are_equal(values: list[jax.Array], devices: int) -> bool:
-    """Tell whether each device holds every value, the same to the last bit."""
+    """Return whether each device holds every value, the same to the last bit."""
     copies = [[np.asarray(part.data) for part in value.addressable_shards] for value in values]
     return all(len(each) == devices and all(np.array_equal(each[0], other) for other in each) for each in copies)
 

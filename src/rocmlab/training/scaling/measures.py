@@ -10,7 +10,7 @@ Measure = dict[str, Any]  # what `ddp.py` and `keras_jax.py` read; JSON
 Results = dict[str, dict[str, Any]]  # what they wrote, by the name of the measure
 
 SIZES: dict[str, dict[str, int]] = {
-    # 12 layers of 768, 32,000 words, sequences of 512: 124 million parameters
+    # 12 layers of 768, 32,000 tokens, sequences of 512: 124 million parameters
     "large": {"layers": 12, "width": 768, "hidden": 2560, "heads": 12, "vocabulary": 32_000, "length": 512},
     "small": {"layers": 6, "width": 512, "hidden": 1408, "heads": 8, "vocabulary": 32_000, "length": 256},
     "tiny": {"layers": 2, "width": 64, "hidden": 128, "heads": 4, "vocabulary": 512, "length": 32},
@@ -30,8 +30,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no_talk": {"talk": False},  # every GPU for itself: what sharing the host and its power costs
 }
 
-# Sums of 128 MB each (XLA's own are of 30 MB), of the gradients where they lie instead of in one copied buffer, and
-# beside the computing of the next.
+# Sums of 128 MB each (XLA's own are of 30 MB), of the gradients in place instead of in one copied buffer, and
+# while the next are computed.
 SUMS = "--xla_gpu_all_reduce_combine_threshold_bytes=134217728"
 IN_PLACE = "--xla_disable_hlo_passes=all-reduce-contiguous"
 BESIDE = "--xla_gpu_enable_latency_hiding_scheduler=true"
@@ -93,7 +93,7 @@ def equality(size: str, is_gpu: bool) -> list[Measure]:
 
 def of_one_size(size: str, blocks: int, count: int, is_tuning: bool) -> list[Measure]:
     """Return what `count` GPUs measure with DDP."""
-    # Each GPU is also measured alone, in turn with all together: GPUs of one kind differ by a percent, minutes, too.
+    # Each GPU is also measured alone, alternating with all together: GPUs of one kind differ by a percent.
     listed = [{**one, "alone": True} for one in (weak(size, blocks), mnist(128, blocks), mnist(8192, blocks))]
     if count == 1:
         return [*listed, weak(size, blocks, name="transformer_compiled", compile=True)] if is_tuning else listed

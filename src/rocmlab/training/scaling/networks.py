@@ -1,6 +1,6 @@
 """The two networks whose scaling is measured, in PyTorch; only ranks import this, for it needs torch.
 
-The small one is MNIST's, too small to be shared with profit. The larger one is a language model with the parts that
+The small one is MNIST's, too small to gain from sharing. The larger one is a language model with the parts that
 are usual today: RMS norms, causal attention, gated feed-forward, and one matrix for words in and out.
 """
 

@@ -1,4 +1,4 @@
-"""Figures of a scaling report: throughput against one device, and how far the losses are apart."""
+"""The scaling report: throughput compared with one device, and how far the losses are apart."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GAP = "nats"  # of a loss
 
 @dataclass(frozen=True)
 class Row:
-    """One figure. For throughput `theirs` is what so many devices would do if each did what one does alone."""
+    """One result. For throughput `theirs` is what that many devices would do if each did what one does alone."""
 
     name: str
     unit: str
@@ -29,7 +29,7 @@ class Row:
     theirs: float | None
     ratio: float | None  # ours / theirs: the efficiency
     runs: int  # timed blocks
-    spread: tuple[float, float]  # least and most of ours
+    spread: tuple[float, float]  # minimum and maximum of ours
     efficiency: float | None = None  # None where it is not a throughput of several GPUs
     losses: tuple[float, ...] | None = None  # of all devices together
     losses_alone: tuple[float, ...] | None = None  # of one device on the same samples
@@ -40,9 +40,9 @@ class Row:
         return asdict(self)
 
 
-def throughput(name: str, figures: Sequence[float], alone: Sequence[float], count: int) -> Row:
+def throughput(name: str, rates: Sequence[float], alone: Sequence[float], count: int) -> Row:
     """Return a row of samples per second on `count` devices, compared with `count` times one device's."""
-    ours = statistics.median(figures)
+    ours = statistics.median(rates)
     perfect = count * statistics.median(alone) if alone and count > 1 else None
     efficiency = round(ours / perfect, 4) if perfect else None
     return Row(
@@ -51,8 +51,8 @@ def throughput(name: str, figures: Sequence[float], alone: Sequence[float], coun
         ours=round(ours, 1),
         theirs=round(perfect, 1) if perfect else None,
         ratio=efficiency,
-        runs=len(figures),
-        spread=(round(min(figures), 1), round(max(figures), 1)),
+        runs=len(rates),
+        spread=(round(min(rates), 1), round(max(rates), 1)),
         efficiency=efficiency,
     )
 
@@ -77,7 +77,7 @@ def gap(name: str, together: Sequence[float], alone: Sequence[float], replicas_e
 def ddp_rows(found: dict[int, Results]) -> Iterator[Row]:
     """Yield the rows of DDP: each measure on each number of devices, by the names of the contract.
 
-    What one device does is taken from the same run, where it was measured there in turn with all together.
+    What one device does is taken from the same run, where it was measured alternating with all together.
     """
     one_device = {name: one["samples_per_second"] for name, one in found.get(1, {}).items()}
     for count, results in sorted(found.items()):
@@ -88,7 +88,7 @@ def ddp_rows(found: dict[int, Results]) -> Iterator[Row]:
                 short = name.removesuffix("_equal")
                 yield gap(f"ddp_{short}_loss_gap_{count}", one["losses"], one["losses_alone"], one["replicas_equal"])
             else:
-                # The settings of DDP are compared with the plain network; compiled, one GPU is faster, too.
+                # The settings of DDP are compared with the plain network; compiled, one GPU is faster also.
                 base = alone.get(name) or ([] if "compile" in name else alone.get("transformer_weak", []))
                 yield throughput(f"ddp_{name}_{count}", one["samples_per_second"], base, count)
 
@@ -108,10 +108,10 @@ def keras_rows(found: dict[int, Results]) -> Iterator[Row]:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a person asked for."""
+    """What was requested."""
 
     size: str = "large"
-    blocks: int = 5  # timed blocks of each figure
+    blocks: int = 5  # timed blocks of each result
     counts: tuple[int, ...] = ()  # numbers of GPUs; empty: 1, 2, 4, … and all
     is_tuning: bool = False  # also compare the settings of DDP
     frameworks: tuple[str, ...] = ("ddp", "keras")
@@ -147,7 +147,7 @@ class Report:
 
     def _try(self, framework: str, count: int, name: str, run: Callable[..., Results], *more: str) -> None:
         kind = "parts of the CPU (SIMULATED)" if self.simulated else "GPUs"
-        sys.stderr.write(f"{name}, {count} {kind}\n")  # for the person who waits
+        sys.stderr.write(f"{name}, {count} {kind}\n")  # progress
         try:
             results = run(count, *more)
         except RocmlabError as err:
@@ -213,7 +213,7 @@ def measure(plan: Plan) -> dict[str, Any]:
     right, and the report says `simulated`.
 
     Raises:
-        RocmlabError: more GPUs were asked for than there are of one kind, or PyTorch is not here.
+        RocmlabError: more GPUs were requested than there are of one kind, or PyTorch is not installed.
     """
     report = Report(plan, runs.team())
     report.run()
@@ -221,14 +221,14 @@ def measure(plan: Plan) -> dict[str, Any]:
 
 
 def _counts(wanted: Sequence[int], gpus: int) -> list[int]:
-    """Return one device first, then the most: what an interrupted run has then says most.
+    """Return one device first, then the largest number: so an interrupted run has the most informative results.
 
     Raises:
-        RocmlabError: more GPUs were asked for than there are of one kind.
+        RocmlabError: more GPUs were requested than there are of one kind.
     """
     if wanted and not 1 <= min(wanted) <= max(wanted) <= max(1, gpus):
-        fix = f"choose 1 to {gpus}" if gpus > 1 else "leave --counts out: two parts of the CPU show that losses agree"
-        raise RocmlabError(f"{max(wanted)} GPUs were asked for", f"there are {gpus} of one kind", fix)
+        fix = f"choose 1 to {gpus}" if gpus > 1 else "omit --counts: two parts of the CPU show that losses agree"
+        raise RocmlabError(f"{max(wanted)} GPUs were requested", f"there are {gpus} of one kind", fix)
     if gpus < 2:
         return [1, PARTS]
     return sorted({1, *(wanted or runs.counts(gpus))}, key=lambda count: (count != 1, -count))

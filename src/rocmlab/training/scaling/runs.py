@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
+import secrets
 import tempfile
 import time
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import visibility
-from rocmlab.training import children, interpreters, launch, network
+from rocmlab.training import children, interpreters, launch, network, ranks
 from rocmlab.training.collectives import Collectives
 from rocmlab.training.placement import Description, alike
 from rocmlab.training.scaling.measures import Measure, Results
@@ -24,9 +22,9 @@ LISTING = "import json; from rocmlab.training import placement; print(json.dumps
 
 
 def team() -> list[Description]:
-    """Return the GPUs of one kind that PyTorch sees, asked in its own interpreter; empty where there are none."""
-    told = interpreters.run("torch", "-c", LISTING, time_limit_seconds=300)
-    return alike(json.loads(told.splitlines()[-1]))
+    """Return the GPUs of one kind that PyTorch sees, queried in its own interpreter; empty where there are none."""
+    output = interpreters.run("torch", "-c", LISTING, time_limit_seconds=300)
+    return alike(json.loads(output.splitlines()[-1]))
 
 
 def counts(gpus: int) -> list[int]:
@@ -45,7 +43,7 @@ def ddp(
 ) -> Results:
     """Run measures with PyTorch, one process per device, and return what each found, by name.
 
-    If it fails on the way, what was found before is returned, and the others have the reason as `error`.
+    If it fails midway, what was found before is returned, and the others have the reason as `error`.
 
     Raises:
         RocmlabError: it failed before the first result; see `launch.run`.
@@ -103,34 +101,29 @@ def keras_jax(
     with tempfile.TemporaryDirectory(prefix="rocmlab-scaling-") as name:
         order, result = Path(name, "order.json"), Path(name, "result.json")
         order.write_text(json.dumps({"is_gpu": bool(gpus), "devices": count, "measure": measure}))
-        _program([torch.python, str(HERE / "keras_jax.py"), str(order), str(result)], env, time_limit_seconds)
+        command = [torch.python, str(HERE / "keras_jax.py"), str(order), str(result)]
+        _program(command, env, Path(name), time_limit_seconds)
         read: dict[str, Any] = json.loads(result.read_text())
     return {**read.pop("result"), **read}
 
 
-def _program(command: list[str], env: dict[str, str], time_limit_seconds: float) -> None:
-    """Run a program, its lines on stderr.
+def _program(command: list[str], env: dict[str, str], folder: Path, time_limit_seconds: float) -> None:
+    """Run a program of one process, and show its lines.
 
     Raises:
         RocmlabError: it failed or took too long, with its last lines.
     """
-    mark = os.urandom(8).hex()
-    process = children.start(command, {**env, children.MARK: mark})
-    last: deque[str] = deque(maxlen=15)
-    try:
-        for line in children.lines(process, time.monotonic() + time_limit_seconds):
-            last.append(line)
-            sys.stderr.write(f"{line}\n")
-        code = process.wait()
-    except TimeoutError as err:
-        what = f"{Path(command[1]).name} was not done after {time_limit_seconds:g} seconds"
-        raise RocmlabError(what, "\n".join(last), "raise the time limit", exit_code=1) from err
-    finally:
-        children.end([process], mark)
-    if code:
+    name = Path(command[1]).name
+    env = {**env, children.TOKEN: secrets.token_hex(8)}
+    found = ranks.run(command, env, 1, folder, time.monotonic() + time_limit_seconds, (0, 0))
+    last = "\n".join(found.lines.get(0, ())) or "it printed nothing"
+    if found.is_late:
+        what = f"{name} was not done after {time_limit_seconds:g} seconds"
+        raise RocmlabError(what, last, "raise the time limit", exit_code=1)
+    if found.failed:
         raise RocmlabError(
-            f"{Path(command[1]).name} failed ({children.ending(code)})",
-            "\n".join(last) or "it printed nothing",
-            "`make devices` shows the devices; JAX needs a plugin of its own to see GPUs",
+            f"{name} failed ({children.exit_text(found.failed[0])})",
+            last,
+            "`make devices` shows the devices; JAX needs a plugin to use GPUs",
             exit_code=1,
         )

@@ -1,0 +1,184 @@
+"""How long starting and rebuilding take, measured on this machine.
+
+Each row is a whole command as a user would type it, so it holds the interpreter's start, all checks and the wait
+for JupyterLab. Where there is something to compare with, the two are measured alternately, within one run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.results import Results
+from rocmlab.base.errors import RocmlabError
+from rocmlab.stack import process
+from rocmlab.stack import project as projects
+from rocmlab.stack.container import ContainerLab
+from rocmlab.stack.docker import SERVICE, DockerLab
+from rocmlab.stack.native import NativeLab
+from rocmlab.stack.project import Project
+from rocmlab.stack.source import IMAGE_SOURCES
+
+NAIVE_HEALTH = """\
+# The usual way: start, and wait until a health check that runs every 2 seconds is content.
+services:
+  lab:
+    healthcheck:
+      test: ["CMD", "/opt/rocmlab/bin/python", "-S", "-E", "/usr/local/bin/healthcheck.py"]
+      interval: 2s
+      start_interval: 2s
+      start_period: 60s
+      timeout: 5s
+      retries: 30
+"""
+SIZE_UNITS = {"B": 1e-6, "kB": 1e-3, "MB": 1.0, "GB": 1e3}
+FRAMEWORK_STEPS = {  # by the command that each step runs
+    "/build/environment /opt/torch": "torch",
+    "/build/torch": "torch",
+    "/build/tensorflow": "tensorflow",
+}
+
+
+def measure(project: Project, runs: int) -> Results:
+    """Measure what `make up` costs; the lab is running at the end.
+
+    Raises:
+        RocmlabError: the lab is not built, or a measured command failed.
+    """
+    check_built(project)
+    projects.write(project)
+    lab = project.lab
+    command = [sys.executable, "-m", "rocmlab", "up"]
+    results = Results()
+    for _ in range(runs):
+        lab.stop(_silent)
+        results.add("up_warm", "s", _seconds(command, project.settings.project))
+        results.add("up_again", "s", _seconds(command, project.settings.project))
+        if isinstance(lab, DockerLab):
+            lab.stop(_silent)
+            results.extend("up_warm", "s", [], [_naive_start(lab)])
+            lab.stop(_silent)
+    lab.start(_silent)
+    if isinstance(lab, DockerLab):
+        results.extend("rebuild", "s", _rebuilds(lab, min(runs, 3)))
+        for name, size in layer_sizes(lab).items():
+            results.add(name, "MB", size)
+    results.extend("lab_import", "s", [_import_seconds(lab) for _ in range(runs)])
+    devices = lab.devices()
+    results.device = devices[0]["name"] if devices else None
+    results.simulated = any(device["simulated"] for device in devices)
+    return results
+
+
+def check_built(project: Project) -> None:
+    """Refuse to measure a lab that is not there.
+
+    Raises:
+        RocmlabError: it is not built, or not current.
+    """
+    if not project.lab.is_prepared():
+        raise RocmlabError(
+            "the lab is not built",
+            "this measures a lab that is",
+            "make up, then the benchmark again",
+        )
+
+
+def _silent(_: str) -> None:
+    return
+
+
+def _seconds(command: Sequence[str], folder: Path, env: dict[str, str] | None = None) -> float:
+    started = time.monotonic()
+    done = subprocess.run(
+        command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    if done.returncode:
+        raise RocmlabError(f"{' '.join(command)} failed", done.stdout[-600:], "run it manually and fix what it reports")
+    return time.monotonic() - started
+
+
+def _naive_start(lab: DockerLab) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        overlay = Path(folder) / "naive.yaml"
+        overlay.write_text(NAIVE_HEALTH, encoding="utf-8")
+        files = f"{lab.values['COMPOSE_FILE']}:{overlay}"
+        env = {**lab.environment, "COMPOSE_FILE": files}
+        command = ["docker", "compose", "up", "--detach", "--no-build", "--wait", SERVICE]
+        return _seconds(command, lab.settings.project, env)
+
+
+def _rebuilds(lab: DockerLab, runs: int) -> list[float]:
+    """Return the seconds to rebuild after a change in src/, in a copy of the project and under another image name."""
+    found = []
+    with tempfile.TemporaryDirectory() as name:
+        copy = Path(name) / "rocmlab"
+        ignored = shutil.ignore_patterns("__pycache__", ".*")
+        for source in (*IMAGE_SOURCES, "notebooks", "compose.yaml", ".dockerignore"):
+            origin = lab.settings.project / source
+            target = copy / source
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copytree(origin, target, ignore=ignored) if origin.is_dir() else shutil.copy2(origin, target)
+        image = f"{lab.image}-bench"
+        files = ":".join(part for part in lab.values["COMPOSE_FILE"].split(":") if not part.startswith(".rocmlab"))
+        env = {**lab.environment, "ROCMLAB_IMAGE": image, "COMPOSE_FILE": files}
+        command = ["docker", "compose", "--progress", "quiet", "build", SERVICE]
+        try:
+            _seconds(command, copy, env)  # the state before the change
+            for number in range(runs):
+                with open(copy / "src/rocmlab/base/errors.py", "a", encoding="utf-8") as file:
+                    file.write(f"# change {number} of {time.time_ns()}\n")
+                found.append(_seconds(command, copy, env))
+        finally:
+            process.capture(["docker", "image", "rm", "--force", image], env=lab.environment)
+    return found
+
+
+def layer_sizes(lab: DockerLab) -> dict[str, float]:
+    """Return megabytes: `layers_mb` our layers without the frameworks, frameworks by name. From docker history."""
+    code, output = process.capture(
+        ["docker", "history", "--no-trunc", "--format", "{{json .}}", lab.image], env=lab.environment
+    )
+    if code:
+        raise RocmlabError(f"{lab.image} has no history", output.strip()[-200:], "make build")
+    base = process.capture(
+        ["docker", "history", "--quiet", "--format", "{{.ID}}", lab.values["BASE_IMAGE"]], env=lab.environment
+    )[1]
+    layers = [json.loads(line) for line in output.splitlines()]
+    ours = layers[: len(layers) - len(base.split())] if base else layers
+    sizes = {"layers_mb": 0.0}
+    for layer in ours:
+        name = next((name for script, name in FRAMEWORK_STEPS.items() if f"{script} " in layer["CreatedBy"]), "")
+        key = f"layers_{name}_mb" if name else "layers_mb"
+        sizes[key] = sizes.get(key, 0.0) + megabytes(layer["Size"])
+    return sizes
+
+
+def megabytes(text: str) -> float:
+    """Return Docker's `1.25GB` in megabytes."""
+    found = re.fullmatch(r"([\d.]+)([a-zA-Z]+)", text)
+    return float(found[1]) * SIZE_UNITS[found[2]] if found else 0.0
+
+
+def _import_seconds(lab: ContainerLab | NativeLab | object) -> float:
+    program = "import time; t = time.monotonic(); import jupyterlab.labapp; print(time.monotonic() - t)"
+    if isinstance(lab, ContainerLab):
+        container = lab.container() or ""
+        command = [lab.program, "exec", container, "start.sh", "/opt/rocmlab/bin/python", "-c", program]
+        env: dict[str, str] = lab.environment
+    elif isinstance(lab, NativeLab):
+        command, env = [str(lab.venv.interpreter), "-c", program], dict(os.environ)
+    else:
+        raise RocmlabError("this runtime has no benchmark", type(lab).__name__, "use docker or native")
+    code, output = process.capture(command, env=env)
+    if code:
+        raise RocmlabError("JupyterLab cannot be imported", output.strip()[-400:], "make clean && make up")
+    return float(output)

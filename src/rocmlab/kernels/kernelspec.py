@@ -1,0 +1,75 @@
+"""Kernelspecs: how they are found, and the command and environment of a kernel."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from rocmlab.base import confidential
+
+OURS = ("local-provisioner", "rocmlab-provisioner")  # ours takes a lease, which a job has already
+WITHOUT_HISTORY = "--HistoryManager.hist_file=:memory:"  # a shared history file locks out others
+
+Specification = dict[str, Any]
+
+
+def find(name: str) -> tuple[Specification, str]:
+    """Return a kernelspec and its folder.
+
+    Raises:
+        jupyter_client.kernelspec.NoSuchKernel: none has that name.
+    """
+    from jupyter_core.paths import jupyter_path
+
+    name = "python3" if name == "python" else name  # as jupyter_client's KernelManager does
+    for folder in jupyter_path("kernels"):
+        path = Path(folder, name.lower(), "kernel.json")
+        with contextlib.suppress(OSError, ValueError):
+            return json.loads(path.read_text(encoding="utf-8")), str(path.parent)
+    from jupyter_client.kernelspec import KernelSpecManager  # the interpreter's own kernel, other spellings, the error
+
+    found = KernelSpecManager().get_kernel_spec(name)
+    return found.to_dict(), found.resource_dir
+
+
+def is_local(metadata: Mapping[str, Any] | None) -> bool:
+    """Return whether a kernelspec's metadata allows its kernel to be started as a process here."""
+    provisioner = (metadata or {}).get("kernel_provisioner") or {}
+    return provisioner.get("provisioner_name", OURS[0]) in OURS
+
+
+def command(specification: Specification, folder: str, file: str) -> list[str]:
+    """Return the command of a kernelspec, as jupyter_client would start it (manager.py, `format_kernel_cmd`)."""
+    argv = [interpreter(specification), *map(str, specification["argv"][1:])]
+    places = {"connection_file": file, "prefix": sys.prefix, "resource_dir": folder}
+    for name, value in places.items():
+        argv = [word.replace(f"{{{name}}}", value) for word in argv]
+    if any(word.startswith("ipykernel") for word in argv):
+        argv.append(WITHOUT_HISTORY)
+    return [os.path.expanduser(word) for word in argv]
+
+
+def interpreter(specification: Mapping[str, Any]) -> str:
+    """Return what a kernelspec's command runs; its Python is this one, for the one on PATH may be another."""
+    name = str(specification["argv"][0])
+    major, minor = sys.version_info[:2]
+    return sys.executable if name in ("python", f"python{major}", f"python{major}.{minor}") else name
+
+
+def environment(specification: Specification, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a kernel that inherits one, without our secrets: notebooks print it."""
+    inherited = confidential.without(inherited)
+    wanted = specification.get("env") or {}
+    own = {name: Template(str(value)).safe_substitute(inherited) for name, value in wanted.items()}
+    return {
+        "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+        **{name: value for name, value in inherited.items() if name != "PYTHONEXECUTABLE"},
+        **own,
+        "JPY_PARENT_PID": str(os.getpid()),  # an idle kernel ends when its parent has
+    }

@@ -1,0 +1,54 @@
+"""How a job ends: one type from the process that ran it to the result."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Status = Literal["ok", "skipped", "failed", "timeout", "killed", "kernel died", "not run"]
+ERROR_NAMES: dict[Status, str] = {"timeout": "Timeout", "killed": "Killed", "kernel died": "KernelDied"}
+
+
+@dataclass
+class Outcome:
+    """How a job ended: filled in by its worker, and then by those who supervise the worker."""
+
+    status: Status
+    message: str = ""  # one sentence; empty where the notebook itself reports it
+    notebook: dict[str, Any] | None = None  # an `executed.Executed`; None: read the file, which may need a repair
+    running_cell: int | None = None  # index of the cell that was running; None if none was
+    warnings: list[str] = field(default_factory=list)
+    started: str | None = None  # UTC, when its GPUs were leased; None if it never came to that
+    seconds: float | None = None  # from then to its end
+    usage: list[dict[str, Any]] = field(default_factory=list)  # by device, in their order; see `Meters.end`
+    is_lost: bool = False  # with the machine that it ran on: no fault of its own
+    is_unplaced: bool = False  # it has not begun: it needs another place
+    why_cpu: str | None = None  # it has not begun: why it gets the CPU instead
+
+
+class Aborted(Exception):
+    """The notebook ended before its last cell, and not by an error of its own."""
+
+    def __init__(self, status: Status, message: str, number: int = 0, words: str = "") -> None:
+        super().__init__(f"{message}\n{words}" if words else message)
+        self.status: Status = status
+        self.message = message
+        self.number = number  # of the signal that requested it; 0 if none did
+        self.words = words  # the last output of the kernel's process
+
+    @property
+    def name(self) -> str:
+        """What the error is called in the notebook."""
+        return ERROR_NAMES.get(self.status, "Error")
+
+
+def describe(code: int | None) -> str:
+    """Return how a kernel ended, from the exit status of its process."""
+    if code is None:
+        return "the kernel's process is gone"
+    if code >= 0:
+        return f"the kernel's process ended with exit code {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    hint = ", perhaps because the memory was full" if name == "SIGKILL" else ""
+    return f"the kernel's process was ended by {name}{hint}"

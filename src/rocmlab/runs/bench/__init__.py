@@ -1,1 +1,0 @@
-"""What `rocmlab bench runner` measures."""

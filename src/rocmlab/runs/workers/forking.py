@@ -1,0 +1,127 @@
+"""The fork servers of a run: one for each kernelspec that several of its jobs use, which forks their kernels.
+
+What is fixed when a framework is imported, such as the number of threads, has to be the same for all that one fork
+server forks. A job without one starts its kernel cold.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import logging
+import tempfile
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
+from pathlib import Path
+
+from rocmlab.kernels import kernelspec, recipes
+from rocmlab.kernels.fork_servers import ForkServer, ForkServers
+from rocmlab.kernels.recipes import Recipe
+from rocmlab.runs.jobs import Job, Request
+
+log = logging.getLogger("rocmlab")
+
+MIN_JOBS = 2  # the first waits for the fork server's import as it would for its own
+MAX_RESTARTS = 2
+MAX_EARLY_REQUESTS = 50  # that are read before they are examined
+
+
+class JobForkServers:
+    """Starts fork servers when the first job needs them, and ends them with the run."""
+
+    def __init__(self) -> None:
+        self._jobs: Counter[Hashable] = Counter()
+        self._servers = ForkServers(MAX_RESTARTS)
+        self._early: set[str] = set()  # keys of those that no job has requested yet
+
+    def all(self) -> list[ForkServer]:
+        """Return those that were started and not ended."""
+        return self._servers.all()
+
+    def expect(self, jobs: Iterable[Job]) -> None:
+        """Note which jobs are to come."""
+        self._jobs.update(map(_group, jobs))
+
+    def begin(self, requests: Iterable[Request], environment: Mapping[str, str]) -> None:
+        """Start a fork server for the kernelspec that most of the first jobs will use, before they are examined.
+
+        It imports while they are. A request that looks invalid is ignored: whoever examines it reports why.
+
+        Args:
+            requests: in their order.
+            environment: that of a job without requests for resources.
+        """
+        names = Counter(filter(None, map(_kernel_name, itertools.islice(requests, MAX_EARLY_REQUESTS))))
+        for name, count in names.most_common(1):
+            if count < MIN_JOBS:
+                return
+            try:
+                if recipe := _recipe(name, environment):
+                    self._start(recipe)
+                    self._early.add(recipe.key)
+            except Exception:
+                log.debug("no early fork server for %s", name, exc_info=True)
+
+    def address(self, job: Job, environment: Mapping[str, str]) -> tuple[str | None, str | None]:
+        """Return the address of a fork server for a job's kernel, and, where one is missing that should be there, why.
+
+        Args:
+            job: whose kernel is to start.
+            environment: of its kernel.
+        """
+        if job.kernel is None:
+            return None, None
+        try:
+            return self._address(job, job.kernel, environment)
+        except Exception as err:  # such as a missing kernelspec, which the job itself reports
+            log.debug("no fork server for %s", job.name, exc_info=True)
+            return None, f"{type(err).__name__}: {err}"
+
+    def _address(self, job: Job, name: str, environment: Mapping[str, str]) -> tuple[str | None, str | None]:
+        recipe = _recipe(name, environment)
+        if recipe is None:
+            return None, None
+        if not self._servers.find(recipe.key):
+            if self._jobs[_group(job)] < MIN_JOBS:
+                return None, None
+            while self._early:  # they are not what the jobs need
+                self._servers.end(self._early.pop())
+        self._early.discard(recipe.key)
+        server = self._start(recipe)
+        return (None, server.why) if server.why else (server.address, None)
+
+    def _start(self, recipe: Recipe) -> ForkServer:
+        return self._servers.get(recipe, Path(tempfile.gettempdir()))
+
+    def close(self) -> None:
+        """End all fork servers."""
+        self._servers.close()
+
+
+def _recipe(name: str, environment: Mapping[str, str]) -> Recipe | None:
+    specification, _ = kernelspec.find(name)
+    if not kernelspec.is_local(specification.get("metadata")):
+        return None
+    return recipes.recipe(name, specification, kernelspec.environment(specification, environment))
+
+
+@functools.lru_cache(maxsize=MAX_EARLY_REQUESTS)
+def _name_in(path: str) -> str | None:
+    """Return the kernelspec that a notebook names, if it requests nothing else."""
+    try:
+        metadata = json.loads(Path(path).read_bytes())["metadata"]
+        return None if "rocmlab" in metadata else str(metadata["kernelspec"]["name"])
+    except (OSError, ValueError, TypeError, LookupError):
+        return None
+
+
+def _kernel_name(request: Request) -> str | None:
+    if request.notebook is None or request.gpus is not None:
+        return None
+    return request.kernel or _name_in(request.notebook)
+
+
+def _group(job: Job) -> Hashable:
+    """Return what jobs share that get the same kernel, and the same number of threads for it."""
+    return job.kernel, job.gpus

@@ -1,0 +1,227 @@
+"""The image of a lab in a container: built from the project's Dockerfile, named, and kept for a way back."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from abc import abstractmethod
+from datetime import datetime, timezone
+from functools import cached_property
+from pathlib import Path
+
+from rocmlab import __version__
+from rocmlab.base.errors import RocmlabError
+from rocmlab.stack import envfile, process, shipped, source
+from rocmlab.stack.lab import Lab, Say
+from rocmlab.stack.progress import BuildProgress, PullProgress
+from rocmlab.stack.settings import Settings
+
+NEEDED_BYTES = {"rocm": 60e9, "cuda": 25e9, "cpu": 8e9}  # for the base image unpacked and our layers
+PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY")  # which the build needs as well
+PASSED_INTO_THE_LAB = (  # where `.env` has them; the same as those of compose.yaml's `environment`, but for proxies
+    *("ALLOWED_HOSTS", "AMD_LOG_LEVEL", "GPU_MAX_HW_QUEUES", "HF_TOKEN"),
+    *("HIP_VISIBLE_DEVICES", "HSA_ENABLE_SDMA"),
+    *("HSA_OVERRIDE_GFX_VERSION", "MIOPEN_FIND_MODE", "NB_UMASK", "NCCL_DEBUG", "ROCR_VISIBLE_DEVICES", "TZ"),
+    *(f"HSA_OVERRIDE_GFX_VERSION_{node}" for node in range(1, 10)),
+)
+UNREACHABLE = re.compile(
+    r"no such host|timeout|connection refused|network is unreachable|TLS handshake|dial tcp|certificate", re.I
+)
+
+
+class BaseImageUnreachable(RocmlabError):
+    """No registry answers, so a host without a GPU can continue natively."""
+
+
+class ImageLab(Lab):
+    """A lab whose image an engine builds from the project's Dockerfile."""
+
+    program = ""  # the engine's command
+    product = ""  # its name, in messages
+    root_template = ""  # of its `info`: where it keeps images and volumes
+
+    def __init__(self, settings: Settings, values: dict[str, str], engine_root: str = "") -> None:
+        super().__init__(settings, values)
+        self.engine_root = engine_root  # where the engine keeps images
+        self.backend = values["ROCMLAB_BACKEND"]
+        self.image = values["ROCMLAB_IMAGE"]
+        self.has_built = False  # by this very process
+
+    @cached_property
+    def environment(self) -> dict[str, str]:
+        """The environment of every call of the engine: ours, with the settings in force on top.
+
+        What is passed into the lab comes from `.env` alone: a variable that happens to be set in this terminal and not
+        in the next one would make each `make up` a new container.
+        """
+        kept = {name: value for name, value in os.environ.items() if name not in PASSED_INTO_THE_LAB}
+        return {**kept, **self.values}
+
+    @property
+    def inputs(self) -> str:
+        """A digest of all the image is made from; the image carries it as the label `rocmlab.inputs`."""
+        names = ("BASE_IMAGE", "TORCH_INDEX", "JAX_PACKAGES", "ROCMLAB_BACKEND")
+        facts = {name: self.values.get(name, "") for name in names}
+        facts |= {"CLUSTER": "1"} if self.settings.is_in_cluster else {}
+        return source.digest(self.settings.project, source.IMAGE_SOURCES, facts)
+
+    def engine(self, *arguments: str, timeout_seconds: float = 60) -> tuple[int, str]:
+        """Run a short command of the engine; see `process.capture`."""
+        return process.capture([self.program, *arguments], env=self.environment, timeout_seconds=timeout_seconds)
+
+    def is_prepared(self) -> bool:
+        """Return whether the image is built from exactly the present files and base."""
+        code, label = self.engine(
+            "image", "inspect", "--format", '{{index .Config.Labels "rocmlab.inputs"}}', self.image
+        )
+        return code == 0 and label.strip() == self.inputs
+
+    def is_built(self) -> bool:
+        """Return whether any version of the image is here."""
+        return self.image_id(self.image) != ""
+
+    def disk(self) -> Path:
+        """Return the folder where the engine keeps images."""
+        return Path(self.engine_root) if self.engine_root else self.settings.project
+
+    def folders(self) -> list[Path]:
+        """Return the share, or where the engine keeps volumes, and the notebooks."""
+        project, share = self.settings.project, self.values["SHARE"]
+        notebooks = project / Path(self.settings.get("NOTEBOOKS_DIR")).expanduser()
+        return [project / Path(share).expanduser() if "/" in share else self._volumes_folder(), notebooks]
+
+    def _volumes_folder(self) -> Path:
+        if self.engine_root:
+            return self.disk()
+        code, output = self.engine("info", "--format", self.root_template, timeout_seconds=10)
+        return Path(output.strip()) if code == 0 and output.strip() else self.disk()
+
+    def has_base(self) -> bool:
+        """Return whether the base image is here."""
+        return self.image_id(self.values["BASE_IMAGE"]) != ""
+
+    def image_id(self, name: str) -> str:
+        """Return an image's id, empty if it is not here."""
+        code, output = self.engine("image", "inspect", "--format", "{{.Id}}", name)
+        return output.strip() if code == 0 else ""
+
+    @property
+    def previous_image(self) -> str:
+        """The name of the image before the present one."""
+        return f"{self.image}-previous"
+
+    @property
+    def healthy(self) -> Path:
+        """The file with the id of the image whose lab has answered last."""
+        return self.settings.state / "healthy-image"
+
+    def keep_previous(self, image: str) -> None:
+        """Keep an image as the previous one, unless another one has worked and this one has not."""
+        known = envfile.read(self.healthy).strip()
+        if image and known in ("", image):
+            self.engine("tag", image, self.previous_image)
+
+    def exchange_images(self) -> None:
+        """Give the previous image the name of the present one, and vice versa.
+
+        Raises:
+            RocmlabError: there is no previous image, or the engine reports an error.
+        """
+        present, previous = self.image_id(self.image), self.image_id(self.previous_image)
+        if not previous:
+            raise RocmlabError(f"the image {self.previous_image} is not here", "it was removed", "make up")
+        self.name_images(previous, present)
+
+    def name_images(self, present: str, previous: str) -> None:
+        """Name two images by their ids, but for empty ones; raise RocmlabError if the engine does not."""
+        for image, name in ((present, self.image), (previous, self.previous_image)):
+            code, output = self.engine("tag", image, name) if image else (0, "")
+            if code:
+                raise RocmlabError(f"the image {image} could not be named {name}", output.strip()[-400:], "make up")
+
+    def prepare(self, say: Say, *, always: bool = False) -> None:
+        """Build the image unless it is current, or `always`, for what the digest leaves out (the notebooks' copy).
+
+        Raises:
+            RocmlabError: the base image could not be pulled, the disk is too full, or the build failed.
+        """
+        self._hand_over_notebooks(say)
+        if self.is_prepared() and not always:
+            return
+        self.check_disk()
+        self._pull_base(say)
+        say(f"building image {self.image} on {self.values['BASE_IMAGE']}")
+        log = self.settings.state / "build.log"
+        created = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+        self.environment |= {"INPUTS": self.inputs, "ROCMLAB_VERSION": __version__, "ROCMLAB_CREATED": created}
+        code, revision = process.capture(["git", "-C", str(self.settings.project), "rev-parse", "HEAD"])
+        self.environment["ROCMLAB_REVISION"] = revision.strip() if code == 0 else ""
+        self.keep_previous(self.image_id(self.image))
+        dockerfile = self.settings.project / "docker/Dockerfile"
+        show = self._progress(dockerfile.read_text(encoding="utf-8"))
+        command = self._build_command()
+        code, last = process.follow(command, log=log, show=show, env=self.environment, cwd=self.settings.project)
+        if code:
+            reason = show.error(last)
+            raise RocmlabError(
+                f"building {self.image} failed",
+                reason,
+                f"fix the error above, then `make up`; complete log: {log}",
+            )
+        say(f"image {self.image} is built")
+        self.has_built = True  # what has lost its name is removed when the new one's lab has answered
+
+    def _hand_over_notebooks(self, say: Say) -> None:
+        """Let the lab's user save the project's own notebooks, where root cloned them; see `shipped`."""
+        ids = [self.values.get(name, "") for name in ("NB_UID", "NB_GID")]
+        if all(text.isdigit() for text in ids):  # else start.sh reports what is wrong
+            chosen = self.settings.project / os.path.expanduser(self.values["NOTEBOOKS_DIR"])
+            shipped.hand_over(self.settings, chosen, int(ids[0]), int(ids[1]), say)
+
+    def _progress(self, dockerfile: str) -> BuildProgress:
+        """Return what makes a few lines of a build's many."""
+        return BuildProgress(dockerfile)
+
+    @abstractmethod
+    def _build_command(self) -> list[str]:
+        """Return the command that builds the image, with plain progress."""
+
+    def _prune(self) -> None:
+        """Remove our images that have lost their name to a newer one and are used by no container."""
+        self.engine("image", "prune", "--force", "--filter", f"label=rocmlab.backend={self.backend}")
+
+    def check_disk(self) -> None:
+        """Raise RocmlabError unless what has still to be pulled and built fits on the engine's disk."""
+        if self.is_built() or not Path(self.engine_root).exists():
+            return  # only our layers change, or the engine's disk cannot be seen from here
+        needed, free = NEEDED_BYTES[self.backend], shutil.disk_usage(self.engine_root).free
+        needed = min(needed, 8e9) if self.has_base() else needed
+        if free < needed:
+            raise RocmlabError(
+                f"the disk of {self.product} has {free / 1e9:.0f} GB free",
+                f"{self.engine_root} needs about {needed / 1e9:.0f} GB for the {self.backend} image",
+                f"{self.program} system prune, or move the engine's storage to a larger disk",
+            )
+
+    def _pull_base(self, say: Say) -> None:
+        base = self.values["BASE_IMAGE"]
+        if self.has_base():
+            return
+        say(f"pulling {base}")
+        shown = PullProgress()
+        code, last = process.follow(
+            [self.program, "pull", base], log=self.settings.state / "pull.log", show=shown, env=self.environment
+        )
+        if code == 0:
+            return
+        last_line = last[-1] if last else f"{self.program} pull: no output"
+        if UNREACHABLE.search(last_line):
+            raise BaseImageUnreachable(
+                f"could not pull the base image {base}",
+                f"no image registry answers: {last_line}",
+                f"check the network, or choose a local image ({self.program} images): make up BASE_IMAGE=name:tag",
+            )
+        raise RocmlabError(
+            f"could not pull the base image {base}", last_line, "choose another one: make up BASE_IMAGE=name:tag"
+        )
