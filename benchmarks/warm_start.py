@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.environment import write_specification
 from rocmlab.base.errors import RocmlabError
 from rocmlab.kernels import kernel, kernelspec, recipes
-from rocmlab.kernels.fork_servers import ForkServer
+from rocmlab.kernels.fork_server import ForkServer
 from rocmlab.kernels.forked import Refused
 
 READY_SECONDS = 300.0
