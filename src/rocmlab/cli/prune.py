@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -115,15 +116,7 @@ def _do(project: Project, age: str, seconds: float, names: Sequence[str]) -> lis
     code, output = process.capture(
         volumes.command(lab, [mount], arguments), env=lab.environment, timeout_seconds=24 * 3600
     )
-    try:
-        return (
-            [prune.OldRun(**each) for each in json.loads(output.strip().splitlines()[-1])]
-            if code == 0
-            else _fail(output)
-        )
-    except (ValueError, TypeError, IndexError):
-        return _fail(output)
-
-
-def _fail(output: str) -> list[OldRun]:
+    if code == 0:
+        with suppress(ValueError, TypeError, IndexError):
+            return [prune.OldRun(**each) for each in json.loads(output.strip().splitlines()[-1])]
     raise RocmlabError("the runs cannot be listed", output.strip()[-400:], "make doctor", exit_code=1)
