@@ -78,10 +78,10 @@ ROWS = (*WORKS, *warm_start.KERNELS, *QUEUES, SUPERVISION)
 
 
 def measure(runs: int, names: Sequence[str] = ROWS) -> Results:
-    """Measure rows, ours and theirs in turn.
+    """Measure rows, ours and theirs alternately.
 
     Args:
-        runs: how often each figure is taken, at least 1.
+        runs: how often each is measured, at least 1.
         names: of the rows.
 
     Raises:
@@ -164,10 +164,10 @@ def _cost(command: Sequence[str], environment: Mapping[str, str], log: Path) -> 
             time.sleep(POLL_SECONDS)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        words = log.read_text(encoding="utf-8", errors="replace")[-600:]
+        output = log.read_text(encoding="utf-8", errors="replace")[-600:]
         raise RocmlabError(
             f"a notebook of the benchmark ended with exit code {process.returncode}",
-            words.strip() or "it said nothing",
+            output.strip() or "no output",
             "pip install 'rocmlab[lab]' ipykernel, where this command runs",
         )
     return Cost(time.monotonic() - began, usage.ru_utime + usage.ru_stime, peak_bytes)

@@ -228,7 +228,7 @@ for line in sys.stdin:
 
 def test_a_reader_that_dies_and_one_that_talks_nonsense(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both are said; after a while a new one is started, and what it says counts again."""
-    monkeypatch.setattr(cluster, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(cluster, "RETRY_SECONDS", 0.1)
     mark = tmp_path / "mark"
     answer = f"""
 tries = len(open({str(mark)!r}).read()) if os.path.exists({str(mark)!r}) else 0

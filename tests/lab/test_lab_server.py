@@ -20,7 +20,7 @@ from panel_servers import TOKEN, Reads, Server, wait
 
 from rocmlab.kernels.leases import Holder
 from rocmlab.lab.server import page
-from rocmlab.lab.server.broadcast import MOST_VIEWERS
+from rocmlab.lab.server.broadcast import MAX_VIEWERS
 from rocmlab.simulation import write_host
 from rocmlab.stack import live, settings
 
@@ -250,10 +250,10 @@ def test_many_viewers_have_one_sampler(lab: Lab) -> None:
         assert 0 < reads.during(5) <= 10
         first = viewers[0].first("snapshot", lambda snapshot: snapshot["time_seconds"] > time.time() - 0.5)
         viewers[-1].first("snapshot", lambda snapshot: snapshot["time_seconds"] >= first["time_seconds"])
-        for _ in range(MOST_VIEWERS - 200):
+        for _ in range(MAX_VIEWERS - 200):
             stack.enter_context(lab.server.stream())
         refused = lab.server.json("rocmlab/api/stream", status=503)
-    assert f"{MOST_VIEWERS} pages" in refused["what"]
+    assert f"{MAX_VIEWERS} pages" in refused["what"]
     wait(lambda: lab.server.request("rocmlab/api/devices")[0] == 200)
 
 

@@ -15,7 +15,7 @@ import pytest
 from rocmlab.base.errors import RocmlabError
 from rocmlab.lab import install
 from rocmlab.lab.server import idle, look, page, wire
-from rocmlab.lab.server.broadcast import MOST_VIEWERS, Broadcast, Viewer
+from rocmlab.lab.server.broadcast import MAX_VIEWERS, Broadcast, Viewer
 from rocmlab.lab.server.paths import Shown
 from rocmlab.lab.server.shared_reader import SharedReader
 from rocmlab.telemetry.model import GpuProcess, Owner
@@ -74,7 +74,7 @@ def test_there_is_a_limit_of_viewers() -> None:
 
     async def scenario() -> None:
         broadcast = Broadcast(lambda: None, lambda: None)
-        stacks = [broadcast.viewer() for _ in range(MOST_VIEWERS)]
+        stacks = [broadcast.viewer() for _ in range(MAX_VIEWERS)]
         for stack in stacks:
             stack.__enter__()
         with pytest.raises(RocmlabError, match="watch the GPUs already"), broadcast.viewer():
@@ -288,7 +288,7 @@ def test_the_warning_can_be_off_and_a_wrong_limit_is_refused() -> None:
     """0 is off, and what is no number says how one looks."""
     assert idle.Limits.of({}) == idle.Limits(600.0, None)
     assert idle.holders([KERNEL], None, idle.Limits.of({"IDLE_GPU_WARNING_SECONDS": "0"})) == []
-    with pytest.raises(RocmlabError, match="IDLE_GPU_WARNING_SECONDS=soon is no time"):
+    with pytest.raises(RocmlabError, match="IDLE_GPU_WARNING_SECONDS=soon is not a time"):
         idle.Limits.of({"IDLE_GPU_WARNING_SECONDS": "soon"})
 
 

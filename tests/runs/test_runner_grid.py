@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.runs.command import main
-from rocmlab.runs.jobs import LONGEST_NAME_BYTES, Job, name_uniquely, safe_name
+from rocmlab.runs.jobs import MAX_NAME_BYTES, Job, name_uniquely, safe_name
 from rocmlab.runs.spec import grid, parameters
 from rocmlab.runs.spec.grid import Entry
 
@@ -104,7 +104,7 @@ def test_names_are_safe_and_unique_whatever_is_asked(names: list[str]) -> None:
     for name in found:
         assert Path(name).name == name
         assert not name.startswith((".", "-"))
-        assert len(name.encode()) <= LONGEST_NAME_BYTES + 5
+        assert len(name.encode()) <= MAX_NAME_BYTES + 5
         assert name.casefold() != "report"
 
 

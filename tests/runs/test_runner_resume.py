@@ -262,7 +262,7 @@ def test_what_is_executed_and_in_which_environment_is_in_the_key(
 
 def test_a_large_input_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the limit size and time of change stand for the content."""
-    monkeypatch.setattr(keys, "LARGEST_HASHED_BYTES", 3)
+    monkeypatch.setattr(keys, "MAX_HASHED_BYTES", 3)
     path = tmp_path / "x.bin"
     path.write_text("1234")
 

@@ -17,7 +17,7 @@ from rocmlab.runs.outcome.retries import MAY_PASS
 
 FILE = "kubernetes.yaml"
 RESOURCES = {"rocm": "amd.com/gpu", "cuda": "nvidia.com/gpu"}
-LONGEST_NAME = 40  # letters, so that a pod's host name, with the index behind it, fits into 63
+MAX_NAME_CHARACTERS = 40  # letters, so that a pod's host name, with the index behind it, fits into 63
 KEPT_SECONDS = 7 * 86400  # of a Job that has ended
 WAIT_SECONDS = 7 * 86400  # for the last job, by the one that collects
 GRACE_SECONDS = 60  # to save a notebook
@@ -51,7 +51,7 @@ def text(made: list[Document]) -> str:
 def name(run: str, ending: str) -> str:
     """Return a name that Kubernetes takes: small letters, digits and `-`, the end of a run's name if it is long."""
     plain = re.sub(r"[^a-z0-9]+", "-", run.lower()).strip("-")
-    return f"r{plain}"[: LONGEST_NAME - len(ending) - 1].rstrip("-") + f"-{ending}"
+    return f"r{plain}"[: MAX_NAME_CHARACTERS - len(ending) - 1].rstrip("-") + f"-{ending}"
 
 
 def _indexed(group: Group, layout: Layout, folder: Path, asked: argparse.Namespace) -> Document:

@@ -16,13 +16,11 @@ from rocmlab.base.errors import Problem
 from rocmlab.devices import cards, nodes, products, roots, topology
 from rocmlab.devices.cards import Card, Cards
 from rocmlab.devices.model import Device, Sample
-from rocmlab.devices.topology import KfdNode, kfd_gpus
+from rocmlab.devices.topology import KfdNode
 
 TYPE_CHECKING = False  # `typing` itself would cost milliseconds at each start
 if TYPE_CHECKING:
     from typing import Any
-
-__all__ = ["KfdNode", "Rocm", "kfd_gpus"]
 
 COMPUTE_MODES = "SPX|DPX|TPX|QPX|CPX"
 PARTITIONED = ("gfx942", "gfx950")  # GPUs that can be split, also where no mode can be read

@@ -113,11 +113,6 @@ def read(root: Path) -> Topology:
     return Topology(tuple(gpus), tuple(unreadable))
 
 
-def kfd_gpus(root: Path) -> list[KfdNode]:
-    """Return the GPU nodes of the topology in numeric order, which is the order of HIP indices."""
-    return list(read(root).gpus)
-
-
 def parse_properties(text: str | None) -> dict[str, int]:
     """Return the `key value` lines of a `properties` file; damaged lines are skipped."""
     found = ((key, int(value)) for key, value in PROPERTY.findall(text or ""))

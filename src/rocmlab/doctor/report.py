@@ -12,15 +12,15 @@ from rocmlab.doctor.situation import CONTAINER_RUNTIMES
 
 COLOURS = {BLOCKS: "31;1", WARNS: "33;1", OK: "32", "dim": "2", "bold": "1"}
 HEADINGS = ((BLOCKS, "What stops the lab"), (WARNS, "Warnings"))
-NARROWEST = 40
-MOST_EVIDENCE = 12  # lines shown of one finding; JSON has all
+MIN_WIDTH = 40
+MAX_EVIDENCE_LINES = 12  # lines shown of one finding; JSON has all
 
 
 class Screen:
     """Lines of a report for a terminal of some width, in colour or not."""
 
     def __init__(self, width: int = 100, *, colour: bool = False) -> None:
-        self.width = max(NARROWEST, width)
+        self.width = max(MIN_WIDTH, width)
         self.colour = colour
 
     def paint(self, text: str, how: str) -> str:
@@ -67,7 +67,7 @@ class Screen:
         lines = self._wrapped(problem.what, f"  {mark} ", "    ", extra=len(mark) - 1)
         said = self._wrapped(f"{finding.check} · {where}", "    ", "    ")
         lines += [self.paint(line, "dim") for line in said]
-        shown = finding.evidence[:MOST_EVIDENCE]
+        shown = finding.evidence[:MAX_EVIDENCE_LINES]
         more = len(finding.evidence) - len(shown)
         read = [*shown, *([f"… and {more} more (--json)"] if more else [])]
         for number, line in enumerate(read):

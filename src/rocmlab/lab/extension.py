@@ -20,9 +20,9 @@ from rocmlab.lab.provisioner import RocmlabProvisioner
 from rocmlab.lab.server.idle import CULLING as SETTING
 from rocmlab.lab.server.idle import seconds
 
-MOST_NOTICE_SECONDS = 300.0
+MAX_NOTICE_SECONDS = 300.0
 NOTICE_SHARE = 0.1  # of the limit
-MOST_PAUSE_SECONDS = 30.0
+MAX_PAUSE_SECONDS = 30.0
 
 
 def limit_seconds(text: str) -> float:
@@ -39,11 +39,11 @@ class Culler:
 
     def __init__(self, server: Any, limit: float) -> None:  # noqa: ANN401  jupyter_server's ServerApp
         self.limit = limit
-        self.notice = min(MOST_NOTICE_SECONDS, limit * NOTICE_SHARE)
+        self.notice = min(MAX_NOTICE_SECONDS, limit * NOTICE_SHARE)
         self._kernels = server.kernel_manager
         self._log = server.log
         self._warned: dict[str, tuple[datetime, datetime]] = {}  # kernel: its last work, and when its user was warned
-        pause = min(MOST_PAUSE_SECONDS, self.notice / 2)
+        pause = min(MAX_PAUSE_SECONDS, self.notice / 2)
         self._timer = PeriodicCallback(self.look, pause * 1000)
 
     def start(self) -> None:

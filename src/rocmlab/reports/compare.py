@@ -14,8 +14,8 @@ from rocmlab.reports import schema
 from rocmlab.reports.values import canonical, is_number, numbers, used
 
 LAST = "last"
-DEEPEST = 2 * safe.MAX_LEVELS
-LARGEST_BYTES = 2_000_000_000  # of a results.json; one of 100,000 jobs has a tenth of that
+MAX_LEVELS = 2 * safe.MAX_LEVELS
+MAX_BYTES = 2_000_000_000  # of a results.json; one of 100,000 jobs has a tenth of that
 RESULTS = "results.json"
 # What a comparison needs of a job, and of which type it is.
 NEEDED: Mapping[str, tuple[type, ...]] = {
@@ -44,8 +44,8 @@ def load(which: str, runs: Path) -> dict[str, Any]:
     """
     path = _last(runs) if which == LAST else _find(which, runs)
     try:
-        if path.stat().st_size > LARGEST_BYTES:
-            raise ValueError(f"it is larger than {LARGEST_BYTES / 1e9:g} GB")
+        if path.stat().st_size > MAX_BYTES:
+            raise ValueError(f"it is larger than {MAX_BYTES / 1e9:g} GB")
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as err:
         raise RocmlabError(f"{path} cannot be read", f"{type(err).__name__}: {err}", _other(runs)) from err
@@ -79,7 +79,7 @@ def _find(which: str, runs: Path) -> Path:
             if (folder / RESULTS).is_file():
                 return folder / RESULTS
             why = f"{folder} has no {RESULTS}: it is no run, or one that did not end"
-            raise RocmlabError(f"--compare {which} is no run to compare with", why, _other(runs))
+            raise RocmlabError(f"--compare {which} is not a run with results", why, _other(runs))
     raise RocmlabError(f"--compare {which}: there is no such run", f"neither {which} nor {runs / which}", _other(runs))
 
 
@@ -127,8 +127,8 @@ def _wrong(found: object) -> str:
         return "it has no `run` and no list of `jobs`"
     if not isinstance(found["run"].get("name"), str):
         return "its run has no name"
-    if safe.is_deeper(found, DEEPEST):
-        return f"it is nested deeper than {DEEPEST} levels"
+    if safe.is_deeper(found, MAX_LEVELS):
+        return f"it is nested deeper than {MAX_LEVELS} levels"
     for number, job in enumerate(found["jobs"]):
         if not isinstance(job, dict):
             return f"jobs[{number}] is not an object"

@@ -15,7 +15,7 @@ from rocmlab.base.formatting import stem
 
 Jobs = Sequence[Mapping[str, Any]]  # of results.json
 NESTED = 4  # levels of dicts in a record that are looked at
-LARGEST = 1e300  # Python's integers have no end, those of others do
+MAX_NUMBER = 1e300  # Python's integers have no end, those of others do
 # Words in the name of a parameter whose values only change randomness, such as `seed` or `data_seed`.
 CHANCE = frozenset(("seed", "seeds", "repeat", "repetition", "replicate", "trial", "fold"))
 
@@ -99,7 +99,7 @@ def _flatten(values: Mapping[str, Any], prefix: str, levels: int) -> Iterator[tu
 
 def is_number(value: object) -> bool:
     """Whether a value is a number that can be reckoned with; True, False, NaN and infinity are none."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST < value < LARGEST
+    return isinstance(value, int | float) and not isinstance(value, bool) and -MAX_NUMBER < value < MAX_NUMBER
 
 
 def canonical(value: object) -> str:

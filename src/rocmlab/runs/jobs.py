@@ -26,7 +26,7 @@ Source = Literal["words", "yaml", "csv"]  # of the command line, or of a list
 INTERRUPTED = "the run was interrupted"  # the error of a job that ran then
 STOPPED = "it was stopped: "  # the beginning of the error of one that `--fail-fast` ended
 USAGE = 2  # the exit code of a job that could not be run at all
-LONGEST_NAME_BYTES = 180  # what is added to it must fit into the 255 bytes of a file name, too
+MAX_NAME_BYTES = 180  # what is added to it must fit into the 255 bytes of a file name, too
 
 
 class Resources(NamedTuple):
@@ -168,7 +168,7 @@ def name_uniquely(jobs: Sequence[Job]) -> list[Job]:
 def safe_name(text: str) -> str:
     """Return `text` as a file name: letters and digits of any script, `.`, `-`, `_` and `=`; never hidden or empty."""
     name = re.sub(r"[^\w.=-]+", "_", unicodedata.normalize("NFC", text)).strip("._").lstrip("-._=")
-    return cut(name[:100], LONGEST_NAME_BYTES).rstrip("._") or "notebook"
+    return cut(name[:100], MAX_NAME_BYTES).rstrip("._") or "notebook"
 
 
 def cut(text: str, longest_bytes: int) -> str:

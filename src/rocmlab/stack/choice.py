@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rocmlab.base.errors import Problem, RocmlabError
-from rocmlab.devices import cuda, nodes, rocm
+from rocmlab.devices import cuda, nodes, topology
 from rocmlab.devices.model import BACKENDS
 from rocmlab.devices.roots import is_simulated
 from rocmlab.stack.engine import Engine
@@ -54,7 +54,7 @@ def inspect(engine: Engine, root: Path, podman: Podman | None = None) -> Host:
     has_kfd = nodes.kfd(root) is not None
     return Host(
         engine=engine,
-        has_amd=has_kfd and bool(rocm.kfd_gpus(root) or nodes.render_nodes(root)),
+        has_amd=has_kfd and bool(topology.read(root).gpus or nodes.render_nodes(root)),
         has_nvidia=cuda.has_device_nodes(root),
         has_nvidia_toolkit="nvidia" in engine.runtimes or shutil.which("nvidia-ctk") is not None,
         has_rocm=(root / "opt/rocm").exists(),

@@ -38,9 +38,9 @@ log = logging.getLogger("rocmlab")
 
 DRIVER = "rocmlab.cluster.executor.driving"
 ADDRESS = "ROCMLAB_CLUSTER"  # in the child's environment
-GREETING_SECONDS = 120.0  # until the cluster has said what it has: a node may have to start a process first
+NODES_TIMEOUT_SECONDS = 120.0  # until the cluster has reported its nodes: a node may have to start a process first
 SEND_SECONDS = 30.0  # for an order to be taken
-FAREWELL_SECONDS = 8.0  # for the end of the fork servers
+CLOSE_TIMEOUT_SECONDS = 8.0  # for the end of the fork servers
 GONE = "the process that speaks to Ray has ended"
 DESCRIBED = ("name", "notebook", "parameters", "kernel", "language", "gpus", "vram_bytes", "is_mixed")
 
@@ -82,12 +82,12 @@ class Cluster:
             raise
 
     def find_places(self, gpus: str | None, *, is_mixed: bool = False) -> ClusterPlaces:
-        """Wait until the cluster has said what it has, and return its places.
+        """Wait until the cluster has reported its nodes, and return its places.
 
         Raises:
             RocmlabError: there is no cluster, no Ray, or nothing there that can be used.
         """
-        end = time.monotonic() + GREETING_SECONDS
+        end = time.monotonic() + NODES_TIMEOUT_SECONDS
         while True:
             event = self._link.first(end - time.monotonic())
             if event is None:
@@ -108,7 +108,7 @@ class Cluster:
     def _no_cluster(self) -> RocmlabError:
         words = self._link.last_words().strip()
         if self._link.is_alive:
-            why = f"no answer within {GREETING_SECONDS:g} s"
+            why = f"no answer within {NODES_TIMEOUT_SECONDS:g} s"
         else:
             why = words.splitlines()[-1] if words else f"{GONE} with {self._link.process.returncode}"
         log.debug("the process that speaks to Ray said: %s", words)
@@ -239,7 +239,7 @@ class Cluster:
             self._changed = lambda why: None
             if self.gone is None and self._link.send({"do": "end"}):
                 with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(asyncio.shield(self._pump), FAREWELL_SECONDS)
+                    await asyncio.wait_for(asyncio.shield(self._pump), CLOSE_TIMEOUT_SECONDS)
             self._pump.cancel()
             await asyncio.gather(self._pump, return_exceptions=True)
         if self.folder is not None:

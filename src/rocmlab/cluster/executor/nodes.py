@@ -89,7 +89,7 @@ def masked(environment: Mapping[str, str]) -> tuple[str, str, str] | None:
         return None
     return (
         f"its Ray was started with {ROCR}={environment[ROCR]}",
-        "ROCm applies that before HIP_VISIBLE_DEVICES and numbers the GPUs anew: a job would get others than Ray gave",
+        "ROCm applies that before HIP_VISIBLE_DEVICES and numbers the GPUs again: a job would get others than Ray gave",
         f"there: unset {ROCR}, make cluster-down, make cluster-join; GPUS=0,2 chooses GPUs",
     )
 

@@ -39,7 +39,7 @@ class Begun:
             self.stop(self._stop)
 
     def stop(self, why: str) -> None:
-        """Have it stop: its node is told, or Ray forgets it if it has not begun."""
+        """Have it stop: its node gets the request, or Ray forgets it if it has not begun."""
         import ray
 
         self._stop = why
@@ -106,7 +106,7 @@ class Submitter:
         options: dict[str, Any] = {
             "num_cpus": 0,
             "num_gpus": count,
-            "max_retries": 0,  # the runner knows better what may be tried again
+            "max_retries": 0,  # the runner knows better what may be retried
             "num_returns": "streaming",
             "name": f"rocmlab {order['job']['name']}",
         }

@@ -16,7 +16,7 @@ from rocmlab.runs.jobs import INTERRUPTED, Job
 from rocmlab.runs.workers.supervisor import Event, Limits
 
 AGAIN_SECONDS = 3.0  # until a job that was lost before it began gets another place; by then it is seen which there are
-PATIENCE_SECONDS = 10.0  # beyond the time to save, until a job that was asked to stop is ended harder
+STOP_TIMEOUT_SECONDS = 10.0  # beyond the time to save, until a job that was asked to stop is ended harder
 LINES = ("job waits", "job leased")  # of the journal, that a job's node writes
 AWAY = "{node} does not have its notebook at the same place: it ran in a scratch folder there, without the files beside"
 
@@ -186,7 +186,7 @@ class RemoteSupervisor:
             return
         self._stop = "interrupted"
         self._send("interrupted")
-        self._in(self.limits.grace_seconds + PATIENCE_SECONDS, self.kill)
+        self._in(self.limits.grace_seconds + STOP_TIMEOUT_SECONDS, self.kill)
 
     def kill(self) -> None:
         """Have all of the job's processes ended at once, without saving."""
@@ -194,13 +194,13 @@ class RemoteSupervisor:
             return
         self._stop = "kill"
         self._send("kill")
-        self._in(PATIENCE_SECONDS, self._force)
+        self._in(STOP_TIMEOUT_SECONDS, self._force)
 
     def _force(self) -> None:
         """End the process of Ray that has it, since it does not answer; if that does not help, wait no more."""
         self._stop = "force"
         self._send("force")
-        self._in(PATIENCE_SECONDS, lambda: self.hear({"event": "lost", "why": "its node does not answer"}))
+        self._in(STOP_TIMEOUT_SECONDS, lambda: self.hear({"event": "lost", "why": "its node does not answer"}))
 
     def _in(self, seconds: float, what: Callable[[], None]) -> None:
         self._later.append(asyncio.get_running_loop().call_later(seconds, what))

@@ -13,7 +13,7 @@ from rocmlab.devices import is_simulated, system_root
 
 LOOK_SECONDS = 60.0
 CLOCK_SECONDS = 5.0  # for one node's answer
-MOST_OFFSET_SECONDS = 1.0  # then times in journals and logs of different nodes cannot be compared
+MAX_OFFSET_SECONDS = 1.0  # then times in journals and logs of different nodes cannot be compared
 MUST_FIT = {"rocmlab": "rocmlab", "rocm": "ROCm", "python": "Python"}
 Facts = dict[str, Any]
 
@@ -76,7 +76,7 @@ def warnings(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
             found.append(f"{shown} differs: {listed}: the same notebook may give other results")
     for node in nodes:
         offset, exact = node["clock_offset_seconds"], node["clock_uncertainty_seconds"]
-        if offset is not None and abs(offset) - exact > MOST_OFFSET_SECONDS:
+        if offset is not None and abs(offset) - exact > MAX_OFFSET_SECONDS:
             way = "ahead of" if offset > 0 else "behind"
             found.append(
                 f"the clock of {node['hostname']} ({node['address']}) is {abs(offset):.1f} s {way} this machine's: "

@@ -28,7 +28,7 @@ from rocmlab.devices import Device, discover, is_simulated, system_root, visibil
 
 OFF, HEAD = "off", "head"
 CPU_PLACE = "cpu_place"  # the resource that a job without a GPU takes
-LONGEST_FOLDER = 32  # bytes: Ray adds up to 70 for a socket, and a socket's path has at most 107
+MAX_FOLDER_CHARACTERS = 32  # bytes: Ray adds up to 70 for a socket, and a socket's path has at most 107
 SMALLEST_STORE, LARGEST_STORE = 80_000_000, 8_000_000_000  # bytes
 OUTSIDE = "192.0.2.1"  # an address without a machine (RFC 5737): looking up the route to it sends nothing
 
@@ -85,7 +85,7 @@ def plan(
     chosen = environment.get("CLUSTER", "")
     if not is_wanted(environment):
         raise RocmlabError(
-            "this lab is no node of a cluster",
+            "this lab is not a node of a cluster",
             f"CLUSTER={chosen or OFF}",
             "make cluster-up, or make cluster-join HEAD=host:port CLUSTER_TOKEN=…",
         )
@@ -137,7 +137,7 @@ def own_address(asked: str, head_host: str) -> str:
         if _is_ours(asked):
             return asked
         raise RocmlabError(
-            f"CLUSTER_ADDRESS={asked} is no address of this machine",
+            f"CLUSTER_ADDRESS={asked} is not an address of this machine",
             "none of its network interfaces has it",
             "`ip -brief address` lists them",
         )
@@ -176,11 +176,11 @@ def check_folder(folder: Path) -> Path:
     Raises:
         RocmlabError: it is not.
     """
-    if len(os.fsencode(folder)) > LONGEST_FOLDER:
+    if len(os.fsencode(folder)) > MAX_FOLDER_CHARACTERS:
         digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:8]
         raise RocmlabError(
             f"{folder} is too long for Ray's sockets",
-            f"it may have {LONGEST_FOLDER} letters",
+            f"it may have {MAX_FOLDER_CHARACTERS} letters",
             f"--folder /tmp/rocmlab-ray-{digest}",
         )
     return folder

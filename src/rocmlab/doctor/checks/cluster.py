@@ -10,7 +10,7 @@ from rocmlab.doctor.reach import SILENT
 from rocmlab.doctor.situation import Situation
 
 NO_CLUSTER = "CLUSTER is off"
-LEAST_TOKEN = 32  # characters; the head makes 64, which are 256 bits
+MIN_TOKEN_CHARACTERS = 32  # characters; the head makes 64, which are 256 bits
 
 
 @check(
@@ -44,7 +44,7 @@ def token(s: Situation) -> Verdict:
             f"chmod 600 {found.place}",
             seen,
         )
-    if found.length < LEAST_TOKEN:
+    if found.length < MIN_TOKEN_CHARACTERS:
         return warns(
             f"the cluster token has {found.length} characters",
             "it can be guessed; the one that `make cluster-up` makes has 256 bits",
@@ -73,7 +73,9 @@ def address(s: Situation) -> Verdict:
     try:
         found = ip_address(member.address)
     except ValueError:
-        return warns(f"CLUSTER_ADDRESS={member.address} is no IP address", "Ray's nodes know each other by one", fix)
+        return warns(
+            f"CLUSTER_ADDRESS={member.address} is not an IP address", "Ray's nodes know each other by one", fix
+        )
     if found.is_loopback or found.is_unspecified or found.is_link_local:
         return warns(
             f"CLUSTER_ADDRESS={found} reaches no other machine",

@@ -14,7 +14,7 @@ from functools import cached_property
 
 from rocmlab.base.errors import RocmlabError
 
-MOST_VIEWERS = 256
+MAX_VIEWERS = 256
 
 
 @dataclass
@@ -81,9 +81,9 @@ class Broadcast:
         Raises:
             RocmlabError: there are too many.
         """
-        if self._is_closed or len(self._viewers) >= MOST_VIEWERS:
+        if self._is_closed or len(self._viewers) >= MAX_VIEWERS:
             raise RocmlabError(
-                "the server is shutting down" if self._is_closed else f"{MOST_VIEWERS} pages watch the GPUs already",
+                "the server is shutting down" if self._is_closed else f"{MAX_VIEWERS} pages watch the GPUs already",
                 "each is a connection that the server keeps open",
                 "close some of them, then reload this page",
             )

@@ -29,13 +29,13 @@ LOOK_SECONDS = 4.0  # between two looks, however many watch
 ANSWER_SECONDS = 20.0  # for one look
 LATE_SECONDS = 4.0  # then the head's port is tried
 START_SECONDS = 60.0  # for the first one: Ray's client is imported and connects
-PATIENCE_SECONDS = 10.0  # after a failure
+RETRY_SECONDS = 10.0  # after a failure
 WAIT_SECONDS = 1.5  # that a request waits for a look that is under way
 UNUSED_SECONDS = 120.0  # then the reader ends
 HEAD_SECONDS = 3.0  # to reach the head's port
 LINE_BYTES = 16 << 20  # of one answer; a thousand nodes have some 5 MB
 NOT_A_MEMBER = Problem(
-    "this lab is no node of a cluster",
+    "this lab is not a node of a cluster",
     "CLUSTER is off, which is how a lab starts",
     "make cluster-up      # or, to join one: make cluster-join HEAD=host:port CLUSTER_TOKEN=…",
 )
@@ -75,9 +75,8 @@ class Cluster:
         self._answered: float | None = None  # monotonic
         self._again = 0.0  # when the next look may begin
         self._is_closed = False
-        self._reaching: SharedReader[reach.Reach] = SharedReader(
-            "the head's port", HEAD_SECONDS + 2
-        )  # its name is looked up, too
+        seconds = HEAD_SECONDS + 2  # looking up its name included
+        self._reaching: SharedReader[reach.Reach] = SharedReader("the head's port", seconds)
 
     async def now(self) -> Row:
         """Return the nodes, and what is wrong; begins a look where the last one is old, and waits a moment for it."""
@@ -104,7 +103,7 @@ class Cluster:
         }
 
     async def _ask(self) -> None:
-        pause = PATIENCE_SECONDS
+        pause = RETRY_SECONDS
         self.address = head(self._environment) or self.address
         try:
             answer = await self._answer()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 ACTIONS = ("interrupt", "restart", "shutdown")
 RESOURCE = "rocmlab"
 HISTORY_SECONDS = 900.0
-MOST_HISTORY_SECONDS = 86400.0
+MAX_HISTORY_SECONDS = 86400.0
 HEARTBEAT_SECONDS = 15.0
 SLOW_SECONDS = 60.0  # in which a client takes what it was sent, or is let go
 STREAM_SECONDS = 3600.0  # then it has to come again, and to be authenticated again
@@ -152,11 +152,11 @@ class HistoryHandler(Handler):
         text = self.get_query_argument("seconds", f"{HISTORY_SECONDS:g}")
         with contextlib.suppress(ValueError):
             seconds = float(text)
-            if 0 < seconds <= MOST_HISTORY_SECONDS:
+            if 0 < seconds <= MAX_HISTORY_SECONDS:
                 return seconds
-        limit = f"it is a number above 0 and at most {MOST_HISTORY_SECONDS:g}"
+        limit = f"it is a number above 0 and at most {MAX_HISTORY_SECONDS:g}"
         raise RefusedError(
-            400, Problem(f"seconds={text[:64]!r} is no length of time", limit, "api/history?seconds=900")
+            400, Problem(f"seconds={text[:64]!r} is not a length of time", limit, "api/history?seconds=900")
         )
 
 

@@ -32,7 +32,7 @@ class Kernels:
     async def rows(self) -> list[Row]:
         """Return what each kernel is and holds, in the order in which they were started."""
         names = {session["kernel"]["id"]: _name(session) for session in await self._list_sessions()}
-        now, patience = datetime.now(timezone.utc), _patience_seconds()
+        now, patience = datetime.now(timezone.utc), _start_timeout_seconds()
         found = []
         for kernel_id in self._kernels.list_kernel_ids():
             try:
@@ -94,7 +94,7 @@ def _name(session: Mapping[str, Any]) -> str | None:
     return str(session["path"]) if session.get("path") else None
 
 
-def _patience_seconds() -> float:
+def _start_timeout_seconds() -> float:
     """Return after how long a kernel no longer counts as starting: no client has used it, as with one of a script.
 
     Its state is `starting` until the first message, however long ago it became ready.

@@ -26,10 +26,10 @@ from rocmlab.telemetry.model import Snapshot, device_id
 log = logging.getLogger("rocmlab")
 
 STATE_SECONDS = 1.5  # until the next look at the kernels where no snapshot comes
-PATIENCE_SECONDS = 5.0  # after a failure of the sampler
+RETRY_SECONDS = 5.0  # after a failure of the sampler
 CLOSE_SECONDS = 1.0  # at most, in which the server ends
 SILENT_SECONDS = 10.0  # without a snapshot
-RECORDING_PATIENCE_SECONDS = 60.0
+RECORDING_RETRY_SECONDS = 60.0
 
 
 class Panel:
@@ -157,7 +157,7 @@ class Panel:
                 if why != said:
                     log.warning("RECORD_GPUS=on, but nothing is recorded: %s", why)
                 said = why
-            await asyncio.sleep(RECORDING_PATIENCE_SECONDS)
+            await asyncio.sleep(RECORDING_RETRY_SECONDS)
         with hub.keep():
             while True:
                 with suppress(Exception):  # each view shows why
@@ -186,7 +186,7 @@ class Panel:
                         self._news.set()  # the state is looked at now, too, which saves the process a wake-up
             except Exception as err:
                 self._failure = [failure("the GPUs cannot be sampled", err)]
-            await asyncio.sleep(PATIENCE_SECONDS)
+            await asyncio.sleep(RETRY_SECONDS)
 
     async def _look(self) -> None:
         """Pass the state on when it has changed; the doctor's answer comes when it comes."""

@@ -20,7 +20,7 @@ from rocmlab.telemetry.model import Snapshot, device_id
 LEASES_SECONDS = 2.0  # between two looks
 DOCTOR_SECONDS = 300.0  # each time costs some 40 ms of a core with eight GPUs
 DOCTOR_LEAST_SECONDS = 60.0
-PATIENCE_SECONDS = 3.0  # with the doctor, for who waits for it
+TIMEOUT_SECONDS = 3.0  # with the doctor, for who waits for it
 NEVER = float("-inf")
 
 
@@ -87,7 +87,7 @@ class State:
     async def doctor_answered(self) -> None:
         """Wait for the doctor, if it is asked, but not for long."""
         if self._asking is not None:
-            await asyncio.wait([self._asking], timeout=PATIENCE_SECONDS)
+            await asyncio.wait([self._asking], timeout=TIMEOUT_SECONDS)
 
     async def _ask(self, told: Callable[[], None]) -> None:
         try:

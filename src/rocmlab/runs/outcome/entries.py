@@ -10,7 +10,7 @@ from typing import Any
 
 from rocmlab.base import safe
 from rocmlab.runs.jobs import EXIT_CODES
-from rocmlab.runs.spec.options import ENGINES, MOST_RETRIES
+from rocmlab.runs.spec.options import ENGINES, MAX_RETRIES
 
 Check = Callable[[object], bool]
 MAX_JOBS = 1_000_000  # of one run
@@ -90,7 +90,7 @@ OPTIONS: Mapping[str, Check] = {
     "timeout": _or_none(_is_number),
     "cell_timeout": _or_none(_is_number),
     "memory": _or_none(_is_count),
-    "retries": lambda value: _is_count(value) and isinstance(value, int) and value <= MOST_RETRIES,
+    "retries": lambda value: _is_count(value) and isinstance(value, int) and value <= MAX_RETRIES,
     "fail_fast": _is_flag,
     "engine": _or_none(_one_of(*ENGINES)),
     "warm": _one_of("auto", "off"),

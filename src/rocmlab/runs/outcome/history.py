@@ -16,7 +16,7 @@ from rocmlab.runs.jobs import Job, stem
 log = logging.getLogger("rocmlab")
 
 NEWEST = 50  # runs that are looked at
-LARGEST_BYTES = 64_000_000  # of a results.json; larger ones are skipped
+MAX_BYTES = 64_000_000  # of a results.json; larger ones are skipped
 
 
 def expected_seconds(jobs: Sequence[Job], runs: Path) -> dict[str, float]:
@@ -42,7 +42,7 @@ def _ended(runs: Path) -> Iterator[Mapping[str, Any]]:
     """Yield the jobs that ended ok, newest run first."""
     for path in newest(runs, "results.json"):
         try:
-            if path.stat().st_size > LARGEST_BYTES:
+            if path.stat().st_size > MAX_BYTES:
                 raise ValueError("it is too large")
             entries = json.loads(path.read_text(encoding="utf-8"))["jobs"]
             yield from [entry for entry in entries if _is_known(entry)]

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 EVERY_SECONDS = 1.0  # the clocks advance
 PAUSE_SECONDS = 0.25  # between two drawings
 NAME_CELLS = 36  # of a column; the title of the cell takes what is left
-LEAST_CELLS = 12  # that are left to the title; of a name that does not leave it so much the end is cut
-BAR_CELLS, LEAST_BAR_CELLS = 30, 6
+MIN_TITLE_CELLS = 12  # that are left to the title; of a name that does not leave it so much the end is cut
+BAR_CELLS, MIN_BAR_CELLS = 30, 6
 TITLE, USE = 3, 4  # columns
 UNWRAPPING = ("linux", "rxvt", "screen")  # terminals that cut lines where others rewrap them
 STYLES = ("bold", "magenta", "cyan", "dim", "magenta", "dim")  # of the columns
@@ -145,10 +145,10 @@ class Live(View):
 
         widths = [min(NAME_CELLS, max(map(cell_len, column))) for column in zip(*rows, strict=True)]
         rest = self.console.width - 1 - sum(width + 2 for width in widths if width) + widths[TITLE]
-        if rest < LEAST_CELLS:  # the name gives first, then the use goes
-            given = min(LEAST_CELLS - rest, max(0, widths[0] - LEAST_CELLS))
+        if rest < MIN_TITLE_CELLS:  # the name gives first, then the use goes
+            given = min(MIN_TITLE_CELLS - rest, max(0, widths[0] - MIN_TITLE_CELLS))
             widths[0], rest = widths[0] - given, rest + given
-        if rest < LEAST_CELLS and widths[USE]:
+        if rest < MIN_TITLE_CELLS and widths[USE]:
             rest, widths[USE] = rest + widths[USE] + 2, 0
         widths[TITLE] = max(1, rest)
         return widths
@@ -178,7 +178,7 @@ class Live(View):
         elapsed = formatting.clock(time.monotonic() - self.begin)
         width = self.console.width - 1
         said = cell_len("".join(text for text, _ in parts))
-        cells = max(LEAST_BAR_CELLS, min(BAR_CELLS, width - said - len(elapsed) - 2))
+        cells = max(MIN_BAR_CELLS, min(BAR_CELLS, width - said - len(elapsed) - 2))
         done = round(cells * self._completed() / max(1, self.total))
         bar: Line = [("━" * done, "green"), ("━" * (cells - done), "dim")]
         return [*bar, *_cut(parts, width - cells - len(elapsed) - 2), (f"  {elapsed}", "dim")]

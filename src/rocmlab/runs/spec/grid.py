@@ -14,8 +14,8 @@ from rocmlab.base.errors import RocmlabError
 from rocmlab.runs.jobs import Request, Source, cut, stem
 from rocmlab.runs.spec import selection
 
-LARGEST = 10_000  # jobs of a run
-LONGEST_VALUE_BYTES = 24  # of a value in a job's name
+MAX_JOBS = 10_000  # jobs of a run
+MAX_VALUE_BYTES = 24  # of a value in a job's name
 
 Axes = Mapping[str, Sequence[Any]]  # parameter -> its values
 
@@ -37,10 +37,10 @@ def check(jobs: int, why: str) -> None:
     Raises:
         RocmlabError: there are too many.
     """
-    if jobs > LARGEST:
+    if jobs > MAX_JOBS:
         raise RocmlabError(
             f"these are {jobs:,} jobs",
-            f"a run has at most {LARGEST:,}, and {why}",
+            f"a run has at most {MAX_JOBS:,}, and {why}",
             "give fewer values, or make several runs",
         )
 
@@ -48,7 +48,7 @@ def check(jobs: int, why: str) -> None:
 def suffix(axes: Axes, point: Mapping[str, Any]) -> str:
     """Return what a job's name says of its point: the parameters that differ, as `-lr=0.1-seed=2`."""
     varying = (name for name, values in axes.items() if len(values) > 1)
-    return "".join(f"-{name}={cut(formatting.value(point[name]), LONGEST_VALUE_BYTES)}" for name in varying)
+    return "".join(f"-{name}={cut(formatting.value(point[name]), MAX_VALUE_BYTES)}" for name in varying)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from jupyter_client.kernelspec import KernelSpec
 
 BUILD_RECORD = Path("/etc/rocmlab-build.json")
-LARGEST_HASHED_BYTES = 64 * 1024**2  # of larger inputs size and time of change are compared
+MAX_HASHED_BYTES = 64 * 1024**2  # of larger inputs size and time of change are compared
 TAGS = ("parameters", "injected-parameters", "skip-execution", "raises-exception")
 PARTS = ("code", "parameters", "kernel", "gpus", "inputs", "image")
 
@@ -43,7 +43,7 @@ class Inputs:
         status = path.stat()
         key = (str(path), status.st_size, status.st_mtime_ns)
         if key not in self._known:
-            if status.st_size > LARGEST_HASHED_BYTES:
+            if status.st_size > MAX_HASHED_BYTES:
                 self._known[key] = f"{status.st_size} bytes of {status.st_mtime_ns}"
             else:
                 self._known[key] = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -106,7 +106,7 @@ def _digest(value: object) -> str:
 
 
 def _inputs(metadata: Mapping[str, Any], folder: Path, inputs: Inputs) -> list[list[str]]:
-    """Return the declared inputs and what stands for their content; a file that is not there is told by that."""
+    """Return the declared inputs and what stands for their content; a missing file by its error."""
     ours = metadata.get("rocmlab", {})
     declared = ours.get("inputs", []) if isinstance(ours, Mapping) else []
     if not isinstance(declared, list) or not all(isinstance(each, str) for each in declared):

@@ -1,4 +1,4 @@
-"""Job lists: a YAML or CSV file in place of notebooks. A mistake is told with its line, before anything runs.
+"""Job lists: a YAML or CSV file in place of notebooks. A mistake is reported with its line, before anything runs.
 
 A list is data: nothing in it is executed, and a name in it is made safe before it becomes a file name.
 """
@@ -15,11 +15,11 @@ from typing import Any
 from rocmlab.base import formatting
 from rocmlab.base.errors import RocmlabError
 from rocmlab.runs.spec import parameters, resources
-from rocmlab.runs.spec.grid import LARGEST, Entry, check
+from rocmlab.runs.spec.grid import MAX_JOBS, Entry, check
 
-LARGEST_BYTES = 8_000_000
-LONGEST_LINE = 1_000_000  # bytes
-LARGEST_NODES = 1_000_000  # values of a YAML file with all its aliases followed
+MAX_BYTES = 8_000_000
+MAX_LINE_BYTES = 1_000_000  # bytes
+MAX_NODES = 1_000_000  # values of a YAML file with all its aliases followed
 FIELDS = ("notebook", "name", "kernel", "gpus", "vram", "mixed", "timeout")
 COLUMNS = ("notebook", "kernel", "gpus", "vram", "name", "timeout")
 SEPARATORS = {";": "semicolons", "\t": "tabs"}  # of spreadsheets in countries that write 0,5
@@ -69,19 +69,19 @@ def _empty(path: Path, text: str) -> RocmlabError:
 def _text(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            content = file.read(LARGEST_BYTES + 1)
+            content = file.read(MAX_BYTES + 1)
     except OSError as err:
         raise RocmlabError(f"{path.name} cannot be read", str(err), "correct its path or its permissions") from err
     for mark, encoding in MARKS.items():
         if content.startswith(mark):
             raise RocmlabError(f"{path.name}, line 1: it is {encoding}", "a list is UTF-8", "save it as UTF-8")
     for number, line in enumerate(content.split(b"\n"), 1):
-        if len(line) > LONGEST_LINE:
-            what = f"{path.name}, line {number}: it is longer than {LONGEST_LINE / 1e6:g} MB"
+        if len(line) > MAX_LINE_BYTES:
+            what = f"{path.name}, line {number}: it is longer than {MAX_LINE_BYTES / 1e6:g} MB"
             raise RocmlabError(what, "this is no list of jobs, or a torn one", "look at that line and shorten it")
-    if len(content) > LARGEST_BYTES:
-        what = f"{path.name} is larger than {LARGEST_BYTES / 1e6:g} MB"
-        raise RocmlabError(what, f"a run has at most {LARGEST:,} jobs", "make several lists")
+    if len(content) > MAX_BYTES:
+        what = f"{path.name} is larger than {MAX_BYTES / 1e6:g} MB"
+        raise RocmlabError(what, f"a run has at most {MAX_JOBS:,} jobs", "make several lists")
     try:
         return content.decode("utf-8-sig")  # the mark that spreadsheets write says nothing else
     except UnicodeDecodeError as err:
@@ -134,8 +134,8 @@ def _check_nodes(root: Any, path: Path) -> None:  # noqa: ANN401  a node of PyYA
         sizes[id(node)] = 1 + sum(map(size, children))
         return sizes[id(node)]
 
-    if root is not None and size(root) > LARGEST_NODES:
-        raise _at(path, root)("its aliases make too much of it", f"more than {LARGEST_NODES:,} values", "write it out")
+    if root is not None and size(root) > MAX_NODES:
+        raise _at(path, root)("its aliases make too much of it", f"more than {MAX_NODES:,} values", "write it out")
 
 
 def _at(path: Path, node: Any, entry: int | None = None) -> Fail:  # noqa: ANN401  a node of PyYAML

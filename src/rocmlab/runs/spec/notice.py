@@ -7,12 +7,14 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 
-MOST = 3  # words that are named
+MAX_NAMES = 3  # arguments that are named
 
 
 def preparing(resumed: str | None, notebooks: Sequence[str]) -> str:
-    """Return what is prepared, in the words that were typed."""
-    named = ", ".join(notebooks[:MOST]) + (f" and {len(notebooks) - MOST} more" if len(notebooks) > MOST else "")
+    """Return what is prepared, as it was typed."""
+    named = ", ".join(notebooks[:MAX_NAMES]) + (
+        f" and {len(notebooks) - MAX_NAMES} more" if len(notebooks) > MAX_NAMES else ""
+    )
     what = f"to continue {resumed}" if resumed else named or "every notebook of the lab"
     return f"preparing {what}: reading the notebooks, looking for kernels and devices"
 

@@ -13,7 +13,7 @@ from rocmlab.runs.spec import parameters, resources
 
 KEPT = ("gpus", "mixed", "timeout", "cell_timeout", "memory", "retries", "fail_fast", "engine", "warm")
 WITH_RESUME = ("resume", "share", "json", "dry_run", "list", "cluster", "exchange")
-MOST_RETRIES = 1000
+MAX_RETRIES = 1000
 HELP = "rocmlab run --help lists the options"
 ENGINES = ("rocmlab", "papermill", "ray")
 
@@ -154,9 +154,9 @@ def _checked(read: Callable[[object, str], Any], what: str) -> Callable[[str], A
 
 
 def _retries(text: str) -> int:
-    if text.isascii() and text.isdecimal() and int(text) <= MOST_RETRIES:
+    if text.isascii() and text.isdecimal() and int(text) <= MAX_RETRIES:
         return int(text)
-    raise RocmlabError(f"--retries = {text!r}", f"this is no number from 0 to {MOST_RETRIES}", "--retries 2")
+    raise RocmlabError(f"--retries = {text!r}", f"this is no number from 0 to {MAX_RETRIES}", "--retries 2")
 
 
 def _one_of(name: str, *choices: str) -> Callable[[str], str]:

@@ -218,7 +218,7 @@ def _kernel(kernel: str | None, specs: Mapping[str, str]) -> KernelSpec:
     try:
         return KernelSpecManager().get_kernel_spec(kernel)
     except (OSError, ValueError) as err:
-        raise RocmlabError(f"the kernelspec of {kernel!r} cannot be read", str(err), f"mend {specs[kernel]}") from err
+        raise RocmlabError(f"the kernelspec of {kernel!r} cannot be read", str(err), f"repair {specs[kernel]}") from err
 
 
 def _declared(notebook: Any, kernel: str, language: str) -> Mapping[str, Any] | None:  # noqa: ANN401  a NotebookNode
