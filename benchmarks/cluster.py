@@ -40,14 +40,14 @@ ROWS = {
 LIMIT_SECONDS = 1800.0  # of one measure
 FLEET = f"{synthetic.GPUS}x {', '.join(product[0] for product in synthetic.PRODUCTS)}"
 NODES = f"Ray nodes with {ray_nodes.GPUS} simulated GPUs each"
-NO_BROWSER = "no Chromium, or no playwright beside rocmlab"
+NO_BROWSER = "no Chromium, or no playwright in this environment"
 
 
 def measure(runs: int, names: Sequence[str] = (), jobs: int = synthetic.JOBS, gpus: int = synthetic.GPUS) -> Results:
-    """Take figures, each measure in a process of its own; those with Ray come last.
+    """Measure rows, each kind in a process of its own; those with Ray come last.
 
     Args:
-        runs: how often each is taken, at least 1.
+        runs: how often each is measured, at least 1.
         names: of the rows; none: all.
         jobs: of the synthetic run; those with Ray have their own.
         gpus: of it.

@@ -76,12 +76,12 @@ def their_command(chosen: str | None, *, simulated: bool) -> list[str]:
     """
     if chosen is not None:
         try:
-            words = shlex.split(chosen)
+            command = shlex.split(chosen)
         except ValueError as err:
             raise _no_command(chosen, str(err)) from None
-        if not words:
+        if not command:
             raise _no_command(chosen, "it is empty")
-        return words
+        return command
     return shlex.split(THEIRS) if shutil.which("rocm-smi") and not simulated else []
 
 

@@ -130,8 +130,8 @@ class _Server:
         raise self._failed("the Jupyter server of the benchmark did not start")
 
     def _failed(self, what: str) -> RocmlabError:
-        said = (self._folder / "log").read_text(encoding="utf-8", errors="replace")[-800:]
-        return RocmlabError(what, said.strip() or "it said nothing", "start `jupyter server` by hand")
+        output = (self._folder / "log").read_text(encoding="utf-8", errors="replace")[-800:]
+        return RocmlabError(what, output.strip() or "no output", "start `jupyter server` manually")
 
     @contextlib.contextmanager
     def viewer(self) -> Iterator[None]:

@@ -32,25 +32,25 @@ papermill()
 
 
 def measure(runs: int) -> dict[str, list[float]]:
-    """Return wall seconds by `ours`, `sequential` and `xargs`, taken in turn; empty lists where there is no PyTorch.
+    """Return wall seconds by `ours`, `sequential` and `xargs`, measured alternately; empty lists without PyTorch.
 
     Raises:
         RocmlabError: a notebook did not run.
     """
-    figures: dict[str, list[float]] = {"ours": [], "sequential": [], "xargs": []}
+    times: dict[str, list[float]] = {"ours": [], "sequential": [], "xargs": []}
     specification = _specification()
     if specification is None:
-        return figures
+        return times
     with tempfile.TemporaryDirectory(prefix="rocmlab-bench-") as name:
         folder = Path(name)
         variables = _environment(folder, specification)
         notebooks = [write_notebook(folder / f"n{number}.ipynb", CELLS, KERNEL) for number in range(NOTEBOOKS)]
         _sequential(notebooks[:1], variables)  # warms the files, and does not count
         for _ in range(runs):
-            figures["ours"].append(_ours(notebooks, variables))
-            figures["sequential"].append(_sequential(notebooks, variables))
-            figures["xargs"].append(_xargs(notebooks, variables))
-    return figures
+            times["ours"].append(_ours(notebooks, variables))
+            times["sequential"].append(_sequential(notebooks, variables))
+            times["xargs"].append(_xargs(notebooks, variables))
+    return times
 
 
 def _specification() -> dict[str, Any] | None:
@@ -102,7 +102,7 @@ def _seconds(command: Sequence[str], environment: Mapping[str, str], words: str 
     if done.returncode:
         raise RocmlabError(
             f"a notebook of the benchmark did not run: {command[1:4]} ended with exit code {done.returncode}",
-            (done.stdout + done.stderr)[-600:].strip() or "it said nothing",
+            (done.stdout + done.stderr)[-600:].strip() or "no output",
             "make run-notebooks NOTEBOOKS=00_hello_gpu, which says more",
         )
     return seconds

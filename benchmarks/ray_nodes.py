@@ -1,7 +1,7 @@
-"""What a run over a Ray cluster costs beside a local one, and what a second node brings.
+"""What a run over a Ray cluster costs compared with a local one, and what a second node brings.
 
 The nodes are real ones of Ray, all on this machine, each with two simulated GPUs, and the jobs' work is sleep: waiting
-for a device. It is three seconds where Ray's costs are asked for, and ten beside a second node, whose kernels start on
+for a device. It is three seconds where Ray's costs are measured, and ten with a second node, whose kernels start on
 the same cores. Each run is a process of its own, in which `runs.run` alone is timed; see `ray_run`. The
 cluster is up and the run is connected to it before the clock starts.
 """
@@ -55,17 +55,17 @@ def missing() -> str | None:
 
 
 def measure(runs: int, names: Sequence[str] = tuple(ROWS)) -> dict[str, list[float]]:
-    """Return wall seconds by `local`, `one_node`, `one_node_long` and `two_nodes`, taken in turn.
+    """Return wall seconds by `local`, `one_node`, `one_node_long` and `two_nodes`, measured alternately.
 
     Args:
-        runs: how often each is taken, after a short round that does not count.
+        runs: how often each is measured, after a short round that does not count.
         names: of the rows: only what they need is measured.
 
     Raises:
         RocmlabError: a node did not start, or a notebook did not run.
     """
-    wanted = {figure for name in names for figure in ROWS[name]}
-    figures: dict[str, list[float]] = {}
+    wanted = {kind for name in names for kind in ROWS[name]}
+    times: dict[str, list[float]] = {}
     with _nodes() as nodes:
         first, second = nodes.start(nodes.head()), nodes.start(nodes.head()) if "two_nodes" in wanted else None
         nodes.wait()
@@ -87,8 +87,8 @@ def measure(runs: int, names: Sequence[str] = tuple(ROWS)) -> dict[str, list[flo
                 head = variables.get("RAY_ADDRESS", ray_run.LOCAL)
                 found = _seconds(head, notebooks if number else short[:slots], variables, slots)
                 if number:
-                    figures.setdefault(name, []).append(found)
-    return figures
+                    times.setdefault(name, []).append(found)
+    return times
 
 
 @dataclass(frozen=True)
@@ -122,10 +122,10 @@ class _Node:
             if found and found.state == record.READY:
                 return
             time.sleep(0.1)
-        words = self.log.read_text(encoding="utf-8", errors="replace")[-600:]
+        output = self.log.read_text(encoding="utf-8", errors="replace")[-600:]
         raise RocmlabError(
             "a node of the benchmark did not start",
-            words.strip() or "it said nothing",
+            output.strip() or "no output",
             "make cluster-up, which says more",
         )
 

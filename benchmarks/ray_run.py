@@ -1,7 +1,7 @@
 """One run of which nothing but `run.run` is timed: `python -m benchmarks.ray_run HEAD SHARE NOTEBOOK…`.
 
 HEAD is `local` for the GPUs of this machine, else HOST:PORT of a cluster's head. Reading notebooks, finding devices and
-connecting to the cluster come first and do not count; what a run starts for itself (workers, warm parents, Ray's
+connecting to the cluster come first and do not count; what a run starts for itself (workers, fork servers, Ray's
 processes and the files they bring) does.
 """
 
@@ -84,9 +84,9 @@ def _timed(jobs: Sequence[Job], folder: RunFolder, slots: Scheduler, cluster: Cl
     return seconds
 
 
-def main(words: Sequence[str]) -> int:
-    """Run what the words say, and print seconds and slots as JSON."""
-    head, share, *notebooks = words
+def main(arguments: Sequence[str]) -> int:
+    """Run what the arguments name, and print seconds and slots as JSON."""
+    head, share, *notebooks = arguments
     seconds, slots = seconds_of(head, Path(share), notebooks)
     sys.stdout.write(json.dumps({"seconds": seconds, "slots": slots}) + "\n")
     return 0

@@ -42,8 +42,7 @@ def report(event, **facts):
     print(json.dumps({"event": event, **facts}), file=events, flush=True)
 with open(sys.argv[1], encoding="utf-8") as description:
     job = json.load(description)
-status, message = worker.Worker(job, report).run()
-sys.exit(status != "ok")
+sys.exit(worker.Worker(job, report).run().status != "ok")
 """
 PRINT_200_MB = "line = 'x' * 999\nfor _ in range(200_000):\n    print(line)"
 
@@ -78,10 +77,10 @@ ROWS = (*WORKS, *warm_start.KERNELS, *QUEUES, SUPERVISION)
 
 
 def measure(runs: int, names: Sequence[str] = ROWS) -> Results:
-    """Measure rows, ours and theirs in turn.
+    """Measure rows, ours and theirs alternately.
 
     Args:
-        runs: how often each figure is taken, at least 1.
+        runs: how often each is measured, at least 1.
         names: of the rows.
 
     Raises:
@@ -164,10 +163,10 @@ def _cost(command: Sequence[str], environment: Mapping[str, str], log: Path) -> 
             time.sleep(POLL_SECONDS)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        words = log.read_text(encoding="utf-8", errors="replace")[-600:]
+        output = log.read_text(encoding="utf-8", errors="replace")[-600:]
         raise RocmlabError(
             f"a notebook of the benchmark ended with exit code {process.returncode}",
-            words.strip() or "it said nothing",
+            output.strip() or "no output",
             "pip install 'rocmlab[lab]' ipykernel, where this command runs",
         )
     return Cost(time.monotonic() - began, usage.ru_utime + usage.ru_stime, peak_bytes)

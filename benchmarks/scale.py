@@ -228,7 +228,7 @@ MEASURES: Mapping[str, Callable[[int, int, Path], Measured]] = {
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Take the figures of one measure and print them as JSON."""
+    """Run one measure and print them as JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
     parser.add_argument("measure", choices=list(MEASURES))
     parser.add_argument("--jobs", type=int, default=JOBS)

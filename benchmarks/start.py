@@ -1,7 +1,7 @@
 """How long starting and rebuilding take, measured on this machine.
 
-Each figure is a whole command as a person would type it, so it holds the interpreter's start, all checks and the wait
-for JupyterLab. Where there is something to compare with, the two are measured in turn, within one run.
+Each row is a whole command as a user would type it, so it holds the interpreter's start, all checks and the wait
+for JupyterLab. Where there is something to compare with, the two are measured alternately, within one run.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def check_built(project: Project) -> None:
     if not project.lab.is_prepared():
         raise RocmlabError(
             "the lab is not built",
-            "these figures are about a lab that is",
+            "this measures a lab that is",
             "make up, then the benchmark again",
         )
 
@@ -102,7 +102,7 @@ def _seconds(command: Sequence[str], folder: Path, env: dict[str, str] | None = 
         command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
     if done.returncode:
-        raise RocmlabError(f"{' '.join(command)} failed", done.stdout[-600:], "run it by hand and mend what it says")
+        raise RocmlabError(f"{' '.join(command)} failed", done.stdout[-600:], "run it manually and fix what it reports")
     return time.monotonic() - started
 
 

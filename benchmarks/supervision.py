@@ -2,7 +2,7 @@
 
 The runner, its workers and whatever else it keeps are counted, from when all eight notebooks run until they go on to
 their last cell; the kernels, which do the work, are not. The notebooks sleep, print now and then, and go from cell to
-cell. The run writes to a terminal, where it has more to do than elsewhere, because somebody may look.
+cell. The run writes to a terminal, where it has more to do than elsewhere, because a user may look.
 
 Not counted is what a run costs once, before and after that minute: the start of the runner and its workers, and that of
 the process that converts notebooks (half a second), which comes with the last cell of a job that takes long.
@@ -65,11 +65,11 @@ def measure(runs: int, *, terminal: bool = True, cell_seconds: float = CELL_SECO
     Raises:
         RocmlabError: the notebooks did not run.
     """
-    figures = []
+    found = []
     for _ in range(runs):
         with tempfile.TemporaryDirectory(prefix="rocmlab-bench-") as folder:
-            figures.append(_once(Path(folder), terminal=terminal, cell_seconds=cell_seconds))
-    return figures
+            found.append(_once(Path(folder), terminal=terminal, cell_seconds=cell_seconds))
+    return found
 
 
 def _once(folder: Path, *, terminal: bool, cell_seconds: float) -> float:
@@ -128,7 +128,7 @@ def _write(folder: Path, number: int, cell_seconds: float) -> Path:
 
 @contextlib.contextmanager
 def _output(folder: Path, *, terminal: bool) -> Iterator[int]:
-    """Give a descriptor to write to: a file, or a terminal that somebody reads into that file."""
+    """Give a descriptor to write to: a file, or a terminal that a thread reads into that file."""
     with (folder / "output").open("wb") as file:
         if not terminal:
             yield file.fileno()
@@ -136,7 +136,7 @@ def _output(folder: Path, *, terminal: bool) -> Iterator[int]:
         ours, theirs = pty.openpty()
 
         def drain() -> None:
-            with contextlib.suppress(OSError):  # the last writer is gone
+            with contextlib.suppress(OSError):  # the last writer has exited
                 while text := os.read(ours, 65536):
                     file.write(text)
 
@@ -160,8 +160,8 @@ def _wait_for_kernels(process: subprocess.Popen[bytes], folder: Path) -> set[int
 
 
 def _failed(folder: Path) -> RocmlabError:
-    said = (folder / "output").read_bytes()[-1500:].decode("utf-8", "replace").strip()
-    why = said or "it said nothing"
+    output = (folder / "output").read_bytes()[-1500:].decode("utf-8", "replace").strip()
+    why = output or "no output"
     return RocmlabError("the notebooks of the benchmark did not run side by side", why, "pip install 'rocmlab[lab]'")
 
 

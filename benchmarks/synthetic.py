@@ -1,4 +1,4 @@
-"""A run of 100,000 jobs on 1,000 nodes of eight GPUs, invented: its GPUs, jobs, times and results."""
+"""A run of 100,000 jobs on 1,000 nodes of eight GPUs, synthetic: its GPUs, jobs, times and results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NOTEBOOKS = 20
 
 
 def fleet(count: int = GPUS) -> list[Device]:
-    """Return simulated GPUs of nodes with eight each, in turn of four products."""
+    """Return simulated GPUs of nodes with eight each, of four products."""
     nodes = [product for product in PRODUCTS for _ in range(product[3])]
     random.Random(0).shuffle(nodes)
     found = []

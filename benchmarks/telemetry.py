@@ -50,7 +50,7 @@ def measure(runs: int, theirs: str | None = None, names: Sequence[str] = ROWS) -
     """Measure rows.
 
     Args:
-        runs: how often each figure is taken, at least 1; the history's and the server's no more than three times.
+        runs: how often each is measured, at least 1; the history's and the server's no more than three times.
         theirs: a command to compare a sample with, which gets the simulated root as its first argument; None for
             `$ORACLES/rocm-smi-6.4`, where that is.
         names: of the rows.
@@ -87,7 +87,7 @@ def _their_command(given: str | None) -> list[str]:
 def _measure_samples(
     live: Live, gpus: Sequence[Device], runs: int, theirs: Sequence[str], names: Sequence[str], results: Results
 ) -> None:
-    """Measure a sample: of values that stand still, of ones that all move, and by a thread that may be left behind."""
+    """Measure a sample: of constant values, of values that all change, and by a thread that may be abandoned."""
     alone = Sampler(gpus, live.folder, limit_seconds=None, errors_seconds=0.0)
     guarded = Sampler(gpus, live.folder, errors_seconds=0.0)
     moving = _Moving(live) if "sample_moving_cpu" in names else None
@@ -204,7 +204,7 @@ def _command_milliseconds(command: Sequence[str]) -> float:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as err:
-        raise RocmlabError(f"{shlex.join(command)} could not be measured", str(err), "run it by hand") from err
+        raise RocmlabError(f"{shlex.join(command)} could not be measured", str(err), "run it manually") from err
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     printed = next((line for line in done.stdout.splitlines() if line.startswith("{")), "")
     try:
@@ -212,5 +212,5 @@ def _command_milliseconds(command: Sequence[str]) -> float:
     except ValueError:
         is_json = False
     if done.returncode or not is_json:
-        raise RocmlabError(f"{shlex.join(command)} failed", (done.stderr or done.stdout)[-600:], "run it by hand")
+        raise RocmlabError(f"{shlex.join(command)} failed", (done.stderr or done.stdout)[-600:], "run it manually")
     return (after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime) * 1e3

@@ -1,7 +1,7 @@
 """From starting a kernel to a framework that has multiplied its first matrices: from a fork server, and cold.
 
-Both run the same cell under the same interpreter, take turns, and are asked in the same way: the request is sent at
-once and waits for the kernel. The fork server's own start is not counted; `queue_vs_sequential` has it.
+Both run the same cell under the same interpreter, take turns, and get their request in the same way: it is sent
+immediately and waits for the kernel. The fork server's own start is not counted; `queue_vs_sequential` has it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any
 from benchmarks.environment import write_specification
 from rocmlab.base.errors import RocmlabError
 from rocmlab.kernels import kernel, kernelspec, recipes
-from rocmlab.kernels.fork_servers import ForkServer
+from rocmlab.kernels.fork_server import ForkServer
 from rocmlab.kernels.forked import Refused
 
 READY_SECONDS = 300.0
 CELL_SECONDS = 300
-RETRY_MILLISECONDS = 5  # how often a socket that is not there yet is tried again; a kernel waits for nobody
+RETRY_MILLISECONDS = 5  # how often a socket that is not there yet is tried; a kernel does not wait
 KERNELS = {"warm_start_torch": "torch", "warm_start_tensorflow": "tensorflow"}
 CELLS = {
     "torch": "import torch\nassert float((torch.ones(200, 200) @ torch.ones(200, 200)).sum()) == 8e6",
@@ -45,11 +45,11 @@ def missing(row: str) -> str | None:
 
 
 def measure(row: str, runs: int) -> tuple[list[float], list[float]]:
-    """Return seconds, warm and cold, taken in turn.
+    """Return seconds, warm and cold, measured alternately.
 
     Args:
         row: a name of `KERNELS`.
-        runs: how often each is taken, after one round that does not count.
+        runs: how often each is measured, after one round that does not count.
 
     Raises:
         RocmlabError: there is no such kernel, or it cannot be forked here.
@@ -59,7 +59,7 @@ def measure(row: str, runs: int) -> tuple[list[float], list[float]]:
     if specification is None:
         raise _not_here(name, str(missing(row)))
     modules = recipes.modules_for(name, specification)
-    figures: tuple[list[float], list[float]] = ([], [])
+    times: tuple[list[float], list[float]] = ([], [])
     with _folder() as folder, _kernelspec(folder, name, specification):
         inherited = {**os.environ, "IPYTHONDIR": str(folder / "ipython")}
         environment = kernelspec.environment(specification, inherited)
@@ -72,13 +72,13 @@ def measure(row: str, runs: int) -> tuple[list[float], list[float]]:
                     _seconds(name, lambda: kernel.start(name, str(folder), inherited, fork_server=server.address)),
                     _seconds(name, lambda: kernel.start(name, str(folder), inherited)),
                 )
-                for figure, value in zip(figures, seconds, strict=True):
-                    figure.extend([value] if number else [])
+                for side, value in zip(times, seconds, strict=True):
+                    side.extend([value] if number else [])
         except Refused as err:
             raise _not_here(name, str(err)) from err
         finally:
             server.close()
-    return figures
+    return times
 
 
 def _not_here(name: str, why: str) -> RocmlabError:
@@ -88,7 +88,7 @@ def _not_here(name: str, why: str) -> RocmlabError:
 
 
 def _specification(name: str) -> dict[str, Any] | None:
-    """Return a kernelspec without its provisioner, for no GPU is asked for; None if there is none of that name."""
+    """Return a kernelspec without its provisioner, for no GPU is requested; None if there is none of that name."""
     from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
 
     try:

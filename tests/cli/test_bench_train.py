@@ -117,9 +117,9 @@ def test_what_a_cpu_computed_is_no_gpus_figure() -> None:
 
     assert row["ratio"] is None
     assert row["sides"]["gpu"]["microseconds_per_sample"] is None
-    assert "it computed on A CPU, which is no figure of a GPU" in row["sides"]["gpu"]["problem"]
+    assert "it computed on A CPU, which is no result of a GPU" in row["sides"]["gpu"]["problem"]
     for text in (shown, page):
-        assert "which is no figure of a GPU" in text
+        assert "which is no result of a GPU" in text
         assert "77.7" not in text
 
 

@@ -213,9 +213,9 @@ def test_labels_are_written_as_ray_takes_them(text: str, value: str) -> None:
 
 def test_a_node_without_a_cluster_or_with_a_strange_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """CLUSTER says which cluster; CLUSTER_ADDRESS must be this machine's."""
-    with pytest.raises(RocmlabError, match="this lab is no node"):
+    with pytest.raises(RocmlabError, match="this lab is not a node"):
         ray_node.plan({"CLUSTER": "off"})
-    with pytest.raises(RocmlabError, match=r"CLUSTER_ADDRESS=198\.51\.100\.77 is no address of this machine"):
+    with pytest.raises(RocmlabError, match=r"CLUSTER_ADDRESS=198\.51\.100\.77 is not an address of this machine"):
         ray_node.plan({"CLUSTER": "head", "CLUSTER_ADDRESS": "198.51.100.77"})
     with pytest.raises(RocmlabError, match=r"CLUSTER_ADDRESS=127\.0\.0\.1 reaches no other machine"):
         ray_node.plan({"CLUSTER": "head", "CLUSTER_ADDRESS": "127.0.0.1"})

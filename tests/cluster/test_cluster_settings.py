@@ -77,8 +77,8 @@ def test_leaving_takes_the_overlay_out_of_the_compose_files(project: Path) -> No
     [
         ({"CLUSTER": "yes"}, "'yes' is not the address of a head"),
         ({"CLUSTER": "a:6379"}, "CLUSTER_TOKEN is missing"),
-        ({"CLUSTER": "a:6379", "CLUSTER_TOKEN": "short"}, "CLUSTER_TOKEN is no token"),
-        ({"CLUSTER": "head", "CLUSTER_TOKEN": "short"}, "CLUSTER_TOKEN is no token"),
+        ({"CLUSTER": "a:6379", "CLUSTER_TOKEN": "short"}, "CLUSTER_TOKEN is not a valid token"),
+        ({"CLUSTER": "head", "CLUSTER_TOKEN": "short"}, "CLUSTER_TOKEN is not a valid token"),
         ({"CLUSTER_PORT": "80"}, "CLUSTER_PORT=80 is not a port"),
     ],
 )
@@ -130,7 +130,7 @@ def test_the_native_lab_tells_its_programs_of_the_cluster_without_the_token(proj
         (["join", "127.0.0.1:9"], {}, "CLUSTER_TOKEN is missing"),
         (["join", "127.0.0.1:9"], {"CLUSTER_TOKEN": TOKEN}, "the head of the cluster at 127.0.0.1:9 cannot be reached"),
         (["up"], {"ROCMLAB_RUNTIME": "native"}, "this is inside the lab"),
-        (["node"], {"ROCMLAB_RUNTIME": "native"}, "this lab is no node of a cluster"),
+        (["node"], {"ROCMLAB_RUNTIME": "native"}, "this lab is not a node of a cluster"),
     ],
 )
 def test_a_verb_that_cannot_work_says_why_at_once(

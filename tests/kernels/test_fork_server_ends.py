@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from warm_kernels import Talk, ask, gone, lives, program, said, warm
 
-from rocmlab.kernels.fork_servers import ForkServer
+from rocmlab.kernels.fork_server import ForkServer
 from rocmlab.kernels.forked import Refused
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm kernels need Linux")
@@ -45,7 +45,7 @@ signal.pause()
 STARTER = """
 import os, signal, sys
 from pathlib import Path
-from rocmlab.kernels.fork_servers import ForkServer
+from rocmlab.kernels.fork_server import ForkServer
 from warm_kernels import fork
 server = ForkServer(sys.executable, [sys.argv[2]], dict(os.environ), Path(sys.argv[1]))
 if sys.argv[2] == "json":

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from warm_kernels import ask, started_cold, warm
 
-from rocmlab.kernels.fork_servers import ForkServer
+from rocmlab.kernels.fork_server import ForkServer
 
 THREADS = "2"
 MODULES = {"torch": ["torch"], "tensorflow": ["tensorflow", "keras"]}

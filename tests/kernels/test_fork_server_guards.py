@@ -21,7 +21,7 @@ import pytest
 from warm_kernels import ask, warm
 
 from rocmlab.kernels import forked, recipes
-from rocmlab.kernels.fork_servers import ForkServer
+from rocmlab.kernels.fork_server import ForkServer
 from rocmlab.kernels.forked import Refused
 from rocmlab.kernels.forkserver import messages
 

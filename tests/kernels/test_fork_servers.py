@@ -17,7 +17,7 @@ from warm_kernels import Talk, ask, gone, lives, started_cold, warm
 
 from rocmlab.base import job_tokens
 from rocmlab.kernels import connection, forkserver
-from rocmlab.kernels.fork_servers import ForkServer
+from rocmlab.kernels.fork_server import ForkServer
 from rocmlab.kernels.forked import Refused, fork
 from rocmlab.kernels.kernel import LocalKernel
 

@@ -201,7 +201,7 @@ def test_a_limit_begins_and_ends_without_a_restart(host: Host, tmp_path: Path, m
         live.write(settings.load(tmp_path, {"CULL_IDLE_GPU_KERNELS_SECONDS": "86400"}))
         await until(lambda: "after 86400 seconds without work" in server.log, pause=0.2)
         live.write(settings.load(tmp_path, {"CULL_IDLE_GPU_KERNELS_SECONDS": "soon"}))
-        await until(lambda: "CULL_IDLE_GPU_KERNELS_SECONDS=soon is no time" in server.log, pause=0.2)
+        await until(lambda: "CULL_IDLE_GPU_KERNELS_SECONDS=soon is not a time" in server.log, pause=0.2)
 
     try:
         asyncio.run(scenario())
@@ -229,13 +229,13 @@ def test_a_limit_that_is_none_is_an_error_and_the_server_starts(host: Host) -> N
     finally:
         server.stop()
 
-    assert "CULL_IDLE_GPU_KERNELS_SECONDS=soon is no time" in server.log
+    assert "CULL_IDLE_GPU_KERNELS_SECONDS=soon is not a time" in server.log
 
 
 @pytest.mark.parametrize("text", ["-1", "inf", "nan", "1h"])
 def test_a_limit_is_a_number_of_seconds(text: str) -> None:
     """Nothing else is understood as something."""
-    with pytest.raises(RocmlabError, match="is no time"):
+    with pytest.raises(RocmlabError, match="is not a time"):
         extension.limit_seconds(text)
 
 

@@ -288,7 +288,7 @@ def test_the_warning_can_be_off_and_a_wrong_limit_is_refused() -> None:
     """0 is off, and what is no number says how one looks."""
     assert idle.Limits.of({}) == idle.Limits(600.0, None)
     assert idle.holders([KERNEL], None, idle.Limits.of({"IDLE_GPU_WARNING_SECONDS": "0"})) == []
-    with pytest.raises(RocmlabError, match="IDLE_GPU_WARNING_SECONDS=soon is no time"):
+    with pytest.raises(RocmlabError, match="IDLE_GPU_WARNING_SECONDS=soon is not a time"):
         idle.Limits.of({"IDLE_GPU_WARNING_SECONDS": "soon"})
 
 

@@ -16,7 +16,8 @@ import pytest
 from kernel_hosts import MASKS, Host, started, until
 
 from rocmlab.kernels import forked
-from rocmlab.kernels.fork_servers import ForkServer, ForkServers
+from rocmlab.kernels.fork_server import ForkServer
+from rocmlab.kernels.fork_servers import ForkServers
 from rocmlab.kernels.recipes import recipe
 from rocmlab.lab import provisioner
 
@@ -208,7 +209,7 @@ def test_the_end_of_the_server_is_the_end_of_its_fork_servers(host: Host, server
     """One that hangs is ended as well, and its folder is removed."""
     source = """
 import json, os, signal, sys
-from rocmlab.kernels import fork_servers
+from rocmlab.kernels import fork_server
 from rocmlab.kernels.recipes import recipe
 from rocmlab.lab.provisioner import FORK_SERVERS
 wanted = recipe("torch", json.load(open(sys.argv[1])), os.environ)
@@ -216,7 +217,7 @@ options = {"cwd": "/", "descriptors": (), "arguments": (), "answer_seconds": 60.
 assert FORK_SERVERS.fork(wanted, connection_file=sys.argv[2], **options) is None
 (server,) = FORK_SERVERS.all()
 assert server.ready(60)
-fork_servers.CLOSE_SECONDS = 0.2
+fork_server.CLOSE_SECONDS = 0.2
 os.kill(server.pid, signal.SIGSTOP)
 print(server.pid, server.address)
 """

@@ -173,8 +173,8 @@ def test_jobs_that_ask_for_the_same_have_numbers_in_a_row(share: Path) -> None:
         (["k8s", "good", "--claim", "share"], "--image is missing"),
         (["k8s", "good", "--image", "a"], "--claim is missing"),
         (["k8s", "good", "--image", "a", "--claim", "b", "--group", "render"], 'invalid `--group` value "render"'),
-        (["job", "nowhere", "0"], "is no exported run here"),
-        (["collect", "nowhere"], "is no exported run here"),
+        (["job", "nowhere", "0"], "is not an exported run"),
+        (["collect", "nowhere"], "is not an exported run"),
     ],
 )
 def test_what_cannot_be_exported_is_reported(share: Path, words: list[str], what: str) -> None:

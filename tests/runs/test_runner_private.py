@@ -14,7 +14,7 @@ import notebook_files
 import pytest
 
 from rocmlab.base import confidential, files
-from rocmlab.kernels.fork_servers import ForkServer
+from rocmlab.kernels.fork_server import ForkServer
 from rocmlab.runs.command import main
 from rocmlab.runs.folder import RunFolder
 from rocmlab.simulation import write_host

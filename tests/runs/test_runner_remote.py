@@ -158,7 +158,7 @@ def test_jobs_run_on_both_nodes_with_the_gpus_that_ray_gave(lab: Lab) -> None:
 
 
 def test_kernels_are_forked_on_every_node_and_learn_how_their_children_ended(lab: Lab) -> None:
-    """Ray's processes ignore SIGCHLD and hand that on: a warm parent would not see its first kernel end."""
+    """Ray's processes ignore SIGCHLD and hand that on: a fork server would not see its first kernel end."""
     home = Path(os.environ["JUPYTER_PATH"])
     notebook_files.write_kernel(home / "kernels/warm-kernel", sys.executable, ["json"])
     cell = (

@@ -1,4 +1,4 @@
-"""`--compare`: which jobs belong together, what has changed, and what is no run to compare with."""
+"""`--compare`: which jobs belong together, what has changed, and what is not a run with results."""
 
 from __future__ import annotations
 

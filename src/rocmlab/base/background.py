@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def start(work: Callable[[], T]) -> concurrent.futures.Future[T]:
-    """Start work in a thread that nobody waits for: Python ends although a thread hangs, unlike one of a pool."""
+    """Start work in a thread that, unlike one of a pool, does not keep Python alive when it hangs."""
     future = concurrent.futures.Future[T]()
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""How much room a lab needs to write, and whether it is there: asked by the doctor, by `make up` and by every run."""
+"""How much space a lab needs to write, and whether it has it: checked by the doctor, by `make up` and by every run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One shape for every error and every finding: what is wrong, why, and how to mend it."""
+"""One shape for every error and every finding: what is wrong, why, and how to fix it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong, why it is so, and the command or edit that mends it."""
+    """What is wrong, why it is so, and the command or edit that fixes it."""
 
     what: str  # one line with the offending value
     why: str  # the cause as far as it is known

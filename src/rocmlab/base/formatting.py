@@ -41,11 +41,11 @@ def device_label(devices: Sequence[Mapping[str, Any]]) -> str:
 
 
 def recorded(values: Mapping[str, Any], limit: int = 3) -> str:
-    """Return the recorded values a person looks for: `accuracy 0.9812  loss 0.06`, then other measurements."""
+    """Return the recorded values a user looks for: `accuracy 0.9812  loss 0.06`, then other measurements."""
     if isinstance(values.get("skipped"), str):  # by `rocmlab.skip`
         return str(values["skipped"])
     shown = {name: value for name, value in values.items() if isinstance(value, int | float | str)}
-    for name in ("simulated", "workload"):  # these stand in other columns
+    for name in ("simulated", "workload"):  # these are in other columns
         shown.pop(name, None)
     accepted = values.get("acceptance")  # what the notebook is judged by: name, value, threshold, ok
     if isinstance(accepted, Mapping) and isinstance(accepted.get("value"), int | float):
@@ -71,7 +71,7 @@ def _short(value: float | str) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number as a person reads it: `0.9812`, `1.2e-05`, `12700`."""
+    """Return a number as it is read: `0.9812`, `1.2e-05`, `12700`."""
     if not isinstance(value, float):
         return str(value)
     return f"{value:.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.4g}"

@@ -90,7 +90,7 @@ def read(folder: Path) -> Layout:
         return Layout(**{name: found[name] for name in names}, groups=groups, jobs=tuple(jobs))
     except FileNotFoundError as err:
         raise RocmlabError(
-            f"{folder} is no exported run here",
+            f"{folder} is not an exported run",
             f"there is no {FILE} in it: no such run, or this machine does not have the share at the same path",
             "mount the share here as it is mounted where the run was exported",
         ) from err

@@ -13,7 +13,7 @@ from types import ModuleType
 
 import rocmlab
 from rocmlab.base.errors import RocmlabError
-from rocmlab.cli.main import runner_missing, verb_parser
+from rocmlab.cli.main import verb_parser
 from rocmlab.stack import project as projects
 from rocmlab.stack import project_folder
 
@@ -52,7 +52,11 @@ def main(verb: str, arguments: Sequence[str]) -> int:
     try:
         return int(command.run(chosen))
     except ImportError as err:
-        raise runner_missing(err) from err
+        raise RocmlabError(
+            "the runner is not installed here",
+            f"{err}",
+            f"a native lab in this clone has it: make up RUNTIME=native, then .venv/bin/rocmlab bench {chosen.name}",
+        ) from err
 
 
 def _of_developers(name: str) -> ModuleType:
@@ -68,7 +72,7 @@ def _of_developers(name: str) -> ModuleType:
         raise RocmlabError(
             f"the benchmark {name} is not installed",
             "the benchmarks for developers are in the source repository of rocmlab, not in the package",
-            f"in a clone of the repository: scripts/rocmlab bench {name}",
+            f"clone the repository, then there: scripts/rocmlab bench {name}",
         )
     sys.path.append(str(folder))
     return importlib.import_module("benchmarks.command")
@@ -83,7 +87,7 @@ def _from_make(environment: Mapping[str, str]) -> list[str]:
 
 
 def _in_the_lab(verb: str, arguments: Sequence[str]) -> int:
-    """Measure training; on the host the lab is prepared, as for `rocmlab run`, and gets these words."""
+    """Measure training; on the host the lab is prepared, as for `rocmlab run`, and gets these arguments."""
     if not os.environ.get("ROCMLAB_RUNTIME"):
         return _from_the_host([verb, *arguments])
     if arguments:
@@ -103,17 +107,17 @@ def _count_gpus() -> int:
     )
 
 
-def _from_the_host(words: Sequence[str]) -> int:
+def _from_the_host(arguments: Sequence[str]) -> int:
     from rocmlab.cli.up import announce, note
     from rocmlab.stack.container import ContainerLab
 
-    if words[1:]:  # wrong arguments are reported before anything is built
-        importlib.import_module(OWN[words[1]]).parser(words[0]).parse_args(words[2:])
+    if arguments[1:]:  # wrong arguments are reported before anything is built
+        importlib.import_module(OWN[arguments[1]]).parser(arguments[0]).parse_args(arguments[2:])
     project = projects.plan(projects.find())
     announce(project, note)
     with projects.locked(project, note):
         project = projects.prepare(project, note, persist=False)
-    code = project.lab.run(list(words))
+    code = project.lab.run(list(arguments))
     if isinstance(project.lab, ContainerLab) and "/" not in project.values["SHARE"]:
         note(f"what was kept lies in the {project.lab.share()}, below bench/; JupyterLab shows it")
     return code

@@ -33,7 +33,7 @@ def main(verb: str, arguments: Sequence[str]) -> int:
     if report["simulated"]:
         print(f"SIMULATED on {report['device']}: that the losses agree is shown, no speed is")
     print(f"{report['device']}, " + ", ".join(f"{name} {version}" for name, version in report["versions"].items()))
-    print(f"{'figure':34} {'ours':>12} {'perfect':>12} {'efficiency':>10}  unit       runs  least … most")
+    print(f"{'result':34} {'ours':>12} {'perfect':>12} {'efficiency':>10}  unit       runs  least … most")
     for row in rows:
         print(_line(row))
     for name, why in report["skipped"].items():
@@ -45,7 +45,7 @@ def parser(verb: str) -> argparse.ArgumentParser:
     """Return the parser of `rocmlab bench multi-gpu`."""
     parser = verb_parser(verb)
     parser.prog += " multi-gpu"
-    parser.add_argument("--runs", type=_positive, default=5, help="timed blocks of each figure (default 5)")
+    parser.add_argument("--runs", type=_positive, default=5, help="timed blocks of each result (default 5)")
     parser.add_argument(
         "--counts", type=_numbers, default=[], help="numbers of GPUs, such as 1,2,4 (default: 1, 2, 4, … all)"
     )
@@ -58,10 +58,10 @@ def parser(verb: str) -> argparse.ArgumentParser:
 
 
 def _line(row: Row) -> str:
-    figures = (
+    results = (
         f"{value:,.1f}" if row.efficiency or row.unit != "nats" else f"{value:.2g}" for value in (row.ours, *row.spread)
     )
-    ours, least, most = figures
+    ours, least, most = results
     perfect = f"{row.theirs:,.1f}" if row.theirs is not None else ""
     efficiency = f"{row.efficiency:.3f}" if row.efficiency is not None else ""
     equal = "" if row.replicas_equal is None else ", replicas equal" if row.replicas_equal else ", REPLICAS DIFFER"

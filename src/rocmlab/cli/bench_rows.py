@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True)
 class Row:
-    """One figure: ours, theirs where there is one, and how many times better ours is (see `row`)."""
+    """One result: ours, theirs where there is one, and how many times better ours is (see `row`)."""
 
     name: str
     unit: str
@@ -25,12 +25,12 @@ class Row:
 
 
 def row(name: str, unit: str, ours: Sequence[float], theirs: Sequence[float] = (), *, is_cost: bool = False) -> Row:
-    """Return the medians of interleaved figures.
+    """Return the medians of interleaved values.
 
     Args:
         name: of the row.
-        unit: of the figures, of which less is better.
-        ours: figures.
+        unit: of the values, of which less is better.
+        ours: values.
         theirs: those to compare with; none: there is no ratio.
         is_cost: ours does more and costs more: the ratio is ours to theirs.
     """

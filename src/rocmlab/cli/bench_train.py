@@ -46,7 +46,7 @@ def measure(
     """Return the report: rows as the other benchmarks have them, each with what else is known of it.
 
     Args:
-        chosen: the words of the command line.
+        chosen: the arguments of the command.
         share: where the notebooks' runs are kept.
         keep: gets the report so far after each row, so that a time limit costs none of those done.
     """
@@ -83,10 +83,10 @@ def _report(found: bench.Report) -> dict[str, Any]:
 def _row(row: Mapping[str, Any]) -> dict[str, Any]:
     scale = 1e6 / row["samples"]
     ours, theirs = ([scale * value for value in row[name]] for name in ("seconds", "seconds_theirs"))
-    figures = row_of(row["name"], "us/sample", ours, theirs).as_dict()
+    results = row_of(row["name"], "us/sample", ours, theirs).as_dict()
     kept = ("how", "device", "framework", "samples", "batch_size", "parameters", "accuracy", "accuracy_theirs")
     return {
-        **figures,
+        **results,
         "spread_theirs": [round(min(theirs), 3), round(max(theirs), 3)],
         "seconds_per_epoch": round(row["median_seconds"], 4),
         "seconds_compile": round(row["seconds_compile"], 3),
@@ -133,32 +133,32 @@ def lines(report: Mapping[str, Any]) -> list[str]:
 
 
 def _short(row: Mapping[str, Any]) -> str:
-    figures = f"resident {row['ours']:.2f}, fit {row['theirs']:.2f} µs per sample, {row['ratio']:.2f}x"
-    return f"{row['name']}: {figures}, accuracy {row['accuracy']:.4f}, {row['device']['name']}"
+    results = f"resident {row['ours']:.2f}, fit {row['theirs']:.2f} µs per sample, {row['ratio']:.2f}x"
+    return f"{row['name']}: {results}, accuracy {row['accuracy']:.4f}, {row['device']['name']}"
 
 
 def _notebook_lines(notebooks: Mapping[str, Any]) -> list[str]:
     length = "at full length" if notebooks["full"] else "short"
-    found = ["", f"the notebooks, {length}; below each what its article said, {notebooks['published']}"]
+    found = ["", f"the notebooks, {length}; below each what its article reported, {notebooks['published']}"]
     found.append(f"{'notebook':22}{'µs per sample':>14}{'s per epoch':>12}{'ratio':>8}{'joules':>8}  quality, device")
     for row in notebooks["rows"]:
-        for side, figures in row["sides"].items():
+        for side, results in row["sides"].items():
             ratio = f"{row['ratio']:7.2f}x" if side == "gpu" and row["ratio"] else f"{'':8}"
-            told = f"  {side.upper()}: {figures['problem']}" if figures["problem"] else _figures(figures, ratio)
-            found.append(f"{row['notebook']:22}{told}")
+            text = f"  {side.upper()}: {results['problem']}" if results["problem"] else _results(results, ratio)
+            found.append(f"{row['notebook']:22}{text}")
         found.append(f"{'':22}  {row['published']}")
     return found
 
 
-def _figures(side: Mapping[str, Any], ratio: str) -> str:
+def _results(side: Mapping[str, Any], ratio: str) -> str:
     def number(name: str, form: str, width: int) -> str:
         return f"{'':{width}}" if side[name] is None else format(side[name], f"{width}{form}")
 
     quality = side["quality"]
-    told = f"{quality['name']} {quality['value']:.4f}" if isinstance(quality["value"], float) else ""
+    text = f"{quality['name']} {quality['value']:.4f}" if isinstance(quality["value"], float) else ""
     return (
         f"{number('microseconds_per_sample', ',.1f', 14)}{number('seconds_per_epoch', ',.2f', 12)}{ratio}"
-        f"{number('energy_joules', ',.0f', 8)}  {told}, {side['backend']}: {side['device']}"
+        f"{number('energy_joules', ',.0f', 8)}  {text}, {side['backend']}: {side['device']}"
     )
 
 
@@ -166,7 +166,9 @@ def parser(verb: str) -> argparse.ArgumentParser:
     """Return the parser of `rocmlab bench train`."""
     made = verb_parser(verb)
     made.prog += " train"
-    made.description = "Measure training: fit_resident against Keras' fit, in turn; and the notebooks on GPU and CPU."
+    made.description = (
+        "Measure training: fit_resident against Keras' fit, alternately; and the notebooks on GPU and CPU."
+    )
     made.add_argument(
         "--row",
         action="append",

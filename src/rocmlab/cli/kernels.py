@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from rocmlab.base.errors import RocmlabError
+from rocmlab.base.safe import printable
 from rocmlab.cli.main import verb_parser
 from rocmlab.devices import Device
 from rocmlab.kernels import gpus as lab_gpus
-from rocmlab.kernels.gpus import Gpus, printable
+from rocmlab.kernels.gpus import Gpus
 from rocmlab.lab import offers
 from rocmlab.lab.offers import Changes, Spec
 

@@ -147,7 +147,7 @@ def _rows(report: Json) -> str:
     skipped += "".join(f"<p>{escape(n)}: failed, {escape(p['what'])}</p>" for n, p in report["failed"].items())
     return (
         "<h2>One line instead of <code>fit</code></h2><p class='soft'>Equal fresh models on the same data, an epoch "
-        "each in turn; medians, below them least and most. The first epoch, which compiles, is apart.</p>"
+        "each alternately; medians, below them least and most. The first epoch, which compiles, is apart.</p>"
         f"<figure><figcaption>{_keys('fit_resident', 'fit')}</figcaption>{plot}</figure>"
         "<div class='wide'><table><thead><tr><th>row</th><th>device</th>"
         "<th class='number'>fit_resident<br>µs per sample</th><th class='number'>fit<br>µs per sample</th>"
@@ -173,7 +173,7 @@ def _notebooks(notebooks: Json) -> str:
         "µs per sample, logarithmic",
     )
     none = "" if notebooks["gpu"] else " There is no GPU here, so there is no ratio."
-    length = "at full length" if notebooks["full"] else "as short runs, so that compiling may be part of a figure"
+    length = "at full length" if notebooks["full"] else "as short runs, so that compiling may be part of a result"
     keys = _keys(f"GPU ({notebooks['gpu']})", "CPU") if notebooks["gpu"] else _keys("", "CPU")
     return (
         f"<h2>The notebooks, GPU pinned, then hidden</h2><p class='soft'>Run {length}. The device is the one that the "

@@ -1,7 +1,7 @@
 """The notebooks of `rocmlab bench train --notebooks`: each once with the GPU pinned, and once with all GPUs hidden.
 
 The runner makes the pairs, a run for each side; what is shown is what its `results.json` says of the device that the
-framework itself named. A figure that was computed on the CPU is never a GPU's, whatever the job was pinned to.
+framework itself named. A result that was computed on the CPU is never a GPU's, whatever the job was pinned to.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def compare(*, full: bool, repeats: int, share: Path, say: Callable[[str], None]
 
     Args:
         full: with their own defaults; else short.
-        repeats: how often each side runs, the sides in turn.
+        repeats: how often each side runs, the sides alternately.
         share: where the runs are kept.
         say: prints a line of progress.
 
@@ -142,7 +142,7 @@ def _problem(side: str, job: Json) -> str | None:
         return "simulated, which says nothing about speed"
     if not _computed_on(job, side):
         where = (job["recorded"].get("device") or {}).get("name", "an unknown device")
-        return f"it computed on {where}, which is no figure of a {side.upper()}"
+        return f"it computed on {where}, which is no result of a {side.upper()}"
     return None
 
 
@@ -174,7 +174,7 @@ def _run(found: Sequence[tuple[Workload, Path]], which: str, side: str, *, full:
     except ValueError as err:
         raise RocmlabError(
             f"the notebooks were not run on the {side.upper()}",
-            f"rocmlab run ended with {done.returncode}; what it said stands above",
-            "mend that, or leave --notebooks out",
+            f"rocmlab run ended with {done.returncode}; its output is above",
+            "fix that, or omit --notebooks",
         ) from err
     return results

@@ -34,7 +34,7 @@ def ask(project: Project, options: Sequence[str], limit_seconds: float) -> dict[
             return silent(what, "it was built before `doctor` existed", "make build && make up")
         return silent(what, said[-300:], "make logs; then: make down && make up")
     if not isinstance(report, dict) or not isinstance(report.get("findings"), list):
-        return silent("the running lab gave an answer that is no report", output[:200], "make build && make up")
+        return silent("the running lab gave an answer that is not a report", output[:200], "make build && make up")
     return report
 
 

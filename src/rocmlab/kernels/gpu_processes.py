@@ -13,15 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rocmlab.base.background import DRIVERS
+from rocmlab.base.safe import printable
 from rocmlab.devices import Device, is_simulated, roots, system_root
 from rocmlab.devices.nvml import UNKNOWN_BYTES as UNKNOWN_BYTES
 from rocmlab.devices.processes import KFD_PROCESSES, MIN_BYTES
+from rocmlab.kernels.leases import Holder
 
 ATTEMPTS = 3  # a thread that asks NVML for other GPUs at the same moment may give its answer to this one, too
 
 if TYPE_CHECKING:
     from rocmlab.devices.nvml import Nvml
-    from rocmlab.kernels.leases import Holder
 
 
 @dataclass(frozen=True)
@@ -34,14 +35,12 @@ class GpuProcess:
     numbers: frozenset[int] = frozenset()  # of the process and its session, in every namespace; empty if unseen
 
     def is_of(self, holder: Holder) -> bool:
-        """Tell whether it is the holder's kernel, was started in its session, or cannot be told from it."""
+        """Return whether it is the holder's kernel, was started in its session, or cannot be distinguished from it."""
         return not self.numbers or holder.pid is None or holder.pid in self.numbers
 
     def __str__(self) -> str:
-        """Return it in a few words."""
-        name = "".join(
-            letter if letter.isprintable() else "?" for letter in self.name or "a program not seen from here"
-        )
+        """Return it as one short line."""
+        name = printable(self.name or "a program not seen from here")
         memory = f", {self.vram_bytes / 2**30:.1f} GiB" if self.vram_bytes else ""
         return f"process {self.pid} ({name}{memory})"
 
@@ -69,10 +68,10 @@ def on_devices(devices: Sequence[Device], root: Path | None = None) -> dict[Devi
 
 
 def drivers(devices: Sequence[Device]) -> list[tuple[str, list[Device]]]:
-    """Return whom to ask for the processes on some GPUs, and of which: KFD by GPU, and NVML once."""
-    asked = [(f"the process list of {gpu.pci_address or gpu.name}", [gpu]) for gpu in devices if gpu.backend == "rocm"]
+    """Return the drivers to query for the processes on some GPUs, and for which: KFD by GPU, and NVML once."""
+    found = [(f"the process list of {gpu.pci_address or gpu.name}", [gpu]) for gpu in devices if gpu.backend == "rocm"]
     others = [gpu for gpu in devices if gpu.backend != "rocm"]
-    return [*asked, *([("the process list of NVML", others)] if others else [])]
+    return [*found, *([("the process list of NVML", others)] if others else [])]
 
 
 def in_time(devices: Sequence[Device]) -> dict[Device, list[GpuProcess]]:
@@ -89,7 +88,7 @@ def in_time(devices: Sequence[Device]) -> dict[Device, list[GpuProcess]]:
 
 
 async def awaited(devices: Sequence[Device]) -> dict[Device, list[GpuProcess]]:
-    """Return the same, while the event loop goes on; the drivers are asked side by side."""
+    """Return the same, while the event loop goes on; the drivers are queried at the same time."""
     import asyncio  # not before `rocmlab run` has started what takes long
 
     found = await asyncio.gather(*(_awaited(who, some) for who, some in drivers(devices)))
@@ -106,7 +105,7 @@ async def _awaited(who: str, some: Sequence[Device]) -> dict[Device, list[GpuPro
 
 
 def _is_for(some: Sequence[Device], answer: dict[Device, list[GpuProcess]] | None) -> bool:
-    """Tell whether there is nothing to ask again: these GPUs' answer, or none in time."""
+    """Return whether no other query is needed: this is these GPUs' answer, or there was none in time."""
     return answer is None or set(some) <= set(answer)
 
 
@@ -135,7 +134,7 @@ def of_nvml(library: Nvml, devices: Sequence[Device], root: Path) -> dict[Device
 
 
 def _seen(pid: int, vram_bytes: int | None, root: Path) -> GpuProcess:
-    """Add what `/proc` says of a process, if it is there: in a container another's number may stand for nothing."""
+    """Add what `/proc` contains about a process; that of another container has no valid number here."""
     folder = root / "proc" / str(pid)
     status = roots.read_text(folder / "status")
     if status is None:

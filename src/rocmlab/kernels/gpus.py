@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rocmlab.base.errors import Problem
+from rocmlab.base.safe import printable
 from rocmlab.devices import Device, discover, is_simulated, system_root, visibility
 
 LABELS = {"rocm": "GPU", "cuda": "GPU"}
@@ -30,7 +31,7 @@ def look(environment: Mapping[str, str], root: Path | None = None) -> Gpus:
     """Return the GPUs that are left by the masks of the lab's own environment.
 
     A lab on a simulated host computes on the CPU, and its kernels get the simulated GPUs all the same: everything can
-    be tried there, and says SIMULATED.
+    be tried there, and shows SIMULATED.
     """
     where = root or system_root()
     backend = "rocm" if is_simulated(where) else environment.get("ROCMLAB_BACKEND")
@@ -60,7 +61,7 @@ def look(environment: Mapping[str, str], root: Path | None = None) -> Gpus:
 
 
 def label(device: Device) -> str:
-    """Return a GPU in a few words: `GPU 1: Radeon RX 7900 XTX (0000:04:00.0)`."""
+    """Return a GPU as text: `GPU 1: Radeon RX 7900 XTX (0000:04:00.0)`."""
     number = "" if device.index is None else f" {device.index}"
     partition = "" if device.partition is None else f", partition {device.partition}"
     where = f" ({device.pci_address}{partition})" if device.pci_address else ""
@@ -68,10 +69,5 @@ def label(device: Device) -> str:
 
 
 def are_mixed(devices: Sequence[Device]) -> bool:
-    """Tell whether these are GPUs of different kinds."""
+    """Return whether these are GPUs of different kinds."""
     return len({(device.backend, device.name, device.gfx, device.vram_bytes) for device in devices}) > 1
-
-
-def printable(text: str) -> str:
-    """Return a text of one line without letters that a terminal would take for a command."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -11,8 +11,8 @@ descriptor, and neither does the child of a child, so that nothing that outlives
 kernel forks itself and what goes on running its code (the workers of a data loader) keeps the lease with it: they
 belong to its process group and end with it. `rocmlab.kernels.forkserver.inheritance` sees to both.
 
-Beside each lock lies a text that says whose it is. It is written after the lock was taken and is not removed with it:
-only the lock counts, and the text of a free lock means nothing.
+Next to each lock is a file that names its holder. It is written after the lock was taken and is not removed with it:
+only the lock counts, and the file of a free lock means nothing.
 """
 
 from __future__ import annotations
@@ -36,18 +36,20 @@ from pathlib import Path
 from typing import Any
 
 from rocmlab.base import files
+from rocmlab.base.safe import printable
 from rocmlab.devices import Device
+from rocmlab.devices.processes import own_namespace
 
 log = logging.getLogger("rocmlab")
 
 ATTEMPTS = 3  # at a set of devices; another process may take one between the look and the lock
 BUSY = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
-LIMIT_BYTES = 65536  # of a text
+MAX_BYTES = 65536  # of a holder's file
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Whose a lease is. Unknown is None: a text may be missing or torn, and the lease is held all the same."""
+    """Who holds a lease. Unknown is None: the file may be missing or truncated, and the lease is held all the same."""
 
     owner: str | None = None  # the user
     notebook: str | None = None  # its path
@@ -64,16 +66,16 @@ class Holder:
             notebook=notebook,
             pid=os.getpid(),
             host=socket.gethostname(),
-            namespace=_namespace(),
+            namespace=own_namespace(),
             started=datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z"),
         )
 
     @classmethod
     def read(cls, path: Path) -> Holder:
-        """Return what a text says, whatever it is that says it."""
+        """Return what a file contains, whoever wrote it."""
         try:
             with path.open("rb") as file:
-                found = json.loads(file.read(LIMIT_BYTES))
+                found = json.loads(file.read(MAX_BYTES))
         except (OSError, ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
@@ -86,14 +88,14 @@ class Holder:
         return cls(**known)
 
     def __str__(self) -> str:
-        """Return it in a few words, without letters that a terminal would take for a command."""
+        """Return it as one short line, without control characters."""
         who = f"{self.owner or 'an unknown user'}" + (f" on {self.host}" if self.host else "")
         words = (
             self.notebook or "an unknown notebook",
             f"(process {self.pid} of {who}" if self.pid else f"({who}",
             f"since {self.started})" if self.started else "since an unknown time)",
         )
-        return "".join(letter if letter.isprintable() else "?" for letter in " ".join(words))
+        return printable(" ".join(words))
 
 
 @dataclass
@@ -106,13 +108,13 @@ class Lease:
     texts: tuple[Path, ...]  # of the locks, in the same order
 
     def describe(self, holder: Holder) -> None:
-        """Say beside the locks whose they are. A text that cannot be written does not weaken the lock."""
+        """Write next to the locks who holds them. A file that cannot be written does not weaken the lock."""
         self.holder = holder
         for path in self.texts:
             try:
                 files.write_text(path, files.to_json(asdict(holder)) + "\n")
             except OSError as err:
-                log.warning("the lease is held, but nobody can read by whom: %s: %s", path, err.strerror or err)
+                log.warning("the lease is held, but its holder could not be written: %s: %s", path, err.strerror or err)
 
     def release(self) -> None:
         """Close this process's copies; the lease ends unless another process has one."""
@@ -179,7 +181,7 @@ class Leases:
         return lease
 
     def pick(self, devices: Sequence[Device], count: int, holder: Holder) -> Lease | None:
-        """Lease so many of these devices, the first that are free; None if too few are.
+        """Lease `count` of these devices, the first that are free; None if too few are.
 
         Raises:
             OSError: the folder cannot be written, or its file system has no locks.
@@ -193,7 +195,7 @@ class Leases:
         return None
 
     def is_free(self, device: Device) -> bool:
-        """Tell whether nobody leases a device.
+        """Return whether a device is not leased.
 
         Raises:
             OSError: the lock cannot be looked at.
@@ -208,7 +210,7 @@ class Leases:
             os.close(descriptor)
 
     def holder(self, device: Device) -> Holder | None:
-        """Return who leases a device; None if nobody does."""
+        """Return who leases a device; None if it is free."""
         return None if self.is_free(device) else Holder.read(self._text(key(device)))
 
     def _path(self, name: str) -> Path:
@@ -232,19 +234,12 @@ def key(device: Device) -> str:
 
 @functools.cache
 def _machine() -> str:
-    """Return a word for this machine that is the same in all its containers. Source: the kernel's boot id."""
+    """Return an identifier of this machine that is the same in all its containers. Source: the kernel's boot id."""
     try:
         text = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
     except (OSError, ValueError):
-        text = socket.gethostname()  # not Linux: there are no containers beside it
+        text = socket.gethostname()  # not Linux: it has no containers
     return hashlib.sha256(text.strip().encode()).hexdigest()[:8]
-
-
-def _namespace() -> int | None:
-    try:
-        return os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
-        return None
 
 
 def _user() -> str:
@@ -267,7 +262,7 @@ def _lock(path: Path) -> int | None:
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # the file was removed meanwhile, and the lock on it excludes nobody
+        os.close(descriptor)  # the file was removed meanwhile, and its lock excludes no one
 
 
 def _open(path: Path, *, create: bool) -> int:

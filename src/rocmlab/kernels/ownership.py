@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from rocmlab.base.errors import RocmlabError
+from rocmlab.base.safe import printable
 from rocmlab.devices import Device, visibility
 from rocmlab.kernels import gpu_processes
-from rocmlab.kernels.gpus import Gpus, are_mixed, label, look, printable
+from rocmlab.kernels.gpus import Gpus, are_mixed, label, look
 from rocmlab.kernels.leases import Holder, Lease, Leases
 
 log = logging.getLogger("rocmlab")
@@ -34,7 +35,7 @@ class Owned:
 
     devices: tuple[Device, ...] = ()  # none: the CPU
     lease: Lease | None = None  # this process's copy; the kernel has another
-    is_shared: bool = False  # its GPU can be reserved by nobody, so that it is not masked either
+    is_shared: bool = False  # no one can reserve its GPU, so that it is not masked either
     warnings: tuple[str, ...] = ()
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
@@ -52,7 +53,7 @@ class Owned:
             self.lease.release()
 
     def banner(self) -> str:
-        """Say to a person what the kernel has."""
+        """Return for the user what the kernel has."""
         lines = [_described(device, is_leased=self.lease is not None) for device in self.devices]
         if not self.devices:
             lines = ["a GPU that every program shares: no lease" if self.is_shared else "CPU: this kernel has no GPU"]
@@ -67,14 +68,14 @@ def claim(wanted: int | str, notebook: str | None, environment: Mapping[str, str
     """Take what a kernelspec asks for.
 
     Args:
-        wanted: so many GPUs, whichever are free (1 on a lab without GPUs is the CPU); `all` of them or nothing; 0 the
+        wanted: that many GPUs, whichever are free (1 on a lab without GPUs is the CPU); `all` of them or nothing; 0 the
             CPU; or the PCI address of one.
         notebook: whose kernel it is.
         environment: of the server, with its masks and the share.
-        title: of the framework, for what a person is told.
+        title: of the framework, for messages.
 
     Raises:
-        RocmlabError: that is not to be had now; it says who has it.
+        RocmlabError: that is not available now; it names the holders.
     """
     if isinstance(wanted, bool) or not isinstance(wanted, int | str) or (isinstance(wanted, int) and wanted < 0):
         raise RocmlabError(
@@ -93,7 +94,7 @@ def claim(wanted: int | str, notebook: str | None, environment: Mapping[str, str
         if gpus.is_shared or wanted in (1, "1"):
             return Owned(is_shared=gpus.is_shared)
         raise RocmlabError(
-            "this lab has no GPU", f"this kernel is for {_in_words(wanted)}", f"choose the kernel {title}"
+            "this lab has no GPU", f"this kernel is for {_as_text(wanted)}", f"choose the kernel {title}"
         )
     return _leased(*_options(wanted, gpus, title), Holder.here(notebook or UNNAMED), environment, title)
 
@@ -121,7 +122,7 @@ def _options(wanted: int | str, gpus: Gpus, title: str) -> tuple[list[Device], i
 
 
 def _leased(options: Sequence[Device], count: int, holder: Holder, environment: Mapping[str, str], title: str) -> Owned:
-    """Lease so many of these GPUs; those that are used without a lease are taken last, and with a warning."""
+    """Lease `count` of these GPUs; those that are used without a lease are taken last, and with a warning."""
     seen = gpu_processes.in_time(options)
     clean_first = sorted(options, key=lambda device: bool(gpu_processes.unmanaged(seen.get(device, ()), None)))
     share = environment.get("ROCMLAB_SHARE")
@@ -147,7 +148,7 @@ def _leased(options: Sequence[Device], count: int, holder: Holder, environment: 
 
 
 def _with_warnings(owned: Owned, *warnings: str) -> Owned:
-    """Add a warning for each GPU that somebody uses without a lease, and log them all."""
+    """Add a warning for each GPU that is used without a lease, and log them all."""
     found = list(warnings)
     if any(gpu_processes.unmanaged(seen, None) for seen in gpu_processes.in_time(owned.devices).values()):
         time.sleep(LINGER_SECONDS)  # claims are made in a thread of their own
@@ -178,7 +179,7 @@ def _described(device: Device, *, is_leased: bool) -> str:
     return f"{label(device)}, {'leased to this kernel' if is_leased else 'NOT leased'}"
 
 
-def _in_words(wanted: int | str) -> str:
+def _as_text(wanted: int | str) -> str:
     return {"all": "all GPUs"}.get(str(wanted), f"the GPU {wanted}" if ":" in str(wanted) else f"{wanted} GPUs")
 
 

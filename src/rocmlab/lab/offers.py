@@ -20,8 +20,9 @@ from typing import Any
 
 from rocmlab.base import files
 from rocmlab.base.errors import RocmlabError
+from rocmlab.base.safe import printable
 from rocmlab.devices import Device
-from rocmlab.kernels.gpus import Gpus, printable
+from rocmlab.kernels.gpus import Gpus
 from rocmlab.lab import icons, kernels
 
 FEW = 4  # GPUs that are offered by name

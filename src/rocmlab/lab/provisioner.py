@@ -1,6 +1,6 @@
-"""Kernels that own their GPUs: how Jupyter starts each kernel of ours.
+"""Kernels that own their GPUs: how Jupyter starts each of our kernels.
 
-A kernelspec names this provisioner and what it asks for: `{"gpus": 1 | "all" | 0 | "<PCI address>"}`. The lease is
+A kernelspec names this provisioner and what it requests: `{"gpus": 1 | "all" | 0 | "<PCI address>"}`. The lease is
 taken before the kernel's process is there, so before the framework can look at a GPU, and the process inherits it.
 
 The server keeps a copy of the lease as long as the kernel is its: when a kernel is restarted, or crashes and is started
@@ -35,7 +35,7 @@ from rocmlab.kernels.forkserver import inheritance
 from rocmlab.kernels.ownership import Owned
 from rocmlab.lab import kernels
 
-REASON = "ROCMLAB_REFUSAL"  # what the kernel in a refused one's place says
+REASON = "ROCMLAB_REFUSAL"  # what the kernel in place of a refused one shows
 ANSWER_SECONDS = 20.0  # for a driver and a share
 FORK_SECONDS = 15.0  # for a fork server that has imported
 FORK_SERVERS = ForkServers()
@@ -48,7 +48,7 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
     gpus = AnyTrait(1, help="how many GPUs, `all`, 0 for the CPU, or the PCI address of one")
 
     owned: Owned | None = None
-    _is_told: bool = False  # of kernels that failed to restart
+    _has_callback: bool = False  # for kernels that failed to restart
     _watched: int | None = None  # a descriptor of the kernel's process
     _release: weakref.finalize[..., Any] | None = None
 
@@ -87,12 +87,12 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
     async def post_launch(self, **kwargs: Any) -> None:  # noqa: ANN401
         """Let go of the lease if the kernel crashes so often that it is not started again."""
         await super().post_launch(**kwargs)
-        if not self._is_told and getattr(self.parent, "_restarter", None) is not None:
+        if not self._has_callback and getattr(self.parent, "_restarter", None) is not None:
             self.parent.add_restart_callback(self.let_go, "dead")
-            self._is_told = True
+            self._has_callback = True
 
     async def poll(self) -> int | None:
-        """Tell whether the kernel lives, as `Popen.poll` does."""
+        """Return the exit code, None while the kernel runs, as `Popen.poll` does."""
         code: int | None = await super().poll()
         if code is not None and self.process is not None and self.owned is not None:
             self._ended()
@@ -144,7 +144,7 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
         """Return what the kernel has already, when it is restarted; else take it.
 
         Raises:
-            RocmlabError: it is not to be had, or the driver or the share does not answer.
+            RocmlabError: it is not available, or the driver or the share does not answer.
         """
         if self.owned and self.owned.lease:
             return self.owned
@@ -168,7 +168,7 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
         return owned
 
     def _refused(self, kwargs: dict[str, Any], err: RocmlabError) -> dict[str, Any]:
-        """Start in the kernel's place one that says why, in the interpreter of this server."""
+        """Start in the kernel's place one that reports why, in the interpreter of this server."""
         environment = {**kwargs["env"], REASON: json.dumps(vars(err.problem))}
         if path := os.environ.get("PYTHONPATH"):
             environment["PYTHONPATH"] = path
@@ -176,18 +176,18 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
             environment.pop("PYTHONPATH", None)
         connection = os.path.realpath(self.parent.connection_file)
         command = [sys.executable, "-m", "rocmlab.lab.refusal", "-f", connection]
-        # In the root folder: beside the notebook a file `ipykernel.py` would be imported in the library's place.
+        # In the root folder: next to the notebook a file `ipykernel.py` would be imported in the library's place.
         return {**kwargs, "cmd": command, "env": visibility.apply(environment, ()), "cwd": "/"}
 
     def _watch(self) -> None:
-        """Ask to be told when the kernel's process ends; outside Linux `poll` notices it."""
+        """Have `_on_exit` called when the kernel's process exits; outside Linux `poll` notices it."""
         self._stop_watching()
         if not hasattr(os, "pidfd_open"):
             return
         with contextlib.suppress(OSError, NotImplementedError):
             descriptor = os.pidfd_open(self.pid)
             self._watched = descriptor
-            asyncio.get_running_loop().add_reader(descriptor, _told, weakref.ref(self), descriptor)
+            asyncio.get_running_loop().add_reader(descriptor, _on_exit, weakref.ref(self), descriptor)
 
     def _stop_watching(self) -> None:
         descriptor, self._watched = self._watched, None
@@ -218,7 +218,7 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
             self.let_go()
 
 
-def _told(reference: weakref.ref[RocmlabProvisioner], descriptor: int) -> None:
+def _on_exit(reference: weakref.ref[RocmlabProvisioner], descriptor: int) -> None:
     """A kernel's process has ended."""
     provisioner = reference()
     if provisioner is not None and provisioner._watched == descriptor:
@@ -233,7 +233,7 @@ def _release_late(claim: asyncio.Future[Owned]) -> None:
 
 
 def _with_banner(command: Sequence[str], text: str) -> list[str]:
-    """Return a kernel's command with what its banner says at the end; only IPython kernels can be told."""
+    """Return a kernel's command with text for its banner; only IPython kernels accept it."""
     if not any("ipykernel" in word for word in command):
         return list(command)
     return [*command, _banner(text)]

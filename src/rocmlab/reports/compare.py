@@ -79,7 +79,7 @@ def _find(which: str, runs: Path) -> Path:
             if (folder / RESULTS).is_file():
                 return folder / RESULTS
             why = f"{folder} has no {RESULTS}: it is no run, or one that did not end"
-            raise RocmlabError(f"--compare {which} is no run to compare with", why, _other(runs))
+            raise RocmlabError(f"--compare {which} is not a run with results", why, _other(runs))
     raise RocmlabError(f"--compare {which}: there is no such run", f"neither {which} nor {runs / which}", _other(runs))
 
 

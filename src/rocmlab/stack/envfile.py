@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rocmlab.base import files
 from rocmlab.base.errors import RocmlabError
 
 ASSIGNMENT = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)\s*=(.*)$")
@@ -105,6 +104,8 @@ def write(path: Path, text: str, mode: int = 0o600) -> None:
     Raises:
         RocmlabError: the folder cannot be written.
     """
+    from rocmlab.base import files  # not before: `smi` reads only, and starts in milliseconds
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write_text(path, text, mode)

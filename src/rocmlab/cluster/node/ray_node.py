@@ -85,7 +85,7 @@ def plan(
     chosen = environment.get("CLUSTER", "")
     if not is_wanted(environment):
         raise RocmlabError(
-            "this lab is no node of a cluster",
+            "this lab is not a node of a cluster",
             f"CLUSTER={chosen or OFF}",
             "make cluster-up, or make cluster-join HEAD=host:port CLUSTER_TOKEN=…",
         )
@@ -137,7 +137,7 @@ def own_address(asked: str, head_host: str) -> str:
         if _is_ours(asked):
             return asked
         raise RocmlabError(
-            f"CLUSTER_ADDRESS={asked} is no address of this machine",
+            f"CLUSTER_ADDRESS={asked} is not an address of this machine",
             "none of its network interfaces has it",
             "`ip -brief address` lists them",
         )

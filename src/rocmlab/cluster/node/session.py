@@ -48,7 +48,7 @@ def connect(address: str | None = None, **more: Any) -> None:  # noqa: ANN401
     head = address or os.environ.get("RAY_ADDRESS") or (found[0].head if found else "")
     if not head:
         raise RocmlabError(
-            "this machine is no node of a cluster",
+            "this machine is not a node of a cluster",
             "RAY_ADDRESS is not set, and no node runs here",
             "make cluster-up, or make cluster-join HEAD=host:port CLUSTER_TOKEN=…",
         )

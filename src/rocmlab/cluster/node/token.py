@@ -34,7 +34,7 @@ def check(text: str) -> str:
     if not text:
         what, why = "CLUSTER_TOKEN is missing", "without it, anyone who reaches this machine could run programs on it"
     else:
-        what, why = "CLUSTER_TOKEN is no token", "a token has at least 32 letters and digits, and no spaces"
+        what, why = "CLUSTER_TOKEN is not a valid token", "a token has at least 32 letters and digits, and no spaces"
     raise RocmlabError(
         what, why, "take the line that `make cluster-up` printed on the head; `make cluster-status` there repeats it"
     )

@@ -73,7 +73,9 @@ def address(s: Situation) -> Verdict:
     try:
         found = ip_address(member.address)
     except ValueError:
-        return warns(f"CLUSTER_ADDRESS={member.address} is no IP address", "Ray's nodes know each other by one", fix)
+        return warns(
+            f"CLUSTER_ADDRESS={member.address} is not an IP address", "Ray's nodes know each other by one", fix
+        )
     if found.is_loopback or found.is_unspecified or found.is_link_local:
         return warns(
             f"CLUSTER_ADDRESS={found} reaches no other machine",

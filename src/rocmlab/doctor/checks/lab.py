@@ -34,7 +34,7 @@ def answers(s: Situation) -> Verdict:
 def _how_to_start(s: Situation) -> str:
     if s.project is None:
         return ""
-    more = "`make up` starts it, then doctor looks inside, too"
+    more = "`make up` starts it, then doctor also looks inside"
     return f"; {more}" if s.project.lab.is_built() else f" and none is built; {more}"
 
 

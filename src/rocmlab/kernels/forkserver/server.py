@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import gc
-import importlib
 import importlib.util
 import json
 import os
@@ -46,27 +44,14 @@ def _load(name: str, folder: Path = Path(__file__).parent) -> ModuleType:
 
 if TYPE_CHECKING:
     from rocmlab.base import job_tokens
-    from rocmlab.kernels.forkserver import child, guards, messages
+    from rocmlab.kernels.forkserver import child, guards, messages, preload
 else:
     job_tokens = _load("job_tokens", Path(__file__).parents[2] / "base")
     guards, messages = _load("guards"), _load("messages")
     _load("lifeline")
     _load("inheritance")
-    child = _load("child")
+    child, preload = _load("child"), _load("preload")
 
-# What ipykernel imports when a kernel starts, and what the first cell needs; a name that is not there does no harm.
-OF_KERNELS = (
-    "ipykernel.debugger",
-    "ipykernel_launcher",
-    "IPython.core.completerlib",
-    "IPython.core.debugger",
-    "IPython.core.oinspect",
-    "IPython.extensions.storemagic",
-    "faulthandler",
-    "sqlite3",
-    "tornado.platform.asyncio",
-    "tornado.queues",
-)
 REPLY_SECONDS = 5.0  # for a client to read an answer of some bytes
 RETIRE_SECONDS = 15.0  # without a kernel; a client may just be connecting
 
@@ -281,40 +266,6 @@ def _report_serving(connection: socket.socket) -> None:
     connection.close()
 
 
-# -- start ---------------------------------------------------------------------------------------------------------
-
-
-def _import(modules: Sequence[str]) -> None:
-    """Import modules for good: no collection in between, one thread, and nothing of it looked at again."""
-    openblas = os.environ.get("OPENBLAS_NUM_THREADS")
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # it starts its threads when it is loaded; a kernel starts its own
-    gc.disable()
-    try:
-        importlib.import_module("ipykernel.kernelapp")
-        for name in OF_KERNELS:
-            with contextlib.suppress(ImportError):
-                importlib.import_module(name)
-        for name in modules:
-            importlib.import_module(name)
-    finally:
-        if openblas is None:
-            del os.environ["OPENBLAS_NUM_THREADS"]
-        else:
-            os.environ["OPENBLAS_NUM_THREADS"] = openblas
-    gc.freeze()
-    gc.enable()
-
-
-def _prepare(modules: Sequence[str]) -> str | None:
-    """Import, and return why nothing can be forked; None if it can."""
-    try:
-        _import(modules)
-    except BaseException as err:
-        gc.enable()
-        return f"import of {', '.join(('ipykernel', *modules))} failed: {type(err).__name__}: {err}"
-    return guards.obstacle()
-
-
 def _watch_while_importing(starter: socket.socket) -> Callable[[], None]:
     """Have the system end this process if its starter goes while it imports; return what ends that."""
     flags = fcntl.fcntl(starter, fcntl.F_GETFL)
@@ -344,7 +295,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
     began = time.monotonic()
     imported = _watch_while_importing(starter)
-    why = _prepare(modules)
+    why = preload.prepare(modules)
     imported()
     server = Server(listener, starter)
     server.why = why

@@ -35,7 +35,7 @@ UNUSED_SECONDS = 120.0  # then the reader ends
 HEAD_SECONDS = 3.0  # to reach the head's port
 LINE_BYTES = 16 << 20  # of one answer; a thousand nodes have some 5 MB
 NOT_A_MEMBER = Problem(
-    "this lab is no node of a cluster",
+    "this lab is not a node of a cluster",
     "CLUSTER is off, which is how a lab starts",
     "make cluster-up      # or, to join one: make cluster-join HEAD=host:port CLUSTER_TOKEN=…",
 )

@@ -156,7 +156,7 @@ class HistoryHandler(Handler):
                 return seconds
         limit = f"it is a number above 0 and at most {MAX_HISTORY_SECONDS:g}"
         raise RefusedError(
-            400, Problem(f"seconds={text[:64]!r} is no length of time", limit, "api/history?seconds=900")
+            400, Problem(f"seconds={text[:64]!r} is not a length of time", limit, "api/history?seconds=900")
         )
 
 

@@ -45,7 +45,9 @@ def seconds(name: str, text: str) -> float:
         number = -1.0
     if 0 <= number < float("inf"):
         return number
-    raise RocmlabError(f"{name}={text} is no time", "it is a number of seconds, and 0 is off", f"make up {name}=3600")
+    raise RocmlabError(
+        f"{name}={text} is not a time", "it is a number of seconds, and 0 is off", f"make up {name}=3600"
+    )
 
 
 def holders(

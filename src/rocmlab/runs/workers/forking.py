@@ -16,7 +16,8 @@ from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
 
 from rocmlab.kernels import kernelspec, recipes
-from rocmlab.kernels.fork_servers import ForkServer, ForkServers
+from rocmlab.kernels.fork_server import ForkServer
+from rocmlab.kernels.fork_servers import ForkServers
 from rocmlab.kernels.recipes import Recipe
 from rocmlab.runs.jobs import Job, Request
 

@@ -31,7 +31,7 @@ class Server:
     """The worker's side of a run."""
 
     def __init__(self, descriptor: int) -> None:
-        self.mark: str | None = None  # of the job that runs or ran last
+        self.token: str | None = None  # of the job that runs or ran last
         self.scratch: Path | None = None  # its folder, which the runner removes, if it is there
         self.jobs = 0
         self.orders = Orders(descriptor, self._leave)
@@ -62,11 +62,11 @@ class Server:
         if job.get("lease"):
             job["lease"]["descriptors"] = locks
         self.jobs += 1
-        self.mark = job["environment"].get(job_tokens.NAME)
+        self.token = job["environment"].get(job_tokens.NAME)
         with surroundings(job["environment"], log):
             work = Worker(job, self.orders.report)
             outcome = work.run()
-        self.scratch = None  # the mark stays: a runner that dies now has not ended yet what the job left behind
+        self.scratch = None  # the token stays: a runner that exits now has not ended yet what the job left
         import_ahead()
         is_sound = work.is_sound and self.jobs < MOST_JOBS and (before is None or belongings() == before)
         self.orders.report("ended", outcome=asdict(outcome), is_sound=is_sound)
@@ -76,8 +76,8 @@ class Server:
         """The runner is gone: end the kernel and all that the job has started."""
         Worker.starting.acquire(timeout=1.0)  # a kernel that is being started can be found when it has started
         self.remove_scratch()  # before the kernel's end, which may end this process
-        if self.mark:
-            job_tokens.end(self.mark, grace_seconds=0.0)
+        if self.token:
+            job_tokens.end(self.token, grace_seconds=0.0)
 
     def remove_scratch(self) -> None:
         """Remove the folder of the job that runs: nobody else will."""
