@@ -42,8 +42,7 @@ def report(event, **facts):
     print(json.dumps({"event": event, **facts}), file=events, flush=True)
 with open(sys.argv[1], encoding="utf-8") as description:
     job = json.load(description)
-status, message = worker.Worker(job, report).run()
-sys.exit(status != "ok")
+sys.exit(worker.Worker(job, report).run().status != "ok")
 """
 PRINT_200_MB = "line = 'x' * 999\nfor _ in range(200_000):\n    print(line)"
 

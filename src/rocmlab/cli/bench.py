@@ -13,7 +13,7 @@ from types import ModuleType
 
 import rocmlab
 from rocmlab.base.errors import RocmlabError
-from rocmlab.cli.main import runner_missing, verb_parser
+from rocmlab.cli.main import verb_parser
 from rocmlab.stack import project as projects
 from rocmlab.stack import project_folder
 
@@ -52,7 +52,11 @@ def main(verb: str, arguments: Sequence[str]) -> int:
     try:
         return int(command.run(chosen))
     except ImportError as err:
-        raise runner_missing(err) from err
+        raise RocmlabError(
+            "the runner is not installed here",
+            f"{err}",
+            f"a native lab in this clone has it: make up RUNTIME=native, then .venv/bin/rocmlab bench {chosen.name}",
+        ) from err
 
 
 def _of_developers(name: str) -> ModuleType:
@@ -68,7 +72,7 @@ def _of_developers(name: str) -> ModuleType:
         raise RocmlabError(
             f"the benchmark {name} is not installed",
             "the benchmarks for developers are in the source repository of rocmlab, not in the package",
-            f"in a clone of the repository: scripts/rocmlab bench {name}",
+            f"clone the repository, then there: scripts/rocmlab bench {name}",
         )
     sys.path.append(str(folder))
     return importlib.import_module("benchmarks.command")
