@@ -25,7 +25,7 @@ SUITES = {
     "papermill": ("papermill/tests/test_execute.py", "papermill/tests/test_autosave.py"),
     "nbclient": ("tests/test_client.py",),
 }
-CHOICE = {"papermill": "", "nbclient": "notebooks or allow_errors or timeout or kernel_death or widgets"}
+CHOICE = {"papermill": "", "nbclient": "run_all_notebooks"}
 
 Results = dict[str, str]  # what became of each test
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocmlab.base.errors import RocmlabError
-from rocmlab.notebook.limits import Limits
-from rocmlab.notebook.outputs import MARK, CellOutputs, Display, SideLog
+from rocmlab.notebook.options import Limits
+from rocmlab.notebook.outputs import MARK, CellOutputs, Display, OverflowLog
 from rocmlab.notebook.terminal import Screen
 
 
@@ -64,7 +64,7 @@ def test_it_does_not_matter_where_the_pieces_are_cut(tokens: list[str]) -> None:
 def test_a_bar_in_one_stream_is_folded_while_the_other_prints() -> None:
     """A bar on stderr with prints between is one bar and the prints, not a thousand outputs."""
     cell: dict = {}
-    outputs = CellOutputs(cell, "cell 1", Display(), 10_000, SideLog(None, "the log"))
+    outputs = CellOutputs(cell, "cell 1", Display(), 10_000, OverflowLog(None, "the log"))
     for number in range(100):
         outputs.take("stream", {"name": "stderr", "text": f"\r{number}%"})
         outputs.take("stream", {"name": "stdout", "text": f"{number}\n"})
@@ -81,7 +81,7 @@ def test_too_much_text_keeps_its_start_and_its_end(tmp_path: Path, size: int) ->
     """The notebook has both ends and says where the rest is; the side log has everything."""
     cell: dict = {}
     log = tmp_path / "out.output.log"
-    outputs = CellOutputs(cell, "cell 3", Display(), 1_000, SideLog(log, log.name))
+    outputs = CellOutputs(cell, "cell 3", Display(), 1_000, OverflowLog(log, log.name))
     pieces = [f"{number:0{size - 1}d}\n" for number in range(2_000_000 // size)]
 
     for piece in pieces:
@@ -99,7 +99,7 @@ def test_too_much_text_keeps_its_start_and_its_end(tmp_path: Path, size: int) ->
 def test_output_without_end_does_not_become_endless_outputs() -> None:
     """Two streams in turn make an output each time; even that has a bound."""
     cell: dict = {}
-    outputs = CellOutputs(cell, "cell 1", Display(), 10_000_000, SideLog(None, "the log"))
+    outputs = CellOutputs(cell, "cell 1", Display(), 10_000_000, OverflowLog(None, "the log"))
 
     for number in range(20_000):
         outputs.take("stream", {"name": "stdout" if number % 2 else "stderr", "text": "x\n"})
@@ -110,7 +110,7 @@ def test_output_without_end_does_not_become_endless_outputs() -> None:
 def test_too_many_pictures_are_left_out() -> None:
     """What is shown is bounded as well, and says so."""
     cell: dict = {}
-    outputs = CellOutputs(cell, "cell 1", Display(), 100, SideLog(None, "the log"))
+    outputs = CellOutputs(cell, "cell 1", Display(), 100, OverflowLog(None, "the log"))
 
     for _ in range(3):
         outputs.take("display_data", {"data": {"image/png": "x" * 400}, "metadata": {}})

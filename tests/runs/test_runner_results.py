@@ -12,8 +12,8 @@ import pytest
 from rocmlab.base import files, formatting
 from rocmlab.base.errors import RocmlabError
 from rocmlab.notebook import executed
+from rocmlab.notebook.cells import title_of
 from rocmlab.notebook.outcome import describe
-from rocmlab.notebook.titles import title_of
 from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.workers import html
 from rocmlab.training.metrics import MIME_TYPE

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 from rocmlab.base.errors import RocmlabError
@@ -46,7 +49,7 @@ def main(chosen: argparse.Namespace, age: str, *, is_forced: bool) -> int:
     if chosen.in_share:
         runs = Path(chosen.in_share)
         done = prune.remove(runs, chosen.name, seconds) if chosen.name else prune.find(runs, seconds)
-        print(prune.to_json(done))
+        print(json.dumps([asdict(run) for run in done]))
         return 0
     project = projects.reopen(projects.find())
     found = _do(project, age, seconds, [])
@@ -113,11 +116,7 @@ def _do(project: Project, age: str, seconds: float, names: Sequence[str]) -> lis
     code, output = process.capture(
         volumes.command(lab, [mount], arguments), env=lab.environment, timeout_seconds=24 * 3600
     )
-    try:
-        return prune.from_json(output.strip().splitlines()[-1]) if code == 0 else _fail(output)
-    except (ValueError, TypeError, IndexError):
-        return _fail(output)
-
-
-def _fail(output: str) -> list[OldRun]:
+    if code == 0:
+        with suppress(ValueError, TypeError, IndexError):
+            return [prune.OldRun(**each) for each in json.loads(output.strip().splitlines()[-1])]
     raise RocmlabError("the runs cannot be listed", output.strip()[-400:], "make doctor", exit_code=1)

@@ -32,10 +32,6 @@ SWITCHED = "upgrade-switched"  # in the state folder while the new version is be
 KEPT = "nothing was switched: the lab runs on with the version that it has"
 
 
-class SwitchFailed(RocmlabError):
-    """The other version could not be built or does not work."""
-
-
 def main(verb: str, arguments: Sequence[str]) -> int:
     """Upgrade or roll back; exit code 1 where the other version does not work and this one runs again."""
     parser = verb_parser(verb)
@@ -143,15 +139,14 @@ class Attempt:
         """Check the target out, if there is one, and have its own code do the rest.
 
         Raises:
-            SwitchFailed: the other version's command failed.
-            RocmlabError: the checkout cannot be moved.
+            RocmlabError: the checkout cannot be moved, or the other version's command failed.
         """
         if target:
             self.has_moved = True
             self.saved = source.move(self.folder, target)
             _name(self.saved)
         if code := _rocmlab(self.folder, arguments):
-            raise SwitchFailed("the new version was not started", f"its own command ended with exit code {code}")
+            raise RocmlabError("the new version was not started", f"its own command ended with exit code {code}")
 
     @contextmanager
     def undone_on_failure(self) -> Iterator[None]:

@@ -18,12 +18,11 @@ from nbclient.exceptions import CellTimeoutError, DeadKernelError
 
 from rocmlab.base import files
 from rocmlab.base.errors import RocmlabError
-from rocmlab.notebook.limits import Limits
+from rocmlab.notebook.options import Limits, Options
+from rocmlab.notebook.outputs import OverflowLog
 
 if TYPE_CHECKING:
     from rocmlab.notebook.outcome import Aborted
-    from rocmlab.notebook.outputs import SideLog
-    from rocmlab.notebook.stage import Stage
 
 PAPERMILL_AUTOSAVE_SECONDS = 30  # papermill's default, which it always passes: not a wish of the user
 OPTIONS = ("stdout_file", "stderr_file", "start_timeout", "execution_timeout", "timeout", "allow_errors")
@@ -91,15 +90,15 @@ class RocmlabEngine:
         from rocmlab.notebook.outcome import Aborted
 
         target = _local(output_path)
-        stage = _stage(nb, {"autosave_cell_every": autosave_cell_every, **options}, target, output_path)
+        chosen = _chosen(nb, {"autosave_cell_every": autosave_cell_every, **options}, target, output_path)
         bar = _Bar(len(nb.cells), progress_bar, log_output)
-        stage.see = bar.see
-        stage.show = _log if log_output else None
+        chosen.report = bar.see
+        chosen.show = _log if log_output else None
         token = os.environ.get(job_tokens.NAME) or job_tokens.new()
         environment = {**os.environ, job_tokens.NAME: token}
         running = kernel.start(kernel_name, os.getcwd(), environment)
         try:
-            Execution(nb, running, stage, lambda: _save(nb, output_path, target)).run()
+            Execution(nb, running, chosen, lambda: _save(nb, output_path, target)).run()
             _save_atomically(output_path, target)
         except Aborted as aborted:
             if job_tokens.NAME not in os.environ:  # else whoever has set it ends what is left
@@ -207,14 +206,12 @@ def _save(nb: Any, path: str | None, target: Path | None) -> None:  # noqa: ANN4
         write_ipynb(nbformat.from_dict(nb), path)
 
 
-def _stage(nb: Any, options: dict[str, Any], target: Path | None, output_path: str | None) -> Stage:  # noqa: ANN401
+def _chosen(nb: Any, options: dict[str, Any], target: Path | None, output_path: str | None) -> Options:  # noqa: ANN401
     """Return what surrounds the execution, from the options that papermill passes on.
 
     Raises:
         RocmlabError: an option is unknown, or a limit is invalid.
     """
-    from rocmlab.notebook.stage import Stage
-
     names = [field.name for field in fields(Limits)]
     for name in options:
         if name not in (*names, *OPTIONS, "input_path", "autosave_cell_every"):
@@ -233,32 +230,30 @@ def _stage(nb: Any, options: dict[str, Any], target: Path | None, output_path: s
         limits = replace(limits, start_seconds=math.inf)
     if every != PAPERMILL_AUTOSAVE_SECONDS and "save_seconds" not in options:
         limits = replace(limits, save_seconds=every or math.inf)
-    return Stage(
+    return Options(
         limits=limits,
         allow_errors=bool(options.get("allow_errors")),
         stdout=options.get("stdout_file"),
         stderr=options.get("stderr_file"),
         kernel_output=_to_stderr,
-        side=_side_log(target, output_path),
+        overflow=_overflow_log(target, output_path),
     )
 
 
-def _side_log(target: Path | None, output_path: str | None) -> SideLog:
+def _overflow_log(target: Path | None, output_path: str | None) -> OverflowLog:
     """Return the log of what is too long for the notebook: beside it, or here where it goes to another back end.
 
     That of an earlier execution is removed; a file of that name that is somebody else's is left alone.
     """
-    from rocmlab.notebook.outputs import SideLog
-
     stem = (output_path or "notebook").rstrip("/").rpartition("/")[2].removesuffix(".ipynb") or "notebook"
     folder = target.parent if target is not None else Path.cwd()
     for ending in itertools.chain([""], (f".{number}" for number in itertools.count(2))):
         path = folder / f"{stem}.output{ending}.log"
-        if SideLog.made(path):
+        if OverflowLog.made(path):
             path.unlink(missing_ok=True)
         if not os.path.lexists(path):
             break
-    return SideLog(path, path.name)
+    return OverflowLog(path, path.name)
 
 
 def _to_stderr(text: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from rocmlab.base import files, formatting, safe
 from rocmlab.base.formatting import ANSI
-from rocmlab.notebook.titles import is_injected
+from rocmlab.notebook.cells import is_injected
 
 RECORD = "application/vnd.rocmlab.record+json"  # rocmlab.training.metrics writes it
 OUR_ERRORS = ("Timeout", "Killed", "KernelDied")  # what cut a notebook short

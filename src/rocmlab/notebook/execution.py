@@ -11,13 +11,13 @@ from typing import Any
 import zmq
 
 from rocmlab.kernels.kernel import Kernel
+from rocmlab.notebook.cells import may_fail, numbered, title_of
 from rocmlab.notebook.messages import Messages, Waiting
+from rocmlab.notebook.options import Options
 from rocmlab.notebook.outcome import Aborted
 from rocmlab.notebook.outputs import CellOutputs, Display
 from rocmlab.notebook.record import Recorder
 from rocmlab.notebook.signals import Signals
-from rocmlab.notebook.stage import Stage
-from rocmlab.notebook.titles import may_fail, numbered, title_of
 from rocmlab.notebook.watch import Watch
 
 TICK_SECONDS = 0.5  # where the system cannot tell that the kernel has ended, and while a kernel starts
@@ -44,14 +44,14 @@ atexit.register(lambda: [each.join(0.5) for each in threading.enumerate() if eac
 class Execution:
     """Runs the cells of a notebook in a kernel that has been started."""
 
-    def __init__(self, notebook: dict[str, Any], running: Kernel, stage: Stage, save: Callable[[], None]) -> None:
+    def __init__(self, notebook: dict[str, Any], running: Kernel, options: Options, save: Callable[[], None]) -> None:
         self.notebook = notebook
         self.kernel = running
-        self.stage = stage
-        self.limits = stage.limits
-        self.recorder = Recorder(notebook, self._save, self.limits.save_seconds, stage.warn)
-        self.messages = Messages(running, stage)
-        self.watch = Watch(running, self.messages, stage)
+        self.options = options
+        self.limits = options.limits
+        self.recorder = Recorder(notebook, self._save, self.limits.save_seconds, options.warn)
+        self.messages = Messages(running, options)
+        self.watch = Watch(running, self.messages, options)
         self.signals = Signals()
         self._save_notebook = save
         self._display = Display()
@@ -97,19 +97,19 @@ class Execution:
             self.recorder.cell_start(cell)
             if index in numbers:
                 title = title_of(self.notebook["cells"], index)
-                self.stage.see("cell", index=index, number=numbers[index], total=total, title=title)
+                self.options.report("cell", index=index, number=numbers[index], total=total, title=title)
             is_failed = self._run_cell(cell, numbers.get(index, 0)) if _is_runnable(cell) else False
             self.recorder.cell_end(cell, is_failed)
-            self.stage.see("cell done" if index in numbers else "text done", index=index)
+            self.options.report("cell done" if index in numbers else "text done", index=index)
             if is_failed:
                 return False
         return True
 
     def _run_cell(self, cell: dict[str, Any], number: int) -> bool:
         """Run a cell and return whether its error ends the notebook."""
-        allows_errors = self.stage.allow_errors or may_fail(cell)
+        allows_errors = self.options.allow_errors or may_fail(cell)
         cell["metadata"]["execution"] = {}
-        outputs = CellOutputs(cell, f"cell {number}", self._display, self.limits.output_bytes, self.stage.side)
+        outputs = CellOutputs(cell, f"cell {number}", self._display, self.limits.output_bytes, self.options.overflow)
         content = {
             "code": cell["source"],
             "silent": False,
@@ -135,7 +135,7 @@ class Execution:
         if waiting.reply is None or waiting.is_idle:
             return waiting.reply is not None
         if time.monotonic() >= _late(waiting):
-            self.stage.warn("the kernel did not say that a cell has ended; its output may be incomplete")
+            self.options.warn("the kernel did not say that a cell has ended; its output may be incomplete")
             return True
         return False
 

@@ -13,8 +13,8 @@ from typing import Any
 import zmq
 
 from rocmlab.kernels.kernel import Kernel
+from rocmlab.notebook.options import Options
 from rocmlab.notebook.outputs import CellOutputs
-from rocmlab.notebook.stage import Stage
 from rocmlab.notebook.widgets import Widgets
 from rocmlab.notebook.wire import Channels, Message, now
 
@@ -50,9 +50,9 @@ class Messages:
         last_words: the end of what its process has printed.
     """
 
-    def __init__(self, running: Kernel, stage: Stage) -> None:
+    def __init__(self, running: Kernel, options: Options) -> None:
         self.channels = Channels(running.connection)
-        self.widgets = Widgets(self._send_comm, stage.side)
+        self.widgets = Widgets(self._send_comm, options.overflow)
         self.poller = zmq.Poller()
         self.waiting: Waiting | None = None
         self.info: dict[str, Any] | None = None
@@ -60,7 +60,7 @@ class Messages:
         self.last_beat = time.monotonic()
         self.last_words = ""
         self._kernel = running
-        self._stage = stage
+        self._options = options
         for each in (self.channels.iopub, self.channels.shell, self.channels.heartbeat):
             self.poller.register(each, zmq.POLLIN)
         for descriptor in (running.output, running.sentinel):
@@ -110,8 +110,8 @@ class Messages:
                     return
                 text = data.decode("utf-8", "replace")
                 self.last_words = (self.last_words + text)[-LAST_WORDS_BYTES:]
-                if self._stage.kernel_output is not None:
-                    self._stage.kernel_output(text)
+                if self._options.kernel_output is not None:
+                    self._options.kernel_output(text)
 
     def _take_replies(self) -> None:
         while (message := self.channels.receive(self.channels.shell)) is not None:
@@ -155,12 +155,12 @@ class Messages:
 
     def _show(self, message: Message) -> None:
         if message.kind == "stream":
-            stream = self._stage.stdout if message.content["name"] == "stdout" else self._stage.stderr
+            stream = self._options.stdout if message.content["name"] == "stdout" else self._options.stderr
             if stream is not None:
                 stream.write(message.content["text"])
                 stream.flush()
-        if self._stage.show is not None:
-            self._stage.show({"output_type": message.kind, **message.content})
+        if self._options.show is not None:
+            self._options.show({"output_type": message.kind, **message.content})
 
     def _take_heartbeats(self) -> None:
         with contextlib.suppress(zmq.Again):

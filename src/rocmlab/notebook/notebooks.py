@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rocmlab.base import files
-from rocmlab.notebook.titles import may_fail
+from rocmlab.notebook.cells import may_fail
 
 Notebook = dict[str, Any]
 ERROR_MARKER = "papermill-error-cell-tag"  # of the cells that papermill adds to a failed notebook

@@ -19,7 +19,7 @@ MARK = "[rocmlab: all that was printed by cells whose output is too long for the
 MOST_OUTPUTS = 5_000  # per cell; printed text beyond goes on in the last ones
 
 
-class SideLog:
+class OverflowLog:
     """Holds everything that a cell printed whose output became too long for the notebook; made when there is one."""
 
     def __init__(self, path: Path | None, shown_as: str) -> None:
@@ -56,13 +56,15 @@ class Display:
 class CellOutputs:
     """Collects the outputs of one cell."""
 
-    def __init__(self, cell: dict[str, Any], title: str, display: Display, limit_bytes: int, side: SideLog) -> None:
+    def __init__(
+        self, cell: dict[str, Any], title: str, display: Display, limit_bytes: int, overflow: OverflowLog
+    ) -> None:
         self.cell = cell
         self.outputs: list[Output] = []
         cell["outputs"] = self.outputs
         self._title = title
         self._display = display
-        self._side = side
+        self._overflow_log = overflow
         self._head_bytes = int(limit_bytes * (1 - TAIL_SHARE))
         self._tail_bytes = limit_bytes - self._head_bytes
         self._rich_bytes = limit_bytes * RICH_FACTOR
@@ -94,20 +96,22 @@ class CellOutputs:
         for output, screen in self._tails.values():
             megabytes = screen.dropped_bytes / 1e6
             left_out = f"{megabytes:.1f} MB are left out here" if screen.dropped_bytes else "what follows is the end"
-            output["text"] = f"\n[rocmlab: too much output; {left_out}, all of it is in {self._side.shown_as}]\n"
+            output["text"] = (
+                f"\n[rocmlab: too much output; {left_out}, all of it is in {self._overflow_log.shown_as}]\n"
+            )
             output["text"] += screen.text()
 
     def _stream(self, content: Content) -> None:
         name, text = str(content["name"]), str(content["text"])
         if self._tails:
-            self._side.write(text)
+            self._overflow_log.write(text)
             self._tail(name).write(text)
             return
         room = self._head_bytes - self._used_bytes
         # What redraws itself may fit once it is folded, but hardly if it is that long.
         if len(text) > (2 * room + 65_536 if SPECIAL.search(text) else room):
             self._overflow()
-            self._side.write(text)
+            self._overflow_log.write(text)
             if room:
                 self._write(name, text[:room])
             self._tail(name).write(text[room:])
@@ -144,9 +148,9 @@ class CellOutputs:
         return False
 
     def _overflow(self) -> None:
-        self._side.write(f"--- {self._title}\n")
+        self._overflow_log.write(f"--- {self._title}\n")
         for _, screen in self._screens:
-            self._side.write(screen.text())
+            self._overflow_log.write(screen.text())
 
     def _tail(self, name: str) -> Screen:
         if name not in self._tails:

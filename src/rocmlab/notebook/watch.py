@@ -11,8 +11,8 @@ import zmq
 from rocmlab.kernels.kernel import Kernel
 from rocmlab.notebook import outcome
 from rocmlab.notebook.messages import Messages
+from rocmlab.notebook.options import Options
 from rocmlab.notebook.outcome import Aborted
-from rocmlab.notebook.stage import Stage
 
 HEARTBEAT_SECONDS = 5.0  # of silence, until the kernel is asked whether it lives; and between two such questions
 
@@ -20,13 +20,13 @@ HEARTBEAT_SECONDS = 5.0  # of silence, until the kernel is asked whether it live
 class Watch:
     """Looks whether the kernel lives and keeps within its limits."""
 
-    def __init__(self, running: Kernel, messages: Messages, stage: Stage) -> None:
+    def __init__(self, running: Kernel, messages: Messages, options: Options) -> None:
         self._kernel = running
         self._messages = messages
-        self._stage = stage
-        self._limits = stage.limits
+        self._options = options
+        self._limits = options.limits
         self._began = math.inf  # the first cell; the start of the kernel has a limit of its own
-        self._beat_seconds = min(HEARTBEAT_SECONDS, stage.limits.silent_seconds / 4)
+        self._beat_seconds = min(HEARTBEAT_SECONDS, options.limits.silent_seconds / 4)
         self._next_beat = 0.0
         self._asked = 0.0  # when the kernel was first asked since it last showed that it lives
         self._stopped_since: float | None = None
@@ -97,7 +97,7 @@ class Watch:
                 self._stopped_since = None
             elif self._stopped_since is None:
                 self._stopped_since = moment
-                self._stage.warn("the kernel's process is stopped (SIGSTOP)")
+                self._options.warn("the kernel's process is stopped (SIGSTOP)")
         is_late = moment >= self._hangs
         if self._stopped_since is not None and (is_late or moment - self._stopped_since >= longest):
             raise Aborted("kernel died", f"the kernel's process was stopped (SIGSTOP) for {longest:g} s")

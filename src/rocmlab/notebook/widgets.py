@@ -9,7 +9,7 @@ import base64
 from collections.abc import Callable
 from typing import Any
 
-from rocmlab.notebook.outputs import CellOutputs, Display, SideLog
+from rocmlab.notebook.outputs import CellOutputs, Display, OverflowLog
 from rocmlab.notebook.wire import Message
 
 STATE = "application/vnd.jupyter.widget-state+json"
@@ -19,9 +19,9 @@ CAUGHT_BYTES = 1_000_000  # of printed text that one output widget keeps
 class Widgets:
     """Follows the comm messages of a kernel."""
 
-    def __init__(self, send: Callable[[str, dict[str, Any]], object], side: SideLog) -> None:
+    def __init__(self, send: Callable[[str, dict[str, Any]], object], overflow: OverflowLog) -> None:
         self._send = send  # a comm message to the kernel: id of the comm, data
-        self._side = side
+        self._overflow_log = overflow
         self._states: dict[str, dict[str, Any]] = {}
         self._buffers: dict[str, dict[tuple[str, ...], dict[str, Any]]] = {}
         self._catching: dict[str, str] = {}  # id of an output widget -> the request whose output it catches
@@ -49,7 +49,7 @@ class Widgets:
             self._catching[identity] = request  # behind those that catch already: the last one wins
             if identity not in self._caught:
                 cell: dict[str, Any] = {}
-                self._caught[identity] = CellOutputs(cell, "output widget", Display(), CAUGHT_BYTES, self._side)
+                self._caught[identity] = CellOutputs(cell, "output widget", Display(), CAUGHT_BYTES, self._overflow_log)
 
     def catch(self, message: Message) -> bool:
         """Take an output that belongs into a widget; False if it does not."""

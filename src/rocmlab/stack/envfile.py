@@ -7,9 +7,12 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from rocmlab.base.errors import RocmlabError
+
+TYPE_CHECKING = False  # `typing` itself would cost `smi` milliseconds
+if TYPE_CHECKING:
+    from typing import Any
 
 ASSIGNMENT = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)\s*=(.*)$")
 PLAIN = re.compile(r"[\w./:@%+,=~-]*", re.ASCII)

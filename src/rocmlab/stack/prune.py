@@ -14,7 +14,7 @@ import stat
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -78,20 +78,6 @@ def remove(runs: Path, names: Sequence[str], older_than_seconds: float) -> list[
                 shutil.rmtree(runs / name)
                 removed.append(run)
     return removed
-
-
-def to_json(found: Sequence[OldRun]) -> str:
-    """Return runs as JSON."""
-    return json.dumps([asdict(run) for run in found])
-
-
-def from_json(text: str) -> list[OldRun]:
-    """Return runs from JSON.
-
-    Raises:
-        ValueError, TypeError: it is not one.
-    """
-    return [OldRun(**each) for each in json.loads(text)]
 
 
 def _finished(folder: Path) -> str | None:

@@ -24,7 +24,6 @@ from typing import Any
 from rocmlab.base import files
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cluster.executor import delivery
-from rocmlab.cluster.executor.folder import NONCE
 from rocmlab.cluster.executor.nodes import RemoteNode
 from rocmlab.cluster.executor.places import ClusterPlaces, RemotePlace
 from rocmlab.cluster.executor.supervising import RemoteSupervisor
@@ -144,7 +143,7 @@ class Cluster:
         """
         self.folder, self._changed = folder, changed
         nonce = secrets.token_hex(16)
-        files.write_text(folder.path / NONCE, nonce)
+        files.write_text(folder.path / delivery.NONCE, nonce)
         groups = Counter((job.kernel, job.gpus) for job in jobs)
         await self.send(
             {
@@ -243,7 +242,7 @@ class Cluster:
             self._pump.cancel()
             await asyncio.gather(self._pump, return_exceptions=True)
         if self.folder is not None:
-            (self.folder.path / NONCE).unlink(missing_ok=True)
+            (self.folder.path / delivery.NONCE).unlink(missing_ok=True)
         await self._link.close()
         self._post.cleanup()
 

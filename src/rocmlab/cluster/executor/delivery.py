@@ -1,4 +1,8 @@
-"""How what a job leaves on its node comes into the run folder: through Ray, in pieces, or a place that both reach."""
+"""How what a job leaves on its node comes into the run folder.
+
+The node has that folder itself, or a temporary one whose files are copied: through Ray, in pieces, or a place that both
+machines reach.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import errno
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,7 +21,34 @@ from rocmlab.runs.folder import KINDS, RunFolder
 
 PIECE_BYTES = 4_000_000
 APPENDED = ("log", "samples")  # kinds of files that only grow
+NONCE = ".nonce"  # a file of the run folder; whoever reads the right word there has the same folder
 SEEN_SECONDS = 20.0  # until a shared folder shows what another machine has written there
+
+
+class NodeFolder(RunFolder):
+    """Where a job's files go on its node. The journal is the runner's, which is asked to write there."""
+
+    def __init__(self, path: Path, share: Path, tell: Callable[[dict[str, Any]], None]) -> None:
+        super().__init__(path)
+        self._share = share
+        self._tell = tell
+
+    @property
+    def share(self) -> Path:
+        """The node's share, where its leases are, whichever folder the files go to."""
+        return self._share
+
+    def log(self, event: str, **facts: object) -> None:
+        """Have the runner write a line into its journal."""
+        self._tell({"event": "journal", "line": event, "facts": facts})
+
+
+def is_shared(folder: str, nonce: str) -> bool:
+    """Return whether this machine has the run's folder itself, and not just one of the same name."""
+    try:
+        return Path(folder, NONCE).read_text(encoding="ascii") == nonce
+    except (OSError, ValueError):
+        return False
 
 
 def sizes(folder: RunFolder, job: str) -> dict[str, int]:

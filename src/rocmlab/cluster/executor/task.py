@@ -27,7 +27,6 @@ from rocmlab.base import private
 from rocmlab.base.cores import count as count_cores
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cluster.executor import delivery
-from rocmlab.cluster.executor.folder import NodeFolder, is_shared
 from rocmlab.cluster.executor.node_agent import agent_name, scratch
 from rocmlab.cluster.executor.nodes import masked
 from rocmlab.cluster.node import session
@@ -197,12 +196,12 @@ class _Job:
         self.tell = tell
         self.content = notebook
         self.supervisor: Supervisor | None = None
-        self.is_shared = is_shared(order["folder"], order["nonce"])
+        self.is_shared = delivery.is_shared(order["folder"], order["nonce"])
         own = os.environ.get("ROCMLAB_SHARE")
         fallback = Path(order["folder"]).parent.parent if self.is_shared else Path(tempfile.gettempdir(), "rocmlab")
         share = Path(own) if own else fallback
         path = Path(order["folder"]) if self.is_shared else scratch(order["run"]) / Path(order["folder"]).name
-        self.folder = NodeFolder(path, share, tell)
+        self.folder = delivery.NodeFolder(path, share, tell)
         self._unclean: Path | None = None
 
     def place(self) -> Place:

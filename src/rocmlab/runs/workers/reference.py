@@ -25,9 +25,9 @@ from rocmlab.base.formatting import ANSI
 from rocmlab.kernels import kernelspec
 from rocmlab.kernels.forkserver import inheritance
 from rocmlab.kernels.forkserver.lifeline import Lifeline
+from rocmlab.notebook.cells import numbered, title_of
 from rocmlab.notebook.notebooks import escape
 from rocmlab.notebook.outcome import Outcome, describe
-from rocmlab.notebook.titles import numbered, title_of
 
 if TYPE_CHECKING:
     from rocmlab.kernels.leases import Lease

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
     from rocmlab.kernels.kernel import Kernel
-    from rocmlab.notebook.stage import Stage
+    from rocmlab.notebook.options import Options
 
 Report = Callable[..., None]  # called with the name of an event and its facts
 MAX_SUMMARY_BYTES = 500_000  # of what is reported of a notebook; of more, the runner reads the file
@@ -117,7 +117,7 @@ class Worker:
                 job["notebook"], job["output"], job["parameters"], job["kernel"], job["language"]
             )
             output = Path(job["output"])
-            execution = Execution(notebook, running, self._stage(notebook), lambda: notebooks.save(notebook, output))
+            execution = Execution(notebook, running, self._options(notebook), lambda: notebooks.save(notebook, output))
         except BaseException:
             running.destroy()
             raise
@@ -145,20 +145,19 @@ class Worker:
             self._see("warning", message=f"cold start: {why}")
         return kernel.start(name, folder, os.environ, self.lease, memory_bytes=memory)
 
-    def _stage(self, notebook: dict[str, Any]) -> Stage:
-        from rocmlab.notebook.limits import Limits
-        from rocmlab.notebook.outputs import SideLog
-        from rocmlab.notebook.stage import Stage
+    def _options(self, notebook: dict[str, Any]) -> Options:
+        from rocmlab.notebook.options import Limits, Options
+        from rocmlab.notebook.outputs import OverflowLog
 
         given = {**self.job.get("limits", {})}
         given.setdefault("cell_seconds", self.job["cell_timeout_seconds"])
-        return Stage(
+        return Options(
             limits=Limits().with_metadata(notebook["metadata"], given),
             stdout=sys.stdout,
             stderr=sys.stdout,
             kernel_output=sys.stdout.write,
-            see=self._see,
-            side=SideLog(None, f"{Path(self.job['output']).stem}.log"),  # the job's log, which has everything
+            report=self._see,
+            overflow=OverflowLog(None, f"{Path(self.job['output']).stem}.log"),  # the job's log, which has everything
         )
 
 

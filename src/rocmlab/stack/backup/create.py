@@ -13,12 +13,12 @@ import stat
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from rocmlab import __version__
 from rocmlab.base.errors import RocmlabError
+from rocmlab.stack import homes
 from rocmlab.stack.backup import databases, model, parts
 from rocmlab.stack.backup.model import FILE, FORMAT, LINK, MANIFEST, PARTIAL, PREFIX, SUMS, Entry, Task, amount
 from rocmlab.stack.backup.parts import Part
@@ -97,7 +97,7 @@ def _folder(backups_folder: Path, task: Task) -> Path:
     for path in backups(backups_folder):
         if path.name.endswith(PARTIAL) and _is_of(path, task):
             return path
-    stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+    stamp = homes.stamp()
     name = f"{PREFIX}{stamp}"
     number = 1
     while (backups_folder / name).exists() or (backups_folder / f"{name}{PARTIAL}").exists():

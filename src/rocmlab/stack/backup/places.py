@@ -6,11 +6,10 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import datetime, timezone
 from pathlib import Path
 
 from rocmlab.base.errors import RocmlabError
-from rocmlab.stack import envfile, process, volumes
+from rocmlab.stack import envfile, homes, process, volumes
 from rocmlab.stack.backup import create, restore
 from rocmlab.stack.backup.model import Task
 from rocmlab.stack.backup.working import Say
@@ -122,7 +121,7 @@ def restore_settings(project: Project, texts: Mapping[str, str], say: Say) -> No
     wanted: dict[str, str | None] = {name: value for name, value in chosen.items() if name not in OF_THIS_CLONE}
     changed = [name for name, value in wanted.items() if before.get(name) != value]
     if changed:
-        stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+        stamp = homes.stamp()
         kept = path.with_name(f".env.before-restore-{stamp}")
         envfile.write(kept, text)
         envfile.write(path, envfile.update(text, wanted, COMMENTS))

@@ -13,11 +13,11 @@ import tarfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO
 
 from rocmlab.base.errors import RocmlabError
+from rocmlab.stack import homes
 from rocmlab.stack.backup import databases, model, parts, verify
 from rocmlab.stack.backup.model import FILE, FOLDER, LINK, Entry, Manifest, Task, amount
 from rocmlab.stack.backup.working import Progress, Say, interruptible, say_some
@@ -90,7 +90,7 @@ class _Restorer:
     def __init__(self, task: Task, manifest: Manifest, say: Say) -> None:
         self.task, self.manifest, self.say = task, manifest, say
         self.roots = {name: os.path.realpath(path) for name, path in task.roots.items()}
-        self.stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+        self.stamp = homes.stamp()
         self.outcome = Outcome()
         self.cleaned: set[str] = set()  # folders without drafts of an earlier restore
         self.made: dict[str, Entry] = {}  # folders made here, which get their mode and time at the end
