@@ -48,7 +48,10 @@ x = numpy.random.rand(256, 3)
 losses = model.fit(x, x.sum(1), epochs=3, verbose=0).history["loss"]
 """
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm kernels need Linux")
+pytestmark = [
+    pytest.mark.frameworks,
+    pytest.mark.skipif(sys.platform != "linux", reason="fork servers need Linux"),
+]
 
 
 @pytest.fixture(scope="module", params=MODULES)

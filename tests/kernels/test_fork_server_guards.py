@@ -181,6 +181,29 @@ def test_what_is_fixed_at_import_cannot_be_asked_for_otherwise(server: ForkServe
         forked.fork(server.address, **EMPTY, environment=environment)
 
 
+def test_what_an_import_sets_is_what_a_kernel_gets(module: Any, tmp_path: Path) -> None:
+    """scikit-learn sets variables of OpenMP: a kernel has them, too, and is not rejected for them."""
+    server = module("import os\nos.environ.setdefault('KMP_INIT_AT_FORK', 'FALSE')")
+
+    with warm(server.address, tmp_path) as kernel:
+        assert ask(kernel.connection, "import os", "os.environ['KMP_INIT_AT_FORK']") == "FALSE"
+    with pytest.raises(Refused, match=r"another value: KMP_INIT_AT_FORK$"):
+        forked.fork(server.address, **EMPTY, environment={**os.environ, "KMP_INIT_AT_FORK": "TRUE"})
+
+
+def test_libraries_start_no_thread_while_they_are_imported(module: Any, tmp_path: Path) -> None:
+    """OpenBLAS and pyarrow's allocator read variables when they are loaded; a kernel does not inherit these."""
+    seen = "seen = [os.environ.get(name) for name in ('OPENBLAS_NUM_THREADS', 'JE_ARROW_MALLOC_CONF')]"
+    server = module(f"import os\n{seen}")
+
+    with warm(server.address, tmp_path) as kernel:
+        imported = ask(kernel.connection, "import stand_in_of_a_test as module", "module.seen")
+        now = ask(kernel.connection, f"import os\n{seen}", "seen")
+
+    assert imported == ["1", "background_thread:false"]
+    assert now == [os.environ.get("OPENBLAS_NUM_THREADS"), None]
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else; run it in a container")
 def test_another_user_is_refused(server: ForkServer) -> None:
     """The folder keeps others out; if it did not, the socket would ask who they are."""

@@ -32,10 +32,18 @@ SKIPPED = {
 # The longest first. Keras has one backend a process; what starts programs of its own, all PyTorch's, is one more, so
 # that two lanes end at about the same time. OpenCL is alone, as in its notebook: its drivers bring LLVMs of their own,
 # and a test of its own loads one after TensorFlow, in a child process.
-RUNS = {"jax": "jax", "tensorflow": "tensorflow", "torch": "torch", "programs": "torch", "opencl": "torch"}
+RUNS = {
+    "jax": "jax",
+    "tensorflow": "tensorflow",
+    "torch": "torch",
+    "programs": "torch",
+    "opencl": "torch",
+    "fork_server": "tensorflow",
+}
 ALONE = {
-    "programs": ("test_bert_notebooks.py", "test_gloo.py", "test_scaling_programs.py"),
-    "opencl": ("test_opencl.py",),
+    "programs": tuple(f"{TESTS}/{name}.py" for name in ("test_bert_notebooks", "test_gloo", "test_scaling_programs")),
+    "opencl": (f"{TESTS}/test_opencl.py",),
+    "fork_server": ("tests/kernels/test_fork_server_frameworks.py",),
 }
 PROGRAM = """
 import sys
@@ -104,11 +112,10 @@ def framework_tests(built_lab: Clone) -> dict[str, subprocess.CompletedProcess[s
         [python, "-c", "import sys; print(*sys.version_info[:2])"], capture_output=True, text=True, check=True
     ).stdout.split()
     assert tuple(map(int, version)) == sys.version_info[:2], "the lab and these tests need one version of Python"
-    others = [TESTS, *(f"--ignore={TESTS}/{name}" for names in ALONE.values() for name in names)]
+    others = [TESTS, *(f"--ignore={name}" for names in ALONE.values() for name in names)]
 
     def run(name: str) -> subprocess.CompletedProcess[str]:
-        chosen = [f"{TESTS}/{each}" for each in ALONE[name]] if name in ALONE else others
-        options = ["-m", "frameworks", *chosen, "-q", "-p", "no:cacheprovider"]
+        options = ["-m", "frameworks", *ALONE.get(name, others), "-q", "-p", "no:cacheprovider"]
         return subprocess.run(
             [python, "-c", PROGRAM, sysconfig.get_path("purelib"), *options],
             cwd=built_lab.folder,

@@ -6,7 +6,7 @@ import contextlib
 import gc
 import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -27,6 +27,11 @@ OF_KERNELS = (
     "tornado.platform.asyncio",
     "tornado.queues",
 )
+# Libraries start threads when they are loaded, and a process with threads cannot be forked safely.
+ONE_THREAD = {
+    "OPENBLAS_NUM_THREADS": "1",  # a kernel starts its own
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow's allocator, which pandas and so Keras may load
+}
 
 
 def prepare(modules: Sequence[str]) -> str | None:
@@ -41,20 +46,28 @@ def prepare(modules: Sequence[str]) -> str | None:
 
 def _import(modules: Sequence[str]) -> None:
     """Import modules for good: no collection in between, one thread, and nothing of it looked at again."""
-    openblas = os.environ.get("OPENBLAS_NUM_THREADS")
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # it starts its threads when it is loaded; a kernel starts its own
     gc.disable()
-    try:
+    with _environment(ONE_THREAD):
         importlib.import_module("ipykernel.kernelapp")
         for name in OF_KERNELS:
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
         for name in modules:
             importlib.import_module(name)
-    finally:
-        if openblas is None:
-            del os.environ["OPENBLAS_NUM_THREADS"]
-        else:
-            os.environ["OPENBLAS_NUM_THREADS"] = openblas
     gc.freeze()
     gc.enable()
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables meanwhile."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -150,7 +150,7 @@ class Server:
         client.token = request.token or job_tokens.new()
         if not job_tokens.PATTERN.fullmatch(client.token):
             raise ValueError(f"a token has 16 hexadecimal digits: {client.token}")
-        why = guards.difference(self.environment, request.environment)
+        why = guards.difference({**self.added, **self.environment}, request.environment)
         if why is None and not os.path.isdir(request.cwd):
             why = f"no such folder: {request.cwd}"
         if why:
