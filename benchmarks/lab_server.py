@@ -26,7 +26,7 @@ EXTENSION = "rocmlab.lab.server"
 START_SECONDS = 120.0
 SETTLE_SECONDS = 8.0  # in which imports and first readings end
 MEASURE_SECONDS = 30.0
-LEAST_SNAPSHOTS = 15  # that a viewer must have seen meanwhile
+MIN_SNAPSHOTS = 15  # that a viewer must have seen meanwhile
 
 
 def missing() -> str | None:
@@ -165,7 +165,7 @@ class _Server:
         before, seen, began = self._cpu_seconds(), self._seen, time.monotonic()
         time.sleep(MEASURE_SECONDS)
         used, passed = self._cpu_seconds() - before, time.monotonic() - began
-        if self._has_panel and self._seen - seen < LEAST_SNAPSHOTS:
+        if self._has_panel and self._seen - seen < MIN_SNAPSHOTS:
             raise self._failed(f"the viewer saw {self._seen - seen} snapshots in {passed:.0f} s")
         return 100 * used / passed
 

@@ -96,7 +96,7 @@ def test_a_server_with_a_viewer_is_measured(monkeypatch: pytest.MonkeyPatch) -> 
     pytest.importorskip("jupyter_server", reason="needs jupyter_server: python -m pip install 'rocmlab[lab]'")
     monkeypatch.setattr(lab_server, "SETTLE_SECONDS", 5.0)
     monkeypatch.setattr(lab_server, "MEASURE_SECONDS", 6.0)
-    monkeypatch.setattr(lab_server, "LEAST_SNAPSHOTS", 2)
+    monkeypatch.setattr(lab_server, "MIN_SNAPSHOTS", 2)
 
     found = telemetry.measure(1, names=["server_cpu_percent"])
 

@@ -18,7 +18,7 @@ import pytest
 from rocmlab.devices.recording import read
 from rocmlab.simulation import write_host
 
-PATIENCE_SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 SOURCE = Path(__file__).parents[2] / "src"
 
 
@@ -40,7 +40,7 @@ def record(folder: Path, *words: str, root: Path | None = None) -> subprocess.Co
         env=environment(root),
         capture_output=True,
         text=True,
-        timeout=PATIENCE_SECONDS,
+        timeout=TIMEOUT_SECONDS,
         check=False,
     )
 
@@ -73,7 +73,7 @@ class TestCommands:
             input="hello\n",
             capture_output=True,
             text=True,
-            timeout=PATIENCE_SECONDS,
+            timeout=TIMEOUT_SECONDS,
             check=True,
         )
 
@@ -99,7 +99,7 @@ class TestCommands:
             assert process.stdout.readline() == "ready\n"
             process.send_signal(number)
 
-            _, said = process.communicate(timeout=PATIENCE_SECONDS)
+            _, said = process.communicate(timeout=TIMEOUT_SECONDS)
 
         assert process.returncode == 9
         assert "mean busy" in said
@@ -126,7 +126,7 @@ class TestCommands:
                 environment(host),
             )
         seen = b""
-        end = time.monotonic() + PATIENCE_SECONDS
+        end = time.monotonic() + TIMEOUT_SECONDS
         is_sent = False
         while b"samples:" not in seen and time.monotonic() < end:
             try:
@@ -286,7 +286,7 @@ class TestResults:
             env=environment(host),
             capture_output=True,
             text=True,
-            timeout=PATIENCE_SECONDS,
+            timeout=TIMEOUT_SECONDS,
             check=False,
         )
 

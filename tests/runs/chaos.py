@@ -25,7 +25,7 @@ from rocmlab.kernels.leases import Leases
 
 TOKEN = "ROCMLAB_TEST_TOKEN"
 CLEAN_WITHIN_SECONDS = 2.0
-LONGEST_RUN_SECONDS = 120.0
+MAX_RUN_SECONDS = 120.0
 KINDS = {"runner": 2, "worker": 3, "kernel": 4, "fork server": 2, "converter": 1}  # how often, in proportion
 WARM = "test-warm"
 
@@ -92,7 +92,7 @@ class Chaos:
     def run(self, kills: int) -> Path:
         """Start a run, kill so many processes, resume it whenever its runner died, and return its folder."""
         runner = self._start([*map(str, self.notebooks), "--name", "chaos"])
-        end = time.monotonic() + LONGEST_RUN_SECONDS
+        end = time.monotonic() + MAX_RUN_SECONDS
         while runner.poll() is None:
             assert time.monotonic() < end, f"the run does not end:\n{self.log.read_text()[-3000:]}"
             time.sleep(self.random.uniform(0.02, 0.6))

@@ -18,7 +18,7 @@ from rocmlab.runs.scheduling import usage
 from rocmlab.runs.scheduling.usage import Meters
 from rocmlab.simulation import Live
 
-PATIENCE_SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +43,7 @@ def gpus(root: Path) -> list[Device]:
 
 def ended(path: Path) -> recording.Recording:
     """Wait until a file has its end, and read it."""
-    limit = time.monotonic() + PATIENCE_SECONDS
+    limit = time.monotonic() + TIMEOUT_SECONDS
     while recording.read(path).ended is None:
         assert time.monotonic() < limit
         time.sleep(0.01)
@@ -59,7 +59,7 @@ def test_readings_go_to_the_file_of_their_job(tmp_path: Path, meters: Meters) ->
     meters.begin("a", devices[:2], both)
     meters.begin("b", devices[2:], one)
     assert both.exists()
-    limit = time.monotonic() + PATIENCE_SECONDS
+    limit = time.monotonic() + TIMEOUT_SECONDS
     while len(both.read_text().splitlines()) < 9:
         assert time.monotonic() < limit
         time.sleep(0.01)

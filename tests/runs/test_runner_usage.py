@@ -19,7 +19,7 @@ from rocmlab.runs.scheduling import usage
 from rocmlab.runs.scheduling.usage import UNKNOWN, Meters
 from rocmlab.simulation import Live
 
-PATIENCE_SECONDS = 10.0
+TIMEOUT_SECONDS = 10.0
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def gpus(root: Path) -> list[Device]:
 
 def wait_for(condition: Callable[[], bool]) -> None:
     """Wait until something is true."""
-    until = time.monotonic() + PATIENCE_SECONDS
+    until = time.monotonic() + TIMEOUT_SECONDS
     while not condition():
         assert time.monotonic() < until, "it never came true"
         time.sleep(0.002)
@@ -76,7 +76,7 @@ def test_what_was_read_is_in_the_file_after_a_flush(tmp_path: Path) -> None:
             file = tmp_path / f"{number}.jsonl"
             meters.begin("a", gpus(tmp_path / "host"), file)
             meters.end("a")
-            assert meters.flush(PATIENCE_SECONDS)
+            assert meters.flush(TIMEOUT_SECONDS)
             assert '"ended"' in file.read_text().splitlines()[-1]
     finally:
         meters.close()

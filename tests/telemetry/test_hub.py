@@ -20,12 +20,12 @@ from rocmlab.telemetry.hub import Hub
 from rocmlab.telemetry.model import GpuProcess, Snapshot, device_id
 from rocmlab.telemetry.sampler import Sampler
 
-PATIENCE_SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run a test's event loop, but not for ever."""
-    asyncio.run(asyncio.wait_for(test(), PATIENCE_SECONDS * 2))
+    asyncio.run(asyncio.wait_for(test(), TIMEOUT_SECONDS * 2))
 
 
 @asynccontextmanager
@@ -40,7 +40,7 @@ async def opened(root: Path, interval_seconds: float = 0.05, **options: Any) -> 
 
 async def until(hub: Hub, condition: Callable[[Snapshot], bool]) -> Snapshot:
     """Watch until a Snapshot is as it should be."""
-    end = time.monotonic() + PATIENCE_SECONDS
+    end = time.monotonic() + TIMEOUT_SECONDS
     async with aclosing(hub.watch()) as snapshots:
         async for snapshot in snapshots:
             if condition(snapshot):
@@ -51,7 +51,7 @@ async def until(hub: Hub, condition: Callable[[Snapshot], bool]) -> Snapshot:
 
 async def at_rest(hub: Hub) -> None:
     """Wait until nothing is read any more."""
-    end = time.monotonic() + PATIENCE_SECONDS
+    end = time.monotonic() + TIMEOUT_SECONDS
     while hub.is_reading:
         assert time.monotonic() < end
         await asyncio.sleep(0.01)
@@ -198,7 +198,7 @@ class TestWatching:
             assert [found async for found in hub.watch()] == []
 
         run(test)
-        end = time.monotonic() + PATIENCE_SECONDS
+        end = time.monotonic() + TIMEOUT_SECONDS
         while any(thread.name.startswith("rocmlab-hub") for thread in threading.enumerate()):
             assert time.monotonic() < end
             time.sleep(0.01)
@@ -289,7 +289,7 @@ class TestProcesses:
         calls: list[int] = []
 
         def attribute(devices: Sequence[Device]) -> list[GpuProcess]:
-            may_answer.wait(PATIENCE_SECONDS)
+            may_answer.wait(TIMEOUT_SECONDS)
             calls.append(100 + len(calls))
             return [GpuProcess(device_id(devices[0]), calls[-1])]
 
@@ -316,7 +316,7 @@ class TestProcesses:
         may_answer.set()
 
         def attribute(devices: Sequence[Device]) -> list[GpuProcess]:
-            may_answer.wait(PATIENCE_SECONDS)
+            may_answer.wait(TIMEOUT_SECONDS)
             return [GpuProcess(device_id(devices[0]), 100)]
 
         def is_told(hub: Hub) -> bool:

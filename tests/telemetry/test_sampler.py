@@ -20,12 +20,12 @@ from rocmlab.telemetry.energy import EnergyMeter
 from rocmlab.telemetry.model import device_id
 from rocmlab.telemetry.sampler import Sampler
 
-PATIENCE_SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 
 
 def until(condition: Callable[[], object]) -> None:
     """Wait for a condition, with patience for a loaded machine."""
-    end = time.monotonic() + PATIENCE_SECONDS
+    end = time.monotonic() + TIMEOUT_SECONDS
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -53,7 +53,7 @@ class TestSnapshot:
     """What a reading has."""
 
     @pytest.mark.parametrize("profile", ["radeon", "instinct", "apu", "mixed"])
-    @pytest.mark.parametrize("limit_seconds", [None, PATIENCE_SECONDS])
+    @pytest.mark.parametrize("limit_seconds", [None, TIMEOUT_SECONDS])
     def test_every_device_has_its_sample(self, tmp_path: Path, profile: str, limit_seconds: float | None) -> None:
         """All of them, the CPU too, each as `sample` reads it."""
         live = Live(tmp_path, profile=profile, busy="waves")
@@ -69,7 +69,7 @@ class TestSnapshot:
                 expected = replace(sample(device, tmp_path), time_seconds=0)
                 assert replace(snapshot.samples[device_id(device)], time_seconds=0) == expected
             assert snapshot.processes is None
-            assert abs(snapshot.time_seconds - time.time()) < PATIENCE_SECONDS
+            assert abs(snapshot.time_seconds - time.time()) < TIMEOUT_SECONDS
         json.dumps(snapshot.as_dict())
         sampler.close()
 
@@ -135,7 +135,7 @@ class TestTrouble:
         sampler.close()
         until(lambda: not set(threading.enumerate()) - before)
 
-    @pytest.mark.parametrize("limit_seconds", [None, PATIENCE_SECONDS])
+    @pytest.mark.parametrize("limit_seconds", [None, TIMEOUT_SECONDS])
     def test_a_defect_of_one_reader_is_told_once(
         self,
         tmp_path: Path,
@@ -171,7 +171,7 @@ class TestTrouble:
         write_host(tmp_path, gpus=2, busy="40")
         gc.collect()
         threads, files = set(threading.enumerate()), len(os.listdir("/proc/self/fd"))
-        sampler = Sampler(gpus(tmp_path), tmp_path, PATIENCE_SECONDS)
+        sampler = Sampler(gpus(tmp_path), tmp_path, TIMEOUT_SECONDS)
         sampler.read()
         assert len(os.listdir("/proc/self/fd")) > files + 20
 
@@ -184,7 +184,7 @@ class TestTrouble:
     def test_a_card_that_vanishes_and_returns(self, tmp_path: Path) -> None:
         """It stays in the snapshot, and says nothing as long as it is gone."""
         live = Live(tmp_path, gpus=2, busy="50", faults=["vanish:1:10"])
-        sampler = Sampler(gpus(tmp_path), tmp_path, PATIENCE_SECONDS)
+        sampler = Sampler(gpus(tmp_path), tmp_path, TIMEOUT_SECONDS)
         assert [found.busy_percent for found in sampler.read().samples.values()] == [50, 50]
 
         live.step(11.0)
@@ -199,7 +199,7 @@ class TestTrouble:
         """Of its files only the one that says so is read."""
         write_host(tmp_path, gpus=2, busy="50", faults=["asleep:0"])
         found = gpus(tmp_path)
-        sampler = Sampler(found, tmp_path, PATIENCE_SECONDS)
+        sampler = Sampler(found, tmp_path, TIMEOUT_SECONDS)
         names: list[str] = []
         monkeypatch.setattr(roots, "on_read", names.append)
 
@@ -214,7 +214,7 @@ class TestTrouble:
         """Those that stay keep their energy; those that are gone give their files back."""
         live = Live(tmp_path, profile="instinct", gpus=4, busy="80")
         found = gpus(tmp_path)
-        sampler = Sampler(found[:2], tmp_path, PATIENCE_SECONDS)
+        sampler = Sampler(found[:2], tmp_path, TIMEOUT_SECONDS)
         sampler.read()
         live.step(10.0)
         kept = sampler.read().energy_joules[device_id(found[1])]
@@ -233,7 +233,7 @@ class TestEnergy:
     def test_a_card_that_counts_is_believed(self, tmp_path: Path) -> None:
         """Ten simulated seconds are ten seconds of its power, however fast they passed here."""
         live = Live(tmp_path, profile="instinct", gpus=1, busy="80")
-        sampler = Sampler(gpus(tmp_path), tmp_path, PATIENCE_SECONDS)
+        sampler = Sampler(gpus(tmp_path), tmp_path, TIMEOUT_SECONDS)
         (first,) = sampler.read().samples.values()
 
         live.step(10.0)

@@ -19,8 +19,8 @@ from rocmlab.notebook.widgets import Widgets
 from rocmlab.notebook.wire import Channels, Message, now
 
 LAST_WORDS_BYTES = 4_000  # of what the kernel's process printed, shown where it died
-MOST_AT_ONCE = 100  # outputs taken before the clock is looked at again
-MOST_READS = 16  # the same of what the process prints; a full pipe holds one or two
+MAX_AT_ONCE = 100  # outputs taken before the clock is looked at again
+MAX_READS = 16  # the same of what the process prints; a full pipe holds one or two
 
 Ready = Mapping[Any, int]  # sockets and descriptors, as the poller names them
 
@@ -101,7 +101,7 @@ class Messages:
         if self._kernel.output is None:
             return
         with contextlib.suppress(BlockingIOError):
-            for _ in range(MOST_READS):
+            for _ in range(MAX_READS):
                 data = os.read(self._kernel.output, 65_536)
                 if not data:
                     self.poller.unregister(self._kernel.output)  # everybody has closed it
@@ -124,7 +124,7 @@ class Messages:
                 self.waiting.cell["metadata"]["execution"]["shell.execute_reply"] = message.header.get("date") or now()
 
     def _take_outputs(self) -> None:
-        for _ in range(MOST_AT_ONCE):
+        for _ in range(MAX_AT_ONCE):
             message = self.channels.receive(self.channels.iopub)
             if message is None:
                 return

@@ -16,7 +16,7 @@ Content = Mapping[str, Any]
 TAIL_SHARE = 0.25  # of the printed text that is kept, how much from its end once it is too long
 RICH_FACTOR = 10  # pictures and tables may take this many times more than printed text
 MARK = "[rocmlab: all that was printed by cells whose output is too long for the notebook]\n"  # begins the log
-MOST_OUTPUTS = 5_000  # per cell; printed text beyond goes on in the last ones
+MAX_OUTPUTS = 5_000  # per cell; printed text beyond goes on in the last ones
 
 
 class OverflowLog:
@@ -117,7 +117,7 @@ class CellOutputs:
             self._tail(name).write(text[room:])
             return
         self._write(name, text)
-        if self._used_bytes > self._head_bytes or len(self.outputs) > MOST_OUTPUTS:
+        if self._used_bytes > self._head_bytes or len(self.outputs) > MAX_OUTPUTS:
             self._overflow()
             self._tail(name)
 

@@ -14,7 +14,7 @@ SPECIAL = re.compile(r"[\r\x08\x1b]")
 UNFINISHED = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*)?$")  # a sequence whose end comes with the next text
 CELL = re.compile(r"(?:\x1b\[[0-9;]*m)*[^\x1b](?:(?:\x1b\[[0-9;]*m)+$)?|\x1b")
 REACH_LINES = 50  # how far up the cursor can go
-LONGEST_LINE = 100_000
+MAX_LINE = 100_000
 WIDEST = 10_000  # columns that a move to the right may reach
 
 
@@ -64,7 +64,7 @@ class Screen:
             self._settle(len(self._lines) - REACH_LINES)
         if self._keep_bytes is not None and self.size_bytes - self._settled_bytes > self._keep_bytes:
             self._settle(len(self._lines))
-        if len(self._lines[-1]) > LONGEST_LINE and self._column is None and self._row == len(self._lines) - 1:
+        if len(self._lines[-1]) > MAX_LINE and self._column is None and self._row == len(self._lines) - 1:
             self._settle(len(self._lines))
             self._keep(self._lines[0])  # a line that long is no progress bar
             self._lines[0] = ""

@@ -10,7 +10,7 @@ from rocmlab.devices.model import Device
 
 ADDRESS = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])")
 SPAN = re.compile(r"([0-9]+)\s*-\s*([0-9]+)")
-SHORTEST_ID = 5  # characters of a unique id; fewer would soon fit two GPUs
+MIN_ID = 5  # characters of a unique id; fewer would soon fit two GPUs
 WHOLE_ID = 16  # digits of an AMD GPU's unique id, which may happen to be decimal ones
 FORMS = "use `all`, `none`, or a list of indices (`0,2` or `0-3`), PCI addresses or unique ids"
 MAX_SHOWN = 60
@@ -87,7 +87,7 @@ class _Choice:
     def _by_id(self, word: str) -> list[Device]:
         text = word.removeprefix("gpu-")
         is_index = text == word and text.isdecimal() and len(text) != WHOLE_ID
-        if len(text) < SHORTEST_ID or is_index:
+        if len(text) < MIN_ID or is_index:
             return []
         known = [(device, (device.unique_id or "").lower().removeprefix("gpu-")) for device in self.gpus]
         found = [device for device, identity in known if identity.startswith(text)]

@@ -21,7 +21,7 @@ from typing import Any
 
 Event = dict[str, Any]
 
-LONGEST_LINE_BYTES = 1_000_000
+MAX_LINE_BYTES = 1_000_000
 LAST_WORDS_BYTES = 4_000
 # As `python -m` does it, but nothing is imported from the folder in which the runner was started: a `queue.py` of the
 # person's would take the place of Python's own. (PYTHONSAFEPATH, which does the same, is new in Python 3.11.)
@@ -78,14 +78,12 @@ class Link:
     async def event(self) -> Event | None:
         """Return what it says next; None if it has ended, or cannot be listened to any more."""
         if self._reader is None:
-            self._reader, self._writer = await asyncio.open_connection(
-                sock=self._socket.dup(), limit=LONGEST_LINE_BYTES
-            )
+            self._reader, self._writer = await asyncio.open_connection(sock=self._socket.dup(), limit=MAX_LINE_BYTES)
         while True:
             try:
                 line = await self._reader.readline()
             except ValueError:
-                self.fault = f"it sent a line of more than {LONGEST_LINE_BYTES / 1e6:g} MB"
+                self.fault = f"it sent a line of more than {MAX_LINE_BYTES / 1e6:g} MB"
                 return None
             except OSError:
                 return None

@@ -17,7 +17,7 @@ from typing import Any
 
 Order = dict[str, Any]
 
-MOST_DESCRIPTORS = 250  # the kernel's limit is 253
+MAX_DESCRIPTORS = 250  # the kernel's limit is 253
 
 
 class Orders:
@@ -46,7 +46,7 @@ class Orders:
         line, descriptors = b"", list[int]()
         while not line.endswith(b"\n"):
             try:
-                data, received, _, _ = socket.recv_fds(self._socket, 65_536, MOST_DESCRIPTORS)
+                data, received, _, _ = socket.recv_fds(self._socket, 65_536, MAX_DESCRIPTORS)
             except OSError:
                 return None
             if not data:

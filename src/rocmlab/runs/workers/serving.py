@@ -23,7 +23,7 @@ from rocmlab.runs.workers import worker
 from rocmlab.runs.workers.commands import Order, Orders, block_slow_import
 from rocmlab.runs.workers.worker import Worker
 
-MOST_JOBS = 200  # then the process is replaced; what a library keeps for each job does not add up
+MAX_JOBS = 200  # then the process is replaced; what a library keeps for each job does not add up
 HANDLED = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -68,7 +68,7 @@ class Server:
             outcome = work.run()
         self.scratch = None  # the token stays: a runner that exits now has not ended yet what the job left
         import_ahead()
-        is_sound = work.is_sound and self.jobs < MOST_JOBS and (before is None or belongings() == before)
+        is_sound = work.is_sound and self.jobs < MAX_JOBS and (before is None or belongings() == before)
         self.orders.report("ended", outcome=asdict(outcome), is_sound=is_sound)
         return is_sound
 

@@ -29,7 +29,7 @@ LEASED = "ROCMLAB_LEASED"  # environment of a job: the runner has chosen, and le
 NOTEBOOK, RUN, NAME = "ROCMLAB_NOTEBOOK", "ROCMLAB_RUN", "ROCMLAB_JOB_NAME"  # what it is, for whoever looks at it
 NOTE = "owner.json"  # the same in its scratch folder, whose name has its mark: a forked kernel shows no environment
 ATTEMPTS = 3  # at giving a job to a worker; one may die while it has nothing to do
-MOST_WARNINGS = 100
+MAX_WARNINGS = 100
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ class Supervisor:
             self.workers.expect_conversion(event["number"], event["total"], time.monotonic() - self._begin)
         elif kind == "cell done":
             self._running_cell = None
-        elif kind == "warning" and len(self._warnings) < MOST_WARNINGS:
+        elif kind == "warning" and len(self._warnings) < MAX_WARNINGS:
             self._warnings.append(event["message"])
         elif kind == "ended":
             self._ended = event
