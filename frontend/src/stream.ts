@@ -6,7 +6,7 @@ import type { Snapshot, State } from './model';
 export type Status = 'closed' | 'connecting' | 'live' | 'lost' | 'refused';
 
 const FIRST_PAUSE_SECONDS = 0.5;
-const MAX_PAUSE_SECONDS = 10;
+const MOST_PAUSE_SECONDS = 10;
 const SILENCE_SECONDS = 45; // a server that samples seldom, because all cards sleep, still says something
 
 export interface Receiver {
@@ -80,7 +80,7 @@ export class Stream {
     // A stream that has ended is opened again at once; only if that fails there is something to say.
     this.receiver.onStatus(this.pause > FIRST_PAUSE_SECONDS ? 'lost' : 'connecting');
     this.retry = window.setTimeout(() => this.connect(), this.pause * 1000);
-    this.pause = Math.min(this.pause * 2, MAX_PAUSE_SECONDS);
+    this.pause = Math.min(this.pause * 2, MOST_PAUSE_SECONDS);
     if (this.pause > 2 * FIRST_PAUSE_SECONDS) {
       void this.ask(this.attempt);
     }
