@@ -48,7 +48,7 @@ kernels: ## List what JupyterLab's launcher offers, and who has the GPUs
 	@$(ROCMLAB) kernels
 demo: ## Show all of it on four SIMULATED GPUs, until Ctrl-C
 	@$(ROCMLAB) demo
-doctor: ## Say what is wrong and how to mend it
+doctor: ## Say what is wrong and how to fix it
 	@$(ROCMLAB) doctor
 monitoring: ## Start Prometheus and Grafana beside the running lab
 	@$(ROCMLAB) monitoring
@@ -90,8 +90,8 @@ bench: ## Measure training, and the notebooks on GPU and CPU (BENCH="train --qui
 # -- For those who work on rocmlab
 test: .venv-test/ready ## Run all tests; says why any is skipped (TESTS=tests/stack for some)
 	@scripts/test .venv-test/bin/python $(TESTS)
-lint: .venv-test/ready ## Check style and types
-	@.venv-test/bin/ruff check . && .venv-test/bin/ruff format --check . && .venv-test/bin/mypy
+lint: .venv-test/ready ## Check style, types and words
+	@.venv-test/bin/ruff check . && .venv-test/bin/ruff format --check . && .venv-test/bin/mypy && scripts/check-words
 lock: ## Renew the locked requirements (needs uv)
 	@scripts/lock --upgrade
 

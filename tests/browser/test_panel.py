@@ -166,7 +166,7 @@ def test_the_page_of_its_own_is_usable_by_keyboard(lab: Lab, page: Page, complai
 
 
 def test_the_doctors_findings_are_shown_with_a_fix_to_copy(lab: Lab, page: Page, complaints: list[str]) -> None:
-    """Where a node is missing the panel says what, why, and the command that mends it, which a button copies."""
+    """Where a node is missing the panel says what, why, and the command that fixes it, which a button copies."""
     (lab.root / "dev/kfd").unlink()
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     open_page(page, lab)

@@ -79,7 +79,7 @@ def test_a_fault_is_exit_code_2_and_json_has_everything(repository: Path, clone:
 
 
 def test_only_and_quick(repository: Path, clone: Path, root: Path) -> None:
-    """One check, several, the blocking ones, and a typing error."""
+    """One check, several, the blocking ones, and a typo."""
     only = json.loads(run(repository, clone, root, "--json", "--only", "igpu,shm", "--only", "rebar").stdout)
     quick = json.loads(run(repository, clone, root, "--json", "--quick").stdout)
     wrong = run(repository, clone, root, "--only", "igup")
@@ -139,7 +139,7 @@ class TestFix:
         assert done.returncode == 1
 
     def test_with_yes_it_mends_and_looks_again(self, repository: Path, stale: Path, root: Path) -> None:
-        """The exit code is that of the mended machine; a person's lines stay."""
+        """The exit code is that of the repaired machine; a person's lines stay."""
         done = run(repository, stale, root, "--fix", "--yes", "--only", "env.stale", **self.words(stale))
 
         text = (stale / ".env").read_text()
@@ -156,7 +156,7 @@ class TestFix:
     def test_a_person_is_asked(
         self, stale: Path, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """`n` leaves everything, `y` mends."""
+        """`n` leaves everything, `y` fixes."""
         monkeypatch.chdir(stale)
         monkeypatch.setenv("ROCMLAB_ROOT", str(root))
         monkeypatch.setenv("PATH", self.words(stale)["PATH"])

@@ -55,7 +55,7 @@ def test_devices_print_json_with_nothing_installed(repository: Path) -> None:
 
 
 def test_a_mistyped_make_variable_is_refused(repository: Path) -> None:
-    """Make takes any name without a word; the error guesses what was meant."""
+    """Make takes any name silently; the error guesses what was meant."""
     done = rocmlab(repository, "devices", MAKEFLAGS=" -- PROT=9000")
 
     assert done.returncode == 2

@@ -256,7 +256,7 @@ class TestStream:
         return lines
 
     def test_a_line_of_json_for_each_look(self, root: Path, repository: Path) -> None:
-        """Their times grow; Ctrl-C ends it without a word and with exit code 0."""
+        """Their times grow; Ctrl-C ends it silently and with exit code 0."""
         process = self._start(repository, root, "--json")
 
         first, second = (json.loads(line) for line in self._read(process, 2))

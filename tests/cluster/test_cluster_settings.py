@@ -154,7 +154,7 @@ def test_a_verb_that_cannot_work_says_why_at_once(
 
 
 def test_a_machine_in_one_cluster_is_not_moved_to_another(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What runs there would be lost without a word."""
+    """What runs there would be lost silently."""
     (project / ".env").write_text("CLUSTER=10.9.9.9:6379\n")
 
     code = main(["cluster", "up"])

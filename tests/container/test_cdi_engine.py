@@ -155,7 +155,7 @@ def test_make_ups_overlay_passes_the_chosen_gpu_alone(
 
 
 def test_a_name_that_the_engine_does_not_know_is_refused_before(cdi_engine: CdiEngine, tmp_path: Path) -> None:
-    """Without the file, or without the feature, `make up` says which command mends it."""
+    """Without the file, or without the feature, `make up` says which command fixes it."""
     chosen = settings.load(tmp_path, {"GPU_PASSTHROUGH": "cdi"})
     found = engine_probe.probe(cdi_engine.environment)
     gpus.check(chosen, ROCM, found, [], cdi_engine.root)

@@ -95,7 +95,7 @@ def test_one_of_two_nodes_was_not_passed(image: str, simulated: list[str]) -> No
 
 
 def test_a_lab_for_gpus_without_any(image: str) -> None:
-    """Without /dev/kfd the finding says that it is the host's to mend."""
+    """Without /dev/kfd the finding says that it is the host's to fix."""
     found = examined(image)
 
     assert found["dev.kfd.exists"]["status"] == "blocks"

@@ -141,7 +141,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def monitoring(docker_lab: Clone, host: Path, prometheus_image: str) -> Iterator[str]:
-    """What `make monitoring` prints beside a running lab; without a Grafana, whose image cannot be had here.
+    """What `make monitoring` prints beside a running lab; without a Grafana, whose image is not available here.
 
     A second Prometheus image stands where Grafana's would: it starts, and answers nothing.
     """

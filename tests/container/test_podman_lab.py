@@ -33,7 +33,7 @@ from rocmlab.stack.engine import Engine
 podman = podman_engine.probe()
 choice = Choice("rocm", "podman", "test", is_rootless=podman.is_rootless)
 found = project._assemble(settings.load(project.find()), choice, Engine(is_usable=False), podman, Path("{root}"))
-print("\\n".join(project.remarks(found)))
+print("\\n".join(project.notes(found)))
 project.write(found)
 found.lab.start(print)
 """

@@ -62,7 +62,7 @@ def prepare(lab: Clone, image: str) -> None:
 
 
 def test_make_up_passes_dxg_and_says_what_cannot_be_shown(wsl: None, lab: Clone, image: str) -> None:
-    """The backend is rocm, the lab is not stopped for want of a listed GPU, and its user opens the node."""
+    """The backend is rocm, the lab is not stopped for lack of a listed GPU, and its user opens the node."""
     prepare(lab, image)
 
     printed = lab.make("up").stdout

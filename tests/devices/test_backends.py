@@ -257,7 +257,7 @@ def test_discovery_knows_every_mask_by_name() -> None:
     ],
 )
 def test_a_root_that_is_no_host_is_said(tmp_path: Path, make: Callable[[Path], None], why: str) -> None:
-    """A typing error in ROCMLAB_ROOT would look like a machine without GPUs, with this machine's CPU."""
+    """A typo in ROCMLAB_ROOT would look like a machine without GPUs, with this machine's CPU."""
     make(tmp_path / "typo")
 
     found, problems = survey(tmp_path / "typo", {})

@@ -124,7 +124,7 @@ def _sensors() -> dict[str, str]:
 
 
 class Broken:
-    """Things broken in a tree, and mended again."""
+    """Things broken in a tree, and repaired again."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -145,7 +145,7 @@ class Broken:
         self._undo.append((kept, path))
         _replace(path, kind, content, VALUES[number % len(VALUES)], number)
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """Put everything back."""
         while self._undo:
             kept, path = self._undo.pop()
@@ -247,7 +247,7 @@ def test_ten_thousand_broken_trees(host: Path, monkeypatch: pytest.MonkeyPatch) 
             finally:
                 if is_root:
                     os.seteuid(0)
-                broken.mend()
+                broken.repair()
             done += 1
 
     trees()

@@ -1,4 +1,4 @@
-"""Conflicts between the variables of a process: explained, and mended by the line that is offered."""
+"""Conflicts between the variables of a process: explained, and fixed by the line that is offered."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HIP, ROCR, CUDA = "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_D
 AMD = "AMD_VISIBLE_DEVICES"
 
 
-def mended(environment: dict[str, str], fix: str) -> dict[str, str]:
+def repaired(environment: dict[str, str], fix: str) -> dict[str, str]:
     """Do what a shell does with the pasted line."""
     changed = dict(environment)
     for command in fix.split("#")[0].split(";"):
@@ -40,7 +40,7 @@ def mended(environment: dict[str, str], fix: str) -> dict[str, str]:
 
 
 CASES = [
-    # environment, GPUs, what is said, what it does, what remains once it is mended
+    # environment, GPUs, what is said, what it does, what remains once it is fixed
     ({ROCR: "2,3", HIP: "1"}, FOUR, "are both set", "GPU 3", [3]),
     ({ROCR: "1", HIP: "1"}, FOUR, "are both set", "see no GPU", [1]),
     ({ROCR: "1", HIP: "1"}, FOUR, "are both set", "HIP_VISIBLE_DEVICES names GPU 1, which is not there", [1]),
@@ -103,7 +103,7 @@ def test_a_conflict_is_explained_and_its_fix_mends_it(
     problem = next((found[said] for said in found if what in said), None)
     assert problem is not None, found
 
-    after = mended(environment, problem.fix)
+    after = repaired(environment, problem.fix)
 
     assert why in problem.why
     assert visibility.problems(after, gpus) == []
@@ -216,7 +216,7 @@ class TestNvidia:
         """The list ends at the first wrong entry, which the driver does not tell."""
         (problem,) = visibility.problems({CUDA: value}, self.TWINS)
 
-        after = mended({CUDA: value}, problem.fix)
+        after = repaired({CUDA: value}, problem.fix)
 
         assert what in problem.why
         assert visibility.problems(after, self.TWINS) == []
@@ -227,7 +227,7 @@ class TestNvidia:
         (problem,) = visibility.problems({CUDA: "0"}, self.ODD_PAIR)
 
         assert "fastest" in problem.why
-        assert visibility.problems(mended({CUDA: "0"}, problem.fix), self.ODD_PAIR) == []
+        assert visibility.problems(repaired({CUDA: "0"}, problem.fix), self.ODD_PAIR) == []
         assert visibility.problems({CUDA: "0"}, self.TWINS) == []
 
     @pytest.mark.parametrize("value", ["", "-1", "NoDevFiles", "0", "1,0"])
@@ -274,7 +274,7 @@ def test_every_fix_can_be_pasted_and_mends(environment: dict[str, str]) -> None:
         if not problems:
             break
         assert all(re.match(r"(unset|export) ", problem.fix) and "\n" not in problem.what for problem in problems)
-        environment = mended(environment, problems[0].fix)
+        environment = repaired(environment, problems[0].fix)
 
     assert visibility.problems(environment, FOUR) == []
 

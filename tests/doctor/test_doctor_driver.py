@@ -1,4 +1,4 @@
-"""The kernel's side: each check made to fire on a simulated host, mended, and asked again."""
+"""The kernel's side: each check made to fire on a simulated host, repaired, and asked again."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def test_each_check_says_its_own_problems(inside: Looker) -> None:
 
 
 def test_the_container_toolkits_variable_hides_nothing_here(inside: Looker) -> None:
-    """It is a warning, and taking it out is the mend."""
+    """It is a warning, and taking it out is the fix."""
     inside.environment = {"AMD_VISIBLE_DEVICES": "0"}
 
     found = fires(inside(), "env.conflict", WARNS)

@@ -48,7 +48,7 @@ def test_a_gpu_without_render_node(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("runtime", ["docker", "native"])
 def test_a_closed_node_stops_all_gpus(look: Looker, runtime: str) -> None:
-    """Whoever runs this test, root included, learns that mode 0000 is closed; `chmod` mends it."""
+    """Whoever runs this test, root included, learns that mode 0000 is closed; `chmod` fixes it."""
     look.runtime = runtime
     node = look.root / "dev/dri/renderD129"
     node.chmod(0)

@@ -87,7 +87,7 @@ def test_what_the_tables_do_not_know_is_unknown(look: Looker, kernel: str) -> No
 
 
 def test_releases_are_in_order() -> None:
-    """A typing error in a table would accuse the wrong machine."""
+    """A typo in a table would accuse the wrong machine."""
     for kind in ("rocm", "kernel"):
         table = releases.table(kind)
         assert len(table) > 15

@@ -105,7 +105,7 @@ def test_a_parent_that_must_not_fork_says_why(module: Any, tmp_path: Path, sourc
 
 
 def test_a_parent_that_crashes_says_how(module: Any, tmp_path: Path) -> None:
-    """A library may end the process while it is loaded; its last words are kept."""
+    """A library may end the process while it is loaded; its last lines are kept."""
     server = module("import os, sys\nsys.stderr.write('illegal instruction')\nsys.stderr.flush()\nos._exit(7)")
 
     assert not server.ready(30)

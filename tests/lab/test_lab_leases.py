@@ -147,7 +147,7 @@ def test_a_lab_without_gpus_runs_the_plain_kernel_on_the_cpu(host: Host, monkeyp
 
 
 def test_a_gpu_lab_whose_gpus_are_gone_refuses(host: Host, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Computing on the CPU without a word would be a lie."""
+    """Computing on the CPU silently would be a lie."""
     host.offer()
     monkeypatch.setenv("ROCMLAB_BACKEND", "rocm")
     empty = tmp_path / "empty"

@@ -384,7 +384,7 @@ def test_a_server_that_is_watched_ends_at_once(host: Host) -> None:
 
 
 def test_vanished_viewers_are_let_go(host: Host) -> None:
-    """Connections that break without a word do not keep the sampler going."""
+    """Connections that break silently do not keep the sampler going."""
     server = Server(host).up()
     root = host.prefix.parent / "host"
     try:

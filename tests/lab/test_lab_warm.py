@@ -161,6 +161,7 @@ def test_a_dead_fork_server_means_cold(host: Host, servers: ForkServers, caplog:
 
     asyncio.run(scenario())
 
+    assert "torch: the fork server is replaced: the fork server exited with code -9" in caplog.text
     assert "torch: cold start: its fork server still imports" in caplog.text
 
 

@@ -220,7 +220,7 @@ KNOWN = (
         "rocm-smi-6.1",
         "gfx",
         lambda d: d.theirs in ("gfx9010", "gfx11000", "gfx11001", "gfx12001"),
-        "prints gfx_target_version in decimal (ROCm/rocm_smi_lib mends it in 6.2)",
+        "prints gfx_target_version in decimal (ROCm/rocm_smi_lib fixes it in 6.2)",
     ),
     Known(
         "rocm-smi.*",

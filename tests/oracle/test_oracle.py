@@ -123,7 +123,7 @@ class TestCompleteness:
         assert not printed & set(oracle_fields.NOT_PRINTED)
 
     def test_every_known_difference_still_exists(self, compared: Compare) -> None:
-        """A tool that has been mended loses its entry in the list."""
+        """A tool that has been fixed loses its entry in the list."""
         used = {known for host in HOSTS for tool in TOOLS for known in compared(host, tool).explained}
 
         assert [known.reason for known in oracle_fields.KNOWN if known not in used] == []

@@ -63,7 +63,7 @@ def missing() -> str | None:
 
 @functools.cache
 def unpacked(folder: Path) -> tuple[Path | None, str]:
-    """Return where Debian's packages lie unpacked, or why they cannot be had."""
+    """Return where Debian's packages lie unpacked, or why they are not available."""
     (folder / "cache/archives/partial").mkdir(parents=True, exist_ok=True)
     options = ["-o", f"Dir::Cache={folder}/cache", "-o", "APT::Sandbox::User=root", "-qq", "--no-install-recommends"]
     command = ["apt-get", *options, "--download-only", "-y", "install", *NEEDED]

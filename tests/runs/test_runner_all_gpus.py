@@ -41,7 +41,7 @@ MASKS = "import os; print('masks', os.environ['HIP_VISIBLE_DEVICES'], os.environ
 
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Make a simulated host with so many GPUs the system's root."""
+    """Make a simulated host with this many GPUs the system's root."""
     monkeypatch.setenv("ROCMLAB_RUNTIME", "native")
     monkeypatch.chdir(tmp_path)
 

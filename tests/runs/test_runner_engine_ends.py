@@ -134,7 +134,7 @@ def test_a_cell_that_takes_no_interrupt_is_ended(tmp_path: Path) -> None:
 
 
 def test_a_wrong_limit_stops_the_notebook_before_it_starts(tmp_path: Path) -> None:
-    """No kernel is started for a typing error."""
+    """No kernel is started for a typo."""
     path = notebook_files.write(tmp_path / "in.ipynb", "1", rocmlab={"limits": {"hours": 3}})
 
     with pytest.raises(RocmlabError, match="hours"):

@@ -131,6 +131,6 @@ def test_limits_come_from_the_metadata_and_from_who_runs_it() -> None:
 
 @pytest.mark.parametrize("limits", [[], {"cell_second": 5}, {"cell_seconds": -1}, {"idle_seconds": "5"}])
 def test_a_wrong_limit_is_refused(limits: object) -> None:
-    """A typing error must not let a notebook run all night."""
+    """A typo must not let a notebook run all night."""
     with pytest.raises(RocmlabError, match="cell_seconds"):
         Limits().with_metadata({"rocmlab": {"limits": limits}}, {})

@@ -125,7 +125,7 @@ def test_a_disk_that_is_full_at_the_end_leaves_the_last_notebook_whole(small_dis
 
 
 def test_a_full_disk_does_not_hide_why_a_notebook_was_cut_short(small_disk: Path) -> None:
-    """The limit is the error; that the last words could not be saved is only said beside it."""
+    """The limit is the error; that the last lines could not be saved is only said beside it."""
     fills = "print('x' * 3_000_000, flush=True)\nimport time; time.sleep(60)"
 
     ran = engine_runs.run(small_disk, "1", fills, cell_seconds=1, save_seconds=0.1)

@@ -396,7 +396,7 @@ def test_other_kernels_are_started_as_they_are() -> None:
 
 
 def execute(tmp_path: Path, devices: list[Device], cpu: Device, *cells: str, count: int = 1) -> Run:
-    """Run the same notebook so many times at once; the leases are in `tmp_path/share`."""
+    """Run the same notebook this many times at once; the leases are in `tmp_path/share`."""
     path = notebook_files.write(tmp_path / "notebooks/n.ipynb", *cells)
     jobs = name_uniquely(examine([Found(str(path), path)] * count, {}))
     folder = RunFolder.create(tmp_path / "share", "test")
@@ -496,7 +496,7 @@ def test_a_run_can_be_ended_while_it_waits(tmp_path: Path, gpus: list[Device], c
 
 
 def test_without_locks_a_job_runs_and_says_so(tmp_path: Path, gpus: list[Device], cpu: Device) -> None:
-    """Where the folder cannot be had, the notebook is not lost, and the result does not claim a lease."""
+    """Where the folder is not available, the notebook is not lost, and the result does not claim a lease."""
     (tmp_path / "share").mkdir()
     (tmp_path / "share/leases").write_text("not a folder")
 
@@ -554,7 +554,7 @@ def test_the_lease_of_a_run_lives_as_long_as_the_kernel(tmp_path: Path, victims:
 
 
 def job(name: str, gpus: int | None = None) -> Job:
-    """Return a job that asks for so many GPUs."""
+    """Return a job that asks for this many GPUs."""
     return Job(name=name, notebook=f"/{name}.ipynb", gpus=gpus)
 
 

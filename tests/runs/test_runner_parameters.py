@@ -61,7 +61,7 @@ def test_what_is_not_a_parameter_is_refused(word: str) -> None:
 
 
 def test_a_parameter_given_twice_is_refused() -> None:
-    """Whichever counted, the other would be lost without a word; a grid is written with a comma."""
+    """Whichever counted, the other would be lost silently; a grid is written with a comma."""
     assert parameters.parse(["epochs=1,3", "seed=7"]) == {"epochs": [1, 3], "seed": [7]}
 
     with pytest.raises(RocmlabError) as caught:

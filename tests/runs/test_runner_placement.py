@@ -11,7 +11,7 @@ from rocmlab.runs.scheduling.placement import Slots, choose_gpus
 
 
 def job(name: str, gpus=None) -> Job:
-    """Return a job that asks for so many GPUs."""
+    """Return a job that asks for this many GPUs."""
     return Job(name=name, notebook=f"/{name}.ipynb", gpus=gpus)
 
 

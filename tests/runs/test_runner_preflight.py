@@ -32,7 +32,7 @@ def test_a_good_notebook_has_no_problem(tmp_path: Path) -> None:
 
 
 def test_an_unknown_parameter_names_those_that_exist(tmp_path: Path) -> None:
-    """A typing error must not train with the defaults for hours."""
+    """A typo must not train with the defaults for hours."""
     path = notebook_files.write(tmp_path / "a.ipynb", DECLARED)
 
     problem = only(path, {"epochs": 2, "learningrate": 0.1}).problem

@@ -11,7 +11,7 @@ from rocmlab.runs.screen import preview
 
 
 def last_line(slots: int, *gpus: int, seconds: float | None = None) -> str:
-    """Return what stands below the plan of jobs with so many GPUs each."""
+    """Return what stands below the plan of jobs with this many GPUs each."""
     common = {"kernel": "torch", "note": None, "vram_bytes": None, "parameters": {}, "skipped": False, "problem": None}
     plan = [
         {"name": f"job-{at}", "gpus": count, "expected_seconds": seconds, **common} for at, count in enumerate(gpus)

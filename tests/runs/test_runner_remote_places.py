@@ -126,7 +126,7 @@ def test_a_job_that_ended_badly_is_tried_on_another_node() -> None:
     ],
 )
 def test_what_no_node_has_is_said_before_anything_runs(resources: dict, text: str) -> None:
-    """With what the nodes have, and how to mend it."""
+    """With what the nodes have, and how to fix it."""
     places = ClusterPlaces([node("one", LARGE, LARGE), node("two", SMALL)])
 
     problem = places.problem(job(**resources))

@@ -90,7 +90,7 @@ def test_a_death_between_cells_blames_no_cell(tmp_path: Path) -> None:
 
 
 def test_the_runner_corrects_the_cause_and_completes_what_was_not_saved(tmp_path: Path) -> None:
-    """It knows why the engine was stopped, and that cells before the running one had ended; last words stay."""
+    """It knows why the engine was stopped, and that cells before the running one had ended; last lines stay."""
     path = tmp_path / "a.ipynb"
     ours = {"output_type": "error", "ename": "Killed", "evalue": "SIGTERM", "traceback": ["Killed: SIGTERM", "bye"]}
     cells = [cell("completed"), cell("running"), cell("failed", ours), cell("pending")]

@@ -148,7 +148,7 @@ def test_a_job_that_cannot_run_is_a_failure_too(tmp_path: Path, slots: Slots, ru
 def test_the_command_tries_once_more_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One retry without a word; the log and the table tell of it."""
+    """One retry silently; the log and the table tell of it."""
     dies = DIES_ONCE.format(path=str(tmp_path / "seen"), times=1, wait=0)
     notebook_files.write(tmp_path / "notebooks/dies.ipynb", dies)
     monkeypatch.chdir(tmp_path)

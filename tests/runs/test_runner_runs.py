@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -315,3 +316,32 @@ def test_processes_are_found_by_their_mark() -> None:
     assert found == [pid]
     assert left == []
     assert job_tokens.find("a-mark-of-a-test") == []
+
+
+HOLDS = """
+import fcntl, sys, time
+lock = open(sys.argv[1], "w")
+fcntl.flock(lock, fcntl.LOCK_EX)
+memory = bytearray(b"x") * 400_000_000  # which the system frees before it closes files
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("grace_seconds", [0.0, 5.0])
+def test_what_a_job_held_is_free_when_its_processes_are_ended(tmp_path: Path, grace_seconds: float) -> None:
+    """A lease that one of them inherited can be taken at once, however much memory the process had."""
+    token = job_tokens.new()
+    for _ in range(3):
+        with subprocess.Popen(
+            [sys.executable, "-c", HOLDS, tmp_path / "lock"],
+            env={**os.environ, job_tokens.NAME: token},
+            stdout=subprocess.PIPE,
+        ) as process:
+            assert process.stdout
+            assert process.stdout.readline() == b"ready\n"
+
+            left = job_tokens.end(token, grace_seconds)
+            with open(tmp_path / "lock", "w") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            assert left == []

@@ -67,7 +67,7 @@ def execute(
     limits: Limits | None = None,
     **rules: Any,
 ) -> Run:
-    """Run the same notebook so many times."""
+    """Run the same notebook this many times."""
     path = notebook_files.write(folder / "notebooks/n.ipynb", *cells, kernel="can-be-warm")
     jobs = name_uniquely(examine([Found(str(path), path)] * count, {}))
     share = RunFolder.create(folder / "share", "test")

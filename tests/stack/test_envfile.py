@@ -92,3 +92,14 @@ class TestFile:
 
         with pytest.raises(RocmlabError, match="cannot be written"):
             envfile.write(tmp_path / "file/.env", "A=1\n")
+
+    def test_a_value_that_is_not_utf_8_is_an_error(self, tmp_path: Path) -> None:
+        """Its path could not be found again; the file stays as it was."""
+        path = tmp_path / ".env"
+        path.write_text("PORT=1\n")
+
+        with pytest.raises(RocmlabError, match="not UTF-8"):
+            envfile.write(path, "NOTEBOOKS_DIR=/data/\udce9\n")
+
+        assert path.read_text() == "PORT=1\n"
+        assert list(tmp_path.iterdir()) == [path]

@@ -206,7 +206,7 @@ class TestServer:
         """A broken configuration ends the start with the log's end, and no record of a running lab."""
         (lab.home / ".jupyter/jupyter_config.py").write_text("raise SystemExit('broken on purpose')\n")
 
-        with pytest.raises(RocmlabError, match="exited during startup") as caught:
+        with pytest.raises(RocmlabError, match="did not start") as caught:
             lab.start(lambda _: None)
 
         assert "broken on purpose" in caught.value.problem.why

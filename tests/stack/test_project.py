@@ -283,6 +283,10 @@ class TestPlan:
         for name, value in {**words, "ROCMLAB_ROOT": str(make_host(tmp_path / "host")), "BACKEND": "cpu"}.items():
             monkeypatch.setenv(name, value)
 
+        assert projects.plan(tmp_path, stays=True).choice.runtime == "docker", "a copied .env is no lab"
+        (tmp_path / ".venv/bin").mkdir(parents=True)
+        (tmp_path / ".venv/bin/python").touch()
+        (tmp_path / ".venv/rocmlab-environment.json").write_text('{"backend": "cpu"}')
         assert projects.plan(tmp_path).choice.runtime == "docker"
         assert projects.plan(tmp_path, stays=True).choice.runtime == "native"
 

@@ -18,7 +18,7 @@ BEGIN = 1_800_000_000.0
 
 
 def snapshot(seconds: float, **values: float | None) -> Snapshot:
-    """Return what one device, called `a`, says so many seconds after the beginning."""
+    """Return what one device, called `a`, says this many seconds after the beginning."""
     now = BEGIN + seconds
     return Snapshot(now, {"a": Sample(now, **values)})  # type: ignore[arg-type]
 

@@ -7,6 +7,7 @@ The lists below are ours; their source is ROCm/device-metrics-exporter, grafana/
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from contextlib import closing
 from pathlib import Path
@@ -264,3 +265,22 @@ def test_a_text_that_hangs_is_left_out_and_waited_for_once(tmp_path: Path) -> No
         if name == "gpu_gfx_activity"
     }
     assert sorted(map(bool, versions.values())) == [False, True]
+
+
+def test_a_text_that_comes_late_is_known_to_the_next_scrape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that always takes longer than a scrape waits is not missing for ever."""
+    root = write_host(tmp_path / "host", gpus=1, busy="steady")
+    found, _ = read(root)
+    may_answer, real = threading.Event(), compat.roots.read_text
+    monkeypatch.setattr(compat, "TEXT_SECONDS", 0.1)
+    monkeypatch.setattr(compat, "_READER", compat.BackgroundReader(0.1))
+    monkeypatch.setattr(compat.roots, "read_text", lambda path: may_answer.wait(30) and real(path))
+
+    first = compat.labels_of(found[0], 0, root)["vbios_version"]
+    may_answer.set()
+    end = time.monotonic() + 10
+    while not (later := compat.labels_of(found[0], 0, root)["vbios_version"]) and time.monotonic() < end:
+        time.sleep(0.01)
+
+    assert first is None
+    assert later

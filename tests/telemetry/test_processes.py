@@ -71,7 +71,7 @@ def test_a_made_up_process_is_of_no_user_of_this_machine(tmp_path: Path) -> None
 
 
 def test_the_end_of_the_interpreter_is_silent(tmp_path: Path) -> None:
-    """Descriptors that are still kept then are closed without a word, whatever is already gone."""
+    """Descriptors that are still kept then are closed silently, whatever is already gone."""
     root = write_host(tmp_path, gpus=1, processes=[GpuUse(os.getpid())])
     source = (
         "import string, sys\n"

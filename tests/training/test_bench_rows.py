@@ -164,7 +164,7 @@ def test_rows_that_fail_alike_are_one_error(kernels: Path, monkeypatch: pytest.M
 
 
 def test_an_unknown_row_is_an_error_with_the_names() -> None:
-    """A typing error must not measure everything."""
+    """A typo must not measure everything."""
     with pytest.raises(RocmlabError, match="no such row: mnist_fc_jaxx") as caught:
         bench.measure(["mnist_fc_jaxx"])
 

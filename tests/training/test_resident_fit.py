@@ -57,6 +57,10 @@ class Written:
         """Note the model."""
         self.calls.append(("model", model))
 
+    def on_train_begin(self, logs):
+        """Note that Keras passes logs here also."""
+        self.calls.append(("begin", logs))
+
     def on_epoch_end(self, epoch, logs=None):
         """Note the logs."""
         self.calls.append((epoch, logs))
@@ -76,7 +80,8 @@ def test_plain_callbacks_are_called_and_the_history_is_kept(capsys):
     found.on_train_end({})
 
     assert written.calls[0] == ("model", "module")
-    assert written.calls[1] == (0, {"loss": 1.0, "val_loss": 0.5})
+    assert written.calls[1] == ("begin", None)
+    assert written.calls[2] == (0, {"loss": 1.0, "val_loss": 0.5})
     assert seen == [0, 1]
     assert history.history == {"loss": [1.0, 0.0], "val_loss": [0.5, 0.5]}
     assert history.epoch == [0, 1]

@@ -23,6 +23,7 @@ def start(work: Callable[[], T]) -> concurrent.futures.Future[T]:
     future = concurrent.futures.Future[T]()
 
     def run() -> None:
+        future.set_running_or_notify_cancel()  # from here on it cannot be cancelled
         try:
             result = work()
         except BaseException as err:

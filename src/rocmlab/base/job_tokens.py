@@ -25,8 +25,8 @@ PATTERN = re.compile(r"[0-9a-f]{16}")
 HAS_PROC = sys.platform == "linux"
 ROUNDS = 5  # a process may start another during the search
 KILL_SECONDS = 1.0  # for killed processes to exit; one that hangs in a driver does not
-LOOK_SECONDS = 0.005
-ENV_START = 50  # the field of /proc/PID/stat, counted from 1
+LOOK_SECONDS = 0.005 if HAS_PROC else 0.2  # where each look starts `ps`
+THREADS, ENV_START = 20, 50  # fields of /proc/PID/stat, counted from 1
 
 
 def new() -> str:
@@ -94,11 +94,21 @@ def _wait(pids: Collection[int], token: str, seconds: float) -> set[int]:
     """Wait until processes have exited, and return those that have not."""
     left = set(pids)
     deadline = time.monotonic() + seconds
-    while left := {pid for pid in left if carries(pid, token)} if HAS_PROC else left & set(find(token)):
+    while left := {pid for pid in left if not _has_exited(pid)} if HAS_PROC else left & set(find(token)):
         if time.monotonic() > deadline:
             break
         time.sleep(LOOK_SECONDS)
     return left
+
+
+def _has_exited(pid: int) -> bool:
+    """Return whether a process has closed its files and locks; its environment is gone long before that."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return True
+    fields = text.rpartition(")")[2].split()
+    return fields[0] in "ZX" and int(fields[THREADS - 3]) <= 1  # its other threads may still be in a driver
 
 
 def _send(pid: int, token: str, number: signal.Signals) -> bool:

@@ -74,7 +74,7 @@ def _of_developers(name: str) -> ModuleType:
             "the benchmarks for developers are in the source repository of rocmlab, not in the package",
             f"clone the repository, then there: scripts/rocmlab bench {name}",
         )
-    sys.path.append(str(folder))
+    sys.path.insert(0, str(folder))  # before a package of that name in site-packages
     return importlib.import_module("benchmarks.command")
 
 

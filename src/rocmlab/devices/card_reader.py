@@ -301,7 +301,7 @@ class _Table:
             values[field] = sensors.capped(unit, sensors.known(unit, found))
         if self._wants_all:
             values[THROTTLE] = table.throttle_reasons if table else None
-        self.energy_joules = table.energy_joules if table else None
+        self.energy_joules = table.energy_joules if table and self._wants_all else None
         self._form = None
         if table and content:
             self._plan(content, table.revision)

@@ -30,7 +30,7 @@ def ask(project: Project, options: Sequence[str], limit_seconds: float) -> dict[
     except ValueError:
         said = output.strip().splitlines()[-1] if output.strip() else "it printed nothing"
         what = "the running lab does not answer doctor's questions"
-        if "no verb 'doctor'" in output or "unknown command 'doctor'" in output:
+        if any(text in output for text in ("no verb 'doctor'", "unknown command 'doctor'", "invalid choice")):
             return silent(what, "it was built before `doctor` existed", "make build && make up")
         return silent(what, said[-300:], "make logs; then: make down && make up")
     if not isinstance(report, dict) or not isinstance(report.get("findings"), list):

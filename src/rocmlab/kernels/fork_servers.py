@@ -23,10 +23,11 @@ class ForkServers:
         """Begin with none.
 
         Args:
-            max_restarts: how often each is replaced after it was killed; None: always.
+            max_restarts: how often each is replaced after it was killed; None: each time if it had forked a kernel.
         """
         self._max_restarts = max_restarts
         self._restarts: Counter[str] = Counter()
+        self._served: set[str] = set()  # keys of those that have forked a kernel
         self._servers: dict[str, ForkServer] = {}  # by the key of their recipe
         self._keys: dict[str, str] = {}  # by kernelspec
         self._retired: list[ForkServer] = []  # something that is fixed at import has changed since
@@ -53,6 +54,8 @@ class ForkServers:
             found = self._servers.get(recipe.key)
             if found and found.why and found.seconds is not None and self._may_restart(recipe.key):
                 self._restarts[recipe.key] += 1
+                self._served.discard(recipe.key)
+                log.info("%s: the fork server is replaced: %s", recipe.name, found.why)
                 found.close()
                 found = None
             if found is None:
@@ -61,7 +64,7 @@ class ForkServers:
             return found
 
     def _may_restart(self, key: str) -> bool:
-        return self._max_restarts is None or self._restarts[key] < self._max_restarts
+        return key in self._served if self._max_restarts is None else self._restarts[key] < self._max_restarts
 
     def fork(
         self,
@@ -84,7 +87,7 @@ class ForkServers:
         reason = None if server.ready(0) else server.why or "its fork server still imports"
         if not reason:
             try:
-                return forked.fork(
+                process = forked.fork(
                     server.address,
                     cwd=cwd,
                     environment=recipe.environment,
@@ -97,6 +100,9 @@ class ForkServers:
             except forked.Refused as err:
                 reason = str(err)
                 self.get(recipe, folder)  # another, for the next kernel, if it was killed
+            else:
+                self._served.add(recipe.key)
+                return process
         log.info("%s: cold start: %s", recipe.name, reason)
         return None
 

@@ -114,7 +114,8 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
 
     async def _fork(self, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
         """Fork the kernel from a process that has imported the framework; None if it has to start cold."""
-        if self.owned is None or not isinstance(self.parent.parent, MultiKernelManager):
+        owned = self.owned  # it may be let go meanwhile
+        if owned is None or not isinstance(self.parent.parent, MultiKernelManager):
             return None  # refused, or a runner's; and a fork server is for a server, which starts many kernels
         if live.get("WARM_KERNELS") == "off":
             return None
@@ -128,8 +129,8 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
             recipe,
             cwd=self.cwd,
             connection_file=os.path.realpath(self.parent.connection_file),
-            descriptors=self.owned.lease.descriptors if self.owned.lease else (),
-            arguments=[_banner(self.owned.banner())],
+            descriptors=owned.lease.descriptors if owned.lease else (),
+            arguments=[_banner(owned.banner())],
             answer_seconds=FORK_SECONDS,
         )
         if process is None:

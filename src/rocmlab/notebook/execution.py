@@ -23,7 +23,7 @@ from rocmlab.notebook.watch import Watch
 TICK_SECONDS = 0.5  # where the system cannot tell that the kernel has ended, and while a kernel starts
 ASK_AGAIN_SECONDS = 0.5  # whether the kernel is ready
 LATE_OUTPUT_SECONDS = 10.0  # of silence after a cell's reply, until its end is taken as lost
-DRAIN_SECONDS = 0.2  # for the last words of a kernel that has died
+DRAIN_SECONDS = 0.2  # for the last lines of a kernel that has died
 INTERRUPT_SECONDS = 2.0  # for a cell to react to an interrupt
 SHUTDOWN_SECONDS = 10.0  # for a kernel to end by itself: what it does at exit, such as writing a checkpoint
 SHORT_SHUTDOWN_SECONDS = 1.0  # the same after a notebook was aborted short

@@ -84,7 +84,7 @@ class Messages:
         return self.channels.shell in ready or self.channels.iopub in ready
 
     def drain(self, seconds: float) -> None:
-        """Take the last words of a kernel that has ended."""
+        """Take the last lines of a kernel that has ended."""
         if self._kernel.sentinel is not None:
             with contextlib.suppress(KeyError):
                 self.poller.unregister(self._kernel.sentinel)

@@ -47,7 +47,7 @@ class Channels:
         self._user = _user()
         self.context: zmq.Context[Any] = zmq.Context()
         self.iopub = self._open("iopub_port", zmq.SUB)
-        self.iopub.setsockopt(zmq.RCVHWM, 0)  # what is not taken is lost without a word, and this side is the fast one
+        self.iopub.setsockopt(zmq.RCVHWM, 0)  # what is not taken is lost silently, and this side is the fast one
         self.iopub.setsockopt(zmq.SUBSCRIBE, b"")
         self.shell = self._open("shell_port", zmq.DEALER)
         self.control = self._open("control_port", zmq.DEALER)

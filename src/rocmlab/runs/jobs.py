@@ -172,5 +172,5 @@ def safe_name(text: str) -> str:
 
 
 def cut(text: str, longest_bytes: int) -> str:
-    """Return the beginning of a text, no longer than so many bytes of UTF-8."""
+    """Return the beginning of a text, no longer than this many bytes of UTF-8."""
     return text.encode()[:longest_bytes].decode(errors="ignore")

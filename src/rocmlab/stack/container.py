@@ -182,7 +182,7 @@ class ContainerLab(ImageLab):
         last = self.engine("logs", "--tail", "15", container)[1].strip() if container else "the container was removed"
         if self._undo(before):
             raise RocmlabError(
-                "JupyterLab exited during startup", f"last log lines:\n{last}", "fix the error above, then `make up`"
+                "JupyterLab did not start", f"last log lines:\n{last}", "fix the error above, then `make up`"
             )
         if not force:
             raise not_answering(f"last log lines:\n{last}")

@@ -92,5 +92,12 @@ def confirm(state: Path, port: int, found: tuple[Listener, ...]) -> None:
 
 def _facts(port: int, listener: Listener) -> dict[str, object]:
     """Return what names a socket. The uid is part of it: another user could wait until an inode's number returns."""
-    boot = BOOT.read_text(encoding="ascii").strip() if BOOT.exists() else ""
-    return {"port": port, "inode": listener.inode, "uid": listener.uid, "boot": boot}
+    return {"port": port, "inode": listener.inode, "uid": listener.uid, "boot": _boot()}
+
+
+def _boot() -> str:
+    """Return the id of this start of the host; empty if it is unknown."""
+    try:
+        return BOOT.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""

@@ -105,13 +105,19 @@ def write(path: Path, text: str, mode: int = 0o600) -> None:
     """Replace a file atomically; it is readable by its owner alone, for it may hold the token.
 
     Raises:
-        RocmlabError: the folder cannot be written.
+        RocmlabError: the folder cannot be written, or a value is not UTF-8.
     """
     from rocmlab.base import files  # not before: `smi` reads only, and starts in milliseconds
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        files.write_text(path, text, mode)
+        content = text.encode()
+        with files.replacing(path, mode) as file:
+            file.write(content)
+    except UnicodeEncodeError as err:
+        raise RocmlabError(
+            f"{path} cannot be written", f"a value is not UTF-8: {err}", "rename the file or folder"
+        ) from err
     except OSError as err:
         raise RocmlabError(
             f"{path} cannot be written",

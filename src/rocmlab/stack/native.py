@@ -244,7 +244,7 @@ class NativeLab(Lab):
             return True
         self._stop_server()
         raise RocmlabError(
-            "JupyterLab exited during startup",
+            "JupyterLab did not start",
             last_lines(self.log),
             f"fix the error above, then `make up`; complete log: {self.log}",
         )

@@ -32,7 +32,7 @@ from rocmlab.stack.choice import CONTAINERS, Choice
 from rocmlab.stack.container import ContainerLab
 from rocmlab.stack.docker import DockerLab
 from rocmlab.stack.engine import Engine
-from rocmlab.stack.environment import Environment, amd_wheels
+from rocmlab.stack.environment import Environment, amd_wheels, backend_of
 from rocmlab.stack.image import BaseImageUnreachable
 from rocmlab.stack.lab import Lab, Say
 from rocmlab.stack.native import NativeLab
@@ -96,7 +96,7 @@ def notes(project: Project) -> list[str]:
 def plan(folder: Path, settings: Settings | None = None, *, stays: bool = False) -> Project:
     """Look at the host and decide; nothing is written.
 
-    With `stays` a native lab remains native although an engine is installed now; only `up` moves it.
+    With `stays` a native lab that is complete remains native although an engine is installed now; only `up` moves it.
 
     Raises:
         RocmlabError: a setting is wrong, or what was requested is not available.
@@ -108,7 +108,7 @@ def plan(folder: Path, settings: Settings | None = None, *, stays: bool = False)
     _look_only_at(root)
     runtime = settings.get("RUNTIME")
     before = envfile.parse(envfile.read(settings.env_path)).get("ROCMLAB_RUNTIME", "")
-    if stays and runtime == "auto" and before == "native":
+    if stays and runtime == "auto" and before == "native" and backend_of(folder / ".venv"):
         runtime = before
     engine = engines.probe() if runtime in ("auto", "docker") else Engine(is_usable=False)
     is_fit = engine.is_usable and not engine.lab_problem() and not engine.device_problem()

@@ -132,4 +132,5 @@ def check_free(port: int) -> None:
 
 def next_free(port: int) -> int:
     """Return a free port after this one, or simply the next one where none of a hundred is free."""
-    return next((each for each in range(port + 1, min(port + 100, 65536)) if is_free(each)), port + 1)
+    otherwise = port + 1 if port < 65535 else 8889
+    return next((each for each in range(port + 1, min(port + 100, 65536)) if is_free(each)), otherwise)

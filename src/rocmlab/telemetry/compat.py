@@ -11,6 +11,7 @@ which of two metrics is queried: power and temperature of an MI300, or of any ot
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from collections import defaultdict
@@ -115,12 +116,15 @@ def labels_of(gpu: Device, place: int, root: Path) -> dict[str, object]:
 def _text(path: Path, gpu: Device) -> str | None:
     """Return a text that a card does not change: it is read once for each card, and waited for once if it hangs."""
     key = (path, gpu.unique_id, gpu.pci_id)
+
+    def read() -> None:
+        text = roots.read_text(path)
+        if text is not None or not os.path.exists(path):
+            _texts[key] = text  # also when the answer comes late; after an error the next call tries again
+
     if key not in _texts:
-        found = _READER.now(key, lambda: (roots.read_text(path), path.exists()))
-        if found is None or (found[0] is None and found[1]):
-            return None  # it hangs or failed: the next call tries again
-        _texts[key] = found[0]
-    return _texts[key]
+        _READER.now(f"{path.name} of {device_id(gpu)}", read)
+    return _texts.get(key)
 
 
 def _jobs(

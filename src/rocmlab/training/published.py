@@ -56,7 +56,7 @@ PUBLISHED = (
         "Adadelta, batch 128",
         "2.78 times its CPU",
     ),
-    Published("cnn_backends", 2019, "Core i5, 3.2 GHz", "TensorFlow 2.0", 425 * MICRO, "Adadelta, batch 128"),
+    Published("cnn_backends", 2019, "Core i5 3.2 GHz, CPU", "TensorFlow 2.0", 425 * MICRO, "Adadelta, batch 128"),
     Published(
         "cnn_devices",
         2021,

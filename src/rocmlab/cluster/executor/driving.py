@@ -2,7 +2,7 @@
 
 It takes the runner's orders and tells it what happens, as JSON lines; see `rocmlab.cluster.executor.cluster`. When the
 runner ends, so does this process, and Ray ends the run's tasks and actors. When the cluster is lost, Ray's core may end
-this process at any moment, without a word; the runner knows what that means.
+this process at any moment, silently; the runner knows what that means.
 """
 
 from __future__ import annotations

@@ -208,7 +208,7 @@ class _Job:
         """Return the GPUs that Ray has given this task.
 
         Raises:
-            RocmlabError: they are not what the job wants, or cannot be had.
+            RocmlabError: they are not what the job wants, or are not available.
         """
         if why := masked(os.environ):
             raise RocmlabError(*why)

@@ -6,6 +6,7 @@ kernel calls `keep`; the command of a cold one, from `keeping`, has the source o
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 
 
@@ -30,6 +31,9 @@ def keep(descriptors: Sequence[int]) -> None:
         os.register_at_fork(after_in_child=leave)
 
 
+SOURCE = inspect.getsource(keep)  # read now: after an update of rocmlab the file is another one
+
+
 def keeping(command: Sequence[str], descriptors: Sequence[int]) -> list[str]:
     """Return a kernel's command with what keeps its descriptors from processes that may outlive it.
 
@@ -38,7 +42,5 @@ def keeping(command: Sequence[str], descriptors: Sequence[int]) -> list[str]:
     """
     if not descriptors or not any("ipykernel" in word for word in command):
         return list(command)
-    import inspect
-
-    source = f"from __future__ import annotations\n{inspect.getsource(keep)}\nkeep({tuple(descriptors)})"
+    source = f"from __future__ import annotations\n{SOURCE}\nkeep({tuple(descriptors)})"
     return [*command, f"--IPKernelApp.code_to_run=exec({source!r}, {{}})"]

@@ -6,6 +6,8 @@ The threads of `asyncio.to_thread` are waited for when Python ends, so that one 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextlib
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -66,6 +68,21 @@ class SharedReader(Generic[T]):
 
 
 def _started(work: Callable[[], T]) -> asyncio.Future[T]:
-    future = asyncio.wrap_future(background.start(work))
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
     future.add_done_callback(lambda done: done.cancelled() or done.exception())  # the request may be over
+
+    def copy(source: concurrent.futures.Future[T]) -> None:
+        if future.done():
+            return
+        if error := source.exception():
+            future.set_exception(error)
+        else:
+            future.set_result(source.result())
+
+    def pass_on(source: concurrent.futures.Future[T]) -> None:
+        with contextlib.suppress(RuntimeError):  # the server has ended
+            loop.call_soon_threadsafe(copy, source)
+
+    background.start(work).add_done_callback(pass_on)
     return future

@@ -18,7 +18,7 @@ def choose_gpus(devices: Sequence[Device], choice: str | None, environment: Mapp
         environment: where the lab's backend and its own mask stand.
 
     Raises:
-        RocmlabError: the choice cannot be had; a GPU that was asked for is never replaced by the CPU.
+        RocmlabError: the choice is not available; a requested GPU is never replaced by the CPU.
     """
     backend = environment.get("ROCMLAB_BACKEND")
     found = visibility.mark_hidden(devices, environment)

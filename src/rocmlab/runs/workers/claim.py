@@ -31,7 +31,7 @@ class Claim:
     """A job's claim to its place's GPUs, and the lease that it becomes. On the CPU there is nothing to lease.
 
     The first attempt is made at once, so that what the run says when a job starts is true. GPUs with foreign processes
-    are taken last, and with a warning. Where locks cannot be had, the job runs without a lease, also with a warning.
+    are taken last, and with a warning. Without locks the job runs without a lease, also with a warning.
     """
 
     def __init__(

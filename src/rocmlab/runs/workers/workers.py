@@ -18,7 +18,7 @@ WORKER = "rocmlab.runs.workers.serving"
 CONVERTER = "rocmlab.runs.workers.converting"
 CONVERSION_SECONDS = 60.0  # for one notebook; then the process is killed
 QUICK_SECONDS = 5.0  # a job that is past half of its cells in that time
-ATTEMPTS = 2  # at a conversion; the process may have been killed for want of memory that others used
+ATTEMPTS = 2  # at a conversion; the process may have been killed for lack of memory that others used
 
 
 class Workers:

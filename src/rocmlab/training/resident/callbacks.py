@@ -98,10 +98,13 @@ class PlainCallbacks:
         for callback in self._callbacks:
             getattr(callback, name, _nothing)(*arguments)
 
-    on_train_begin = partialmethod(_call, "on_train_begin")
-    on_train_end = partialmethod(_call, "on_train_end")
-    on_test_begin = partialmethod(_call, "on_test_begin")
-    on_test_end = partialmethod(_call, "on_test_end")
+    def _call_with_logs(self, name: str, logs: Logs | None = None) -> None:
+        self._call(name, logs)
+
+    on_train_begin = partialmethod(_call_with_logs, "on_train_begin")
+    on_train_end = partialmethod(_call_with_logs, "on_train_end")
+    on_test_begin = partialmethod(_call_with_logs, "on_test_begin")
+    on_test_end = partialmethod(_call_with_logs, "on_test_end")
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Call every callback."""
