@@ -261,7 +261,7 @@ def test_a_kernel_that_does_not_start_is_told(tmp_path: Path, monkeypatch: pytes
 
 def test_an_end_that_the_system_does_not_tell_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without pidfd the process is looked at twice a second, also while it starts and while its children print."""
-    monkeypatch.delattr("os.pidfd_open")
+    monkeypatch.delattr("os.pidfd_open", raising=False)
     monkeypatch.setattr(watch, "HEARTBEAT_SECONDS", 60.0)  # nothing else makes the engine look
     talks = "import time\nfor _ in range(300): print('I am here', flush=True); time.sleep(0.1)"
     leaves = (

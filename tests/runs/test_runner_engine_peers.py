@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from rich.console import Console
 from watching import Watcher
 
 from rocmlab.base.errors import RocmlabError
+from rocmlab.notebook import record
 from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.jobs import Result
 from rocmlab.runs.outcome.results import Run
@@ -237,3 +239,22 @@ def test_the_same_error_of_many_notebooks_is_shown_once(run_folder: RunFolder) -
 def failed(name: str, error: dict[str, Any]) -> Result:
     """Return the result of a job that failed."""
     return Result(name, f"/{name}.ipynb", {}, "test-kernel", "failed", 1, cells_total=20, error=error)
+
+
+@pytest.mark.parametrize(("every", "saves"), [(60.0, 2), (0.2, 31), (math.inf, 31)])
+def test_the_time_between_two_saves_counts_where_a_cell_starts_also(
+    every: float, saves: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thirty cells of three seconds; without saving meanwhile, a notebook is saved at cells alone."""
+    now, saved = [0.0], []
+    monkeypatch.setattr(record.time, "monotonic", lambda: now[0])
+    cells = [{"cell_type": "code", "metadata": {}} for _ in range(30)]
+    recorder = record.Recorder({"metadata": {}, "cells": cells}, lambda: saved.append(now[0]), every, saved.append)
+
+    recorder.start()
+    for cell in cells:
+        now[0] += 3.0
+        recorder.cell_start(cell)
+        recorder.cell_end(cell, is_failed=False)
+
+    assert len(saved) == saves

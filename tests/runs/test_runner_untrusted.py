@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import fcntl
+import io
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ import pytest
 import run_results
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from rocmlab.base import safe
 from rocmlab.base.errors import RocmlabError
@@ -32,7 +34,7 @@ from rocmlab.runs.folder import KINDS, RunFolder
 from rocmlab.runs.jobs import Job, name_uniquely
 from rocmlab.runs.outcome import history, listing, report, resume
 from rocmlab.runs.outcome.results import Run
-from rocmlab.runs.screen import preview
+from rocmlab.runs.screen import preview, summary
 from rocmlab.runs.spec import grid
 from rocmlab.runs.spec.preflight import jobs_of
 from rocmlab.stack.runs_under_way import under_way
@@ -475,7 +477,9 @@ def _use_everything(folder: Path) -> None:
         before = resume.before(session, [Job(name, "n.ipynb") for name in session.entries])
         resume.set_aside(RunFolder(folder), session, before)
         ended = [entry.result for entry in session.entries.values() if entry.result]
-        Run(RunFolder(folder), ended, session.started, 1.0, is_interrupted=False, slots=1).save()
+        run = Run(RunFolder(folder), ended, session.started, 1.0, is_interrupted=False, slots=1)
+        run.save()
+        summary.show(run, Console(file=io.StringIO()))
 
 
 def _fuzzed(original: Path, tmp: Path, file: str, change: Callable[[Path], None]) -> None:

@@ -16,7 +16,7 @@ from hosts import Gpu, device, make_host
 from rocmlab.base.errors import RocmlabError
 from rocmlab.stack import gpus, settings
 from rocmlab.stack import project as projects
-from rocmlab.stack.choice import Choice
+from rocmlab.stack.choice import Choice, Host
 from rocmlab.stack.docker import DockerLab
 from rocmlab.stack.engine import Engine
 from rocmlab.stack.gpus import Passed
@@ -288,7 +288,33 @@ class TestPlan:
         (tmp_path / ".venv/bin/python").touch()
         (tmp_path / ".venv/rocmlab-environment.json").write_text('{"backend": "cpu"}')
         assert projects.plan(tmp_path).choice.runtime == "docker"
-        assert projects.plan(tmp_path, stays=True).choice.runtime == "native"
+        kept = projects.plan(tmp_path, stays=True).choice
+        assert kept.runtime == "native"
+        assert "as the lab was set up" in kept.why
+        assert "RUNTIME=native" not in kept.why, "nobody has set that"
+
+    def test_a_native_lab_that_no_longer_fits_does_not_stop_a_run(
+        self, tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Set up on the CPU, then GPU and Docker came: the run goes where the GPU can be used."""
+        (tmp_path / "bin").mkdir()
+        (tmp_path / ".venv/bin").mkdir(parents=True)
+        (tmp_path / ".venv/bin/python").touch()
+        (tmp_path / ".venv/rocmlab-environment.json").write_text('{"backend": "cpu"}')
+        (tmp_path / ".env").write_text("ROCMLAB_RUNTIME=native\n")
+        words = test_engine.docker(tmp_path / "bin", info=json.dumps(test_engine.INFO))
+        for name, value in {**words, "ROCMLAB_ROOT": str(make_host(tmp_path / "host")), "BACKEND": "cpu"}.items():
+            monkeypatch.setenv(name, value)
+
+        def choose(host: Host, backend: str, runtime: str, before: str) -> Choice:
+            if runtime == "native":
+                raise RocmlabError("this host has an AMD GPU, and no ROCm to use it", "", "")
+            return real(host, backend, runtime, before)
+
+        real = projects.choosing.choose
+        monkeypatch.setattr(projects.choosing, "choose", choose)
+
+        assert projects.plan(tmp_path, stays=True).choice.runtime == "docker"
 
     @pytest.mark.parametrize("value", ["", "/"])
     def test_this_machine_is_looked_at_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:

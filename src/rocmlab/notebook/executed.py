@@ -95,6 +95,7 @@ def _error(cells: list[Notebook]) -> dict[str, Any] | None:
         last = outputs[-1] if outputs else {}
         lines = _text(cell.get("source")).rstrip().splitlines()
         line = _failing_line(outputs)
+        line = line if line and line <= len(lines) else None
         shown = formatting.around(lines, line or 1, SHOWN_LINES)
         return {
             "name": _text(last.get("ename")) or "Error",
@@ -103,7 +104,7 @@ def _error(cells: list[Notebook]) -> dict[str, Any] | None:
             "cell_index": index,  # in the executed notebook, from 0
             "source": "\n".join(lines[shown.start : shown.stop]),
             "first_line": shown.start + 1,
-            **({"line": line} if line and line <= len(lines) else {}),
+            **({"line": line} if line else {}),
         }
     return None
 
@@ -113,9 +114,10 @@ def _failing_line(outputs: list[dict[str, Any]]) -> int | None:
 
     Source: IPython's tracebacks, "Cell In[3], line 12"; of several, such as of functions of the cell, the last.
     """
-    lines = [line for output in outputs for line in output.get("traceback") or () if isinstance(line, str)]
+    lists = [output.get("traceback") for output in outputs]
+    lines = [line for each in lists if isinstance(each, list) for line in each if isinstance(line, str)]
     text = ANSI.sub("", "\n".join(lines))
-    found = re.findall(r"Cell In\s*\[(\d+)\], line (\d+)", text)
+    found = re.findall(r"Cell In\s*\[([0-9]{1,9})\], line ([0-9]{1,9})\b", text)
     own = [int(line) for cell, line in found if cell == found[0][0]]
     return own[-1] if own else None
 

@@ -120,7 +120,8 @@ class Recorder:
         self.is_changed = False
         took = time.monotonic() - begin
         self._next_save = begin + took + max(self._every_seconds, took / SLOWEST_SHARE)
-        self._next_boundary = begin + took + max(min(self._every_seconds, BOUNDARY_SECONDS), took / SLOWEST_SHARE)
+        every = BOUNDARY_SECONDS if self._every_seconds == math.inf else self._every_seconds
+        self._next_boundary = begin + took + max(every, took / SLOWEST_SHARE)
 
 
 def _state(status: str, exception: bool | None) -> dict[str, Any]:

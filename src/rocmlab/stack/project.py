@@ -93,6 +93,16 @@ def notes(project: Project) -> list[str]:
     return lines
 
 
+def _choose(settings: Settings, root: Path, runtime: str, before: str) -> tuple[Choice, Engine, Podman]:
+    """Ask the engines that may be used, and choose."""
+    engine = engines.probe() if runtime in ("auto", "docker") else Engine(is_usable=False)
+    is_fit = engine.is_usable and not engine.lab_problem() and not engine.device_problem()
+    needs_podman = runtime == "podman" or (runtime == "auto" and not is_fit)
+    podman = podman_engine.probe() if needs_podman else Podman(is_usable=False)
+    found = choosing.inspect(engine, root, podman)
+    return choosing.choose(found, settings.get("BACKEND"), runtime, before), engine, podman
+
+
 def plan(folder: Path, settings: Settings | None = None, *, stays: bool = False) -> Project:
     """Look at the host and decide; nothing is written.
 
@@ -109,12 +119,14 @@ def plan(folder: Path, settings: Settings | None = None, *, stays: bool = False)
     runtime = settings.get("RUNTIME")
     before = envfile.parse(envfile.read(settings.env_path)).get("ROCMLAB_RUNTIME", "")
     if stays and runtime == "auto" and before == "native" and backend_of(folder / ".venv"):
-        runtime = before
-    engine = engines.probe() if runtime in ("auto", "docker") else Engine(is_usable=False)
-    is_fit = engine.is_usable and not engine.lab_problem() and not engine.device_problem()
-    needs_podman = runtime == "podman" or (runtime == "auto" and not is_fit)
-    podman = podman_engine.probe() if needs_podman else Podman(is_usable=False)
-    choice = choosing.choose(choosing.inspect(engine, root, podman), settings.get("BACKEND"), runtime, before)
+        try:
+            choice, engine, podman = _choose(settings, root, before, before)
+        except RocmlabError:
+            pass  # such as a GPU that came later, which only a container can use
+        else:
+            kept = replace(choice, why=choice.why.replace("RUNTIME=native", "as the lab was set up"))
+            return _assemble(settings, kept, engine, podman, root)
+    choice, engine, podman = _choose(settings, root, runtime, before)
     project = _assemble(settings, choice, engine, podman, root)
     lab = project.lab
     if isinstance(lab, ContainerLab) and choice.backend == "cpu" and runtime == "auto":

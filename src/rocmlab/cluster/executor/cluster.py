@@ -41,7 +41,7 @@ NODES_TIMEOUT_SECONDS = 120.0  # until the cluster has reported its nodes: a nod
 SEND_SECONDS = 30.0  # for an order to be taken
 CLOSE_TIMEOUT_SECONDS = 8.0  # for the end of the fork servers
 GONE = "the process that speaks to Ray has ended"
-DESCRIBED = ("name", "notebook", "parameters", "kernel", "language", "gpus", "vram_bytes", "is_mixed")
+DESCRIBED = ("name", "notebook", "parameters", "kernel", "language", "gpus", "vram_bytes", "is_mixed", "warning")
 
 
 class Cluster:

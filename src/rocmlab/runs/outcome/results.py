@@ -11,6 +11,7 @@ from importlib import metadata
 from typing import Any
 
 from rocmlab import __version__
+from rocmlab.base import safe
 from rocmlab.notebook import executed
 from rocmlab.notebook.outcome import ERROR_NAMES, Outcome
 from rocmlab.reports import compare, schema
@@ -115,7 +116,7 @@ def _executed(folder: RunFolder, job: Job, outcome: Outcome) -> executed.Execute
     if outcome.message:  # it did not end by itself, or not well
         name = ERROR_NAMES.get(outcome.status, "Error")
         notebook = executed.repair(path, outcome.running_cell, name, outcome.message)
-    elif outcome.notebook is not None:
+    elif outcome.notebook is not None and not safe.is_deeper(outcome.notebook):  # it may come from another machine
         return executed.Executed(**outcome.notebook)
     else:
         notebook = executed.load(path)

@@ -115,7 +115,7 @@ def _failures(run: Run) -> list[list[Result]]:
     groups: dict[tuple[object, ...], list[Result]] = {}
     for result in run.results:
         if result.error is not None:
-            named = (result.error.get(name) for name in ("name", "value", "why", "fix"))
+            named = (str(result.error.get(name)) for name in ("name", "value", "why", "fix"))
             groups.setdefault((_said(result), *named), []).append(result)
     return list(groups.values())
 
