@@ -32,12 +32,11 @@ def run_folder(project: Path) -> Path:
     return sorted((project / "share/runs").iterdir())[-1]
 
 
-@pytest.mark.parametrize("engine", ["rocmlab", "papermill"])
 def test_a_skipped_notebook_has_its_reason_and_the_run_exits_with_0(
-    project: Path, capsys: pytest.CaptureFixture[str], engine: str
+    project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Table, results.json, junit.xml and report show status and reason; nothing after the call runs."""
-    code = main(["--gpus", "none", "--engine", engine, "--fail-fast"])
+    code = main(["--gpus", "none", "--fail-fast"])
 
     output, _progress = capsys.readouterr()
     folder = run_folder(project)

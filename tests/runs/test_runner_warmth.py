@@ -99,11 +99,11 @@ def test_kernels_of_several_jobs_are_forked(tmp_path: Path, preload: Path, gpus:
     assert all(map(Leases.of_share(tmp_path / "share").is_free, gpus))
 
 
-@pytest.mark.parametrize(("count", "rules"), [(1, {}), (2, {"warm": "off"}), (2, {"engine": "papermill"})])
+@pytest.mark.parametrize(("count", "rules"), [(1, {}), (2, {"warm": "off"})])
 def test_kernels_start_cold_where_a_fork_server_is_of_no_use(
     tmp_path: Path, preload: Path, gpus: list[Device], cpu: Device, count: int, rules: dict[str, str]
 ) -> None:
-    """For a single job, when that is asked for, and for the reference; nobody has to be told."""
+    """For a single job, and when that is requested; nobody has to be told."""
     done = execute(tmp_path, gpus, cpu, SAYS, count=count, **rules)
 
     assert [(result.status, result.warnings) for result in done.results] == [("ok", [])] * count

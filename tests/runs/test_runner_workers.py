@@ -435,7 +435,6 @@ from pathlib import Path
 from rocmlab.devices import Device
 from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.scheduling.placement import Slots
-from rocmlab.runs.scheduling.plan import Rules
 from rocmlab.runs.spec.preflight import examine
 from rocmlab.runs.run import run
 from rocmlab.runs.spec.selection import Found
@@ -444,7 +443,7 @@ import hosts
 cpu = Device(backend="cpu", index=0, name="a processor", is_usable=True)
 path = Path(sys.argv[1])
 run(examine([Found(str(path), path)], {}), folder=RunFolder.create(path.parent, "killed"),
-    slots=Slots([hosts.device(0)], cpu), display=Watcher(), rules=Rules(engine=sys.argv[2]))
+    slots=Slots([hosts.device(0)], cpu), display=Watcher())
 """
 DESCENDANTS = """
 import os, subprocess, sys, time
@@ -464,13 +463,11 @@ SLEEPS = "time.sleep(600)"
 
 
 @contextmanager
-def running(
-    folder: Path, *cells: str, engine: str = "rocmlab"
-) -> Iterator[tuple[subprocess.Popen[bytes], int, int, str]]:
+def running(folder: Path, *cells: str) -> Iterator[tuple[subprocess.Popen[bytes], int, int, str]]:
     """Run a notebook in a runner of its own; yield the runner, the worker, the kernel and the mark."""
     path = notebook_files.write(folder / "n.ipynb", *cells)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen([sys.executable, "-c", PROGRAM, str(path), engine], env=environment) as runner:
+    with subprocess.Popen([sys.executable, "-c", PROGRAM, str(path)], env=environment) as runner:
         assert eventually(lambda: "end" in ((folder / "pids").read_text() if (folder / "pids").exists() else ""), 60)
         worker, kernel, mark, _ = (folder / "pids").read_text().split()
         try:
@@ -488,16 +485,13 @@ def is_worker(process: psutil.Process) -> bool:
         return False
 
 
-@pytest.mark.parametrize("engine", ["rocmlab", "papermill"])
 @pytest.mark.parametrize("last", [SLEEPS, NEVER_LETS_GO], ids=["silent", "holds the GIL"])
-def test_nothing_is_left_of_a_runner_that_is_killed(
-    tmp_path: Path, last: str, engine: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_left_of_a_runner_that_is_killed(tmp_path: Path, last: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Worker, converter, kernel, what left the kernel's group and session, and the job's folder are soon gone."""
     (tmp_path / "scratch").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "scratch"))
     locks, gpu = Leases(tmp_path / "leases"), hosts.device(0)
-    with running(tmp_path, DESCENDANTS, READY + last, engine=engine) as (runner, worker, kernel, mark):
+    with running(tmp_path, DESCENDANTS, READY + last) as (runner, worker, kernel, mark):
         helpers = [child.pid for child in psutil.Process(runner.pid).children()]
         assert eventually(lambda: len(job_tokens.find(mark)) >= 3, 10)
         before = job_tokens.find(mark)
@@ -537,11 +531,10 @@ def test_a_worker_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
     assert "its worker was killed (SIGKILL)" in written["jobs"][0]["error"]["value"]
 
 
-@pytest.mark.parametrize("engine", ["rocmlab", "papermill"])
-def test_a_kernel_does_not_outlive_both(tmp_path: Path, engine: str) -> None:
+def test_a_kernel_does_not_outlive_both(tmp_path: Path) -> None:
     """With runner and worker killed at once nobody is there to end it but the operating system."""
     locks, gpu = Leases(tmp_path / "leases"), hosts.device(0)
-    with running(tmp_path, READY + NEVER_LETS_GO, engine=engine) as (runner, worker, kernel, _):
+    with running(tmp_path, READY + NEVER_LETS_GO) as (runner, worker, kernel, _):
         os.kill(worker, signal.SIGSTOP)  # so that it cannot do it
         runner.kill()
         os.kill(worker, signal.SIGKILL)

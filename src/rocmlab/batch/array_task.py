@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import math
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -102,17 +101,13 @@ def _run(part: Part, job: Job, before: Before, laid: layout.Layout, options: Map
     from rocmlab.runs.screen import progress
     from rocmlab.runs.workers.supervisor import Limits
 
-    engine: Any = options.get("engine") or "rocmlab"
     base = granted.environment(os.environ, laid.backend)
-    base |= {"ROCMLAB_SHARE": str(part.share), "ROCMLAB_ENGINE": engine}
+    base |= {"ROCMLAB_SHARE": str(part.share), "ROCMLAB_ENGINE": "rocmlab"}
     os.environ.clear()  # the devices are looked for here, and in what this process starts, with these masks
     os.environ.update(base)
     devices = discover()
     gpus = choose_gpus(devices, None if job.gpus else "none", os.environ)
     slots = Slots(gpus, devices[-1], is_mixed=bool(options.get("mixed")), free_vram=free_vram)
-    cell_seconds = options.get("cell_timeout")
-    if engine == "papermill" and cell_seconds:
-        cell_seconds = math.ceil(cell_seconds)
     console, meters = Console(file=sys.stderr, highlight=False, width=160), Meters()
     with progress.display(console, 1, slots=slots.count, expected={}, meters=meters) as display:
         done = run(
@@ -120,9 +115,9 @@ def _run(part: Part, job: Job, before: Before, laid: layout.Layout, options: Map
             folder=part,
             slots=slots,
             display=display,
-            limits=Limits(options.get("timeout"), cell_seconds, options.get("memory")),
+            limits=Limits(options.get("timeout"), options.get("cell_timeout"), options.get("memory")),
             environment=os.environ,
-            rules=Rules(0, False, "off", engine),
+            rules=Rules(0, False, "off"),
             meters=meters,
             before=before,
             options=options,

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import math
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rocmlab.base import files, formatting
 from rocmlab.base.errors import RocmlabError
@@ -84,14 +83,10 @@ def _run(task: Task, fork_servers: JobForkServers) -> Run:
 
     asked = task.asked
     environment = {**os.environ, "ROCMLAB_SHARE": str(task.share)}
-    engine: Any = "rocmlab" if task.cluster else prepare.engine_of(asked)  # which each node of a cluster has
-    environment["ROCMLAB_ENGINE"] = engine
+    environment["ROCMLAB_ENGINE"] = "rocmlab"  # a run inside a job is one of this machine
     folder = task.folder or RunFolder.create(task.share, asked.name or _name(task))
     console = _console(to_stderr=True)
     _announce(task, folder, console)
-    cell_seconds = asked.cell_timeout
-    if engine == "papermill" and cell_seconds:
-        cell_seconds = math.ceil(cell_seconds)  # it counts whole seconds
     meters = Meters()
     count = len(task.jobs) - len(task.before.results)
     seconds = {job.name: task.seconds.get(job.name) for job in task.jobs if job.name not in task.before.results}
@@ -103,10 +98,10 @@ def _run(task: Task, fork_servers: JobForkServers) -> Run:
                 folder=folder,
                 slots=task.slots,
                 display=display,
-                limits=Limits(asked.timeout, cell_seconds, asked.memory),
+                limits=Limits(asked.timeout, asked.cell_timeout, asked.memory),
                 environment=environment,
                 earlier=task.earlier,
-                rules=Rules(asked.retries, asked.fail_fast, asked.warm, engine),
+                rules=Rules(asked.retries, asked.fail_fast, asked.warm),
                 expected_seconds=task.seconds,
                 meters=meters,
                 fork_servers=fork_servers,

@@ -198,5 +198,5 @@ def _earlier(which: str | None, share: Path) -> dict[str, Any] | None:
 
 
 def engine_of(asked: argparse.Namespace) -> str:
-    """Return the engine: rocmlab, papermill or ray."""
-    return asked.engine or os.environ.get("ROCMLAB_ENGINE") or "rocmlab"
+    """Return the engine: rocmlab or ray."""
+    return "ray" if (asked.engine or os.environ.get("ROCMLAB_ENGINE")) == "ray" else "rocmlab"

@@ -52,7 +52,7 @@ def run(
         limits: how long a job may take; None: no limit.
         environment: what the workers inherit, by default this process's own.
         earlier: the run to compare with, by `compare.load`; None: with none.
-        rules: retries, fail-fast, engine; None: no retries, no fail-fast.
+        rules: retries, fail-fast, fork servers; None: no retries, no fail-fast.
         expected_seconds: how long jobs may take, by name, as far as that is known; the longest go first.
         meters: what reads the devices; None: one of its own.
         fork_servers: the fork servers, some of which may have been started; None: of its own. They end with the run.
@@ -66,7 +66,7 @@ def run(
     """
     base = confidential.without(os.environ if environment is None else environment)
     rules = rules or Rules()
-    workers = Workers(base, slots.count, warm=rules.warm, engine=rules.engine, fork_servers=fork_servers)
+    workers = Workers(base, slots.count, warm=rules.warm, fork_servers=fork_servers)
     meters = meters or Meters()
     site = site or Here(workers, meters)
     limits, before = limits or Limits(), before or Before()

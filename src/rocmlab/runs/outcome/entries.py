@@ -92,7 +92,7 @@ OPTIONS: Mapping[str, Check] = {
     "memory": _or_none(_is_count),
     "retries": lambda value: _is_count(value) and isinstance(value, int) and value <= MAX_RETRIES,
     "fail_fast": _is_flag,
-    "engine": _or_none(_one_of(*ENGINES)),
+    "engine": _or_none(_one_of(*ENGINES, "papermill")),  # of a run of an earlier version
     "warm": _one_of("auto", "off"),
     "compare": _or_none(_is_path),
 }

@@ -24,7 +24,6 @@ class Rules:
     retries: int = 0  # of a job whose kernel died or was killed
     fail_fast: bool = False  # stop everything at the first failure
     warm: Literal["auto", "off"] = "auto"
-    engine: Literal["rocmlab", "papermill"] = "rocmlab"
 
 
 @dataclass(frozen=True)

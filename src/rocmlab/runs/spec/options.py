@@ -15,7 +15,7 @@ KEPT = ("gpus", "mixed", "timeout", "cell_timeout", "memory", "retries", "fail_f
 WITH_RESUME = ("resume", "share", "json", "dry_run", "list", "cluster", "exchange")
 MAX_RETRIES = 1000
 HELP = "rocmlab run --help lists the options"
-ENGINES = ("rocmlab", "papermill", "ray")
+ENGINES = ("rocmlab", "ray")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -127,7 +127,7 @@ def _add_rules(made: argparse.ArgumentParser) -> None:
         "--engine",
         type=_one_of("--engine", *ENGINES),
         metavar="|".join(ENGINES),
-        help="ray: on the machines of the cluster; papermill: its own engine, as a reference to compare with",
+        help="rocmlab: on this machine; ray: on the machines of the cluster",
     )
     made.add_argument(
         "--cluster",

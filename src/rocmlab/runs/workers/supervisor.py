@@ -165,7 +165,6 @@ class Supervisor:
             "language": self.job.language,
             "cell_timeout_seconds": self.limits.cell_seconds,
             "memory_bytes": self.limits.memory_bytes,
-            "engine": self.workers.engine,
             "lease": lease.as_dict() if lease else None,
             "environment": self._environment() | {"JUPYTER_RUNTIME_DIR": scratch},  # it goes when the job goes
             "masks": visibility.child_environment(self.place.gpus) if self.place.node else None,
@@ -243,9 +242,8 @@ class Supervisor:
 
     def _judge(self, code: int) -> Outcome:
         own = Outcome(**self._ended["outcome"]) if self._ended is not None else None
-        # It was asked to stop when it had just ended. (papermill calls it an error when it is asked to stop.)
-        ends = ("ok", "failed", "timeout") if self.workers.engine == "rocmlab" else ("ok",)
-        if own is not None and (not self._stopped or own.status in ends):
+        # It may have ended by itself just when it was asked to stop.
+        if own is not None and (not self._stopped or own.status in ("ok", "failed", "timeout")):
             return own
         if self._stopped == "timeout":
             return Outcome("timeout", f"the notebook ran longer than {self.limits.notebook_seconds:g} s")

@@ -89,10 +89,6 @@ class Worker:
         from rocmlab.base.errors import RocmlabError
 
         try:
-            if self.job.get("engine") == "papermill":
-                from rocmlab.runs.workers import reference
-
-                return reference.execute(self.job, self.report, self.lease)
             return self._run_notebook()
         except Aborted as aborted:
             return Outcome(aborted.status, aborted.message)

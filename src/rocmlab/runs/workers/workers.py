@@ -28,7 +28,6 @@ class Workers:
         environment: what each process inherits; a job's own comes with the job.
         slots: how many jobs may run at once.
         warm: whether kernels may be forked from a process that has imported the framework; `auto` or `off`.
-        engine: `rocmlab`, or `papermill` for the reference.
         converts: whether executed notebooks become HTML here.
     """
 
@@ -38,14 +37,12 @@ class Workers:
         slots: int,
         *,
         warm: str = "auto",
-        engine: str = "rocmlab",
         fork_servers: JobForkServers | None = None,
         converts: bool = True,
     ) -> None:
         self.environment = confidential.without(environment)
         self.slots = slots
         self.warm = warm
-        self.engine = engine
         self._fork_servers = fork_servers or JobForkServers()
         self._idle: list[Link] = []
         self._all: set[Link] = set()
@@ -65,7 +62,7 @@ class Workers:
             job: that is to start.
             environment: of the job.
         """
-        if self.warm == "off" or self.engine != "rocmlab":
+        if self.warm == "off":
             return None, None
         return self._fork_servers.address(job, environment)
 
