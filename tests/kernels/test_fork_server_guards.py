@@ -173,6 +173,21 @@ def test_a_client_does_not_wait_for_ever(module: Any, tmp_path: Path) -> None:
         forked.fork(server.address, **EMPTY, environment=os.environ, answer_seconds=0.2)
 
 
+def test_a_server_that_is_retired_while_it_imports_is_one_that_exited(module: Any, tmp_path: Path) -> None:
+    """Its kernelspec changed meanwhile, such as by `%pip install`; it exits without having read why."""
+    os.mkfifo(tmp_path / "go")
+    server = module(WAITS)
+
+    with open(tmp_path / "go", "w"):  # opens when the server reads
+        server.retire()
+        end = time.monotonic() + 10
+        while server.why is None and time.monotonic() < end:
+            time.sleep(0.01)
+
+    assert server.why
+    assert "the fork server exited" in server.why
+
+
 def test_what_is_fixed_at_import_cannot_be_asked_for_otherwise(server: ForkServer, tmp_path: Path) -> None:
     """The names are said; which GPUs are visible is not among them."""
     environment = {**os.environ, "OMP_NUM_THREADS": "7", "TF_ENABLE_ONEDNN_OPTS": "0", "HIP_VISIBLE_DEVICES": "5"}

@@ -138,7 +138,10 @@ class ForkServer:
         return False
 
     def _receive(self) -> None:
-        got = self._channel.recv(65536)
+        try:
+            got = self._channel.recv(65536)
+        except ConnectionError:  # it exited with something unread, such as `RETIRE` while it imported
+            got = b""
         if not got:
             self._why = self._crashed()
             return
