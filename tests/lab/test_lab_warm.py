@@ -165,6 +165,26 @@ def test_a_dead_fork_server_means_cold(host: Host, servers: ForkServers, caplog:
     assert "torch: cold start: its fork server still imports" in caplog.text
 
 
+def test_an_error_while_forking_costs_no_kernel(
+    host: Host, servers: ForkServers, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forking is a way to be faster: whatever goes wrong there, the kernel starts cold, with its lease."""
+
+    def fork(*_: object, **__: object) -> None:
+        raise ConnectionResetError(104, "Connection reset by peer")
+
+    monkeypatch.setattr(servers, "fork", fork)
+
+    async def scenario() -> None:
+        async with started("torch", "/notebooks/b.ipynb") as talk:
+            assert (await talk.run(IS_WARM)).startswith("False")
+            assert host.holders() == ["/notebooks/b.ipynb", None]
+
+    asyncio.run(scenario())
+
+    assert "torch: cold start: its fork server could not be used" in caplog.text
+
+
 def test_a_fork_server_is_not_closed_while_it_forks(
     host: Host, servers: ForkServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:

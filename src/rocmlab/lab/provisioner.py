@@ -14,6 +14,7 @@ import asyncio
 import atexit
 import contextlib
 import json
+import logging
 import os
 import signal
 import sys
@@ -34,6 +35,8 @@ from rocmlab.kernels.forked import ForkedProcess
 from rocmlab.kernels.forkserver import inheritance
 from rocmlab.kernels.ownership import Owned
 from rocmlab.lab import kernels
+
+log = logging.getLogger("rocmlab")
 
 REASON = "ROCMLAB_REFUSAL"  # what the kernel in place of a refused one shows
 ANSWER_SECONDS = 20.0  # for a driver and a share
@@ -124,15 +127,19 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
         recipe = await asyncio.to_thread(recipes.recipe, name, spec, kwargs["env"])
         if recipe is None:
             return None
-        process = await asyncio.to_thread(
-            FORK_SERVERS.fork,
-            recipe,
-            cwd=self.cwd,
-            connection_file=os.path.realpath(self.parent.connection_file),
-            descriptors=owned.lease.descriptors if owned.lease else (),
-            arguments=[_banner(owned.banner())],
-            answer_seconds=FORK_SECONDS,
-        )
+        try:
+            process = await asyncio.to_thread(
+                FORK_SERVERS.fork,
+                recipe,
+                cwd=self.cwd,
+                connection_file=os.path.realpath(self.parent.connection_file),
+                descriptors=owned.lease.descriptors if owned.lease else (),
+                arguments=[_banner(owned.banner())],
+                answer_seconds=FORK_SECONDS,
+            )
+        except Exception:  # forking is a way to be faster: a cold kernel is better than none
+            log.warning("%s: cold start: its fork server could not be used", name, exc_info=True)
+            return None
         if process is None:
             return None
         self.process, self.pid, self.pgid = process, process.pid, process.pid
