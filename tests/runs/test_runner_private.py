@@ -64,10 +64,9 @@ def run(project: Path, *words: str) -> dict[str, tuple[int, str]]:
     }
 
 
-@pytest.mark.parametrize("engine", ["rocmlab", "papermill"])
-def test_a_run_is_private_and_holds_no_secret(project: Path, engine: str) -> None:
+def test_a_run_is_private_and_holds_no_secret(project: Path) -> None:
     """Notebook, page, log, samples, journal, results and reports: 0640 in a folder of 0750; HF_TOKEN is the user's."""
-    found = run(project, "--engine", engine)
+    found = run(project)
 
     text = "\n".join(text for _, text in found.values())
     assert {"env.ipynb", "env.html", "env.log", "env.samples.jsonl", "journal.jsonl", "results.json"} <= set(found)

@@ -52,6 +52,10 @@ def _is_gpus(value: object) -> bool:
     return value == "all" or _is_count(value)
 
 
+def _is_error(value: object) -> bool:
+    return safe.is_error(value) and isinstance(value, Mapping) and _is_mapping(value) and not wrong(value, ERROR)
+
+
 def _or_none(check: Check) -> Check:
     return lambda value: value is None or check(value)
 
@@ -96,6 +100,15 @@ OPTIONS: Mapping[str, Check] = {
     "warm": _one_of("auto", "off"),
     "compare": _or_none(_is_path),
 }
+ERROR: Mapping[str, Check] = {  # beside its name and value
+    "why": _or_none(_is_text),
+    "fix": _or_none(_is_text),
+    "source": _or_none(_is_text),
+    "cell": _or_none(_is_count),
+    "cell_index": _or_none(_is_count),
+    "line": _or_none(_is_count),
+    "first_line": _or_none(_is_count),
+}
 ATTEMPT: Mapping[str, Check] = {
     "status": STATUS,
     "message": _is_text,
@@ -117,7 +130,7 @@ RESULT: Mapping[str, Check] = {
     "cells_total": _or_none(_is_count),
     "devices": _list_of(_is_mapping),
     "recorded": _is_mapping,
-    "error": _or_none(lambda value: safe.is_error(value) and _is_mapping(value)),
+    "error": _or_none(_is_error),
     "files": _is_files,
     "warnings": _list_of(_is_text),
     "simulated": _is_flag,

@@ -128,7 +128,7 @@ def _failure(run: Run, results: list[Result]) -> Text:
     cell = f" in cell {error['cell']} of {result.cells_total}" if error.get("cell") else ""
     cell += f", line {error['line']}" if error.get("line") else ""
     text = Text.assemble((result.name, "bold"), " ", (_said(result), STYLES.get(_said(result), "red")), cell)
-    for number, line in enumerate(error.get("source", "").splitlines(), error.get("first_line", 1)):
+    for number, line in enumerate((error.get("source") or "").splitlines(), error.get("first_line") or 1):
         is_failing = number == error.get("line")
         text.append(f"\n  {'>' if is_failing else '│'} {line}", "" if is_failing else "dim")
     text.append(f"\n  {formatting.error(result.error)}", "red")
