@@ -17,7 +17,6 @@ from rocmlab.kernels.forked import Refused
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm kernels need Linux")
 
-TOKEN = "fedcba9876543210"
 # A kernel that hears nothing: its signals are blocked, and a loop of C code holds the interpreter's lock.
 DEAF = """
 import ctypes, os, signal, threading
@@ -30,9 +29,10 @@ ctypes.PyDLL(None).sleep(60)
 """
 CLIENT = """
 import os, signal, sys
+from rocmlab.base import job_tokens
 from warm_kernels import Talk, ask, fork
 address, folder, code = sys.argv[1:]
-running = fork(address, folder, token="fedcba9876543210")
+running = fork(address, folder, token=job_tokens.new())
 ask(running.connection, "import subprocess")
 other = ask(running.connection, "o = subprocess.Popen(['sleep', '60'], start_new_session=True)", "o.pid")
 same = ask(running.connection, "o = subprocess.Popen(['sleep', '60'])", "o.pid")

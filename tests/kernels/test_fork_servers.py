@@ -23,7 +23,7 @@ from rocmlab.kernels.kernel import LocalKernel
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm kernels need Linux")
 
-TOKEN = "0123456789abcdef"
+TOKEN = job_tokens.new()  # of this process: tests that run beside it look for theirs
 STAND_IN = "data = b'x' * 80_000_000\n"  # as heavy as a framework, and as little inclined to change
 LOOK = """
 import gc, os, signal, sys, threading
