@@ -16,9 +16,10 @@ export FROM ?=
 export ALL ?=
 export RUNS ?=
 export WHEN ?=
+export RUN_FOLDER ?=
 TESTS ?= tests
 
-.PHONY: help up run-notebooks url status logs shell down build upgrade rollback clean backup restore devices smi top leases kernels demo doctor monitoring monitoring-down cluster-up cluster-join cluster-status cluster-down bench test lint lock
+.PHONY: help up run run-notebooks nvitop url status logs shell down build upgrade rollback clean backup restore devices smi top leases kernels demo doctor monitoring monitoring-down cluster-up cluster-join cluster-status cluster-down bench test test-fast test-hermetic test-long lint docs docs-serve lock
 
 help: ## Explain the targets
 	@awk 'BEGIN {FS = ":.*## "; print "rocmlab: the Jupyter workstation for AMD GPUs\n"} \
@@ -50,7 +51,7 @@ demo: ## Show all of it on four SIMULATED GPUs, until Ctrl-C
 	@$(ROCMLAB) demo
 doctor: ## Say what is wrong and how to fix it
 	@$(ROCMLAB) doctor
-monitoring: ## Start Prometheus and Grafana beside the running lab
+monitoring: ## Start Prometheus and Grafana next to the running lab
 	@$(ROCMLAB) monitoring
 monitoring-down: ## Stop them; what they recorded stays
 	@$(ROCMLAB) monitoring down
@@ -58,8 +59,11 @@ logs: ## Print the server's log
 	@$(ROCMLAB) logs
 shell: ## Open a shell inside the lab
 	@$(ROCMLAB) shell
-down: ## Stop the lab; the share stays
+down: ## Stop the lab; the share is kept
 	@$(ROCMLAB) down
+
+run: run-notebooks
+nvitop: top
 
 # -- Several machines
 cluster-up: ## Make this machine the head of a Ray cluster; prints the line that others join with
@@ -78,7 +82,7 @@ upgrade: ## Get, build and start a newer version; switch back automatically if i
 	@$(ROCMLAB) upgrade
 rollback: ## Go back to the version before
 	@$(ROCMLAB) rollback
-clean: ## Stop, and remove the image or the environment; the share stays (RUNS=30d removes old runs instead)
+clean: ## Stop, and remove the image or the environment; the share is kept (RUNS=30d removes old runs instead)
 	@$(ROCMLAB) clean
 backup: ## Save share, notebooks and settings (TO=/folder; ALL=1 with caches and data sets)
 	@$(ROCMLAB) backup
@@ -90,14 +94,30 @@ bench: ## Measure training, and the notebooks on GPU and CPU (BENCH="train --qui
 # -- For those who work on rocmlab
 test: .venv-test/ready ## Run all tests; says why any is skipped (TESTS=tests/stack for some)
 	@scripts/test .venv-test/bin/python $(TESTS)
-lint: .venv-test/ready ## Check style, types and words
-	@.venv-test/bin/ruff check . && .venv-test/bin/ruff format --check . && .venv-test/bin/mypy && scripts/check-words
+test-fast: .venv-test/ready ## Run those that start no kernel, server or lab (a minute and a half)
+	@scripts/test --fast .venv-test/bin/python $(TESTS)
+test-hermetic: .venv-test/ready ## Run those that need no container, browser, Ray or framework (12 minutes)
+	@scripts/test --hermetic .venv-test/bin/python $(TESTS)
+test-long: .venv-test/ready ## Run what tests by chance at its full number, before a release
+	@CHAOS_KILLS=240 BROKEN_TREES=10000 scripts/test --hermetic .venv-test/bin/python \
+	  tests/runs/test_runner_chaos.py tests/devices/test_broken_trees.py -n 0 -rP
+lint: .venv-test/ready ## Check style, types, words and workflows
+	@.venv-test/bin/ruff check . && .venv-test/bin/ruff format --check . && .venv-test/bin/mypy && scripts/check-words && scripts/check-workflows
+docs: .venv-docs/ready ## Build the documentation in site/ (RUN_FOLDER=share/runs/… with executed notebooks)
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict && echo "open site/index.html, or make docs-serve, which has the search"
+docs-serve: .venv-docs/ready ## Show it at http://127.0.0.1:8000 while you write
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs serve --strict
 lock: ## Renew the locked requirements (needs uv)
 	@scripts/lock --upgrade
 
+# --clear: an interrupted installation leaves packages that look installed. A link leads to another clone's.
 .venv-test/ready: requirements/test.txt
-	@echo "making .venv-test (once; about a minute)"
-	@$(PYTHON) -m venv .venv-test
-	@.venv-test/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $< \
-	  >.venv-test/install.log 2>&1 || { tail -n 20 .venv-test/install.log; exit 2; }
+.venv-docs/ready: requirements/docs.txt
+.venv-test/ready .venv-docs/ready:
+	@echo "making $(@D) (once)"
+	@[ -L $(@D) ] || $(PYTHON) -m venv --clear $(@D)
+	@{ $(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes \
+	  -r requirements/uv.txt || true; ROCMLAB_UV=$(@D) $(@D)/bin/python docker/build/install.py --quiet \
+	  --disable-pip-version-check --no-compile --no-deps --require-hashes -r $<; } \
+	  >$(@D)/install.log 2>&1 || { tail -n 20 $(@D)/install.log; exit 2; }
 	@touch $@

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.results import Results
 from rocmlab import __version__
-from rocmlab.cli.bench_rows import Row
+from rocmlab.benchmarking.rows import Row, span, table
 from rocmlab.stack import project as projects
 
 
@@ -32,12 +32,11 @@ def run(chosen: argparse.Namespace) -> int:
         return 0
     if report["simulated"]:
         print(f"SIMULATED: measured on a simulated host with {report['device']}")
-    print(f"{'result':22} {'ours':>9} {'theirs':>9} {'ratio':>6}  unit  runs  least … most")
-    for row in rows:
-        theirs = f"{row.theirs:9.2f}" if row.theirs is not None else f"{'':9}"
-        ratio = f"{row.ratio:5.1f}x" if row.ratio is not None else f"{'':6}"
-        least, most = row.spread
-        print(f"{row.name:22} {row.ours:9.2f} {theirs} {ratio}  {row.unit:4}  {row.runs:4}  {least:.2f} … {most:.2f}")
+    cells = [
+        (row.name, row.ours, row.theirs, row.ratio and f"{row.ratio:.1f}x", row.unit, row.runs, span(row.spread))
+        for row in rows
+    ]
+    print("\n".join(table(("result", "ours", "theirs", "ratio", "unit", "runs", "least … most"), cells)))
     for name, why in report.get("skipped", {}).items():
         print(f"{name}: not measured, {why}", file=sys.stderr)
     return 0
@@ -57,7 +56,10 @@ def _up(chosen: argparse.Namespace) -> dict[str, Any]:
     from benchmarks import start
 
     project = projects.plan(projects.find())
-    results = start.measure(project, chosen.runs)
+    if chosen.row:
+        results = start.measure_cold(project, chosen.runs, chosen.row)
+    else:
+        results = start.measure(project, chosen.runs)
     kind = {"runtime": project.choice.runtime, "backend": project.choice.backend}
     return _report("up", results, {**_versions(), **kind})
 
@@ -70,7 +72,7 @@ def _devices(chosen: argparse.Namespace) -> dict[str, Any]:
 
 def _runner(chosen: argparse.Namespace) -> dict[str, Any]:
     from benchmarks import runner
-    from rocmlab.runs.run import versions
+    from rocmlab.runs.outcome.results import versions
 
     results = runner.measure(chosen.runs, chosen.row or runner.ROWS)
     return _report("runner", results, versions()) | {"skipped": results.skipped}

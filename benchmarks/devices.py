@@ -72,7 +72,7 @@ def their_command(chosen: str | None, *, simulated: bool) -> list[str]:
     """Return the command to compare with; rocm-smi cannot see a simulated host, so there it must be given.
 
     Raises:
-        RocmlabError: what was given is no command.
+        RocmlabError: what was given is not a command.
     """
     if chosen is not None:
         try:

@@ -32,7 +32,7 @@ from rocmlab.base.errors import RocmlabError
 from rocmlab.cluster.node import ports, ray_node, record
 
 GPUS = 2  # of a node
-JOBS, LONG_JOBS = 8, 16  # on two slots and, once more, on two and on four
+JOBS, LONG_JOBS = 8, 16  # on two slots and, again, on two and on four
 WORK_SECONDS, LONG_WORK_SECONDS = 3, 10
 CELLS = ("import time", "time.sleep({seconds})", "print('done')")
 START_SECONDS = 300.0  # for a node to be up
@@ -72,8 +72,8 @@ def measure(runs: int, names: Sequence[str] = tuple(ROWS)) -> dict[str, list[flo
         if second:
             nodes.start(nodes.joining(second))
             nodes.wait()
-        short = [_write(nodes.folder / f"n{number}.ipynb", WORK_SECONDS) for number in range(JOBS)]
-        long = [_write(nodes.folder / f"l{number}.ipynb", LONG_WORK_SECONDS) for number in range(LONG_JOBS)]
+        short = [write(nodes.folder / f"n{number}.ipynb", WORK_SECONDS) for number in range(JOBS)]
+        long = [write(nodes.folder / f"l{number}.ipynb", LONG_WORK_SECONDS) for number in range(LONG_JOBS)]
         works = {
             "local": (nodes.local(first), short, GPUS),
             "one_node": (nodes.client(first), short, GPUS),
@@ -258,7 +258,8 @@ def _is_free(number: int) -> bool:
     return True
 
 
-def _write(path: Path, seconds: int) -> str:
+def write(path: Path, seconds: int) -> str:
+    """Write a notebook whose work takes some seconds, and return its path."""
     return str(write_notebook(path, [each.format(seconds=seconds) for each in CELLS]))
 
 

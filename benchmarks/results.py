@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from rocmlab.base.errors import RocmlabError
-from rocmlab.cli.bench_rows import Row, row
+from rocmlab.benchmarking.rows import Row, row
 
 
 @dataclass

@@ -34,7 +34,8 @@ display({"image/png": base64.b64encode(os.urandom(300_000)).decode(), "text/plai
 # One job in a worker that ends with it; its events go where a runner would read them.
 WORKER = """
 import json, os, sys
-from rocmlab.runs.workers import commands, worker
+from rocmlab.kernels import kernelspec
+from rocmlab.runs.workers import commands, job_spec, worker
 worker.set_up_output()
 commands.block_slow_import()
 events = open(os.devnull, "w")
@@ -42,7 +43,8 @@ def report(event, **facts):
     print(json.dumps({"event": event, **facts}), file=events, flush=True)
 with open(sys.argv[1], encoding="utf-8") as description:
     job = json.load(description)
-sys.exit(worker.Worker(job, report).run().status != "ok")
+spec = job_spec.JobSpec(job["notebook"], job["output"], kernelspec.find(job["kernel"]))
+sys.exit(worker.Worker(spec, report).run().status != "ok")
 """
 PRINT_200_MB = "line = 'x' * 999\nfor _ in range(200_000):\n    print(line)"
 
@@ -108,7 +110,7 @@ def _measure_queues(runs: int, names: Sequence[str], results: Results) -> None:
         if found["ours"]:
             results.extend(name, "s", found["ours"], found[QUEUES[name]])
         else:
-            results.skipped[name] = f"there is no kernelspec {queues.KERNEL}"
+            results.skipped[name] = f"no kernelspec found: {queues.KERNEL}"
 
 
 def _measure_notebooks(runs: int, names: Sequence[str], results: Results) -> None:
@@ -126,14 +128,7 @@ def _measure_notebooks(runs: int, names: Sequence[str], results: Results) -> Non
 
 
 def _ours(notebook: Path, environment: Mapping[str, str]) -> Cost:
-    job: dict[str, object] = {
-        "notebook": str(notebook),
-        "output": str(notebook.with_suffix(".ours.ipynb")),
-        "parameters": {},
-        "kernel": KERNEL,
-        "language": "python",
-        "cell_timeout_seconds": None,
-    }
+    job = {"notebook": str(notebook), "output": str(notebook.with_suffix(".ours.ipynb")), "kernel": KERNEL}
     description = notebook.with_suffix(".json")
     description.write_text(json.dumps(job), encoding="utf-8")
     return _cost([sys.executable, "-c", WORKER, str(description)], environment, notebook.with_suffix(".log"))

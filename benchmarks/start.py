@@ -6,10 +6,12 @@ for JupyterLab. Where there is something to compare with, the two are measured a
 
 from __future__ import annotations
 
+import configparser
 import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -39,6 +41,7 @@ services:
       timeout: 5s
       retries: 30
 """
+COMPOSE_BUILD = ("docker", "compose", "--progress", "quiet", "build")
 SIZE_UNITS = {"B": 1e-6, "kB": 1e-3, "MB": 1.0, "GB": 1e3}
 FRAMEWORK_STEPS = {  # by the command that each step runs
     "/build/environment /opt/torch": "torch",
@@ -116,21 +119,84 @@ def _naive_start(lab: DockerLab) -> float:
         return _seconds(command, lab.settings.project, env)
 
 
+def measure_cold(project: Project, runs: int, rows: Sequence[str]) -> Results:
+    """Measure the first start on a bare machine with uv, and with pip in its place, in copies of the project.
+
+    `cold_native` is `make up` until JupyterLab answers; `cold_image` builds the image. Nothing is taken from a cache of
+    either program: everything comes from the package index, so a distant index is measured, too.
+
+    Raises:
+        RocmlabError: a row of this name does not exist, or does not fit the project's runtime; a start failed.
+    """
+    known = {"cold_native": _cold_native, "cold_image": _cold_image}
+    results = Results()
+    for row in rows:
+        if row not in known:
+            raise RocmlabError(f"bench up has no row {row}", f"it has {' and '.join(known)}", "name one of these")
+        for _ in range(runs):
+            seconds = []
+            for with_uv in (True, False):
+                with tempfile.TemporaryDirectory() as folder:
+                    copy = _copy(project.settings.project, Path(folder) / "rocmlab")
+                    seconds.append(known[row](project, copy, Path(folder), with_uv=with_uv))
+            results.add(row, "s", *seconds)
+    return results
+
+
+def _cold_native(_: Project, copy: Path, folder: Path, *, with_uv: bool) -> float:
+    if not with_uv:
+        (copy / "requirements/uv.txt").write_text("", encoding="utf-8")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    env = {**os.environ, "PYTHONPATH": "src", "PIP_NO_CACHE_DIR": "1", "PORT": str(port), "BACKEND": "cpu"}
+    command = [sys.executable, "-m", "rocmlab"]
+    try:
+        return _seconds([*command, "up"], copy, {**env, "RUNTIME": "native", "SHARE": str(folder / "share")})
+    finally:
+        subprocess.run([*command, "down"], env={**env, "FORCE": "1"}, cwd=copy, stdout=subprocess.DEVNULL, check=False)
+
+
+def _cold_image(project: Project, copy: Path, folder: Path, *, with_uv: bool) -> float:
+    lab = project.lab
+    if not isinstance(lab, DockerLab):
+        raise RocmlabError("cold_image needs Docker", f"the lab is a {type(lab).__name__}", "RUNTIME=docker")
+    configuration = configparser.RawConfigParser()
+    configuration.read(lab.environment.get("PIP_CONFIG") or os.devnull, encoding="utf-8")
+    configuration.read_string("[install]\nno-cache-dir = true\n")  # the cache that is lent to builds outlives them
+    with open(folder / "pip.conf", "w", encoding="utf-8") as file:
+        configuration.write(file)
+    if not with_uv:
+        (copy / "requirements/uv.txt").write_text("", encoding="utf-8")
+    env = {**_named_apart(lab), "PIP_CONFIG": str(folder / "pip.conf")}
+    try:
+        return _seconds([*COMPOSE_BUILD, "--no-cache", SERVICE], copy, env)
+    finally:
+        process.capture(["docker", "image", "rm", "--force", env["ROCMLAB_IMAGE"]], env=lab.environment)
+
+
+def _named_apart(lab: DockerLab) -> dict[str, str]:
+    """Return Compose's environment for a copy of the project, whose image has a name of its own."""
+    files = ":".join(part for part in lab.values["COMPOSE_FILE"].split(":") if not part.startswith(".rocmlab"))
+    return {**lab.environment, "ROCMLAB_IMAGE": f"{lab.image}-bench", "COMPOSE_FILE": files}
+
+
+def _copy(project: Path, target: Path) -> Path:
+    """Copy what an image or an environment is made from, without what is hidden or compiled; return the copy."""
+    ignored = shutil.ignore_patterns("__pycache__", ".*")
+    for source in (*IMAGE_SOURCES, "notebooks", "compose.yaml", ".dockerignore"):
+        origin, copied = project / source, target / source
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(origin, copied, ignore=ignored) if origin.is_dir() else shutil.copy2(origin, copied)
+    return target
+
+
 def _rebuilds(lab: DockerLab, runs: int) -> list[float]:
     """Return the seconds to rebuild after a change in src/, in a copy of the project and under another image name."""
     found = []
     with tempfile.TemporaryDirectory() as name:
-        copy = Path(name) / "rocmlab"
-        ignored = shutil.ignore_patterns("__pycache__", ".*")
-        for source in (*IMAGE_SOURCES, "notebooks", "compose.yaml", ".dockerignore"):
-            origin = lab.settings.project / source
-            target = copy / source
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copytree(origin, target, ignore=ignored) if origin.is_dir() else shutil.copy2(origin, target)
-        image = f"{lab.image}-bench"
-        files = ":".join(part for part in lab.values["COMPOSE_FILE"].split(":") if not part.startswith(".rocmlab"))
-        env = {**lab.environment, "ROCMLAB_IMAGE": image, "COMPOSE_FILE": files}
-        command = ["docker", "compose", "--progress", "quiet", "build", SERVICE]
+        copy = _copy(lab.settings.project, Path(name) / "rocmlab")
+        env, command = _named_apart(lab), [*COMPOSE_BUILD, SERVICE]
         try:
             _seconds(command, copy, env)  # the state before the change
             for number in range(runs):
@@ -138,7 +204,7 @@ def _rebuilds(lab: DockerLab, runs: int) -> list[float]:
                     file.write(f"# change {number} of {time.time_ns()}\n")
                 found.append(_seconds(command, copy, env))
         finally:
-            process.capture(["docker", "image", "rm", "--force", image], env=lab.environment)
+            process.capture(["docker", "image", "rm", "--force", env["ROCMLAB_IMAGE"]], env=lab.environment)
     return found
 
 

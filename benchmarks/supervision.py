@@ -29,7 +29,7 @@ from rocmlab.base.errors import RocmlabError
 JOBS = 8
 CELLS = 6  # that are counted
 CELL_SECONDS = 10.0
-MARGIN = 0.05  # of a cell, so that the last look is before anybody goes on to what is not counted
+MARGIN = 0.05  # of a cell, so that the last look is before anybody continues to what is not counted
 START_SECONDS = 240.0  # until all notebooks run, at most
 POLL_SECONDS = 0.1
 BEGIN = """
@@ -166,7 +166,7 @@ def _failed(folder: Path) -> RocmlabError:
 
 
 def _cpu_seconds(runner: int, kernels: set[int]) -> float:
-    """Return what a process and those below it have used, kernels and those below them left out.
+    """Return what a process and those below it have used, kernels and those below them omitted.
 
     Children that have ended count, too: no kernel ends while this is measured.
     """

@@ -59,17 +59,12 @@ def fleet(count: int = GPUS) -> list[Device]:
     return found
 
 
-def processor() -> Device:
-    """Return the place on the CPU."""
-    return Device(backend="cpu", index=0, name="a processor", is_usable=True, simulated=True)
-
-
 def cluster(count: int = GPUS) -> ClusterPlaces:
     """Return the places of a cluster that has the fleet's GPUs."""
-    gpus, cpu = fleet(count), processor()
+    gpus = fleet(count)
     nodes = [gpus[at : at + NODE] for at in range(0, count, NODE)]
     return ClusterPlaces(
-        [RemoteNode(f"{number:056x}", f"node-{number}", tuple(each), cpu) for number, each in enumerate(nodes)]
+        [RemoteNode(f"{number:056x}", f"node-{number}", tuple(each)) for number, each in enumerate(nodes)]
     )
 
 
@@ -91,7 +86,6 @@ def queue(count: int = JOBS) -> list[Job]:
                 notebook=notebook,
                 parameters=parameters,
                 kernel="torch",
-                language="python",
                 gpus=request.gpus,
                 vram_bytes=None if gigabytes is None else gigabytes * 10**9,
                 is_mixed=not is_cpu and chance.randrange(100) < MIXED_PERCENT,

@@ -38,7 +38,7 @@ def missing(row: str) -> str | None:
     name = KERNELS[row]
     specification = _specification(name)
     if specification is None:
-        return f"there is no kernelspec {name}"
+        return f"no kernelspec found: {name}"
     if not recipes.modules_for(name, specification):
         return f"the kernel {name} is not forked here: warm kernels are Python's own, on Linux"
     return None
@@ -61,6 +61,7 @@ def measure(row: str, runs: int) -> tuple[list[float], list[float]]:
     modules = recipes.modules_for(name, specification)
     times: tuple[list[float], list[float]] = ([], [])
     with _folder() as folder, _kernelspec(folder, name, specification):
+        spec = kernelspec.find(name)
         inherited = {**os.environ, "IPYTHONDIR": str(folder / "ipython")}
         environment = kernelspec.environment(specification, inherited)
         server = ForkServer(specification["argv"][0], modules, environment, folder)
@@ -69,8 +70,8 @@ def measure(row: str, runs: int) -> tuple[list[float], list[float]]:
                 raise _not_here(name, server.why or f"it was not ready after {READY_SECONDS:g} seconds")
             for number in range(runs + 1):
                 seconds = (
-                    _seconds(name, lambda: kernel.start(name, str(folder), inherited, fork_server=server.address)),
-                    _seconds(name, lambda: kernel.start(name, str(folder), inherited)),
+                    _seconds(name, lambda: kernel.start(spec, str(folder), inherited, fork_server=server.address)),
+                    _seconds(name, lambda: kernel.start(spec, str(folder), inherited)),
                 )
                 for side, value in zip(times, seconds, strict=True):
                     side.extend([value] if number else [])

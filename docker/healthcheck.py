@@ -16,7 +16,7 @@ def check(server: dict[str, object]) -> None:
     """Ask the server; http.client knows no proxies.
 
     Raises:
-        OSError: nobody answers.
+        OSError: there is no answer.
         RuntimeError: the answer is not 200.
     """
     host = str(server["hostname"])

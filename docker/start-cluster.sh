@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# start-cluster.sh COMMAND...: run COMMAND, JupyterLab, with this machine's Ray node beside it.
+# start-cluster.sh COMMAND...: run COMMAND, JupyterLab, with this machine's Ray node next to it.
 #
 # The node has a session of its own: the signal that ends the container reaches JupyterLab and its kernels, and the node
 # gets its own when they are gone. A node that cannot start, or dies, does not take the lab along: it says why in the
@@ -25,7 +25,7 @@ keep_node() { # until it is told to end
     await "$node" || status=$?
     if [[ $ending ]]; then break; fi
     if ((SECONDS - started > 60)); then pause=1; fi # it had been up
-    say "the Ray node ended with exit code $status, and the lab goes on without it; it is started again in $pause s"
+    say "the Ray node ended with exit code $status, and the lab continues without it; it is started again in $pause s"
     sleep "$pause" &
     node=$!
     await "$node"

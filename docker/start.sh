@@ -105,7 +105,7 @@ name_groups() { # so that `id`, and `docker exec --user jovyan`, know the groups
   fi
 }
 
-is_rootless() { # in a rootless engine "root" is the person who started it
+is_rootless() { # in a rootless engine "root" is the user who started it
   [[ $(awk 'NR == 1 {print $1 ":" $2}' /proc/self/uid_map) != 0:0 ]]
 }
 
@@ -151,7 +151,7 @@ become_lab_user() {
 
 # -- as the lab user --------------------------------------------------------------------------------------------------
 
-prove_access() { # one render node that answers "permission denied" hides every GPU from ROCm: say so before Jupyter runs
+prove_access() { # one render node that answers "permission denied" hides every GPU from ROCm: report it before Jupyter runs
   local node error fix
   if [[ $ROCMLAB_BACKEND != rocm ]]; then return; fi
   if [[ -z $root && ! -e /dev/kfd && ! -e /dev/dxg ]]; then
@@ -205,7 +205,7 @@ check_folder() { # FOLDER SETTING: the lab's user must be able to write here, an
        or use another folder: make up $2=/path"
 }
 
-check_private() { # FOLDER: settings and programs in the home run as the lab's user, so nobody else may write there
+check_private() { # FOLDER: settings and programs in the home run as the lab's user, so no one else may write there
   local kind
   kind=$(stat -f -c %T "$1")
   if [[ ! -L $1 && ($kind =~ ^(v9fs|msdos|exfat|fuseblk|smb2|cifs)$ || ! $(find "$1" -maxdepth 0 -perm /022)) ]]; then return; fi
@@ -292,7 +292,7 @@ use_secrets() { # what a mirror or a TLS-inspecting proxy needs, lent by Compose
   if [[ -s $configuration && -r $configuration ]]; then export PIP_CONFIG_FILE=$configuration; fi
 }
 
-own_address() { # of the way out, as the Ray node finds it (192.0.2.1 is nobody's, and nothing is sent)
+own_address() { # of the way out, as the Ray node finds it (192.0.2.1 is no one's, and nothing is sent)
   /opt/rocmlab/bin/python -S -E - <<<'import socket
 probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 probe.connect(("192.0.2.1", 9))

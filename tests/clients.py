@@ -17,7 +17,7 @@ OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 def ask(
     port: int, token: str, path: str, *, method: str = "GET", body: object = None, timeout_seconds: float = 2.0
 ) -> tuple[int, Any]:
-    """Return status and JSON of whatever listens on a port of the loopback; status 0 where nobody answers."""
+    """Return status and JSON of whatever listens on a port of the loopback; status 0 where no one answers."""
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}{path}",
         method=method,
@@ -48,7 +48,7 @@ class Server:
     token: str
 
     def request(self, path: str, *, token: str | None, method: str = "GET", body: object = None) -> tuple[int, str]:
-        """Return status and body; status 0 where nobody answers."""
+        """Return status and body; status 0 where no one answers."""
         data = json.dumps(body).encode() if body is not None else None
         headers = {"Authorization": f"token {token}"} if token else {}
         request = urllib.request.Request(f"http://{self.address}{path}", data=data, method=method, headers=headers)

@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import clients
+import pytest
 
 from rocmlab.stack import envfile
 
 REPOSITORY = Path(__file__).parents[1]
 ENGINES = ("docker", "podman")
+NEEDS_NATIVE_PYTHON = pytest.mark.skipif(sys.version_info < (3, 11), reason="the native lab needs Python 3.11")
 # In the environment of pip: it compiles nothing, which is half of its time; Python does so with what is imported, the
 # first time. For options that begin with `--no-` pip wants a false value.
 UNCOMPILED = {"PIP_NO_COMPILE": "0"}
@@ -63,7 +65,7 @@ class Clone:
         return int(self.env["PORT"])
 
     def answers(self) -> bool:
-        """Tell whether JupyterLab answers with the token."""
+        """Return whether JupyterLab answers with the token."""
         return clients.answers(self.port, self.env["JUPYTER_TOKEN"])
 
 
@@ -87,7 +89,9 @@ venv.marker.write_text(json.dumps({**record, "fingerprint": venv.fingerprint()})
 
 
 def furnish(found: Clone) -> None:
-    """Give a clone an environment in seconds: one that sees the packages of these tests, frameworks left out."""
+    """Give a clone an environment in seconds: one that sees the packages of these tests, frameworks omitted."""
+    if sys.version_info < (3, 11):
+        pytest.skip(NEEDS_NATIVE_PYTHON.kwargs["reason"])
     environment = {**found.environment, **found.settings, "PYTHONPATH": str(found.folder / "src")}
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", found.folder / ".venv"], check=True)
     subprocess.run([sys.executable, "-c", FURNISH], cwd=found.folder, env=environment, check=True)

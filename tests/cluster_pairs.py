@@ -60,7 +60,7 @@ class Machine:
             self.process.wait(WAIT_SECONDS)
 
     def die(self) -> None:
-        """End it as a power cut does: all of it at once, so that nobody reports."""
+        """End it as a power cut does: all of it at once, so that no one reports."""
         family = [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
         for stop in (psutil.Process.suspend, psutil.Process.kill):
             for each in family:
@@ -140,7 +140,7 @@ def _clean() -> dict[str, str]:
 
 
 def _free(count: int) -> list[int]:
-    """Return values for CLUSTER_PORT whose fixed ports nobody has."""
+    """Return values for CLUSTER_PORT whose fixed ports no one has."""
     fixed = [port.offset for port in ports.TABLE if port.count == 1]
     found: list[int] = []
     first = 20000 + os.getpid() % 8000

@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,9 +17,16 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "oracle"))
 sys.path.insert(0, str(Path(__file__).parent))
 
+import device_nodes
 import engines
+import leftovers
 import oracle_tools
 from clones import UNCOMPILED, Clone, clone, without_docker
+from leftovers import (  # noqa: F401  a fixture and two hooks
+    _leaves_nothing_behind,
+    pytest_fixture_setup,
+    pytest_runtest_makereport,
+)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell: children would ignore it, too
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -66,10 +75,51 @@ OURS = (
 
 
 @pytest.fixture(autouse=True)
+def _environment_of_its_own() -> Iterator[None]:
+    """Undo what a test, or the product in it, has changed in this process's environment: the next one has it not."""
+    before = dict(os.environ)
+    yield
+    if os.environ != before:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take away what the caller's environment says of rocmlab; `make test BACKEND=…` must not change a test."""
     for name in (*OURS, *(name for name in os.environ if name.startswith("ROCMLAB_"))):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _jupyter_loop() -> Iterator[None]:
+    """Make the event loop that all synchronous calls of jupyter_client share: the first test with one has left none."""
+    from jupyter_core.utils import ensure_event_loop
+
+    loop = ensure_event_loop()
+    with ThreadPoolExecutor(thread_name_prefix=leftovers.SHARED_THREADS) as threads:
+        loop.set_default_executor(threads)
+        yield
+    loop.close()
+
+
+@pytest.fixture(autouse=True)
+def _forget_simulated_hosts(request: pytest.FixtureRequest, _leaves_nothing_behind: None) -> Iterator[None]:  # noqa: F811
+    """End simulated hangs with their test, and forget the GPU processes of its hosts, whose files are kept open."""
+    yield
+    if folder := getattr(request.node, "funcargs", {}).get("tmp_path"):
+        for file in (*folder.glob("rocmlab-faults.json"), *folder.glob("*/rocmlab-faults.json")):
+            file.unlink()
+    if module := sys.modules.get("rocmlab.telemetry.processes"):
+        module.finder.cache_clear()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Run no test of native labs while one of containers has device nodes on this host, which every lab would see."""
+    is_contained = any(map(item.get_closest_marker, ("container", "browser", "podman")))
+    with nullcontext() if is_contained else device_nodes.seen(alone=False):
+        return (yield)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

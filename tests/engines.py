@@ -19,6 +19,10 @@ from rocmlab.stack import podman_engine
 
 REPOSITORY = Path(__file__).parents[1]
 BASE = "rocmlab-test/base:bookworm"
+FROM_REGISTRY = """\
+FROM debian:bookworm
+RUN apt-get -qq update && apt-get -qq install --yes --no-install-recommends ca-certificates python3
+"""
 
 
 @functools.cache
@@ -45,7 +49,7 @@ def missing_podman() -> str:
 
 @functools.cache
 def base_image() -> str:
-    """Return a plain Debian with python3: the one here, one made from packages, or the registry's."""
+    """Return a plain Debian with python3: the one here, one made from packages, or the registry's with python3."""
     if chosen := os.environ.get("TEST_BASE_IMAGE"):
         return chosen
     found = subprocess.run(["docker", "images", "--quiet", BASE], capture_output=True, text=True, check=True)
@@ -53,15 +57,16 @@ def base_image() -> str:
         return BASE
     if shutil.which("mmdebstrap") and os.geteuid() == 0:
         subprocess.run([REPOSITORY / "scripts/make-base-image", BASE, "bookworm"], check=True)
-        return BASE
-    return "debian:bookworm"
+    else:
+        subprocess.run(["docker", "build", "--quiet", "--tag", BASE, "-"], input=FROM_REGISTRY, text=True, check=True)
+    return BASE
 
 
 @contextmanager
 def second_engine(folder: Path, **configuration: object) -> Iterator[dict[str, str]]:
-    """Run a Docker engine of its own below a folder, beside the machine's, and return the environment that reaches it.
+    """Run a Docker engine of its own below a folder, next to the machine's, and return the environment that reaches it.
 
-    It has its own containerd, images, socket, state and network namespace: an engine with `bridge: none` beside another
+    It has its own containerd, images, socket, state and network namespace: an engine with `bridge: none` near another
     one would remove the other's docker0. Skips without root, and
     where the installed engine is older than 25, the first with CDI.
     """

@@ -53,7 +53,7 @@ class Host:
         return [holder.notebook if holder else None for holder in found]
 
     def can_be_taken(self) -> bool:
-        """Try to take any GPU, as somebody else would."""
+        """Try to take any GPU, as someone else would."""
         for device in self.devices:
             if lease := self.leases.take([device], Holder.here("a competitor")):
                 lease.release()

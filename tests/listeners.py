@@ -55,7 +55,7 @@ def waiting(pids: Iterable[int] | None = None, *, everywhere: bool = True) -> li
     """Return the listening TCP sockets and the bound UDP sockets of these processes, in their network namespaces.
 
     Args:
-        pids: None: every socket of this namespace, whoever has it.
+        pids: None: every socket of this namespace, anyone who has it.
         everywhere: False: omit those on the loopback.
     """
     chosen = None if pids is None else set(pids)
@@ -100,7 +100,7 @@ class Watch:
     Args:
         roots: processes whose descendants are watched.
         variable: NAME=value that others of them have in their environment.
-        everyone: watch every socket of this namespace instead, whoever has it.
+        everyone: watch every socket of this namespace instead, anyone who has it.
         everywhere: also those on the loopback.
     """
 

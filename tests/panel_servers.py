@@ -51,7 +51,7 @@ class Server:
 
     @property
     def log(self) -> str:
-        """What it said so far."""
+        """What it has printed so far."""
         return self.log_path.read_text()
 
     def up(self) -> Server:
@@ -62,7 +62,7 @@ class Server:
     def request(
         self, path: str, method: str = "GET", body: object = None, token: str | None = TOKEN, **headers: str
     ) -> tuple[int, dict[str, str], str]:
-        """Return status, headers and text; status 0 where nobody answers. Redirects are not followed."""
+        """Return status, headers and text; status 0 where no one answers. Redirects are not followed."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT_SECONDS)
         given = {"Authorization": f"token {token}"} if token else {}
         given |= {name.replace("_", "-"): value for name, value in headers.items()}

@@ -26,6 +26,7 @@ ALLOWED: Mapping[str, set[str]] = {
     "cluster": {"base", "devices", "kernels", "notebook", "runs"},
     "batch": {"base", "devices", "kernels", "notebook", "reports", "runs"},
     "training": {"base", "cluster", "devices"},
+    "benchmarking": {"base", "devices", "training"},
     "stack": {"base", "cluster", "devices"},
     "doctor": {"base", "cluster", "devices", "stack"},
     "lab": {"base", "devices", "doctor", "kernels", "telemetry"},
@@ -78,6 +79,7 @@ def top(module: str) -> str:
     return module.partition(".")[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", ALLOWED)
 def test_imports_point_down(package: str) -> None:
     """A package imports those that the table of the design names; an exception has a reason, and is needed."""

@@ -90,8 +90,8 @@ def add(requirements: Path) -> tuple[int, int]:
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as rest:
         rest.write(missing(requirements.read_text(), before))
         rest.flush()
-        install = ["install", "--quiet", "--no-deps", "--require-hashes", "--requirement", rest.name]
-        subprocess.run(["/build/pip", sys.executable, *install], check=True)
+        options = ["--quiet", "--no-deps", "--require-hashes", "--requirement", rest.name]
+        subprocess.run([sys.executable, str(Path(__file__).with_name("install.py")), *options], check=True)
 
     after = installed()
     for name, version in before.items():

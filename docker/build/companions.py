@@ -13,19 +13,12 @@ import re
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 
 import additions
+import install
 
 NAMES = ("torchvision", "torchaudio")
 GPU_BUILDS = ("rocm", "cu")
-BUILDS_PIP = Path("/build/pip")  # in an image's build: with its certificates and configuration
-
-
-def pip(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run this interpreter's pip."""
-    command = [str(BUILDS_PIP), sys.executable] if BUILDS_PIP.exists() else [sys.executable, "-m", "pip"]
-    return subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
 
 
 def build(version: str) -> str:
@@ -49,13 +42,15 @@ def add(name: str, options: list[str]) -> str:
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as kept:
             kept.write(additions.constraints(before))
             kept.flush()
-            done = pip("install", "--quiet", "--constraint", kept.name, *options, name)
+            program = [sys.executable, install.__file__, "--quiet", "--constraint", kept.name, *options, name]
+            done = subprocess.run(program, capture_output=True, text=True, check=False)
         if done.returncode:
             why = next((line for line in done.stderr.splitlines() if line.startswith("ERROR: ")), "pip failed")
             adds = f"a wheel for PyTorch {before['torch']} in the folder WHEELS adds it"
             return f"{name} omitted: {why.removeprefix('ERROR: ')}; {adds}"
     if why_not := problem(name):
-        pip("uninstall", "--quiet", "--yes", name)
+        uninstall = [*install.PIP, "uninstall", "--quiet", "--yes", name]
+        subprocess.run(uninstall, capture_output=True, check=False)
         return f"{name} omitted: {why_not}"
     return f"{name} {importlib.metadata.version(name)}"
 

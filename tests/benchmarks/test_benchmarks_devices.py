@@ -14,6 +14,8 @@ from benchmarks import devices
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cli import main as cli
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -88,10 +90,7 @@ def test_the_report_has_the_form_of_every_benchmark(
 
 def test_a_number_of_runs_that_is_none_is_refused() -> None:
     """As a usage error."""
-    with pytest.raises(SystemExit) as refused:
-        cli(["bench", "devices", "--runs", "0"])
-
-    assert refused.value.code == 2
+    assert cli(["bench", "devices", "--runs", "0"]) == 2
 
 
 @pytest.mark.parametrize(("theirs", "why"), [("a 'b", "No closing quotation"), ("", "it is empty")])

@@ -13,6 +13,8 @@ from benchmarks import lab_server, telemetry
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cli.main import main
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:

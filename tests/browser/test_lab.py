@@ -1,4 +1,4 @@
-"""JupyterLab as a person sees it: Chromium opens the printed URL and trains the main notebook."""
+"""JupyterLab as a user sees it: Chromium opens the printed URL and trains the main notebook."""
 
 from __future__ import annotations
 

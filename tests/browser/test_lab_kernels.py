@@ -1,4 +1,4 @@
-"""Kernels that own their GPUs, as a person sees them: JupyterLab on a simulated host with two GPUs."""
+"""Kernels that own their GPUs, as a user sees them: JupyterLab on a simulated host with two GPUs."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def output(page: Page, address: str, name: str) -> str:
 def test_the_launcher_offers_gpus_and_the_third_notebook_hears_who_has_them(
     host: Host, address: str, page: Page
 ) -> None:
-    """Two notebooks get a GPU each; the third is told which notebooks these are, and what can be done."""
+    """Two notebooks get a GPU each; the third is informed which notebooks these are, and what can be done."""
     page.goto(f"{address}?token={TOKEN}")
     page.wait_for_selector(".jp-LauncherCard", timeout=60_000)
     cards = page.locator(".jp-Launcher-section").first.locator(".jp-LauncherCard-label").all_inner_texts()

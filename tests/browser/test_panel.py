@@ -1,4 +1,4 @@
-"""The GPU panel as a person sees it: in JupyterLab, and as a page of its own, on a simulated host that changes."""
+"""The GPU panel as a user sees it: in JupyterLab, and as a page of its own, on a simulated host that changes."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_a_kernel_without_a_gpu_is_called_cpu(lab: Lab, page: Page) -> None:
 
 
 def test_a_lost_connection_is_said_and_comes_back(lab: Lab, page: Page) -> None:
-    """While the server is away the page says so; afterwards it goes on by itself."""
+    """While the server is away the page reports it; afterwards it continues by itself."""
     open_page(page, lab)
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))

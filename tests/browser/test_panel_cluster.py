@@ -1,4 +1,4 @@
-"""The panel's section about a cluster, as a person sees it: two simulated machines, then one."""
+"""The panel's section about a cluster, as a user sees it: two simulated machines, then one."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from rocmlab.cli import main
+from rocmlab.cli.main import ALIASES, COMMANDS, GROUPS
 from rocmlab.cli.run import _from_make
+from rocmlab.stack.settings import SETTINGS
 
 
 def rocmlab(
@@ -30,11 +33,52 @@ def rocmlab(
 
 
 def test_without_words_it_explains_itself(repository: Path) -> None:
-    """The help names every verb in the order of use."""
+    """The help names every command in the order of use, and the exit codes."""
     done = rocmlab(repository)
 
     assert done.returncode == 0
     assert done.stdout.index("\n  up ") < done.stdout.index("\n  down ") < done.stdout.index("\n  bench ")
+    assert "Exit codes: 0 done; 1 " in done.stdout
+
+
+@pytest.mark.parametrize("words", [["-v"], ["--verbose", "--help"]])
+def test_verbose_help_is_the_help(repository: Path, words: list[str]) -> None:
+    """`-v` alone names no command that could be wrong."""
+    assert rocmlab(repository, *words).stdout == rocmlab(repository, "--help").stdout != ""
+
+
+def test_commands_are_grouped_as_in_make(repository: Path) -> None:
+    """A command has the group of its Make target, by the same name or by an alias that both know."""
+    groups: dict[str, str] = {}
+    title = ""
+    makefile = (repository / "Makefile").read_text()
+    for line in makefile.splitlines():
+        if line.startswith("# -- "):
+            title = line.removeprefix("# -- ")
+        elif found := re.match(r"([a-z-]+):.*## ", line):
+            groups[ALIASES.get(found[1], found[1])] = title
+
+    shared = {command: groups[command] for command in COMMANDS if command in groups}
+
+    assert {"up", "run", "nvitop", "backup"} <= shared.keys()
+    assert shared == {command: group for group, each in GROUPS.items() for command in each if command in groups}
+    assert [command for command in GROUPS["Without make"] if command in groups] == []
+    assert all(f"\n{command}: {alias}\n" in makefile for alias, command in ALIASES.items())
+
+
+@pytest.mark.parametrize(("alias", "command"), ALIASES.items())
+def test_an_alias_is_the_command(repository: Path, alias: str, command: str) -> None:
+    """The help is that of the command."""
+    assert rocmlab(repository, alias, "--help").stdout == rocmlab(repository, command, "--help").stdout != ""
+
+
+def test_the_help_of_up_lists_the_settings(repository: Path) -> None:
+    """All of them, each with its meaning and what holds without it."""
+    shown = rocmlab(repository, "up", "--help").stdout
+
+    flat = " ".join(shown.split())
+    texts = {each.name: f" {each.name} {each.meaning} (default: {each.usual})" for each in SETTINGS}
+    assert [name for name, text in texts.items() if text not in flat] == []
 
 
 def test_an_unknown_verb_is_a_usage_error(repository: Path) -> None:
@@ -42,7 +86,8 @@ def test_an_unknown_verb_is_a_usage_error(repository: Path) -> None:
     done = rocmlab(repository, "fly")
 
     assert done.returncode == 2
-    assert "choose one of: up, down" in done.stderr
+    assert done.stderr.startswith("error: fly is not a command of rocmlab\n")
+    assert "choose one of: up, run" in done.stderr
 
 
 def test_devices_print_json_with_nothing_installed(repository: Path) -> None:
@@ -84,7 +129,7 @@ def test_verbs_that_look_need_a_project(repository: Path, tmp_path: Path) -> Non
     done = rocmlab(repository, "down", cwd=tmp_path)
 
     assert done.returncode == 2
-    assert "there is no lab here yet" in done.stderr
+    assert "no lab found here" in done.stderr
     assert "fix: make up" in done.stderr
 
 
@@ -107,4 +152,4 @@ def test_usage_of_run_is_checked_before_anything_is_built(repository: Path, tmp_
     done = rocmlab(repository, "run", "--no-such-option", cwd=tmp_path)
 
     assert done.returncode == 2
-    assert "--no-such-option is no option of rocmlab run" in done.stderr
+    assert "--no-such-option is not an option of rocmlab run" in done.stderr

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 from clones import clone
 
-from rocmlab.cli.main import VERBS
+from rocmlab.cli.main import COMMANDS
+
+pytestmark = pytest.mark.slow
 
 RECORDED = (
     "docker",
@@ -51,7 +53,7 @@ class Fresh:
         return found
 
     def run(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Run a command there, as a person would."""
+        """Run a command there, as a user would."""
         return subprocess.run(
             command,
             cwd=self.folder,
@@ -94,9 +96,9 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Fresh:
 
 @pytest.fixture(scope="module")
 def answers(fresh: Fresh) -> list[Mapping[str, Any]]:
-    """What every verb and sub-verb did with --help, an invalid option, a misspelt sub-verb and --dry-run."""
+    """What every command and subcommand did with --help, an invalid option, a misspelt subcommand and --dry-run."""
     before = fresh.snapshot()
-    done = fresh.run(sys.executable, "-S", str(Path(__file__).with_name("bare_verbs.py")))
+    done = fresh.run(sys.executable, "-S", str(Path(__file__).with_name("bare_commands.py")))
     assert done.returncode == 0, done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines()]
     after = fresh.snapshot()
@@ -104,7 +106,7 @@ def answers(fresh: Fresh) -> list[Mapping[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", COMMANDS)
 def test_a_verb_reads_its_arguments_before_it_acts(verb: str, answers: list[Mapping[str, Any]]) -> None:
     """On a bare Python, in a fresh clone: the right exit code, no file written, no process started, no connection."""
     found = [each for each in answers if each["verb"] == verb]
@@ -127,7 +129,7 @@ def test_nothing_was_left_or_called(answers: list[Mapping[str, Any]], fresh: Fre
 
 
 def test_sub_verbs_are_found_by_themselves(answers: list[Mapping[str, Any]]) -> None:
-    """The table has the sub-verbs of every kind of parser, and so those of a new verb."""
+    """The table has the subcommands of every kind of parser, and so those of a new verb."""
     called = {(each["verb"], *each["words"]) for each in answers if each["verb"]}
 
     assert called >= {
@@ -146,25 +148,25 @@ def test_sub_verbs_are_found_by_themselves(answers: list[Mapping[str, Any]]) -> 
     ("words", "code", "text"),
     [
         (("run", "09", "--dry-run"), 0, "09_opencl_kernels"),
-        (("run", "--dry-run"), 0, "there is no current lab here"),
-        (("run", "0"), 2, "0 is the beginning of several notebooks"),
+        (("run", "--dry-run"), 0, "no up-to-date lab found here"),
+        (("run", "0"), 2, "0 matches several notebooks"),
         (("run", "09x"), 2, "no such notebook: 09x"),
         (("run", "nothing.yaml"), 2, "no such job list"),
         (("run", "09", "-p", "nope=1"), 2, "it has no parameter nope"),
         (("run", "09", "--list"), 2, "--list with notebooks"),
         (("run", "--list"), 2, "does not build a lab"),
-        (("run", "--resume", "last"), 2, "there is no lab here yet"),
-        (("run", "09", "--compare", "last"), 2, "there is no lab here yet"),
-        (("datasets", "fetch", "mnist"), 2, "there is no lab here"),
-        (("datasets", "fetch", "mnits"), 2, "invalid choice"),
+        (("run", "--resume", "last"), 2, "no lab found here"),
+        (("run", "09", "--compare", "last"), 2, "no lab found here"),
+        (("datasets", "fetch", "mnist"), 2, "no lab found here"),
+        (("datasets", "fetch", "mnits"), 2, "did you mean mnist?"),
         (("datasets", "list"), 0, "unknown"),
         (("bench", "runner", "--row", "nope"), 2, "no such row"),
         (("bench", "runner", "--row", "empty_notebook"), 2, "the runner is not installed here"),
         (("export", "collect", "."), 2, "the runner is not installed here"),
         (("export", "slurm", "09x"), 2, "no such notebook: 09x"),
         (("export", "slurm", "--dry-run", "09"), 0, "09_opencl_kernels"),
-        (("kernels",), 2, "there is no lab here yet"),
-        (("down",), 2, "there is no lab here yet"),
+        (("kernels",), 2, "no lab found here"),
+        (("down",), 2, "no lab found here"),
     ],
 )
 def test_what_is_known_on_the_host_is_said_without_a_lab(

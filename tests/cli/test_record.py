@@ -56,7 +56,7 @@ class TestCommands:
 
     @pytest.mark.parametrize(("words", "code"), [("exit 0", 0), ("exit 41", 41), ("kill -9 $$", 137), ("kill $$", 143)])
     def test_its_exit_code_is_ours(self, tmp_path: Path, host: Path, words: str, code: int) -> None:
-        """A signal counts as in a shell; the file says so too."""
+        """A signal counts as in a shell; the file reports it too."""
         done = record(tmp_path, "--output", "a.jsonl", "--", "sh", "-c", words, root=host)
 
         assert done.returncode == code
@@ -105,6 +105,7 @@ class TestCommands:
         assert "mean busy" in said
         assert read(tmp_path / "a.jsonl").exit_code == 9
 
+    @pytest.mark.slow
     def test_the_keyboard_interrupts_it_once(self, tmp_path: Path, host: Path) -> None:
         """Ctrl-C reaches the command by its terminal; it is not sent a second time, and the terminal is its own."""
         program = (
@@ -160,6 +161,7 @@ class TestCommands:
 class TestResults:
     """What it leaves."""
 
+    @pytest.mark.slow
     def test_a_table_a_file_and_a_page(self, tmp_path: Path, host: Path) -> None:
         """Each says that the host is simulated; the page is whole and has no script."""
         title = "<script>alert(1)</script>"
@@ -186,6 +188,7 @@ class TestResults:
         assert "<script" not in page
         assert page.count("<polyline") == 6
 
+    @pytest.mark.slow
     def test_gpus_that_hang_cost_the_others_no_sample(self, tmp_path: Path) -> None:
         """Three of four do, and the command ends at once: the fourth has been read."""
         root = write_host(tmp_path / "host", gpus=4, busy="50", faults=["hang:0", "hang:1", "hang:2"])
@@ -198,6 +201,7 @@ class TestResults:
             50,
         ]
 
+    @pytest.mark.slow
     def test_as_json(self, tmp_path: Path, host: Path) -> None:
         """For programs, on stderr, as stdout is the command's."""
         done = record(tmp_path, "--json", "--output", "a.jsonl", "--interval", "0.1", "sleep", "0.5", root=host)
@@ -210,7 +214,7 @@ class TestResults:
         assert found["devices"][0]["energy_joules"] > 0
 
     def test_without_a_gpu_the_cpu_is_recorded(self, tmp_path: Path) -> None:
-        """And it says so."""
+        """And it reports it."""
         (tmp_path / "host/sys").mkdir(parents=True)
         (tmp_path / "host/proc").mkdir()
         (tmp_path / "host/proc/meminfo").write_text("MemTotal: 1000 kB\nMemAvailable: 400 kB\n")
@@ -266,7 +270,7 @@ class TestResults:
         assert sorted(path.name for path in tmp_path.iterdir()) == ["host", "keep.jsonl", "link.jsonl"]
 
     def test_it_has_its_name_while_it_grows(self, tmp_path: Path, host: Path) -> None:
-        """Whoever looks meanwhile finds it, and its readings."""
+        """Anyone who looks meanwhile finds it, and its readings."""
         look = "until [ $(wc -l < a.jsonl) -gt 2 ]; do sleep 0.05; done; cp a.jsonl seen.jsonl"
 
         done = record(tmp_path, "--output", "a.jsonl", "--interval", "0.05", "--", "sh", "-c", look, root=host)
@@ -274,6 +278,7 @@ class TestResults:
         assert done.returncode == 0, done.stderr
         assert any(read(tmp_path / "seen.jsonl").samples.values())
 
+    @pytest.mark.slow
     def test_a_full_disk_costs_samples_and_no_exit_code(self, tmp_path: Path, host: Path) -> None:
         """It is said once, and the table is of what there is."""
         words = shlex.join(

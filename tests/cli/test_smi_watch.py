@@ -6,7 +6,6 @@ import fcntl
 import os
 import pty
 import re
-import select
 import signal
 import struct
 import subprocess
@@ -17,6 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import waiting
+from hosts import with_descriptors
 
 from rocmlab.simulation import Live
 
@@ -30,14 +31,17 @@ CODE = re.compile(r"\x1b\[[?0-9;]*[A-Za-z]")
 class Terminal:
     """A pseudo-terminal with `rocmlab smi` in it."""
 
-    def __init__(self, repository: Path, root: Path, *arguments: str, columns: int = 100, rows: int = 30) -> None:
+    def __init__(
+        self, repository: Path, root: Path, *arguments: str, columns: int = 100, rows: int = 30, many: bool = False
+    ) -> None:
         self.ours, theirs = pty.openpty()
         self.resize(columns, rows)
         self.mode = termios.tcgetattr(theirs)
         self.received = b""
+        command = ["-m", "rocmlab", "smi", *arguments]
         kept = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "rocmlab", "smi", *arguments],
+            with_descriptors(*command) if many else [sys.executable, *command],
             env={**kept, "PYTHONPATH": str(repository / "src"), "ROCMLAB_ROOT": str(root), "TERM": "xterm"},
             stdin=theirs,
             stdout=theirs,
@@ -56,7 +60,7 @@ class Terminal:
         end = time.monotonic() + DEADLINE_SECONDS
         while not is_true():
             assert time.monotonic() < end, f"not within {DEADLINE_SECONDS} s; received {self.received[-2000:]!r}"
-            if select.select([self.ours], [], [], 0.1)[0]:
+            if waiting.readable(self.ours, 0.1):
                 self.received += os.read(self.ours, 1 << 16)
             elif self.process.poll() is not None and not is_true():
                 assert self.process.stderr is not None
@@ -75,14 +79,14 @@ class Terminal:
     def end(self) -> int:
         """Wait until the command has ended, and return its exit code."""
         self.wait(lambda: self.process.poll() is not None)
-        while select.select([self.ours], [], [], 0)[0]:
+        while waiting.readable(self.ours, 0):
             self.received += os.read(self.ours, 1 << 16)
         assert self.process.stderr is not None
         assert self.process.stderr.read() == b""
         return self.process.returncode
 
     def is_restored(self) -> bool:
-        """Tell whether keys are echoed as before, and the own screen and the cursor are back."""
+        """Return whether keys are echoed as before, and the own screen and the cursor are back."""
         order = [self.received.rfind(code) for code in (HIDE, SHOW, ENTER, LEAVE)]
         return termios.tcgetattr(self.theirs) == self.mode and order[0] < order[1] and order[2] < order[3]
 
@@ -179,7 +183,7 @@ def test_it_ends_and_gives_the_terminal_back(start: Callable[..., Terminal], end
 
 
 def test_a_terminated_watch_gives_the_terminal_back(start: Callable[..., Terminal]) -> None:
-    """And ends by that signal, so that whoever sent it sees it was heard."""
+    """And ends by that signal, so that anyone who sent it sees it was heard."""
     terminal = start("--watch", "0.2")
     terminal.wait_for_frames()
 
@@ -232,3 +236,13 @@ def _is_alive(pid: int) -> bool:
         return _state(pid) not in "ZX"
     except OSError:
         return False
+
+
+def test_it_runs_with_descriptors_beyond_those_of_select(start: Callable[..., Terminal]) -> None:
+    """`select` takes none from 1024 on, and a process may inherit as many."""
+    terminal = start("--watch", "0.2", many=True)
+    terminal.wait_for_frames(2)
+
+    os.write(terminal.ours, b"q")
+
+    assert terminal.end() == 0

@@ -42,7 +42,7 @@ def test_a_node_that_cannot_start_says_why() -> None:
 
     lines = lab.node_lines({**READY, "state": "failed", "problem": problem})
 
-    assert lines == ["the Ray node does not run: the head cannot be reached", "  why: it is off", "  fix: turn it on"]
+    assert lines == ["the Ray node is not running: the head cannot be reached", "  why: it is off", "  fix: turn it on"]
 
 
 def test_a_node_that_says_nothing_is_down() -> None:

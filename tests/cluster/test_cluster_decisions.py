@@ -14,7 +14,7 @@ import pytest
 from rocmlab.base import confidential
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cluster.node import handshake, overview, ports, ray_node, record, token
-from rocmlab.cluster.node.handshake import Greeting
+from rocmlab.cluster.node.handshake import Handshake
 from rocmlab.cluster.node.ray_node import Plan
 from rocmlab.cluster.node.record import Record
 from rocmlab.devices import Device, discover
@@ -43,7 +43,7 @@ def test_ports_of_a_node_do_not_meet() -> None:
 
 
 def test_every_port_is_documented_with_its_number() -> None:
-    """A person writes the firewall's rules from docs/cluster.md."""
+    """A user writes the firewall's rules from docs/cluster.md."""
     text = DOCS.read_text(encoding="utf-8")
 
     for port in ports.TABLE:
@@ -92,7 +92,7 @@ def test_what_is_no_address_of_a_head_is_refused(text: str) -> None:
 
 
 def test_a_token_is_new_each_time_and_has_256_bits() -> None:
-    """Nobody can guess it."""
+    """No one can guess it."""
     assert len({token.new() for _ in range(100)}) == 100
     assert len(token.check(token.new())) == 64
 
@@ -138,7 +138,7 @@ def test_the_tokens_file_goes_before_the_variable(tmp_path: Path) -> None:
 
 
 def test_a_node_offers_its_gpus_by_gfx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mixed machine counts each kind, and beside them one place for jobs on the CPU."""
+    """A mixed machine counts each kind, and next to them one place for jobs on the CPU."""
     wanted = plan_of(tmp_path, monkeypatch, profile="mixed")
 
     assert ray_node.resources(wanted) == {"cpu_place": 1, "gfx1100": 1, "gfx1150": 1, "gfx1201": 1}
@@ -252,17 +252,18 @@ def test_ports_that_are_taken_are_named(tmp_path: Path, monkeypatch: pytest.Monk
 # -- greeting --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("said", "what"),
     [
-        (Greeting("2.9.0", "3.11.1"), "the cluster runs Ray 2.9.0"),
-        (Greeting("", "3.4.9"), "the cluster runs Python 3.4.9"),
+        (Handshake("2.9.0", "3.11.1"), "the cluster runs Ray 2.9.0"),
+        (Handshake("", "3.4.9"), "the cluster runs Python 3.4.9"),
     ],
 )
-def test_a_cluster_of_other_versions_is_refused_in_words(said: Greeting, what: str) -> None:
+def test_a_cluster_of_other_versions_is_refused_in_words(said: Handshake, what: str) -> None:
     """Ray's own check would end in a traceback after a while."""
     pytest.importorskip("ray")
-    said = Greeting(said.ray or handshake.check_ray(), said.python)
+    said = Handshake(said.ray or handshake.check_ray(), said.python)
 
     with pytest.raises(RocmlabError, match=what):
         handshake.check_versions(said)
@@ -273,7 +274,7 @@ def test_another_patch_of_python_is_no_obstacle() -> None:
     pytest.importorskip("ray")
     major, minor, patch = os.sys.version_info[:3]  # type: ignore[attr-defined]
 
-    handshake.check_versions(Greeting(handshake.check_ray(), f"{major}.{minor}.{patch + 1}"))
+    handshake.check_versions(Handshake(handshake.check_ray(), f"{major}.{minor}.{patch + 1}"))
 
 
 def test_a_head_that_is_not_there_is_told_within_seconds() -> None:
@@ -288,6 +289,7 @@ def test_a_head_that_is_not_there_is_told_within_seconds() -> None:
     assert "refused" in caught.value.problem.why.lower()
 
 
+@pytest.mark.slow
 def test_something_else_at_the_heads_address_is_told_to_be_no_head() -> None:
     """It accepts a connection, and says nothing that Ray understands."""
     pytest.importorskip("ray")
@@ -314,7 +316,7 @@ def test_a_record_is_read_back_and_half_of_one_is_none(tmp_path: Path) -> None:
     written.write(path)
 
     assert record.read(path) == written
-    assert str(written.said) == "w\n  why: y\n  fix: f"
+    assert str(written.failure) == "w\n  why: y\n  fix: f"
     assert not written.is_alive, "this process is no node"
     path.write_text(path.read_text()[:20])
     assert record.read(path) is None
@@ -361,7 +363,7 @@ def test_a_clock_is_told_when_it_is_surely_wrong() -> None:
 
 
 def test_what_runs_is_named_with_its_machine() -> None:
-    """Leaving a cluster is refused with these words."""
+    """Leaving a cluster is rejected with these words."""
     lease = {"notebook": "01_mnist.ipynb", "owner": "ada", "pid": 7}
     nodes = [
         {**seen("a"), "tasks": ["a job"], "leases": [{"index": 0, "lease": None}, {"index": 1, "lease": lease}]},

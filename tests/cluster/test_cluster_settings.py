@@ -96,7 +96,7 @@ def test_a_head_needs_no_token_from_a_person_and_a_node_takes_one(project: Path)
 
 
 def test_the_environment_gets_ray_only_for_a_cluster_and_keeps_it(project: Path) -> None:
-    """Leaving a cluster does not install everything anew."""
+    """Leaving a cluster does not install everything again."""
     (project / "pyproject.toml").touch()
     alone = Environment(project, "cpu", "python3", "")
     both = Environment(project, "cpu", "python3", "", has_cluster=True)
@@ -165,13 +165,11 @@ def test_a_machine_in_one_cluster_is_not_moved_to_another(project: Path, capsys:
     assert "make cluster-down" in said
 
 
-def test_leaving_is_refused_while_something_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaving_is_refused_while_something_runs() -> None:
     """It is named, with what to do."""
-    monkeypatch.setattr(verbs, "_inside", lambda words: [])
-    verbs._wait_or_refuse(Consent(), is_head=True)
-    monkeypatch.setattr(verbs, "_inside", lambda words: ["a on b", "c on d"])
-    with pytest.raises(RocmlabError, match="2 things run on this machine") as caught:
-        verbs._wait_or_refuse(Consent(), is_head=False)
+    verbs.wait_or_refuse(Consent(), True, list)
+    with pytest.raises(RocmlabError, match="2 tasks run on this machine") as caught:
+        verbs.wait_or_refuse(Consent(), False, lambda: ["a on b", "c on d"])
 
     assert caught.value.problem.why == "a on b\nc on d"
     assert "FORCE=1" in caught.value.problem.fix
@@ -182,8 +180,8 @@ def test_after_up_a_person_reads_how_others_join(project: Path) -> None:
     values = "ROCMLAB_BACKEND=cpu\nROCMLAB_RUNTIME=native\nJUPYTER_TOKEN=x\nPORT=1\nSHARE=./share\n"
     (project / ".env").write_text(f"{values}CLUSTER_TOKEN={TOKEN}\n")
 
-    lines = verbs._entered(NODE, has_lab=False)
-    joined = verbs._entered({**NODE, "is_head": False, "address": "10.0.0.2", "simulated": True}, has_lab=True)
+    lines = verbs.entered(NODE, has_lab=False)
+    joined = verbs.entered({**NODE, "is_head": False, "address": "10.0.0.2", "simulated": True}, has_lab=True)
 
     assert f"  make cluster-join HEAD=10.0.0.1:6379 CLUSTER_TOKEN={TOKEN}" in lines
     assert any(line.startswith("  make up ") for line in lines)

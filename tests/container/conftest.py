@@ -92,8 +92,11 @@ def make_project(tmp_path_factory: pytest.TempPathFactory):
             **{name: value for name, value in mirror().items() if value},
             **settings,
         }
-        for path in (folder / "notebooks", *(folder / "notebooks").iterdir()) if os.geteuid() == 0 else ():
-            os.chown(path, 1000, 100)  # `make up` does so for root; plain Compose never does
+        for path in (folder / "notebooks", *(folder / "notebooks").iterdir()):
+            if os.geteuid() == 0:
+                os.chown(path, 1000, 100)  # `make up` does so for root; plain Compose never does
+            else:
+                path.chmod(0o777 if path.is_dir() else 0o666)
         project = Project(folder, name, given)
         project.write()
         return project

@@ -25,6 +25,12 @@ def docker(*arguments: str, text: str | None = None, timeout_seconds: float = 12
     return done.stdout
 
 
+def own(image: str, folder: Path, uid: int, gid: int) -> None:
+    """Give a folder of the host and what is in it to a user, which only root can: in a container."""
+    mount = f"--volume={folder}:/folder"
+    docker("run", "--rm", "--entrypoint=chown", mount, image, "-h", "-R", f"{uid}:{gid}", "/folder")
+
+
 @contextlib.contextmanager
 def watched_container(name: str, limit_seconds: float = 1200) -> Iterator[list[listeners.Listener]]:
     """Watch what listens in a container outside its loopback; the list is filled at the end of the `with` block."""
@@ -100,7 +106,7 @@ class Container:
         return clients.Server(self.address, self.token)
 
     def request(self, path: str, *, token: str | None, method: str = "GET", body: object = None) -> tuple[int, str]:
-        """Return status and body; status 0 where nobody answers."""
+        """Return status and body; status 0 where no one answers."""
         return self.server.request(path, token=token, method=method, body=body)
 
     def execute(self, kernel: str, code: str) -> str:

@@ -118,7 +118,7 @@ def run(engine: CdiEngine, project, look: Path, base_image: str, files: list[str
 
 
 def test_the_engine_says_that_it_takes_cdi_names(cdi_engine: CdiEngine) -> None:
-    """`docker info` names the folders; the machine's own engine, which has the feature off, is told apart."""
+    """`docker info` names the folders; the machine's own engine, which has the feature off, is distinguished."""
     found = engine_probe.probe(cdi_engine.environment)
 
     assert found.is_usable

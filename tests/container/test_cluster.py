@@ -248,7 +248,7 @@ class TestLab:
     """A lab that is a node."""
 
     def test_ray_is_added_and_nothing_else_changed(self, cluster: Cluster) -> None:
-        """One version in the lab's environment and PyTorch's, none beside TensorFlow; the rest is as the locks say."""
+        """One version in the lab's environment and PyTorch's, none next to TensorFlow; the rest is as the locks say."""
         versions = json.loads(docker("exec", cluster.container("head"), "cat", "/etc/rocmlab-build.json"))["versions"]
         locked = dict(re.findall(r"^([a-z0-9-]+)==(\S+) \\$", (REQUIREMENTS / "lab.txt").read_text(), re.MULTILINE))
 
@@ -324,7 +324,7 @@ class TestLab:
 
 @pytest.mark.parametrize("token", ["", "0" * 64])
 def test_a_stranger_can_do_nothing(cluster: Cluster, network: str, token: str) -> None:
-    """A container of the same network, with the same Ray, and without the token or with another: all is refused."""
+    """A container of the same network, with the same Ray, and without the token or with another: all is rejected."""
     program = (Path(__file__).parent / "units/stranger.py").read_text()
     head = cluster.container("head")
     address = docker("inspect", "--format", "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}", head).strip()

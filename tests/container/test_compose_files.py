@@ -68,7 +68,7 @@ def test_gpu_settings_are_passed_only_when_set(make_project) -> None:
 
 
 def test_processes_memory_and_logs_have_limits(make_project) -> None:
-    """As many processes and as much log by default; memory where it is asked for, and then without more swap."""
+    """As many processes and as much log by default; memory where it is requested, and then without more swap."""
     plain = service(make_project("cpu"))
     chosen = service(make_project("cpu", PIDS_LIMIT="300", MEMORY_LIMIT="2gb", LOG_MAX_SIZE="1m"))
     empty = service(make_project("cpu", MEMORY_LIMIT=""))
@@ -181,7 +181,7 @@ class TestCluster:
         assert [(port["host_ip"], port["published"]) for port in lab["ports"]] == [("127.0.0.1", "8899")]
 
     def test_without_a_cluster_compose_says_what_to_do(self, make_project) -> None:
-        """The overlay alone, by hand."""
+        """The overlay alone, manually."""
         project = make_project("cpu")
 
         done = project.compose("-f", "compose.yaml", "-f", gpus.CLUSTER_OVERLAY, "config")

@@ -43,7 +43,7 @@ def container(lab: Clone) -> str:
 
 
 def compose(lab: Clone, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run plain `docker compose` as a person would who knows nothing of rocmlab."""
+    """Run plain `docker compose` as a user would who knows nothing of rocmlab."""
     return subprocess.run(
         ["docker", "compose", *words], cwd=lab.folder, env=lab.environment, capture_output=True, text=True, check=False
     )
@@ -186,7 +186,7 @@ class TestProblems:
     """What goes wrong is a sentence with a remedy, and leaves nothing half-started."""
 
     def test_a_taken_port(self, lab: Clone, first_up: str) -> None:
-        """Another program's port: exit code 2, a free port in the fix, and the lab goes on as it was."""
+        """Another program's port: exit code 2, a free port in the fix, and the lab continues as it was."""
         with socket.socket() as other:
             other.bind(("127.0.0.1", 0))
             other.listen()
@@ -231,7 +231,7 @@ class TestProblems:
     def test_a_copied_clone_does_not_take_over_the_lab(
         self, lab: Clone, first_up: str, tmp_path_factory: pytest.TempPathFactory
     ) -> None:
-        """`cp -r` copies `.env` with the project's name: the copy is told to take another, and the lab goes on."""
+        """`cp -r` copies `.env` with the project's name: the copy is told to take another, and the lab continues."""
         copy = tmp_path_factory.mktemp("copy") / "rocmlab"
         shutil.copytree(lab.folder, copy, symlinks=True)
         before = container(lab)
@@ -272,7 +272,7 @@ class TestShare:
         assert docker("exec", container(lab), "cat", "/home/jovyan/share/models/note").strip() == "kept"
 
     def test_files_in_the_layer_of_an_earlier_container_are_moved_to_the_share(self, lab: Clone, first_up: str) -> None:
-        """A container whose home was not on the share: `make up` moves each of its files once, and says so."""
+        """A container whose home was not on the share: `make up` moves each of its files once, and reports it."""
         lab.make("up")
         image, folder = lab.env["ROCMLAB_IMAGE"], "/home/jovyan"
         earlier = f"FROM {image}\nENV ROCMLAB_HOME=../jovyan\nRUN chown jovyan {folder}\n"

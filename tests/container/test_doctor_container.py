@@ -50,14 +50,14 @@ def simulated(image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     ]
     shell(" && ".join(lines))
     devices = [f"--device={nodes}/{number}:{path}" for number, (path, _, _) in enumerate(NODES)]
-    # /dev of the simulated host is left out: Docker puts the nodes there
+    # /dev of the simulated host is omitted: Docker puts the nodes there
     mounts = [f"--volume={root}/sys:/host/sys:ro", f"--volume={root}/proc:/host/proc:ro"]
     yield [*mounts, *devices, "--env=ROCMLAB_ROOT=/host"]
     shell("rm /nodes/*")
 
 
 def test_nodes_without_their_group(image: str, simulated: list[str]) -> None:
-    """Started by hand as a user outside the groups; with --group-add, the printed fix, both checks are silent."""
+    """Started manually as a user outside the groups; with --group-add, the printed fix, both checks are silent."""
     found = examined(image, *simulated, "--user=1000:100")
 
     assert found["dev.perm"]["status"] == found["container.gid_mismatch"]["status"] == "blocks"
@@ -73,7 +73,7 @@ def test_nodes_without_their_group(image: str, simulated: list[str]) -> None:
 
 
 def test_dockers_own_shared_memory_is_too_little_for_two_gpus(image: str, simulated: list[str]) -> None:
-    """64 MB, which nobody asked for; --shm-size, the printed fix, makes it silent."""
+    """64 MB, which no one asked for; --shm-size, the printed fix, makes it silent."""
     groups = ("--user=1000:100", "--group-add=61104", "--group-add=61992")
     little = examined(image, *simulated, *groups)["shm"]
     enough = examined(image, *simulated, *groups, "--shm-size=8g")["shm"]
@@ -103,7 +103,7 @@ def test_a_lab_for_gpus_without_any(image: str) -> None:
 
 
 def test_the_frameworks_compute_in_the_lab(lab: Container) -> None:
-    """Both multiply right, on the CPU, and say so; nothing of it blocks."""
+    """Both multiply right, on the CPU, and report it; nothing of it blocks."""
     command = ["docker", "exec", lab.id, "start.sh", "rocmlab", "doctor", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
 
@@ -135,7 +135,7 @@ def test_a_wrong_torch_is_found_where_it_is(image: str, tmp_path: Path) -> None:
 
 
 def test_the_host_asks_the_running_lab(docker_lab: Clone) -> None:
-    """`make up`, then `make doctor`: both sides in one report, and the screen says so."""
+    """`make up`, then `make doctor`: both sides in one report, and the screen reports it."""
     docker_lab.make("up")
     command = ["scripts/rocmlab", "doctor", "--no-frameworks"]
 

@@ -39,7 +39,7 @@ services:
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A host with four GPUs: the topology is a folder, and its /dev is that of whoever looks, host or container."""
+    """A host with four GPUs: the topology is a folder, and its /dev is that of anyone who looks, host or container."""
     root = make_host(tmp_path_factory.mktemp("host"), *GPUS)
     for path in sorted((root / "dev").rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
@@ -94,4 +94,4 @@ def test_exactly_the_chosen_gpus_are_seen(make_project, image: str, host: Path, 
     assert [device["unique_id"] for device in usable] == [device.unique_id for device in in_hip_order]
     hidden = [device for device in seen if device["backend"] == "rocm" and not device["is_usable"]]
     assert len(hidden) == len(GPUS) - len(minors)
-    assert all("is not here" in device["why_not"] for device in hidden)
+    assert all("is missing" in device["why_not"] for device in hidden)

@@ -1,4 +1,4 @@
-"""The overlay of the monitoring: as Compose understands it, and its Prometheus beside a real lab in a container.
+"""The overlay of the monitoring: as Compose understands it, and its Prometheus next to a real lab in a container.
 
 No registry is reached here: Prometheus' image is made from Debian's package. Grafana is not packaged there, so its
 service is only looked at; its dashboard's queries are asked in tests/telemetry/test_metrics_prometheus.py.
@@ -141,7 +141,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def monitoring(docker_lab: Clone, host: Path, prometheus_image: str) -> Iterator[str]:
-    """What `make monitoring` prints beside a running lab; without a Grafana, whose image is not available here.
+    """What `make monitoring` prints next to a running lab; without a Grafana, whose image is not available here.
 
     A second Prometheus image stands where Grafana's would: it starts, and answers nothing.
     """
@@ -207,5 +207,5 @@ def test_down_stops_it_and_keeps_what_it_recorded(docker_lab: Clone, monitoring:
     assert any("lab" in name for name in left)
     assert {f"{project}_prometheus", f"{project}_grafana"} <= set(volumes)
     assert refused.returncode
-    assert "error: the lab does not run" in refused.stdout
+    assert "error: the lab is not running" in refused.stdout
     assert "fix: make up" in refused.stdout

@@ -90,7 +90,7 @@ class TestEveryday:
         assert printed_url(first) == printed_url(second)
         assert started == again
         assert "answers (backend cpu, runtime podman)" in status
-        assert "the share stays: Podman volume" in down
+        assert "the share is kept: Podman volume" in down
         assert not host.lab.answers()
 
     def test_the_lab_user_owns_what_it_saves(self, host: Host) -> None:
@@ -163,7 +163,7 @@ class TestGpus:
     """Device nodes; character devices with odd groups stand in for GPUs."""
 
     def test_the_lab_user_opens_every_node(self, host: Host, slim: str, request: pytest.FixtureRequest) -> None:
-        """As root by their numeric groups; rootless by the person's own groups, which show as nogroup inside."""
+        """As root by their numeric groups; rootless by the user's own groups, which show as nogroup inside."""
         with standins.host_nodes(NODES):
             host.load(slim, "rocm")
             printed = host.python(START, BACKEND="rocm")
@@ -204,7 +204,7 @@ class TestGpus:
         assert ("rootless Podman passes every GPU you may open" in printed) is bool(host.uid)
 
     def test_without_the_group_the_person_is_told(self, person: Host) -> None:
-        """A person outside the groups may open no node: `make up` stops before anything is built."""
+        """A user outside the groups may open no node: `make up` stops before anything is built."""
         outside = [word.split(",")[0] if word.startswith("--groups=") else word for word in person.prefix]
         with standins.host_nodes(NODES):
             printed = replace(person, prefix=outside).make("up", BACKEND="rocm", succeeds=False)

@@ -109,7 +109,7 @@ def make_light(make_project):
 
 @pytest.fixture(scope="module")
 def rocm_settings(rocm_base: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What the image on the stand-in base is built from; whoever gives the same finds its layers in the cache."""
+    """What the image on the stand-in base is built from; anyone who gives the same finds its layers in the cache."""
     wheels = torch_wheels(tmp_path_factory.mktemp("hip"), hip="7.2.0")
     jax = standins.jax_plugin(Path(wheels), "rocm7")
     return {"BASE_IMAGE": rocm_base, "WHEELS": wheels, "TORCH_INDEX": "", "JAX_PACKAGES": jax}
@@ -179,7 +179,7 @@ def test_pytorch_without_hip_stops_the_build(rocm_base: str, make_light, tmp_pat
 
 
 def test_a_jax_that_would_not_find_its_plugin_stops_the_build(rocm_base: str, make_light, tmp_path: Path) -> None:
-    """Packages were asked for, and none of them is the plugin for AMD's GPUs."""
+    """Packages were requested, and none of them is the plugin for AMD's GPUs."""
     wheels = torch_wheels(tmp_path, hip="7.2.0")
     jax = standins.jax_plugin(Path(wheels), "cuda13")
 

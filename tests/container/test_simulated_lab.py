@@ -38,7 +38,7 @@ def container(lab: Clone) -> str:
 
 
 def test_everything_says_simulated(printed: str, host: Path) -> None:
-    """The choice and each device do, so that nobody takes them for hardware; the CPU computes."""
+    """The choice and each device do, so that no one takes them for hardware; the CPU computes."""
     assert f"backend cpu, runtime docker (SIMULATED host {host}" in printed
     devices = [line for line in printed.splitlines() if "HIP" in line]
     assert len(devices) == 3

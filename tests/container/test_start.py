@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from containers import Container, docker
+from containers import Container, docker, own
 
 pytestmark = pytest.mark.container
 DOCKER_DEFAULT_CAPABILITIES = 0xA80425FB
@@ -113,7 +113,7 @@ def test_health_check_fails_without_a_server(image: str) -> None:
 
 def test_other_user_ids_are_honoured(image: str, tmp_path: Path) -> None:
     """NB_UID and NB_GID change who the lab is; it can write its home, the share and that user's notebooks."""
-    os.chown(tmp_path, 4321, 61500)
+    own(image, tmp_path, 4321, 61500)
     code = """
 import os, pathlib, getpass
 print(os.getuid(), os.getgid(), sorted(os.getgroups()), getpass.getuser(), pathlib.Path.home())
@@ -125,13 +125,14 @@ for folder in ("~", "~/share", "~/share/runs", "~/work"):
     with Container(image, mount, "--env=NB_UID=4321", "--env=NB_GID=61500") as container:
         container.wait_for_server()
         printed = container.execute("torch", code)
+    own(image, tmp_path, os.getuid(), os.getgid())
 
     assert printed == "4321 61500 [100] jovyan /home/jovyan/share/home\n"
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "jovyan"])
 def test_impossible_user_id_is_refused(image: str, value: str) -> None:
-    """The lab never runs as root, and says so."""
+    """The lab never runs as root, and reports it."""
     with Container(image, "--env", f"NB_UID={value}") as container:
         assert container.wait() == 2
         assert f"NB_UID={value}" in container.logs()

@@ -61,6 +61,7 @@ def printed(folder: Path, *words: str) -> list[str]:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_a_signal_ends_the_lab_first_and_the_node_after_it(
     start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
@@ -82,10 +83,11 @@ def test_the_labs_own_end_is_the_scripts(start: Callable[..., subprocess.Popen[b
     assert printed(tmp_path)[-1] == "node ends"
 
 
+@pytest.mark.slow
 def test_a_node_that_cannot_start_is_named_and_tried_again(
     start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
-    """The lab goes on meanwhile, and what the node said is in the log."""
+    """The lab continues meanwhile, and what the node said is in the log."""
     tries = tmp_path / "tries"
     failing = (
         f"#!/bin/bash\necho try >>{tries}\n[[ $(wc -l <{tries}) -gt 1 ]] || {{ echo 'error: no head' >&2; exit 2; }}\n"
@@ -96,11 +98,12 @@ def test_a_node_that_cannot_start_is_named_and_tried_again(
 
     assert process.poll() is None
     assert lines.count("error: no head") == 1
-    assert any("ended with exit code 2, and the lab goes on without it" in line for line in lines)
+    assert any("ended with exit code 2, and the lab continues without it" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_a_signal_during_the_pause_ends_it(start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path) -> None:
-    """Nobody waits for the next try."""
+    """No one waits for the next try."""
     process = start("#!/bin/bash\nexit 2\n", LAB)
     printed(tmp_path, "again in 2 s")
 

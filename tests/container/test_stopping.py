@@ -56,7 +56,7 @@ def test_a_kernel_keeps_a_changed_setting_from_making_another_container(lab: Clo
     done = lab.make("up", SHM_SIZE="1gb", succeeds=False)
     compose(lab, "up", "--detach", "--no-build")
 
-    assert "error: make up restarts the lab, and 1 thing runs in it" in done.stdout
+    assert "error: make up restarts the lab, and 1 task runs in it" in done.stdout
     assert "a kernel torch without a notebook" in done.stdout
     assert (container(lab), (lab.folder / ".env").read_text()) == (before, env)
 
@@ -70,7 +70,7 @@ def test_live_settings_reach_the_container_that_runs(lab: Clone) -> None:
     seen = json.loads(docker("exec", before.split()[0], "cat", "/run/rocmlab/live/settings.json"))
     lab.make("up", IDLE_GPU_WARNING_SECONDS="600")
 
-    assert "in force now, without a restart: IDLE_GPU_WARNING_SECONDS=500" in printed
+    assert "applied now, without a restart: IDLE_GPU_WARNING_SECONDS=500" in printed
     assert seen["IDLE_GPU_WARNING_SECONDS"] == "500"
     assert container(lab) == before
 

@@ -54,7 +54,7 @@ def test_a_broken_version_is_left_and_a_good_one_can_be_rolled_back(lab: Clone) 
 
     assert broken.returncode == 2
     assert "the GPU panel's server extension does not answer" in broken.stdout
-    assert "the version before is in place again" in broken.stdout
+    assert "the previous version is restored" in broken.stdout
     assert git(lab.folder, "rev-parse", "HEAD") == checked_out  # which the upgrade did not move
     assert (image(lab), lab.env) == (first, env)
     assert lab.answers()

@@ -44,11 +44,11 @@ class TestContract:
             assert json.loads(json.dumps(written)) == written
 
     def test_a_sample_never_fails(self, backend: Backend, tmp_path: Path) -> None:
-        """Also of a device that is not here: then everything but the time is unknown."""
+        """Also of a device that is missing: then everything but the time is unknown."""
         stranger = Device(backend=backend.name, index=0, name="gone", is_usable=True, pci_address="ffff:00:00.0")
         for root in self._hosts(tmp_path):
             for device in (*backend.discover(root), stranger):
-                reading = backend.sample(device, root)
+                reading = sample(device, root)
 
                 assert isinstance(reading, Sample)
                 assert reading.time_seconds > 1_700_000_000
@@ -89,7 +89,7 @@ class TestDiscover:
         assert "HIP_VISIBLE_DEVICES" in str(found[1].why_not)
 
     def test_conflicts_of_masks_are_problems(self, tmp_path: Path) -> None:
-        """They stand beside the devices."""
+        """They stand next to the devices."""
         root = make_host(tmp_path, Gpu(1, 0x0300, 128))
 
         _, problems = survey(root, {"HIP_VISIBLE_DEVICES": "0,9"})

@@ -25,7 +25,7 @@ from rocmlab.devices import Device, sample, system_root
 from rocmlab.devices.metal import parse
 from rocmlab.devices.rocm import Rocm
 
-TREES = 10_000
+TREES = int(os.environ.get("BROKEN_TREES", "2000"))  # `make test-long` reads 10,000
 BATCH = 40  # trees of one hypothesis example
 AT_ONCE = 3  # how many things are broken in one tree
 WIDTHS = (50, 80, 120)  # of a terminal
@@ -139,7 +139,10 @@ class Broken:
         path = self.paths[position % len(self.paths)]
         if not os.path.lexists(path) or not path.parent.resolve().is_relative_to(self.root):
             return
-        content = path.read_bytes() if path.is_file() and kind in ("truncated", "property") else b""
+        content = b""
+        if kind in ("truncated", "property") and path.is_file() and os.access(path, os.R_OK):
+            with path.open("rb") as file:
+                content = file.read(1 << 20)  # an earlier mutation may have made it huge
         kept = self.aside / str(len(self._undo))
         path.rename(kept)
         self._undo.append((kept, path))
@@ -213,7 +216,8 @@ def _check_values(values: dict[str, Any]) -> None:
             assert 0 <= value < 2**64 or "celsius" in key, (key, value)
 
 
-def test_ten_thousand_broken_trees(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_thousands_of_broken_trees(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is read as an ordinary user would, whom permissions bind."""
     monkeypatch.setenv("ROCMLAB_ROOT", str(host))
     _check(WIDTHS[0])  # also imports what another user might not be able to read
@@ -305,7 +309,7 @@ class TestFound:
         assert device.unique_id in ("deadbeef12345678", None)
 
     def test_a_gfx_version_that_is_no_version_is_unknown(self, tmp_path: Path) -> None:
-        """99 is no hexadecimal digit; the table of products still knows the target."""
+        """99 is not a hexadecimal digit; the table of products still knows the target."""
         root = make_host(tmp_path, Gpu(1, 0x0300, 128, gfx_target_version=119999))
 
         assert Rocm().discover(root)[0].gfx == "gfx1100"
@@ -329,7 +333,7 @@ class TestFound:
         assert [gpu.pci_address for gpu in Rocm().discover(root)] == ["0000:03:00.0"]
 
     def test_two_cards_whose_device_links_have_the_same_name(self, tmp_path: Path) -> None:
-        """A name that is no PCI address does not join two cards into one."""
+        """A name that is not a PCI address does not join two cards into one."""
         for number, address in ((0, "0000:03:00.0"), (1, "0000:04:00.0")):
             write(
                 tmp_path / f"capture{number}/device/uevent",

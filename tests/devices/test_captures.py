@@ -1,4 +1,4 @@
-"""Real hardware, as captured: identity as its files say, read by hand and written here."""
+"""Real hardware, as captured: identity as its files say, read manually and written here."""
 
 from __future__ import annotations
 

@@ -89,6 +89,7 @@ class TestEquality:
             live.step(seconds)
             assert_equal(readers, tmp_path)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("kind", sorted(set(KINDS) - set(HANGS)))
     @pytest.mark.parametrize("profile", ["radeon", "instinct", "mixed"])
     def test_every_fault(self, tmp_path: Path, kind: str, profile: str) -> None:
@@ -158,7 +159,7 @@ CONSTANT_NAMES = (
 
 
 def is_read_again(path: Path) -> bool:
-    """Tell whether a reader must notice what becomes of a file."""
+    """Return whether a reader must notice what becomes of a file."""
     return path.is_file() and path.name not in CONSTANT_NAMES and not path.name.endswith("_label")
 
 
@@ -199,7 +200,7 @@ class TestCards:
         assert descriptors() == before
 
     def test_a_file_that_always_fails_is_left_alone(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It is opened a few times and then rests, the others are read once each; later it is tried again."""
+        """It is opened a few times and then rests, the others are read once each; later it is retried."""
         write_host(tmp_path, gpus=1, busy="50")
         device = gpus(tmp_path)[0]
         (path,) = (folder_of(device, tmp_path) / "hwmon").glob("hwmon*/temp2_input")
@@ -317,7 +318,7 @@ class TestCards:
 
         again = reader.read()
 
-        assert again.busy_percent == 40  # every file was opened anew
+        assert again.busy_percent == 40  # every file was opened again
         reader.close()
 
     def test_errors_of_memory_may_be_older(self, tmp_path: Path) -> None:

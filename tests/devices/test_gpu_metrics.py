@@ -1,4 +1,4 @@
-"""The binary table of every revision, packed by hand: offsets and forms are written out, not taken from the code."""
+"""The binary table of every revision, packed manually: offsets and forms are written out, not taken from the code."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class TestDiscreteCards:
 
     @pytest.mark.parametrize(("number", "speed"), [(4, 16.0), (5, 32.0), (1, 2.5), (25, 2.5), (160, 16.0), (0, None)])
     def test_link_speed_is_a_generation_or_tenths(self, number: int, speed: float | None) -> None:
-        """Small numbers are PCIe generations, larger ones tenths of GT/s; 0 is no link that is known."""
+        """Small numbers are PCIe generations, larger ones tenths of GT/s; 0 is not a link that is known."""
         metrics = parse(table(120, (1, 3), {76: ("H", number), 16: ("H", 1)}))
 
         assert metrics is not None
@@ -248,7 +248,7 @@ class TestAccelerators:
 
 
 def attribute(number: int, kind: int, code: str, *values: int) -> bytes:
-    """Return one attribute of a self-describing table; its unit, which nobody needs, is 1."""
+    """Return one attribute of a self-describing table; its unit, which no one needs, is 1."""
     encoding = 1 << 24 | kind << 20 | number << 10 | len(values)
     return struct.pack(f"<Q{len(values)}{code}", encoding, *values)
 
@@ -361,7 +361,7 @@ class TestApus:
 
     @pytest.mark.parametrize(("number", "watts"), [(15, None), (999, None), (1000, 1.0), (54000, 54.0), (0, None)])
     def test_power_that_may_be_watts_is_unknown(self, number: int, watts: float | None) -> None:
-        """Some firmware of 2.x gives watts where milliwatts belong; below 1000 nobody can tell."""
+        """Some firmware of 2.x gives watts where milliwatts belong; below 1000 no one can tell."""
         metrics = parse(table(120, (2, 1), {40: ("H", number), 4: ("H", 5000)}))
 
         assert metrics is not None
@@ -460,7 +460,7 @@ class TestDamage:
 
     @pytest.mark.parametrize("revision", [(0, 0), (1, 10), (2, 5), (3, 1), (4, 0), (255, 255)])
     def test_unknown_revisions_are_none(self, revision: tuple[int, int]) -> None:
-        """A revision that nobody described is not guessed."""
+        """A revision that no one described is not guessed."""
         assert parse(table(4000, revision, {16: ("H", 5)})) is None
 
     @given(st.binary(max_size=4096))

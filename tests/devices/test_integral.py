@@ -6,7 +6,7 @@ from rocmlab.devices.integral import GAP_SECONDS, Integral
 
 
 def test_over_a_gap_nothing_is_claimed() -> None:
-    """A machine that slept for an hour did not burn an hour's energy; what is unknown is passed over."""
+    """A machine that slept for an hour did not burn an hour's energy; what is unknown is skipped."""
     power = Integral()
 
     added = [

@@ -114,7 +114,7 @@ def test_a_mode_that_refuses_is_no_denial(host: Path, monkeypatch: pytest.Monkey
     ("mode", "error"), [(0o666, None), (0o660, None), (0o600, "EACCES"), (0o644, "EACCES"), (0, "EACCES")]
 )
 def test_a_simulated_node_is_judged_by_its_mode(host: Path, mode: int, error: str | None) -> None:
-    """Also for root and the owner, whom the kernel would let in; whoever is in its group may use 0660."""
+    """Also for root and the owner, whom the kernel would let in; anyone who is in its group may use 0660."""
     (host / "dev/dri/renderD128").chmod(mode)
 
     assert nodes.render_nodes(host)[0].error == error

@@ -1,4 +1,4 @@
-"""Readings through descriptors that stay open are those of a Sample, and wake nobody."""
+"""Readings through descriptors that stay open are those of a Sample, and wake no one."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class TestFiles:
         assert with_table.power_watts == without.power_watts > 0
 
     def test_what_cannot_be_read_has_no_reader(self, tmp_path: Path) -> None:
-        """The CPU, a second partition, a card of another host, and an NVIDIA GPU beside a simulated host."""
+        """The CPU, a second partition, a card of another host, and an NVIDIA GPU next to a simulated host."""
         write_host(tmp_path, profile="instinct", gpus=1, partition="cpx")
         found = discover(tmp_path)
         readers = Readers(tmp_path)

@@ -66,7 +66,7 @@ class TestFiles:
                     assert line[field] == wanted
 
     def test_each_line_is_there_at_once(self, tmp_path: Path) -> None:
-        """Whoever reads while it is written sees all but the end."""
+        """Anyone who reads while it is written sees all but the end."""
         path = write(tmp_path / "a.jsonl", Sample(100.0, busy_percent=5.0), end=False)
 
         found = read(path)
@@ -112,10 +112,10 @@ class TestFiles:
 
     @pytest.mark.parametrize("text", ["", "{}\n", "hello\n", '{"rocmlab_samples": 99, "devices": {}}\n'])
     def test_what_is_no_such_file(self, tmp_path: Path, text: str) -> None:
-        """It is refused, with the reason."""
+        """It is rejected, with the reason."""
         (tmp_path / "a.jsonl").write_text(text)
 
-        with pytest.raises(RocmlabError, match="holds no samples that this version reads"):
+        with pytest.raises(RocmlabError, match="has no samples that this version can read"):
             read(tmp_path / "a.jsonl")
 
     def test_devices_have_the_names_of_telemetry(self) -> None:
@@ -162,7 +162,7 @@ class TestSummary:
         assert (one.mean_power_watts, one.energy_joules, one.peak_vram_bytes) == (9, None, None)
 
     def test_the_energy_of_a_gap_alone_is_unknown(self, tmp_path: Path) -> None:
-        """Two readings an hour apart: nobody looked in between, which is not 0 joules."""
+        """Two readings an hour apart: no one looked in between, which is not 0 joules."""
         path = write(tmp_path / "a.jsonl", Sample(100.0, power_watts=90.0), Sample(3700.0, power_watts=90.0))
 
         (found,) = summarise(read(path))

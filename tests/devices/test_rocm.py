@@ -142,7 +142,7 @@ class TestIdentity:
         ]
 
     def test_padding_and_control_characters_do_not_reach_the_name(self, tmp_path: Path) -> None:
-        """Captures pad with NUL bytes; a name with an escape sequence is no name."""
+        """Captures pad with NUL bytes; a name with an escape sequence is not a name."""
         padded = Gpu(1, 0x0300, 128, name="Board" + "\0" * 4090)
         coloured = Gpu(2, 0x0400, 129, name="\x1b[31mred", files={"revision": "0xc8\n"})
 
@@ -342,14 +342,14 @@ class TestUsability:
 
         first, second = Rocm().discover(root)
 
-        assert (first.index, first.why_not) == (None, "/dev/dri/renderD128 is not here")
+        assert (first.index, first.why_not) == (None, "/dev/dri/renderD128 is missing")
         assert (second.index, second.smi_index) == (0, 1)
 
     def test_without_kfd_no_gpu_is_usable(self, tmp_path: Path) -> None:
         """The GPU is still listed, with the reason."""
         root = make_host(tmp_path, Gpu(1, 0x0300, 128), kfd=False)
 
-        assert [(d.is_usable, d.why_not) for d in Rocm().discover(root)] == [(False, "/dev/kfd is not here")]
+        assert [(d.is_usable, d.why_not) for d in Rocm().discover(root)] == [(False, "/dev/kfd is missing")]
 
     def test_one_forbidden_node_stops_all(self, other_user: Path) -> None:
         """ROCm fails for every GPU when one render node exists and may not be opened."""
@@ -406,7 +406,7 @@ class TestUsability:
 
         devices, problems = Rocm().examine(root)
 
-        assert [gpu.why_not for gpu in devices] == [None, "/dev/dri/renderD129 is not here"]
+        assert [gpu.why_not for gpu in devices] == [None, "/dev/dri/renderD129 is missing"]
         assert problems == []
 
     def test_other_makers_devices_and_amd_sound_are_no_gpus(self, tmp_path: Path) -> None:

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rocmlab.devices import card_reader, sensors
+from rocmlab.devices import sample, sensors
 from rocmlab.devices.model import Device, Sample
 
 ADDRESS = "0000:03:00.0"
-DEVICE = Device("rocm", 0, "test card", True, pci_address=ADDRESS)
+DEVICE = Device("rocm", 0, "test card", True, pci_address=ADDRESS, simulated=True)
 FOLDER = f"sys/bus/pci/devices/{ADDRESS}"
 HWMON = "hwmon/hwmon7"
 
@@ -149,7 +149,7 @@ def write(root: Path, files: dict[str, str | bytes | None], folder: str = FOLDER
 
 def sampled(root: Path, device: Device = DEVICE) -> Sample:
     """Read a Sample and take its time out of it."""
-    return replace(card_reader.read(device, root), time_seconds=0)
+    return replace(sample(device, root), time_seconds=0)
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ class TestSources:
         """It is Unix time."""
         before = time.time()
 
-        assert before <= card_reader.read(DEVICE, host).time_seconds <= time.time()
+        assert before <= sample(DEVICE, host).time_seconds <= time.time()
 
     def test_files_come_before_the_table(self, host: Path) -> None:
         """The table adds what no file tells: why the card throttles."""
@@ -360,7 +360,7 @@ class TestErrors:
         ],
     )
     def test_forms(self, text: str, corrected: int | None, uncorrected: int | None) -> None:
-        """A block that does not tell is left out and never 0."""
+        """A block that does not tell is omitted and never 0."""
         expected = tuple(None if count is None else {"umc": count} for count in (corrected, uncorrected))
 
         assert sensors.errors({"umc": text}) == expected
@@ -536,6 +536,7 @@ class TestFailures:
 
         assert sampled(host) == replace(FULL, busy_percent=None, memory_busy_percent=None)
 
+    @pytest.mark.slow
     @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
     @given(
         st.dictionaries(

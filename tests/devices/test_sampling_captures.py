@@ -1,4 +1,4 @@
-"""Full Samples of nine real cards; each value was read from the capture's files by hand, and is written out here."""
+"""Full Samples of nine real cards; each value was read from the capture's files manually, and is written out here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rocmlab.devices import card_reader
+from rocmlab.devices import sample
 from rocmlab.devices.model import Device, Sample
 
 CARDS = {
@@ -246,8 +246,8 @@ def test_a_real_card_is_sampled_right(captures: Path, tmp_path: Path, name: str)
     drm = tmp_path / "sys/class/drm"
     drm.mkdir(parents=True)
     (drm / card.name).symlink_to(card)
-    device = Device("rocm", 0, name, True, card_node=f"/dev/dri/{card.name}")
+    device = Device("rocm", 0, name, True, card_node=f"/dev/dri/{card.name}", simulated=True)
 
-    found = replace(card_reader.read(device, tmp_path), time_seconds=0)
+    found = replace(sample(device, tmp_path), time_seconds=0)
 
     assert found == CARDS[name]

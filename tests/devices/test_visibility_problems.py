@@ -83,7 +83,7 @@ CASES = [
     ({AMD: "0", HIP: "1"}, FOUR, "hides no GPU from this process", "when a container is created", [1]),
     ({AMD: "0x1,9"}, FOUR, "hides no GPU from this process", "see GPU 0, 1, 2, 3", [0, 1, 2, 3]),
     ({"HSA_OVERRIDE_GFX_VERSION": "gfx1030"}, FOUR, "is not three numbers", "stops ROCm", [0, 1, 2, 3]),
-    ({"HSA_OVERRIDE_GFX_VERSION": ""}, FOUR, "is not three numbers", "nothing too", [0, 1, 2, 3]),
+    ({"HSA_OVERRIDE_GFX_VERSION": ""}, FOUR, "is not three numbers", "or nothing", [0, 1, 2, 3]),
     ({"HSA_OVERRIDE_GFX_VERSION": "10.3"}, FOUR, "is not three numbers", "major.minor.step", [0, 1, 2, 3]),
     ({"HSA_OVERRIDE_GFX_VERSION": "10.3.0 "}, FOUR, "is not three numbers", "major.minor.step", [0, 1, 2, 3]),
     ({"HSA_OVERRIDE_GFX_VERSION": "99.0.0"}, FOUR, "is not three numbers", "major.minor.step", [0, 1, 2, 3]),
@@ -130,7 +130,7 @@ def test_a_conflict_is_explained_and_its_fix_mends_it(
         ({"HSA_OVERRIDE_GFX_VERSION": "10.3.0"}, [gpu(0, gfx="gfx1030"), gpu(1, gfx="gfx1032")]),  # fits both
         ({HIP: "", ROCR: "0, 1", "HSA_OVERRIDE_GFX_VERSION": "x"}, [gpu(0, backend="cuda")]),  # AMD's, and none is here
         ({HIP: "7, 7"}, []),
-        ({HIP: "1"}, [gpu(None, "0000:05:00.0", why_not="/dev/kfd is not here")]),  # the count is not known
+        ({HIP: "1"}, [gpu(None, "0000:05:00.0", why_not="/dev/kfd is missing")]),  # the count is not known
     ],
 )
 def test_what_is_no_conflict_is_not_mentioned(environment: dict[str, str], gpus: list[Device]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from hosts import Gpu, make_host
 
+from rocmlab.base.errors import Problem
 from rocmlab.doctor import checks
 from rocmlab.doctor.model import BLOCKS, OK, WARNS, Finding
 from rocmlab.doctor.situation import Situation
@@ -31,6 +32,7 @@ class QuietLab:
     built: bool = False
     engine_root: str = ""
     full: Exception | None = None
+    missing: str | Problem | None = None
 
     def is_running(self) -> bool:
         """As the test says."""
@@ -47,6 +49,10 @@ class QuietLab:
     def is_built(self) -> bool:
         """As the test says."""
         return self.built
+
+    def unfinished(self) -> str | Problem | None:
+        """As the test says."""
+        return self.missing
 
     def disk(self) -> Path:
         """Where the test says."""
@@ -69,7 +75,7 @@ class QuietLab:
 
 
 def host(root: Path, *gpus: Gpu, **options: Any) -> Path:
-    """A host with the driver loaded, and the nodes owned by whoever runs the test."""
+    """A host with the driver loaded, and the nodes owned by the user who runs the test."""
     make_host(root, *(gpus or TWO), **options)
     (root / "sys/module/amdgpu").mkdir(parents=True, exist_ok=True)
     put(root, "sys/module/amdgpu/initstate", "live")

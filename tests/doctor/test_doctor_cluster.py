@@ -109,6 +109,7 @@ def test_a_token_is_there_and_private(look: Looker) -> None:
     silent(look(given={"cluster": HEAD}), "cluster.token")
 
 
+@pytest.mark.slow
 def test_the_token_of_a_real_env_file(look: Looker) -> None:
     """Its mode is that of `.env`, and the token's text is in no finding."""
     text = "f00d" * 16
@@ -125,7 +126,7 @@ def test_the_token_of_a_real_env_file(look: Looker) -> None:
 
 @pytest.mark.parametrize("wrong", ["127.0.0.1", "0.0.0.0", "169.254.3.4", "::1", "alpha"])
 def test_an_address_that_reaches_nobody(look: Looker, wrong: str) -> None:
-    """The loopback, none, one for a single link, and a name are refused."""
+    """The loopback, none, one for a single link, and a name are rejected."""
     fires(look(given={"cluster": replace(HEAD, address=wrong)}), "cluster.address")
 
 
@@ -163,7 +164,7 @@ def test_the_way_to_the_head(look: Looker) -> None:
     """A refusal, silence and no way at all have different fixes: only silence is a firewall's."""
     refused = fires(look(given={"cluster": replace(WORKER, head_reach=Reach(REFUSED))}), "cluster.head").problem
     dropped = fires(look(given={"cluster": replace(WORKER, head_reach=Reach(SILENT, 3.0))}), "cluster.head").problem
-    away = Reach(NO_ROUTE, said="No route to host")
+    away = Reach(NO_ROUTE, detail="No route to host")
     lost = fires(look(given={"cluster": replace(WORKER, head_reach=away)}), "cluster.head").problem
 
     assert "nothing listens" in refused.why
@@ -184,7 +185,7 @@ def test_the_firewall_of_ipv6_and_of_a_machine_without_an_address() -> None:
 
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:
-    """A port with somebody who never accepts."""
+    """A port with someone who never accepts."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         found.listen(0)
@@ -192,7 +193,7 @@ def listener() -> Iterator[socket.socket]:
 
 
 def test_a_port_is_open_refuses_or_is_silent(listener: socket.socket) -> None:
-    """Real connections: to a listener, to nobody, to one whose queue is full, and to a name that is none."""
+    """Real connections: to a listener, to no one, to one whose queue is full, and to a name that is none."""
     port = listener.getsockname()[1]
 
     assert reach.tcp("127.0.0.1", port, 5.0).is_open
@@ -214,7 +215,7 @@ def test_a_port_is_open_refuses_or_is_silent(listener: socket.socket) -> None:
 
 
 def test_this_machine_as_its_settings_say(look: Looker) -> None:
-    """A worker's role, head and ports come from `.env`; a head that nobody is refuses."""
+    """A worker's role, head and ports come from `.env`; a head that no one is refuses."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -230,7 +231,7 @@ def test_this_machine_as_its_settings_say(look: Looker) -> None:
 
 
 def test_this_labs_node(inside: Looker) -> None:
-    """It is among the living; else, and where Ray cannot be asked, it is said why."""
+    """It is among the living; else, and where Ray cannot be queried, it is said why."""
     alive, other = node("alpha", HERE), node("beta", THERE)
     silent(inside(given={"cluster": HEAD, "cluster_seen": {"nodes": [alive, other]}}), "cluster.node")
 
@@ -267,7 +268,7 @@ def test_a_lost_node(seen: Any) -> None:
 
 
 def test_a_link_that_a_firewall_cuts(seen: Any) -> None:
-    """Which of the two to open, for whom; a refusal is no firewall's."""
+    """Which of the two to open, for whom; a refusal is not a firewall's."""
     link = {"host": HERE, "port": 6381, "what": "object manager", "said": "no answer"}
 
     found = fires(seen(unreachable=[{**link, "status": SILENT}]), "cluster.links").problem
@@ -291,7 +292,7 @@ def test_a_clock_that_is_off(seen: Any, least: float, most: float, word: str) ->
 
 @pytest.mark.parametrize(("least", "most"), [(-0.4, 0.6), (0.9, 1.5), (-30.0, 30.0)])
 def test_a_clock_that_may_be_right(seen: Any, least: float, most: float) -> None:
-    """A slow answer is no proof."""
+    """A slow answer is not proof."""
     silent(seen(clock={"least": least, "most": most}), "cluster.clock")
 
 
@@ -330,13 +331,13 @@ def test_versions_differ(seen: Any, name: str) -> None:
 
 
 def test_the_same_versions(seen: Any) -> None:
-    """A node without ROCm beside one with it is no difference: it has no AMD GPU."""
+    """A node without ROCm next to one with it is no difference: it has no AMD GPU."""
     silent(seen(), "cluster.versions")
     silent(seen(versions={**node("x", "y")["versions"], "rocm": None}), "cluster.versions")
 
 
 def test_a_share_of_its_own_is_noted(seen: Any, inside: Looker) -> None:
-    """It is no error, and the screen says what it means; a common one is not worth a word."""
+    """It is not an error, and the screen says what it means; a common one is not worth a word."""
     assert "beta" in noted(seen(sees_share=False), "cluster.share").reason
     assert silent(seen(), "cluster.share").reason == ""
 
@@ -360,6 +361,7 @@ def test_different_gpus_are_noted(seen: Any) -> None:
     assert silent(seen(devices=[]), "cluster.gfx").status == OK
 
 
+@pytest.mark.slow
 def test_a_probe_that_hangs_or_dies_is_a_finding(monkeypatch: pytest.MonkeyPatch, inside: Looker) -> None:
     """Its time limit is kept; what it says without an answer is its exit code."""
     script = inside.folder.parent / "slow"

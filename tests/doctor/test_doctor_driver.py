@@ -114,7 +114,7 @@ def test_secure_boot_with_a_module_built_here(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("gpus", "status"), [(TWO[:1], BLOCKS), (TWO, WARNS)])
 def test_vfio(tmp_path: Path, gpus: tuple[Gpu, ...], status: str) -> None:
-    """One GPU for virtual machines is a warning beside another, and the end where it is the only one."""
+    """One GPU for virtual machines is a warning next to another, and the end where it is the only one."""
     look = Looker(host(tmp_path / "host", *gpus), tmp_path / "project")
     pci(look.root, "0000:03:00.0", "vfio-pci")
 
@@ -137,6 +137,7 @@ def test_a_gpu_that_kfd_leaves_out(look: Looker) -> None:
     silent(look(), "pcie.atomics")
 
 
+@pytest.mark.slow
 def test_a_hung_driver_is_a_finding(look: Looker) -> None:
     """A reading that never returns costs the time limit and names the GPU; the other one answers."""
     pci(look.root, "0000:03:00.0", "amdgpu", gpu_busy_percent="3")
@@ -154,14 +155,12 @@ def test_a_hung_driver_is_a_finding(look: Looker) -> None:
 def test_a_fact_that_hangs_costs_its_limit_once(look: Looker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every check that asks is told `unknown`, and only the first one waits."""
     import threading
-    import time
 
-    end = threading.Event()
-    monkeypatch.setattr("rocmlab.doctor.situation.discover", lambda *_: end.wait(60))
+    end, asked = threading.Event(), []
+    monkeypatch.setattr("rocmlab.doctor.situation.discover", lambda *_: asked.append(1) or end.wait(60))
     situation = look(limit_seconds=0.3)
     situation.side = "container"
     situation.environment = {"ROCMLAB_BACKEND": "rocm", "ROCMLAB_RUNTIME": "docker"}
-    started = time.monotonic()
 
     found = [
         one for id in ("gfx.support", "igpu", "env.override", "pcie.link") for one in checks.BY_ID[id].run(situation)
@@ -170,7 +169,7 @@ def test_a_fact_that_hangs_costs_its_limit_once(look: Looker, monkeypatch: pytes
 
     assert {one.status for one in found} == {"unknown"}
     assert "did not answer within 0.3 s" in found[0].reason
-    assert time.monotonic() - started < 1.0
+    assert asked == [1]
 
 
 def test_partitions_are_one_gpu_to_the_driver(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_compose_must_be_new_enough(look: Looker, version: str, is_new: bool) ->
 def test_whose_trouble_it_is_does_not_hang_on_its_words(look: Looker, is_compose: bool) -> None:
     """The engine's probe says what its problem is about."""
     kind = engines.ComposeProblem if is_compose else Problem
-    problem = kind("the composed words of nobody", "said", "fix")
+    problem = kind("a made-up error", "said", "fix")
     look.engine = dataclasses.replace(ENGINE, is_usable=False, problem=problem)
 
     if is_compose:
@@ -88,14 +88,14 @@ def test_whose_trouble_it_is_does_not_hang_on_its_words(look: Looker, is_compose
 
 
 @pytest.mark.parametrize(
-    ("asked", "status"), [("auto", WARNS), ("docker", BLOCKS), ("native", None), ("podman", None), (None, WARNS)]
+    ("requested", "status"), [("auto", WARNS), ("docker", BLOCKS), ("native", None), ("podman", None), (None, WARNS)]
 )
-def test_without_a_plan_the_engine_that_was_asked_for_counts(look: Looker, asked: str | None, status: str) -> None:
-    """`auto` can go on without Docker, and the plan says if it cannot."""
+def test_without_a_plan_the_engine_that_was_asked_for_counts(look: Looker, requested: str | None, status: str) -> None:
+    """`auto` can continue without Docker, and the plan says if it cannot."""
     problem = engines._compose_problem(1, "")
     engine = dataclasses.replace(ENGINE, is_usable=False, problem=problem)
-    settings = configuration.load(look.folder, {"RUNTIME": asked}) if asked else None
-    situation = Situation(look.root, environment={}, given={"engine": engine}, asked=settings)
+    settings = configuration.load(look.folder, {"RUNTIME": requested}) if requested else None
+    situation = Situation(look.root, environment={}, given={"engine": engine}, requested=settings)
 
     if status:
         fires(situation, "compose.version", status)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -41,7 +40,7 @@ def test_the_same_problem_is_said_once() -> None:
 
 
 def test_a_check_that_fails_is_a_finding(look: Looker) -> None:
-    """A bug or a file nobody thought of must not end the doctor."""
+    """A bug or a file no one thought of must not end the doctor."""
 
     def broken(_: object) -> Verdict:
         raise ValueError("surprise")
@@ -63,7 +62,7 @@ def test_a_finding_survives_the_way_through_json(look: Looker) -> None:
 
 def test_an_unknown_id_is_a_usage_error() -> None:
     """With the way to the list."""
-    with pytest.raises(RocmlabError, match="there is no check") as caught:
+    with pytest.raises(RocmlabError, match="unknown check") as caught:
         doctor.Wanted(only=("dev.prem",)).checks()
 
     assert "--list" in caught.value.problem.fix
@@ -162,27 +161,13 @@ class TestBeforeUp:
 
         assert doctor.blocking(project, {}) == []
 
-    def test_it_takes_less_than_the_limit(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """300 ms with eight GPUs, in the best of three runs: others may be using this machine."""
-        root = host(tmp_path / "host", *(Gpu(n + 1, (n + 3) << 8, 128 + n, unique_id=n + 1) for n in range(8)))
-        monkeypatch.setenv("ROCMLAB_ROOT", str(root))
-        project = Looker(root, tmp_path / "project").project()
-        taken = []
-        for _ in range(3):
-            started = time.perf_counter()
-            assert doctor.blocking(project, {}) == []
-            taken.append(time.perf_counter() - started)
-
-        assert min(taken) < 0.3
-
 
 def test_a_lab_of_another_version_is_understood(look: Looker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checks that only it knows are shown; what is no finding is passed over."""
+    """Checks that only it knows are shown; what is not a finding is skipped."""
     theirs = {**finding(WARNS, "new.check", side="container").as_dict(), "title": "from the future"}
-    monkeypatch.setattr(examine, "_planned", lambda *_: look(running=look.project()))
     monkeypatch.setattr(examine.inside, "ask", lambda *_: report(findings=[theirs, {"check": "torn"}, 3]))
 
-    found = doctor.on_host(look.folder, doctor.Wanted(frameworks=False))
+    found = doctor.on_host(look.folder, doctor.Wanted(frameworks=False), lambda *_: look(running=look.project()))
 
     assert [one.title for one in found.findings if one.check == "new.check"] == ["from the future"]
     assert doctor.exit_code(found.findings) >= 1

@@ -53,7 +53,7 @@ class TestClobbered:
         """After `pip install tf-keras`: the files are the other's; a new container makes it silent."""
         kernel(inside, tmp_path, "tensorflow", installed(self.AMD, ("tensorflow", "2.21.0"), rocm=False))
         found = fires(inside(), "tf.clobbered", BLOCKS)
-        assert "tensorflow 2.21.0 has taken the place of AMD's TensorFlow" in found.problem.what
+        assert "tensorflow 2.21.0 has replaced AMD's TensorFlow" in found.problem.what
         assert "make down && make up" in found.problem.fix
 
         kernel(inside, tmp_path, "tensorflow", installed(self.AMD, rocm=True))
@@ -80,7 +80,7 @@ class TestClobbered:
         silent(inside(), "torch.clobbered")
 
     def test_pytorch_is_gone(self, inside: Looker, tmp_path: Path) -> None:
-        """Uninstalled by hand."""
+        """Uninstalled manually."""
         kernel(inside, tmp_path, "torch", prints(distributions=[], build_info="", torch_version=""))
 
         assert "missing" in fires(inside(), "torch.clobbered", BLOCKS).problem.what
@@ -114,7 +114,7 @@ class TestClobbered:
 
 
 def is_alive(process: Path) -> bool:
-    """Tell whether a process of /proc is there and no zombie that nobody has asked after yet."""
+    """Return whether a process of /proc is there and no zombie that no one has asked after yet."""
     try:
         return (process / "stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
@@ -139,7 +139,7 @@ class TestComputes:
 
     @pytest.mark.parametrize("framework", ["tensorflow", "torch"])
     def test_wrong_numbers(self, inside: Looker, tmp_path: Path, framework: str) -> None:
-        """The first wrong one is shown beside the right one; a right result makes it silent."""
+        """The first wrong one is shown next to the right one; a right result makes it silent."""
         kernel(inside, tmp_path, framework, prints(**{**RIGHT, "wrong": 12, "first": ["0", "3", "7.0", "9"]}))
 
         found = fires(inside(), f"compute.{framework}", BLOCKS)
@@ -170,6 +170,7 @@ class TestComputes:
 
         assert why in fires(inside(), "compute.torch", BLOCKS).problem.why
 
+    @pytest.mark.slow
     def test_a_hang_ends_at_the_limit_with_all_its_children(self, inside: Looker, tmp_path: Path) -> None:
         """The whole group is killed; the limit is named, with the command for a longer one."""
         kernel(inside, tmp_path, "torch", f"sleep 600 & echo $! >{tmp_path}/child; trap '' TERM; wait; sleep 600")
@@ -177,7 +178,7 @@ class TestComputes:
 
         found = fires(inside(operation_limit_seconds=1.0), "compute.torch", BLOCKS)
 
-        assert time.monotonic() - started < 8  # two devices
+        assert time.monotonic() - started < 60  # of 600
         assert "did not finish" in found.problem.what
         assert "--time-limit" in found.problem.fix
         child = Path(f"/proc/{(tmp_path / 'child').read_text().strip()}")
@@ -193,7 +194,7 @@ class TestComputes:
         assert "computed on the CPU" in fires(inside(), "compute.tensorflow", BLOCKS).problem.what
 
     def test_the_cpu_backend_says_where_it_computed(self, inside: Looker, tmp_path: Path) -> None:
-        """On a simulated host the GPUs cannot compute, and it says so."""
+        """On a simulated host the GPUs cannot compute, and it reports it."""
         inside.backend = "cpu"
         kernel(inside, tmp_path, "torch", prints(**{**RIGHT, "on_gpu": False, "device": "cpu"}))
 
@@ -223,7 +224,7 @@ class TestComputes:
 
     @pytest.mark.parametrize("program", ["exit 0", "echo 'ROCMLAB-RESULT {'", "echo ROCMLAB-RESULT 3", "exit 3"])
     def test_nonsense_is_a_crash(self, inside: Looker, tmp_path: Path, program: str) -> None:
-        """No result, or a torn one."""
+        """No result, or a truncated one."""
         kernel(inside, tmp_path, "torch", program)
 
         assert "crashed" in fires(inside(), "compute.torch", BLOCKS).problem.what
@@ -270,4 +271,4 @@ def test_the_operation_itself(tmp_path: Path, error: int, kind: str, on_gpu: boo
     found = operation.run("torch", interpreter, None, {"PYTHONPATH": str(tmp_path)}, 60)
 
     assert (found.kind, found.on_gpu) == (kind, on_gpu)
-    assert ("1 of 9216 numbers are wrong: [5, 7]" in found.said) is bool(error)
+    assert ("1 of 9216 numbers are wrong: [5, 7]" in found.detail) is bool(error)

@@ -48,7 +48,7 @@ class TestSupport:
         silent(look(), "gfx.support")
 
     def test_a_target_without_hope(self, tmp_path: Path) -> None:
-        """A Polaris alone stops the lab; beside a supported card it is a warning, and chosen away it is silent."""
+        """A Polaris alone stops the lab; next to a supported card it is a warning, and chosen away it is silent."""
         fires(at(tmp_path / "alone", POLARIS)(), "gfx.support", BLOCKS)
         look = at(tmp_path / "both", TWO[0], POLARIS)
         fires(look(), "gfx.support", WARNS)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from situations import Looker, QuietLab, fires, report, silent, skipped
 
+from rocmlab.base.errors import Problem
 from rocmlab.devices.rocm import Rocm
 from rocmlab.doctor import inside as asking
 from rocmlab.doctor.model import BLOCKS, WARNS
@@ -30,12 +31,12 @@ def seen(look: Looker, **why_not: str) -> list[dict[str, Any]]:
 
 def test_a_gpu_that_is_missing_inside(look: Looker) -> None:
     """One of two is a warning, all of them stop; a new container with both is silent."""
-    look.options = {"lab_report": report(devices=seen(look, bus6="/dev/dri/renderD129 is not here"))}
+    look.options = {"lab_report": report(devices=seen(look, bus6="/dev/dri/renderD129 is missing"))}
     found = fires(look(), "lab.devices", WARNS)
     assert "does not have the GPU at 0000:06:00.0" in found.problem.what
     assert "renderD129 was not passed" in found.problem.why
 
-    both = seen(look, bus3="/dev/kfd is not here", bus6="/dev/kfd is not here")
+    both = seen(look, bus3="/dev/kfd is missing", bus6="/dev/kfd is missing")
     look.options = {"lab_report": report(devices=both)}
     fires(look(), "lab.devices", BLOCKS)
 
@@ -86,7 +87,7 @@ def test_the_mend_is_for_what_keeps_the_gpu_out(look: Looker) -> None:
     nodes = [{"path": path} for path in ("/dev/kfd", "/dev/dri/renderD128", "/dev/dri/renderD129")]
 
     def fix(index: int | None, nodes: list[dict[str, str]]) -> str:
-        devices = seen(look, bus6="in words that nobody reads")
+        devices = seen(look, bus6="in words that no one reads")
         devices[1]["index"] = index
         look.options = {"lab_report": report(devices=devices, nodes=nodes)}
         return fires(look(), "lab.devices", WARNS).problem.fix
@@ -98,9 +99,9 @@ def test_the_mend_is_for_what_keeps_the_gpu_out(look: Looker) -> None:
 
 
 def test_a_gpu_that_was_not_chosen_is_not_missed(look: Looker) -> None:
-    """GPUS=0 is what the person asked for."""
+    """GPUS=0 is what the user asked for."""
     look.chosen = {"GPUS": "0"}
-    look.options = {"lab_report": report(devices=seen(look, bus6="/dev/dri/renderD129 is not here"))}
+    look.options = {"lab_report": report(devices=seen(look, bus6="/dev/dri/renderD129 is missing"))}
 
     silent(look(), "lab.devices")
 
@@ -129,7 +130,7 @@ def test_groups_of_the_labs_process(look: Looker, monkeypatch) -> None:
     silent(look(), "lab.groups")
 
 
-def test_a_lab_that_cannot_be_asked(look: Looker) -> None:
+def test_a_lab_that_cannot_be_queried(look: Looker) -> None:
     """Its silence is a finding; an answer is none; no lab is neither."""
     problem = {"what": "the running lab does not answer", "why": "said", "fix": "make logs"}
     look.options = {"lab_report": report(problem=problem)}
@@ -198,7 +199,7 @@ def test_a_native_lab_is_asked_by_its_own_python(look: Looker) -> None:
 
 
 def test_what_starts_is_said_by_what_is_built(look: Looker) -> None:
-    """A lab that nobody has built takes longer."""
+    """A lab that no one has built takes longer."""
     assert skipped(look(), "lab.devices") == "no lab runs"
     look.lab = QuietLab(built=True)
     assert "none is built" not in skipped(look(), "lab.answers")
@@ -207,7 +208,7 @@ def test_what_starts_is_said_by_what_is_built(look: Looker) -> None:
 
 
 def test_a_lab_from_before_doctor(tmp_path) -> None:
-    """It does not know the verb: the fix is a new image."""
+    """It does not know the command: the fix is a new image."""
     found = asked(tmp_path, "rocmlab: error: there is no verb 'doctor'; choose one of: up\n", code=2)
 
     assert found["problem"]["fix"] == "make build && make up"
@@ -217,3 +218,13 @@ def test_nonsense_from_the_lab_is_a_finding(tmp_path) -> None:
     """No traceback, whatever it says."""
     for answer in ("", "{", "Killed\n", '{"findings": 3}', "{}"):
         assert asked(tmp_path, answer)["problem"]["what"], answer
+
+
+def test_frameworks_that_could_not_be_installed(look: Looker) -> None:
+    """Why they were not is shown; while they are being installed, or where all is there, nothing is wrong."""
+    look.lab = QuietLab(missing=Problem("PyTorch could not be installed", "no index answers", "make up"))
+    assert fires(look(), "lab.kernels", WARNS).problem == look.lab.missing
+
+    for missing in ("PyTorch is being installed", None):
+        look.lab = QuietLab(missing=missing)
+        silent(look(), "lab.kernels")

@@ -77,7 +77,7 @@ def test_an_override_that_is_no_version(inside: Looker) -> None:
 
 
 def test_an_override_for_another_generation(tmp_path: Path) -> None:
-    """11.0.0 for all breaks an RDNA2 card beside the RDNA3; for one node alone it does not."""
+    """11.0.0 for all breaks an RDNA2 card next to the RDNA3; for one node alone it does not."""
     look = Looker(host(tmp_path / "host", *MIXED), tmp_path / "project", side="container")
     look.environment = {"HSA_OVERRIDE_GFX_VERSION": "11.0.0"}
 
@@ -116,7 +116,7 @@ def test_an_override_for_a_node_that_is_none(inside: Looker, node: str) -> None:
 
 
 def test_each_check_says_its_own_problems(inside: Looker) -> None:
-    """A bad mask is no bad override, and the other way round."""
+    """A bad mask is not a bad override, and the other way round."""
     inside.environment = {"HIP_VISIBLE_DEVICES": "0, 1"}
     silent(inside(), "env.override")
     fires(inside(), "env.conflict", WARNS)
@@ -200,7 +200,7 @@ def test_damaged_kernelspecs_are_passed_over(inside: Looker, tmp_path: Path) -> 
 
 
 def test_masks_do_not_apply_without_gpus(tmp_path: Path) -> None:
-    """On a host without AMD GPUs nobody asks."""
+    """On a host without AMD GPUs no one asks."""
     root = tmp_path / "host"
     root.mkdir()
     look = Looker(root, tmp_path / "project", backend="cpu", environment={"HIP_VISIBLE_DEVICES": ""})

@@ -48,7 +48,7 @@ def test_a_gpu_without_render_node(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("runtime", ["docker", "native"])
 def test_a_closed_node_stops_all_gpus(look: Looker, runtime: str) -> None:
-    """Whoever runs this test, root included, learns that mode 0000 is closed; `chmod` fixes it."""
+    """Anyone who runs this test, root included, learns that mode 0000 is closed; `chmod` fixes it."""
     look.runtime = runtime
     node = look.root / "dev/dri/renderD129"
     node.chmod(0)
@@ -212,5 +212,5 @@ def test_the_version_of_cgroups_is_shown(look: Looker, file: str, version: str) 
 
 def test_checks_for_the_inside_say_so_on_the_host(look: Looker) -> None:
     """They are listed, and do not pretend to have looked."""
-    assert skipped(look(), "container.gid_mismatch") == "looked at inside the lab"
+    assert skipped(look(), "container.gid_mismatch") == "checked inside the lab"
     assert all(check.sides for check in checks.ALL)

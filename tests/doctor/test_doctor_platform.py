@@ -155,7 +155,7 @@ def test_several_gpus_behind_an_iommu(look: Looker) -> None:
 
 
 def test_one_gpu_does_not_mind_the_iommu(tmp_path) -> None:
-    """There is nobody to exchange data with."""
+    """There is no one to exchange data with."""
     root = host(tmp_path / "host", Gpu(1, 0x0300, 128))
     (root / "sys/class/iommu/ivhd0").mkdir(parents=True)
 

@@ -20,7 +20,7 @@ from rocmlab.stack import envfile
 
 def test_what_stops_the_plan_is_said(look: Looker) -> None:
     """In the plan's own words."""
-    problem = Problem("GPUS=7: there is no GPU 7", "usable: 0", "use all")
+    problem = Problem("GPUS=7: GPU 7 not found", "usable: 0", "use all")
 
     assert fires(look(plan_problem=problem), "lab.plan", BLOCKS).problem == problem
     assert "backend rocm" in silent(look(), "lab.plan").evidence[0]
@@ -60,7 +60,7 @@ def test_the_projects_own_files_have_numbers(look: Looker, repository: Path) -> 
 
 @pytest.fixture
 def taken() -> Iterator[int]:
-    """A port on which somebody else listens."""
+    """A port on which someone else listens."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -121,7 +121,7 @@ class TestStale:
         silent(look(), "env.stale")
 
     def test_a_line_of_a_persons_own_is_named_as_such(self, look: Looker) -> None:
-        """It was chosen by hand, and `make up` alone would keep it; the repair does what was agreed to."""
+        """It was chosen manually, and `make up` alone would keep it; the repair does what was agreed to."""
         look.env_file(RENDER_GID="61777", VIDEO_GID="44")
         (look.folder / ".rocmlab").mkdir()
         (look.folder / ".rocmlab/written.json").write_text('{"RENDER_GID": "109", "VIDEO_GID": "44"}')

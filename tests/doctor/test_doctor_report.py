@@ -24,7 +24,7 @@ def found(look: Looker) -> doctor.Report:
         Finding("a.fine", "t", "host", OK, ("read",)),
         Finding("b.warns", "t", "container", WARNS, ("seen",), Problem("a warning", "because", "mend"), about="host"),
         Finding("c.blocks", "t", "host", BLOCKS, tuple(f"line {n}" for n in range(20)), blocking),
-        Finding("d.unknown", "t", "host", UNKNOWN, reason="nobody knows"),
+        Finding("d.unknown", "t", "host", UNKNOWN, reason="no one knows"),
         Finding("e.skipped", "t", "host", NOT_APPLICABLE, reason="no lab runs"),
     )
     return doctor.Report(look(), findings)
@@ -84,7 +84,7 @@ def test_a_clean_bill_is_short(found: doctor.Report) -> None:
 
 
 def test_the_list_and_the_page_have_every_check() -> None:
-    """What `--list` prints and docs/doctor.md holds."""
+    """What `--list` prints, and the page of the site."""
     from rocmlab.doctor import checks
 
     listed, written = catalogue(checks.ALL), page(checks.ALL)

@@ -1,4 +1,4 @@
-"""Warm kernels: whoever dies, nobody is left behind, and what a person works with is not taken away."""
+"""Warm kernels: whoever dies, no one is left behind, and what a user works with is not taken away."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from warm_kernels import Talk, ask, gone, lives, program, said, warm
 from rocmlab.kernels.fork_server import ForkServer
 from rocmlab.kernels.forked import Refused
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm kernels need Linux")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="warm kernels need Linux")]
 
 # A kernel that hears nothing: its signals are blocked, and a loop of C code holds the interpreter's lock.
 DEAF = """
@@ -59,7 +60,7 @@ signal.pause()
 
 @pytest.fixture(autouse=True)
 def _tests_are_importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The programs of these tests use the helper beside them."""
+    """The programs of these tests use the helper next to them."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(Path(__file__).parent), os.environ["PYTHONPATH"])))
 
 
@@ -110,7 +111,7 @@ def test_a_starter_that_ignores_the_ends_of_children_does_no_harm(tmp_path: Path
 
 
 def test_a_kernel_outlives_its_fork_server(server: ForkServer, tmp_path: Path) -> None:
-    """A person's work goes on; it can be watched, interrupted and ended, but nobody can know its exit code."""
+    """A user's work continues; it can be watched, interrupted and ended, but no one can know its exit code."""
     assert server.pid is not None
     with warm(server.address, tmp_path) as kernel:
         ask(kernel.connection, "x = 41")
@@ -149,7 +150,8 @@ def test_nobody_is_left_when_parent_and_client_are_killed(
         os.kill(order[0], signal.SIGKILL)
 
         assert gone(kernel, same, *order)
-    os.kill(other, signal.SIGKILL)  # in a session of its own, with nobody left who knows its token
+    with suppress(ProcessLookupError):
+        os.kill(other, signal.SIGKILL)  # in a session of its own, with no one left who knows its token
 
 
 def test_everything_ends_with_the_starter(tmp_path: Path) -> None:

@@ -21,9 +21,9 @@ from rocmlab.kernels.fork_server import ForkServer
 from rocmlab.kernels.forked import Refused, fork
 from rocmlab.kernels.kernel import LocalKernel
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm kernels need Linux")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="warm kernels need Linux")]
 
-TOKEN = job_tokens.new()  # of this process: tests that run beside it look for theirs
+TOKEN = job_tokens.new()  # of this process: tests that run next to it look for theirs
 STAND_IN = "data = b'x' * 80_000_000\n"  # as heavy as a framework, and as little inclined to change
 LOOK = """
 import gc, os, signal, sys, threading
@@ -120,7 +120,7 @@ def test_two_kernels_draw_different_numbers(server: ForkServer, tmp_path: Path) 
 
 
 def test_the_token_is_in_the_first_environment(forked: LocalKernel) -> None:
-    """Whoever looks for what a job has started finds the kernel, and what that starts or forks."""
+    """Anyone who looks for what a job has started finds the kernel, and what that starts or forks."""
     code = (
         "import subprocess, os; other = subprocess.Popen(['sleep', '60']); pid = os.fork()\nif not pid: signal.pause()"
     )

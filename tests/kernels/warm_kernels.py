@@ -18,6 +18,7 @@ from jupyter_client.session import Session
 
 from rocmlab.base import job_tokens
 from rocmlab.kernels import kernel as kernels
+from rocmlab.kernels import kernelspec
 from rocmlab.kernels.kernel import LocalKernel
 
 ANSWER_SECONDS = 60.0
@@ -101,7 +102,7 @@ def warm(address: str, cwd: Path | str, environment: Mapping[str, str] | None = 
 @contextlib.contextmanager
 def started_cold(name: str, cwd: Path | str, environment: Mapping[str, str] | None = None) -> Iterator[LocalKernel]:
     """Start a kernel in the ordinary way, and end it."""
-    kernel = kernels.start(name, str(cwd), dict(os.environ) if environment is None else environment)
+    kernel = kernels.start(kernelspec.find(name), str(cwd), dict(os.environ) if environment is None else environment)
     assert isinstance(kernel, LocalKernel)
     try:
         yield kernel

@@ -1,4 +1,4 @@
-"""The built panel is committed, for nobody to need Node.js: it has to be that of the sources, and small and silent."""
+"""The built panel is committed, for no one to need Node.js: it has to be that of the sources, and small and silent."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def output(request: pytest.FixtureRequest) -> Path:
 
 
 def test_it_is_built_from_these_sources(output: Path) -> None:
-    """A change in frontend/ without a build is found, and so is a build that was changed by hand."""
+    """A change in frontend/ without a build is found, and so is a build that was changed manually."""
     built = json.loads((output / "built.json").read_text())
 
     assert built["sources"] == digests(FRONTEND, *NO_SOURCES), REBUILD

@@ -1,4 +1,4 @@
-"""Idle kernels that hold GPUs are shut down if somebody asked for that; busy ones and others never."""
+"""Idle kernels that hold GPUs are shut down if someone asked for that; busy ones and others never."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.lab import extension, install
+from rocmlab.lab.server import idle
 from rocmlab.stack import live, settings
+
+pytestmark = pytest.mark.slow
 
 TOKEN = "t" * 32
 
@@ -47,7 +50,7 @@ class Server:
 
     @property
     def log(self) -> str:
-        """What it said so far."""
+        """What it has printed so far."""
         return self.log_path.read_text()
 
     def ask(self, path: str, method: str = "GET", **body: object) -> object:
@@ -183,6 +186,7 @@ def test_a_kernel_that_is_used_while_another_is_shut_down_stays(host: Host) -> N
             talk.close()
         talks.clear()
         await kernels.shutdown_kernel(left, now=True)
+        kernels.context.destroy()
 
     asyncio.run(scenario())
 
@@ -236,7 +240,7 @@ def test_a_limit_that_is_none_is_an_error_and_the_server_starts(host: Host) -> N
 def test_a_limit_is_a_number_of_seconds(text: str) -> None:
     """Nothing else is understood as something."""
     with pytest.raises(RocmlabError, match="is not a time"):
-        extension.limit_seconds(text)
+        idle.seconds(extension.SETTING, text)
 
 
 def test_the_notice_is_a_tenth_of_the_limit_and_five_minutes_at_most() -> None:

@@ -100,6 +100,7 @@ def login(server: Server) -> tuple[str, str]:
     return "; ".join(cookies), xsrf
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("header", [header for header in NOT_OURS if header.strip()])
 def test_another_name_is_rejected_even_with_the_token(server: Server, header: str) -> None:
     """A page whose name was pointed to 127.0.0.1 gets nothing, whatever it knows."""
@@ -171,6 +172,7 @@ def channel(server: Server, path: str, **options: object) -> int:
     return 101
 
 
+@pytest.mark.slow
 def test_channels_open_for_this_site_and_its_user_alone(server: Server) -> None:
     """Kernels, terminals and events: not with the token of metrics, not for another site, not under another name."""
     kernel = server.json("api/kernels", "POST", {"name": "torch-cpu"}, status=201)["id"]
@@ -207,7 +209,7 @@ def test_another_site_cannot_use_the_login(server: Server) -> None:
     assert server.request(path, "POST", token=None, Cookie=cookie, X_XSRFToken=xsrf, Origin=evil)[0] == 404
     answer = server.request(path, "POST", token=None, Cookie=cookie, X_XSRFToken=xsrf, Origin=own)
     assert answer[0] == 404
-    assert "kernel" in json.loads(answer[2])["what"]  # it was asked for, and is not there
+    assert "kernel" in json.loads(answer[2])["what"]  # it was requested, and is not there
 
 
 def test_cookies_stay_on_this_site(server: Server) -> None:
@@ -226,6 +228,7 @@ def test_cookies_stay_on_this_site(server: Server) -> None:
     assert headers["x-content-type-options"] == "nosniff"
 
 
+@pytest.mark.slow
 def test_a_kernel_is_given_no_secret(server: Server) -> None:
     """A notebook that prints its environment, or has a shell print it, writes no token into a file; HF_TOKEN stays."""
     client = clients.Server(f"127.0.0.1:{server.port}{BASE.rstrip('/')}", TOKEN)
@@ -259,7 +262,8 @@ def test_a_terminal_is_given_no_secret(server: Server) -> None:
 
 
 def test_the_log_shows_no_secret(server: Server) -> None:
-    """Whatever was requested so far, with the token in the address too."""
+    """Whatever was requested so far, with the token in the address too, and from another site."""
+    channel(server, f"rocmlab/api/stream?token={TOKEN}", host="evil.example", suppress_origin=True)
     server.request(f"api/status?token={TOKEN}", token=None)
     server.request(f"rocmlab/metrics?token={METRICS_TOKEN}", token=None)
     server.request(f"api/kernels/none?a=b&token={TOKEN}", token=None)
@@ -268,6 +272,7 @@ def test_the_log_shows_no_secret(server: Server) -> None:
     assert not [line for line in server.log.splitlines() if any(value in line for value in SECRETS.values())]
 
 
+@pytest.mark.slow
 def test_tokens_come_from_files(host: Host) -> None:
     """As both runtimes give them: the environment of the server never holds one."""
     for name, value in (("jupyter-token", "j" * 40), ("metrics-token", "p" * 40 + "\n")):
@@ -288,6 +293,7 @@ def test_tokens_come_from_files(host: Host) -> None:
         server.stop()
 
 
+@pytest.mark.slow
 def test_behind_jupyterhub_names_are_the_hub_s(host: Host) -> None:
     """Its proxy passes on the name in the browser's address, to a server that listens on all addresses."""
     server = Server(host, "--ServerApp.allow_remote_access=True", JUPYTERHUB_SERVICE_PREFIX="/user/a/").up()

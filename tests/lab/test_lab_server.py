@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import subprocess
 import threading
 import time
@@ -23,6 +24,8 @@ from rocmlab.lab.server import page
 from rocmlab.lab.server.broadcast import MAX_VIEWERS
 from rocmlab.simulation import write_host
 from rocmlab.stack import live, settings
+
+pytestmark = pytest.mark.slow
 
 FIRST, SECOND = "0000:03:00.0", "0000:06:00.0"
 GETS = ("api/devices", "api/history", "api/stream", "api/kernels", "api/cluster", "metrics")
@@ -58,9 +61,11 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 @pytest.fixture
 def lab(running: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
-    """That server; no kernel is left behind."""
+    """That server; no kernel is left behind, and no process on a GPU, which the next kernel would avoid."""
     monkeypatch.setenv("ROCMLAB_ROOT", str(running.root))
     yield running
+    for process in (running.root / "sys/class/kfd/kfd/proc").iterdir():
+        shutil.rmtree(process)
     for kernel in running.server.json("api/kernels"):
         running.server.json(f"api/kernels/{kernel['id']}", "DELETE", status=204)
     wait(lambda: running.holders() == [None, None])
@@ -77,7 +82,7 @@ def test_devices_have_ids_and_say_that_they_are_simulated(lab: Lab) -> None:
 
 
 def test_without_a_cluster_there_is_nothing_about_one(lab: Lab) -> None:
-    """The list of devices says so, so that no page asks; who asks all the same is told how there would be one."""
+    """The list of devices reports it, so that no page asks; who asks all the same is told how there would be one."""
     assert lab.server.json("rocmlab/api/devices")["is_in_cluster"] is False
     assert "make cluster-up" in lab.server.json("rocmlab/api/cluster", status=404)["fix"]
 
@@ -99,7 +104,7 @@ def test_who_is_not_logged_in_is_sent_to_the_login(lab: Lab) -> None:
 
 
 def test_a_cookie_alone_does_nothing_to_kernels(lab: Lab) -> None:
-    """An action needs a POST, and with a cookie the XSRF token; another origin is refused."""
+    """An action needs a POST, and with a cookie the XSRF token; another origin is rejected."""
     kernel = lab.server.notebook("xsrf.ipynb", "torch")["kernel"]["id"]
     cookies = lab.server.request(f"rocmlab/api/kernels?token={TOKEN}", token=None)[1]["set-cookie"]
     login = re.search(r"username-[^=]+=(?:\"[^\"]*\"|[^;]*)", cookies)[0]
@@ -121,7 +126,7 @@ def test_a_cookie_alone_does_nothing_to_kernels(lab: Lab) -> None:
 def test_a_change_in_the_tree_is_in_the_next_snapshot(lab: Lab) -> None:
     """What the driver's file says is what viewers get, a second later at most but for the machine's own slowness."""
     with lab.server.stream() as events:
-        assert events.first("snapshot")["samples"][FIRST]["busy_percent"] == 0
+        events.first("snapshot", lambda snapshot: snapshot["samples"][FIRST]["busy_percent"] == 0)
         lab.file(FIRST, "gpu_busy_percent").write_text("73\n")
         events.first("snapshot", lambda snapshot: snapshot["samples"][FIRST]["busy_percent"] == 73)
         lab.file(FIRST, "gpu_busy_percent").write_text("0\n")
@@ -142,7 +147,7 @@ def test_a_kernel_is_known_by_its_notebook_and_follows_a_rename(lab: Lab) -> Non
         lab.server.json(f"api/sessions/{session['id']}", "PATCH", renamed)
         state = events.first("state", lambda state: state["leases"][0]["notebook"] == "below/after.ipynb")
 
-    assert lab.holders() == ["before.ipynb", None]  # what the kernel was started with stays beside its lock
+    assert lab.holders() == ["before.ipynb", None]  # what the kernel was started with stays next to its lock
     assert state["leases"][0]["kernel_id"] == kernel
     (row,) = lab.server.json("rocmlab/api/kernels")
     assert row == {**row, "kernel_id": kernel, "notebook": "below/after.ipynb", "kernel_name": "torch"}
@@ -201,7 +206,7 @@ def test_an_unknown_kernel_is_not_found(lab: Lab, action: str) -> None:
     """The answer says what, why and what to do."""
     found = lab.server.json(f"rocmlab/api/kernels/00000000-dead/{action}", "POST", status=404)
 
-    assert found["what"] == found["message"] == "there is no kernel 00000000-dead"
+    assert found["what"] == found["message"] == "kernel 00000000-dead not found"
     assert found["why"]
     assert found["fix"]
 
@@ -258,7 +263,7 @@ def test_many_viewers_have_one_sampler(lab: Lab) -> None:
 
 
 def test_metrics_are_sampled_for_each_scrape(lab: Lab) -> None:
-    """With a bearer token, in the format that is asked for; what nobody watches is read for that alone."""
+    """With a bearer token, in the format that is requested; what no one watches is read for that alone."""
     lab.server.notebook("scraped.ipynb", "torch")
     with closing(Reads(lab.file(FIRST, "gpu_busy_percent"))) as reads:
         wait(lambda: reads.during(2) == 0)  # what an earlier test watched is old
@@ -521,7 +526,7 @@ class NoKernels(Authorizer):
 
 
 def test_what_is_recorded_all_the_time_is_there_for_who_comes(host: Host, tmp_path: Path) -> None:
-    """With RECORD_GPUS=on the devices are read though nobody has asked anything, and the history has it."""
+    """With RECORD_GPUS=on the devices are read though no one has asked anything, and the history has it."""
     with closing(Reads(tmp_path / "host/sys/bus/pci/devices" / FIRST / "gpu_busy_percent")) as reads:
         server = Server(host, RECORD_GPUS="on").up()
         try:

@@ -13,12 +13,16 @@ from pathlib import Path
 import pytest
 
 from rocmlab.base.errors import RocmlabError
+from rocmlab.devices import discover
+from rocmlab.kernels.leases import Holder, Leases
 from rocmlab.lab import install
 from rocmlab.lab.server import idle, look, page, wire
 from rocmlab.lab.server.broadcast import MAX_VIEWERS, Broadcast, Viewer
 from rocmlab.lab.server.paths import Shown
 from rocmlab.lab.server.shared_reader import SharedReader
-from rocmlab.telemetry.model import GpuProcess, Owner
+from rocmlab.lab.server.state import State
+from rocmlab.simulation import write_host
+from rocmlab.telemetry.model import GpuProcess, Owner, device_id
 
 KERNEL = {
     "kernel_id": "k",
@@ -87,7 +91,7 @@ def test_there_is_a_limit_of_viewers() -> None:
 
 
 def test_a_closed_broadcast_ends_its_viewers() -> None:
-    """Whoever waits is woken and sends nothing more; nobody is let in."""
+    """Whoever waits is woken and sends nothing more; no one is let in."""
 
     async def scenario() -> None:
         broadcast = Broadcast(lambda: None, lambda: None)
@@ -116,7 +120,7 @@ def test_a_viewer_that_has_gone_takes_nothing() -> None:
 
 
 def test_json_has_no_nan() -> None:
-    """What is no number is null; the rest is as it was."""
+    """What is not a number is null; the rest is as it was."""
     value = {"a": [1.5, math.nan, (math.inf, "<script>\n")], "b": None, "c": True}
 
     assert json.loads(wire.to_json(value)) == {"a": [1.5, None, [None, "<script>\n"]], "b": None, "c": True}
@@ -128,7 +132,7 @@ def test_an_event_is_one_line_of_data() -> None:
 
 
 def test_hanging_work_is_left_behind() -> None:
-    """Who asks hears so after the limit; nobody starts it a second time while it hangs, and then it works again."""
+    """Who asks hears so after the limit; no one starts it a second time while it hangs, and then it works again."""
     release = threading.Event()
     started: list[int] = []
 
@@ -255,7 +259,7 @@ def test_an_idle_holder_is_named_with_its_memory() -> None:
     (found,) = idle.holders([KERNEL], [process(38 << 30), process(None)], idle.Limits(600.0, None))
 
     assert found["vram_bytes"] == 38 << 30
-    assert found["what"] == "a.ipynb holds 38.0 GiB of GPU memory and has done nothing for more than 10 minutes"
+    assert found["what"] == "a.ipynb holds 38.0 GiB of GPU memory and has been idle for more than 10 minutes"
     assert "make up CULL_IDLE_GPU_KERNELS_SECONDS=3600" in found["fix"]
     (found,) = idle.holders([KERNEL], [process(1)], idle.Limits(600.0, 7200.0))
     assert "after 7200 idle seconds (CULL_IDLE_GPU_KERNELS_SECONDS)" in found["fix"]
@@ -285,7 +289,7 @@ def test_a_lease_counts_where_memory_cannot_be_told() -> None:
 
 
 def test_the_warning_can_be_off_and_a_wrong_limit_is_refused() -> None:
-    """0 is off, and what is no number says how one looks."""
+    """0 is off, and what is not a number says how one looks."""
     assert idle.Limits.of({}) == idle.Limits(600.0, None)
     assert idle.holders([KERNEL], None, idle.Limits.of({"IDLE_GPU_WARNING_SECONDS": "0"})) == []
     with pytest.raises(RocmlabError, match="IDLE_GPU_WARNING_SECONDS=soon is not a time"):
@@ -329,3 +333,36 @@ def test_the_panel_is_installed_with_the_lab(tmp_path: Path, monkeypatch: pytest
     (built / "package.json").unlink()
     install.main(["--prefix", str(tmp_path / "prefix")])
     assert not target.exists()
+
+
+def test_the_lease_of_the_kernel_before_is_not_called_the_next_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was read a moment ago keeps its own notebook and start; once it is read again it is the new kernel's."""
+    monkeypatch.setenv("ROCMLAB_SHARE", str(tmp_path))
+    (gpu,) = [each for each in discover(write_host(tmp_path / "host", gpus=1)) if each.backend == "rocm"]
+    leases = Leases.of_share(tmp_path)
+
+    class Kernels:
+        async def rows(self) -> list[dict[str, object]]:
+            return [{"kernel_id": "new", "notebook": "new.ipynb", "devices": [device_id(gpu)], "since": "2026-02"}]
+
+    async def read() -> list[dict[str, object]]:
+        found = State(tmp_path / "host", Kernels(), Shown(tmp_path))
+        before = leases.take([gpu], Holder(notebook="old.ipynb", pid=1, started="2026-01"))
+        seen = await found.leases([gpu])
+        before.release()
+        after = leases.take([gpu], Holder(notebook="new.ipynb", pid=2, started="2026-02"))
+        await found.kernels()
+        seen += await found.leases([gpu])
+        found.forget_leases()
+        seen += await found.leases([gpu])
+        after.release()
+        return seen
+
+    seen = asyncio.run(read())
+    assert [(each["notebook"], each["started"], each["kernel_id"]) for each in seen] == [
+        ("old.ipynb", "2026-01", None),
+        ("old.ipynb", "2026-01", None),
+        ("new.ipynb", "2026-02", "new"),
+    ]

@@ -41,7 +41,7 @@ class Demo:
         self.port, self.token = int(found[1]), found[2]
 
     def own(self) -> list[str]:
-        """What belongs to the lab beside which it runs."""
+        """What belongs to the lab next to which it runs."""
         env = self.folder / ".env"
         return [env.read_text() if env.exists() else "", *map(str, sorted(self.folder.glob("share/*")))]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from pathlib import Path
 
 import clients
@@ -11,10 +12,11 @@ import pytest
 from clients import Server
 from clones import UNCOMPILED, Clone, clone, lighten, printed_url
 
-from rocmlab.base import confidential
+from rocmlab.base import confidential, installation
 from rocmlab.stack import server
 
 pytestmark = pytest.mark.native
+INSTALL_SECONDS = 1200.0
 UNUSED = (
     *("accelerate", "datasets", "hf-xet", "huggingface-hub", "pandas", "peft", "pocl-binary-distribution", "pyarrow"),
     *("pyopencl", "regex", "scikit-learn", "tensorboard", "tensorboard-data-server", "tokenizers", "transformers"),
@@ -29,8 +31,14 @@ def lab(native_lab: Clone) -> Clone:
 
 @pytest.fixture(scope="module")
 def first_up(lab: Clone) -> str:
-    """What the first `make up` prints."""
-    return lab.make("up").stdout
+    """What the first `make up` prints; after it the frameworks are installed in the background."""
+    printed = lab.make("up").stdout
+    deadline = time.monotonic() + INSTALL_SECONDS
+    while not installation.is_whole(lab.folder / ".venv"):
+        assert installation.obstacle(lab.folder / ".venv") is None
+        assert time.monotonic() < deadline, (lab.folder / installation.LOG).read_text()
+        time.sleep(1)
+    return printed
 
 
 def test_make_up_says_what_it_chose_and_ends_with_a_url_that_answers(lab: Clone, first_up: str) -> None:
@@ -186,7 +194,7 @@ def test_the_log_of_a_session_with_a_kernel_is_free_of_warnings(lab: Clone, firs
 
 @pytest.mark.container
 def test_without_an_image_registry_the_lab_goes_native(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """With an engine but no base image to be had, and no GPU at stake: it says so, goes native, and stays there."""
+    """With an engine but no base image to be had, and no GPU at stake: it reports it, goes native, and stays there."""
     found = clone(tmp_path_factory.mktemp("no-registry") / "rocmlab", BASE_IMAGE="registry.invalid/none:1")
     found.environment |= UNCOMPILED
     lighten(found.folder / "requirements/native.txt", *UNUSED)

@@ -143,7 +143,7 @@ def thursday(week: Week, backups: Path) -> dict[str, str]:
 
 
 def friday(week: Week) -> None:
-    """Fill the disk: what cannot be saved is refused and leaves the old version, also after a restart."""
+    """Fill the disk: what cannot be saved is rejected and leaves the old version, also after a restart."""
     fill(week.share / "filler")
     assert not week.save("share/monday.txt", "x" * 100_000)
     assert not week.save("share/friday.txt", "x" * 100_000)
@@ -171,7 +171,7 @@ def saturday(week: Week) -> None:
 
 
 def sunday(week: Week, backups: Path, before: dict[str, str]) -> None:
-    """Restore over newer files, of which both versions are then there; and once more after everything was lost."""
+    """Restore over newer files, of which both versions are then there; and again after everything was lost."""
     week.lab.make("restore", FROM=str(backups))
     assert {path.read_text() for path in week.notebooks.glob("monday.txt*")} == {"in work", "corrected on thursday"}
     assert (week.share / "thursday.txt").read_text() == "after the backup"

@@ -38,7 +38,7 @@ def code(notebook):
 
 
 def test_every_notebook_is_here():
-    """The rules below are checked on all of them, and no number is there twice."""
+    """The rules below are checked on all of them, and no number appears twice."""
     numbers = [path.stem[:2] for path in NOTEBOOKS]
 
     assert sorted(set(numbers)) == numbers
@@ -46,7 +46,7 @@ def test_every_notebook_is_here():
 
 
 def test_notebook_is_valid_and_current(notebook):
-    """The format is nbformat 4.5, where every cell has an id, and no id is there twice."""
+    """The format is nbformat 4.5, where every cell has an id, and no id appears twice."""
     nbformat.validate(notebook)
 
     assert (notebook.nbformat, notebook.nbformat_minor) == (4, 5)

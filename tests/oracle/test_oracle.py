@@ -112,7 +112,7 @@ class TestAgreement:
 
 
 class TestCompleteness:
-    """Nothing is left out in silence."""
+    """Nothing is omitted in silence."""
 
     def test_every_field_has_an_oracle_or_a_reason(self) -> None:
         """Each field of Device and Sample is printed by a tool, or listed with the reason why by none."""

@@ -15,7 +15,7 @@ import pytest
 from rocmlab.devices import Device, discover
 from rocmlab.simulation import GpuUse, write_host
 from rocmlab.telemetry.model import device_id
-from rocmlab.telemetry.processes import find
+from rocmlab.telemetry.processes import finder
 
 pytestmark = pytest.mark.oracle
 GIB = 1 << 30
@@ -67,7 +67,7 @@ def test_rocm_smi_sums_up_the_same(host: Path, tool: str) -> None:
     ours: dict[str, list[float]] = {}
     units = sum(device.compute_units or 0 for device in gpus(host))
     by_name = {device_id(device): device for device in gpus(host)}
-    for each in find(gpus(host), host):
+    for each in finder(host).find(gpus(host)):
         total = ours.setdefault(f"PID{each.pid}", [0, 0, 0])
         total[0] += each.vram_bytes or 0
         total[1] += (each.sdma_seconds or 0) * 1e6
@@ -85,7 +85,7 @@ def test_amd_smi_lists_the_same(host: Path, worker: int) -> None:
             info = entry["process_info"]
             theirs[device_id(by_index[gpu["gpu"]]), info["pid"]] = oracle_tools.flat(info, "process")
 
-    ours = {(each.device, each.pid): each for each in find(gpus(host), host)}
+    ours = {(each.device, each.pid): each for each in finder(host).find(gpus(host))}
 
     assert len(ours) == 3
     assert {key for key in ours if key[1] == worker} <= theirs.keys() <= ours.keys()  # others may have no node open

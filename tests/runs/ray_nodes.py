@@ -40,7 +40,7 @@ class RayNode:
         return []
 
     def kill(self) -> None:
-        """End it as a power cut does, from the top, so that nobody reports."""
+        """End it as a power cut does, from the top, so that no one reports."""
         family = self.family()
         for process in family:
             with contextlib.suppress(psutil.NoSuchProcess):

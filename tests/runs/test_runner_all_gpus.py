@@ -24,12 +24,10 @@ from rocmlab.devices import Device
 from rocmlab.kernels.leases import Holder, Leases
 from rocmlab.runs.command import main
 from rocmlab.runs.folder import RunFolder
-from rocmlab.runs.jobs import Job, name_uniquely
+from rocmlab.runs.jobs import Job
 from rocmlab.runs.run import run
 from rocmlab.runs.scheduling.placement import Slots
 from rocmlab.runs.spec import ahead, options, resources
-from rocmlab.runs.spec.preflight import examine
-from rocmlab.runs.spec.selection import Found
 from rocmlab.runs.workers import claim
 from rocmlab.simulation import write_host
 
@@ -94,6 +92,7 @@ def test_what_the_command_line_and_a_list_say_wins(
     assert planned(capsys, "list.yaml", "--job-gpus", "2")["several"]["gpus"] == 2
 
 
+@pytest.mark.slow
 def test_all_gpus_are_in_the_mask_the_table_and_the_report(
     host: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,6 +111,7 @@ def test_all_gpus_are_in_the_mask_the_table_and_the_report(
     assert "GPU 0,1,2,3" in (folder / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_with_one_gpu_it_runs_on_the_cpu_and_the_result_tells_why(
     host: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,7 +141,7 @@ def test_on_nvidia_the_masks_of_cuda_name_all_gpus(cpu: Device) -> None:
 
 
 def test_gpus_of_several_kinds_count_by_kind(gpus: list[Device], cpu: Device) -> None:
-    """Two cards of one kind are enough beside a third of another; two of different kinds are not."""
+    """Two cards of one kind are enough next to a third of another; two of different kinds are not."""
     other = replace(gpus[1], name="Radeon RX 7800 XT", gfx="gfx1101")
     job = Job("a", "/a.ipynb", gpus="all", min_gpus=2)
 
@@ -161,7 +161,7 @@ def execute(tmp_path: Path, gpus: list[Device], cpu: Device, *names: str) -> Any
         more = {"rocmlab": REQUEST} if name.startswith("all") else {}
         notebook_files.write(tmp_path / f"{name}.ipynb", MASKS, **more)
     paths = [tmp_path / f"{name}.ipynb" for name in names]
-    jobs = name_uniquely(examine([Found(str(path), path) for path in paths], {}))
+    jobs = notebook_files.jobs(paths)
     folder = RunFolder.create(tmp_path / "share", "test")
     return run(jobs, folder=folder, slots=Slots(gpus, cpu), display=Watcher())
 
@@ -177,6 +177,7 @@ def three(gpus: list[Device]) -> list[Device]:
     return [*gpus, replace(gpus[1], index=2, pci_address="0000:05:00.0")]
 
 
+@pytest.mark.slow
 def test_a_gpu_that_somebody_keeps_is_left_out(
     tmp_path: Path, three: list[Device], cpu: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,10 +194,11 @@ def test_a_gpu_that_somebody_keeps_is_left_out(
     assert done.results[1].is_ok
 
 
+@pytest.mark.slow
 def test_a_notebook_that_cannot_have_two_gpus_does_not_stop_the_run(
     tmp_path: Path, gpus: list[Device], cpu: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While somebody keeps one of two GPUs it waits for a minute, then computes on the CPU, and the others go on."""
+    """While someone keeps one of two GPUs it waits for a minute, then computes on the CPU, and the others go on."""
     monkeypatch.setattr(claim, "FEWER_SECONDS", 0.2)
     monkeypatch.setattr(claim, "CPU_SECONDS", 0.5)
     lease = Leases.of_share(tmp_path / "share").take(gpus[:1], Holder.here("/notebooks/a.ipynb"))
@@ -235,13 +237,13 @@ def test_without_a_lab_the_plan_tells_what_it_requests(
     tmp_path: Path,
 ) -> None:
     """What is known before anything is built: all GPUs, with the minimum; a number given by the user wins."""
-    (row,) = ahead.look(options.parser().parse_args(["04_multi_gpu_torch"]), NOTEBOOKS, tmp_path).rows
+    (row,) = ahead.look(options.parser().parse_args(["04_multi_gpu_torch"]), NOTEBOOKS, tmp_path).jobs
     (given,) = ahead.look(
         options.parser().parse_args(["04_multi_gpu_torch", "--job-gpus", "1"]), NOTEBOOKS, tmp_path
-    ).rows
+    ).jobs
 
     assert run_ahead._wanted(row) == "all GPUs (2 or more, else the CPU)"
-    assert row.as_dict()["note"] == "2 or more, else the CPU"
+    assert ahead.as_dict(row)["note"] == "2 or more, else the CPU"
     assert run_ahead._wanted(given) == "1 GPU"
 
 
@@ -268,9 +270,9 @@ def test_an_exported_job_gets_all_gpus_of_a_node(
     assert [job["gpus"] for job in layout.read(folder).jobs] == [gpus]
 
 
-def test_on_a_cluster_all_are_all_of_one_node(gpus: list[Device], cpu: Device) -> None:
+def test_on_a_cluster_all_are_all_of_one_node(gpus: list[Device]) -> None:
     """Without a node that has two it begins on a processor; if that node was lost, it waits for another."""
-    one, pair = RemoteNode("one", "one", tuple(gpus[:1]), cpu), RemoteNode("pair", "pair", tuple(gpus), cpu)
+    one, pair = RemoteNode("one", "one", tuple(gpus[:1])), RemoteNode("pair", "pair", tuple(gpus))
     job = Job("a", "/a.ipynb", gpus="all", min_gpus=2)
 
     small, large = ClusterPlaces([one, replace(one, id="b", name="b")]), ClusterPlaces([one, pair])
@@ -288,7 +290,7 @@ def test_on_a_cluster_a_notebook_that_trains_with_ray_keeps_no_gpu_from_its_work
     gpus: list[Device], cpu: Device
 ) -> None:
     """On a cluster of one node its workers would wait for ever for GPUs that it has itself; a given number wins."""
-    places = ClusterPlaces([RemoteNode("pair", "pair", tuple(gpus), cpu)])
+    places = ClusterPlaces([RemoteNode("pair", "pair", tuple(gpus))])
     request = resources.of(json.loads((NOTEBOOKS / "11_multi_node_torch.ipynb").read_text()))
     job = Job("a", "/a.ipynb", **request._asdict())
 

@@ -13,6 +13,8 @@ from chaos import KINDS, Chaos
 
 from rocmlab import simulation
 
+pytestmark = pytest.mark.slow
+
 KILLS = int(os.environ.get("CHAOS_KILLS", "40"))  # the figures in docs/verification.md are of 240
 KILLS_OF_ONE_RUN = 20
 JOBS = 8
@@ -20,7 +22,7 @@ JOBS = 8
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_kill_9_of_anything_at_any_moment_loses_nothing_and_leaves_nothing(tmp_path: Path, kernel: str) -> None:
-    """SIGKILL of runner, workers, kernels and fork servers: every job ends ok, none twice, and all is gone in 2 s."""
+    """SIGKILL of runner, workers, kernels and fork servers: every job ends ok, none twice, and soon all is gone."""
     root = tmp_path / "host"
     simulation.write_host(root, gpus=2)
     seed = random.SystemRandom().randrange(2**32)

@@ -55,7 +55,7 @@ def test_a_hidden_gpu_that_is_asked_for_is_an_error(choice: str, gpus: list[Devi
 @pytest.mark.parametrize("environment", [{}, {"HIP_VISIBLE_DEVICES": "7"}, {"HIP_VISIBLE_DEVICES": " 0"}])
 def test_a_lab_for_gpus_without_any_is_an_error(environment: dict[str, str], gpus: list[Device], cpu: Device) -> None:
     """A mask that hides all by mistake, or nodes that cannot be opened, never mean the CPU."""
-    closed = [replace(gpu, is_usable=False, why_not="/dev/kfd is not here", index=None) for gpu in gpus]
+    closed = [replace(gpu, is_usable=False, why_not="/dev/kfd is missing", index=None) for gpu in gpus]
 
     with pytest.raises(RocmlabError, match="no GPU can be used here") as caught:
         choose_gpus([*(gpus if environment else closed), cpu], None, {**LAB, **environment})

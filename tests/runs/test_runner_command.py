@@ -1,4 +1,4 @@
-"""`rocmlab run` as a person types it."""
+"""`rocmlab run` as a user types it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from rocmlab.runs.jobs import Job, Result
 from rocmlab.runs.scheduling.place import Place
 from rocmlab.runs.screen import progress
 from rocmlab.simulation import write_host
+
+pytestmark = pytest.mark.slow
 
 TRAIN = (
     notebook_files.PARAMETERS + "epochs: int = 1  # how often",
@@ -44,7 +46,7 @@ def test_a_run_reads_well_and_exits_by_its_outcome(project: Path, capsys: pytest
     assert run.name.endswith("Z-my_night")
     assert "accuracy 0.9877" in output
     assert "no such notebook: trian" in output
-    assert "these exist in notebooks: train.ipynb" in output
+    assert "available in notebooks: train.ipynb" in output
     assert "1 ok, 1 not run" in output
     assert f"results/runs/{run.name}" in output
     assert "train  started on CPU" in progress_lines

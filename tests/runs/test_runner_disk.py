@@ -16,6 +16,8 @@ from rocmlab.base.errors import RocmlabError
 from rocmlab.runs.command import main
 from rocmlab.runs.folder import RunFolder
 
+pytestmark = pytest.mark.slow
+
 FILL = """
 import errno
 with open({path!r}, "wb", buffering=0) as file:

@@ -102,6 +102,7 @@ def test_a_dry_run_prints_the_order_and_the_times(project: Path, capsys: pytest.
     assert sorted(project.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_a_dry_run_of_a_resume_says_what_is_skipped(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Finished jobs are marked, and no journal is touched."""
     assert main(["a", "b", "--gpus", "none"]) == 0
@@ -117,7 +118,7 @@ def test_a_dry_run_of_a_resume_says_what_is_skipped(project: Path, capsys: pytes
 
 
 def test_the_runs_of_a_share_are_listed_newest_first(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Ended, cut short, going on and unreadable are told apart; what never began is no run."""
+    """Ended, interrupted, going on and unreadable are distinguished; what never began is not a run."""
     share = project / "share"
     write_run(share, "20261103T000000Z-bad", run_results.job("a"), run_results.job("b", "failed"))
     short = share / "runs/20261104T000000Z-short"
@@ -157,7 +158,7 @@ def test_the_runs_of_a_share_are_listed_newest_first(project: Path, capsys: pyte
 
 
 def test_a_share_without_runs_lists_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """That is no error."""
+    """That is not an error."""
     assert main(["--list", "--share", str(tmp_path / "share")]) == 0
 
     assert "no runs in" in capsys.readouterr().out

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.runs.command import main
+from rocmlab.runs.jobs import Request
 from rocmlab.runs.spec import lists
 from rocmlab.runs.spec.grid import Entry
 
@@ -44,26 +45,26 @@ def test_a_yaml_list_says_everything(tmp_path: Path) -> None:
     """Defaults hold where an entry says nothing, and values are read as those of `-p` are."""
     first, second = lists.read(write(tmp_path, LIST))
 
-    assert first == Entry(
+    request = Request(
         word="a.ipynb",
-        axes={"epochs": [3], "title": ["a, b"], "rate": [0.001]},
-        here=tmp_path,
         name='first <b>"job"</b>',
         kernel="torch",
         gpus=2,
         vram_bytes=24 * 10**9,
         is_mixed=True,
         timeout_seconds=60,
+        source="yaml",
     )
+    assert first == Entry(request, {"epochs": [3], "title": ["a, b"], "rate": [0.001]}, tmp_path)
     assert second.axes == {"epochs": [1], "lr": [0.1, 0.01], "layers": [[64, 32], [8]]}
-    assert (second.word, second.timeout_seconds, second.gpus, second.name) == ("sub/*.ipynb", 5.5, None, None)
+    assert second.request == Request("sub/*.ipynb", timeout_seconds=5.5, source="yaml")
 
 
 def test_a_plain_list_and_an_anchor_work(tmp_path: Path) -> None:
     """A list needs no defaults, and YAML's own way of sharing is understood."""
     text = "- &base\n  notebook: a.ipynb\n  gpus: all\n- <<: *base\n  gpus: 0\n"
 
-    assert [(entry.word, entry.gpus) for entry in lists.read(write(tmp_path, text))] == [
+    assert [(entry.request.word, entry.request.gpus) for entry in lists.read(write(tmp_path, text))] == [
         ("a.ipynb", "all"),
         ("a.ipynb", 0),
     ]
@@ -77,11 +78,12 @@ def test_a_csv_list_says_everything(mark: bytes, end: str, tmp_path: Path) -> No
 
     first, second = lists.read(write(tmp_path, mark + end.join(rows).encode(), "tonight.csv"))
 
-    assert (first.word, first.gpus, first.vram_bytes, first.timeout_seconds) == ("a.ipynb", 2, 16 * 2**30, 9)
-    assert (first.name, first.axes) == ("one", {"lr": [0.001], "title": ['x, "y"']})
-    assert second == Entry("b.ipynb", {}, tmp_path)
+    request = Request("a.ipynb", name="one", gpus=2, vram_bytes=16 * 2**30, timeout_seconds=9, source="csv")
+    assert first == Entry(request, {"lr": [0.001], "title": ['x, "y"']}, tmp_path)
+    assert second == Entry(Request("b.ipynb", source="csv"), {}, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "content", "where", "what"),
     [
@@ -90,12 +92,12 @@ def test_a_csv_list_says_everything(mark: bytes, end: str, tmp_path: Path) -> No
         ("a.yaml", "[]", "a.yaml", "lists no job"),
         ("a.yaml", "jobs: []\n", "a.yaml", "lists no job"),
         ("a.yaml", "defaults: {gpus: 1}\n", "line 1", "no `jobs`"),
-        ("a.yaml", "text\n", "line 1", "no list of jobs"),
+        ("a.yaml", "text\n", "line 1", "not a list of jobs"),
         ("a.yaml", "- a.ipynb\n", "line 1 (entry 1)", "a mapping is expected"),
         ("a.yaml", "- notebook: a\n- {notebok: b}\n", "line 2 (entry 2)", "unknown key 'notebok'"),
         ("a.yaml", "jobs:\n- notebook: a\ndefault: {}\n", "line 1", "unknown key 'default'"),
         ("a.yaml", "defaults: {name: x}\njobs:\n- notebook: a\n", "line 1", "unknown key 'name'"),
-        ("a.yaml", "- kernel: torch\n", "line 1 (entry 1)", "names no notebook"),
+        ("a.yaml", "- kernel: torch\n", "line 1 (entry 1)", "not name a notebook"),
         ("a.yaml", "- notebook: a\n  gpus: many\n", "line 2 (entry 1)", "gpus = 'many'"),
         ("a.yaml", "- notebook: a\n  gpus: true\n", "line 2 (entry 1)", "gpus = True"),
         ("a.yaml", "- notebook: a\n  vram: 24\n", "line 2 (entry 1)", "vram = 24"),
@@ -107,11 +109,11 @@ def test_a_csv_list_says_everything(mark: bytes, end: str, tmp_path: Path) -> No
         ("a.yaml", "- notebook: a\n  kernel: 3\n", "line 2 (entry 1)", "kernel = 3"),
         ("a.yaml", "- notebook: a\n  parameters: [1]\n", "line 2 (entry 1)", "a mapping is expected"),
         ("a.yaml", "- notebook: a\n  parameters: {1: 2}\n", "line 2 (entry 1)", "the key 1 is no name"),
-        ("a.yaml", "- notebook: a\n  grid: {lr: 0.1}\n", "line 2 (entry 1)", "grid: lr is no list"),
-        ("a.yaml", "- notebook: a\n  grid: {lr: []}\n", "line 2 (entry 1)", "grid: lr is no list"),
+        ("a.yaml", "- notebook: a\n  grid: {lr: 0.1}\n", "line 2 (entry 1)", "grid: lr is not a list"),
+        ("a.yaml", "- notebook: a\n  grid: {lr: []}\n", "line 2 (entry 1)", "grid: lr is not a list"),
         ("a.yaml", "- notebook: a\n  grid: {lr: [1, 1]}\n", "line 2 (entry 1)", "a value twice"),
         ("a.yaml", "- notebook: a\n  grid: {x: [1]}\n  parameters: {x: 1}\n", "line 2", "a parameter and of the grid"),
-        ("a.yaml", "- notebook: a\n  notebook: b\n", "line 1 (entry 1)", "'notebook' is there twice"),
+        ("a.yaml", "- notebook: a\n  notebook: b\n", "line 1 (entry 1)", "'notebook' appears twice"),
         ("a.yaml", "- notebook: a\n  parameters: {d: !!timestamp 2026-11-21}\n", "line 2", "cannot be a parameter"),
         ("a.yaml", "- notebook: a\n  parameters: {d: !!python/object:os.system {}}\n", "line 2", "not YAML"),
         ("a.yaml", "- notebook: a\n  name: x\n- notebook: b\n  name: x\n", "entry 2", "has the name 'x', as entry 1"),
@@ -128,11 +130,11 @@ def test_a_csv_list_says_everything(mark: bytes, end: str, tmp_path: Path) -> No
         ("a.csv", "", "a.csv", "lists no job"),
         ("a.csv", "notebook,lr\n", "a.csv", "lists no job"),
         ("a.csv", "lr,seed\n1,2\n", "line 1", "no column `notebook`"),
-        ("a.csv", "notebook,lr,lr\na,1,2\n", "line 1", "'lr' is there twice"),
+        ("a.csv", "notebook,lr,lr\na,1,2\n", "line 1", "'lr' appears twice"),
         ("a.csv", "notebook,learning rate\na,1\n", "line 1", "'learning rate' is no parameter"),
         ("a.csv", "notebook,lr\na,1\n\nb,1,2\n", "line 4", "it has 3 cells"),
         ("a.csv", "notebook,lr\na\n", "line 2", "it has 1 cell"),
-        ("a.csv", "notebook,lr\n,1\n", "line 2", "names no notebook"),
+        ("a.csv", "notebook,lr\n,1\n", "line 2", "not name a notebook"),
         ("a.csv", "notebook,lr\na,[1\n", "line 2", "lr cannot be read"),
         ("a.csv", "notebook,gpus\na,x\n", "line 2", "gpus = 'x'"),
         ("a.csv", 'notebook,lr\na,"1\n', "line 2", "not CSV"),
@@ -163,7 +165,7 @@ def test_aliases_cannot_make_a_giant_of_a_small_file(tmp_path: Path) -> None:
     levels = ["- &l0 [x, x, x, x, x, x, x, x, x, x]"]
     levels += [f"- &l{n} [{', '.join([f'*l{n - 1}'] * 10)}]" for n in range(1, 12)]
 
-    with pytest.raises(RocmlabError, match="aliases make too much"):
+    with pytest.raises(RocmlabError, match="aliases expand to too many"):
         lists.read(write(tmp_path, "\n".join(levels)))
 
 
@@ -183,7 +185,7 @@ def test_no_text_ever_costs_a_traceback(tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project whose list lies beside its notebooks and not where the command is typed."""
+    """A project whose list lies next to its notebooks and not where the command is typed."""
     declared = notebook_files.PARAMETERS + "lr: float = 1.0"
     notebook_files.write(tmp_path / "notebooks/lists/a.ipynb", declared, "import rocmlab\nrocmlab.record(got=lr)")
     notebook_files.write(tmp_path / "notebooks/b.ipynb", "print('b')")
@@ -191,6 +193,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_list_is_run_with_paths_relative_to_it(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Names of any kind become safe file names, and nothing is written outside of the run folder."""
     text = """
@@ -219,7 +222,7 @@ def test_a_list_is_run_with_paths_relative_to_it(project: Path, capsys: pytest.C
 
 @pytest.mark.parametrize("word", ["missing.yaml", "notebooks/lists/torn.yaml"])
 def test_a_bad_list_runs_nothing(word: str, project: Path) -> None:
-    """Not even the notebooks beside it."""
+    """Not even the notebooks next to it."""
     write(project / "notebooks/lists", "- notebook: a.ipynb\n- notebook: [", "torn.yaml")
 
     with pytest.raises(RocmlabError) as caught:

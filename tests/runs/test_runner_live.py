@@ -1,4 +1,4 @@
-"""What a person sees of a run: devices and their use, jobs that wait, retries, and the time that is left."""
+"""What a user sees of a run: devices and their use, jobs that wait, retries, and the time that is left."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ from rocmlab.runs.jobs import INTERRUPTED, STOPPED, Job, Result
 from rocmlab.runs.scheduling.place import Place
 from rocmlab.runs.scheduling.usage import Meters
 from rocmlab.runs.screen import progress
+
+pytestmark = pytest.mark.slow
 
 
 class Known(Meters):
@@ -187,7 +189,7 @@ def test_a_log_of_many_jobs_has_a_line_for_each_end(cpu: Device, monkeypatch: py
 
 
 def test_what_did_not_end_well_is_counted_by_its_kind(cpu: Device) -> None:
-    """A notebook that could not run has not failed, nor has one that a person stopped; all that never began are one."""
+    """A notebook that could not run has not failed, nor has one that a user stopped; all that never began are one."""
     interrupted = Result("c", "c", {}, "k", "killed", 137, seconds=2.0, error={"name": "Killed", "value": INTERRUPTED})
     stopped = Result("d", "d", {}, "k", "killed", 137, error={"name": "Killed", "value": f"{STOPPED}a failed"})
     killed = Result("e", "e", {}, "k", "killed", 137, error={"name": "Killed", "value": "the memory was full"})
@@ -209,7 +211,7 @@ def test_what_did_not_end_well_is_counted_by_its_kind(cpu: Device) -> None:
         "■ c  interrupted after 2.0 s",
         "■ d  stopped  a failed",
         "✗ e  killed  the memory was full",
-        "- 3 jobs  not run  the run ended before their turn",
+        "- 3 jobs  not run  not started before the run ended",
     ]
 
 
@@ -228,7 +230,7 @@ def test_a_job_that_is_being_stopped_says_so(cpu: Device) -> None:
 def test_more_jobs_than_lines_leave_the_overall_bar(cpu: Device) -> None:
     """A small terminal shows the first of them and how many more there are."""
     view = terminal(total=100)
-    view.console._height = 10
+    view.console.height = 10
     with view:
         for number in range(50):
             view.started(Job(f"job{number}", "a"), Place((cpu,), 1))
@@ -318,6 +320,6 @@ def test_a_run_that_is_interrupted_says_what_became_of_each(tmp_path: Path) -> N
     assert lines[0].startswith("preparing every notebook of the lab")
     assert "a  stopping: it is interrupted and saved" in said
     assert "■ a  interrupted after" in said
-    assert "- 2 jobs  not run  the run ended before their turn" in said
+    assert "- 2 jobs  not run  not started before the run ended" in said
     assert "✗" not in said
     assert "1 interrupted, 2 not run" in (tmp_path / "summary").read_text()

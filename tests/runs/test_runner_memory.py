@@ -1,4 +1,4 @@
-"""A notebook that eats all memory under a real limit: the system kills it, and the run says so and goes on."""
+"""A notebook that eats all memory under a real limit: the system kills it, and the run reports it and continues."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from pathlib import Path
 
 import notebook_files
 import pytest
+
+pytestmark = pytest.mark.slow
 
 LIMIT_BYTES = 900_000_000  # for the runner, its workers and a kernel; without the hungry one they need a third of it
 GROUPS = Path("/sys/fs/cgroup")

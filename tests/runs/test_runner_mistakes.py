@@ -1,4 +1,4 @@
-"""What a person gets wrong on the command line or in a list is told once, in three lines, and leaves nothing behind."""
+"""What a user gets wrong on the command line or in a list is told once, in three lines, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def refused(*arguments: str) -> RocmlabError:
-    """Return the error with which the words are refused."""
+    """Return the error with which the words are rejected."""
     with pytest.raises(RocmlabError) as caught:
         main(list(arguments))
     assert caught.value.exit_code == 2
@@ -49,7 +49,7 @@ def refused(*arguments: str) -> RocmlabError:
         (["--timeout", "0"], "--timeout = '0'", "above 0"),
         (["--cell-timeout", "inf"], "--cell-timeout = 'inf'", "above 0"),
         (["--cell-timeout", "nan"], "--cell-timeout = 'nan'", "above 0"),
-        (["--timeout"], "--timeout stands alone", "--help"),
+        (["--timeout"], "--timeout has no value", "--help"),
         (["-p", "epochs"], "-p epochs is not NAME=VALUE", "-p epochs=2"),
         (["-p", "=2"], "-p =2 is not NAME=VALUE", "-p epochs=2"),
         (["-p", "learning rate=2"], "-p learning rate=2 is not NAME=VALUE", "-p learning_rate=2"),
@@ -63,8 +63,8 @@ def refused(*arguments: str) -> RocmlabError:
         (["--retries", "-1"], "--retries = '-1'", "--retries 2"),
         (["--engine", "nbclient"], "--engine = 'nbclient'", "--engine rocmlab"),
         (["--warm", "hot"], "--warm = 'hot'", "--warm auto"),
-        (["--retrys", "2"], "--retrys is no option", "--retries?"),
-        (["--sandwich"], "--sandwich is no option", "--help"),
+        (["--retrys", "2"], "--retrys is not an option", "--retries?"),
+        (["--sandwich"], "--sandwich is not an option", "--help"),
     ],
 )
 def test_a_wrong_word_is_told_in_three_lines(
@@ -140,14 +140,14 @@ def test_a_folder_that_is_called_like_a_list_is_none(project: Path) -> None:
 
     assert refused("night.yaml").problem.what == "night.yaml is a folder, not a job list"
     folder = refused("lists").problem
-    assert folder.what == "there is no notebook in lists"
+    assert folder.what == "no notebook found in lists"
     assert folder.fix == "rocmlab run lists/tonight.csv"
 
 
 @pytest.mark.parametrize(
     ("cells", "metadata", "arguments", "said"),
     [
-        (["1"], {"kernel": "julia-9"}, [], ["bad: its kernel 'julia-9' is not here"]),
+        (["1"], {"kernel": "julia-9"}, [], ["bad: its kernel 'julia-9' is not installed"]),
         (["1"], {"rocmlab": {"gpus": 1}}, [], ["bad: it asks for 1 GPU", "this run has none"]),
         (["1"], {"rocmlab": {"vram": 24}}, [], ['write "24 GB"']),
         (["1"], {}, ["-p", "lr=1"], ["bad: it has no parameter lr"]),
@@ -173,8 +173,9 @@ def test_a_run_of_which_no_job_can_start_leaves_no_folder(
     assert not (project / "share").exists()
 
 
+@pytest.mark.slow
 def test_several_reasons_are_each_said_once(project: Path) -> None:
-    """With those whom they concern, and a good notebook beside them makes it a run."""
+    """With those whom they concern, and a good notebook next to them makes it a run."""
     notebook_files.write(project / "notebooks/a.ipynb", "1", kernel="julia-9")
     notebook_files.write(project / "notebooks/b.ipynb", "1", kernel="julia-9")
     (project / "notebooks/c.ipynb").write_text("no notebook")
@@ -182,7 +183,7 @@ def test_several_reasons_are_each_said_once(project: Path) -> None:
     problem = refused("a", "b", "c", "missing", "--gpus", "none").problem
 
     assert problem.what == "none of these 4 jobs can run"
-    assert "a, b: its kernel 'julia-9' is not here" in problem.why
+    assert "a, b: its kernel 'julia-9' is not installed" in problem.why
     assert problem.why.count("julia-9") == 1
     assert "c: c.ipynb is not a notebook" in problem.why
     assert "\nno such notebook: missing" in problem.why
@@ -191,6 +192,7 @@ def test_several_reasons_are_each_said_once(project: Path) -> None:
     assert len(list((project / "share/runs").iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_last_is_never_a_run_that_did_not_begin(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Neither to list, to continue nor to compare with."""
     assert main(["train", "--gpus", "none"]) == 0

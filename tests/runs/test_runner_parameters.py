@@ -1,4 +1,4 @@
-"""`-p NAME=VALUE` as a person means it."""
+"""`-p NAME=VALUE` as a user means it."""
 
 from __future__ import annotations
 

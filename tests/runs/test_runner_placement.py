@@ -77,7 +77,7 @@ def test_without_a_gpu_jobs_run_on_the_cpu_one_after_another(cpu: Device) -> Non
 
 
 def test_gpus_that_are_not_there_are_never_replaced_by_the_cpu(gpus: list[Device], cpu: Device) -> None:
-    """A notebook that asks for a number of GPUs gets them or a problem."""
+    """A notebook that requests a number of GPUs gets them or a problem."""
     assert Slots(gpus, cpu).problem(job("a", 2)) is None
     assert "asks for 3 GPUs" in Slots(gpus, cpu).problem(job("a", 3)).what
     assert Slots([], cpu).problem(job("a", 1)) is not None

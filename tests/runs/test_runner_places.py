@@ -28,7 +28,7 @@ def gpu(index: int, gib: int | None = 24, name: str = "XTX", gfx: str = "gfx1100
 
 
 def job(name: str, gpus: object = None, gib: int | None = None, *, mixed: bool = False) -> Job:
-    """Return a job that asks for GPUs."""
+    """Return a job that requests GPUs."""
     return Job(name, f"/{name}.ipynb", gpus=gpus, vram_bytes=gib and gib * GIB, is_mixed=mixed)
 
 
@@ -66,7 +66,7 @@ def test_the_only_big_gpu_is_kept_for_a_job_that_needs_it() -> None:
 
 
 def test_the_big_gpu_is_used_when_nobody_needs_it() -> None:
-    """A GPU that nobody waits for is not left idle."""
+    """A GPU that no one waits for is not left idle."""
     slots = Slots(SMALL_AND_BIG, CPU)
 
     assert [indices(slots.take([job(name)])) for name in "abc"] == [[1], [2], [0]]
@@ -146,7 +146,7 @@ def test_a_job_that_is_tried_again_gets_another_gpu_if_one_is_free() -> None:
 
 
 def test_a_waiting_set_does_not_block_the_other_products() -> None:
-    """A job for two small cards waits for these; a job for the big one goes on."""
+    """A job for two small cards waits for these; a job for the big one continues."""
     slots = Slots(SMALL_AND_BIG, CPU)
     running = slots.take([job("a")])
     waiting = [job("pair", 2), job("b", gib=10), job("big", gib=40)]
@@ -257,6 +257,7 @@ class Simulation:
             assert wish.is_mixed or len(products) <= 1
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(HOSTS, JOBS, st.data())
 def test_whatever_happens_every_job_has_its_turn(

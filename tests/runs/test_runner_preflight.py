@@ -9,15 +9,13 @@ import notebook_files
 import pytest
 
 from rocmlab.runs.jobs import Job, name_uniquely
-from rocmlab.runs.spec.preflight import examine
-from rocmlab.runs.spec.selection import Found
 
 DECLARED = notebook_files.PARAMETERS + "epochs: int = 1  # how often\nlearning_rate = 1e-3\ndevice: str = 'auto'"
 
 
 def only(path: Path, parameters: dict | None = None, kernel: str | None = None) -> Job:
     """Return the job of one notebook."""
-    return examine([Found(str(path), path)], parameters or {}, kernel)[0]
+    return notebook_files.jobs([path], parameters, kernel)[0]
 
 
 def test_a_good_notebook_has_no_problem(tmp_path: Path) -> None:
@@ -27,7 +25,9 @@ def test_a_good_notebook_has_no_problem(tmp_path: Path) -> None:
     job = only(path, {"epochs": 2})
 
     assert job.problem is None
-    assert (job.name, job.kernel, job.language, job.gpus) == ("good", "test-kernel", "python", "all")
+    assert (job.name, job.kernel, job.gpus) == ("good", "test-kernel", "all")
+    assert job.kernelspec is not None
+    assert job.kernelspec.language == "python"
     assert job.parameters == {"epochs": 2}
 
 
@@ -65,7 +65,7 @@ def test_a_notebook_without_a_kernel_says_so(tmp_path: Path) -> None:
     """No kernel is guessed."""
     path = notebook_files.write(tmp_path / "a.ipynb", "1", kernel=None)
 
-    assert only(path).problem.what == "it names no kernel"
+    assert only(path).problem.what == "it does not name a kernel"
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_one_bad_notebook_leaves_the_others_alone(tmp_path: Path) -> None:
     bad = tmp_path / "bad.ipynb"
     bad.write_text(json.dumps({"nbformat": 4}))
 
-    jobs = examine([Found("bad", bad), Found("good", good)], {})
+    jobs = notebook_files.jobs([bad, good])
 
     assert [job.problem is None for job in jobs] == [False, True]
 

@@ -64,6 +64,7 @@ def run(project: Path, *words: str) -> dict[str, tuple[int, str]]:
     }
 
 
+@pytest.mark.slow
 def test_a_run_is_private_and_holds_no_secret(project: Path) -> None:
     """Notebook, page, log, samples, journal, results and reports: 0640 in a folder of 0750; HF_TOKEN is the user's."""
     found = run(project)
@@ -122,6 +123,7 @@ def test_another_user_reads_nothing(open_folder: Path) -> None:
     assert above.returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="fork servers need Linux")
 def test_a_fork_server_is_given_no_secret(tmp_path: Path) -> None:
     """Its kernels are copies of it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,9 @@ import pytest
 from rocmlab.cluster.executor import supervising, watching
 from rocmlab.cluster.executor.driving import Driver
 from rocmlab.cluster.executor.node_agent import DONE, NodeAgent
+from rocmlab.cluster.executor.nodes import RemoteNode
 from rocmlab.cluster.executor.places import RemotePlace
+from rocmlab.cluster.executor.remote_job import RemoteJob
 from rocmlab.cluster.executor.supervising import RemoteSupervisor
 from rocmlab.cluster.executor.watching import NodeWatch
 from rocmlab.runs.folder import RunFolder
@@ -23,10 +25,10 @@ from rocmlab.runs.workers.supervisor import Limits
 
 
 def test_a_job_hears_each_word_once() -> None:
-    """Whoever watches again after a word waits for another one; after its end nobody waits any more."""
+    """Anyone who watches again after a word waits for another one; after its end no one waits any more."""
 
     async def scenario() -> list[str]:
-        agent = NodeAgent("run", [])
+        agent = NodeAgent("run", {})
         await agent.stop(1, "interrupted")  # it has not begun
         heard = [await agent.watch(1)]
         again = asyncio.create_task(agent.watch(1, "interrupted"))
@@ -76,14 +78,14 @@ class FakeRay:
         return FakeTask(self.asked if function.__name__ == "describe" else self.prepared)
 
     def wait(self, references: list[Any], **_more: Any) -> tuple[list[Any], list[Any]]:
-        """Return those that are ready; nobody is ever waited for here."""
+        """Return those that are ready; no one is ever waited for here."""
         return [each for each in references if each[0] not in self.silent], []
 
-    def get(self, reference: tuple[str, int]) -> dict[str, Any]:
+    def get(self, reference: tuple[str, int]) -> RemoteNode:
         """Return what a node says."""
         if reference[0] in self.failing:
             raise RuntimeError("no such thing")
-        return {"gpus": [], "problem": None}
+        return RemoteNode(reference[0], "host", ())
 
 
 class FakeTask:
@@ -194,9 +196,9 @@ class NoSubmitter:
 
 def test_a_stop_that_follows_its_job_closely_is_heard(tmp_path: Path) -> None:
     """The job is never given to Ray; a description that cannot be read is told, too."""
-    notebook, order = tmp_path / "a.ipynb", tmp_path / "1.json"
+    notebook, order = tmp_path / "a.ipynb", tmp_path / "1"
     notebook.write_text("{}")
-    order.write_text(json.dumps({"number": 1, "job": {"name": "a", "notebook": str(notebook)}}))
+    order.write_bytes(pickle.dumps(RemoteJob(1, Job("a", str(notebook)), Limits(), 0, False, None, (), ())))
 
     async def scenario() -> list[dict[str, Any]]:
         heard: Any = Heard()
@@ -204,12 +206,12 @@ def test_a_stop_that_follows_its_job_closely_is_heard(tmp_path: Path) -> None:
         driver.submitter, driver.folder = NoSubmitter(), RunFolder(tmp_path)  # type: ignore[assignment]
         driver.take({"do": "job", "number": 1, "file": str(order)})
         driver.take({"do": "stop", "number": 1, "why": "interrupted"})
-        driver.take({"do": "job", "number": 2, "file": str(tmp_path / "none.json")})
+        driver.take({"do": "job", "number": 2, "file": str(tmp_path / "none")})
         await asyncio.gather(*driver.tasks)
         assert not driver.begun
         return heard.said
 
-    said = {each["number"]: each["said"] for each in asyncio.run(scenario())}
+    said = {each["number"]: each["update"] for each in asyncio.run(scenario())}
     assert said[1] == {"event": "cancelled"}
     assert said[2]["event"] == "broken"
     assert "No such file" in said[2]["why"]
@@ -227,7 +229,7 @@ class FakeCluster:
     async def submit(self, supervisor: RemoteSupervisor) -> int:
         """Take a job."""
         for event in self.events:
-            supervisor.hear(event)
+            supervisor.handle(event)
         return 7
 
     async def send(self, order: dict[str, Any]) -> None:
@@ -247,14 +249,17 @@ def supervisor_of(cluster: Any, see: Any) -> RemoteSupervisor:
     ("event", "said"),
     [
         ({"event": "lost", "why": "TaskUnschedulableError"}, "Ray lost it before it began: TaskUnschedulableError"),
-        ({"event": "refused", "problem": ["another version", "0.2", "join again"]}, "another version: 0.2; join again"),
+        (
+            {"event": "refused", "problem": {"what": "another version", "why": "0.2", "fix": "join again"}},
+            "another version: 0.2; join again",
+        ),
     ],
     ids=["its node has gone", "its node cannot be used"],
 )
 def test_a_job_that_could_not_begin_wants_another_place(
     event: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has not failed by itself; the runner places it anew, when it is seen which nodes there are."""
+    """It has not failed by itself; the runner places it again, when it is seen which nodes there are."""
     monkeypatch.setattr(supervising, "AGAIN_SECONDS", 0.01)
 
     ending = asyncio.run(supervisor_of(FakeCluster(event), lambda event: None).run())

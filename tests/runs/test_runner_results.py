@@ -155,6 +155,7 @@ def test_any_text_can_be_written(tmp_path: Path) -> None:
     assert json.loads(path.read_text(encoding="utf-8")) == {"text": "é \ud800"}
 
 
+@pytest.mark.slow
 def test_html_needs_the_network_only_for_what_the_notebook_uses(tmp_path: Path) -> None:
     """A notebook without formulas opens whole without a network; one with a formula asks for MathJax."""
     plain = notebook_files.write(tmp_path / "plain.ipynb", "## Title", "print(1)")
@@ -168,7 +169,7 @@ def test_html_needs_the_network_only_for_what_the_notebook_uses(tmp_path: Path) 
 
 
 def test_a_cell_is_called_by_its_comment_its_heading_or_its_first_line() -> None:
-    """The name on the screen is what a person would call the cell."""
+    """The name on the screen is what a user would call the cell."""
     cells = [
         {"cell_type": "markdown", "metadata": {}, "source": "# Title\ntext\n## Load the data\nmore"},
         {"cell_type": "code", "metadata": {}, "source": "\nx = load()\n"},
@@ -188,7 +189,7 @@ def test_a_cell_is_called_by_its_comment_its_heading_or_its_first_line() -> None
 
 
 def test_the_end_of_a_kernel_reads_as_a_sentence() -> None:
-    """A kill, a crash and an exit are told apart."""
+    """A kill, a crash and an exit are distinguished."""
     assert "SIGKILL, perhaps because the memory was full" in describe(-9)
     assert describe(-11).endswith("SIGSEGV")
     assert describe(3).endswith("exit code 3")

@@ -1,4 +1,4 @@
-"""What is tried again, what is kept of each attempt, and how a run stops at its first failure."""
+"""What is retried, what is kept of each attempt, and how a run stops at its first failure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from watching import Watcher
 from rocmlab.devices import Device
 from rocmlab.runs.command import main
 from rocmlab.runs.folder import KINDS, RunFolder
-from rocmlab.runs.jobs import Result, name_uniquely
+from rocmlab.runs.jobs import Result
 from rocmlab.runs.run import Run, run
 from rocmlab.runs.scheduling.placement import Slots
 from rocmlab.runs.scheduling.plan import Rules
-from rocmlab.runs.spec.preflight import examine
-from rocmlab.runs.spec.selection import Found
 from rocmlab.runs.workers.supervisor import Limits
+
+pytestmark = pytest.mark.slow
 
 DIES_ONCE = """
 import os, pathlib, signal, time
@@ -34,7 +34,7 @@ if len(seen.read_text().splitlines()) <= {times}:
 
 def run_all(paths: list[Path], folder: RunFolder, slots: Slots, rules: Rules, limits: Limits | None = None) -> Run:
     """Run notebooks."""
-    jobs = name_uniquely(examine([Found(str(path), path) for path in paths], {}))
+    jobs = notebook_files.jobs(paths)
     return run(jobs, folder=folder, slots=slots, display=Watcher(), rules=rules, limits=limits)
 
 
@@ -113,7 +113,7 @@ def test_what_will_not_pass_is_not_tried_again(tmp_path: Path, slots: Slots, run
 
 
 def test_the_first_failure_stops_a_run(tmp_path: Path, slots: Slots, cpu: Device, run_folder: RunFolder) -> None:
-    """The job beside it is stopped and saved, the others are not run, and each says why."""
+    """The job next to it is stopped and saved, the others are not run, and each says why."""
     running = "import pathlib, time\nprint('so far', flush=True)\npathlib.Path('runs').touch()\ntime.sleep(600)"
     fails = "import pathlib, time\nwhile not pathlib.Path('runs').exists(): time.sleep(0.05)\n1 / 0"
     paths = [
@@ -128,7 +128,7 @@ def test_the_first_failure_stops_a_run(tmp_path: Path, slots: Slots, cpu: Device
     assert [result.status for result in done.results] == ["killed", "failed", "not run"]
     assert "fails failed, and --fail-fast" in stopped.error["value"]
     assert "so far" in run_folder.file("runs", "notebook").read_text()
-    assert later.warnings == ["its turn never came: fails failed, and --fail-fast stops there"]
+    assert later.warnings == ["not started: fails failed, and --fail-fast stops there"]
     assert done.as_dict()["run"]["status"] == "failed"
     assert not done.is_interrupted
 

@@ -19,12 +19,12 @@ from watching import Watcher
 from rocmlab.base import job_tokens
 from rocmlab.devices import Device
 from rocmlab.runs.folder import KINDS, RunFolder
-from rocmlab.runs.jobs import Result, name_uniquely
+from rocmlab.runs.jobs import Result
 from rocmlab.runs.run import Run, run
 from rocmlab.runs.scheduling.placement import Slots
-from rocmlab.runs.spec.preflight import examine
-from rocmlab.runs.spec.selection import Found
 from rocmlab.runs.workers.supervisor import Limits
+
+pytestmark = pytest.mark.slow
 
 OF_THE_RUN = {"journal.jsonl", "results.json", "report.html", "junit.xml"}
 LEAVE_A_CHILD = """
@@ -77,7 +77,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory, gpus: list[Device], cpu: Dev
     """One run over two GPUs in which every kind of end happens."""
     folder = tmp_path_factory.mktemp("mixed")
     paths = write_all(folder / "notebooks")
-    jobs = name_uniquely(examine([Found(str(path), path) for path in paths], {}))
+    jobs = notebook_files.jobs(paths)
     return run(
         jobs,
         folder=RunFolder.create(folder / "share", "mixed"),
@@ -119,7 +119,7 @@ def states(notebook: dict) -> list[str | None]:
     ],
 )
 def test_each_end_has_its_status_and_exit_code(mixed: Run, name: str, status: str, exit_code: int) -> None:
-    """Whatever happens to one notebook, the others run, and each end is told apart."""
+    """Whatever happens to one notebook, the others run, and each end is distinguished."""
     result = result_of(mixed, name)
 
     assert (result.status, result.exit_code) == (status, exit_code)
@@ -233,7 +233,7 @@ else:
             tmp_path / "both.ipynb", "import os; print(os.environ['HIP_VISIBLE_DEVICES'])", rocmlab={"gpus": "all"}
         ),
     ]
-    jobs = name_uniquely(examine([Found(str(path), path) for path in paths], {}))
+    jobs = notebook_files.jobs(paths)
 
     done = run(jobs, folder=run_folder, slots=slots, display=watcher)
 
@@ -251,7 +251,7 @@ def test_a_notebook_that_takes_too_long_is_saved_and_ended(
 ) -> None:
     """What was printed until then is in the notebook, and the cell is not called completed."""
     path = notebook_files.write(tmp_path / "long.ipynb", "import time\nprint('so far')\ntime.sleep(600)")
-    jobs = examine([Found(str(path), path)], {})
+    jobs = notebook_files.jobs([path])
 
     done = run(jobs, folder=run_folder, slots=Slots([], cpu), display=watcher, limits=Limits(notebook_seconds=6))
 
@@ -286,7 +286,7 @@ def test_a_signal_ends_the_run_in_order(tmp_path: Path, number: signal.Signals, 
     assert states(json.loads(notebook)) == ["completed", "failed"]
     assert times > 1 or "so far" in notebook
     children = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
-    end = time.monotonic() + 2  # killed processes may wait that long for whoever has to collect them
+    end = time.monotonic() + 2  # killed processes may wait that long for anyone who has to collect them
     while time.monotonic() < end and any(map(psutil.pid_exists, children)):
         time.sleep(0.05)
     assert not any(map(psutil.pid_exists, children))

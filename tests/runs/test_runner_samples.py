@@ -1,4 +1,4 @@
-"""Each job's readings are in a file beside it, and in the report."""
+"""Each job's readings are in a file next to it, and in the report."""
 
 from __future__ import annotations
 
@@ -103,6 +103,7 @@ def test_the_processor_has_no_file(tmp_path: Path, meters: Meters) -> None:
     assert not (tmp_path / "a.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_a_run_keeps_samples_and_shows_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -14,22 +15,23 @@ import run_results
 from benchmarks import cluster, scale, synthetic
 from rocmlab import reports
 from rocmlab.base.errors import RocmlabError
+from rocmlab.devices.model import Device
 from rocmlab.reports import tables
 from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.jobs import Job
 from rocmlab.runs.outcome import report, resume
-from rocmlab.runs.scheduling import outlook
+from rocmlab.runs.scheduling import outlook, pool
 from rocmlab.runs.scheduling.placement import Slots
 from rocmlab.runs.scheduling.plan import Queue
-from rocmlab.runs.scheduling.pool import Pool
 
 JOBS, GPUS = 2_000, 400
+CPU = Device(backend="cpu", index=0, name="a processor", is_usable=True, simulated=True)
 
 
 def started(jobs: list[Job], gpus: int = GPUS) -> list[tuple[float, Job, tuple[object, ...]]]:
-    """Return when each job of an invented run starts, and on what."""
+    """Return when each job of a synthetic run starts, and on what."""
     seconds = synthetic.durations(jobs)
-    slots = Slots(synthetic.fleet(gpus), synthetic.processor())
+    slots = Slots(synthetic.fleet(gpus), CPU)
     run = synthetic.simulate(jobs, slots, seconds, synthetic.expected(seconds))
     return [(clock, job, place.devices) for clock, job, place in run]
 
@@ -58,7 +60,7 @@ def test_nobody_starves() -> None:
     jobs = [replace(job, gpus=1, vram_bytes=None, is_mixed=False) for job in synthetic.queue(JOBS)]
     large = replace(jobs[0], name="large", gpus=8)
     seconds = {job.name: 100.0 + number % 37 for number, job in enumerate(jobs)} | {"large": 10.0}
-    slots = Slots(synthetic.fleet(16), synthetic.processor())
+    slots = Slots(synthetic.fleet(16), CPU)
 
     run = synthetic.simulate([*jobs[:20], large, *jobs[20:]], slots, seconds, {})
     order = [job.name for _, job, _ in run]
@@ -69,13 +71,12 @@ def test_nobody_starves() -> None:
 def test_a_turn_looks_at_few_gpus_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten times the GPUs do not make one more look at a GPU for each job."""
     looks = Counter[str]()
-    find = Pool._find
 
-    def counted(pool: Pool, gpu: object) -> object:
+    def counted(numbers: list[int], number: int) -> int:
         looks["all"] += 1
-        return find(pool, gpu)
+        return bisect_left(numbers, number)
 
-    monkeypatch.setattr(Pool, "_find", counted)
+    monkeypatch.setattr(pool, "bisect_left", counted)  # by which it is looked whether a GPU is free
     jobs = synthetic.queue(500)
 
     started(jobs, gpus=320)
@@ -86,8 +87,8 @@ def test_a_turn_looks_at_few_gpus_however_many_there_are(monkeypatch: pytest.Mon
 
 
 def test_the_heads_of_a_queue_stay_in_the_order_of_their_turn() -> None:
-    """Whoever is taken out or put first, the heads are the first of each line."""
-    slots = Slots(synthetic.fleet(GPUS), synthetic.processor())
+    """Whichever job is taken out or put first, the heads are the first of each line."""
+    slots = Slots(synthetic.fleet(GPUS), CPU)
     queue = Queue(synthetic.queue(300), slots)
 
     while queue:
@@ -99,7 +100,7 @@ def test_the_heads_of_a_queue_stay_in_the_order_of_their_turn() -> None:
 
 
 def test_what_is_remembered_of_free_gpus_changes_no_decision(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that looks at everything anew in each turn starts the same jobs at the same time on the same GPUs."""
+    """A run that looks at everything again in each turn starts the same jobs at the same time on the same GPUs."""
     jobs = synthetic.queue(JOBS)
 
     remembered = started(jobs)
@@ -153,8 +154,9 @@ def large_page(tmp_path: Path) -> str:
     return (tmp_path / reports.HTML).read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_report_of_many_jobs_folds(large_page: str) -> None:
-    """Those that did not run to the end are shown, the others folded, and it is said how many are left out."""
+    """Those that did not complete are shown, the others folded, and it is said how many are omitted."""
     table = large_page[large_page.index('<section id="jobs">') :].partition("</section>")[0]
     shown, folded = table.split("<details>")
 
@@ -162,7 +164,7 @@ def test_the_report_of_many_jobs_folds(large_page: str) -> None:
     assert shown.count(">never-") == 10
     assert ">good-" not in shown
     assert folded.count(">good-") == tables.ROWS
-    assert f"the first {tables.ROWS} notebooks that ran to the end" in folded
+    assert f"the first {tables.ROWS} notebooks that completed" in folded
     assert f"{JOBS - 310 - tables.ROWS} more notebooks in" in folded
 
 
@@ -171,13 +173,13 @@ def test_the_report_tells_what_the_other_failures_are(large_page: str) -> None:
     failed = large_page[large_page.index('<section id="failed">') :].partition("</section>")[0]
 
     assert failed.count("<article") == 200
-    assert "110 more notebooks did not run to the end" in failed
+    assert "110 more notebooks did not complete" in failed
     assert re.search(r"ZeroDivisionError: division by zero</bdi>&ensp;.&#8239;100<", failed)
     assert re.search(r"no such kernel: julia-9</bdi>&ensp;.&#8239;10<", failed)
 
 
 def test_a_report_of_few_jobs_shows_each(tmp_path: Path) -> None:
-    """Nothing is folded or left out where the page can be read as it is."""
+    """Nothing is folded or omitted where the page can be read as it is."""
     jobs = [run_results.job(f"good-{number}") for number in range(tables.ROWS)]
 
     report.write(run_results.results(*jobs), tmp_path)

@@ -12,6 +12,8 @@ import pytest
 from rocmlab.reports import compare
 from rocmlab.runs.command import main
 
+pytestmark = pytest.mark.slow
+
 SKIPS = (
     "print('first')",
     "import rocmlab\nrocmlab.skip('triton is not installed', 'this kernel needs it', 'pip install triton')",

@@ -1,4 +1,4 @@
-"""A run folder may be damaged, or made by somebody else: what is read from it decides nothing unchecked."""
+"""A run folder may be damaged, or made by someone else: what is read from it decides nothing unchecked."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from rocmlab.cluster.executor import delivery
 from rocmlab.reports import compare
 from rocmlab.runs.command import main
 from rocmlab.runs.folder import KINDS, RunFolder
-from rocmlab.runs.jobs import Job, name_uniquely
+from rocmlab.runs.jobs import Job, Request, name_uniquely
 from rocmlab.runs.outcome import history, listing, report, resume
 from rocmlab.runs.outcome.results import Run
 from rocmlab.runs.screen import preview, summary
@@ -83,7 +83,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of it in a share of its own; what lies beside the share must not change."""
+    """A copy of it in a share of its own; what lies next to the share must not change."""
     shutil.copytree(original.parents[2], tmp_path / "project")
     monkeypatch.chdir(tmp_path / "project")
     return tmp_path / "project/share/runs" / original.name
@@ -111,7 +111,7 @@ def write(folder: Path, lines: list[Any]) -> None:
 
 
 def refused(folder: Path) -> str:
-    """Continue the run, which must be refused and leave everything as it is; return what was said."""
+    """Continue the run, which must be rejected and leave everything as it is; return what was said."""
     top = folder.parents[3]
     before = everything(top)
 
@@ -125,9 +125,10 @@ def refused(folder: Path) -> str:
 # -- names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES, ids=repr)
 def test_a_name_from_a_journal_never_leads_out_of_the_folder(name: object, folder: Path) -> None:
-    """It is refused with file and line before anything is written, wherever in the journal it stands."""
+    """It is rejected with file and line before anything is written, wherever in the journal it stands."""
     lines = events(folder)
     lines[0]["jobs"][0]["name"] = name
     write(folder, lines)
@@ -142,7 +143,7 @@ def test_a_name_from_a_journal_never_leads_out_of_the_folder(name: object, folde
 
 @pytest.mark.parametrize("name", NAMES, ids=repr)
 def test_every_writer_names_files_by_one_function(name: object, tmp_path: Path) -> None:
-    """Whoever asks for the file of such a job, or makes a part of it, gets an error."""
+    """Anyone who asks for the file of such a job, or makes a part of it, gets an error."""
     for use in (
         lambda: RunFolder(tmp_path).file(name, "log"),  # type: ignore[arg-type]
         lambda: RunFolder(tmp_path).files(name),  # type: ignore[arg-type]
@@ -155,7 +156,7 @@ def test_every_writer_names_files_by_one_function(name: object, tmp_path: Path) 
 @given(st.lists(st.text(max_size=200), min_size=1, max_size=6))
 @settings(max_examples=200, deadline=None)
 def test_every_name_that_we_give_passes(texts: list[str]) -> None:
-    """What `name_uniquely` makes of any text is a job's name, so that no run of ours is refused."""
+    """What `name_uniquely` makes of any text is a job's name, so that no run of ours is rejected."""
     names = [job.name for job in name_uniquely([Job(text, "n.ipynb") for text in texts])]
 
     assert all(map(safe.is_job_name, names)), names
@@ -246,7 +247,7 @@ def test_a_result_that_no_job_leaves_is_refused(field: str, value: object, folde
     "line", ["nothing\n", "5\n", "[]\n", '{"event": 5}\n', "[" * 9000 + "\n", "<html>\n"], ids=repr
 )
 def test_a_bad_line_is_an_error_that_names_it(line: str, folder: Path) -> None:
-    """It is not passed over: it may have said that a job ended. Nothing is lost, and the journal stays as it is."""
+    """It is not skipped: it may have said that a job ended. Nothing is lost, and the journal stays as it is."""
     lines = events(folder)
     write(folder, [*lines[:2], line, *lines[2:]])
 
@@ -268,7 +269,7 @@ def test_a_bad_line_is_an_error_that_names_it(line: str, folder: Path) -> None:
 )
 @pytest.mark.parametrize("is_last", [True, False])
 def test_a_torn_line_is_no_error(torn: str, folder: Path, *, is_last: bool) -> None:
-    """It is where a crash or a full disk left it: at the end, or before the lines of the process that went on."""
+    """It is where a crash or a full disk left it: at the end, or before the lines of the process that continued."""
     lines = events(folder)
     kept = [line for line in lines if line["event"] != "job finished"]
     write(folder, [*kept, torn] if is_last else [kept[0], torn + "\n", *kept[1:]])
@@ -289,7 +290,7 @@ def test_a_run_folder_that_is_a_link_is_not_continued(folder: Path, tmp_path: Pa
     before = everything(elsewhere)
 
     assert "is a link to" in refused(folder)
-    with pytest.raises(RocmlabError, match="there is no run"):
+    with pytest.raises(RocmlabError, match="no run found"):
         main(["--resume", "last"])
     with pytest.raises(RocmlabError, match="is a link to"):
         layout.read(folder)
@@ -306,6 +307,7 @@ def test_a_journal_that_is_a_link_is_not_written(folder: Path, tmp_path: Path) -
         RunFolder(folder).log("run started")
 
 
+@pytest.mark.slow
 def test_files_of_jobs_that_are_links_are_not_written_through(folder: Path, tmp_path: Path) -> None:
     """The continued job sets the links aside and writes files of its own; a link that leads nowhere makes nothing."""
     for name in ("b.log", "b.ipynb", "b.html"):
@@ -464,7 +466,7 @@ def _use_everything(folder: Path) -> None:
     """Read a folder in every way there is; each may refuse it in words, and none may do anything else."""
     runs = folder.parent
     preview.runs_table(listing.runs_of(runs))
-    requests = grid.expand([grid.Entry("a")], folder.parents[2] / "notebooks")
+    requests = grid.expand([grid.Entry(Request("a"))], folder.parents[2] / "notebooks")
     history.expected_seconds(jobs_of(requests), runs)
     with contextlib.suppress(RocmlabError):
         earlier = compare.load(str(folder), runs)
@@ -496,13 +498,14 @@ def _fuzzed(original: Path, tmp: Path, file: str, change: Callable[[Path], None]
     assert {path.name.split(".")[0] for path in folder.iterdir()} <= {"a", "b", "journal", "results", "report", "junit"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["journal.jsonl", "results.json"])
 @given(data=st.data())
 @settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_value_of_a_run_folder_may_be_anything(
     file: str, original: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """Every reader refuses it in words or goes on; nothing outside of the folder changes, and no new name appears."""
+    """Every reader refuses it in words or continues; nothing outside of the folder changes, and no new name appears."""
     anything = st.one_of(
         st.sampled_from(HOSTILE),
         st.recursive(
@@ -526,6 +529,7 @@ def test_any_value_of_a_run_folder_may_be_anything(
     _fuzzed(original, tmp_path_factory.getbasetemp() / "fuzzed", file, change)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["journal.jsonl", "results.json"])
 @given(at=st.floats(0, 1), junk=st.binary(max_size=12), drop=st.integers(0, 40))
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,14 @@ from watching import Watcher
 from rocmlab.devices import Device
 from rocmlab.kernels.leases import Leases
 from rocmlab.runs.folder import RunFolder
-from rocmlab.runs.jobs import Request, name_uniquely
+from rocmlab.runs.jobs import Job, Request
 from rocmlab.runs.run import Run, run
 from rocmlab.runs.scheduling.placement import Slots
 from rocmlab.runs.scheduling.plan import Rules
-from rocmlab.runs.spec.preflight import examine
-from rocmlab.runs.spec.selection import Found
-from rocmlab.runs.workers.forking import JobForkServers
+from rocmlab.runs.workers.forking import JobForkServers, group_of, recipe_of
 from rocmlab.runs.workers.supervisor import Limits
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm kernels need Linux")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="warm kernels need Linux")]
 
 PRELOADED = "rocmlab_preloaded"  # a module that only the parent imports
 SAYS = f"""
@@ -69,7 +67,7 @@ def execute(
 ) -> Run:
     """Run the same notebook this many times."""
     path = notebook_files.write(folder / "notebooks/n.ipynb", *cells, kernel="can-be-warm")
-    jobs = name_uniquely(examine([Found(str(path), path)] * count, {}))
+    jobs = notebook_files.jobs([path] * count)
     share = RunFolder.create(folder / "share", "test")
     slots = Slots(devices, cpu)
     return run(
@@ -103,7 +101,7 @@ def test_kernels_of_several_jobs_are_forked(tmp_path: Path, preload: Path, gpus:
 def test_kernels_start_cold_where_a_fork_server_is_of_no_use(
     tmp_path: Path, preload: Path, gpus: list[Device], cpu: Device, count: int, rules: dict[str, str]
 ) -> None:
-    """For a single job, and when that is requested; nobody has to be told."""
+    """For a single job, and when that is requested; no one has to be told."""
     done = execute(tmp_path, gpus, cpu, SAYS, count=count, **rules)
 
     assert [(result.status, result.warnings) for result in done.results] == [("ok", [])] * count
@@ -181,6 +179,14 @@ def servers() -> Iterator[JobForkServers]:
         yield found
 
 
+def address(servers: JobForkServers, job: Job, environment: Mapping[str, str]) -> tuple[str | None, str | None]:
+    """Return the address of a fork server for a job with this environment, or why there is none."""
+    assert job.kernelspec is not None
+    recipe = recipe_of(job.kernelspec, environment)
+    assert recipe is not None
+    return servers.address(group_of(job), recipe)
+
+
 def test_a_fork_server_imports_during_the_preflight(tmp_path: Path, preload: Path, servers: JobForkServers) -> None:
     """It was started for what the notebook names, before anything else was known, and is the one that the jobs get."""
     path = notebook_files.write(tmp_path / "n.ipynb", "1", kernel="can-be-warm")
@@ -188,10 +194,10 @@ def test_a_fork_server_imports_during_the_preflight(tmp_path: Path, preload: Pat
 
     servers.begin(asked(path), environment)
     (early,) = servers.all()
-    jobs = examine([Found(str(path), path)] * 2, {})
-    servers.expect(jobs)
+    jobs = notebook_files.jobs([path] * 2)
+    servers.expect({group_of(jobs[0]): 2})
 
-    assert servers.address(jobs[0], environment) == (early.address, None)
+    assert address(servers, jobs[0], environment) == (early.address, None)
     assert early.ready(60)
 
 
@@ -200,13 +206,13 @@ def test_a_fork_server_that_no_job_can_use_is_ended(tmp_path: Path, preload: Pat
     path = notebook_files.write(tmp_path / "n.ipynb", "1", kernel="can-be-warm")
     servers.begin(asked(path), {**os.environ, "OMP_NUM_THREADS": "1"})
     (early,) = servers.all()
-    jobs = examine([Found(str(path), path)] * 2, {})
-    servers.expect(jobs)
+    jobs = notebook_files.jobs([path] * 2)
+    servers.expect({group_of(jobs[0]): 2})
 
-    address, why = servers.address(jobs[0], {**os.environ, "OMP_NUM_THREADS": "2"})
+    another, why = address(servers, jobs[0], {**os.environ, "OMP_NUM_THREADS": "2"})
 
     assert why is None
-    assert address not in (None, early.address)
+    assert another not in (None, early.address)
     assert early.why == "the fork server was closed"
     assert not Path(early.address).exists()
 

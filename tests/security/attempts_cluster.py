@@ -1,4 +1,4 @@
-"""Somebody in the network of a cluster of two nodes, or with an account on one of them, who does not know the token."""
+"""Someone in the network of a cluster of two nodes, or with an account on one of them, who does not know the token."""
 
 from __future__ import annotations
 
@@ -304,7 +304,7 @@ def _unknown(host: str, port: int, allowed: set[int]) -> str | None:
 
 
 def _listens(target: ClusterTarget, port: int) -> str | None:
-    """Tell whether a process of the cluster takes connections of the network at a port."""
+    """Return whether a process of the cluster takes connections of the network at a port."""
     ours = any(
         each == port and host not in ("127.0.0.1", "::1") for kind, (host, each) in _inet(target) if kind == "tcp"
     )

@@ -19,7 +19,7 @@ PLANTED = "#!/bin/sh\ntouch {0}/attack-ran\n"
 
 
 def workshop(target: Target) -> Path:
-    """Return an empty folder beside the project."""
+    """Return an empty folder next to the project."""
     folder = target.lab.folder.parent / "attack-folders"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()

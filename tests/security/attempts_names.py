@@ -58,7 +58,7 @@ SOURCE = str(Path(__file__).parents[2] / "src")
 
 
 def workshop(target: Target) -> Path:
-    """Return an empty folder beside the project, where what is executed would leave its file."""
+    """Return an empty folder next to the project, where what is executed would leave its file."""
     folder = target.lab.folder.parent / "attack-names"
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "share").mkdir(parents=True)
@@ -82,7 +82,7 @@ def rocmlab(words: Sequence[str], folder: Path, **environment: str) -> subproces
 
 
 def has_run(*folders: Path) -> str | None:
-    """Tell whether an attacker's command was executed."""
+    """Return whether an attacker's command was executed."""
     found = [str(path) for folder in folders for path in folder.rglob("attack-ran")]
     for path in found:
         Path(path).unlink()

@@ -31,7 +31,7 @@ NOTEBOOK = {"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
 
 
 def workshop(target: Target) -> Path:
-    """Return a folder beside the project with a secret and an empty share."""
+    """Return a folder next to the project with a secret and an empty share."""
     top = target.lab.folder.parent / "attack-run-folder"
     shutil.rmtree(top, ignore_errors=True)
     (top / "project/share/runs").mkdir(parents=True)

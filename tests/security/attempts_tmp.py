@@ -51,7 +51,7 @@ def _control(target: Target) -> str | None:
         is_private = path.lstat().st_uid == os.getuid() and not path.lstat().st_mode & 0o077
         _clear(path)
         if not is_private:
-            return f"{name} is not even private where nobody disturbs it"
+            return f"{name} is not even private where no one disturbs it"
     with _record(os.getuid()):
         return None if record.here({}) else "a node's own record is not believed"
 

@@ -36,7 +36,7 @@ def interpreter() -> str | None:
 
 
 def uid() -> int:
-    """Return a user id that nobody has."""
+    """Return a user id that no one has."""
     taken = {entry.pw_uid for entry in pwd.getpwall()}
     return next(number for number in range(61_234, 65_000) if number not in taken)
 

@@ -59,7 +59,7 @@ class Target:
 
     @property
     def secrets(self) -> dict[str, str]:
-        """What nobody else may see, by name."""
+        """What no one else may see, by name."""
         known = {name: self.lab.env[name] for name in SECRETS if self.lab.env.get(name)}
         return {**known, "the user's file": self.canary}
 

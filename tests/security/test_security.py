@@ -27,6 +27,7 @@ from clones import Clone
 from cluster_nodes import cluster
 from targets import Target, reachable
 
+pytestmark = pytest.mark.attack
 MODULES = (
     attempts_requests,
     attempts_browsers,
@@ -64,7 +65,8 @@ def attacked(lab: Clone, name: str) -> Iterator[Target]:
 
 @pytest.fixture(scope="module")
 def native(native_lab: Clone) -> Iterator[Target]:
-    """The native lab of this session."""
+    """The native lab of this session, whole: the first `make up` alone leaves the frameworks to the background."""
+    native_lab.make("build", timeout_seconds=2400)
     yield from attacked(native_lab, "native")
 
 
@@ -111,7 +113,7 @@ def test_nothing_succeeds_against_a_container(container: Target, group: Group) -
 @pytest.mark.cluster
 @pytest.mark.parametrize("group", groups("cluster"), ids=str)
 def test_nothing_succeeds_against_a_cluster(nodes: ClusterTarget, group: Group) -> None:
-    """Somebody in its network, and a second user of a node, without the token."""
+    """Someone in its network, and a second user of a node, without the token."""
     check(group, nodes)
 
 

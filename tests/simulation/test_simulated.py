@@ -81,7 +81,7 @@ class TestProfiles:
         assert read.gtt_used_bytes > 10 << 30
 
     def test_a_mixed_host_has_every_trap(self, tmp_path: Path) -> None:
-        """An APU beside cards of other targets, a PCI domain other than 0000, card numbers from 1."""
+        """An APU next to cards of other targets, a PCI domain other than 0000, card numbers from 1."""
         found = gpus(write_host(tmp_path, profile="mixed"))
 
         assert [gpu.gfx for gpu in found] == ["gfx1100", "gfx1150", "gfx1201"]
@@ -102,7 +102,7 @@ class TestProfiles:
 
     @pytest.mark.parametrize("profile", PROFILES)
     def test_sixty_four_gpus_fit(self, tmp_path: Path, profile: str) -> None:
-        """Nodes and cards of two digits sort as numbers, and nothing is there twice."""
+        """Nodes and cards of two digits sort as numbers, and nothing appears twice."""
         found = gpus(write_host(tmp_path, profile=profile, gpus=64))
 
         assert [gpu.index for gpu in found] == list(range(64))
@@ -147,7 +147,7 @@ class TestWriting:
         assert gpus(first)[0].unique_id != gpus(third)[0].unique_id
 
     def test_a_folder_with_other_things_is_refused_and_kept(self, tmp_path: Path) -> None:
-        """Nothing is written beside somebody's files."""
+        """Nothing is written next to someone's files."""
         (tmp_path / "thesis.txt").write_text("years of work")
 
         with pytest.raises(RocmlabError, match="is not empty"):
@@ -213,7 +213,7 @@ class TestWriting:
             ({"busy": "0:120"}, "not a pattern"),
             ({"faults": ("broken",)}, "unknown fault"),
             ({"faults": ("eio:x",)}, "HIP index"),
-            ({"faults": ("eio:7",)}, "there is no GPU 7"),
+            ({"faults": ("eio:7",)}, "GPU 7 not found"),
             ({"faults": ("eio:0:nothing",)}, "is not a file"),
             ({"faults": ("eio:0:../../etc/passwd",)}, "PCI folder"),
             ({"faults": ("vanish:0:soon",)}, "seconds"),

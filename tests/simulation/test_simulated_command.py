@@ -68,6 +68,7 @@ class TestSimulate:
 
         assert printed.replace(str(tmp_path), "HOST").strip() == shown.strip()
 
+    @pytest.mark.slow
     def test_live_ends_after_its_seconds(self, tmp_path: Path) -> None:
         """Values have moved by then."""
         write = command("simulate", tmp_path, "--live", "--seconds", "0.6", "--interval", "0.1", "--gpus", "1")
@@ -77,6 +78,7 @@ class TestSimulate:
         table = next((tmp_path / "sys/devices").rglob("gpu_metrics")).read_bytes()
         assert int.from_bytes(table[32:40], "little") > 600 * 10**9  # the driver's clock, in ns
 
+    @pytest.mark.slow
     def test_live_ends_at_ctrl_c_without_a_traceback(self, tmp_path: Path) -> None:
         """The host stays as it is then."""
         child = subprocess.Popen(
@@ -113,7 +115,7 @@ class TestSimulate:
             (["--busy", "sometimes"], "--busy training"),
             (["--partition", "cpx"], "--profile instinct"),
             (["--product", "rx1"], "rx7900xtx"),
-            (["--gpus", "2", "--busy", "0:50,99:1"], "there is no GPU 99"),
+            (["--gpus", "2", "--busy", "0:50,99:1"], "GPU 99 not found"),
             (["--gpus", "2", "--busy", "0:50,0:1"], "named twice"),
         ],
     )
@@ -140,7 +142,7 @@ class TestSimulate:
         (tmp_path / "link").symlink_to(tmp_path / "nowhere")
 
         assert main(["simulate", str(tmp_path / "link")]) == 2
-        assert "leads nowhere" in capsys.readouterr().err
+        assert "broken link" in capsys.readouterr().err
 
     @pytest.mark.parametrize(
         ("arguments", "words"),
@@ -160,10 +162,8 @@ class TestSimulate:
     ) -> None:
         """An empty name would be the current folder."""
         monkeypatch.chdir(tmp_path)
-        with pytest.raises(SystemExit) as ended:
-            main(["simulate", *arguments])
 
-        assert ended.value.code == 2
+        assert main(["simulate", *arguments]) == 2
         assert words in capsys.readouterr().err
         assert list(tmp_path.iterdir()) == []
 
@@ -177,10 +177,7 @@ class TestSimulate:
     @pytest.mark.parametrize("seconds", ["0", "-1", "soon", "nan", "1e300"])
     def test_times_are_above_zero(self, tmp_path: Path, capsys: pytest.CaptureFixture[str], seconds: str) -> None:
         """A usage error before anything is written."""
-        with pytest.raises(SystemExit) as ended:
-            main(["simulate", str(tmp_path / "host"), "--live", "--seconds", seconds])
-
-        assert ended.value.code == 2
+        assert main(["simulate", str(tmp_path / "host"), "--live", "--seconds", seconds]) == 2
         assert "--seconds" in capsys.readouterr().err
         assert not (tmp_path / "host").exists()
 
@@ -195,4 +192,4 @@ class TestSimulate:
         monkeypatch.setattr(os, "mknod", refuse)
 
         assert main(["simulate", str(tmp_path / "host"), "--nodes"]) == 2
-        assert "leave --nodes out" in capsys.readouterr().err
+        assert "omit --nodes" in capsys.readouterr().err

@@ -200,26 +200,24 @@ class TestConsistency:
         assert len(saved) >= 100_000
         assert whole.startswith(saved)
 
-    def test_a_file_that_changes_each_time_it_is_read_is_saved_and_named(
-        self, lab: Lab, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """After some attempts its content of one instant is saved, and the backup says so."""
+    @pytest.mark.slow
+    def test_a_file_that_changes_each_time_it_is_read_is_saved_and_named(self, lab: Lab) -> None:
+        """After some attempts its content of one instant is saved, and the backup reports it."""
         journal = lab.share / "journal.jsonl"
         journal.write_text("line\n")
-        real = create._status
 
         def busy(source: str) -> os.stat_result | None:
             with open(source, "a") as file:
                 file.write("line\n")
-            return real(source)
+            return create.status_of(source)
 
-        monkeypatch.setattr(create, "_status", busy)
-        lab.back_up()
+        assert create.create(lab.task("create", lab.backups), lab.said.append, busy) == 0
         manifest = model.read(verify.find(lab.backups))
 
         assert manifest.entries["share/journal.jsonl"].was_changing
         assert any("changed during backup: share/journal.jsonl" in line for line in lab.said)
 
+    @pytest.mark.slow
     def test_a_notebook_that_is_replaced_again_and_again_is_saved_whole(self, lab: Lab) -> None:
         """Never half of one version and half of another."""
         notebook = lab.notebooks / "a.ipynb"
@@ -282,6 +280,7 @@ class TestInterrupted:
     def _small_parts(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(create, "PART_BYTES", 100_000)
 
+    @pytest.mark.slow
     def test_a_killed_backup_continues(self, lab: Lab) -> None:
         """SIGKILL in the middle; the parts that were complete are the same files afterwards."""
         for number in range(60):
@@ -373,6 +372,7 @@ class TestInterrupted:
             path: entry.part for path, entry in kept.items() if entry.type == "file"
         }.items()
 
+    @pytest.mark.slow
     @NEEDS_ROOT
     def test_a_full_disk_leaves_the_earlier_backup_whole_and_this_one_resumable(self, lab: Lab) -> None:
         """On a disk of 4 MB: an error that says what to do, then the same command with more room completes it."""
@@ -406,7 +406,7 @@ class TestInterrupted:
 
     @NEEDS_ROOT
     def test_a_full_disk_during_a_restore_overwrites_nothing(self, lab: Lab) -> None:
-        """It is refused before anything is written where it is known that it cannot fit."""
+        """It is rejected before anything is written where it is known that it cannot fit."""
         (lab.share / "large").write_bytes(os.urandom(3_000_000))
         backup = lab.back_up()
         lab.lose()
@@ -509,7 +509,7 @@ class TestRestore:
         assert {"runs": None, **before} == {**tree(lab.share), "runs": before["runs"]}
 
     def test_a_draft_that_another_restore_writes_stays(self, lab: Lab) -> None:
-        """Only what nobody writes is removed, and nothing that merely looks like it."""
+        """Only what no one writes is removed, and nothing that merely looks like it."""
         (lab.share / "x").write_text("x")
         backup = lab.back_up()
         (lab.share / "x").unlink()
@@ -538,7 +538,7 @@ class TestRestore:
 
     @NEEDS_ROOT
     def test_another_user_cannot_read_a_backup(self, lab: Lab) -> None:
-        """A real second uid is refused, though the folder that holds the backups is open to all."""
+        """A real second uid is rejected, though the folder that holds the backups is open to all."""
         (lab.share / "key").write_text("secret")
         backup = lab.back_up()
         for folder in (lab.backups, *lab.backups.parents):
@@ -554,7 +554,7 @@ class TestRestore:
 
 
 class TestDamaged:
-    """A damaged backup is refused before anything is touched."""
+    """A damaged backup is rejected before anything is touched."""
 
     @pytest.mark.parametrize("what", ["byte", "truncated", "missing", "manifest", "sums"])
     def test_the_damage_is_named_and_nothing_is_restored(self, lab: Lab, what: str) -> None:
@@ -738,7 +738,7 @@ def test_a_later_format_is_refused(lab: Lab) -> None:
 
 
 class TestWhatIsOmitted:
-    """No folder that should be saved is left out silently."""
+    """No folder that should be saved is omitted silently."""
 
     @pytest.mark.parametrize("where", ["share/backups", "share", "notebooks"])
     def test_a_backup_inside_the_share_holds_everything_but_backups(self, lab: Lab, where: str) -> None:
@@ -872,22 +872,21 @@ def as_second_user(program: str, *arguments: str) -> subprocess.CompletedProcess
     )
 
 
-def test_a_second_backup_at_the_same_time_leaves_the_first_one_alone(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is refused before it touches a file; the part under way is not lost."""
+def test_a_second_backup_at_the_same_time_leaves_the_first_one_alone(lab: Lab) -> None:
+    """It is rejected before it touches a file; the part under way is not lost."""
     fill(lab)
     before = tree(lab.share)
     refused: list[str] = []
-    real = create._Maker._member
 
-    def member_meanwhile(maker: create._Maker, *given: object) -> object:
+    def meanwhile(source: str) -> os.stat_result | None:
         if not refused and list(lab.backups.glob("*/files-*.tar")):
             with pytest.raises(RocmlabError) as caught:
                 create.create(lab.task("create", lab.backups), lab.said.append)
             refused.append(caught.value.problem.what)
-        return real(maker, *given)  # type: ignore[arg-type]
+        return create.status_of(source)
 
-    monkeypatch.setattr(create._Maker, "_member", member_meanwhile)
-    backup = lab.back_up()
+    assert create.create(lab.task("create", lab.backups), lab.said.append, meanwhile) == 0
+    backup = verify.find(lab.backups)
     lab.lose()
     lab.restore(backup)
 
@@ -900,21 +899,19 @@ def test_a_backup_that_another_process_completes_just_now_is_not_written_into(
 ) -> None:
     """It was incomplete when the second process chose it to continue; that one then makes its own."""
     (lab.share / "x").write_text("x")
-    chosen = create._folder(lab.backups, lab.task("create", lab.backups))
-    first = chosen.with_name(chosen.name.removesuffix(".partial"))
-    real = create._folder
+    completed: list[Path] = []
+    locked = create.locked
 
-    def late(*given: object) -> Path:
-        found = real(*given)  # type: ignore[arg-type]
-        if not first.exists():
-            found.rename(first)
-        return found
+    def late(folder: Path, shown: str) -> object:
+        if not completed:
+            completed.append(folder.rename(folder.with_name(folder.name.removesuffix(".partial"))))
+        return locked(folder, shown)
 
-    monkeypatch.setattr(create, "_folder", late)
+    monkeypatch.setattr(create, "locked", late)
 
     lab.back_up()
 
-    assert os.listdir(first) == [MANIFEST]
+    assert os.listdir(completed[0]) == [MANIFEST]
     assert len(list(lab.backups.iterdir())) == 2
 
 

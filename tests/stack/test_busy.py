@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import websocket
+from clones import NEEDS_NATIVE_PYTHON
 from test_native import _sockets_in_a_folder_of_the_test, make_lab  # noqa: F401  # the fixture is for all tests here
 
 from rocmlab.base.errors import RocmlabError
@@ -27,6 +28,8 @@ from rocmlab.lab import install, kernels
 from rocmlab.runs.folder import RunFolder
 from rocmlab.stack import busy, runs_under_way
 from rocmlab.stack.native import NativeLab
+
+pytestmark = [pytest.mark.slow, NEEDS_NATIVE_PYTHON]
 
 DOWN = Stop("make down", "stops", ends_idle=True)
 UP = Stop("make up", "restarts")
@@ -108,7 +111,7 @@ def quiet(_: str) -> None:
 
 
 def test_a_lab_in_which_nothing_runs_may_be_stopped(lab: NativeLab) -> None:
-    """Nobody is asked, and nothing is said."""
+    """No one is asked, and nothing is said."""
     said: list[str] = []
 
     stopping.check(lab, DOWN, Consent(), said.append)
@@ -126,7 +129,7 @@ def test_a_busy_kernel_is_named_with_its_notebook_and_refuses(lab: NativeLab) ->
             stopping.check(lab, stop, Consent(), quiet)
 
         problem = caught.value.problem
-        assert f"{stop.command} {stop.does} the lab, and 1 thing runs in it" in problem.what
+        assert f"{stop.command} {stop.does} the lab, and 1 task runs in it" in problem.what
         assert "work/training.ipynb (torch): busy" in problem.why
         assert "WHEN=idle" in problem.fix
         assert "FORCE=1" in problem.fix
@@ -134,7 +137,7 @@ def test_a_busy_kernel_is_named_with_its_notebook_and_refuses(lab: NativeLab) ->
 
 
 def test_an_idle_kernel_refuses_a_restart_and_is_named_by_down(lab: NativeLab) -> None:
-    """A person who says `down` is told what is lost; who changes a setting has not said that kernels may end."""
+    """A user who says `down` is told what is lost; who changes a setting has not said that kernels may end."""
     kernel = Kernel(lab, "work/idle.ipynb")
     kernel.execute("1")
     kernel.finish()
@@ -217,7 +220,7 @@ def test_where_it_may_not_wait_it_raises(lab: NativeLab) -> None:
 
 
 def test_a_server_that_hangs_is_unknown_and_needs_force(lab: NativeLab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody can tell whether kernels compute behind it, so WHEN=idle is no way out either."""
+    """No one can tell whether kernels compute behind it, so WHEN=idle is no way out either."""
     monkeypatch.setattr(busy, "ASK_TIMEOUT_SECONDS", 0.5)
     server = lab.family()[0]
     os.kill(server, signal.SIGSTOP)

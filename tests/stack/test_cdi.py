@@ -165,7 +165,7 @@ class TestCommand:
     def test_it_prints_and_writes_nothing_by_itself(
         self, host: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """JSON on standard output; on a simulated host it says so, in the file and on the screen."""
+        """JSON on standard output; on a simulated host it reports it, in the file and on the screen."""
         monkeypatch.setenv("ROCMLAB_ROOT", str(host))
 
         assert main(["cdi"]) == 0
@@ -236,4 +236,4 @@ class TestCommand:
         monkeypatch.setenv("ROCMLAB_ROOT", str(make_host(tmp_path)))
 
         assert main(["cdi"]) == 2
-        assert "no AMD GPU to specify" in capsys.readouterr().err
+        assert "no AMD GPU found" in capsys.readouterr().err

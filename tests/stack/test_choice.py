@@ -84,7 +84,7 @@ class TestAuto:
         assert choose(host, runtime="podman", before="docker").runtime == "podman"
 
     def test_what_is_special_is_remembered(self) -> None:
-        """WSL2, a simulated host and a rootless engine each change what the lab is given, and the line says so."""
+        """WSL2, a simulated host and a rootless engine each change what the lab is given, and the line reports it."""
         wsl = choose(Host(RUNNING, has_wsl_gpu=True))
         simulated = choose(Host(RUNNING, has_amd=True, simulated="/sim"))
         rootless = choose(Host(ABSENT, has_amd=True, podman=PERSONAL))

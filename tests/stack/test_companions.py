@@ -12,6 +12,8 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1] / "container"))
 import standins
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(__file__).parents[2] / "docker/build/companions.py"
 
 

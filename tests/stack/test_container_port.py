@@ -81,7 +81,7 @@ def test_an_engine_that_does_not_answer_makes_nobody_a_stranger(listening: int, 
 
 
 def test_a_port_without_a_listener(tmp_path: Path) -> None:
-    """An engine may forward it without a process; where it does not, nobody is there."""
+    """An engine may forward it without a process; where it does not, no one is there."""
     port = free_port()
 
     assert look(Engine(port), tmp_path) == Holder(OURS, ())

@@ -13,8 +13,9 @@ from benchmarks import start
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cluster.node.record import Record
 from rocmlab.stack import gpus, settings
-from rocmlab.stack.docker import BaseImageUnreachable, DockerLab
+from rocmlab.stack.docker import DockerLab
 from rocmlab.stack.engine import Engine
+from rocmlab.stack.image import BaseImageUnreachable
 from rocmlab.stack.progress import BuildProgress, PullProgress
 
 DOCKERFILE = """\
@@ -66,7 +67,7 @@ class TestBuildProgress:
         assert shown[2] == "  RUN pip install"
 
     def test_the_reason_of_a_failure_is_what_the_step_said(self) -> None:
-        """Pip's chatter is left out, the sentence of the failed check is kept."""
+        """Pip's chatter is omitted, the sentence of the failed check is kept."""
         reason = BuildProgress().error(BUILD.splitlines())
 
         assert "not built with ROCm" in reason
@@ -90,7 +91,7 @@ class TestBaseImage:
     """A base image that could not be pulled."""
 
     def test_no_registry_is_told_from_no_such_image(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Without a registry a host without GPU can go on natively; a wrong name must be fixed by the user."""
+        """Without a registry a host without GPU can continue natively; a wrong name must be fixed by the user."""
         program = docker(tmp_path, info="", code=1, error="dial tcp: lookup registry: no such host")
         with pytest.raises(BaseImageUnreachable):
             lab(tmp_path, program, monkeypatch).prepare(lambda _: None)

@@ -124,7 +124,7 @@ class TestProbe:
     def test_the_context_says_where_the_engine_is(
         self, tmp_path: Path, endpoint: str, is_remote: bool, is_desktop: bool
     ) -> None:
-        """`docker context use box` is as remote as DOCKER_HOST; the client is asked for the endpoint only then."""
+        """`docker context use box` is as remote as DOCKER_HOST; the client is requested the endpoint only then."""
         facts = json.dumps({**INFO, "ClientInfo": {"Context": "box"}})
 
         found = engine.probe(docker(tmp_path, info=facts, endpoint=endpoint))
@@ -172,7 +172,7 @@ class TestProbe:
         assert (found.cdi_problem() is None) is expected
 
     def test_desktop_rootless_and_remote_are_recognised(self, tmp_path: Path) -> None:
-        """The three kinds that cannot pass a GPU as it is are told apart."""
+        """The three kinds that cannot pass a GPU as it is are distinguished."""
         facts = {**INFO, "OperatingSystem": "Docker Desktop", "SecurityOptions": ["name=rootless"]}
 
         found = engine.probe(docker(tmp_path, info=json.dumps(facts)) | {"DOCKER_HOST": "ssh://box"})

@@ -12,12 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from clones import Clone, clone, furnish, without_docker
+from clones import NEEDS_NATIVE_PYTHON, Clone, clone, furnish, without_docker
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cli import cluster, stopping
 from rocmlab.stack import environment as environments
 from rocmlab.stack.environment import Environment
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +55,7 @@ def test_a_run_keeps_its_environment_from_being_changed(lab: Clone, verb: str) -
         done = lab.make(verb, succeeds=False)
 
     assert done.returncode == 2
-    assert f"error: make {verb} changes the environment of the lab, and 1 thing runs in it" in done.stdout
+    assert f"error: make {verb} changes the environment of the lab, and 1 task runs in it" in done.stdout
     assert "the headless run 2026-01-01T000000Z-going" in done.stdout
     assert f"make {verb} FORCE=1" in done.stdout
     assert "installing" not in done.stdout
@@ -75,6 +77,7 @@ def present(folder: Path) -> None:
     (folder / "rocmlab-environment.json").write_text('{"backend": "cuda"}')
 
 
+@NEEDS_NATIVE_PYTHON
 @pytest.mark.parametrize("is_link", [False, True])
 def test_an_environment_is_kept_until_the_new_one_is_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_link: bool
@@ -85,7 +88,8 @@ def test_an_environment_is_kept_until_the_new_one_is_finished(
     if is_link:
         (tmp_path / ".venv").symlink_to(".rocmlab/environments/one")
     (tmp_path / "requirements").mkdir()
-    (tmp_path / "requirements/native.txt").write_text("")
+    for name in ("native", "uv"):
+        (tmp_path / f"requirements/{name}.txt").write_text("")
     monkeypatch.setitem(environments.NEEDED_BYTES, "cpu", 1)
 
     with pytest.raises(RocmlabError, match="installing failed"):
@@ -96,6 +100,7 @@ def test_an_environment_is_kept_until_the_new_one_is_finished(
     assert [path.name for path in (tmp_path / ".rocmlab/environments").iterdir()] == ["one"] * is_link
 
 
+@NEEDS_NATIVE_PYTHON
 def test_an_environment_that_was_kept_returns_after_a_sudden_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,7 +109,8 @@ def test_an_environment_that_was_kept_returns_after_a_sudden_end(
     (tmp_path / ".venv").mkdir()
     (tmp_path / ".venv/rocmlab-made").touch()
     (tmp_path / "requirements").mkdir()
-    (tmp_path / "requirements/native.txt").write_text("")
+    for name in ("native", "uv"):
+        (tmp_path / f"requirements/{name}.txt").write_text("")
     monkeypatch.setitem(environments.NEEDED_BYTES, "cpu", 1)
 
     with pytest.raises(RocmlabError, match="installing failed"):
@@ -116,14 +122,13 @@ def test_an_environment_that_was_kept_returns_after_a_sudden_end(
 def test_leaving_a_cluster_waits_for_what_computes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With WHEN=idle; without, it is refused."""
+    """With WHEN=idle; without, it is rejected."""
     answers = [["a on b"], ["a on b"], []]
-    monkeypatch.setattr(cluster, "_inside", lambda _: answers.pop(0))
     monkeypatch.setattr(stopping, "LOOK_AGAIN_SECONDS", 0.01)
 
-    with pytest.raises(RocmlabError, match="1 thing runs on this machine"):
-        cluster._wait_or_refuse(stopping.Consent(), is_head=False)
-    cluster._wait_or_refuse(stopping.Consent(waits=True), is_head=False)
+    with pytest.raises(RocmlabError, match="1 task runs on this machine"):
+        cluster.wait_or_refuse(stopping.Consent(), False, lambda: answers.pop(0))
+    cluster.wait_or_refuse(stopping.Consent(waits=True), False, lambda: answers.pop(0))
 
     assert answers == []
     assert capsys.readouterr().out.count("a on b") == 1

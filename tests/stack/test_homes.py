@@ -103,6 +103,23 @@ def test_a_stream_carries_modes_links_and_bytes(tmp_path: Path, home: Path, note
     assert lines[0].startswith("moved .ssh to ")
 
 
+def test_what_is_unpacked_is_in_one_folder_however_long_it_takes(
+    tmp_path: Path, home: Path, notebooks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of one earlier container are found in one place, also when a second passes between two of them."""
+    write(tmp_path, old__deep__book="a", old__note="b")
+    times = map(str, range(10))
+    monkeypatch.setattr(homes, "stamp", lambda: next(times))
+    stream = io.BytesIO()
+    homes.pack([(tmp_path / "old" / name, name) for name in ("deep", "note")], stream)
+    stream.seek(0)
+
+    list(homes.unpack(stream, home, notebooks))
+
+    (recovered,) = notebooks.iterdir()
+    assert sorted(path.name for path in recovered.iterdir()) == ["deep", "note"]
+
+
 def test_a_move_to_another_file_system_keeps_all(home: Path, notebooks: Path) -> None:
     """/dev/shm is another file system than the share."""
     source = Path("/dev/shm") / f"rocmlab-test-{os.getpid()}"

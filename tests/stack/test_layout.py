@@ -67,7 +67,7 @@ def test_a_newer_layout_is_rejected_and_names_both(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", '{"version": "2"}', '{"version": 0}'])
 def test_a_file_that_says_nothing_is_an_error(tmp_path: Path, text: str) -> None:
-    """Nobody can tell how old such a share is."""
+    """No one can tell how old such a share is."""
     (tmp_path / ".rocmlab").mkdir()
     (tmp_path / layout.FILE).write_text(text)
 

@@ -9,7 +9,6 @@ import signal
 import socket
 import sys
 import tempfile
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import clients
 import pytest
-from clones import free_port
+from clones import NEEDS_NATIVE_PYTHON, free_port
 from hosts import Gpu, make_host
 
 from rocmlab.base import identity
@@ -26,6 +25,8 @@ from rocmlab.lab import install, kernels
 from rocmlab.stack import homes, native, process, server, settings
 from rocmlab.stack.environment import Environment, check_python, create, rocm_version, without
 from rocmlab.stack.native import NativeLab
+
+pytestmark = pytest.mark.slow
 
 
 class TestEnvironmentOfTests(Environment):
@@ -90,6 +91,7 @@ def lab(tmp_path: Path) -> Iterator[NativeLab]:
     found.stop(lambda _: None)
 
 
+@NEEDS_NATIVE_PYTHON
 class TestServer:
     """Starting, looking, stopping."""
 
@@ -135,18 +137,16 @@ class TestServer:
         folder.chmod(0o700)
 
     def test_starting_again_changes_nothing(self, lab: NativeLab) -> None:
-        """A second start keeps the process and takes no time."""
+        """A second start keeps the process."""
         lab.start(lambda _: None)
         pid = pid_of(lab)
 
-        started = time.monotonic()
         lab.start(lambda _: None)
 
         assert pid == pid_of(lab)
-        assert time.monotonic() - started < 2
 
     def test_one_that_hangs_is_restarted_by_force_alone(self, lab: NativeLab, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It may come back, and its kernels with it; nobody has said that they may end."""
+        """It may come back, and its kernels with it; no one has said that they may end."""
         lab.start(lambda _: None)
         pid = pid_of(lab)
         assert pid
@@ -221,6 +221,7 @@ class TestServer:
         lab.stop(lambda _: None)
 
 
+@NEEDS_NATIVE_PYTHON
 class TestHome:
     """What a user keeps, and where."""
 
@@ -334,6 +335,7 @@ class TestHome:
         assert any(str(lab.view) in line for line in lines)
 
 
+@NEEDS_NATIVE_PYTHON
 class TestVisibility:
     """Which GPUs the lab's kernels may see."""
 
@@ -371,19 +373,28 @@ class TestVisibility:
             lab.stop(lambda _: None)
 
 
+@NEEDS_NATIVE_PYTHON
 class TestInstallation:
     """What is installed, and what happens when it cannot be."""
 
-    def test_a_failed_installation_leaves_no_half_environment(self, tmp_path: Path) -> None:
-        """The new folder goes, the log stays, and the problem quotes pip."""
+    def test_a_failed_installation_leaves_no_half_environment(
+        self, tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The new folder goes, the log stays, and the problem quotes pip; that uv is missing is reported before."""
+        monkeypatch.setenv("PIP_NO_INDEX", "1")
+        monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
         (tmp_path / "requirements").mkdir()
+        (tmp_path / "requirements/uv.txt").write_text("uv==0.0 --hash=sha256:" + "0" * 64 + "\n")
+        shutil.copytree(repository / "docker/build", tmp_path / "docker/build")
         (tmp_path / "requirements/native.txt").write_text("no-such-package==1.0 --hash=sha256:" + "0" * 64 + "\n")
         environment = Environment(tmp_path, "cpu", sys.executable, "")
+        said: list[str] = []
 
         with pytest.raises(RocmlabError, match="failed") as caught:
-            environment.make(lambda _: None)
+            environment.make(said.append)
 
         assert not environment.folder.exists()
+        assert "uv cannot be installed; pip installs the packages, which takes longer" in said
         assert (tmp_path / ".rocmlab/install.log").exists()
         assert "ERROR" in caught.value.problem.why
 
@@ -433,7 +444,7 @@ class TestInstallation:
         assert not cpu._matches({"backend": "cpu", "python": version}, cpu.folder)
 
     def test_a_framework_for_another_backend_is_an_error(self, tmp_path: Path, repository: Path) -> None:
-        """The CPU's TensorFlow in a lab for AMD GPUs would compute on the CPU and not say so."""
+        """The CPU's TensorFlow in a lab for AMD GPUs would compute on the CPU and not report it."""
         (tmp_path / "docker/build").mkdir(parents=True)
         shutil.copy(repository / "docker/build/verify.py", tmp_path / "docker/build")
         package = tmp_path / "stand-in/tensorflow"
@@ -464,7 +475,7 @@ class TestInstallation:
         assert "python3.12-venv" in caught.value.problem.fix
 
     def test_amds_tensorflow_never_comes_as_the_broken_release(self, tmp_path: Path) -> None:
-        """2.14.0.600 ignores every Radeon, and the CPU build must not come beside AMD's."""
+        """2.14.0.600 ignores every Radeon, and the CPU build must not come next to AMD's."""
         (tmp_path / "requirements").mkdir()
         (tmp_path / ".venv").mkdir()
         (tmp_path / "requirements/native.txt").write_text(

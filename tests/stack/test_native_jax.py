@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from clones import NEEDS_NATIVE_PYTHON
 
 from rocmlab.stack.environment import Environment, check_python, pins
 
@@ -46,7 +47,7 @@ def test_a_registered_plugin_passes(repository: Path, tmp_path: Path, backend: s
 
 
 def test_without_packages_jax_on_the_cpu_passes(repository: Path, tmp_path: Path) -> None:
-    """Nobody asked for a plugin: JAX computes on the CPU of a machine with GPUs, by default."""
+    """No one requested a plugin: JAX computes on the CPU of a machine with GPUs, by default."""
     assert verify(repository, make_jax(tmp_path / "site"), "rocm", "").returncode == 0
 
 
@@ -94,12 +95,13 @@ def test_the_plugin_comes_last_under_constraints(tmp_path: Path) -> None:
 
 
 def test_pins_are_a_lock_without_hashes() -> None:
-    """Markers stay; comments and hashes go, which pip refuses in constraints beside packages without any."""
+    """Markers stay; comments and hashes go, which pip refuses in constraints next to packages without any."""
     assert pins("# made\na==1 \\\n    --hash=x\nb==2 ; sys_platform == 'linux' \\\n    --hash=y\nc==3\n") == (
         "a==1\nb==2 ; sys_platform == 'linux'\nc==3\n"
     )
 
 
+@NEEDS_NATIVE_PYTHON
 def test_another_plugin_gets_a_new_environment(tmp_path: Path) -> None:
     """Pip would leave a plugin behind that was taken back, and JAX would still find it."""
     version = check_python(sys.executable)

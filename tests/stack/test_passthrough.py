@@ -1,4 +1,4 @@
-"""How the lab is given GPUs: the files that Compose reads, and what is refused before anything is built."""
+"""How the lab is given GPUs: the files that Compose reads, and what is rejected before anything is built."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class TestCdi:
         assert "devices: !reset []" in text
 
     def test_yaml_is_left_to_the_engine(self, tmp_path: Path) -> None:
-        """AMD's toolkit may have written amd.yaml, which we cannot read: no name is refused then."""
+        """AMD's toolkit may have written amd.yaml, which we cannot read: no name is rejected then."""
         root = make_host(tmp_path / "host", *TWO)
         engine = Engine(is_usable=True, version="28.3", cdi_folders=(str(tmp_path / "cdi"),))
         chosen = settings.load(tmp_path, {"GPU_PASSTHROUGH": "cdi"})
@@ -119,7 +119,7 @@ class TestSimulated:
     """GPUS=… on a simulated host is a matter of masks: nothing real is passed."""
 
     def test_the_mask_names_the_chosen(self, tmp_path: Path) -> None:
-        """By HIP index, whatever way the person named them."""
+        """By HIP index, whatever way the user named them."""
         root = make_host(tmp_path / "host", *TWO)
 
         chosen = settings.load(tmp_path, {"GPUS": "03:00.0"})
@@ -132,5 +132,5 @@ class TestSimulated:
         """As on a real host."""
         root = make_host(tmp_path / "host", *TWO)
 
-        with pytest.raises(RocmlabError, match="there is no GPU 5"):
+        with pytest.raises(RocmlabError, match="GPU 5 not found"):
             gpus.check(settings.load(tmp_path, {"GPUS": "5"}), SIMULATED, ENGINE, discover(root, {}), root)

@@ -54,7 +54,7 @@ class TestProbe:
     """Usable, absent, or lacking something: and what."""
 
     def test_no_command_is_no_podman(self, tmp_path: Path) -> None:
-        """Without a problem: nobody asked for it."""
+        """Without a problem: no one asked for it."""
         found = podman_engine.probe({"PATH": str(tmp_path)})
 
         assert (found.is_usable, found.problem) == (False, None)
@@ -198,7 +198,7 @@ class TestOptions:
         assert not any("userns" in option or "keep-groups" in option for option in options)
 
     def test_rootless_keeps_the_persons_groups(self, tmp_path: Path) -> None:
-        """keep-groups stands alone, the person is the lab's user, and SELinux does not stand in the way."""
+        """keep-groups stands alone, the user is the lab's user, and SELinux does not stand in the way."""
         options = lab(tmp_path, Podman(True, is_rootless=True, oci_runtime="crun", has_selinux=True)).options()
 
         assert [option for option in options if "group-add" in option] == ["--group-add=keep-groups"]
@@ -218,13 +218,13 @@ class TestOptions:
 
     @pytest.mark.parametrize(("podman", "is_bound"), [(PERSONAL, True), (ROOTFUL, False)])
     def test_rootless_never_gains_rights(self, tmp_path: Path, podman: Podman, is_bound: bool) -> None:
-        """Its first process is the lab's user already, so nobody drops anything; rootful, the entry point does."""
+        """Its first process is the lab's user already, so no one drops anything; rootful, the entry point does."""
         options = lab(tmp_path, podman).options()
 
         assert ({"--cap-drop=all", "--security-opt=no-new-privileges"} <= set(options)) is is_bound
 
     def test_a_mask_in_env_does_not_join_the_labs_own(self, tmp_path: Path) -> None:
-        """ROCR_VISIBLE_DEVICES counts first, and what is left would be counted anew by HIP_VISIBLE_DEVICES."""
+        """ROCR_VISIBLE_DEVICES counts first, and what is left would be counted again by HIP_VISIBLE_DEVICES."""
         root = make_host(tmp_path / "host", *TWO)
         choice = Choice("rocm", "podman", "test", is_rootless=True)
         given = gpus.passed(settings.load(tmp_path, {"GPUS": "1"}), choice, discover(root, {}), root)
@@ -317,7 +317,7 @@ class TestFewerGpus:
         assert self.passed(tmp_path, choice, is_rootless=False) == Passed(nodes)
 
     def test_rootless_passes_all_and_masks(self, tmp_path: Path) -> None:
-        """A subset of nodes stops ROCm there, so the mask chooses, and the lab is told to say so."""
+        """A subset of nodes stops ROCm there, so the mask chooses, and the lab is told to report it."""
         found = self.passed(tmp_path, "1", is_rootless=True)
 
         assert found.nodes == ("/dev/kfd", "/dev/dri/renderD128", "/dev/dri/renderD129")
@@ -346,7 +346,7 @@ class TestFewerGpus:
         assert dict(found.environment)["HIP_VISIBLE_DEVICES"] == "-1"
 
     def test_rootless_needs_nodes_that_the_person_may_open(self, tmp_path: Path) -> None:
-        """Nobody else opens them there; the error names the group and the command."""
+        """No one else opens them there; the error names the group and the command."""
         root = make_host(tmp_path / "host", *TWO)
         choice = Choice("rocm", "podman", "test", is_rootless=True)
         engine = Engine(is_usable=False)
@@ -360,7 +360,7 @@ class TestFewerGpus:
         assert "usermod -aG render,video" in caught.value.problem.fix
 
     def test_wsl_has_no_single_gpus(self, tmp_path: Path) -> None:
-        """GPUS=0 is refused with the reason, before anything is built."""
+        """GPUS=0 is rejected with the reason, before anything is built."""
         wsl = Choice("rocm", "docker", "test", is_wsl=True)
         with pytest.raises(RocmlabError, match="this is WSL2") as caught:
             gpus.check(settings.load(tmp_path, {"GPUS": "0"}), wsl, Engine(is_usable=True), [], tmp_path)

@@ -1,4 +1,4 @@
-"""Who gets the token: our own server, and nobody else who listens on the lab's port. With a real second user."""
+"""Who gets the token: our own server, and no one else who listens on the lab's port. With a real second user."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ from rocmlab.stack import project as projects
 from rocmlab.stack import server, settings, sockets, tokens
 from rocmlab.stack.native import NativeLab
 
+pytestmark = pytest.mark.slow
+
 SERVER = """
 import http.server, sys
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -42,7 +44,7 @@ listening.serve_forever()
 @contextmanager
 def running(lab: NativeLab) -> Iterator[subprocess.Popen[str]]:
     """Run a small server where JupyterLab would be, as `start` would have: with the mark, and recorded."""
-    environment = {**os.environ, identity.SERVER: lab.jupyter.mark}
+    environment = {**os.environ, identity.SERVER: lab.jupyter.token}
     command = [sys.executable, "-c", SERVER, str(lab.port), lab.token]
     lab.settings.state.mkdir(exist_ok=True)
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
@@ -97,7 +99,7 @@ class TestNative:
             assert other.received == ""
 
     def test_our_server_on_another_port_does_not_vouch_for_this_one(self, lab: NativeLab, tmp_path: Path) -> None:
-        """It lives, and somebody else listens."""
+        """It lives, and someone else listens."""
         with running(lab):
             moved = make_lab(tmp_path, PORT=str(free_port()))
 
@@ -217,7 +219,7 @@ class TestCommands:
         with intruder(port, tmp_path):
             self.run(folder, "status")
 
-        project, lines = projects.plan_anew(folder)
+        project, lines = projects.plan_again(folder)
 
         assert project.values["JUPYTER_TOKEN"] not in ("", "a" * 64)
         assert len(lines) == 2
@@ -225,7 +227,7 @@ class TestCommands:
         assert "a" * 64 not in (folder / ".rocmlab/exposed.json").read_text()
         projects.write(project)
         tokens.forget(project.settings, project.values)
-        assert projects.plan_anew(folder)[1] == []
+        assert projects.plan_again(folder)[1] == []
         assert not (folder / ".rocmlab/exposed.json").exists()
 
     def test_another_port_that_is_taken_is_no_reason(self, folder: Path, tmp_path: Path) -> None:
@@ -235,7 +237,7 @@ class TestCommands:
         with intruder(taken, tmp_path):
             projects.plan(folder, settings.load(folder, {"PORT": str(taken), "RUNTIME": "native"})).lab.holder()
 
-        assert projects.plan_anew(folder)[1] == []
+        assert projects.plan_again(folder)[1] == []
 
     def test_a_process_that_holds_the_port_now_is_seen_by_up_itself(
         self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -244,7 +246,7 @@ class TestCommands:
         port = self.describe(folder)
         monkeypatch.setenv("PORT", str(free_port()))
         with intruder(port, tmp_path):
-            project, lines = projects.plan_anew(folder)
+            project, lines = projects.plan_again(folder)
 
         assert project.values["JUPYTER_TOKEN"] != "a" * 64
         assert "JUPYTER_TOKEN is new" in lines[0]
@@ -253,22 +255,22 @@ class TestCommands:
         """It is theirs to change, and it is said until they do."""
         port = self.describe(folder, chosen="b" * 64)
         with intruder(port, tmp_path):
-            project, lines = projects.plan_anew(folder)
+            project, lines = projects.plan_again(folder)
             projects.write(project)
             tokens.forget(project.settings, project.values)
 
         assert project.values["JUPYTER_TOKEN"] == "b" * 64
         assert "change it" in lines[0]
-        assert "change it" in projects.plan_anew(folder)[1][0]
+        assert "change it" in projects.plan_again(folder)[1][0]
         (folder / ".env").write_text((folder / ".env").read_text().replace("b" * 64, "c" * 64))
-        assert projects.plan_anew(folder)[1] == []
+        assert projects.plan_again(folder)[1] == []
 
     def test_the_file_for_a_prometheus_follows(self, folder: Path, tmp_path: Path) -> None:
         """A Prometheus of the user's reads the new token."""
         port = self.describe(folder)
         (folder / ".rocmlab/metrics-token").write_text("m" * 64)
         with intruder(port, tmp_path):
-            project, _ = projects.plan_anew(folder)
+            project, _ = projects.plan_again(folder)
 
         tokens.forget(project.settings, project.values)
 
@@ -276,7 +278,7 @@ class TestCommands:
 
 
 def test_exact_addresses_come_before_wildcards() -> None:
-    """The kernel gives a connection to the most specific listener; IPv6's own wildcard does not count beside ours."""
+    """The kernel gives a connection to the most specific listener; IPv6's own wildcard does not count next to ours."""
     with socket.socket() as exact, socket.socket(socket.AF_INET6) as wild:
         exact.bind(("127.0.0.1", 0))
         exact.listen()
@@ -294,7 +296,7 @@ def test_exact_addresses_come_before_wildcards() -> None:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::", "::ffff:127.0.0.1"])
-def test_the_kernel_says_by_netlink_what_proc_says(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_says_by_netlink_what_proc_says(address: str) -> None:
     """The quick way and the one of a kernel without inet_diag find the same sockets."""
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as listening:
         listening.bind((address, 0))
@@ -305,9 +307,8 @@ def test_the_kernel_says_by_netlink_what_proc_says(address: str, monkeypatch: py
         def refused(port: int) -> None:
             raise OSError
 
-        monkeypatch.setattr(sockets, "_diagnosed", refused)
-
-        assert quick == sockets.listeners(port) == (sockets.Listener(os.getuid(), os.fstat(listening.fileno()).st_ino),)
+        own = sockets.Listener(os.getuid(), os.fstat(listening.fileno()).st_ino)
+        assert quick == sockets.listeners(port, refused) == (own,)
 
 
 def test_the_record_of_a_server_holds_no_token(lab: NativeLab) -> None:
@@ -328,10 +329,10 @@ class TestDiagnosis:
         with ours, kernel:
             kernel.send(sockets.HEADER.pack(20, sockets.DONE, 2, 0, 0) + struct.pack("=i", -2))
             with pytest.raises(OSError):  # noqa: PT011  it carries no text; the caller reads /proc/net/tcp
-                sockets._messages(ours)
+                sockets.messages(ours)
             kernel.send(sockets.HEADER.pack(20, sockets.DONE, 2, 0, 0) + struct.pack("=i", 0))
 
-            assert sockets._messages(ours) == []
+            assert sockets.messages(ours) == []
 
     def test_a_command_line_is_shown_as_plain_text(self) -> None:
         """Another user chooses it, and it may be printed on root's terminal."""

@@ -136,7 +136,7 @@ class TestSettings:
         assert not (tmp_path / name).exists()
 
     def test_two_commands_take_turns(self, tmp_path: Path) -> None:
-        """The second one says that it waits, and goes on when the first is done."""
+        """The second one says that it waits, and continues when the first is done."""
         found, said = project(tmp_path, "cpu"), []
         with projects.locked(found, said.append):
             second = threading.Thread(target=lambda: projects.locked(found, said.append).__enter__())
@@ -252,7 +252,7 @@ class TestPlan:
         monkeypatch.setenv("RUNTIME", "native")
         monkeypatch.setenv("GPUS", "7")
 
-        with pytest.raises(RocmlabError, match="there is no GPU 7") as caught:
+        with pytest.raises(RocmlabError, match="GPU 7 not found") as caught:
             projects.plan(tmp_path)
 
         assert "0=0000:03:00.0" in caught.value.problem.why
@@ -291,7 +291,7 @@ class TestPlan:
         kept = projects.plan(tmp_path, stays=True).choice
         assert kept.runtime == "native"
         assert "as the lab was set up" in kept.why
-        assert "RUNTIME=native" not in kept.why, "nobody has set that"
+        assert "RUNTIME=native" not in kept.why, "no one has set that"
 
     def test_a_native_lab_that_no_longer_fits_does_not_stop_a_run(
         self, tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
@@ -352,7 +352,7 @@ class TestPlan:
             projects.plan(tmp_path)
 
     def test_podman_is_asked_where_docker_is_unfit(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A rootless Docker answers and cannot run the lab; the line says why it was passed over."""
+        """A rootless Docker answers and cannot run the lab; the line says why it was skipped."""
         (tmp_path / "bin").mkdir()
         facts = json.dumps({**test_engine.INFO, "SecurityOptions": ["name=rootless"]})
         test_engine.docker(tmp_path / "bin", info=facts)
@@ -389,6 +389,6 @@ class TestPlan:
             projects.plan(tmp_path)
 
     def test_before_the_first_make_up_there_is_nothing_to_stop(self, tmp_path: Path) -> None:
-        """`make down` in a fresh clone says so."""
-        with pytest.raises(RocmlabError, match="no lab here yet"):
+        """`make down` in a fresh clone reports it."""
+        with pytest.raises(RocmlabError, match="no lab found here"):
             projects.reopen(tmp_path)

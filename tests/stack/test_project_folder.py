@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from clones import NEEDS_NATIVE_PYTHON
 from intruders import UID
 
 from rocmlab.cli.main import main
@@ -194,6 +195,7 @@ def test_a_module_in_the_current_folder_is_not_run(tmp_path: Path, repository: P
     assert "not ours" not in done.stdout
 
 
+@NEEDS_NATIVE_PYTHON
 def test_an_environment_of_the_users_own_is_neither_removed_nor_replaced(folder: Path) -> None:
     """A `.venv` that rocmlab did not make."""
     from rocmlab.stack.environment import Environment, was_made_by_us

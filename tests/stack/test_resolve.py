@@ -96,7 +96,7 @@ class TestValues:
 
     @needs_root
     def test_the_lab_user_is_the_owner_of_the_notebooks(self, tmp_path: Path) -> None:
-        """What the lab saves there belongs to the person who cloned; for root it is the lab's own user."""
+        """What the lab saves there belongs to the user who cloned; for root it is the lab's own user."""
         (tmp_path / "notebooks").mkdir()
         assert values(tmp_path, tmp_path)["NB_UID"] == "1000"
 
@@ -118,7 +118,7 @@ class TestValues:
         assert values(tmp_path, tmp_path, Choice("cpu", "docker", "test"))["COMPOSE_PROJECT_NAME"] == "rocmlab-abcdef"
 
     def test_an_overlay_that_a_person_added_is_used(self, tmp_path: Path) -> None:
-        """A derived line of `.env` that somebody changed is theirs, COMPOSE_FILE included."""
+        """A derived line of `.env` that someone changed is theirs, COMPOSE_FILE included."""
         mine = "compose.yaml:docker/compose.cpu.yaml:mine.yaml"
         settings.save(settings.load(tmp_path, {}), {"COMPOSE_FILE": "compose.yaml:docker/compose.cpu.yaml"})
         (tmp_path / ".env").write_text(f"COMPOSE_FILE={mine}\n")

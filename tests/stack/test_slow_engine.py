@@ -147,7 +147,7 @@ class TestRescue:
 
 
 class TestRunning:
-    """A lab that runs, which nobody has said may end."""
+    """A lab that runs, which no one has said may end."""
 
     def test_a_token_that_cannot_be_read_is_no_other_token(self, lab: DockerLab, docker: Stub) -> None:
         """Or a slow engine would make a new container."""
@@ -186,7 +186,7 @@ class TestRunning:
         """It runs unchanged and does not answer: an error with FORCE=1 as the way out, which stops and starts it."""
         monkeypatch.setattr("rocmlab.stack.server.wait", lambda *_: False)
         monkeypatch.setattr("rocmlab.stack.server.is_free", lambda _: True)
-        monkeypatch.setattr(ContainerLab, "_rescue", lambda *_: None)
+        monkeypatch.setattr("rocmlab.stack.rescue.take", lambda *_: None)
 
         with pytest.raises(RocmlabError, match="the lab runs and does not answer") as caught:
             lab.start(print)
@@ -202,7 +202,7 @@ class TestRunning:
     ) -> None:
         """`compose up` fails and has not touched it; what it has started is removed."""
         monkeypatch.setattr("rocmlab.stack.server.is_free", lambda _: True)
-        monkeypatch.setattr(ContainerLab, "_rescue", lambda *_: None)
+        monkeypatch.setattr("rocmlab.stack.rescue.take", lambda *_: None)
         docker.fail(f"compose --project-directory {lab.settings.project} --progress quiet up")
 
         with pytest.raises(RocmlabError, match="could not start"):
@@ -219,7 +219,7 @@ class TestBusy:
 
     @pytest.fixture(autouse=True)
     def _without_a_server(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """No kernel: the lab's server says so."""
+        """No kernel: the lab's server reports it."""
         monkeypatch.setattr(ContainerLab, "ask", lambda *_, **__: (200, []))
 
     def test_an_idle_lab_is_known(self, lab: DockerLab) -> None:

@@ -1,4 +1,4 @@
-"""`rocmlab monitoring` without Docker: the settings, what is refused, and what one's own Prometheus is told."""
+"""`rocmlab monitoring` without Docker: the settings, what is rejected, and what one's own Prometheus is told."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def describe(folder: Path, runtime: str, **more: str) -> None:
 
 
 class TestExplained:
-    """Beside a lab that is not Docker's."""
+    """Next to a lab that is not Docker's."""
 
     @pytest.fixture
     def server(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
@@ -67,6 +67,7 @@ class TestExplained:
             finally:
                 found.stop()
 
+    @pytest.mark.slow
     def test_ones_own_prometheus_gets_in_with_what_is_printed(
         self, folder: Path, server: Server, tmp_path: Path, capsys: pytest.CaptureFixture
     ) -> None:
@@ -138,7 +139,7 @@ class TestExplained:
         assert done.returncode == 0, done.stdout
 
     def test_down_has_nothing_to_stop(self, folder: Path, capsys: pytest.CaptureFixture) -> None:
-        """It says so, and is done."""
+        """It reports it, and is done."""
         describe(folder, "native")
 
         assert main(["monitoring", "down"]) == 0
@@ -149,13 +150,13 @@ class TestExplained:
         describe(folder, "native")
 
         assert main(["monitoring"]) == 2
-        assert "error: the lab does not run" in capsys.readouterr().err
+        assert "error: the lab is not running" in capsys.readouterr().err
 
 
 def test_without_a_lab_there_is_nothing_to_monitor(folder: Path, capsys: pytest.CaptureFixture) -> None:
     """Before the first `make up`."""
     assert main(["monitoring"]) == 2
-    assert "there is no lab here yet" in capsys.readouterr().err
+    assert "no lab found here" in capsys.readouterr().err
 
 
 class TestDocker:

@@ -81,7 +81,7 @@ class TestServer:
             assert other.poll() is None
 
     def test_a_process_without_the_mark_survives(self, lab: NativeLab) -> None:
-        """The record was written by somebody, or belongs to a copy of this folder."""
+        """The record was written by someone, or belongs to a copy of this folder."""
         with process(*sleeper("-m", "jupyterlab")) as other:
             record(lab, pid=other.pid, started=identity.start_of(other.pid), mark="m" * 32)
 
@@ -90,12 +90,12 @@ class TestServer:
             assert other.poll() is None
 
     def test_the_marked_server_is_stopped_with_what_it_started_and_nothing_else(self, lab: NativeLab) -> None:
-        """Children of children as well; a process with the same words beside it stays."""
+        """Children of children as well; a process with the same words next to it stays."""
         program = (
             "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])"
         )
         command = (sys.executable, "-c", f"{program}; time.sleep(600)")
-        with process(*command, **{identity.SERVER: lab.jupyter.mark}) as server, process(*command) as other:
+        with process(*command, **{identity.SERVER: lab.jupyter.token}) as server, process(*command) as other:
             running = identity.find(server.pid)
             assert running is not None
             deadline = time.monotonic() + 20
@@ -112,6 +112,7 @@ class TestServer:
             assert not any(each.is_alive for each in family)
             assert other.poll() is None
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("is_ours", [True, False])
     def test_a_server_of_an_earlier_version_is_known_by_all_that_it_shows(self, lab: NativeLab, is_ours: bool) -> None:
         """Command line, folder, user and socket together; an editor that shows all but the socket survives."""

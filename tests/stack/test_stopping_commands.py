@@ -1,4 +1,4 @@
-"""The commands that stop a lab, on a native lab that runs: `make` as a person types it."""
+"""The commands that stop a lab, on a native lab that runs: `make` as a user types it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from collections.abc import Iterator
 import pytest
 from clients import Server
 from clones import Clone, clone, free_port, furnish, without_docker
+
+pytestmark = pytest.mark.slow
 
 NOTEBOOK = "work/training.ipynb"
 WAIT_SECONDS = 60.0
@@ -75,9 +77,9 @@ def test_a_setting_that_restarts_is_refused_while_a_kernel_is_open(lab: Clone, k
     done = lab.make("up", PORT=str(free_port()), RECORD_GPUS="on", succeeds=False)
 
     assert done.returncode == 2  # make's own code for a recipe that failed
-    assert "error: make up restarts the lab, and 1 thing runs in it" in done.stdout
+    assert "error: make up restarts the lab, and 1 task runs in it" in done.stdout
     assert "a kernel torch without a notebook: idle" in done.stdout
-    assert "the new ones are not in force" in done.stdout
+    assert "the new ones are not applied" in done.stdout
     assert "make up WHEN=idle" in done.stdout
     assert "make up FORCE=1" in done.stdout
     assert (record(lab), (lab.folder / ".env").read_text()) == (before, env)
@@ -86,7 +88,7 @@ def test_a_setting_that_restarts_is_refused_while_a_kernel_is_open(lab: Clone, k
 
 
 def test_down_and_clean_refuse_while_a_cell_runs(lab: Clone, kernel: str) -> None:
-    """Both name it, and the lab goes on; `down` with idle kernels names them and stops."""
+    """Both name it, and the lab continues; `down` with idle kernels names them and stops."""
     pid = server(lab).execute("torch", "import os; print(os.getpid(), flush=True)", keep=True).strip()
     computing = subprocess.Popen([sys.executable, "-c", COMPUTE, str(lab.port), lab.env["JUPYTER_TOKEN"]])
     try:
@@ -107,7 +109,7 @@ def test_down_and_clean_refuse_while_a_cell_runs(lab: Clone, kernel: str) -> Non
 
 
 def test_down_names_the_idle_kernels_that_it_stops(lab: Clone, kernel: str) -> None:
-    """A person has asked for it, and reads what is lost."""
+    """A user has requested it, and reads what is lost."""
     done = lab.make("down")
 
     assert "variables in memory are lost" in done.stdout

@@ -16,6 +16,8 @@ from clones import REPOSITORY, Clone, clone, free_port, furnish, without_docker
 
 from rocmlab.stack import source
 
+pytestmark = pytest.mark.slow
+
 BEFORE = "2f39a50"  # the version before upgrades were known; there is no tag yet
 STUBS = {  # what pip installs and what is verified: the tests' environment has no frameworks, and no index is asked
     "pip/__init__.py": "",
@@ -68,7 +70,7 @@ def origin(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def user(tmp_path: Path, origin: Path) -> Iterator[Clone]:
-    """A person's clone at the older version, with a lab that runs, notebooks, a run and settings."""
+    """A user's clone at the older version, with a lab that runs, notebooks, a run and settings."""
     folder = tmp_path / "user"
     subprocess.run(["git", "clone", "--quiet", "--shared", str(origin), str(folder)], check=True)
     git(folder, "reset", "--quiet", "--hard", older())
@@ -177,7 +179,7 @@ def test_a_version_that_does_not_work_is_left_again(user: Clone, origin: Path) -
     assert done.returncode == 2
     assert "A line that is new" in done.stdout
     assert "the GPU panel's server extension does not answer" in done.stdout
-    assert "error: the upgrade did not succeed, and the version before is in place again" in done.stdout
+    assert "error: the upgrade did not succeed, and the previous version is restored" in done.stdout
     assert git(user.folder, "rev-parse", "HEAD") == good
     assert (user.folder / ".venv").resolve() == environment
     assert (user.folder / ".env").read_text() == env
@@ -205,7 +207,7 @@ def another_process_after_an_upgrade(user: Clone, origin: Path) -> None:
 
 
 class TestSource:
-    """What git is asked to do with a person's clone."""
+    """What git is asked to do with a user's clone."""
 
     @pytest.fixture
     def pair(self, tmp_path: Path) -> tuple[Path, Path]:
@@ -268,7 +270,7 @@ class TestSource:
         assert (user / "program.py").read_text() == "1\n"
 
     def test_commits_of_ones_own_are_not_dropped(self, pair: tuple[Path, Path]) -> None:
-        """A branch that has gone on by itself is refused; a way back leaves the branch where it is."""
+        """A branch that has gone on by itself is rejected; a way back leaves the branch where it is."""
         user, first = pair[1], source.head(pair[1])
         (user / "own").write_text("mine\n")
         git(user, "add", "--all")

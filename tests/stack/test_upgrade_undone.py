@@ -17,8 +17,8 @@ from clones import REPOSITORY
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cli import lab as verbs
 from rocmlab.cli import upgrade
+from rocmlab.stack import process, source, versions
 from rocmlab.stack import project as projects
-from rocmlab.stack import source, versions
 from rocmlab.stack.docker import DockerLab
 
 ENV = """ROCMLAB_BACKEND=cpu
@@ -98,7 +98,8 @@ def failing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Let the other version's command fail in the middle; return what is started afterwards."""
     did: list[Any] = []
 
-    def child(where: Path, words: Any) -> int:
+    def child(command: Any, *, env: Any, cwd: Path) -> int:
+        words, where = command[3:], cwd
         if words == ["up"] and did:
             did.append("up")
             return 0
@@ -107,7 +108,7 @@ def failing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         (where / ".rocmlab/versions.json").write_text("{}")
         return 1
 
-    monkeypatch.setattr(upgrade, "_rocmlab", child)
+    monkeypatch.setattr(process, "attach", child)
     monkeypatch.setattr(projects, "plan", projects.reopen)  # the engine that is a script could run no lab
     monkeypatch.setattr(DockerLab, "start", lambda *_, **__: did.append("start"))
     return did
@@ -128,7 +129,7 @@ def test_a_step_that_fails_keeps_no_other_one_from_being_put_back(
     (folder.parent / "log.refuses").touch()
     did = failing(folder, monkeypatch)
 
-    with pytest.raises(RocmlabError, match="not all of the version before could be put back"):
+    with pytest.raises(RocmlabError, match="not all of the previous version could be put back"):
         upgrade.main("upgrade", [])
 
     assert "the lab could not be stopped: " in capsys.readouterr().out
@@ -146,7 +147,7 @@ def test_a_checkout_that_was_not_moved_stays_with_its_changes(folder: Path, monk
     (folder / "program.py").write_text("mine\n")
     did = failing(folder, monkeypatch)
 
-    with pytest.raises(RocmlabError, match="the version before is in place again"):
+    with pytest.raises(RocmlabError, match="the previous version is restored"):
         upgrade.main("upgrade", [])
 
     assert source.head(folder) == pulled
@@ -158,18 +159,18 @@ def test_a_checkout_that_was_not_moved_stays_with_its_changes(folder: Path, monk
 def test_what_was_changed_meanwhile_is_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An edit made while the new version was built lies beside the file when the checkout goes back."""
+    """An edit made while the new version was built lies next to the file when the checkout goes back."""
     remember(folder, source.head(folder))
     failing(folder, monkeypatch)
-    child = upgrade._rocmlab
+    child = process.attach
 
-    def edits(where: Path, words: Any) -> int:
+    def edits(command: Any, *, env: Any, cwd: Path) -> int:
         (folder / "program.py").write_text("mine\n")
-        return child(where, words)
+        return child(command, env=env, cwd=cwd)
 
-    monkeypatch.setattr(upgrade, "_rocmlab", edits)
+    monkeypatch.setattr(process, "attach", edits)
 
-    with pytest.raises(RocmlabError, match="in place again"):
+    with pytest.raises(RocmlabError, match="is restored"):
         upgrade.main("upgrade", [])
 
     (kept,) = folder.glob("program-yours-*.py")
@@ -178,6 +179,7 @@ def test_what_was_changed_meanwhile_is_named(
     assert (folder / "program.py").read_text() == "1\n"
 
 
+@pytest.mark.slow
 def test_ctrl_c_lets_the_other_version_put_back_what_it_began(tmp_path: Path) -> None:
     """It needs longer than a moment for that, and is waited for."""
     (tmp_path / "src/rocmlab").mkdir(parents=True)
@@ -207,13 +209,13 @@ def test_ctrl_c_lets_the_other_version_put_back_what_it_began(tmp_path: Path) ->
     ("facts", "what", "fix"),
     [
         ({"runtime": "native", "image": ""}, "ran in another runtime", "make up RUNTIME=native"),
-        ({"image": "sha256:other"}, "the image of the previous version is not here", "make up RUNTIME=docker"),
+        ({"image": "sha256:other"}, "the image of the previous version is missing", "make up RUNTIME=docker"),
     ],
 )
 def test_a_rollback_that_is_not_possible_stops_nothing_and_is_not_offered(
     folder: Path, capsys: pytest.CaptureFixture[str], facts: dict[str, str], what: str, fix: str
 ) -> None:
-    """The error names what to do instead; the lab goes on."""
+    """The error names what to do instead; the lab continues."""
     remember(folder, source.head(folder), source.head(folder), **facts)
 
     with pytest.raises(RocmlabError, match=what) as caught:
@@ -238,7 +240,7 @@ def test_a_rollback_that_is_possible_is_offered(folder: Path, capsys: pytest.Cap
 def test_a_rollback_that_cannot_stop_the_lab_puts_everything_back(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error says so, and the present lab is started again."""
+    """The error reports it, and the present lab is started again."""
     remember(folder, source.head(folder), source.head(folder))
     (folder.parent / "log.refuses").touch()
     did = failing(folder, monkeypatch)
@@ -273,5 +275,5 @@ def test_the_environment_of_another_backend_is_not_that_of_the_previous_version(
         found.append(versions.obstacle(projects.reopen(folder), previous))
 
     assert found[0] is not None
-    assert "the environment of the previous version is not here" in str(found[0])
+    assert "the environment of the previous version is missing" in str(found[0])
     assert found[1] is None

@@ -15,7 +15,7 @@ import pytest
 from pretenders import gpus, reader, until
 
 from rocmlab.devices import Device
-from rocmlab.devices.processes import INITIAL_NAMESPACE, is_isolated, own_namespace
+from rocmlab.devices.processes import INITIAL_NAMESPACE, is_isolated, namespace
 from rocmlab.simulation import GpuUse, write_host
 from rocmlab.telemetry.attribution import attribute
 from rocmlab.telemetry.isolated import Candidate, Unseen, matched
@@ -74,7 +74,7 @@ def test_one_on_a_gpu_in_both_lists_is_the_same() -> None:
 
 
 def test_as_many_in_both_lists_are_matched_by_the_order_of_their_start() -> None:
-    """Numbers of the host grow; those here may have begun anew."""
+    """Numbers of the host grow; those here may have begun again."""
     unseen = [Unseen(901, None, {A: GIB}), Unseen(900, None, {A: GIB})]
     candidates = [Candidate(process(5, started=70)), Candidate(process(6, started=60))]
 
@@ -272,7 +272,7 @@ def host_pid(starter: int, local: int) -> int:
 
 def test_this_machine_says_itself_whether_its_numbers_are_the_hosts() -> None:
     """By the number of the initial namespace, the same on every kernel."""
-    assert is_isolated(Path("/")) == (own_namespace() not in (None, INITIAL_NAMESPACE))
+    assert is_isolated(Path("/")) == (namespace() not in (None, INITIAL_NAMESPACE))
 
 
 # -- Both together

@@ -33,7 +33,7 @@ def day(devices: int = 8) -> Iterator[Snapshot]:
 
 
 class TestSeries:
-    """What is asked for is what was fed."""
+    """What is requested is what was fed."""
 
     def test_each_second_of_the_last_minutes(self) -> None:
         """A point a second, the oldest first; numbers that are not reported are unknown."""
@@ -76,7 +76,7 @@ class TestSeries:
         assert len(history.series("a", "busy_percent", 3600)[0]) == 360
 
     def test_a_pause_is_one_unknown_point(self) -> None:
-        """Nobody looked for an hour: no line is drawn across it."""
+        """No one looked for an hour: no line is drawn across it."""
         history = History(["a"])
         for second in (*range(60), *range(3660, 3720)):
             history.add(snapshot(second, busy_percent=20.0))
@@ -135,6 +135,7 @@ class TestSeries:
 class TestMemory:
     """It does not grow."""
 
+    @pytest.mark.slow
     def test_a_day(self) -> None:
         """From the first hour on, a whole simulated day adds nothing, nor does the next one."""
         history = History()
@@ -160,7 +161,7 @@ def test_metrics_are_fields_of_a_sample() -> None:
 
 @pytest.mark.parametrize("seconds", [0, -5])
 def test_no_time_is_no_point(seconds: float) -> None:
-    """Whatever is asked for, there is an answer."""
+    """Whatever is requested, there is an answer."""
     history = History(["a"])
     assert history.series("a", "busy_percent", 900) == ([], [])
     history.add(snapshot(0, busy_percent=1.0))

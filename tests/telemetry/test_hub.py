@@ -1,4 +1,4 @@
-"""One sampler for many viewers, that reads only while somebody looks."""
+"""One sampler for many viewers, that reads only while someone looks."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from rocmlab.simulation import Live, write_host
 from rocmlab.telemetry.hub import Hub
 from rocmlab.telemetry.model import GpuProcess, Snapshot, device_id
 from rocmlab.telemetry.sampler import Sampler
+
+pytestmark = pytest.mark.slow
 
 TIMEOUT_SECONDS = 60.0
 
@@ -199,7 +201,7 @@ class TestWatching:
 
         run(test)
         end = time.monotonic() + TIMEOUT_SECONDS
-        while any(thread.name.startswith("rocmlab-hub") for thread in threading.enumerate()):
+        while any(thread.name.startswith("rocmlab-") for thread in threading.enumerate()):
             assert time.monotonic() < end
             time.sleep(0.01)
 
@@ -224,7 +226,7 @@ class TestHosts:
         run(test)
 
     def test_a_card_that_hangs_stops_nobody(self, tmp_path: Path) -> None:
-        """The event loop goes on, and so do the readings of the other card."""
+        """The event loop continues, and so do the readings of the other card."""
         write_host(tmp_path, gpus=2, busy="30")
 
         async def test() -> None:
@@ -337,7 +339,7 @@ class TestProcesses:
         run(test)
 
     def test_processes_are_part_of_each_snapshot(self, tmp_path: Path) -> None:
-        """They are asked for less often than the devices are read; an error is no end."""
+        """They are requested less often than the devices are read; an error is not an end."""
         write_host(tmp_path, gpus=1, busy="30")
         calls: list[int] = []
 

@@ -249,6 +249,7 @@ def test_texts_of_a_card_are_read_once(tmp_path: Path) -> None:
     assert {dict(labels)["vbios_version"] for name, labels in first if name == "gpu_gfx_activity"} != {""}
 
 
+@pytest.mark.slow
 def test_a_text_that_hangs_is_left_out_and_waited_for_once(tmp_path: Path) -> None:
     """The card's values are there without it, the other card has it, and the next answer comes at once."""
     root = write_host(tmp_path / "host", gpus=2, busy="steady", faults=["hang:0:vbios_version"])
@@ -273,7 +274,7 @@ def test_a_text_that_comes_late_is_known_to_the_next_scrape(tmp_path: Path, monk
     found, _ = read(root)
     may_answer, real = threading.Event(), compat.roots.read_text
     monkeypatch.setattr(compat, "TEXT_SECONDS", 0.1)
-    monkeypatch.setattr(compat, "_READER", compat.BackgroundReader(0.1))
+    monkeypatch.setattr(compat, "READER", compat.BackgroundReader(0.1))
     monkeypatch.setattr(compat.roots, "read_text", lambda path: may_answer.wait(30) and real(path))
 
     first = compat.labels_of(found[0], 0, root)["vbios_version"]

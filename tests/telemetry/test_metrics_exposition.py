@@ -186,7 +186,7 @@ def test_processes_come_with_their_notebook() -> None:
 
 
 def test_leases_come_with_their_notebook() -> None:
-    """One series for each GPU that is held; a lease of a GPU that is not here is left out."""
+    """One series for each GPU that is held; a lease of a GPU that is missing is omitted."""
     held = [("0000:03:00.0", "mnist.ipynb"), ("0000:99:00.0", "elsewhere.ipynb")]
 
     written = series(metrics.exposition(Snapshot(1.0, {}), [CARD], leases=held)[0])

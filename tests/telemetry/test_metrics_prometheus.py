@@ -81,6 +81,7 @@ class TestFiles:
 class TestAlerts:
     """Faults of a simulated host, as its operator would learn of them."""
 
+    @pytest.mark.slow
     def test_a_host_in_trouble_raises_its_alerts(self, tmp_path: Path) -> None:
         """Hot, with errors, on half its lanes, with a card that goes: each by name; a healthy host raises none."""
         root, healthy = tmp_path / "host", write_host(tmp_path / "healthy", profile="instinct", gpus=1)
@@ -112,8 +113,9 @@ class TestAlerts:
         assert all(each["annotations"]["summary"].startswith("SIMULATED: ") for each in alerts)
         assert quiet == []
 
+    @pytest.mark.slow
     def test_an_exporter_that_ends_is_missed(self, tmp_path: Path) -> None:
-        """And its cards are not said to be gone: nobody knows."""
+        """And its cards are not said to be gone: no one knows."""
         rules = at_once(RULES.read_text(encoding="utf-8"))
         with (
             serving(write_host(tmp_path / "host")) as (address, process),
@@ -128,6 +130,7 @@ class TestAlerts:
             assert found[0]["metric"]["instance"] == address
             assert running.query('ALERTS{alertname="GpuGone"}') == []
 
+    @pytest.mark.slow
     def test_a_token_lets_prometheus_in(self, tmp_path: Path) -> None:
         """As the overlay gives it: a file that holds it."""
         (tmp_path / "token").write_text("geheim")
@@ -182,8 +185,9 @@ def queries() -> list[tuple[str, str]]:
 
 
 class TestOurDashboard:
-    """docker/monitoring/grafana: Grafana itself is not here, so its files are looked at, and its queries asked."""
+    """docker/monitoring/grafana: Grafana itself is missing, so its files are looked at, and its queries asked."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(("title", "query"), queries())
     def test_every_panel_has_data(self, answered: Running, title: str, query: str) -> None:
         """Each query of each panel returns at least one series on the simulated hosts."""
@@ -195,7 +199,7 @@ class TestOurDashboard:
         assert len(answered.query("rocmlab_gpu_info")) == 5
 
     def test_files_fit_together(self) -> None:
-        """One data source, by its id, in each panel and variable; ids differ; nothing overlaps; nobody may edit it."""
+        """One data source, by its id, in each panel and variable; ids differ; nothing overlaps; no one may edit it."""
         folder = DASHBOARD.parents[1]
         sources = yaml.safe_load((folder / "datasources/prometheus.yml").read_text(encoding="utf-8"))["datasources"]
         providers = yaml.safe_load((folder / "dashboards/provider.yml").read_text(encoding="utf-8"))["providers"]

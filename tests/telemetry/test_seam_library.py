@@ -204,7 +204,7 @@ def test_nothing_answers_before_it_is_opened_or_after_it_is_closed(tmp_path: Pat
 
 @pytest.mark.parametrize("wrong", [0, 1, 2**40])
 def test_a_wrong_handle_is_refused(tmp_path: Path, wrong: int) -> None:
-    """An address that is no handle is an invalid argument, and nothing is read from it."""
+    """An address that is not a handle is an invalid argument, and nothing is read from it."""
     with nvml(Gpus(write_host(tmp_path / "host"))), pytest.raises(pynvml.NVMLError_InvalidArgument):
         pynvml.nvmlDeviceGetName(ctypes.c_void_p(wrong))
     with nvml(Gpus(tmp_path / "host")), pytest.raises(pynvml.NVMLError_InvalidArgument):
@@ -357,7 +357,7 @@ def test_the_driver_says_that_it_is_simulated(tmp_path: Path) -> None:
 
 
 def test_masks_do_not_hide_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NVML lists what the machine has, as it does beside CUDA_VISIBLE_DEVICES."""
+    """NVML lists what the machine has, as it does next to CUDA_VISIBLE_DEVICES."""
     root = write_host(tmp_path / "host", profile="instinct")
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "3")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")

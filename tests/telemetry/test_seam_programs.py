@@ -89,6 +89,7 @@ def test_a_script_runs_as_it_would_without_us(
     ]
 
 
+@pytest.mark.slow
 def test_forked_workers_go_on_asking(
     run: Callable[..., subprocess.CompletedProcess[str]], host: Path, tmp_path: Path
 ) -> None:
@@ -270,7 +271,7 @@ def nvidia(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("nvidia")
 def test_where_nvidia_answers_the_seam_is_refused(host: Path) -> None:
-    """A program must not take AMD GPUs for NVIDIA's; a simulated host was asked for and is shown."""
+    """A program must not take AMD GPUs for NVIDIA's; a simulated host was requested and is shown."""
     assert install.nvidia_answers(Path("/"))
     assert not install.nvidia_answers(host)
     with pytest.raises(RocmlabError, match="NVIDIA's own library"):

@@ -7,7 +7,6 @@ import json
 import os
 import pty
 import re
-import select
 import shutil
 import socket
 import struct
@@ -21,6 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import waiting
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cli import nvitop
@@ -29,6 +29,8 @@ from rocmlab.simulation import GpuUse, Live, write_host
 from rocmlab.stack import project as projects
 from rocmlab.telemetry.seam import programs
 from rocmlab.telemetry.seam.gpus import PID_LIMIT
+
+pytestmark = pytest.mark.slow
 
 LIMIT_SECONDS = 120  # of a program on a slow machine
 CONTROL = re.compile(rb"\x1b(\[[0-9;?]*[ -/]*[@-~]|[()][0-9A-Za-z]|[=>78])|\x0f|\x0e")
@@ -69,10 +71,10 @@ def gpus(root: Path) -> list[Device]:
 
 
 def tool(name: str) -> str:
-    """Return the path of a program beside this Python, or skip."""
+    """Return the path of a program next to this Python, or skip."""
     path = Path(sys.executable).parent / name
     if not path.exists():
-        pytest.skip(f"no {name} beside this Python: python3 -m pip install {name}")
+        pytest.skip(f"no {name} next to this Python: python3 -m pip install {name}")
     return str(path)
 
 
@@ -198,7 +200,7 @@ class Terminal:
         deadline = time.monotonic() + LIMIT_SECONDS
         while not all(fragment in self.text for fragment in fragments):
             assert time.monotonic() < deadline, f"{fragments} not in {self.text[-4000:]}"
-            if select.select([self._own], [], [], 1.0)[0]:
+            if waiting.readable(self._own, 1.0):
                 try:
                     raw += os.read(self._own, 65536)
                 except OSError:
@@ -255,7 +257,7 @@ def test_a_card_that_leaves_does_not_end_nvitop(words: tuple[list[str], dict[str
 
 
 def test_a_script_uses_the_api_of_nvitop(run: Run, tmp_path: Path, kernel: subprocess.Popen[bytes]) -> None:
-    """Its Device class gives the sampler's values, and plain command lines unless notebooks were asked for."""
+    """Its Device class gives the sampler's values, and plain command lines unless notebooks were requested."""
     use = GpuUse(kernel.pid, gpu=3, vram_bytes=5 << 30, cu_occupancy=152)
     Live(tmp_path / "host", profile="instinct", busy="50", processes=[use])
     script = tmp_path / "watch.py"
@@ -326,7 +328,7 @@ def test_gpustat_prints_every_gpu(run: Run, tmp_path: Path, kernel: subprocess.P
 
 
 def test_gpustat_tells_of_a_lost_card(words: tuple[list[str], dict[str, str]], tmp_path: Path) -> None:
-    """It has a line of its own for that, and goes on."""
+    """It has a line of its own for that, and continues."""
     path = tool("gpustat")
     live = Live(tmp_path / "host", gpus=2, busy="50", faults=["vanish:1:10"])
     command, environment = words

@@ -143,7 +143,7 @@ class TestDevices:
         assert "3%" in lines[3]
 
     def test_an_apu_shows_the_memory_where_models_live(self, tmp_path: Path) -> None:
-        """GTT, and says so; a discrete card beside it does not."""
+        """GTT, and reports it; a discrete card next to it does not."""
         lines = _text(_view(write_host(tmp_path / "host", profile="mixed")), 100)
 
         assert "memory" in lines[2]
@@ -272,7 +272,7 @@ class TestProcesses:
         ],
     )
     def test_what_else_it_may_belong_to(self, owner: Owner | None, text: str) -> None:
-        """A job of a run, a container, nothing known; what was inferred says so."""
+        """A job of a run, a container, nothing known; what was inferred reports it."""
         assert self._lines(replace(PROCESS, owner=owner), columns=160)[1].endswith(text)
 
     def test_a_long_path_keeps_its_end_and_the_state(self) -> None:

@@ -29,7 +29,7 @@ def test_arrays_have_the_shapes_and_values_of_the_files(tmp_path, monkeypatch, l
 
 @pytest.mark.parametrize("content", [b"", b"\0\0\x08\x01\0\0\0\x05abc", b"\0\0\x0d\x01\0\0\0\x01a"])
 def test_what_is_not_a_whole_idx_file_is_rejected(tmp_path, content):
-    """Empty, cut short and other types of numbers are recognised."""
+    """Empty, truncated and other types of numbers are recognised."""
     path = tmp_path / "file"
     path.write_bytes(content)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 from rocmlab.training.cluster.values import Values
 
@@ -35,9 +34,7 @@ def test_who_waits_too_long_is_told() -> None:
         await values.put("a", b"1")
         assert await values.get("a", 0.01) == b"1"
 
-    started = time.monotonic()
-    asyncio.run(scene())
-    assert time.monotonic() - started < 5
+    asyncio.run(asyncio.wait_for(scene(), 60))
 
 
 def test_numbers_are_added_and_values_exchanged() -> None:

@@ -57,7 +57,7 @@ def two_cards(monkeypatch):
 
 
 def is_running(pid):
-    """Tell whether a process is there and not a zombie."""
+    """Return whether a process is there and not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -78,6 +78,7 @@ def test_first_way_is_taken_where_it_works(rank, tmp_path):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("act", "reason"),
     [

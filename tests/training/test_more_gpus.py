@@ -25,7 +25,8 @@ def start(monkeypatch, tmp_path):
     """Return what makes this process look as if it had been started in one of four ways, with one GPU of four."""
     for name in ("ROCMLAB_JOB_NAME", "JPY_SESSION_NAME", "ROCMLAB_KERNELS"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(interpreters, "_kernel_folders", lambda: [tmp_path / "kernels"])
+    monkeypatch.setattr(interpreters, "JUPYTER_FOLDERS", ())
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "none"))
 
     def make(how, gpus=4, kernel=True):

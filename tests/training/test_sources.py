@@ -103,6 +103,7 @@ def test_pip_package_runs_nothing_of_a_hostile_pickle(tmp_path, index):
     assert not trap.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "member", "reason"),
     [
@@ -193,7 +194,7 @@ def test_keras_archive_with_other_content_says_so(tmp_path):
 
 
 def test_mirror_with_a_broken_file_says_so(tmp_path):
-    """A .gz that is cut short is recognised."""
+    """A truncated .gz is recognised."""
     packed = tiny.write_packed(tmp_path / "packed")
     path = packed / "train-images-idx3-ubyte.gz"
     path.write_bytes(path.read_bytes()[:-9])

@@ -23,7 +23,8 @@ def start(work: Callable[[], T]) -> concurrent.futures.Future[T]:
     future = concurrent.futures.Future[T]()
 
     def run() -> None:
-        future.set_running_or_notify_cancel()  # from here on it cannot be cancelled
+        if not future.set_running_or_notify_cancel():  # from here on it cannot be cancelled
+            return
         try:
             result = work()
         except BaseException as err:
@@ -58,19 +59,6 @@ class BackgroundReader:
             self._give_up(key)
         return answer
 
-    async def later(self, key: Hashable, read: Callable[[], T]) -> T | None:
-        """Return the same, while the event loop continues."""
-        import asyncio  # not before `rocmlab run` has started what takes long
-
-        future = self._ask(key, read)
-        answer: T | None = None
-        try:
-            if future is not None:  # others may wait for the same one
-                answer = await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), self.seconds)
-        except asyncio.TimeoutError:
-            self._give_up(key)
-        return answer
-
     def _ask(self, key: Hashable, read: Callable[[], Any]) -> concurrent.futures.Future[Any] | None:
         with self._lock:
             if key in self._hanging:
@@ -93,7 +81,7 @@ class BackgroundReader:
             if key not in self._open or key in self._hanging:
                 return
             self._hanging.add(key)
-        log.warning("%s cannot be read: no answer within %g s; it is not waited for", key, self.seconds)
+        log.warning("could not read %s: no answer within %g s; continuing without it", key, self.seconds)
 
 
 DRIVERS = BackgroundReader()

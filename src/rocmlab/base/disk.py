@@ -17,11 +17,8 @@ DEFAULT_GB = "5"
 def minimum_bytes(environment: Mapping[str, str]) -> float:
     """Return the free space in bytes below which the lab warns and runs do not start; 0: never.
 
-    Args:
-        environment: has MIN_FREE_DISK_GB, where it is not the default.
-
     Raises:
-        RocmlabError: it is not a number.
+        RocmlabError: MIN_FREE_DISK_GB is not a number.
     """
     text = environment.get(NAME) or DEFAULT_GB
     try:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+TYPE_CHECKING = False  # `typing` itself would cost milliseconds at each start
+if TYPE_CHECKING:
+    from typing import Any
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -12,6 +16,10 @@ class Problem:
     what: str  # one line with the offending value
     why: str  # the cause as far as it is known
     fix: str  # a command or an edit that can be pasted
+
+    def as_dict(self) -> dict[str, str]:
+        """Return it ready for JSON."""
+        return {"what": self.what, "why": self.why, "fix": self.fix}
 
     def __str__(self) -> str:
         lines = [self.what]
@@ -28,3 +36,12 @@ class RocmlabError(Exception):
         self.problem = Problem(what, why, fix)
         self.exit_code = exit_code  # 1 the work failed, 2 usage or environment
         super().__init__(str(self.problem))
+
+    @classmethod
+    def of(cls, problem: Problem, *, exit_code: int = 2) -> RocmlabError:
+        """Return the error that reports a problem."""
+        return cls(problem.what, problem.why, problem.fix, exit_code=exit_code)
+
+    def arguments(self) -> dict[str, Any]:
+        """Return what makes this error again, in another process: `RocmlabError(**arguments)`."""
+        return {**self.problem.as_dict(), "exit_code": self.exit_code}

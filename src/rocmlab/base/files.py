@@ -60,16 +60,12 @@ def draft_path(path: Path) -> Path:
 
 
 def draft_of(suffix: str) -> re.Pattern[str]:
-    """Return what the name of a draft looks like, which a process that is killed while it writes leaves.
-
-    Args:
-        suffix: of the file that was to be written, as a regular expression.
-    """
+    """Return what the name of a draft, left by a killed process, looks like; the suffix is a regular expression."""
     return re.compile(rf"\..+\.{suffix}\.[0-9a-f]{{{2 * DRAFT_BYTES}}}", re.DOTALL)
 
 
 def to_json(value: object, indent: int | None = 1) -> str:
-    """Return strict JSON; NaN and infinity, which it has no word for, become null: unknown."""
+    """Return strict JSON; NaN and infinity, which it cannot represent, become null: unknown."""
     return json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False, default=str)
 
 

@@ -31,7 +31,7 @@ def clock(seconds: float) -> str:
 
 
 def device_label(devices: Sequence[Mapping[str, Any]]) -> str:
-    """Return the devices of a job in a word or two: `CPU`, `GPU 1`, `GPU 0,1`, `GPU 0 on lab2` in a cluster."""
+    """Return the devices of a job in short: `CPU`, `GPU 1`, `GPU 0,1`, `GPU 0 on lab2` in a cluster."""
     if not devices:
         return ""
     label = LABELS.get(devices[0]["backend"], str(devices[0]["backend"]))
@@ -78,7 +78,7 @@ def number(value: float) -> str:
 
 
 def value(of: object) -> str:
-    """Return the value of a parameter in a word: `0.01`, `adam`, `[1, 2]`."""
+    """Return the value of a parameter in short: `0.01`, `adam`, `[1, 2]`."""
     if isinstance(of, str):
         return of
     if isinstance(of, float):
@@ -170,3 +170,20 @@ def plural(count: int, word: str) -> str:
 def stem(notebook: str) -> str:
     """Return the file name of a notebook without `.ipynb`, which names its job."""
     return Path(notebook).name.removesuffix(".ipynb")
+
+
+def aligned(rows: Sequence[Sequence[str]], heads: Sequence[str] = (), *, at_the_right: bool = False) -> list[str]:
+    """Return rows of cells as lines, in columns below their heads; columns in which no row has anything are omitted.
+
+    `at_the_right` puts all but the first column at their right edge, as for numbers.
+    """
+    kept = [column for column, cells in enumerate(zip(*rows, strict=True)) if any(cells)]
+    listed = [*([heads] if heads else []), *rows]
+    widths = {column: max(len(row[column]) for row in listed) for column in kept}
+    return [
+        "  ".join(
+            row[column].rjust(width) if at_the_right and column != kept[0] else row[column].ljust(width)
+            for column, width in widths.items()
+        ).rstrip()
+        for row in listed
+    ]

@@ -37,12 +37,7 @@ def parse(text: str) -> tuple[str, ...]:
 
 
 def is_allowed(header: str, allowed: tuple[str, ...] = ()) -> bool:
-    """Return whether the server answers a request with this `Host` header.
-
-    Args:
-        header: with or without a port; IPv6 addresses in brackets.
-        allowed: what `parse` returned; the loopback is always allowed.
-    """
+    """Return whether the server answers this `Host` header: of the loopback, or of those that `parse` returned."""
     match = HEADER.fullmatch(header)
     if match is None:
         return False

@@ -138,7 +138,7 @@ def write(token: str) -> None:
     """Write this process's token over its placeholder.
 
     Raises:
-        OSError: the memory is not where the system says, or contains no placeholder.
+        OSError: the memory is not where the system reports it, or contains no placeholder.
     """
     import ctypes
 

@@ -29,7 +29,7 @@ _seen: tuple[Path, tuple[int, int, int], dict[str, str]] | None = None  # the fi
 
 
 def values(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return these settings as they are now, in the lab; a name that is set nowhere is left out.
+    """Return these settings as they are now, in the lab; a name that is set nowhere is omitted.
 
     The file is read again only when it has changed: a look costs one `stat`.
     """
@@ -62,7 +62,7 @@ def _path(environment: Mapping[str, str]) -> Path | None:
 
 
 def read(path: Path) -> dict[str, str]:
-    """Return what the file says; nothing where it is missing or damaged."""
+    """Return the settings in the file; nothing where it is missing or damaged."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

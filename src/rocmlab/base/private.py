@@ -11,7 +11,7 @@ PRIVATE_FOLDER = 0o750
 def folder_mode() -> int:
     """Return with which mode to make a run's folder; the umask still removes rights from it.
 
-    Notebooks print what they like, so runs are not for every user of the machine, unless NB_UMASK says otherwise.
+    Notebooks print what they like, so runs are not for every user of the machine, unless NB_UMASK allows it.
     """
     return 0o777 if os.environ.get(UMASK) else PRIVATE_FOLDER
 

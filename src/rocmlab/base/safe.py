@@ -10,9 +10,8 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from rocmlab.base import private
 from rocmlab.base.errors import RocmlabError
@@ -72,14 +71,16 @@ def is_deeper(value: object, levels: int = MAX_LEVELS) -> bool:
             if isinstance(each, (dict, list))
             for inner in (each.values() if isinstance(each, dict) else each)
         ]
-    return bool(here)
+        if not here:
+            return False
+    return True
 
 
 def opened(path: Path, flags: int) -> int:
     """Return a descriptor of a regular file that is in its folder itself and not behind a link.
 
     Raises:
-        OSError: it cannot be opened, is a link, or is no regular file.
+        OSError: it cannot be opened, is a link, or is not a regular file.
     """
     descriptor = private.create(str(path), flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
@@ -125,15 +126,6 @@ def check_link(path: Path) -> None:
         )
 
 
-def is_error(value: object) -> bool:
-    """Return whether this can be the `error` of a result."""
-    if not isinstance(value, Mapping) or not all(isinstance(value.get(name), str) for name in ("name", "value")):
-        return False
-    return all(isinstance(value.get(name, 1), int) for name in ("first_line", "line"))
-
-
-def files_of(value: object) -> Mapping[str, Any] | None:
-    """Return the `files` of a result if they are names of files in the run folder; None if they are not."""
-    if isinstance(value, Mapping) and all(isinstance(kind, str) and is_file_name(name) for kind, name in value.items()):
-        return value
-    return None
+def is_files(value: object) -> bool:
+    """Return whether this can be the `files` of a result: names of files in the run folder."""
+    return isinstance(value, dict) and all(isinstance(kind, str) and is_file_name(name) for kind, name in value.items())

@@ -31,13 +31,13 @@ def run(path: Path, number: int) -> int:
     0 ok, 1 the notebook failed, 2 it could not be run, 124 timeout, 137 killed, 138 its kernel died.
 
     Raises:
-        RocmlabError: there is no such run or job, or another process runs this job now.
+        RocmlabError: the run or job was not found, or another process runs this job now.
     """
     path = path.expanduser().absolute()
     laid = layout.read(path)
     if not 0 <= number < len(laid.jobs):
         raise RocmlabError(
-            f"there is no job {number}",
+            f"job {number} not found",
             f"{path.name} has {len(laid.jobs)}, counted from 0",
             f"see {path / layout.FILE}",
         )
@@ -52,7 +52,7 @@ def run(path: Path, number: int) -> int:
         try:
             before = _before(part, job)
             if job.name in before.results:
-                sys.stderr.write(f"{job.name} has ended ok already\n")
+                sys.stderr.write(f"{job.name} has already succeeded\n")
                 return 0
             return _run(part, job, before, laid, session.options)
         finally:

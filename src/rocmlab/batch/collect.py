@@ -11,14 +11,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rocmlab.base import formatting
+from rocmlab.base import formatting, records
 from rocmlab.base.errors import RocmlabError
 from rocmlab.batch import layout
 from rocmlab.batch.part import Part
 from rocmlab.reports import compare
 from rocmlab.runs.folder import RunFolder, now
 from rocmlab.runs.jobs import EXIT_CODES, Job, Result, not_run
-from rocmlab.runs.outcome import entries, resume, retries
+from rocmlab.runs.outcome import resume, retries
 from rocmlab.runs.outcome.results import Run, versions
 
 log = logging.getLogger("rocmlab")
@@ -35,7 +35,7 @@ def collect(path: Path, wait_seconds: float = 0.0) -> Run:
         wait_seconds: how long to wait for jobs that have not finished, or will be retried.
 
     Raises:
-        RocmlabError: this is no exported run.
+        RocmlabError: this is not an exported run.
         OSError: its folder cannot be written.
     """
     path = path.expanduser().absolute()
@@ -64,7 +64,7 @@ def collect(path: Path, wait_seconds: float = 0.0) -> Run:
             earlier=_earlier(session.options.get("compare"), path),
         )
         if not is_whole:
-            run.notes.append("some jobs are still going: collect again when they have ended")
+            run.notes.append("some jobs are still running: collect again when they have finished")
         run.save()
         if is_whole:
             folder.log("run finished", status=run.as_dict()["run"]["status"])
@@ -101,9 +101,9 @@ def _is_settled(part: Part, most_retries: int) -> bool:
         tries += event.get("event") in ("run started", "run resumed")
         if event.get("event") in ("job finished", "job started"):
             result = event.get("result")
-            said = result.get("status") if isinstance(result, dict) else None
-            last = str(said) if event["event"] == "job finished" else "killed"
-    return tries > most_retries if not last or retries.may_pass(last) else True  # type: ignore[arg-type]
+            status = result.get("status") if isinstance(result, dict) else None
+            last = str(status) if event["event"] == "job finished" else "killed"
+    return tries > most_retries if not last or last in retries.MAY_PASS else True
 
 
 def _result(part: Part, entry: resume.Entry, described: Mapping[str, Any], times: list[str]) -> Result:
@@ -112,12 +112,12 @@ def _result(part: Part, entry: resume.Entry, described: Mapping[str, Any], times
     if not part.has_begun():
         return entry.result or replace(not_run(job), warnings=[NEVER])
     own = resume.entry_of(resume.read(part), entry.name, part)
-    times += [event["time"] for event in part.journal() if entries.is_time(event.get("time"))]
+    times += [event["time"] for event in part.journal() if records.is_time(event.get("time"))]
     if own.result is not None:  # a notebook is converted after its result was written
         return replace(own.result, files=part.files(entry.name))
     if own.last is None:
         return replace(not_run(job), warnings=[NEVER], attempts=own.attempts)
-    why = "its process was ended while it ran: by the scheduler, or with its machine"
+    why = "its process was killed while it ran: by the scheduler, or because its machine stopped"
     return Result(
         name=job.name,
         notebook=job.notebook,
@@ -134,7 +134,7 @@ def _result(part: Part, entry: resume.Entry, described: Mapping[str, Any], times
 
 
 def _versions(path: Path, laid: layout.Layout) -> dict[str, Any]:
-    """Return the versions of the first job that says with which it ran; else those of here."""
+    """Return the versions of the first job that recorded them; else those of this process."""
     for described in laid.jobs:
         try:
             found = json.loads(Part(path, described["name"]).results_path.read_text(encoding="utf-8"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import stat
 import sys
 from collections.abc import Sequence
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from rocmlab.batch.layout import Layout
 
 BACKENDS = ("rocm", "cuda", "cpu")
-KINDS = ("slurm", "k8s", "job", "collect")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -29,68 +29,68 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         RocmlabError: the arguments cannot be met.
     """
-    kind, rest = arguments[0], list(arguments[1:])
+    from rocmlab.batch import options
+
+    kind, args = arguments[0], options.read(arguments[0], arguments[1:])
     if kind == "job":
-        return _job(rest)
-    return _collect(rest) if kind == "collect" else _export("k8s" if kind == "k8s" else "slurm", rest)
+        return _job(args)
+    return _collect(args) if kind == "collect" else _export(kind, args)
 
 
-def _job(arguments: Sequence[str]) -> int:
-    from rocmlab.batch import array_task, granted, options
+def _job(args: argparse.Namespace) -> int:
+    from rocmlab.batch import array_task, granted
 
-    asked = options.job_parser().parse_args(arguments)
-    number = granted.number(os.environ) if asked.number is None else asked.number
+    number = granted.number(os.environ) if args.number is None else args.number
     if number is None:
         raise RocmlabError(
             "which job?",
             "neither SLURM_ARRAY_TASK_ID nor JOB_COMPLETION_INDEX is set here",
-            f"rocmlab export job {asked.folder} 0",
+            f"rocmlab export job {args.folder} 0",
         )
-    return array_task.run(asked.folder, asked.first + number)
+    return array_task.run(args.folder, args.first + number)
 
 
-def _collect(arguments: Sequence[str]) -> int:
-    from rocmlab.batch import options
-
-    asked = options.collect_parser().parse_args(arguments)
+def _collect(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from rocmlab.batch.collect import collect
     from rocmlab.runs.screen import summary
 
-    run = collect(asked.folder, asked.wait)
-    if asked.json:
+    run = collect(args.folder, args.wait)
+    if args.json:
         sys.stdout.write(files.to_json(run.as_dict()) + "\n")
     else:
         summary.show(run, Console(highlight=False, width=None if sys.stdout.isatty() else 160))
     return 0 if run.is_ok else 1
 
 
-def _export(kind: str, arguments: Sequence[str]) -> int:
-    from rocmlab.batch import kubernetes, layout, options, slurm
+def _export(kind: str, args: argparse.Namespace) -> int:
+    from rocmlab.batch import kubernetes, layout, slurm
+    from rocmlab.runs.spec import options as run_options
 
-    asked = options.read("k8s" if kind == "k8s" else "slurm", arguments)
-    if kind == "slurm" and not asked.image and os.environ.get("ROCMLAB_RUNTIME") in ("docker", "podman"):
+    if kind == "slurm" and not args.image and os.environ.get("ROCMLAB_RUNTIME") in ("docker", "podman"):
         raise RocmlabError(
             "the nodes would not find this lab",
             f"it is in a container, and the scripts would name its interpreter, {sys.executable}",
             "--image lab.sif; or export from a lab without a container, in a folder that the nodes see: RUNTIME=native",
         )
-    share = layout.share_of(asked)
-    backend = _backend(asked)
-    jobs = layout.plan(asked, share, backend)
-    if asked.dry_run:
-        found = layout.groups(jobs, asked.timeout, {})
+    share = run_options.share_of(args)
+    backend = _backend(args)
+    jobs = layout.plan(args, share, backend)
+    if args.dry_run:
+        found = layout.groups(jobs, args.timeout, {})
         sys.stdout.write("".join(f"{_said(group.count, group.gpus)}\n" for group in found))
         return 0
-    folder, laid = layout.write(asked, jobs, share, backend)
+    folder, laid = layout.write(args, jobs, share, backend)
     try:
         if kind == "slurm":
-            made = {f"{slurm.FOLDER}/{name}": text for name, text in _slurm(laid, folder.path, asked).items()}
+            environment = {} if args.image else os.environ  # an image has its own
+            scripts = slurm.scripts(laid, folder.path, args, environment)
+            made = {f"{slurm.FOLDER}/{name}": text for name, text in scripts.items()}
         else:
-            made = {kubernetes.FILE: kubernetes.text(kubernetes.documents(laid, folder.path, asked))}
+            made = {kubernetes.FILE: kubernetes.text(kubernetes.documents(laid, folder.path, args))}
     except RocmlabError:
-        _remove(folder.path)
+        shutil.rmtree(folder.path, ignore_errors=True)  # it was made a moment ago, by this process alone
         raise
     for name, text in made.items():
         path = folder.path / name
@@ -98,56 +98,39 @@ def _export(kind: str, arguments: Sequence[str]) -> int:
         files.write_text(path, text)
         if name.endswith(".sh"):
             path.chmod(path.stat().st_mode | stat.S_IXUSR)  # for others it is as this user's umask has it
-    _announce(kind, laid, folder.path, asked)
+    _announce(kind, laid, folder.path, args)
     return 0
 
 
-def _slurm(laid: Layout, folder: Path, asked: argparse.Namespace) -> dict[str, str]:
-    from rocmlab.batch import slurm
-
-    return slurm.scripts(laid, folder, asked, {} if asked.image else os.environ)  # an image has its own
-
-
-def _remove(folder: Path) -> None:
-    import shutil
-
-    shutil.rmtree(folder, ignore_errors=True)  # it was made a moment ago, by this process alone
-
-
-def _backend(asked: argparse.Namespace) -> str:
-    if asked.gpus == "none":
+def _backend(args: argparse.Namespace) -> str:
+    if args.gpus == "none":
         return "cpu"
-    backend = asked.backend or os.environ.get("ROCMLAB_BACKEND") or "rocm"
+    backend = args.backend or os.environ.get("ROCMLAB_BACKEND") or "rocm"
     if backend not in BACKENDS:
         raise RocmlabError(f"the backend {backend} with export", "no site has it", "--backend rocm")
     return backend
 
 
 def _said(count: int, gpus: int) -> str:
-    where = f"{formatting.plural(gpus, 'GPU')} each" if gpus else "the CPU"
-    return (
-        f"{formatting.plural(count, 'job')} on {where}"
-        if not gpus
-        else f"{formatting.plural(count, 'job')} with {where}"
-    )
+    return formatting.plural(count, "job") + (f" with {formatting.plural(gpus, 'GPU')} each" if gpus else " on the CPU")
 
 
-def _announce(kind: str, laid: Layout, folder: Path, asked: argparse.Namespace) -> None:
-    if asked.json:
+def _announce(kind: str, laid: Layout, folder: Path, args: argparse.Namespace) -> None:
+    if args.json:
         sys.stdout.write(files.to_json({"folder": str(folder), **laid.as_dict()}) + "\n")
         return
-    lines = [f"{_said(group.count, group.gpus)}" for group in laid.groups]
+    lines = [_said(group.count, group.gpus) for group in laid.groups]
     lines.append(f"written to {folder}, which every machine must see at this path")
     if kind == "slurm":
         lines += [f"  would Slurm take it?  bash {folder}/slurm/submit.sh --test-only"]
         lines += [f"  hand it over:         bash {folder}/slurm/submit.sh"]
-        if any(group.seconds is None for group in laid.groups) and not asked.time:
+        if any(group.seconds is None for group in laid.groups) and not args.time:
             lines.append(
                 "no time limit is known: Slurm uses the partition's; --timeout SECONDS or --time MINUTES sets one"
             )
     else:
         lines += [f"  would it be taken?    kubectl apply --dry-run=server -f {folder}/kubernetes.yaml"]
         lines += [f"  hand it over:         kubectl apply -f {folder}/kubernetes.yaml"]
-        if not asked.group and laid.backend == "rocm":
+        if not args.group and laid.backend == "rocm":
             lines.append("if a pod may not open /dev/kfd, name its group: --group $(stat -c %g /dev/kfd), on a node")
     sys.stdout.write("\n".join(lines) + "\n")

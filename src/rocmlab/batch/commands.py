@@ -31,19 +31,19 @@ def kept(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: environment[name] for name in sorted({*ours, *KEPT}) if name in environment}
 
 
-def line(words: Sequence[str], image: str | None, engine: str | None, share: Path, backend: str) -> str:
-    """Return a command as a shell reads it, with `rocmlab` before the words.
+def line(arguments: Sequence[str], image: str | None, engine: str | None, share: Path, backend: str) -> str:
+    """Return a command as a shell reads it, with `rocmlab` before the arguments.
 
     Args:
-        words: the verb and what stands behind it, quoted for a shell where they need it.
+        arguments: the command and its arguments, quoted for a shell where they need it.
         image: to run in; None: the environment of this process, which the nodes must see at the same path.
         engine: `apptainer` or `podman`.
         share: the folder that the image must see.
         backend: whose devices it must see.
     """
     if image is None:
-        return " ".join([shlex.quote(sys.executable), "-m", "rocmlab", *words])
-    inside = [shlex.quote(image), IN_THE_IMAGE, *words]
+        return " ".join([shlex.quote(sys.executable), "-m", "rocmlab", *arguments])
+    inside = [shlex.quote(image), IN_THE_IMAGE, *arguments]
     where = shlex.quote(f"{share}:{share}")
     if engine == "podman":
         devices = {"rocm": ["--device=/dev/kfd", "--device=/dev/dri"], "cuda": ["--device=nvidia.com/gpu=all"]}

@@ -28,7 +28,7 @@ def environment(base: Mapping[str, str], backend: str) -> dict[str, str]:
 
 
 def number(base: Mapping[str, str]) -> int | None:
-    """Return which element of its array this process is; None where no scheduler says."""
+    """Return the array index of this process; None without a scheduler."""
     for variable in ("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX"):
         text = base.get(variable, "")
         if text.isascii() and text.isdecimal():

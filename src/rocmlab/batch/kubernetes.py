@@ -26,19 +26,19 @@ USERS_GROUP = 100  # of the image's user
 Document = dict[str, Any]
 
 
-def documents(layout: Layout, folder: Path, asked: argparse.Namespace) -> list[Document]:
+def documents(layout: Layout, folder: Path, args: argparse.Namespace) -> list[Document]:
     """Return the Jobs.
 
     Args:
         layout: of the run.
         folder: of the run, below the share, which the pods see at the same path.
-        asked: by the command line.
+        args: by the command line.
 
     Raises:
         RocmlabError: the pods would not see a notebook.
     """
     layout.check_seen("the pods see")
-    return [*(_indexed(group, layout, folder, asked) for group in layout.groups), _collecting(layout, folder, asked)]
+    return [*(_indexed(group, layout, folder, args) for group in layout.groups), _collecting(layout, folder, args)]
 
 
 def text(made: list[Document]) -> str:
@@ -54,19 +54,19 @@ def name(run: str, ending: str) -> str:
     return f"r{plain}"[: MAX_NAME_CHARACTERS - len(ending) - 1].rstrip("-") + f"-{ending}"
 
 
-def _indexed(group: Group, layout: Layout, folder: Path, asked: argparse.Namespace) -> Document:
-    words = ["export", "job", str(folder), "--first", str(group.first)]
+def _indexed(group: Group, layout: Layout, folder: Path, args: argparse.Namespace) -> Document:
+    arguments = ["export", "job", str(folder), "--first", str(group.first)]
     spec = {
         "completionMode": "Indexed",
         "completions": group.count,
-        "parallelism": min(group.count, asked.parallel or group.count),
+        "parallelism": min(group.count, args.parallel or group.count),
         "backoffLimitPerIndex": layout.retries,
         "maxFailedIndexes": group.count,  # one that fails does not end the others
         "podFailurePolicy": {"rules": _rules()},
         "ttlSecondsAfterFinished": KEPT_SECONDS,
-        "template": _template(words, group.gpus, layout, asked),
+        "template": _template(arguments, group.gpus, layout, args),
     }
-    return _job(name(layout.run, f"{group.gpus}gpu"), layout, asked, spec)
+    return _job(name(layout.run, f"{group.gpus}gpu"), layout, args, spec)
 
 
 def _rules() -> list[Document]:
@@ -80,8 +80,8 @@ def _rules() -> list[Document]:
     ]
 
 
-def _collecting(layout: Layout, folder: Path, asked: argparse.Namespace) -> Document:
-    words = ["export", "collect", str(folder), "--wait", str(WAIT_SECONDS)]
+def _collecting(layout: Layout, folder: Path, args: argparse.Namespace) -> Document:
+    arguments = ["export", "collect", str(folder), "--wait", str(WAIT_SECONDS)]
     spec = {
         "backoffLimit": 3,
         "podFailurePolicy": {  # 1 means that a notebook has failed, which no retry fixes
@@ -94,15 +94,15 @@ def _collecting(layout: Layout, folder: Path, asked: argparse.Namespace) -> Docu
             ]
         },
         "ttlSecondsAfterFinished": KEPT_SECONDS,
-        "template": _template(words, 0, layout, asked, is_small=True),
+        "template": _template(arguments, 0, layout, args, is_small=True),
     }
-    return _job(name(layout.run, "collect"), layout, asked, spec)
+    return _job(name(layout.run, "collect"), layout, args, spec)
 
 
-def _job(called: str, layout: Layout, asked: argparse.Namespace, spec: Document) -> Document:
+def _job(called: str, layout: Layout, args: argparse.Namespace, spec: Document) -> Document:
     metadata: Document = {"name": called}
-    if asked.namespace:
-        metadata["namespace"] = asked.namespace
+    if args.namespace:
+        metadata["namespace"] = args.namespace
     metadata["labels"] = _labels(layout)
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
 
@@ -112,18 +112,18 @@ def _labels(layout: Layout) -> dict[str, str]:
 
 
 def _template(
-    words: list[str], gpus: int, layout: Layout, asked: argparse.Namespace, *, is_small: bool = False
+    arguments: list[str], gpus: int, layout: Layout, args: argparse.Namespace, *, is_small: bool = False
 ) -> Document:
     share = [{"name": "share", "mountPath": layout.share}, {"name": "shm", "mountPath": "/dev/shm"}]
     environment = {"ROCMLAB_SHARE": layout.share, "ROCMLAB_BACKEND": layout.backend if gpus else "cpu"}
     environment["HOME"] = "/tmp"  # nothing of it outlives a pod, and the image's own home is on a share
     container = {
         "name": "rocmlab",
-        "image": asked.image,
+        "image": args.image,
         "command": [IN_THE_IMAGE],
-        "args": words,
+        "args": arguments,
         "env": [{"name": key, "value": value} for key, value in environment.items()],
-        "resources": _resources(gpus, layout.backend, asked, is_small=is_small),
+        "resources": _resources(gpus, layout.backend, args, is_small=is_small),
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "privileged": False,
@@ -135,22 +135,22 @@ def _template(
         "restartPolicy": "Never",  # which a failure policy demands: each attempt is a new pod, perhaps elsewhere
         "terminationGracePeriodSeconds": GRACE_SECONDS,
         "automountServiceAccountToken": False,
-        "securityContext": _security(asked),
-        **({"nodeSelector": dict(asked.node_selector)} if asked.node_selector and gpus else {}),
+        "securityContext": _security(args),
+        **({"nodeSelector": dict(args.node_selector)} if args.node_selector and gpus else {}),
         "containers": [container],
         "volumes": [
-            {"name": "share", "persistentVolumeClaim": {"claimName": asked.claim}},
-            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _size(asked.shm)}},
+            {"name": "share", "persistentVolumeClaim": {"claimName": args.claim}},
+            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _size(args.shm)}},
         ],
     }
     return {"metadata": {"labels": _labels(layout)}, "spec": spec}
 
 
-def _security(asked: argparse.Namespace) -> Document:
+def _security(args: argparse.Namespace) -> Document:
     """Return who the pod is. The device plugin passes the nodes as they are, so their group must be its own, too."""
-    groups = {"supplementalGroups": sorted(set(asked.group))} if asked.group else {}
+    groups = {"supplementalGroups": sorted(set(args.group))} if args.group else {}
     return {
-        "runAsUser": asked.user,
+        "runAsUser": args.user,
         "runAsGroup": USERS_GROUP,
         "runAsNonRoot": True,
         "fsGroup": USERS_GROUP,
@@ -160,14 +160,14 @@ def _security(asked: argparse.Namespace) -> Document:
     }
 
 
-def _resources(gpus: int, backend: str, asked: argparse.Namespace, *, is_small: bool) -> Document:
+def _resources(gpus: int, backend: str, args: argparse.Namespace, *, is_small: bool) -> Document:
     if is_small:
         return {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}}
     requests: dict[str, str] = {}
-    if asked.cpus:
-        requests["cpu"] = str(asked.cpus)
-    if asked.job_memory:
-        requests["memory"] = _size(asked.job_memory)
+    if args.cpus:
+        requests["cpu"] = str(args.cpus)
+    if args.job_memory:
+        requests["memory"] = _size(args.job_memory)
     limits = {name: value for name, value in requests.items() if name == "memory"}
     if gpus:
         limits[RESOURCES[backend]] = str(gpus)

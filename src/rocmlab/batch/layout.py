@@ -10,19 +10,18 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 from rocmlab import __version__
-from rocmlab.base import files, formatting, private, safe
+from rocmlab.base import files, formatting, private, records, safe
 from rocmlab.base.errors import RocmlabError
 from rocmlab.reports import compare
 from rocmlab.runs.folder import PARTS, RunFolder, now
-from rocmlab.runs.jobs import Job, name_uniquely, stem
-from rocmlab.runs.outcome import entries, history, resume
+from rocmlab.runs.jobs import Job, name_uniquely
+from rocmlab.runs.outcome import history, resume
 from rocmlab.runs.spec import options as run_options
 from rocmlab.runs.spec import parameters, requested
 from rocmlab.runs.spec.preflight import jobs_of
-from rocmlab.runs.spec.selection import is_list
 
 FILE = "jobs.json"
 COPIES = "notebooks"
@@ -32,7 +31,7 @@ TIMES_EXPECTED = 3.0  # a job may take that many times what it took before
 
 @dataclass(frozen=True)
 class Group:
-    """Jobs that ask for the same, with numbers that follow one another: an array cannot ask for different things."""
+    """Jobs with the same requests and consecutive numbers: all tasks of an array have the same requests."""
 
     gpus: int
     first: int  # the number of its first job
@@ -40,16 +39,26 @@ class Group:
     seconds: float | None  # that any of them may take; None: unknown
 
 
+class Exported(TypedDict):
+    """What is needed of a job when its turn has come."""
+
+    name: records.JobName
+    notebook: records.FilePath
+    kernel: str | None
+    gpus: int
+    key: str | None
+
+
 @dataclass(frozen=True)
 class Layout:
     """What is written into `jobs.json`."""
 
-    run: str
-    share: str
-    backend: str  # rocm, cuda or cpu
+    run: records.FileName
+    share: records.FilePath
+    backend: Annotated[str, lambda value: value in ("rocm", "cuda", "cpu")]
     retries: int
     groups: tuple[Group, ...]
-    jobs: tuple[dict[str, Any], ...]  # in the order of their numbers
+    jobs: tuple[Annotated[dict[str, Any], Exported], ...]  # in the order of their numbers
 
     def as_dict(self) -> dict[str, Any]:
         """Return it, ready for JSON."""
@@ -77,17 +86,13 @@ def read(folder: Path) -> Layout:
     """Return the layout of an exported run.
 
     Raises:
-        RocmlabError: there is none, perhaps because the share is not here.
+        RocmlabError: there is none, perhaps because the share is missing.
     """
     try:
         safe.check_folder(folder)
-        found = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        groups = tuple(Group(**entries.check(each, entries.GROUP, "a group")) for each in found["groups"])
-        names = ("run", "share", "backend", "retries")
-        entries.check(found, entries.LAYOUT, "the layout", names)
-        needed = tuple(entries.EXPORTED)
-        jobs = [entries.check(each, entries.EXPORTED, f"jobs[{n}]", needed) for n, each in enumerate(found["jobs"])]
-        return Layout(**{name: found[name] for name in names}, groups=groups, jobs=tuple(jobs))
+        found = records.check(json.loads((folder / FILE).read_text(encoding="utf-8")), Layout, "layout")
+        own = {name: found[name] for name in ("run", "share", "backend", "retries")}
+        return Layout(**own, groups=tuple(Group(**each) for each in found["groups"]), jobs=tuple(found["jobs"]))
     except FileNotFoundError as err:
         raise RocmlabError(
             f"{folder} is not an exported run",
@@ -98,21 +103,16 @@ def read(folder: Path) -> Layout:
         raise RocmlabError(f"{folder / FILE} cannot be read", f"{type(err).__name__}: {err}", "export again") from err
 
 
-def share_of(asked: argparse.Namespace) -> Path:
-    """Return the share: where all machines of the site see the run."""
-    return Path(asked.share or os.environ.get("ROCMLAB_SHARE") or "share").expanduser().absolute()
-
-
-def plan(asked: argparse.Namespace, share: Path, backend: str) -> list[Job]:
-    """Return the jobs with their keys, each with a number of GPUs, those that ask for the same together.
+def plan(args: argparse.Namespace, share: Path, backend: str) -> list[Job]:
+    """Return the jobs with their keys, each with a number of GPUs, those with the same requests together.
 
     Raises:
         RocmlabError: one of them cannot be run; a night in a queue is too late to learn of it.
     """
-    requests = requested.of(asked, parameters.parse(asked.parameters))
+    requests = requested.of(args, parameters.parse(args.parameters))
     jobs = name_uniquely(jobs_of(requests))
     _check(jobs)
-    counts = {job.name: _gpus(job, asked, backend) for job in jobs}
+    counts = {job.name: _gpus(job, args, backend) for job in jobs}
     jobs.sort(key=lambda job: counts[job.name])
     settled = [replace(job.request, name=job.name, gpus=counts[job.name]) for job in jobs if job.request]
     again = [replace(new, name=old.name) for new, old in zip(jobs_of(settled), jobs, strict=True)]
@@ -128,8 +128,8 @@ def _check(jobs: Sequence[Job]) -> None:
         raise RocmlabError(f"{wrong[0].name}: {first.what}{more}", first.why, first.fix)
 
 
-def _gpus(job: Job, asked: argparse.Namespace, backend: str) -> int:
-    if asked.gpus == "none" or backend == "cpu":
+def _gpus(job: Job, args: argparse.Namespace, backend: str) -> int:
+    if args.gpus == "none" or backend == "cpu":
         if job.gpus not in (None, 0, "all"):
             raise RocmlabError(
                 f"{job.name} asks for {formatting.plural(int(job.gpus or 0), 'GPU')}",
@@ -138,34 +138,34 @@ def _gpus(job: Job, asked: argparse.Namespace, backend: str) -> int:
             )
         return 0
     if job.gpus == "all":
-        if asked.node_gpus is None:
+        if args.node_gpus is None:
             raise RocmlabError(
-                f"{job.name} requests all GPUs", "the number of GPUs of a node is not known here", "--node-gpus 8"
+                f"{job.name} requests all GPUs", "the number of GPUs per node is unknown", "--node-gpus 8"
             )
-        return int(asked.node_gpus) if asked.node_gpus >= (job.min_gpus or 1) else 0
+        return int(args.node_gpus) if args.node_gpus >= (job.min_gpus or 1) else 0
     return 1 if job.gpus is None else int(job.gpus)
 
 
-def write(asked: argparse.Namespace, jobs: Sequence[Job], share: Path, backend: str) -> tuple[RunFolder, Layout]:
+def write(args: argparse.Namespace, jobs: Sequence[Job], share: Path, backend: str) -> tuple[RunFolder, Layout]:
     """Make the run's folder, with its journal begun and its jobs laid out.
 
     Raises:
         RocmlabError: the share cannot be written.
         OSError: neither can the folder.
     """
-    earlier = compare.load(asked.compare, share / "runs") if asked.compare else None
+    earlier = compare.load(args.compare, share / "runs") if args.compare else None
     expected = history.expected_seconds(list(jobs), share / "runs")
-    folder = RunFolder.create(share, asked.name or name(asked, jobs))
+    folder = RunFolder.create(share, run_options.name_of(args, jobs))
     (folder.path / PARTS).mkdir(mode=private.folder_mode())
-    if asked.copy:
+    if args.copy:
         jobs = copied(jobs, folder.path / COPIES)
     layout = Layout(
         folder.path.name,
         str(share),
         backend,
-        asked.retries,
-        groups(jobs, asked.timeout, expected),
-        tuple(_described(number, job, asked.timeout, expected) for number, job in enumerate(jobs)),
+        args.retries,
+        groups(jobs, args.timeout, expected),
+        tuple(_described(number, job, args.timeout, expected) for number, job in enumerate(jobs)),
     )
     files.write_text(folder.path / FILE, files.to_json(layout.as_dict()) + "\n")
     described = [resume.described(job) for job in jobs]
@@ -176,20 +176,10 @@ def write(asked: argparse.Namespace, jobs: Sequence[Job], share: Path, backend: 
         host=os.uname().nodename,
         slots=len(jobs),
         jobs=described,
-        options=run_options.kept(asked, earlier),
+        options=run_options.kept(args, earlier),
     )
     folder.close()
     return folder, layout
-
-
-def name(asked: argparse.Namespace, jobs: Sequence[Job]) -> str:
-    """Return what a run is called that was given no name."""
-    if len(jobs) == 1:
-        return jobs[0].name
-    notebooks = {job.notebook for job in jobs}
-    if len(notebooks) == 1:
-        return stem(notebooks.pop())
-    return Path(asked.notebooks[0]).stem if len(asked.notebooks) == 1 and is_list(asked.notebooks[0]) else "notebooks"
 
 
 def copied(jobs: Sequence[Job], folder: Path) -> list[Job]:
@@ -225,7 +215,7 @@ def groups(jobs: Sequence[Job], timeout: float | None, expected: Mapping[str, fl
 
 
 def limit_seconds(job: Job, timeout: float | None, expected: Mapping[str, float]) -> float | None:
-    """Return how long a job may take, its start included; None where neither a limit nor an earlier run tells."""
+    """Return how long a job may take, its start included; None without a limit or an earlier run."""
     if limit := job.timeout_seconds or timeout:
         return limit + MARGIN_SECONDS
     if job.name in expected:

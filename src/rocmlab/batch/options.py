@@ -3,79 +3,150 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
 
+from rocmlab.base.arguments import Parser, add_command, subcommands
+from rocmlab.base.arguments import options as arguments_of
 from rocmlab.base.errors import RocmlabError
 from rocmlab.runs.spec import options, resources
 
-Kind = Literal["slurm", "k8s"]
-WITHOUT = ("resume", "list", "fail_fast", "warm")  # options of a run that a site's scheduler cannot honour
+KINDS = {  # in the order of use
+    "slurm": "write an array script for Slurm, of which each task runs one notebook",
+    "k8s": "write an Indexed Job for Kubernetes, of which each pod runs one notebook",
+    "job": "run one job of an exported run; the scheduler calls this",
+    "collect": "make the report of an exported run",
+}
+RUNS = f"01_mnist_fc -p learning_rate=0.1,0.01 %s\n\n{options.GRID}\n\ndocs/sites.md explains more."
+EXAMPLES = {
+    "slurm": "rocmlab export slurm " + RUNS % "--partition mi300",
+    "k8s": "rocmlab export k8s " + RUNS % "--image registry.example/rocmlab:1.0 --claim share",
+    "job": "rocmlab export job share/runs/20260101T000000Z-tonight 3",
+    "collect": "rocmlab export collect share/runs/20260101T000000Z-tonight --wait 3600",
+}
 MAX_NUMBER = 1_000_000
 
 
-def parser(kind: Kind) -> argparse.ArgumentParser:
-    """Return the parser of `rocmlab export slurm` or `rocmlab export k8s`."""
-    made = options.parser()
-    made.prog = f"rocmlab export {kind}"
-    made.description = {
-        "slurm": "Write an array script for Slurm, of which each task runs one notebook.",
-        "k8s": "Write an Indexed Job for Kubernetes, of which each pod runs one notebook.",
-    }[kind]
-    made.epilog = "The other options are those of `rocmlab run`. See docs/sites.md."
+def add_kinds(made: argparse.ArgumentParser) -> None:
+    """Add the kinds of `rocmlab export` as subcommands."""
+    kinds = made.add_subparsers(dest="kind", required=True, metavar="KIND", title="kinds")
+    for kind, text in KINDS.items():
+        each = add_command(kinds, kind, text, EXAMPLES[kind])
+        {"job": _add_job, "collect": _add_collect}.get(kind, lambda each, kind=kind: _add_run(each, kind))(each)
+
+
+def parser(kind: str) -> argparse.ArgumentParser:
+    """Return the parser of a kind of `rocmlab export`."""
+    made = Parser(prog="rocmlab export")
+    add_kinds(made)
+    return subcommands(made)[kind]
+
+
+def _add_run(made: argparse.ArgumentParser, kind: str) -> None:
+    options.add_options(made)
+    usual = vars(options.parser().parse_args([]))
+    made.set_defaults(**{name: usual[name] for name in usual.keys() - vars(made.parse_args([])).keys()})
+    made.add_argument(
+        "--gpus", type=_none, metavar="none", help="run on the CPU (default: each job gets GPUs from the scheduler)"
+    )
     made.add_argument("--backend", choices=("rocm", "cuda", "cpu"), help="whose GPUs the site has (default: the lab's)")
     made.add_argument("--node-gpus", type=_count("--node-gpus"), metavar="N", help="GPUs of one node: what `all` means")
-    made.add_argument("--cpus", type=_count("--cpus"), metavar="N", help="cores of each job")
+    made.add_argument("--cpus", type=_count("--cpus"), metavar="N", help="cores of each job (default: the site's)")
     made.add_argument("--job-memory", type=_memory, metavar="SIZE", help="host memory of each job, such as 64GiB")
-    made.add_argument("--parallel", type=_count("--parallel"), metavar="N", help="jobs at the same time, at most")
+    made.add_argument(
+        "--parallel",
+        type=_count("--parallel"),
+        metavar="N",
+        help="how many jobs may run at the same time (default: no limit)",
+    )
     made.add_argument("--copy", action="store_true", help="copy the notebooks, and no other files, into the run folder")
-    made.add_argument("--image", help="the container image to run in")
+    made.add_argument("--json", action="store_true", help="print the folder and its jobs as JSON")
+    made.add_argument("--image", metavar="IMAGE", help="container image to run in")
     (_add_slurm if kind == "slurm" else _add_kubernetes)(made)
-    return made
 
 
 def _add_slurm(made: argparse.ArgumentParser) -> None:
     made.add_argument("--container", choices=("apptainer", "podman"), help="what runs the image (default: apptainer)")
-    made.add_argument("--time", type=_minutes, metavar="MINUTES", help="limit of a job, its start included")
-    made.add_argument("--partition", metavar="NAME", help="as sbatch --partition")
-    made.add_argument("--account", metavar="NAME", help="as sbatch --account")
+    made.add_argument(
+        "--time",
+        type=_minutes,
+        metavar="MINUTES",
+        help="time limit of a job, its start included (default: by --timeout, or earlier runs)",
+    )
+    made.add_argument("--partition", metavar="NAME", help="partition, as for sbatch")
+    made.add_argument("--account", metavar="NAME", help="account, as for sbatch")
     made.add_argument(
         "--gpu-option",
         choices=("gres", "gpus-per-task", "gpus-per-node"),
         default="gres",
-        help="how GPUs are requested (default: --gres=gpu:N)",
+        help="how GPUs are requested (default: gres, as --gres=gpu:N)",
     )
-    made.add_argument("--gpu-type", metavar="TYPE", help="the site's name of a product: --gres=gpu:TYPE:N")
-    made.add_argument("--array-size", type=_count("--array-size"), default=1000, metavar="N", help="largest array")
-    made.add_argument("--sbatch", action="append", default=[], metavar="OPTION", help="as --sbatch=--constraint=mi300x")
+    made.add_argument("--gpu-type", metavar="TYPE", help="the site's name of a product, as in --gres=gpu:TYPE:N")
+    made.add_argument(
+        "--array-size",
+        type=_count("--array-size"),
+        default=1000,
+        metavar="N",
+        help="largest array that the site allows (default: 1000)",
+    )
+    made.add_argument(
+        "--sbatch",
+        action="append",
+        default=[],
+        metavar="OPTION",
+        help="another option of sbatch, such as --sbatch=--constraint=mi300x; may be repeated",
+    )
 
 
 def _add_kubernetes(made: argparse.ArgumentParser) -> None:
-    made.add_argument("--claim", metavar="NAME", help="the PersistentVolumeClaim of the share")
-    made.add_argument("--namespace", metavar="NAME", help="the namespace of the jobs")
-    made.add_argument("--group", action="append", type=_group, default=[], metavar="GID", help="group of /dev/kfd")
-    made.add_argument("--user", type=_count("--user"), default=1000, metavar="UID", help="the user in the pods")
-    made.add_argument("--shm", type=_memory, default=8 * 2**30, metavar="SIZE", help="of /dev/shm (default: 8GiB)")
-    made.add_argument("--node-selector", action="append", type=_pair, default=[], metavar="KEY=VALUE")
+    made.add_argument("--claim", metavar="NAME", help="PersistentVolumeClaim of the share")
+    made.add_argument("--namespace", metavar="NAME", help="namespace of the jobs")
+    made.add_argument(
+        "--group",
+        action="append",
+        type=_group,
+        default=[],
+        metavar="GID",
+        help="number of the group of /dev/kfd on the nodes; may be repeated",
+    )
+    made.add_argument(
+        "--user",
+        type=_count("--user"),
+        default=1000,
+        metavar="UID",
+        help="number of the user in the pods (default: 1000)",
+    )
+    made.add_argument("--shm", type=_memory, default=8 * 2**30, metavar="SIZE", help="size of /dev/shm (default: 8GiB)")
+    made.add_argument(
+        "--node-selector",
+        action="append",
+        type=_pair,
+        default=[],
+        metavar="KEY=VALUE",
+        help="label that nodes with GPUs must have; may be repeated",
+    )
 
 
-def job_parser() -> argparse.ArgumentParser:
-    """Return the parser of `rocmlab export job`."""
-    made = argparse.ArgumentParser(prog="rocmlab export job", description="Run one job of an exported run.")
-    made.add_argument("folder", type=Path, help="the run's folder")
-    made.add_argument("number", type=_number, nargs="?", help="of the job (default: as the scheduler's array says)")
-    made.add_argument("--first", type=_number, default=0, help="the number of the array's first job")
-    return made
+def _add_job(made: argparse.ArgumentParser) -> None:
+    made.add_argument("folder", type=Path, metavar="DIR", help="folder of the run")
+    made.add_argument(
+        "number", type=_number, nargs="?", metavar="N", help="number of the job (default: the scheduler's array index)"
+    )
+    made.add_argument(
+        "--first", type=_number, default=0, metavar="N", help="number of the array's first job (default: 0)"
+    )
 
 
-def collect_parser() -> argparse.ArgumentParser:
-    """Return the parser of `rocmlab export collect`."""
-    made = argparse.ArgumentParser(prog="rocmlab export collect", description="Make the report of an exported run.")
-    made.add_argument("folder", type=Path, help="the run's folder")
-    made.add_argument("--wait", type=_waiting, default=0.0, metavar="SECONDS", help="for jobs that have not finished")
+def _add_collect(made: argparse.ArgumentParser) -> None:
+    made.add_argument("folder", type=Path, metavar="DIR", help="folder of the run")
+    made.add_argument(
+        "--wait",
+        type=_waiting,
+        default=0.0,
+        metavar="SECONDS",
+        help="wait for jobs that have not finished (default: 0)",
+    )
     made.add_argument("--json", action="store_true", help="print results.json instead of the summary")
-    return made
 
 
 def _number(text: str) -> int:
@@ -91,62 +162,61 @@ def _waiting(text: str) -> float:
     raise argparse.ArgumentTypeError(f"{text} is not a time in seconds")
 
 
-def check(asked: argparse.Namespace, kind: Kind) -> None:
+def check(args: argparse.Namespace, kind: str) -> None:
     """Reject options that would be ignored, or cannot be satisfied.
 
     Raises:
         RocmlabError: there are some.
     """
-    usual = vars(parser(kind).parse_args([]))
-    extra = [f"--{name.replace('_', '-')}" for name in WITHOUT if getattr(asked, name) != usual[name]]
-    if extra:
-        raise RocmlabError(
-            f"`{' '.join(extra)}` cannot be used with `export {kind}`",
-            "the site's scheduler decides when and where each job runs",
-            "omit it, or use it with `rocmlab run`",
-        )
-    if asked.gpus not in (None, "none"):
-        raise RocmlabError(
-            f"`--gpus {asked.gpus}` cannot be used with `export {kind}`",
-            "the scheduler chooses the devices of each job",
-            "their number: --job-gpus N; only the CPU: --gpus none",
-        )
-    if asked.engine == "ray":
-        raise RocmlabError("`--engine ray` cannot be used with `export`", "Ray is another scheduler", "omit `--engine`")
     if kind == "k8s":
         for name, example in (("image", "--image registry.example/rocmlab:1.0"), ("claim", "--claim share")):
-            if not getattr(asked, name):
+            if not getattr(args, name):
                 raise RocmlabError(f"--{name} is missing", "a pod needs it", example)
-    elif asked.container and not asked.image:
+    elif args.container and not args.image:
         raise RocmlabError(
-            f"`--container {asked.container}` requires `--image`", "there is no image to run", "--image …"
+            f"`--container {args.container}` requires `--image`", "no container image is given", "--image …"
         )
 
 
-def read(kind: Kind, words: Sequence[str]) -> argparse.Namespace:
-    """Return the options.
+def read(kind: str, arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the options of a kind of `rocmlab export`: slurm, k8s, job or collect.
 
     Raises:
         RocmlabError: they are invalid.
     """
-    try:
-        asked = parser(kind).parse_intermixed_args(list(words))
-    except RocmlabError as err:
-        said = (
-            text.replace("rocmlab run", f"rocmlab export {kind}")
-            for text in (err.problem.what, err.problem.why, err.problem.fix)
-        )
-        raise RocmlabError(*said) from err
-    check(asked, kind)
-    return asked
+    made = parser(kind)
+    if kind in ("job", "collect"):
+        return made.parse_args(arguments)
+    _check_no_option_of_run(made, arguments)
+    args = made.parse_intermixed_args(list(arguments))
+    check(args, kind)
+    return args
 
 
-READERS: Mapping[str, Callable[[Sequence[str]], argparse.Namespace]] = {  # by kind of `rocmlab export`
-    "slurm": lambda words: read("slurm", words),
-    "k8s": lambda words: read("k8s", words),
-    "job": lambda words: job_parser().parse_args(words),
-    "collect": lambda words: collect_parser().parse_args(words),
-}
+def _check_no_option_of_run(made: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    """Explain an option of `rocmlab run` that an export lacks, which is another error than a typo.
+
+    Raises:
+        RocmlabError: there is one.
+    """
+    known, of_run = arguments_of(made), arguments_of(options.parser())
+    for word in (each.partition("=")[0] for each in arguments):
+        if word in of_run and word not in known:
+            raise RocmlabError(
+                f"`{word}` cannot be used with `{made.prog.removeprefix('rocmlab ')}`",
+                "the site's scheduler decides when and where each job runs",
+                f"omit {word}, or use it with `rocmlab run`",
+            )
+
+
+def _none(text: str) -> str:
+    if text == "none":
+        return text
+    raise RocmlabError(
+        f"`--gpus {text}` cannot be used with `export`",
+        "the scheduler chooses the devices of each job",
+        "their number: --job-gpus N; only the CPU: --gpus none",
+    )
 
 
 def _count(name: str) -> Callable[[str], int]:

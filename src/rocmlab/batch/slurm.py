@@ -19,49 +19,47 @@ SUBMIT, COLLECT = "submit.sh", "collect.sh"
 LOG = "%A_%a.log"
 
 
-def scripts(layout: Layout, folder: Path, asked: argparse.Namespace, environment: Mapping[str, str]) -> dict[str, str]:
+def scripts(layout: Layout, folder: Path, args: argparse.Namespace, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the scripts by name.
 
     Args:
         layout: of the run.
         folder: of the run, the same on all machines.
-        asked: by the command line.
+        args: by the command line.
         environment: of this process.
 
     Raises:
-        RocmlabError: a word or a path has a character that no directive can hold, or an image would not see a notebook.
+        RocmlabError: an argument or path has a character no directive can contain, or an image does not see a notebook.
     """
-    if asked.image:
-        layout.check_seen(f"{asked.image} sees")
-    made = {f"array-{group.gpus}gpu.sh": _array(group, layout, folder, asked, environment) for group in layout.groups}
-    made[COLLECT] = _collect(layout, folder, asked, environment)
-    made[SUBMIT] = _submit(layout, folder, asked.array_size, asked.parallel)
+    if args.image:
+        layout.check_seen(f"{args.image} sees")
+    made = {f"array-{group.gpus}gpu.sh": _array(group, layout, folder, args, environment) for group in layout.groups}
+    made[COLLECT] = _collect(layout, folder, args, environment)
+    made[SUBMIT] = _submit(layout, folder, args.array_size, args.parallel)
     return made
 
 
-def _array(
-    group: Group, layout: Layout, folder: Path, asked: argparse.Namespace, environment: Mapping[str, str]
-) -> str:
+def _array(group: Group, layout: Layout, folder: Path, args: argparse.Namespace, environment: Mapping[str, str]) -> str:
     wanted = {
         "job-name": layout.run,
-        "array": _range(min(group.count, asked.array_size), asked.parallel),
+        "array": _range(min(group.count, args.array_size), args.parallel),
         "output": str(folder / FOLDER / LOG),
         "open-mode": "append",  # so that an attempt does not overwrite the log of the one before
         "nodes": "1",
         "ntasks": "1",
-        **_gpus(group.gpus, asked),
-        **({"cpus-per-task": str(asked.cpus)} if asked.cpus else {}),
-        **({"mem": f"{-(-asked.job_memory // 2**20)}M"} if asked.job_memory else {}),
-        **({"time": _time(seconds)} if (seconds := asked.time or group.seconds) else {}),
+        **_gpus(group.gpus, args),
+        **({"cpus-per-task": str(args.cpus)} if args.cpus else {}),
+        **({"mem": f"{-(-args.job_memory // 2**20)}M"} if args.job_memory else {}),
+        **({"time": _time(seconds)} if (seconds := args.time or group.seconds) else {}),
     }
-    head = [*_directives(wanted, asked), "#SBATCH --requeue"]
+    head = [*_directives(wanted, args), "#SBATCH --requeue"]
     run = commands.line(
-        ["export", "job", '"$folder"', '"$number"'], asked.image, asked.container, Path(layout.share), layout.backend
+        ["export", "job", '"$folder"', '"$number"'], args.image, args.container, Path(layout.share), layout.backend
     )
     return f"""#!/bin/bash
 {chr(10).join(head)}
 # Jobs of {layout.run}: {group.count}, GPUs of each: {group.gpus}. Element N runs job {group.first} + N;
-# an element whose job has ended ok does nothing. Exit codes: 0 ok, 1 the notebook failed, 2 it could not be run,
+# an array task whose job has succeeded does nothing. Exit codes: 0 ok, 1 the notebook failed, 2 it could not be run,
 # 124 timeout, 137 killed, 138 its kernel died.
 set -u
 folder={shlex.quote(str(folder))}
@@ -82,11 +80,11 @@ exit "$code"
 """
 
 
-def _collect(layout: Layout, folder: Path, asked: argparse.Namespace, environment: Mapping[str, str]) -> str:
+def _collect(layout: Layout, folder: Path, args: argparse.Namespace, environment: Mapping[str, str]) -> str:
     wanted = {"job-name": f"{layout.run}-collect", "output": str(folder / FOLDER / "collect.log"), "ntasks": "1"}
-    run = commands.line(["export", "collect", '"$folder"'], asked.image, asked.container, Path(layout.share), "cpu")
+    run = commands.line(["export", "collect", '"$folder"'], args.image, args.container, Path(layout.share), "cpu")
     return f"""#!/bin/bash
-{chr(10).join(_directives(wanted, asked))}
+{chr(10).join(_directives(wanted, args))}
 # Makes results.json, report.html and junit.xml of what the elements have left. Exit code: 0 if all are ok, else 1.
 set -u
 folder={shlex.quote(str(folder))}
@@ -107,15 +105,15 @@ def _submit(layout: Layout, folder: Path, array_size: int, parallel: int | None)
     collect = shlex.quote(str(folder / FOLDER / COLLECT))
     return f"""#!/bin/bash
 # Hands {layout.run} to Slurm.
-# Words given to this script go to every sbatch; --test-only asks Slurm whether it would take the jobs.
+# Arguments of this script are passed to every sbatch; --test-only asks Slurm whether it would accept the jobs.
 set -eu
 options=("$@")
 ids=""
-undo() {{ # half a run is none: it could not be submitted again without running this half twice
+undo() {{ # a partly submitted run is cancelled: submitting it again would run that part twice
   local code=$?
   if [ "$code" = 0 ] || [ -z "$ids" ]; then return; fi
   IFS=: read -ra begun <<<"${{ids#:}}"
-  echo "not all was taken, so what was is cancelled: ${{begun[*]}}" >&2
+  echo "not all jobs were accepted, so the accepted ones are cancelled: ${{begun[*]}}" >&2
   scancel "${{begun[@]}}"
 }}
 trap undo EXIT
@@ -134,11 +132,11 @@ echo "submitted ${{ids#:}}, and ${{id%%;*}} that collects: squeue --me"
 """
 
 
-def _gpus(count: int, asked: argparse.Namespace) -> dict[str, str]:
+def _gpus(count: int, args: argparse.Namespace) -> dict[str, str]:
     if not count:
         return {}
-    kind = f"{asked.gpu_type}:" if asked.gpu_type else ""
-    return {asked.gpu_option: f"gpu:{kind}{count}" if asked.gpu_option == "gres" else f"{kind}{count}"}
+    kind = f"{args.gpu_type}:" if args.gpu_type else ""
+    return {args.gpu_option: f"gpu:{kind}{count}" if args.gpu_option == "gres" else f"{kind}{count}"}
 
 
 def _range(count: int, parallel: int | None) -> str:
@@ -153,18 +151,20 @@ def _time(seconds: float) -> str:
     return f"{days}-{hours:02}:{minutes:02}:00"
 
 
-def _directives(wanted: Mapping[str, str], asked: argparse.Namespace) -> list[str]:
-    site = {name: getattr(asked, name) for name in ("partition", "account") if getattr(asked, name)}
-    options = [f"--{name}={value}" for name, value in {**wanted, **site}.items()] + asked.sbatch
+def _directives(wanted: Mapping[str, str], args: argparse.Namespace) -> list[str]:
+    site = {name: getattr(args, name) for name in ("partition", "account") if getattr(args, name)}
+    options = [f"--{name}={value}" for name, value in {**wanted, **site}.items()] + args.sbatch
     for option in options:
         if not option.isprintable() or any(sign in option for sign in "\"'\\"):
             raise RocmlabError(
                 f"{option!r} cannot be used in a Slurm script",
                 "Slurm reads quotes and backslashes there in its own way",
-                "give the share, the run or the option a plainer name",
+                "rename the share, the run or the option without these characters",
             )
         if not option.startswith("-"):
-            raise RocmlabError(f"--sbatch={option} is no option", "one begins with --", f"--sbatch=--{option}")
+            raise RocmlabError(
+                f"--sbatch={option} is not an option", "an option begins with --", f"--sbatch=--{option}"
+            )
     return [f'#SBATCH "{option}"' if " " in option else f"#SBATCH {option}" for option in options]
 
 

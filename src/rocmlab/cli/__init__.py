@@ -1,4 +1,4 @@
-"""The command line: `rocmlab <verb>`, the only place that prints results and decides the exit code."""
+"""The command line: `rocmlab COMMAND`, the only place that prints results and decides the exit code."""
 
 from rocmlab.cli.main import main
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rocmlab.base.errors import RocmlabError
-from rocmlab.cli.main import verb_parser
-from rocmlab.cli.stopping import truth
+from rocmlab.cli.main import command_parser
+from rocmlab.cli.stopping import flag
 from rocmlab.cli.up import say
 from rocmlab.stack import busy
 from rocmlab.stack import project as projects
@@ -18,22 +18,34 @@ from rocmlab.stack.backup.model import Task
 from rocmlab.stack.project import Project
 
 
-def main(verb: str, arguments: Sequence[str]) -> int:
+def main(command: str, arguments: Sequence[str]) -> int:
     """Back up or restore the lab that the last `make up` left."""
-    parser = verb_parser(verb)
-    if verb == "backup":
-        parser.add_argument("--to", metavar="FOLDER", help="where backups are kept, each in a folder of its own (TO=)")
-        parser.add_argument("--all", action="store_true", help="caches and data sets too (ALL=1)")
+    chosen = build_parser(command).parse_args(arguments)
+    if command == "restore":
+        return _restore(chosen.given or os.environ.get("FROM", ""), is_forced=chosen.force or flag("FORCE"))
+    if chosen.job:
+        task = Task.from_json(chosen.job)
+        return places.WORKS[task.kind](task, say)
+    return _backup(chosen.to or os.environ.get("TO", ""), is_all=chosen.all or flag("ALL"))
+
+
+def build_parser(command: str) -> argparse.ArgumentParser:
+    """Return the parser of `rocmlab backup` or `rocmlab restore`."""
+    parser = command_parser(
+        command, example="--to /mnt/disk/rocmlab" if command == "backup" else "--from /mnt/disk/rocmlab"
+    )
+    if command == "backup":
+        parser.add_argument(
+            "--to", metavar="DIR", help="where backups are kept, each in a folder of its own (or TO=DIR)"
+        )
+        parser.add_argument("--all", action="store_true", help="also caches and data sets (or ALL=1)")
         parser.add_argument("--job", help=argparse.SUPPRESS)  # this is the container that reads a volume
-        chosen = parser.parse_args(arguments)
-        if chosen.job:
-            task = Task.from_json(chosen.job)
-            return places.WORKS[task.kind](task, say)
-        return _backup(chosen.to or os.environ.get("TO", ""), is_all=chosen.all or truth("ALL"))
-    parser.add_argument("--from", dest="given", metavar="FOLDER", help="a backup, or the folder of several (FROM=)")
-    parser.add_argument("--force", action="store_true", help="even if notebooks are open in the lab (FORCE=1)")
-    chosen = parser.parse_args(arguments)
-    return _restore(chosen.given or os.environ.get("FROM", ""), is_forced=chosen.force or truth("FORCE"))
+    else:
+        parser.add_argument(
+            "--from", dest="given", metavar="DIR", help="a backup, or a folder of backups (or FROM=DIR)"
+        )
+        parser.add_argument("--force", action="store_true", help="even if notebooks are open in the lab (or FORCE=1)")
+    return parser
 
 
 def _backup(to: str, *, is_all: bool) -> int:
@@ -47,7 +59,7 @@ def _backup(to: str, *, is_all: bool) -> int:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as err:
         raise RocmlabError(
-            f"{folder} cannot be made", err.strerror or str(err), "make backup TO=/another/folder"
+            f"could not create {folder}", err.strerror or str(err), "make backup TO=/another/folder"
         ) from err
     task = Task(
         "create",
@@ -95,7 +107,7 @@ def _check_nothing_runs(project: Project, given: str) -> None:
     found = busy.find(project.lab)
     if not found.works and not found.unknown:
         return
-    what = "things run in the lab" if found.works else "it is not known what runs in the lab"
+    what = "tasks run in the lab" if found.works else "it is not known what runs in the lab"
     raise RocmlabError(
         f"make restore replaces files, and {len(found.works) or ''} {what}".replace("  ", " "),
         "their files may change while they are open:\n" + busy.lines(found.works) if found.works else found.unknown,

@@ -12,42 +12,38 @@ from pathlib import Path
 from types import ModuleType
 
 import rocmlab
+from rocmlab.base.arguments import add_command
 from rocmlab.base.errors import RocmlabError
-from rocmlab.cli.main import verb_parser
+from rocmlab.cli.main import command_parser
 from rocmlab.stack import project as projects
 from rocmlab.stack import project_folder
 
-BENCHES = (
-    "up: starting, starting again, rebuilding, sizes, imports; devices: finding the GPUs, checking the machine; "
-    "runner: running a notebook; telemetry: what looking at the GPUs costs; "
-    "cluster: a run of 100,000 jobs on 8,000 simulated GPUs, and what Ray costs; "
-    "train: training, and the notebooks on GPU and CPU; multi-gpu: training on several GPUs. "
-    "All but train and multi-gpu need a clone of the source repository."
+BENCHES = {  # in the order of use; all but the first two are for developers
+    "train": "training, and the notebooks on GPU and CPU",
+    "multi-gpu": "training on several GPUs",
+    "up": "starting, starting again, rebuilding, sizes, imports",
+    "devices": "finding the GPUs, checking the machine",
+    "runner": "running a notebook",
+    "telemetry": "what looking at the GPUs costs",
+    "cluster": "a run of 100,000 jobs on 8,000 simulated GPUs, and what Ray costs",
+}
+EPILOG = (
+    "All but train and multi-gpu need a clone of the source repository. Without a NAME training and the notebooks "
+    "are measured. `rocmlab bench NAME --help` describes one."
 )
-ONLY = "runner, telemetry, cluster: only this row, repeatable"
-OWN = {  # those with options of their own: `main(verb, arguments)`, the name of the bench not among them
+OWN = {  # those that run in the lab: `main(command, arguments)`, the name of the bench not among them
     "train": "rocmlab.cli.bench_train",
     "multi-gpu": "rocmlab.cli.bench_multi_gpu",
 }
 REPOSITORY = Path(rocmlab.__file__).resolve().parents[2]  # where the package is imported from a clone
 
 
-def main(verb: str, arguments: Sequence[str]) -> int:
+def main(name: str, arguments: Sequence[str]) -> int:
     """Measure one thing and print a table, or JSON; without a name, training."""
     arguments = list(arguments) or _from_make(os.environ)
     if not arguments or arguments[0] in OWN:
-        return _in_the_lab(verb, arguments)
-    parser = verb_parser(verb)
-    parser.add_argument("name", choices=["up", "devices", "runner", "telemetry", "cluster", *OWN], help=BENCHES)
-    parser.add_argument("--runs", type=_positive, default=5, help="how often each is measured (default 5)")
-    parser.add_argument("--theirs", metavar="COMMAND", help="devices, telemetry: compare with this (default: rocm-smi)")
-    parser.add_argument("--row", action="append", metavar="NAME", help=ONLY)
-    parser.add_argument("--json", action="store_true", help="print it as JSON")
-    chosen = parser.parse_args(arguments)
-    if chosen.row and chosen.name in ("up", "devices"):
-        parser.error(f"--row is for {ONLY.partition(':')[0]}")
-    if chosen.theirs and chosen.name not in ("devices", "telemetry"):
-        parser.error("--theirs is for devices and telemetry")
+        return _in_the_lab(name, arguments)
+    chosen = build_parser(name).parse_args(arguments)
     command = _of_developers(chosen.name)
     try:
         return int(command.run(chosen))
@@ -57,6 +53,25 @@ def main(verb: str, arguments: Sequence[str]) -> int:
             f"{err}",
             f"a native lab in this clone has it: make up RUNTIME=native, then .venv/bin/rocmlab bench {chosen.name}",
         ) from err
+
+
+def build_parser(command: str) -> argparse.ArgumentParser:
+    """Return the parser of `rocmlab bench`, with a subcommand for each measurement."""
+    parser = command_parser(command, example="train --quick", epilog=EPILOG)
+    benches = parser.add_subparsers(dest="name", required=True, metavar="NAME", title="measurements")
+    for name, text in BENCHES.items():
+        made = add_command(benches, name, f"measure {text}")
+        if name in OWN:
+            importlib.import_module(OWN[name]).add_options(made)
+            continue
+        made.add_argument("--runs", type=positive, default=5, metavar="N", help="how often to measure (default: 5)")
+        if name in ("devices", "telemetry"):
+            made.add_argument("--theirs", metavar="COMMAND", help="compare with this (default: rocm-smi)")
+        if name != "devices":
+            row = "only this row; may be repeated" + "; cold_native and cold_image only when named" * (name == "up")
+            made.add_argument("--row", action="append", metavar="NAME", help=row)
+        made.add_argument("--json", action="store_true", help="print the result as JSON")
+    return parser
 
 
 def _of_developers(name: str) -> ModuleType:
@@ -86,15 +101,15 @@ def _from_make(environment: Mapping[str, str]) -> list[str]:
         raise RocmlabError("BENCH cannot be read", f"{err}", "close the quotes: BENCH='train --quick'") from err
 
 
-def _in_the_lab(verb: str, arguments: Sequence[str]) -> int:
+def _in_the_lab(name: str, arguments: Sequence[str]) -> int:
     """Measure training; on the host the lab is prepared, as for `rocmlab run`, and gets these arguments."""
     if not os.environ.get("ROCMLAB_RUNTIME"):
-        return _from_the_host([verb, *arguments])
+        return _from_the_host([name, *arguments])
     if arguments:
-        return int(importlib.import_module(OWN[arguments[0]]).main(verb, arguments[1:]))
-    code = int(importlib.import_module(OWN["train"]).main(verb, ["--notebooks"]))
+        return int(importlib.import_module(OWN[arguments[0]]).main(name, arguments[1:]))
+    code = int(importlib.import_module(OWN["train"]).main(name, ["--notebooks"]))
     if _count_gpus() >= 2:
-        code = max(code, int(importlib.import_module(OWN["multi-gpu"]).main(verb, [])))
+        code = max(code, int(importlib.import_module(OWN["multi-gpu"]).main(name, [])))
     return code
 
 
@@ -112,19 +127,24 @@ def _from_the_host(arguments: Sequence[str]) -> int:
     from rocmlab.stack.container import ContainerLab
 
     if arguments[1:]:  # wrong arguments are reported before anything is built
-        importlib.import_module(OWN[arguments[1]]).parser(arguments[0]).parse_args(arguments[2:])
+        build_parser(arguments[0]).parse_args(arguments[1:])
     project = projects.plan(projects.find())
     announce(project, note)
     with projects.locked(project, note):
         project = projects.prepare(project, note, persist=False)
     code = project.lab.run(list(arguments))
     if isinstance(project.lab, ContainerLab) and "/" not in project.values["SHARE"]:
-        note(f"what was kept lies in the {project.lab.share()}, below bench/; JupyterLab shows it")
+        note(f"the results are in the {project.lab.share()}, below bench/; JupyterLab shows it")
     return code
 
 
-def _positive(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 0 < int(text[:9]) < 10_000):
-        msg = f"{text} is no number of runs"
+def positive(text: str) -> int:
+    """Return the number of an argument.
+
+    Raises:
+        argparse.ArgumentTypeError: it is not a whole number from 1 on.
+    """
+    if not (text.isascii() and text.isdigit() and 0 < int(text[:9]) < 10_000_000):
+        msg = f"{text} is not a number of at least 1"
         raise argparse.ArgumentTypeError(msg)
     return int(text)

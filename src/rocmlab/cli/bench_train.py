@@ -15,17 +15,19 @@ from typing import Any
 from rocmlab import __version__
 from rocmlab.base import files as base_files
 from rocmlab.base.errors import Problem
+from rocmlab.benchmarking import train
+from rocmlab.benchmarking.rows import row as row_of
+from rocmlab.benchmarking.rows import span, table
 from rocmlab.cli import train_page
-from rocmlab.cli.bench_rows import row as row_of
-from rocmlab.cli.main import verb_parser
-from rocmlab.training import bench
+from rocmlab.cli.bench import positive
+from rocmlab.cli.parsers import parser_of
 
 SHORT_RUNS, RUNS = 2, 5
 
 
-def main(verb: str, arguments: Sequence[str]) -> int:
+def main(command: str, arguments: Sequence[str]) -> int:
     """Measure, in the lab, print what was found and keep it in the share."""
-    chosen = parser(verb).parse_args(arguments)
+    chosen = parser_of(f"{command} train").parse_args(arguments)
     share = Path(chosen.share or os.environ.get("ROCMLAB_SHARE") or "share").expanduser().absolute()
     stem = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-train"
     report = measure(chosen, share, lambda so_far: _say(f"kept: {store(so_far, share / 'bench', stem)['json']}"))
@@ -52,11 +54,11 @@ def measure(
     """
     runs = chosen.runs or (SHORT_RUNS if chosen.quick else RUNS)
 
-    def each(found: bench.Report) -> None:
+    def each(found: train.Report) -> None:
         _say(_short(_row(found.rows[-1])))
         keep(_report(found))
 
-    found = bench.measure(
+    found = train.measure(
         chosen.row, runs=runs, samples=chosen.samples, quick=chosen.quick, device=chosen.device, say=_say, each=each
     )
     report = _report(found)
@@ -67,7 +69,7 @@ def measure(
     return report
 
 
-def _report(found: bench.Report) -> dict[str, Any]:
+def _report(found: train.Report) -> dict[str, Any]:
     return {
         "bench": "train",
         "measured": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -116,16 +118,8 @@ def lines(report: Mapping[str, Any]) -> list[str]:
     """Return the report for a terminal."""
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     found = [f"{report['device']}; {versions}", ""]
-    found.append(
-        f"{'µs per sample':22}{'resident':>10}{'fit':>10}{'ratio':>8}  {'least … most':>17}{'accuracy':>10}  device"
-    )
-    for row in report["rows"]:
-        least, most = row["spread"]
-        found.append(
-            f"{row['name']:22}{row['ours']:10.2f}{row['theirs']:10.2f}{row['ratio']:7.2f}x  "
-            f"{f'{least:.2f} … {most:.2f}':>17}{row['accuracy']:10.4f}  "
-            f"{row['device']['backend']}: {row['device']['name']}"
-        )
+    titles = ("µs per sample", "resident", "fit", "ratio", "least … most", "accuracy", "device")
+    found += table(titles, [_cells(row) for row in report["rows"]])
     found += [f"  {row['name']}: {row['how']}; first epoch {row['seconds_compile']:.1f} s" for row in report["rows"]]
     found += [f"{name}: not measured, {why}" for name, why in report["skipped"].items()]
     found += [f"{name}: failed, {Problem(**problem)}" for name, problem in report["failed"].items()]
@@ -137,62 +131,66 @@ def _short(row: Mapping[str, Any]) -> str:
     return f"{row['name']}: {results}, accuracy {row['accuracy']:.4f}, {row['device']['name']}"
 
 
+def _cells(row: Mapping[str, Any]) -> tuple[object, ...]:
+    times = (row["name"], row["ours"], row["theirs"], f"{row['ratio']:.2f}x", span(row["spread"]))
+    return *times, f"{row['accuracy']:.4f}", f"{row['device']['backend']}: {row['device']['name']}"
+
+
 def _notebook_lines(notebooks: Mapping[str, Any]) -> list[str]:
     length = "at full length" if notebooks["full"] else "short"
-    found = ["", f"the notebooks, {length}; below each what its article reported, {notebooks['published']}"]
-    found.append(f"{'notebook':22}{'µs per sample':>14}{'s per epoch':>12}{'ratio':>8}{'joules':>8}  quality, device")
+    titles = ("notebook", "µs per sample", "s per epoch", "ratio", "joules", "quality, device")
+    cells = [_results(row, side) for row in notebooks["rows"] for side in row["sides"]]
+    head, *lines = table(titles, cells)
+    found = ["", f"the notebooks, {length}; below each what its article reported, {notebooks['published']}", head]
     for row in notebooks["rows"]:
-        for side, results in row["sides"].items():
-            ratio = f"{row['ratio']:7.2f}x" if side == "gpu" and row["ratio"] else f"{'':8}"
-            text = f"  {side.upper()}: {results['problem']}" if results["problem"] else _results(results, ratio)
-            found.append(f"{row['notebook']:22}{text}")
-        found.append(f"{'':22}  {row['published']}")
+        count = len(row["sides"])
+        found += [*lines[:count], f"{'':24}{row['published']}"]
+        lines = lines[count:]
     return found
 
 
-def _results(side: Mapping[str, Any], ratio: str) -> str:
-    def number(name: str, form: str, width: int) -> str:
-        return f"{'':{width}}" if side[name] is None else format(side[name], f"{width}{form}")
+def _results(row: Mapping[str, Any], name: str) -> tuple[object, ...]:
+    """Return the cells of one side of a notebook."""
+    side = row["sides"][name]
+    if side["problem"]:
+        return row["notebook"], None, None, None, None, f"{name.upper()}: {side['problem']}"
+    quality, ratio = side["quality"], f"{row['ratio']:.2f}x" if name == "gpu" and row["ratio"] else None
+    value = f"{quality['name']} {quality['value']:.4f}" if isinstance(quality["value"], float) else ""
+    times = side["microseconds_per_sample"], side["seconds_per_epoch"]
+    return row["notebook"], *times, ratio, side["energy_joules"], f"{value}, {side['backend']}: {side['device']}"
 
-    quality = side["quality"]
-    text = f"{quality['name']} {quality['value']:.4f}" if isinstance(quality["value"], float) else ""
-    return (
-        f"{number('microseconds_per_sample', ',.1f', 14)}{number('seconds_per_epoch', ',.2f', 12)}{ratio}"
-        f"{number('energy_joules', ',.0f', 8)}  {text}, {side['backend']}: {side['device']}"
-    )
 
-
-def parser(verb: str) -> argparse.ArgumentParser:
-    """Return the parser of `rocmlab bench train`."""
-    made = verb_parser(verb)
-    made.prog += " train"
-    made.description = (
-        "Measure training: fit_resident against Keras' fit, alternately; and the notebooks on GPU and CPU."
-    )
-    made.add_argument(
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `rocmlab bench train`."""
+    parser.add_argument(
         "--row",
         action="append",
-        choices=bench.ROWS,
+        choices=train.ROWS,
         metavar="NAME",
-        help=f"only this, repeatable: {', '.join(bench.ROWS)}",
+        help=f"only this row; may be repeated: {', '.join(train.ROWS)}",
     )
-    made.add_argument("--runs", type=_positive, help=f"timed epochs of each side (default {RUNS})")
-    made.add_argument("--samples", type=_positive, help="samples of an epoch (default: by row and device)")
-    made.add_argument("--device", choices=bench.DEVICES, default="auto", help="of the rows (default: auto)")
-    made.add_argument("--notebooks", action="store_true", help="also run 01, 02, 06 and 07, GPU pinned, then hidden")
-    made.add_argument("--full", action="store_true", help="the notebooks at full length; on a CPU that takes hours")
-    made.add_argument("--repeats", type=_positive, default=1, help="runs of the notebooks on each side (default 1)")
-    made.add_argument("--quick", action="store_true", help=f"rows of {SHORT_RUNS} epochs, of the digits of few samples")
-    made.add_argument("--share", metavar="DIR", help="the share; the report goes to DIR/bench (default: the lab's)")
-    made.add_argument("--json", action="store_true", help="print it as JSON")
-    return made
-
-
-def _positive(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 0 < int(text[:9]) < 10_000_000):
-        msg = f"{text} is no number from 1 on"
-        raise argparse.ArgumentTypeError(msg)
-    return int(text)
+    parser.add_argument(
+        "--runs",
+        type=positive,
+        metavar="N",
+        help=f"timed epochs of each side (default: {RUNS}, with --quick {SHORT_RUNS})",
+    )
+    parser.add_argument(
+        "--samples", type=positive, metavar="N", help="samples of an epoch (default: by row and device)"
+    )
+    parser.add_argument("--device", choices=train.DEVICES, default="auto", help="device of the rows (default: auto)")
+    parser.add_argument("--notebooks", action="store_true", help="also run 01, 02, 06 and 07, GPU pinned, then hidden")
+    parser.add_argument(
+        "--full", action="store_true", help="run the notebooks at full length; on a CPU that takes hours"
+    )
+    parser.add_argument(
+        "--repeats", type=positive, default=1, metavar="N", help="runs of the notebooks on each side (default: 1)"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help=f"only {SHORT_RUNS} epochs per row, and few samples of the digits"
+    )
+    parser.add_argument("--share", metavar="DIR", help="the share; the report goes to DIR/bench (default: the lab's)")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def _say(line: str) -> None:

@@ -7,28 +7,29 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rocmlab.base.arguments import add_command
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cli import stopping
-from rocmlab.cli.main import verb_parser
+from rocmlab.cli.main import command_parser
 
 COMMANDS = {  # in the order of use
     "up": "make this machine the head of a cluster, and show how others join",
     "join": "join the cluster of a head: HEAD=host:port, with its CLUSTER_TOKEN",
     "status": "show the nodes, their GPUs and versions, and what runs where",
     "down": "leave the cluster; on the head: end it",
-    "node": "be this machine's Ray node until it is stopped (the lab itself runs this)",
+    "node": "run this machine's Ray node until it is stopped (the lab itself calls this)",
     "wait": "wait until the lab's node is up (`up` and `join` run this)",
     "busy": "list what runs on this node, and on the head what runs anywhere (`down` runs this)",
 }
 
 
-def main(verb: str, arguments: Sequence[str]) -> int:
-    """Run one of the cluster's verbs."""
-    chosen = _parser(verb).parse_args(arguments)
+def main(name: str, arguments: Sequence[str]) -> int:
+    """Run one of the cluster's commands."""
+    chosen = build_parser(name).parse_args(arguments)
     if chosen.what in ("node", "wait", "busy"):
         from rocmlab.cli import cluster_inside
 
@@ -44,22 +45,25 @@ def main(verb: str, arguments: Sequence[str]) -> int:
     return _down(chosen) if chosen.what == "down" else _enter(chosen)
 
 
-def _parser(verb: str) -> argparse.ArgumentParser:
-    listed = "\n".join(f"  {word:<7} {text}" for word, text in COMMANDS.items())
-    parser = verb_parser(verb, epilog=f"commands:\n{listed}\n\ndocs/cluster.md explains them.")
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    commands = parser.add_subparsers(dest="what", required=True, metavar="COMMAND")
-    added = {
-        word: commands.add_parser(word, description=text[0].upper() + text[1:] + ".") for word, text in COMMANDS.items()
-    }
-    added["join"].add_argument("head", nargs="?", metavar="HOST:PORT", help="the head's address (default: HEAD)")
+def build_parser(command: str) -> argparse.ArgumentParser:
+    """Return the parser of `rocmlab cluster`."""
+    parser = command_parser(command, example="join 192.168.1.10:6379", epilog="docs/cluster.md explains them.")
+    commands = parser.add_subparsers(dest="what", required=True, metavar="COMMAND", title="commands")
+    added = {word: add_command(commands, word, text) for word, text in COMMANDS.items()}
+    added["join"].add_argument("head", nargs="?", metavar="HOST:PORT", help="the head's address (or HEAD=HOST:PORT)")
     added["status"].add_argument("--json", action="store_true", help="print everything known, as JSON")
     for word in ("up", "join", "down"):
         stopping.add_options(added[word])
     node = added["node"]
-    node.add_argument("--folder", type=Path, help="for a second node of this machine: a folder of its own")
-    node.add_argument("--cpus", type=int, help="how many CPUs to offer to Ray (default: those this process may use)")
-    node.add_argument("--store-bytes", type=int, help="the size of Ray's object store (default: by /dev/shm)")
+    node.add_argument(
+        "--folder", type=Path, metavar="DIR", help="for a second node of this machine: a folder of its own"
+    )
+    node.add_argument(
+        "--cpus", type=int, metavar="N", help="how many CPUs to offer to Ray (default: those this process may use)"
+    )
+    node.add_argument(
+        "--store-bytes", type=int, metavar="BYTES", help="size of Ray's object store (default: by /dev/shm)"
+    )
     return parser
 
 
@@ -79,7 +83,7 @@ def _enter(chosen: argparse.Namespace) -> int:
         now = before.get("CLUSTER")
         raise RocmlabError(
             "this machine is the head of a cluster" if now == "head" else f"this machine is in the cluster of {now}",
-            "it can be in one at a time",
+            "a machine can be in one cluster at a time",
             "make cluster-down, then retry",
         )
     os.environ["CLUSTER"] = wanted
@@ -137,7 +141,7 @@ def _start(chosen: argparse.Namespace) -> int:
             project.lab.start_node(up.say)  # type: ignore[attr-defined]
     elif code := up.main("up", stopping.given(chosen)):
         return code
-    print("\n".join(_entered(_inside(["cluster", "wait"]), project.lab.is_running())))
+    print("\n".join(entered(_inside(["cluster", "wait"]), project.lab.is_running())))
     return 0
 
 
@@ -177,7 +181,7 @@ def _lab_command() -> tuple[list[str], Mapping[str, str]]:
     return inside
 
 
-def _entered(node: Mapping[str, Any], has_lab: bool) -> list[str]:
+def entered(node: Mapping[str, Any], has_lab: bool) -> list[str]:
     """Return the text after `up` or `join`."""
     gpus = f"{node['gpus']} GPU{'s' * (node['gpus'] != 1)}" + " (SIMULATED)" * bool(node["simulated"] and node["gpus"])
     lines = []
@@ -190,7 +194,7 @@ def _entered(node: Mapping[str, Any], has_lab: bool) -> list[str]:
     else:
         lines = [f"this machine, {node['address']}, has joined the cluster at {node['head']} with {gpus}", ""]
     lines += ["  make cluster-status            nodes, GPUs, and what runs where"]
-    lines += ["  ENGINE=ray make run-notebooks  run them all over the cluster"]
+    lines += ["  ENGINE=ray make run-notebooks  run them all on the cluster"]
     lines += ["  make cluster-down              " + ("end it" if node["is_head"] else "leave")]
     if not has_lab:
         lines += ["  make up                        JupyterLab, where `ray.init()` finds the cluster"]
@@ -236,23 +240,34 @@ def _down(chosen: argparse.Namespace) -> int:
     if not isinstance(lab, NativeLab):
         stopping.check(lab, stopping.Stop("make cluster-down", "stops", ends_runs=True), consent, up.say)
     if runs and not consent.force:
-        _wait_or_refuse(consent, project.settings.get("CLUSTER") == "head")
+        is_head = project.settings.get("CLUSTER") == "head"
+        wait_or_refuse(consent, is_head, lambda: _inside(["cluster", "busy"]))
     with projects.locked(project, up.say):
         if isinstance(lab, NativeLab):
             lab.node.stop(up.say)
         else:
             lab.stop(up.say)
         cluster.forget(project.settings, project.values)
-    print("this machine has left the cluster" if runs else "this machine was in a cluster, and its node did not run")
+    print(
+        "this machine has left the cluster" if runs else "this machine was in a cluster, and its node was not running"
+    )
     if not isinstance(lab, NativeLab):
-        print("its lab is stopped, for the node was in it; the share stays. To start it again, alone: make up")
+        print(
+            "its lab is stopped, because the node ran in it; the share is kept. "
+            "To start it again, without a cluster: make up"
+        )
     elif lab.is_running():
-        print("its JupyterLab goes on; kernels that run there have lost the cluster")
+        print("its JupyterLab keeps running; its kernels have lost the cluster")
     return 0
 
 
-def _wait_or_refuse(consent: stopping.Consent, is_head: bool) -> None:
+def wait_or_refuse(consent: stopping.Consent, is_head: bool, busy: Callable[[], list[str]]) -> None:
     """Wait until nothing runs on the node, or in the head's cluster, if the user wants that.
+
+    Args:
+        consent: what the user wants.
+        is_head: whether the node is the head.
+        busy: returns a line for each task that runs.
 
     Raises:
         RocmlabError: something runs, and the user does not want to wait.
@@ -260,12 +275,12 @@ def _wait_or_refuse(consent: stopping.Consent, is_head: bool) -> None:
     from rocmlab.cli import up
 
     shown: list[str] = []
-    while lines := _inside(["cluster", "busy"]):
+    while lines := busy():
         if not consent.waits:
             where = "cluster" if is_head else "machine"
             more = "" if is_head else " (jobs of `run --engine ray` start again on another node)"
             raise RocmlabError(
-                f"{len(lines)} thing{'s run' if len(lines) > 1 else ' runs'} on this {where}",
+                f"{len(lines)} task{'s run' if len(lines) > 1 else ' runs'} on this {where}",
                 "\n".join(lines),
                 f"wait for them, or end them: make cluster-down FORCE=1{more}",
                 exit_code=1,

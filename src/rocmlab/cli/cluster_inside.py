@@ -18,8 +18,9 @@ WAIT_SECONDS = 180.0
 
 def main(chosen: argparse.Namespace) -> int:
     """Run one command inside the lab."""
-    commands = {"node": _node, "wait": _wait, "busy": _busy, "status": _status}
-    return commands[chosen.what](chosen)
+    if chosen.what in ("wait", "busy"):
+        return _answer(_ready if chosen.what == "wait" else _running)
+    return (_node if chosen.what == "node" else _status)(chosen)
 
 
 def _node(chosen: argparse.Namespace) -> int:
@@ -37,12 +38,8 @@ def _answer(work: Any) -> int:  # noqa: ANN401
     try:
         print(json.dumps(work()))
     except RocmlabError as err:
-        print(json.dumps(vars(err.problem)))
+        print(json.dumps(err.problem.as_dict()))
     return 0
-
-
-def _wait(_: argparse.Namespace) -> int:
-    return _answer(_ready)
 
 
 def _ready() -> dict[str, Any]:
@@ -53,8 +50,8 @@ def _ready() -> dict[str, Any]:
     deadline = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < deadline:
         found = record.read(folder / "node.json")
-        if found and found.said:
-            raise RocmlabError(found.said.what, found.said.why, found.said.fix)
+        if found and found.failure:
+            raise RocmlabError.of(found.failure)
         if found and found.state == record.READY and found.is_alive:
             return asdict(found)
         time.sleep(0.2)
@@ -63,10 +60,6 @@ def _ready() -> dict[str, Any]:
         f"it did not report within {WAIT_SECONDS:g} s",
         "make logs shows what it does",
     )
-
-
-def _busy(_: argparse.Namespace) -> int:
-    return _answer(_running)
 
 
 def _running() -> list[str]:

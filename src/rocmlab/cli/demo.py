@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cli import demo_work
-from rocmlab.cli.main import verb_parser
+from rocmlab.cli.main import command_parser
 from rocmlab.cli.up import say
 from rocmlab.simulation import Live
 from rocmlab.stack import demo
@@ -25,9 +25,9 @@ LOOK_SECONDS = 1.0  # who has leased what
 STOP_SECONDS = 20.0  # for the simulated run to save and report
 
 
-def main(verb: str, arguments: Sequence[str]) -> int:
+def main(name: str, arguments: Sequence[str]) -> int:
     """Show what one would get: exit code 0 when it is ended by Ctrl-C, SIGTERM or --seconds."""
-    chosen = _parser(verb).parse_args(arguments)
+    chosen = build_parser(name).parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     folder = projects.find()
     settings = demo.settings(folder, chosen.port)
@@ -59,10 +59,13 @@ def main(verb: str, arguments: Sequence[str]) -> int:
     return 0
 
 
-def _parser(verb: str) -> argparse.ArgumentParser:
-    parser = verb_parser(verb)
-    parser.add_argument("--port", type=int, metavar="N", help="of its JupyterLab (default: the first free from 8898)")
-    parser.add_argument("--seconds", type=float, metavar="S", help="end after S seconds (default: at Ctrl-C)")
+def build_parser(command: str) -> argparse.ArgumentParser:
+    """Return the parser of `rocmlab demo`."""
+    parser = command_parser(command)
+    parser.add_argument(
+        "--port", type=int, metavar="N", help="port of its JupyterLab (default: the first free one from 8898)"
+    )
+    parser.add_argument("--seconds", type=float, metavar="SECONDS", help="end after this time (default: at Ctrl-C)")
     return parser
 
 
@@ -70,7 +73,7 @@ def _check_nothing_runs(state: Path, folder: Path) -> None:
     """Raise RocmlabError if something runs that the demonstration would disturb."""
     if demo_work.is_running(state):
         raise RocmlabError(
-            "the demonstration runs already", f"its host is {state / 'host'}", "end it with Ctrl-C there"
+            "the demonstration is already running", f"its host is {state / 'host'}", "end it with Ctrl-C there"
         )
     try:
         own = projects.reopen(folder)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rocmlab.devices import Device, discover
+from rocmlab.devices.processes import namespace
 from rocmlab.kernels.leases import Holder, Leases
 from rocmlab.simulation import PATTERNS, GpuUse, is_ours
 from rocmlab.telemetry.model import device_id
@@ -21,9 +22,9 @@ FILL_SECONDS = 25.0  # until a kernel has the memory that it wants
 SHARES = (0.71, 0.48, 0.62, 0.33)  # of a GPU's memory, by HIP index
 MIN_BYTES = 600 << 20  # of a kernel that has a GPU
 
-EXPLANATION = """# Pretended training
+EXPLANATION = """# Simulated training
 
-This notebook belongs to `make demo`. **It computes nothing**: it waits, and prints a made-up loss. The GPU that it
+This notebook belongs to `make demo`. **It computes nothing**: it waits, and prints a synthetic loss. The GPU that it
 leases is SIMULATED, and so is everything that the panel, `smi` and `nvitop` show of it. What is real is the rest: the
 kernel, its lease, the run, and the way from a process to its notebook.
 """
@@ -39,7 +40,7 @@ while time.monotonic() - begin < seconds:
     loss = 2.3 / (1 + 40 * lr * epoch) + 0.02
     print(f"epoch {epoch:3}  loss {loss:.4f}  (made up)")
 rocmlab.record(loss=loss, epochs=epoch)"""
-IDLE = "# Forgotten kernel\n\nIts kernel holds a SIMULATED GPU and does nothing. After a minute the panel says so."
+IDLE = "# Forgotten kernel\n\nIts kernel holds a SIMULATED GPU and does nothing. After a minute the panel shows this."
 
 
 TRAINING_NAME, IDLE_NAME = "pretended_training.ipynb", "forgotten_kernel.ipynb"
@@ -95,12 +96,7 @@ class Work:
         self.gpus = [device for device in discover(self.host) if device.backend == "rocm"]
 
     def look(self, kernels: Sequence[Mapping[str, Any]], seconds: float) -> None:
-        """See who has leased which GPU.
-
-        Args:
-            kernels: what the lab says of its own; the others are jobs, which always work.
-            seconds: since the beginning.
-        """
+        """See who has leased which GPU; kernels that are not the lab's own are jobs, which always work."""
         idle = {name for row in kernels if row.get("state") != "busy" for name in row.get("devices") or ()}
         leases = Leases.of_share(self.share)
         holders = {gpu: leases.holder(gpu) for gpu in self.gpus}
@@ -136,7 +132,7 @@ def _pid_here(holder: Holder) -> int | None:
     The lab may be a container with its own numbers. Source: `NSpid` of `/proc/<pid>/status`, whose last number is the
     process's own, and `/proc/<pid>/ns/pid`.
     """
-    own = _namespace("self")
+    own = namespace()
     if holder.pid is None or holder.namespace in (None, own):
         return holder.pid
     for name in filter(str.isdecimal, os.listdir("/proc")):
@@ -145,13 +141,6 @@ def _pid_here(holder: Holder) -> int | None:
         except OSError:
             continue
         numbers = next((line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:")), [])
-        if len(numbers) > 1 and numbers[-1] == str(holder.pid) and _namespace(name) in (holder.namespace, None):
+        if len(numbers) > 1 and numbers[-1] == str(holder.pid) and namespace(name) in (holder.namespace, None):
             return int(name)
     return None
-
-
-def _namespace(pid: str) -> int | None:
-    try:
-        return os.stat(f"/proc/{pid}/ns/pid").st_ino
-    except OSError:
-        return None

@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cli import guard
-from rocmlab.cli.main import verb_parser
+from rocmlab.cli.main import command_parser
 from rocmlab.devices import Device, is_simulated, sample, survey, system_root
 
 TYPE_CHECKING = False  # `typing` itself would cost milliseconds
 if TYPE_CHECKING:
+    import argparse
     from pathlib import Path
     from typing import Any
 
@@ -24,16 +25,13 @@ FLAGS_EXPLAINED = {
     "--sample": "add what each device reports now: load, memory, watts, …",
 }
 FLAGS = frozenset(FLAGS_EXPLAINED)
-WIDTH_OF_A_FILE = 200  # where the output is no terminal: one line a device
+WIDTH_OF_A_FILE = 200  # where the output is not a terminal: one line a device
 
 
-def main(verb: str, arguments: Sequence[str]) -> int:
+def main(command: str, arguments: Sequence[str]) -> int:
     """Print the devices; exit code 0 even where there is only the CPU, 2 if one of them hangs."""
     if not FLAGS.issuperset(arguments):  # help, or an error: argparse costs a tenth of the whole answer
-        parser = verb_parser(verb)
-        for flag, meaning in FLAGS_EXPLAINED.items():
-            parser.add_argument(flag, action="store_true", help=meaning)
-        chosen = parser.parse_args(arguments)
+        chosen = build_parser(command).parse_args(arguments)
         arguments = [flag for flag in FLAGS if getattr(chosen, flag.lstrip("-"))]
     use_remembered_root()
     as_json, with_sample = "--json" in arguments, "--sample" in arguments
@@ -44,11 +42,19 @@ def main(verb: str, arguments: Sequence[str]) -> int:
     return 2 if hung else 0
 
 
+def build_parser(command: str) -> argparse.ArgumentParser:
+    """Return the parser of `rocmlab devices`."""
+    parser = command_parser(command)
+    for flag, meaning in FLAGS_EXPLAINED.items():
+        parser.add_argument(flag, action="store_true", help=meaning)
+    return parser
+
+
 def use_remembered_root() -> None:
     """Look at the simulated host that `make up ROCMLAB_ROOT=…` remembers, where this folder is a project.
 
     The environment goes first, an empty value of it (this machine) too. Settings are loaded, which costs as much as the
-    whole answer, only where `.env` has a word of it.
+    whole answer, only where `.env` mentions it.
     """
     if "ROCMLAB_ROOT" in os.environ or "ROCMLAB_RUNTIME" in os.environ or not os.path.exists("compose.yaml"):
         return
@@ -69,7 +75,7 @@ def use_remembered_root() -> None:
 
 def _found(root: Path) -> tuple[list[Row], list[Row]]:
     found, problems = survey(root)
-    return [device.as_dict() for device in found], [dict(vars(problem)) for problem in problems]
+    return [device.as_dict() for device in found], [problem.as_dict() for problem in problems]
 
 
 def _add_samples(devices: Sequence[Row], root: Path) -> list[Row]:
@@ -83,7 +89,7 @@ def _add_samples(devices: Sequence[Row], root: Path) -> list[Row]:
     for row, read in zip(devices, answers, strict=True):
         row["sample"] = read if isinstance(read, dict) else None
         if isinstance(read, RocmlabError):
-            problems.append(dict(vars(read.problem)))
+            problems.append(read.problem.as_dict())
         elif isinstance(read, OSError):
             raise read
     return [problem for turn, problem in enumerate(problems) if problem not in problems[:turn]]

@@ -14,21 +14,22 @@ from typing import Any
 
 from rocmlab import __version__, doctor
 from rocmlab.base.errors import RocmlabError
-from rocmlab.cli.main import verb_parser
+from rocmlab.cli.main import command_parser, seconds
 from rocmlab.doctor import checks, report
 from rocmlab.doctor.model import BLOCKS, CONTAINER, HOST, WARNS, Finding, Repair, UnansweredError
 from rocmlab.stack import project as projects
 from rocmlab.stack import project_folder
 
-EPILOG = "Exit code: 0 nothing is wrong, 1 warnings, 2 something stops the lab. Each check is in docs/doctor.md."
+MIN_LIMIT_SECONDS = 0.001
+EPILOG = "Exit code: 0 nothing is wrong, 1 warnings, 2 something stops the lab. docs/doctor.md explains more."
 
 
-def main(verb: str, arguments: Sequence[str]) -> int:
+def main(command: str, arguments: Sequence[str]) -> int:
     """Run the checks, print what was found, and repair what is safe to repair."""
-    chosen = _parser(verb).parse_args(arguments)
+    chosen = build_parser(command).parse_args(arguments)
     _check(chosen)
     if chosen.list:
-        print(report.page(checks.ALL) if chosen.markdown else "\n".join(report.catalogue(checks.ALL)))
+        print("\n".join(report.catalogue(checks.ALL)))
         return 0
     wanted = doctor.Wanted(
         only=tuple(id for given in chosen.only for id in map(str.strip, given.split(",")) if id),
@@ -37,8 +38,9 @@ def main(verb: str, arguments: Sequence[str]) -> int:
         operation_limit_seconds=chosen.time_limit,
     )
     if wanted.frameworks and not chosen.json and sys.stderr.isatty():
-        print("looking; the frameworks' first computation can take a minute …", file=sys.stderr)
-    found = doctor.on_container(wanted) if _side(chosen.side) == CONTAINER else doctor.on_host(_folder(), wanted)
+        print("checking; the frameworks' first computation can take a minute …", file=sys.stderr)
+    side = chosen.side or (CONTAINER if os.environ.get("ROCMLAB_RUNTIME") else HOST)
+    found = doctor.on_container(wanted) if side == CONTAINER else doctor.on_host(_folder(), wanted)
     repaired: list[str] = []
     if chosen.json and not chosen.fix:
         print(json.dumps(as_dict(found), indent=1))
@@ -53,19 +55,24 @@ def main(verb: str, arguments: Sequence[str]) -> int:
     return doctor.exit_code(found.findings)
 
 
-def _parser(verb: str) -> argparse.ArgumentParser:
-    parser = verb_parser(verb, epilog=EPILOG)
-    parser.add_argument("--json", action="store_true", help="print everything found, as JSON")
+def build_parser(command: str) -> argparse.ArgumentParser:
+    """Return the parser of `rocmlab doctor`."""
+    parser = command_parser(command, example="--only gpu.answers --json", epilog=EPILOG)
+    parser.add_argument("--json", action="store_true", help="print everything known, as JSON")
     parser.add_argument("--fix", action="store_true", help="offer repairs that are safe, and ask before each")
     parser.add_argument("--yes", action="store_true", help="with --fix: do not ask")
-    parser.add_argument("--quick", action="store_true", help="only what `make up` asks first")
+    parser.add_argument("--quick", action="store_true", help="only the checks that `make up` runs first")
     parser.add_argument("--no-frameworks", action="store_true", help="do not start TensorFlow and PyTorch")
-    parser.add_argument("--only", metavar="ID", action="append", default=[], help="only this check; repeatable")
+    parser.add_argument("--only", metavar="ID", action="append", default=[], help="only this check; may be repeated")
     parser.add_argument("--list", action="store_true", help="list the checks")
-    parser.add_argument("--markdown", action="store_true", help="with --list: the text of docs/doctor.md")
-    parser.add_argument("--side", choices=(HOST, CONTAINER), help="where this is; found out by itself")
+    parser.add_argument("--side", choices=(HOST, CONTAINER), help="where the doctor runs (default: detected)")
+    limit = seconds(MIN_LIMIT_SECONDS, 86400)
     parser.add_argument(
-        "--time-limit", metavar="SECONDS", type=_seconds, default=180.0, help="for a framework on one device (180)"
+        "--time-limit",
+        metavar="SECONDS",
+        type=limit,
+        default=180.0,
+        help="time limit of a framework on one device (default: 180)",
     )
     return parser
 
@@ -79,27 +86,12 @@ def _check(chosen: argparse.Namespace) -> None:
     for given in chosen.only:
         if not given.strip(", "):
             raise RocmlabError(f"--only {given!r} does not name a check", "the list is empty", "rocmlab doctor --list")
-    for option, needed in (("markdown", "list"), ("yes", "fix")):
-        if getattr(chosen, option) and not getattr(chosen, needed):
-            raise RocmlabError(
-                f"`--{option}` requires `--{needed}`",
-                f"alone it does nothing: it changes what `--{needed}` does",
-                f"rocmlab doctor --{needed} --{option}",
-            )
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < 86400:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0 and below a day (86400)")
-    return seconds
-
-
-def _side(given: str | None) -> str:
-    return given or (CONTAINER if os.environ.get("ROCMLAB_RUNTIME") else HOST)
+    if chosen.yes and not chosen.fix:
+        raise RocmlabError(
+            "`--yes` requires `--fix`",
+            "alone it does nothing: it changes what `--fix` does",
+            "rocmlab doctor --fix --yes",
+        )
 
 
 def _folder() -> Path | None:
@@ -167,7 +159,7 @@ def repair(found: doctor.Report, *, always: bool, quiet: bool = False) -> tuple[
         left = [one for one in found.findings if one.check == finding.check and one.status in (BLOCKS, WARNS)]
         show(f"done: {repair.what}" + (f"; {finding.check} still reports: {left[0].problem}" if left else ""))
     for line in _for_root(found):
-        show(f"to paste, as it needs root: {line}")
+        show(f"needs root, run it yourself: {line}")
     return found, done
 
 

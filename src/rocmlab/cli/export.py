@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
 import os
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-from rocmlab.base.errors import RocmlabError
+from rocmlab.base import installation
 from rocmlab.batch import options
-from rocmlab.cli.main import runner_missing
-
-KINDS = {
-    "slurm": "write an array script for Slurm",
-    "k8s": "write an Indexed Job for Kubernetes",
-    "job": "run one job of an exported run (what the scheduler calls)",
-    "collect": "make the report of an exported run",
-}
+from rocmlab.cli.main import command_parser, runner_missing
 
 
-def main(verb: str, arguments: Sequence[str]) -> int:
+def main(name: str, arguments: Sequence[str]) -> int:
     """Export a run, run one job of one, or collect it."""
     kind = arguments[0] if arguments else ""
-    if kind in ("", "-h", "--help"):
-        listed = "\n".join(f"  {name:<8} {text}" for name, text in KINDS.items())
-        print(
-            f"usage: rocmlab {verb} KIND …\n\n{listed}\n\n`rocmlab {verb} KIND --help` explains one; see docs/sites.md."
-        )
-        return 0 if kind else 2
-    if kind not in KINDS:
-        raise RocmlabError(f"rocmlab {verb} {kind}", "this kind does not exist", f"one of: {', '.join(KINDS)}")
+    if kind not in options.KINDS:
+        build_parser(name).parse_args(arguments[:1])  # prints the help, or raises
     # Wrong arguments are reported before anything is built, and `--help` needs nothing installed.
-    asked = options.READERS[kind](arguments[1:])
+    args = options.read(kind, arguments[1:])
     # A job runs where the scheduler has put it, with the interpreter that the script names: no lab is needed.
     if os.environ.get("ROCMLAB_RUNTIME") or kind in ("job", "collect"):
         return _here(arguments)
@@ -37,16 +27,27 @@ def main(verb: str, arguments: Sequence[str]) -> int:
     from rocmlab.cli.up import announce, note
     from rocmlab.stack import project as projects
 
-    if (code := run_ahead.check(asked)) is not None:
+    if (code := run_ahead.check(args)) is not None:
         return code
     project = projects.plan(projects.find(), stays=True)
     announce(project, note)
     with projects.locked(project, note):
         project = projects.prepare(project, note, persist=False)
-    return project.lab.run([verb, *arguments])
+    return project.lab.run([name, *arguments])
+
+
+def build_parser(command: str) -> argparse.ArgumentParser:
+    """Return the parser of `rocmlab export`, with a subcommand for each kind."""
+    parser = command_parser(
+        command, epilog=f"`rocmlab {command} KIND --help` describes one. docs/sites.md explains more."
+    )
+    options.add_kinds(parser)
+    return parser
 
 
 def _here(arguments: Sequence[str]) -> int:
+    if arguments[0] == "job":  # queued, it may begin while the frameworks are still being installed
+        installation.wait(Path(sys.prefix), lambda line: print(line, file=sys.stderr, flush=True))
     try:
         import papermill  # noqa: F401  what the runner needs
     except ImportError as err:

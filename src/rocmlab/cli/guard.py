@@ -9,11 +9,11 @@ from __future__ import annotations
 import gc
 import marshal
 import os
-import select
+import selectors
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from mmap import mmap
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 NOTE_BYTES = 4096
+END_SECONDS = 0.5  # for a child that was killed
 
 
 @dataclass
@@ -74,7 +75,15 @@ def each_within(seconds: float, works: Sequence[Callable[[], T]]) -> list[T | Ro
             if child.has_ended:
                 os.waitpid(child.pid, 0)
             else:
-                os.kill(child.pid, signal.SIGKILL)  # in vain if the driver holds it; it ends when the driver lets go
+                _end(child.pid)
+
+
+def _end(pid: int) -> None:
+    """Kill a child and wait for its end, unless the driver holds it: then it ends when the driver lets go."""
+    os.kill(pid, signal.SIGKILL)
+    end = time.monotonic() + END_SECONDS
+    while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < end:
+        time.sleep(0.005)
 
 
 def _start(work: Callable[[], Any]) -> _Child:
@@ -99,17 +108,17 @@ def _work_in_child(work: Callable[[], Any], sending: int, note: mmap) -> None:
     try:
         roots.on_read = lambda name: write_note(note, name)
         try:
-            answer: tuple[Any, ...] = (work(),)
+            answer: Any = (work(),)
         except RocmlabError as err:
-            answer = (err.problem.what, err.problem.why, err.problem.fix, str(err.exit_code))
+            answer = err.arguments()
         except OSError as err:
-            answer = (str(err.errno or 0), err.strerror or str(err), str(err.filename or ""))
+            answer = (err.errno or 0, err.strerror or str(err), str(err.filename or "") or None)
         packed = marshal.dumps(answer)
         while packed:
             packed = packed[os.write(sending, packed) :]
         status = 0
     except KeyboardInterrupt:
-        pass  # the parent says so
+        pass  # the parent reports it
     except BaseException:
         sys.excepthook(*sys.exc_info())
         sys.stderr.flush()
@@ -122,7 +131,7 @@ def _receive(children: Sequence[_Child], seconds: float) -> None:
     end = time.monotonic() + seconds
     waiting = {child.receiving: child for child in children}
     while waiting:
-        ready = select.select(list(waiting), [], [], max(0.0, end - time.monotonic()))[0]
+        ready = readable(waiting, end - time.monotonic())
         if not ready:
             return
         for receiving in ready:
@@ -132,16 +141,21 @@ def _receive(children: Sequence[_Child], seconds: float) -> None:
                 waiting.pop(receiving).has_ended = True
 
 
+def readable(descriptors: Iterable[int], seconds: float) -> list[int]:
+    """Return which of these can be read, after at most that time; `select` itself takes none from 1024 on."""
+    with selectors.DefaultSelector() as selector:
+        for descriptor in descriptors:
+            selector.register(descriptor, selectors.EVENT_READ)
+        return [key.fd for key, _ in selector.select(max(0.0, seconds))]
+
+
 def _unpack(answer: bytes) -> Any:  # noqa: ANN401
     if not answer:
         return RocmlabError("the devices could not be read", "the process that read them ended", "see the lines above")
     values = marshal.loads(answer)
-    if len(values) == 1:
-        return values[0]
-    if len(values) == 3:
-        return OSError(int(values[0]), values[1], values[2] or None)
-    what, why, fix, code = values
-    return RocmlabError(what, why, fix, exit_code=int(code))
+    if isinstance(values, dict):
+        return RocmlabError(**values)
+    return values[0] if len(values) == 1 else OSError(*values)
 
 
 def hung(note: mmap, seconds: float) -> RocmlabError:
@@ -149,8 +163,4 @@ def hung(note: mmap, seconds: float) -> RocmlabError:
     name = bytes(note).split(b"\0", 1)[0].decode("utf-8", "replace")
     if name.startswith("/"):
         name = os.path.realpath(name)  # which has the PCI address in it
-    return RocmlabError(
-        f"reading {name or 'the devices'} took longer than {seconds:g} seconds",
-        "the GPU or its driver hangs",
-        "see `sudo dmesg | grep -i -e amdgpu -e nvrm | tail`; a hung GPU needs a restart",
-    )
+    return RocmlabError.of(roots.hanging(f"reading {name or 'the devices'} took longer than {seconds:g} seconds"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.base.safe import printable
-from rocmlab.cli.main import verb_parser
+from rocmlab.cli.main import command_parser
 from rocmlab.devices import Device
 from rocmlab.kernels import gpus as lab_gpus
 from rocmlab.kernels.gpus import Gpus
@@ -19,17 +20,11 @@ from rocmlab.lab import offers
 from rocmlab.lab.offers import Changes, Spec
 
 
-def main(verb: str, arguments: Sequence[str]) -> int:
+def main(command: str, arguments: Sequence[str]) -> int:
     """List, install or remove the kernels of this lab."""
-    parser = verb_parser(verb)
-    parser.add_argument("what", nargs="?", choices=["list", "install", "remove"], default="list", help="default: list")
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument("--prefix", metavar="DIR", help="install below this environment, in share/jupyter/kernels")
-    where.add_argument("--user", action="store_true", help="install for this user alone")
-    parser.add_argument("--json", action="store_true", help="print everything known, as JSON (list)")
-    chosen = parser.parse_args(arguments)
+    chosen = build_parser(command).parse_args(arguments)
     if "ROCMLAB_RUNTIME" not in os.environ and not (chosen.prefix or chosen.user):
-        return _inside(verb, arguments)
+        return _inside(command, arguments)
     if chosen.what == "list":
         _list(as_json=chosen.json)
         return 0
@@ -54,14 +49,27 @@ def main(verb: str, arguments: Sequence[str]) -> int:
     return 0
 
 
-def _inside(verb: str, arguments: Sequence[str]) -> int:
+def build_parser(command: str) -> argparse.ArgumentParser:
+    """Return the parser of `rocmlab kernels`."""
+    parser = command_parser(command, example="install --user")
+    parser.add_argument(
+        "what", nargs="?", choices=["list", "install", "remove"], default="list", help="what to do (default: list)"
+    )
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--prefix", metavar="DIR", help="install below this environment, in share/jupyter/kernels")
+    where.add_argument("--user", action="store_true", help="install for this user alone")
+    parser.add_argument("--json", action="store_true", help="print everything known, as JSON (list only)")
+    return parser
+
+
+def _inside(command: str, arguments: Sequence[str]) -> int:
     """Ask the lab itself: its kernels are those of its own environment."""
     from rocmlab.stack import project as projects
 
     lab = projects.reopen(projects.find()).lab
     if lab.inside() is None:
         raise RocmlabError("the lab is not running", "its kernels are in the lab, and only it can list them", "make up")
-    return lab.run([verb, *arguments])
+    return lab.run([command, *arguments])
 
 
 def _show(changes: Changes, folder: Path) -> None:
@@ -123,7 +131,7 @@ def _row(name: str, path: Path, spec: Spec, gpus: Gpus, holders: dict[Device, st
     elif not gpus.devices:
         state = ["a GPU that every program shares" if gpus.is_shared else "CPU: the lab has no GPU"]
     elif not options:
-        state = ["its GPU is not here"]
+        state = ["its GPU is missing"]
     found = [{"pci_address": each.pci_address, "name": each.name, "leased_to": holders[each]} for each in options]
     return {
         "name": name,

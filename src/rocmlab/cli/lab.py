@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from rocmlab.base.errors import RocmlabError
+from rocmlab.base.errors import Problem, RocmlabError
 from rocmlab.cli import prune, stopping
-from rocmlab.cli.main import verb_parser
+from rocmlab.cli.main import command_parser
 from rocmlab.cli.table import device_lines
 from rocmlab.cli.up import say
 from rocmlab.stack import environments, server, versions
@@ -20,42 +21,44 @@ from rocmlab.stack.project import Project
 VERSIONS = ("version", "previous")  # as `status` calls them
 
 
-def main(verb: str, arguments: Sequence[str]) -> int:
-    """Run one of the small verbs on the lab that the last `make up` left."""
-    parser = verb_parser(verb)
-    if verb == "status":
-        parser.add_argument("--json", action="store_true", help="print it as JSON")
-    if verb == "logs":
-        parser.add_argument("-f", "--follow", action="store_true", help="continue printing")
-    if verb in ("down", "clean"):
-        stopping.add_options(parser)
-    if verb == "clean":
-        prune.add_options(parser)
-    chosen = parser.parse_args(arguments)
-    consent = stopping.consent(chosen) if verb in ("down", "clean") else stopping.Consent()
-    if verb == "clean" and (age := prune.age_of(chosen)):
+def main(command: str, arguments: Sequence[str]) -> int:
+    """Run one of the small commands on the lab of the last `make up`."""
+    chosen = build_parser(command).parse_args(arguments)
+    consent = stopping.consent(chosen) if command in ("down", "clean") else stopping.Consent()
+    if command == "clean" and (age := prune.age_of(chosen)):
         return prune.main(chosen, age, is_forced=consent.force)
     project = projects.reopen(projects.find())
-    if verb == "status":
+    if command == "status":
         return status(project, chosen.json)
-    if verb == "logs":
+    if command == "logs":
         return project.lab.logs(chosen.follow)
-    if verb in ("down", "clean"):
-        does = "stops" if verb == "down" else "stops and removes"
-        stop = stopping.Stop(f"make {verb}", does, ends_idle=True, ends_runs=_ends_runs(project, verb))
+    if command in ("down", "clean"):
+        does = "stops" if command == "down" else "stops and removes"
+        # Compose removes the containers of runs outside of the server, `clean` their environment.
+        ends_runs = command == "clean" or project.choice.runtime == "docker"
+        stop = stopping.Stop(f"make {command}", does, ends_idle=True, ends_runs=ends_runs)
         stopping.check(project.lab, stop, consent, say)
-    verbs: dict[str, Callable[[Project], int]] = {
+    commands: dict[str, Callable[[Project], int]] = {
         "down": down,
         "url": url,
         "shell": lambda found: found.lab.shell(),
         "clean": clean,
     }
-    return verbs[verb](project)
+    return commands[command](project)
 
 
-def _ends_runs(project: Project, verb: str) -> bool:
-    """Return whether runs outside of the server end: Compose removes their containers, `clean` their environment."""
-    return verb == "clean" or project.choice.runtime == "docker"
+def build_parser(command: str) -> argparse.ArgumentParser:
+    """Return the parser of one of the small commands."""
+    parser = command_parser(command)
+    if command == "status":
+        parser.add_argument("--json", action="store_true", help="print everything known, as JSON")
+    if command == "logs":
+        parser.add_argument("-f", "--follow", action="store_true", help="continue until Ctrl-C")
+    if command in ("down", "clean"):
+        stopping.add_options(parser)
+    if command == "clean":
+        prune.add_options(parser)
+    return parser
 
 
 def held_by_another(project: Project) -> str:
@@ -72,7 +75,8 @@ def down(project: Project) -> int:
     """Stop the lab."""
     was_running = project.lab.is_running()
     project.lab.stop(say)
-    say(f"{'the lab is stopped' if was_running else 'the lab was not running'}; the share stays: {project.lab.share()}")
+    outcome = "the lab is stopped" if was_running else "the lab was not running"
+    say(f"{outcome}; the share is kept: {project.lab.share()}")
     return 0
 
 
@@ -91,6 +95,7 @@ def status(project: Project, as_json: bool) -> int:
             "version": {name: vars(known) if known else None for name, known in zip(VERSIONS, shown, strict=True)},
             "devices": devices,
             "cluster": cluster_state(project),
+            "installation": _installation(project),
             "disk": asdict(full) if (full := project.lab.disk_problem()) else None,
         }
         print(json.dumps(facts, indent=1))
@@ -103,6 +108,8 @@ def status(project: Project, as_json: bool) -> int:
         print(f"url        {project.url}")
         for number, line in enumerate(device_lines(devices)):
             print(f"{'devices' if number == 0 else '':10} {line}")
+    if unfinished := project.lab.unfinished():
+        print(f"kernels    {str(unfinished).replace(chr(10), chr(10) + ' ' * 9)}")
     if (node := cluster_state(project)) is not None:
         print(
             "\n".join(f"{'cluster' if number == 0 else '':10} {line}" for number, line in enumerate(node_lines(node)))
@@ -117,6 +124,14 @@ def status(project: Project, as_json: bool) -> int:
     return 0 if answers else 1
 
 
+def _installation(project: Project) -> dict[str, Any]:
+    """Return whether the frameworks are installed, are being installed, or why they will not be."""
+    unfinished = project.lab.unfinished()
+    if isinstance(unfinished, Problem):
+        return {"state": "failed", "problem": unfinished.as_dict()}
+    return {"state": "installing" if unfinished else "ready", "problem": None}
+
+
 def cluster_state(project: Project) -> dict[str, Any] | None:
     """Return the record of the lab's Ray node, without `state` if there is none; None: not in a cluster."""
     if not project.settings.is_in_cluster:
@@ -128,9 +143,13 @@ def cluster_state(project: Project) -> dict[str, Any] | None:
 def node_lines(node: Mapping[str, Any]) -> list[str]:
     """Return the lab's node as text."""
     if problem := node.get("problem"):
-        return [f"the Ray node does not run: {problem['what']}", f"  why: {problem['why']}", f"  fix: {problem['fix']}"]
+        return [
+            f"the Ray node is not running: {problem['what']}",
+            f"  why: {problem['why']}",
+            f"  fix: {problem['fix']}",
+        ]
     if node.get("state") not in ("starting", "ready"):
-        return ["the Ray node does not run: make up, which starts it; make logs shows what it did"]
+        return ["the Ray node is not running: make up, which starts it; make logs shows what it did"]
     gpus = f"{node['gpus']} GPU{'s' * (node['gpus'] != 1)}" + " (SIMULATED)" * bool(node["simulated"] and node["gpus"])
     where = f"head of {node['head']}" if node["is_head"] else f"node {node['address']} of {node['head']}"
     return [f"{where}, with {gpus}" + ("" if node["state"] == "ready" else ", is starting")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 from collections.abc import Sequence
@@ -10,23 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from rocmlab.base.errors import RocmlabError
-from rocmlab.cli.main import verb_parser
-from rocmlab.cli.table import LABELS
+from rocmlab.cli.main import command_parser
 from rocmlab.devices import Device, discover, is_simulated, system_root
 from rocmlab.kernels import gpu_processes
 from rocmlab.kernels.gpu_processes import GpuProcess
 from rocmlab.kernels.leases import Holder, Leases
+from rocmlab.telemetry.smi_cells import number
 
 
-def main(verb: str, arguments: Sequence[str]) -> int:
+def main(command: str, arguments: Sequence[str]) -> int:
     """Print the leases of the share; exit code 0 whether there are any or not."""
-    parser = verb_parser(verb)
-    parser.add_argument("--json", action="store_true", help="print everything known, as JSON")
-    parser.add_argument("--share", metavar="DIR", help="the share whose leases to show (default: the lab's)")
-    chosen = parser.parse_args(arguments)
+    chosen = build_parser(command).parse_args(arguments)
     share = Path(chosen.share).expanduser() if chosen.share else _share()
     if share is None:
-        return _inside(verb, arguments)
+        return _inside(command, arguments)
     states = _states(share)
     if chosen.json:
         facts = {"simulated": is_simulated(system_root()), "folder": str(share / "leases")}
@@ -34,6 +32,14 @@ def main(verb: str, arguments: Sequence[str]) -> int:
     else:
         print("\n".join(_lines(states)))
     return 0
+
+
+def build_parser(command: str) -> argparse.ArgumentParser:
+    """Return the parser of `rocmlab leases`."""
+    parser = command_parser(command)
+    parser.add_argument("--json", action="store_true", help="print everything known, as JSON")
+    parser.add_argument("--share", metavar="DIR", help="share whose leases to show (default: the lab's)")
+    return parser
 
 
 def _share() -> Path | None:
@@ -48,13 +54,13 @@ def _share() -> Path | None:
     return Path(place) if Path(place).is_absolute() else None
 
 
-def _inside(verb: str, arguments: Sequence[str]) -> int:
+def _inside(command: str, arguments: Sequence[str]) -> int:
     """Ask the running lab; a container of its own would start for the question alone."""
     from rocmlab.stack import project as projects
 
     lab = projects.reopen(projects.find()).lab
     if lab.is_running():
-        return lab.run([verb, *arguments])
+        return lab.run([command, *arguments])
     raise RocmlabError(
         "the lab is not running", f"its leases are in the {lab.share()}, which only it can see", "make up"
     )
@@ -79,8 +85,7 @@ class State:
 
     def lines(self) -> list[str]:
         """Return it for a terminal."""
-        number = "-" if self.gpu.index is None else self.gpu.index
-        parts = (f"{LABELS[self.gpu.backend]} {number}", self.gpu.pci_address, self.gpu.name)
+        parts = (number(self.gpu.as_dict()), self.gpu.pci_address, self.gpu.name)
         return [
             "  ".join(filter(None, parts)),
             f"  leased to {self.holder}" if self.holder else "  not leased",

@@ -7,7 +7,7 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rocmlab import __version__
 from rocmlab.base.errors import RocmlabError
@@ -16,39 +16,54 @@ TYPE_CHECKING = False  # `typing` costs more than the rest of this module
 if TYPE_CHECKING:
     import argparse
 
-# command: (module, what it does); the order is that of use
-VERBS = {
-    "up": ("rocmlab.cli.up", "start the lab and print its URL"),
-    "down": ("rocmlab.cli.lab", "stop the lab; the share stays"),
-    "status": ("rocmlab.cli.lab", "say what runs, and where"),
-    "url": ("rocmlab.cli.lab", "print the address of the running lab"),
-    "logs": ("rocmlab.cli.lab", "print the server's log"),
-    "shell": ("rocmlab.cli.lab", "open a shell inside the lab"),
-    "build": ("rocmlab.cli.up", "build the image, or make the environment, without starting"),
-    "clean": ("rocmlab.cli.lab", "stop, and remove image or environment; the share stays"),
-    "upgrade": ("rocmlab.cli.upgrade", "get, build and start a newer version; switch back automatically if it fails"),
-    "rollback": ("rocmlab.cli.upgrade", "go back to the version before the last upgrade"),
-    "backup": ("rocmlab.cli.backup", "save share, notebooks and settings; an interrupted backup continues"),
-    "restore": ("rocmlab.cli.backup", "restore a backup; nothing is overwritten"),
-    "demo": ("rocmlab.cli.demo", "show the lab, its panel and smi on a simulated host with four GPUs"),
-    "doctor": ("rocmlab.cli.doctor", "report what is wrong on the host and in the lab, and how to fix it"),
-    "devices": ("rocmlab.cli.devices", "list the devices this process sees"),
-    "smi": ("rocmlab.cli.smi", "show what the GPUs do, and whose notebook is on them"),
-    "serve": ("rocmlab.cli.serve", "serve this host's GPU metrics for Prometheus, without Jupyter"),
-    "monitoring": ("rocmlab.cli.monitoring", "start Prometheus and Grafana next to the lab, or stop them"),
-    "nvitop": ("rocmlab.cli.nvitop", "watch the GPUs with the real nvitop, AMD's too"),
-    "nvml-exec": ("rocmlab.cli.nvml_exec", "run gpustat or any other Python program that knows NVIDIA alone"),
-    "simulate": ("rocmlab.cli.simulate", "write a simulated host with AMD GPUs"),
-    "cdi": ("rocmlab.cli.cdi", "write the CDI specification of this host's AMD GPUs"),
-    "record": ("rocmlab.cli.record", "run any command, and record what the devices do meanwhile"),
-    "run": ("rocmlab.cli.run", "run notebooks headless"),
-    "export": ("rocmlab.cli.export", "write a run for Slurm or Kubernetes"),
-    "leases": ("rocmlab.cli.leases", "show which kernel holds which GPU, and what uses one without a lease"),
-    "kernels": ("rocmlab.cli.kernels", "list what JupyterLab's launcher offers, or install kernels for these GPUs"),
-    "datasets": ("rocmlab.cli.datasets", "fetch data sets into the share"),
-    "cluster": ("rocmlab.cli.cluster", "use several machines as one: up, join, status, down"),
-    "bench": ("rocmlab.cli.bench", "measure, and print ratios"),
+# group, as in `make help`: command: (module, what it does), in the order of use
+GROUPS = {
+    "Everyday": {
+        "up": ("rocmlab.cli.up", "start the lab and print its URL"),
+        "run": ("rocmlab.cli.run", "run notebooks headless"),
+        "url": ("rocmlab.cli.lab", "print the address of the running lab"),
+        "status": ("rocmlab.cli.lab", "show what runs, and where"),
+        "devices": ("rocmlab.cli.devices", "list the devices this process sees"),
+        "smi": ("rocmlab.cli.smi", "show the GPUs' load, memory and processes, with their notebooks"),
+        "nvitop": ("rocmlab.cli.nvitop", "watch the GPUs with nvitop, AMD's included"),
+        "leases": ("rocmlab.cli.leases", "show which kernel holds which GPU, and what uses one without a lease"),
+        "kernels": ("rocmlab.cli.kernels", "list what JupyterLab's launcher offers, or install kernels for these GPUs"),
+        "demo": ("rocmlab.cli.demo", "show the lab, its panel and smi on a simulated host with four GPUs"),
+        "doctor": ("rocmlab.cli.doctor", "report what is wrong on the host and in the lab, and how to fix it"),
+        "monitoring": ("rocmlab.cli.monitoring", "start Prometheus and Grafana next to the lab, or stop them"),
+        "logs": ("rocmlab.cli.lab", "print the server's log"),
+        "shell": ("rocmlab.cli.lab", "open a shell inside the lab"),
+        "down": ("rocmlab.cli.lab", "stop the lab; the share is kept"),
+    },
+    "Several machines": {
+        "cluster": ("rocmlab.cli.cluster", "use several machines as one: up, join, status, down"),
+    },
+    "Now and then": {
+        "build": ("rocmlab.cli.up", "build the image, or make the environment, without starting"),
+        "upgrade": (
+            "rocmlab.cli.upgrade",
+            "get, build and start a newer version; switch back automatically if it fails",
+        ),
+        "rollback": ("rocmlab.cli.upgrade", "go back to the version before the last upgrade"),
+        "clean": ("rocmlab.cli.lab", "stop, and remove image or environment; the share is kept"),
+        "backup": ("rocmlab.cli.backup", "save share, notebooks and settings; an interrupted backup continues"),
+        "restore": ("rocmlab.cli.backup", "restore a backup; nothing is overwritten"),
+        "bench": ("rocmlab.cli.bench", "measure, and print ratios"),
+    },
+    "Without make": {
+        "datasets": ("rocmlab.cli.datasets", "fetch data sets into the share"),
+        "export": ("rocmlab.cli.export", "write a run for Slurm or Kubernetes"),
+        "record": ("rocmlab.cli.record", "run any command, and record the devices meanwhile"),
+        "serve": ("rocmlab.cli.serve", "serve this host's GPU metrics for Prometheus, without Jupyter"),
+        "nvml-exec": ("rocmlab.cli.nvml_exec", "run gpustat or another Python program that supports only NVIDIA"),
+        "simulate": ("rocmlab.cli.simulate", "write a simulated host with AMD GPUs"),
+        "cdi": ("rocmlab.cli.cdi", "write the CDI specification of this host's AMD GPUs"),
+        "completion": ("rocmlab.cli.completion", "print a script with which bash, zsh or fish completes rocmlab"),
+    },
 }
+COMMANDS = {command: entry for group in GROUPS.values() for command, entry in group.items()}
+ALIASES = {"run-notebooks": "run", "top": "nvitop"}  # the names that `make` has for them
+EXIT_CODES = "0 done; 1 the work failed, for example a notebook; 2 wrong usage, or the machine lacks something"
 
 MAKE_VARIABLES = (  # that are no settings: they hold for one command
     *("NOTEBOOKS", "PARAMS", "RUN", "BENCH", "TESTS", "ENGINE", "HEAD", "FORCE", "WHEN"),
@@ -57,25 +72,25 @@ MAKE_VARIABLES = (  # that are no settings: they hold for one command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit code: 0 done, 1 the work failed, 2 usage or environment."""
+    """Run one command and return the exit code, see `EXIT_CODES`."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    is_verbose = given[:1] in (["-v"], ["--verbose"])
+    given = given[1:] if is_verbose else given
     if not given or given[0] in ("-h", "--help", "--version"):
         _parser().parse_args(given or ["--help"])
         return 0
-    is_verbose = given[0] in ("-v", "--verbose")
-    given = given[1:] if is_verbose else given
-    verb = given[0] if given else ""
-    if verb not in VERBS:
-        _parser().error(f"unknown command {verb!r}; choose one of: {', '.join(VERBS)}")
+    command = ALIASES.get(given[0], given[0])
+    if command not in COMMANDS:
+        return _unknown_command(command)
     if is_verbose:
         import logging
 
         logging.basicConfig(level=logging.DEBUG, format="%(message)s")  # warnings are printed without it, too
     try:
         _check_make_variables(os.environ)
-        module = importlib.import_module(VERBS[verb][0])
+        module = importlib.import_module(COMMANDS[command][0])
         gc.enable()  # which `__main__` has put off
-        return int(module.main(verb, given[1:]))
+        return int(module.main(command, given[1:]))
     except RocmlabError as err:
         if is_verbose:
             raise
@@ -98,6 +113,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         print(f"error: {problem}", file=sys.stderr)
         return problem.exit_code
+
+
+def _unknown_command(command: str) -> int:
+    """Print the error of a command that does not exist."""
+    from rocmlab.base.arguments import did_you_mean
+
+    near = did_you_mean(command, [*COMMANDS, *ALIASES, "--help", "--version", "--verbose"])
+    problem = RocmlabError(
+        f"{command} is not a command of rocmlab",
+        f"choose one of: {', '.join(COMMANDS)}",
+        near or "rocmlab --help describes the commands",
+    )
+    print(f"error: {problem}", file=sys.stderr)
+    return problem.exit_code
 
 
 def _check_make_variables(environment: Mapping[str, str]) -> None:
@@ -127,14 +156,21 @@ def _check_make_variables(environment: Mapping[str, str]) -> None:
 def _parser() -> argparse.ArgumentParser:
     import argparse
 
-    width = max(map(len, VERBS))
-    listed = "\n".join(f"  {verb:<{width}}  {text}" for verb, (_, text) in VERBS.items())
+    from rocmlab.base.arguments import Formatter
+
+    width = max(map(len, COMMANDS))
+    listed = "\n\n".join(
+        "\n".join([f"{title}:", *(f"  {command:<{width}}  {text}" for command, (_, text) in group.items())])
+        for title, group in GROUPS.items()
+    )
+    aliases = ", ".join(f"{alias} = {command}" for alias, command in ALIASES.items())
     parser = argparse.ArgumentParser(
         prog="rocmlab",
         description="The Jupyter workstation for AMD GPUs.",
         usage="rocmlab [-v] COMMAND [options]",
-        epilog=f"commands:\n{listed}\n\n`rocmlab COMMAND --help` explains one.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"{listed}\n\nAs with make: {aliases}.\nExit codes: {EXIT_CODES}.\n"
+        "`rocmlab COMMAND --help` describes a command.",
+        formatter_class=Formatter,
     )
     parser.add_argument("--version", action="version", version=f"rocmlab {__version__}")
     parser.add_argument("-v", "--verbose", action="store_true", help="log what is done, and show tracebacks")
@@ -148,9 +184,26 @@ def runner_missing(err: ImportError) -> RocmlabError:
     )
 
 
-def verb_parser(verb: str, **options: str) -> argparse.ArgumentParser:
-    """Return an empty parser for one command."""
+def seconds(least: float, most: float) -> Callable[[str], float]:
+    """Return what reads an argument that is a time in seconds."""
     import argparse
 
-    text = VERBS[verb][1]
-    return argparse.ArgumentParser(prog=f"rocmlab {verb}", description=text[0].upper() + text[1:] + ".", **options)  # type: ignore[arg-type]
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from {least:g} to {most:.0f}")
+        return value
+
+    return read
+
+
+def command_parser(command: str, *, example: str = "", epilog: str = "", **options: str) -> argparse.ArgumentParser:
+    """Return a parser for one command without arguments, with an example of its use."""
+    from rocmlab.base.arguments import Parser, sentence
+
+    shown = [*([f"example: rocmlab {command} {example}".rstrip()] if example else []), *([epilog] if epilog else [])]
+    description = options.pop("description", "") or sentence(COMMANDS[command][1])
+    return Parser(prog=f"rocmlab {command}", description=description, epilog="\n\n".join(shown), **options)

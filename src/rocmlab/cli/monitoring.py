@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 
 from rocmlab.base.errors import RocmlabError
-from rocmlab.cli.main import verb_parser
+from rocmlab.cli.main import command_parser
 from rocmlab.cli.up import say
 from rocmlab.stack import monitoring
 from rocmlab.stack import project as projects
 from rocmlab.stack.project import Project
 
 
-def main(verb: str, arguments: Sequence[str]) -> int:
+def main(command: str, arguments: Sequence[str]) -> int:
     """Start or stop the monitoring of the lab that the last `make up` left."""
-    parser = verb_parser(verb, epilog="Settings: PROMETHEUS_PORT, GRAFANA_PORT and others, docs/settings.md.")
-    parser.add_argument(
-        "what", nargs="?", default="up", choices=("up", "down"), help="up: start (default); down: stop, data stay"
-    )
-    chosen = parser.parse_args(arguments)
+    chosen = build_parser(command).parse_args(arguments)
     project = projects.reopen(projects.find())
     if project.choice.runtime != "docker":
         return _explain(project, chosen.what)
@@ -26,33 +23,46 @@ def main(verb: str, arguments: Sequence[str]) -> int:
         found = monitoring.Monitoring(project)
         if chosen.what == "down":
             found.stop()
-            say("the monitoring is stopped; what it recorded stays")
+            say("the monitoring is stopped; its data are kept")
             return 0
         found.start(say)
     target = found.target()
     print(f"\n  Grafana     {found.grafana_url}   user admin, password {found.password}")
     print(f"  Prometheus  {found.prometheus_url}   alerts: {found.prometheus_url}/alerts\n")
     if target.health == "up":
-        print("Prometheus asks the lab every 15 s. make monitoring-down stops it, and so does make down.")
+        print("Prometheus scrapes the lab every 15 s. make monitoring-down stops it, and so does make down.")
         return 0
     raise RocmlabError(
-        "Prometheus runs, and gets no metrics of the lab",
+        "Prometheus is running, but gets no metrics from the lab",
         target.error or "it was not scraped yet",
         "make logs; if the lab is older than this clone: make up",
         exit_code=1,
     )
 
 
+def build_parser(command: str) -> argparse.ArgumentParser:
+    """Return the parser of `rocmlab monitoring`."""
+    parser = command_parser(command, epilog="Settings: PROMETHEUS_PORT, GRAFANA_PORT and others, docs/settings.md.")
+    parser.add_argument(
+        "what",
+        nargs="?",
+        default="up",
+        choices=("up", "down"),
+        help="up: start; down: stop, and keep the data (default: up)",
+    )
+    return parser
+
+
 def _explain(project: Project, what: str) -> int:
     runtime = project.choice.runtime
     if what == "down":
-        say(f"there is nothing to stop: a lab whose runtime is {runtime} has no monitoring of ours")
+        say(f"nothing to stop: the monitoring needs a lab in Docker, and the runtime of this one is {runtime}")
         return 0
     if not project.lab.is_running():
-        raise RocmlabError("the lab does not run", "its metrics come from itself", "make up")
+        raise RocmlabError("the lab is not running", "its metrics come from itself", "make up")
     say(
         f"this lab's runtime is {runtime}; the containers of the monitoring need Docker.\n"
-        "A Prometheus of your own asks it with this in its configuration:\n"
+        "To scrape this lab with your own Prometheus, add this to its configuration:\n"
     )
     print(monitoring.scrape_configuration(project))
     say("Grafana's dashboard: docker/monitoring/grafana/dashboards/rocmlab.json; more in docs/monitoring.md")

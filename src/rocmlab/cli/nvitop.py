@@ -9,30 +9,39 @@ from collections.abc import Sequence
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cli.devices import use_remembered_root
-from rocmlab.cli.main import verb_parser
+from rocmlab.cli.main import command_parser
 from rocmlab.cli.nvml_exec import become
 from rocmlab.telemetry.seam import programs
 
-EPILOG = "Everything else is for nvitop: `rocmlab nvitop -1` prints once, `rocmlab nvitop -- --help` lists its options."
+TYPE_CHECKING = False  # nvitop starts sooner without argparse
+if TYPE_CHECKING:
+    import argparse
+
+EPILOG = "All other options are for nvitop: `rocmlab nvitop -- --help` lists them."
 
 
-def main(verb: str, arguments: Sequence[str]) -> int:
+def main(name: str, arguments: Sequence[str]) -> int:
     """Become nvitop, here or in the lab."""
     if list(arguments[:1]) in (["-h"], ["--help"]):
-        verb_parser(verb, usage="rocmlab nvitop [options of nvitop]", epilog=EPILOG).print_help()
+        build_parser(name).print_help()
         return 0
-    words = list(arguments[1:] if list(arguments[:1]) == ["--"] else arguments)
+    options = list(arguments[1:] if list(arguments[:1]) == ["--"] else arguments)
     if programs.is_module_here("nvitop"):
         command = [sys.executable, "-m", "nvitop"]
     elif path := shutil.which("nvitop"):
         command = [path]
     else:
-        return _in_the_lab(verb, words)
+        return _in_the_lab(name, options)
     use_remembered_root()
-    return become([*command, *words], with_notebooks=True)
+    return become([*command, *options], with_notebooks=True)
 
 
-def _in_the_lab(verb: str, words: Sequence[str]) -> int:
+def build_parser(command: str) -> argparse.ArgumentParser:
+    """Return the parser of `rocmlab nvitop`, which prints its help; the other options are nvitop's."""
+    return command_parser(command, usage="rocmlab nvitop [options of nvitop]", example="-1", epilog=EPILOG)
+
+
+def _in_the_lab(name: str, options: Sequence[str]) -> int:
     """Run it in the running lab, where it is installed."""
     from rocmlab.stack import project as projects
     from rocmlab.stack.native import NativeLab
@@ -45,6 +54,6 @@ def _in_the_lab(verb: str, words: Sequence[str]) -> int:
         lab = projects.reopen(projects.find()).lab
     except RocmlabError as err:
         raise RocmlabError("nvitop not found", f"{why}, and {err.problem.what}", fix) from err
-    if not (lab.is_running() or (isinstance(lab, NativeLab) and lab.is_prepared())):
+    if not (lab.is_running() or (isinstance(lab, NativeLab) and lab.is_startable())):
         raise RocmlabError("nvitop not found", f"{why}, and the lab, which has it, does not run", fix)
-    return lab.run([verb, *words])
+    return lab.run([name, *options])

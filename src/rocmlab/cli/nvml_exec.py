@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Sequence
 
 from rocmlab.cli import guard
 from rocmlab.cli.devices import use_remembered_root
-from rocmlab.cli.main import verb_parser
+from rocmlab.cli.main import command_parser
 from rocmlab.devices import system_root
 from rocmlab.telemetry.seam import install, programs
 
 LIMIT_SECONDS = 5.0
 
 
-def main(verb: str, arguments: Sequence[str]) -> int:
+def main(name: str, arguments: Sequence[str]) -> int:
     """Become the command; its exit code is ours."""
-    parser = verb_parser(verb, usage="rocmlab nvml-exec [--notebooks] -- COMMAND …")
-    parser.add_argument(
-        "--notebooks", action="store_true", help="put notebooks in front of the command lines that the program shows"
-    )
+    parser = build_parser(name)
     options, command = _divided(arguments)
     chosen = parser.parse_args(options)
     if not command:
@@ -29,26 +27,28 @@ def main(verb: str, arguments: Sequence[str]) -> int:
     return become(command, with_notebooks=chosen.notebooks, note="NVIDIA's NVML answers here: rocmlab is not needed")
 
 
+def build_parser(command: str) -> argparse.ArgumentParser:
+    """Return the parser of the options of `rocmlab nvml-exec`; what it runs follows them."""
+    parser = command_parser(command, usage="rocmlab nvml-exec [--notebooks] -- COMMAND …", example="-- gpustat")
+    parser.add_argument("--notebooks", action="store_true", help="show the notebook before each command line")
+    return parser
+
+
 def _divided(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return our own options, and the command behind them."""
-    words = list(arguments)
-    at = next((turn for turn, word in enumerate(words) if word == "--" or not word.startswith("-")), len(words))
-    return words[:at], words[at + 1 :] if words[at : at + 1] == ["--"] else words[at:]
+    given = list(arguments)
+    at = next((turn for turn, word in enumerate(given) if word == "--" or not word.startswith("-")), len(given))
+    return given[:at], given[at + 1 :] if given[at : at + 1] == ["--"] else given[at:]
 
 
 def become(command: Sequence[str], *, with_notebooks: bool, note: str = "") -> int:
-    """Replace this process by a command, with AMD GPUs in its view unless NVIDIA's own library answers.
-
-    Args:
-        command: of a Python program.
-        with_notebooks: put notebooks in front of the command lines that it shows.
-        note: what to say where the command needs no help.
+    """Replace this process by a command, with AMD GPUs in its view; say `note` where NVIDIA's own library answers.
 
     Raises:
         RocmlabError: the command does not exist, is not a Python program, or there is no GPU.
     """
     root = system_root()
-    if programs.tells_and_ends(command):
+    if programs.prints_and_exits(command):
         return replace_by(command)
     if guard.within(LIMIT_SECONDS, lambda: install.nvidia_answers(root)):
         if note:

@@ -37,10 +37,10 @@ def age_of(chosen: argparse.Namespace) -> str:
 
 
 def main(chosen: argparse.Namespace, age: str, *, is_forced: bool) -> int:
-    """List old runs, ask, and remove them.
+    """List old runs, ask for confirmation, and remove them.
 
     Raises:
-        RocmlabError: the age cannot be read, there is no terminal to ask, or the share cannot be reached.
+        RocmlabError: the age cannot be read, there is no terminal to confirm on, or the share cannot be reached.
     """
     from rocmlab.stack import project as projects
     from rocmlab.stack import prune
@@ -69,11 +69,11 @@ def main(chosen: argparse.Namespace, age: str, *, is_forced: bool) -> int:
     return 0 if len(removed) == len(old) else 1
 
 
-def _list(runs: Sequence[OldRun], word: str) -> None:
+def _list(runs: Sequence[OldRun], label: str) -> None:
     for run in runs:
         size = f"{_amount(run.size)}, {run.files} files"
         why = f"; {run.kept_because}" if run.kept_because else ""
-        print(f"  {word:5}  {run.name}  finished {run.finished[:10]}  {size}{why}")
+        print(f"  {label:5}  {run.name}  finished {run.finished[:10]}  {size}{why}")
 
 
 def _amount(size_bytes: float) -> str:
@@ -85,7 +85,7 @@ def _amount(size_bytes: float) -> str:
 def _agrees(question: str, age: str) -> bool:
     if not sys.stdin.isatty():
         raise RocmlabError(
-            "nothing was removed: there is no terminal to ask",
+            "nothing was removed: no terminal to confirm on",
             "the runs above would be",
             f"make clean RUNS={age} FORCE=1",
         )
@@ -105,7 +105,7 @@ def _do(project: Project, age: str, seconds: float, names: Sequence[str]) -> lis
     assert isinstance(lab, ContainerLab)
     if not lab.is_built():
         raise RocmlabError(
-            f"the image {lab.image} is not here",
+            f"the image {lab.image} is missing",
             f"the share {lab.share()} is read by a container of that image",
             f"make build, then: make clean RUNS={age}",
         )

@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from rocmlab.base.errors import RocmlabError
+from rocmlab.base.formatting import aligned
 from rocmlab.cli.devices import use_remembered_root
-from rocmlab.cli.main import verb_parser
+from rocmlab.cli.main import command_parser, seconds
 from rocmlab.devices import Device, survey, system_root
 from rocmlab.devices import recording as recordings
 from rocmlab.devices.recording import Recorder, Summary
@@ -39,14 +40,9 @@ MIN_INTERVAL, MAX_INTERVAL = 0.05, 3600.0
 GIBIBYTE = 2.0**30
 
 
-def main(verb: str, arguments: Sequence[str]) -> int:
+def main(name: str, arguments: Sequence[str]) -> int:
     """Run a command, sample the devices while it runs, and return its exit code."""
-    parser = verb_parser(verb, usage="rocmlab record [options] [--] COMMAND …")
-    parser.add_argument("--output", metavar="FILE", type=Path, help="of the samples (default: by the time, here)")
-    parser.add_argument("--html", metavar="FILE", type=Path, help="also write a page with plots")
-    parser.add_argument("--interval", metavar="SECONDS", type=_interval, default=1.0, help="(default 1)")
-    parser.add_argument("--json", action="store_true", help="print what came of it as JSON (to stderr, like the table)")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="what to run, with its arguments")
+    parser = build_parser(name)
     chosen = parser.parse_args(arguments)
     command = chosen.command[1:] if chosen.command[:1] == ["--"] else chosen.command
     if not command:
@@ -70,15 +66,22 @@ def main(verb: str, arguments: Sequence[str]) -> int:
     return code
 
 
-def _interval(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not MIN_INTERVAL <= seconds <= MAX_INTERVAL:
-        msg = f"{text} is not a number of seconds from {MIN_INTERVAL:g} to {MAX_INTERVAL:g}"
-        raise argparse.ArgumentTypeError(msg)
-    return seconds
+def build_parser(command: str) -> argparse.ArgumentParser:
+    """Return the parser of `rocmlab record`."""
+    parser = command_parser(
+        command, usage="rocmlab record [options] [--] COMMAND …", example="--html page.html -- python train.py"
+    )
+    parser.add_argument(
+        "--output", metavar="FILE", type=Path, help="file for the samples (default: named by the time, in this folder)"
+    )
+    parser.add_argument("--html", metavar="FILE", type=Path, help="also write a page with plots")
+    interval = seconds(MIN_INTERVAL, MAX_INTERVAL)
+    parser.add_argument(
+        "--interval", metavar="SECONDS", type=interval, default=1.0, help="time between two samples (default: 1)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON, on stderr like the table")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="what to run, with its arguments")
+    return parser
 
 
 def _devices(root: Path) -> list[Device]:
@@ -190,7 +193,7 @@ def _signals() -> Iterator[tuple[set[signal.Signals], set[Any]]]:
     """Hold back the signals that are passed on, in threads to come too; give those, and what was held back before."""
     names = [*PASSED_ON, "SIGCHLD"]
     wanted = {signal.Signals[name] for name in names if hasattr(signal, name)}
-    chain = signal.signal(signal.SIGCHLD, lambda number, frame: None)  # one that is ignored would not be told
+    chain = signal.signal(signal.SIGCHLD, lambda number, frame: None)  # an ignored one would not be noticed
     before = signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
     try:
         yield wanted, set(before)
@@ -257,14 +260,8 @@ def _as_text(path: Path, recording: recordings.Recording, summary: Sequence[Summ
         )
         for one in summary
     ]
-    kept = [column for column in range(len(heads)) if any(row[column] for row in rows)]
-    widths = {column: max(len(heads[column]), *(len(row[column]) for row in rows)) for column in kept}
     lines = ["SIMULATED: the samples are those of a simulated host"] if recording.simulated else []
-    for row in (heads, *rows):
-        first, *others = [row[column] for column in kept]
-        numbers = "".join(f"  {text:>{widths[column]}}" for column, text in zip(kept[1:], others, strict=True))
-        lines.append(f"{first:<{widths[kept[0]]}}{numbers}")
-    return "\n".join([*lines, f"samples: {path}"])
+    return "\n".join([*lines, *aligned(rows, heads, at_the_right=True), f"samples: {path}"])
 
 
 def _number(value: float | None, form: str) -> str:

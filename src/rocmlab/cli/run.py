@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,17 +12,29 @@ from rocmlab.base.errors import RocmlabError
 
 TYPE_CHECKING = False  # inside the lab nothing of the host's part is imported: a run starts sooner
 if TYPE_CHECKING:
+    import argparse
+
     from rocmlab.cluster.executor.cluster import Cluster
     from rocmlab.stack.project import Project
 
 
-def main(verb: str, arguments: Sequence[str]) -> int:
+def main(name: str, arguments: Sequence[str]) -> int:
     """Run notebooks headless, in whichever runtime the lab has."""
     if os.environ.get("ROCMLAB_RUNTIME"):
+        from rocmlab.base import installation
         from rocmlab.runs.command import main as run
 
+        if not {"-h", "--help", "--list", "--dry-run"} & set(arguments):
+            installation.wait(Path(sys.prefix), lambda line: print(line, file=sys.stderr, flush=True))
         return run(list(arguments), _connect)
-    return _from_the_host(verb, arguments)
+    return _from_the_host(name, arguments)
+
+
+def build_parser(command: str) -> argparse.ArgumentParser:
+    """Return the parser of `rocmlab run`."""
+    from rocmlab.runs.spec import options
+
+    return options.parser()
 
 
 def _connect(address: str | None, environment: Mapping[str, str], exchange: str | None) -> Cluster:
@@ -30,27 +43,28 @@ def _connect(address: str | None, environment: Mapping[str, str], exchange: str 
     return Cluster(address, environment, exchange)
 
 
-def _from_the_host(verb: str, arguments: Sequence[str]) -> int:
+def _from_the_host(name: str, arguments: Sequence[str]) -> int:
     from rocmlab.cli import run_ahead
     from rocmlab.cli.up import announce, note
-    from rocmlab.runs.spec.options import check, parser
+    from rocmlab.runs.spec.options import check
     from rocmlab.stack import project as projects
     from rocmlab.stack.container import ContainerLab
 
     arguments = [*arguments, *_from_make(os.environ)]
-    asked = parser().parse_intermixed_args(arguments)  # wrong arguments are reported before anything is built
-    check(asked)
-    arguments = _absolute(arguments, asked.notebooks, Path.cwd(), projects.find())
-    asked = parser().parse_intermixed_args(arguments)
-    if (code := run_ahead.check(asked)) is not None:
+    parser = build_parser(name)
+    args = parser.parse_intermixed_args(arguments)  # wrong arguments are reported before anything is built
+    check(args)
+    arguments = _absolute(arguments, args.notebooks, Path.cwd(), projects.find())
+    args = parser.parse_intermixed_args(arguments)
+    if (code := run_ahead.check(args)) is not None:
         return code
     project = projects.plan(projects.find(), stays=True)
     announce(project, note)
-    if not asked.list:  # which reads, and must not rebuild
+    if not args.list:  # which reads, and must not rebuild
         _check_environment(project)
         with projects.locked(project, note):
             project = projects.prepare(project, note, persist=False)
-    code = project.lab.run([verb, *(_inside(project, word) for word in arguments)])
+    code = project.lab.run([name, *(_inside(project, word) for word in arguments)])
     if isinstance(project.lab, ContainerLab) and "/" not in project.values["SHARE"]:
         note(f"the share is the {project.lab.share()}, shown in JupyterLab; with the lab up this copies its runs out:")
         note(f"  {project.lab.copy_out}")
@@ -91,7 +105,7 @@ def _absolute(arguments: Sequence[str], notebooks: Sequence[str], here: Path, pr
 
 
 def _from_make(environment: Mapping[str, str]) -> list[str]:
-    """Return what `make run-notebooks NOTEBOOKS=… PARAMS=… ENGINE=… RUN=…` says, quotes honoured: no shell reads it."""
+    """Return what `make run-notebooks NOTEBOOKS=… PARAMS=… ENGINE=… RUN=…` means, with quotes as in a shell."""
     try:
         notebooks, pairs, more = (shlex.split(environment.get(name, "")) for name in ("NOTEBOOKS", "PARAMS", "RUN"))
     except ValueError as err:
@@ -99,12 +113,12 @@ def _from_make(environment: Mapping[str, str]) -> list[str]:
             "NOTEBOOKS, PARAMS or RUN cannot be read", f"{err}", "close the quotes: PARAMS='title=\"a b\"'"
         ) from err
     engine = environment.get("ENGINE") or environment.get("ROCMLAB_ENGINE")
-    said = ["--engine", engine] if engine and not any(word.split("=")[0] == "--engine" for word in more) else []
-    return [*notebooks, *(word for pair in pairs for word in ("-p", pair)), *said, *more]
+    chosen = ["--engine", engine] if engine and not any(word.split("=")[0] == "--engine" for word in more) else []
+    return [*notebooks, *(word for pair in pairs for word in ("-p", pair)), *chosen, *more]
 
 
 def _inside(project: Project, word: str) -> str:
-    """Return the path of a notebook or a list as the container sees it; other words as they are.
+    """Return the path of a notebook or a list as the container sees it; other arguments unchanged.
 
     A relative path that is a list here is translated, too: what the container finds by the same name may be another.
     """

@@ -14,18 +14,19 @@ from rocmlab.runs.spec import ahead
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from rocmlab.runs.jobs import Job
     from rocmlab.stack.settings import Settings
 
 NO_LAB = (
-    "there is no current lab here, so kernels, free GPUs, finished jobs and times are not known; `make up` builds it"
+    "no up-to-date lab found here, so kernels, free GPUs, finished jobs and times are not known; `make up` builds it"
 )
 
 
-def check(asked: argparse.Namespace) -> int | None:
+def check(args: argparse.Namespace) -> int | None:
     """Check on the host what can be checked, and answer what needs no lab; nothing is written or started.
 
     Args:
-        asked: the arguments of `run` or of `export slurm` and `export k8s`.
+        args: the arguments of `run` or of `export slurm` and `export k8s`.
 
     Returns:
         the exit code where that was all: a dry run or a list without a current lab; None: the lab is to do it.
@@ -39,26 +40,26 @@ def check(asked: argparse.Namespace) -> int | None:
     folder = projects.find()
     settings = configuration.load(folder)
     configuration.port_of(settings)
-    looks_only = asked.dry_run or asked.list
+    looks_only = args.dry_run or args.list
     found = None
-    if not asked.resume and not asked.list:
+    if not args.resume and not args.list:
         notebooks = (folder / os.path.expanduser(settings.get("NOTEBOOKS_DIR"))).absolute()
-        found = ahead.look(asked, notebooks, folder)
-    if asked.resume or asked.compare:
-        _check_run(asked, settings)
-    if not looks_only or _is_there(folder, is_current=not asked.list):
+        found = ahead.look(args, notebooks, folder)
+    if args.resume or args.compare:
+        _check_run(args, settings)
+    if not looks_only or _is_there(folder, is_current=not args.list):
         return None
     if found is None:
-        what = "--list" if asked.list else f"--resume {asked.resume} --dry-run"
+        what = "--list" if args.list else f"--resume {args.resume} --dry-run"
         raise RocmlabError(
-            f"{what}: there is no current lab here",
+            f"{what}: no up-to-date lab found here",
             "runs are in the lab's share, and this command does not build a lab",
             "make up, then the same command",
         )
-    return _show(found, asked.gpus, as_json=asked.json)
+    return _show(found, args.gpus, as_json=args.json)
 
 
-def _check_run(asked: argparse.Namespace, settings: Settings) -> None:
+def _check_run(args: argparse.Namespace, settings: Settings) -> None:
     """Refuse a run of which it is known that it does not exist: where there was no lab yet, and no share.
 
     Raises:
@@ -67,19 +68,17 @@ def _check_run(asked: argparse.Namespace, settings: Settings) -> None:
     from rocmlab.stack import project as projects
 
     folder = settings.project
-    if projects.existing(folder) is not None or asked.share or "/" in settings.get("SHARE"):
+    if projects.existing(folder) is not None or args.share or "/" in settings.get("SHARE"):
         return
-    names = [Path(name) for name in (asked.resume, asked.compare) if name]
+    names = [Path(name) for name in (args.resume, args.compare) if name]
     if (folder / "share/runs").is_dir() or any(path.exists() for path in names):
         return
-    what = f"--resume {asked.resume}" if asked.resume else f"--compare {asked.compare}"
-    raise RocmlabError(
-        f"{what}: there is no lab here yet", "runs are in the lab's share", "make up, then the same command"
-    )
+    what = f"--resume {args.resume}" if args.resume else f"--compare {args.compare}"
+    raise RocmlabError(f"{what}: no lab found here", "runs are in the lab's share", "make up, then the same command")
 
 
 def _is_there(folder: Path, *, is_current: bool) -> bool:
-    """Return whether the lab is built (and, if asked for, current); engines are queried only where there was one."""
+    """Return whether the lab is built (and, if required, current); engines are queried only where there was one."""
     from rocmlab.stack import project as projects
 
     if projects.existing(folder) is None:
@@ -97,18 +96,18 @@ def _show(found: ahead.Ahead, gpus: str | None, *, as_json: bool) -> int:
     chosen = choose_gpus(discover(), gpus, os.environ)
     notes = [*found.notes, NO_LAB]
     if as_json:
-        rows = [row.as_dict() for row in found.rows]
+        rows = [ahead.as_dict(job) for job in found.jobs]
         print(json.dumps({"slots": None, "jobs": rows, "notes": notes}, indent=1))
     else:
-        print("\n".join(_table(found.rows)))
-        count = len(found.rows)
+        print("\n".join(_table(found.jobs)))
+        count = len(found.jobs)
         where = ", ".join(device.name for device in chosen) or "the CPU alone"
         print(f"{count} job{'s' * (count != 1)}; devices of this host: {where}")
         print("\n".join(notes))
-    return 1 if any(row.problem for row in found.rows) else 0
+    return 1 if any(row.problem for row in found.jobs) else 0
 
 
-def _table(rows: Sequence[ahead.Row]) -> list[str]:
+def _table(rows: Sequence[Job]) -> list[str]:
     cells = [("notebook", "kernel", "requests", "parameters")]
     cells += [(row.name, row.kernel or "", _wanted(row), _parameters(row.parameters)) for row in rows]
     widths = [max(len(row[column]) for row in cells) for column in range(3)]
@@ -122,7 +121,7 @@ def _table(rows: Sequence[ahead.Row]) -> list[str]:
     return [line.rstrip() for line in lines]
 
 
-def _wanted(row: ahead.Row) -> str:
+def _wanted(row: Job) -> str:
     if row.problem:
         return "cannot run"
     if row.gpus == 0:
@@ -130,7 +129,7 @@ def _wanted(row: ahead.Row) -> str:
     if row.gpus is None:
         return "1 GPU, or CPU"
     if row.gpus == "all":
-        return f"all GPUs ({row.note})" if row.note else "all GPUs"
+        return f"all GPUs ({note})" if (note := ahead.note(row)) else "all GPUs"
     return f"{row.gpus} GPU{'s' * (row.gpus != 1)}"
 
 

@@ -11,30 +11,30 @@ from pathlib import Path
 
 from rocmlab.base import live
 from rocmlab.base.errors import RocmlabError
-from rocmlab.cli.main import verb_parser
+from rocmlab.cli.main import command_parser
 from rocmlab.devices import is_simulated, system_root
 
 PORT = 9417
 NAMES = ("rocmlab", "amd", "both")
 
 
-def main(verb: str, arguments: Sequence[str]) -> int:
+def main(command: str, arguments: Sequence[str]) -> int:
     """Serve until Ctrl-C or SIGTERM."""
-    chosen = _parser(verb).parse_args(arguments)
+    chosen = build_parser(command).parse_args(arguments)
     token = _token(chosen.token_file)
     from rocmlab.telemetry import metrics
-    from rocmlab.telemetry.metrics_feed import Feed
     from rocmlab.telemetry.metrics_server import MetricsServer
+    from rocmlab.telemetry.metrics_source import MetricsSource
 
     metrics.check_library()
 
-    feed = Feed(system_root(), _names(chosen.names))
-    server = MetricsServer(chosen.address, chosen.port, feed.exposition, token)
+    source = MetricsSource(system_root(), _names(chosen.names))
+    server = MetricsServer(chosen.address, chosen.port, source.exposition, token)
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
     try:
-        gpus = feed.look()
+        gpus = source.observer.find()
         threading.Thread(target=server.serve_forever, daemon=True).start()
         simulated = " SIMULATED" if is_simulated(system_root()) else ""
         print(f"metrics of {len(gpus)}{simulated} GPU{'s' * (len(gpus) != 1)}: {server.url}", flush=True)
@@ -48,23 +48,33 @@ def main(verb: str, arguments: Sequence[str]) -> int:
         server.shutdown()
     finally:
         server.server_close()
-        feed.close()
+        source.observer.close()
     return 0
 
 
-def _parser(verb: str) -> argparse.ArgumentParser:
-    parser = verb_parser(verb, epilog="docs/monitoring.md lists the names, and how to point a Prometheus here.")
-    parser.add_argument("--port", type=_port, default=PORT, metavar="N", help=f"0: any free one (default: {PORT})")
+def build_parser(command: str) -> argparse.ArgumentParser:
+    """Return the parser of `rocmlab serve`."""
+    parser = command_parser(
+        command,
+        example="--address 0.0.0.0 --token-file token",
+        epilog="docs/monitoring.md lists the names, and how to point a Prometheus here.",
+    )
     parser.add_argument(
-        "--address", default="127.0.0.1", metavar="A", help="address to listen on (default: 127.0.0.1, this host alone)"
+        "--port", type=_port, default=PORT, metavar="N", help=f"port to listen on, 0 for any free one (default: {PORT})"
+    )
+    parser.add_argument(
+        "--address",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="address to listen on (default: 127.0.0.1, this host alone)",
     )
     parser.add_argument(
         "--names",
         choices=NAMES,
-        help="ours, those of AMD's exporter, or both (default: GPU_METRICS_NAMES, else rocmlab)",
+        help="rocmlab's own names, those of AMD's exporter, or both (default: GPU_METRICS_NAMES, else rocmlab)",
     )
     parser.add_argument(
-        "--token-file", metavar="FILE", help="demand the token in this file, as `Authorization: Bearer …`"
+        "--token-file", metavar="FILE", help="require the token in this file, as `Authorization: Bearer …`"
     )
     return parser
 
@@ -93,7 +103,7 @@ def _token(file: str | None) -> str:
         raise RocmlabError(f"--token-file {file} cannot be read", str(err), "name a file that holds the token") from err
     if not token or not token.isprintable():
         raise RocmlabError(
-            f"--token-file {file} holds no token",
+            f"--token-file {file} contains no token",
             "it is empty, or has several lines",
             f"python3 -c 'import secrets; print(secrets.token_hex(32))' > {file}",
         )

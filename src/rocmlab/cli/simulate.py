@@ -9,20 +9,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rocmlab.base.errors import RocmlabError
-from rocmlab.cli.main import VERBS, verb_parser
+from rocmlab.cli.main import COMMANDS, command_parser, seconds
 from rocmlab.simulation import KINDS, PARTITIONS, PATTERNS, PRODUCTS, PROFILES, Live
 
 INTERVAL_SECONDS = 0.5
-MAX_SECONDS = 366 * 86400.0
+MIN_SECONDS, MAX_SECONDS = 0.001, 366 * 86400.0
 
 
-def main(verb: str, arguments: Sequence[str]) -> int:
+def main(command: str, arguments: Sequence[str]) -> int:
     """Write a simulated host, and with --live move its values until Ctrl-C or for --seconds."""
-    parser = _parser(verb)
+    parser = build_parser(command)
     chosen = parser.parse_args(arguments)
     for option in ("seconds", "interval"):
         if getattr(chosen, option) is not None and not chosen.live:
-            parser.error(f"--{option} is for --live: without it the values do not move")
+            parser.error(f"--{option} is for --live: without it the values do not change")
     folder = Path(chosen.folder)
     live = Live(
         folder,
@@ -44,14 +44,14 @@ def main(verb: str, arguments: Sequence[str]) -> int:
     return 0
 
 
-def _move(live: Live, interval: float, seconds: float | None) -> None:
+def _move(live: Live, interval: float, duration: float | None) -> None:
     began = time.monotonic()
-    print("moving its values; Ctrl-C ends it", file=sys.stderr, flush=True)
+    print("changing its values; Ctrl-C ends it", file=sys.stderr, flush=True)
     try:
         passed = 0.0
-        while seconds is None or passed < seconds:
+        while duration is None or passed < duration:
             live.step(passed)
-            time.sleep(interval if seconds is None else max(0.0, min(interval, began + seconds - time.monotonic())))
+            time.sleep(interval if duration is None else max(0.0, min(interval, began + duration - time.monotonic())))
             passed = time.monotonic() - began
     except KeyboardInterrupt:
         print("ended", file=sys.stderr)
@@ -61,33 +61,50 @@ def _move(live: Live, interval: float, seconds: float | None) -> None:
         ) from None
 
 
-def _parser(verb: str) -> argparse.ArgumentParser:
+def build_parser(command: str) -> argparse.ArgumentParser:
+    """Return the parser of `rocmlab simulate`."""
     width = max(map(len, KINDS))
     faults = "\n".join(f"  {kind:<{width}}  {text}" for kind, (_, text) in KINDS.items())
-    parser = verb_parser(verb, epilog=f"faults:\n{faults}\n\ndocs/simulate.md explains more.")
-    parser.description = f"{VERBS[verb][1][0].upper()}{VERBS[verb][1][1:]}, which AMD's own tools take for real."
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument(
-        "folder", type=_folder, metavar="DIR", help="new, empty, or a simulated host, which is replaced"
+    parser = command_parser(
+        command,
+        example="host --profile instinct --gpus 8 --live",
+        epilog=f"faults:\n{faults}\n\ndocs/simulate.md explains more.",
     )
-    parser.add_argument("--gpus", type=int, metavar="N", help="1 to 64 (default: as many as the profile has)")
+    parser.description = (
+        f"{COMMANDS[command][1][0].upper()}{COMMANDS[command][1][1:]}, which AMD's own tools accept as real."
+    )
+    parser.add_argument(
+        "folder", type=_folder, metavar="DIR", help="new or empty folder, or a simulated host, which is replaced"
+    )
+    parser.add_argument(
+        "--gpus", type=int, metavar="N", help="number of GPUs, 1 to 64 (default: as many as the profile has)"
+    )
     parser.add_argument("--profile", default="radeon", choices=PROFILES, help="kind of host (default: radeon)")
     parser.add_argument("--partition", default="spx", choices=PARTITIONS, help="divide each MI300X (default: spx)")
-    parser.add_argument("--older-driver", action="store_true", help="partitions as PCI functions: 0000:05:00.1")
+    parser.add_argument(
+        "--older-driver", action="store_true", help="write partitions as PCI functions, such as 0000:05:00.1"
+    )
     parser.add_argument("--product", metavar="NAME,…", help=f"GPUs to use alternately instead: {', '.join(PRODUCTS)}")
     parser.add_argument(
         "--busy",
         metavar="PATTERN",
         help=f"{', '.join(PATTERNS)}, a percentage, or HIP:percent,… (default: idle; training with --live)",
     )
-    parser.add_argument("--live", action="store_true", help="keep running and move the values")
-    parser.add_argument("--interval", type=_positive, metavar="S", help=f"between moves (default: {INTERVAL_SECONDS})")
-    parser.add_argument("--seconds", type=_positive, metavar="S", help="end --live after S seconds")
+    parser.add_argument("--live", action="store_true", help="keep running and change the values")
+    time_span = seconds(MIN_SECONDS, MAX_SECONDS)
     parser.add_argument(
-        "--fault", action="append", default=[], metavar="KIND[:GPU[:DETAIL]]", help="break something; may be repeated"
+        "--interval", type=time_span, metavar="SECONDS", help=f"time between changes (default: {INTERVAL_SECONDS})"
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="decides serial numbers and ids (default: 0)")
-    parser.add_argument("--nodes", action="store_true", help="make real device nodes (root)")
+    parser.add_argument(
+        "--seconds", type=time_span, metavar="SECONDS", help="end --live after this time (default: at Ctrl-C)"
+    )
+    parser.add_argument(
+        "--fault", action="append", default=[], metavar="KIND[:GPU[:DETAIL]]", help="simulate a fault; may be repeated"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of the serial numbers and ids (default: 0)"
+    )
+    parser.add_argument("--nodes", action="store_true", help="make real device nodes; needs root")
     return parser
 
 
@@ -95,10 +112,3 @@ def _folder(text: str) -> str:
     if not text:
         raise argparse.ArgumentTypeError("an empty name is not a folder")
     return text
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= MAX_SECONDS:
-        raise argparse.ArgumentTypeError(f"{text} is not a time in seconds above 0, up to {MAX_SECONDS:.0f}")
-    return value

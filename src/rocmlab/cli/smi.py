@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cli.devices import use_remembered_root, width
-from rocmlab.cli.main import verb_parser
-from rocmlab.cli.smi_feed import Feed
+from rocmlab.cli.main import command_parser, seconds
+from rocmlab.cli.smi_reader import ViewReader
 from rocmlab.devices import system_root
 
 TYPE_CHECKING = False  # `typing` itself would cost milliseconds
@@ -25,24 +25,26 @@ MIN_SECONDS, MAX_SECONDS = 0.1, 86400.0
 COLOURS = ("auto", "always", "never")
 
 
-def main(verb: str, arguments: Sequence[str]) -> int:
+def main(command: str, arguments: Sequence[str]) -> int:
     """Print or watch what the devices do; exit code 0 even where there is only the CPU, 2 if one of them hangs."""
     options = _Options()
     if arguments:  # argparse costs a tenth of the whole answer
-        _parser(verb).parse_args(arguments, namespace=options)
+        build_parser(command).parse_args(arguments, namespace=options)
     use_remembered_root()
-    feed = Feed(system_root(), options.chosen, asks_lab=options.json)
+    reader = ViewReader(system_root(), options.chosen, queries_lab=options.json)
     try:
-        feed.ask()
+        reader.ask()
         if options.watch is None:
-            return _once(feed, options)
+            return _once(reader, options)
         if not (options.json or options.csv) and _is_screen():
             from rocmlab.cli import smi_watch
 
-            return smi_watch.watch(feed, options.watch, options.lines, coloured=options.is_coloured(), plain=is_plain())
-        return _repeat(feed, options)
+            return smi_watch.watch(
+                reader, options.watch, options.lines, coloured=options.is_coloured(), plain=is_plain()
+            )
+        return _repeat(reader, options)
     finally:
-        feed.close()
+        reader.close()
 
 
 class _Options:
@@ -70,7 +72,7 @@ class _Options:
         if missing:
             there = ", ".join(f"{'-' if each.index is None else each.index} ({device_id(each)})" for each in found)
             raise RocmlabError(
-                f"--devices {self.devices}: there is no device {missing[0]}",
+                f"--devices {self.devices}: device {missing[0]} not found",
                 f"devices are named by HIP index or PCI address; here: {there}",
                 "rocmlab devices lists them",
             )
@@ -118,8 +120,8 @@ def is_plain() -> bool:
     return "utf" not in (sys.stdout.encoding or "").lower()
 
 
-def _once(feed: Feed, options: _Options) -> int:
-    view = feed.wait()
+def _once(reader: ViewReader, options: _Options) -> int:
+    view = reader.wait()
     if options.csv:
         from rocmlab.telemetry import smi_csv
 
@@ -128,9 +130,8 @@ def _once(feed: Feed, options: _Options) -> int:
     return 2 if view.hung else 0
 
 
-def _repeat(feed: Feed, options: _Options) -> int:
+def _repeat(reader: ViewReader, options: _Options) -> int:
     """Print a block for each look; Ctrl-C ends it."""
-    seconds = options.watch or 0.0
     try:
         if options.csv:
             from rocmlab.telemetry import smi_csv
@@ -139,33 +140,31 @@ def _repeat(feed: Feed, options: _Options) -> int:
         separator = "" if options.json or options.csv else "\n"
         due = time.monotonic()
         while True:
-            print(options.text(feed.wait()), end=f"\n{separator}", flush=True)
-            due = max(due + seconds, time.monotonic())
+            print(options.text(reader.wait()), end=f"\n{separator}", flush=True)
+            due = max(due + (options.watch or 0.0), time.monotonic())
             time.sleep(max(0.0, due - time.monotonic()))
     except KeyboardInterrupt:
         return 0
 
 
-def _parser(verb: str) -> argparse.ArgumentParser:
-    import argparse
-
-    def seconds(text: str) -> float:
-        value = float(text)
-        if not MIN_SECONDS <= value <= MAX_SECONDS:
-            raise argparse.ArgumentTypeError(f"{text} is not between {MIN_SECONDS} and {MAX_SECONDS:.0f}")
-        return value
-
-    parser = verb_parser(verb, epilog="docs/smi.md explains what is shown.")
+def build_parser(command: str) -> argparse.ArgumentParser:
+    """Return the parser of `rocmlab smi`."""
+    parser = command_parser(command, example="--watch 2 --devices 0,2", epilog="docs/smi.md explains what is shown.")
     parser.add_argument(
-        "--watch", nargs="?", type=seconds, const=1.0, metavar="SECONDS", help="continue, every second or every SECONDS"
+        "--watch",
+        nargs="?",
+        type=seconds(MIN_SECONDS, MAX_SECONDS),
+        const=1.0,
+        metavar="SECONDS",
+        help="repeat every second, or every SECONDS",
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument(
-        "--json", action="store_true", help="print everything known as JSON; with --watch a line per look"
+        "--json", action="store_true", help="print everything known, as JSON; with --watch one line per reading"
     )
     form.add_argument("--csv", action="store_true", help="print a line for each device, below a header")
     parser.add_argument("--devices", metavar="LIST", help="only these: HIP indices or PCI addresses, such as 0,2")
     parser.add_argument(
-        "--color", choices=COLOURS, help="colour the screen (auto: on a terminal, unless NO_COLOR is set)"
+        "--color", choices=COLOURS, help="colour the screen (default: auto, on a terminal unless NO_COLOR is set)"
     )
     return parser

@@ -1,4 +1,4 @@
-"""Which kernels the lab runs, asked over the loopback within a second; a lab that does not answer is no error.
+"""Query the lab's kernels over the loopback within a second; a lab that does not answer is not an error.
 
 `urllib` and `http.client` would cost more than the rest of `rocmlab smi`, and have no limit for the whole answer.
 """
@@ -82,7 +82,7 @@ def _of_project() -> Address | None:
 
 
 def _holds(project: Path, runtime: str, port: int) -> bool:
-    """Return whether the project's lab listens: as the engine has confirmed before, else as the lab itself says."""
+    """Return whether the project's lab listens: as the engine has confirmed before, else as the lab itself reports."""
     state, found = project / ".rocmlab", sockets.listeners(port)
     if not found:
         return False
@@ -113,7 +113,7 @@ def _project() -> Path | None:
 
 
 def _settings(project: Path | None) -> dict[str, str]:
-    """Return what the project's `.env` says."""
+    """Return the settings in the project's `.env`."""
     try:
         text = (project / ".env").read_text(encoding="utf-8", errors="replace") if project else ""
     except OSError:

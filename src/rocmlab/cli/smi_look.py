@@ -1,4 +1,4 @@
-"""One look at the devices, the processes on them and what these belong to, for the child process of `rocmlab smi`."""
+"""Read the devices, their processes and whose these are once, in the child process of `rocmlab smi`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import os
 import time
 
 from rocmlab.cli import smi_lab
-from rocmlab.devices import is_simulated, survey
-from rocmlab.telemetry.attribution import attribute
+from rocmlab.devices import is_simulated, roots, survey
 from rocmlab.telemetry.model import device_id
+from rocmlab.telemetry.observer import Observer
 from rocmlab.telemetry.owners import LabSource, ProcSource
-from rocmlab.telemetry.sampler import Sampler
 
 TYPE_CHECKING = False  # `typing` itself would cost milliseconds
 if TYPE_CHECKING:
@@ -33,19 +32,18 @@ CPU_SECONDS = 0.2  # the CPU's load is the difference of two readings
 class Look:
     """Keeps what need not be found again for the next look: devices, open files, and whether there is a lab."""
 
-    def __init__(self, root: Path, choose: Choose, asks_lab: bool) -> None:
-        self._root, self._choose, self._asks_lab = root, choose, asks_lab
-        self._devices: list[Device] = []
+    def __init__(self, root: Path, choose: Choose, queries_lab: bool) -> None:
+        self._root, self._choose, self._asks_lab = root, choose, queries_lab
+        self._known: set[str] | None = None  # the devices that were shown last; None before the first look
         self._hidden = 0
         self._problems: list[Problem] = []
-        self._sampler: Sampler | None = None
-        self._surveyed_at = 0.0
         self._kernels: list[Row] | None = None
         self._ask_again_at = 0.0
         self._is_asked = False
-        self._sources: list[Source] = [ProcSource(root)]
+        sources: list[Source] = [ProcSource(root)]
         if smi_lab.is_here():
-            self._sources.insert(0, LabSource(self._ask_lab, root))
+            sources.insert(0, LabSource(self._ask_lab, root))
+        self._observer = Observer(root, self._find, sources, discover_seconds=SURVEY_SECONDS)
 
     def view(self) -> Row:
         """Return the fields of a View.
@@ -53,15 +51,19 @@ class Look:
         Raises:
             RocmlabError: a requested device is not there when it is first looked for.
         """
-        sampler = self._sampling()
-        snapshot = sampler.read()
+        is_first = self._known is None
+        snapshot = self._observer.samples()
+        devices = self._observer.devices
+        if is_first and all(device.backend == "cpu" for device in devices):
+            time.sleep(CPU_SECONDS)
+            snapshot = self._observer.samples()
         self._is_asked = False
         processes = self._processes()
         if self._asks_lab:
             self._ask_lab()
-        hung = sampler.hanging
+        hung = self._observer.hanging()
         rows = []
-        for device in self._devices:
+        for device in devices:
             name = device_id(device)
             sample, energy = snapshot.samples.get(name), snapshot.energy_joules.get(name)
             reading = {"sample": sample.as_dict() if sample else None, "energy_joules": energy}
@@ -72,8 +74,12 @@ class Look:
             "processes": processes,
             "kernels": self._kernels,
             "problems": [
-                *(dict(vars(problem)) for problem in self._problems),
-                *(_hangs(device) for device in self._devices if device_id(device) in hung),
+                *(problem.as_dict() for problem in self._problems),
+                *(
+                    roots.hanging(f"{device.name} ({device_id(device)}) does not answer").as_dict()
+                    for device in devices
+                    if device_id(device) in hung
+                ),
             ],
             "hung": hung,
             "simulated_root": str(self._root) if is_simulated(self._root) else None,
@@ -81,34 +87,21 @@ class Look:
             "hidden": self._hidden,
         }
 
-    def _sampling(self) -> Sampler:
-        """Return the sampler, told which devices are there."""
-        now = time.monotonic()
-        if self._sampler is not None and now - self._surveyed_at < SURVEY_SECONDS:
-            return self._sampler
+    def _find(self) -> list[Device]:
+        """Return the devices to show: at first those that were chosen, then those of them that are still there."""
         found, self._problems = survey(self._root)
-        if self._sampler is None:
+        if self._known is None:
             chosen = self._choose(found)
+            self._hidden = len(found) - len(chosen)
         else:
-            known = {device_id(device) for device in self._devices}
-            chosen = [device for device in found if not self._hidden or device_id(device) in known]
-        self._surveyed_at = now
-        self._devices = chosen
-        if self._sampler is not None:
-            self._sampler.devices = chosen
-            return self._sampler
-        self._hidden = len(found) - len(chosen)
-        self._sampler = Sampler(chosen, self._root)
-        if all(device.backend == "cpu" for device in chosen):
-            self._sampler.read()
-            time.sleep(CPU_SECONDS)
-        return self._sampler
+            chosen = [device for device in found if not self._hidden or device_id(device) in self._known]
+        self._known = {device_id(device) for device in chosen}
+        return chosen
 
-    def _processes(self) -> list[Row] | None:
-        gpus = [device for device in self._devices if device.backend != "cpu"]
-        if not gpus:
-            return []
-        found = [process.as_dict() for process in attribute(gpus, self._root, self._sources)]
+    def _processes(self) -> list[Row]:
+        if all(device.backend == "cpu" for device in self._observer.devices):
+            return []  # no GPU, no process; and the lab is not queried for nothing
+        found = [process.as_dict() for process in self._observer.processes()]
         owners = [process["owner"] for process in found if (process["owner"] or {}).get("kernel_id")]
         if owners:
             by_id = {kernel.get("kernel_id"): kernel for kernel in self._ask_lab()}
@@ -117,7 +110,7 @@ class Look:
         return found
 
     def _ask_lab(self) -> list[Row]:
-        """Return the lab's kernels; it is asked at most once in a look."""
+        """Return the lab's kernels; it is queried at most once per reading."""
         if not self._is_asked:
             self._is_asked = True
             if time.monotonic() >= self._ask_again_at:
@@ -125,14 +118,6 @@ class Look:
                 if self._kernels is None:
                     self._ask_again_at = time.monotonic() + SILENCE_SECONDS
         return self._kernels or []
-
-
-def _hangs(device: Device) -> Row:
-    return {
-        "what": f"{device.name} ({device_id(device)}) does not answer",
-        "why": "the GPU or its driver hangs",
-        "fix": "see `sudo dmesg | grep -i -e amdgpu -e nvrm | tail`; a hung GPU needs a restart",
-    }
 
 
 def _told(kernel: Row) -> Row:

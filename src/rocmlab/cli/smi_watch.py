@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import sys
 import termios
@@ -12,13 +11,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
+from rocmlab.cli import guard
 from rocmlab.telemetry import smi_text
 
 TYPE_CHECKING = False  # `typing` itself would cost milliseconds
 if TYPE_CHECKING:
     from typing import Any
 
-    from rocmlab.cli.smi_feed import Feed
+    from rocmlab.cli.smi_reader import ViewReader
     from rocmlab.telemetry.smi import View
     from rocmlab.telemetry.smi_text import Line
 
@@ -32,11 +32,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGWINCH, signal
 KEYS_TO_END = (b"q", b"Q", b"\x03")
 
 
-def watch(feed: Feed, seconds: float, draw: Draw, *, coloured: bool, plain: bool) -> int:
+def watch(reader: ViewReader, seconds: float, draw: Draw, *, coloured: bool, plain: bool) -> int:
     """Redraw every `seconds`, and when the window changes, until q, Ctrl-C or SIGTERM; return the exit code."""
     screen = _Screen(draw, coloured, plain)
     with _signals() as heard, screen:
-        ended_by = _loop(feed, seconds, screen, heard)
+        ended_by = _loop(reader, seconds, screen, heard)
     screen.leave_last_view()
     if ended_by not in (None, signal.SIGINT):
         signal.signal(ended_by, signal.SIG_DFL)
@@ -111,7 +111,7 @@ class _Screen:
             return KEYS_TO_END[0]
 
     def pause(self) -> None:
-        """Stop as Ctrl-Z asks, with the terminal as it was; go on when told to."""
+        """Suspend for Ctrl-Z, with the terminal restored; continue after SIGCONT."""
         self.__exit__()
         os.kill(os.getpid(), signal.SIGSTOP)
         self.__enter__()
@@ -135,31 +135,31 @@ def _signals() -> Iterator[int]:
         os.close(waking)
 
 
-def _loop(feed: Feed, seconds: float, screen: _Screen, heard: int) -> signal.Signals | None:
+def _loop(reader: ViewReader, seconds: float, screen: _Screen, heard: int) -> signal.Signals | None:
     """Draw until a key or a signal ends it; return that signal."""
     due = time.monotonic()  # when to ask next
     while True:
         now = time.monotonic()
-        if now >= due and not feed.is_asked:
-            feed.ask()
+        if now >= due and not reader.is_asked:
+            reader.ask()
             due = max(due + seconds, now)
-        until = feed.deadline() if feed.is_asked else due
-        ready = select.select([feed.receiving, heard, *screen.keys], [], [], max(0.0, until - now) + 0.001)[0]
+        until = reader.deadline() if reader.is_asked else due
+        ready = guard.readable([reader.receiving, heard, *screen.keys], max(0.0, until - now) + 0.001)
         if heard in ready:
             for number in os.read(heard, 64):
                 if (ended_by := _act(signal.Signals(number), screen)) is not None:
                     return ended_by
         if screen.keys and screen.keys[0] in ready and screen.key() in KEYS_TO_END:
             return None
-        if feed.receiving in ready:
-            screen.view = feed.take() or screen.view
+        if reader.receiving in ready:
+            screen.view = reader.take() or screen.view
             screen.show()
-        elif feed.is_overdue():
-            _say_overdue(feed, screen)
+        elif reader.is_overdue():
+            _say_overdue(reader, screen)
 
 
 def _act(number: signal.Signals, screen: _Screen) -> signal.Signals | None:
-    """Do what a signal asks for; return it if that is to end."""
+    """Handle a signal; return it if it ends the program."""
     if number == signal.SIGWINCH:
         screen.show()
     elif number == signal.SIGTSTP:
@@ -169,15 +169,15 @@ def _act(number: signal.Signals, screen: _Screen) -> signal.Signals | None:
     return None
 
 
-def _say_overdue(feed: Feed, screen: _Screen) -> None:
-    """Show what hangs below what was seen last, and go on waiting.
+def _say_overdue(reader: ViewReader, screen: _Screen) -> None:
+    """Show what hangs below what was seen last, and continue waiting.
 
     Raises:
         RocmlabError: nothing was seen yet.
     """
-    problem = feed.overdue()
+    problem = reader.overdue()
     if screen.view is None:
         raise problem
-    screen.view = replace(screen.view, problems=[dict(vars(problem.problem))])
+    screen.view = replace(screen.view, problems=[problem.problem.as_dict()])
     screen.show()
-    feed.wait_on()
+    reader.wait_on()

@@ -35,11 +35,11 @@ class Consent:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add `--force` and `--when idle`."""
-    parser.add_argument("--force", action="store_true", help="even if notebooks or runs end with it (or FORCE=1)")
+    parser.add_argument("--force", action="store_true", help="even if this ends notebooks or runs (or FORCE=1)")
     parser.add_argument("--when", choices=["idle"], help="wait until nothing computes, then do it (or WHEN=idle)")
 
 
-def truth(name: str) -> bool:
+def flag(name: str) -> bool:
     """Return whether a variable such as FORCE, which make passes, is true; raise RocmlabError if it is neither."""
     value = os.environ.get(name, "")
     found = TRUTH.get(value.strip().lower())
@@ -51,7 +51,7 @@ def truth(name: str) -> bool:
 
 
 def consent(chosen: argparse.Namespace) -> Consent:
-    """Return what the options say, or FORCE and WHEN, which is how make passes them.
+    """Return the options' values, or those of FORCE and WHEN, which is how make passes them.
 
     Raises:
         RocmlabError: WHEN is not `idle`, or FORCE is neither yes nor no.
@@ -59,7 +59,7 @@ def consent(chosen: argparse.Namespace) -> Consent:
     when = chosen.when or os.environ.get("WHEN", "")
     if when not in ("", "idle"):
         raise RocmlabError(f"invalid WHEN={when}", "the only value is idle: wait until nothing computes", "WHEN=idle")
-    return Consent(chosen.force or truth("FORCE"), when == "idle")
+    return Consent(chosen.force or flag("FORCE"), when == "idle")
 
 
 def given(chosen: argparse.Namespace) -> list[str]:
@@ -140,7 +140,7 @@ def _announce(ended: list[busy.Work], unknown: str, stop: Stop, say: Say) -> Non
 def _refusal(blocking: list[busy.Work], ended: list[busy.Work], stop: Stop) -> LabIsBusy:
     from rocmlab.stack import busy
 
-    count = f"{len(blocking)} thing{'s' * (len(blocking) != 1)} run{'s' * (len(blocking) == 1)} in it"
+    count = f"{len(blocking)} task{'s' * (len(blocking) != 1)} run{'s' * (len(blocking) == 1)} in it"
     others = [work for work in ended if work not in blocking]
     why = [busy.lines(blocking), *([f"and idle: {busy.lines(others)}"] if others else []), LOST]
     return LabIsBusy(
@@ -155,6 +155,6 @@ def _unknown(unknown: str, stop: Stop) -> LabIsBusy:
     return LabIsBusy(
         f"{stop.command} {stop.does} the lab, and it is not known what runs in it",
         "\n".join([unknown, *([stop.note] if stop.note else [])]),
-        f"make logs shows what it does; {stop.command} FORCE=1 does it all the same",
+        f"make logs shows what it does; {stop.command} FORCE=1 does it anyway",
         exit_code=1,
     )

@@ -1,12 +1,15 @@
-"""Devices as text, the same in every verb."""
+"""Devices as text, the same in every command."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
-Row = Mapping[str, Any]
-LABELS = {"rocm": "HIP", "cuda": "CUDA", "metal": "Metal", "cpu": "CPU"}
+from rocmlab.telemetry.smi_cells import number, short_name
+
+TYPE_CHECKING = False  # `typing` itself would cost milliseconds
+if TYPE_CHECKING:
+    from rocmlab.telemetry.smi_cells import Row
+
 GAP = "  "
 INDENT = " " * 7
 EVERY = "every GPU: "
@@ -38,12 +41,9 @@ def gibibytes(count: int | None) -> str:
 
 def device_lines(devices: Iterable[Row]) -> list[str]:
     """Return one short line a device, in aligned columns; empty columns are omitted."""
-    rows = [_short(device) for device in devices]
-    if not rows:
-        return []
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    kept = [column for column, width in enumerate(widths) if width]
-    return [GAP.join(row[column].ljust(widths[column]) for column in kept).rstrip() for row in rows]
+    from rocmlab.base.formatting import aligned
+
+    return aligned([_short(device) for device in devices])
 
 
 def _short(device: Row) -> tuple[str, ...]:
@@ -51,7 +51,7 @@ def _short(device: Row) -> tuple[str, ...]:
     if not device["is_usable"]:
         state = f"{state} not usable: {device['why_not']}".strip()
     return (
-        _number(device),
+        number(device),
         device["name"],
         device.get("gfx") or "",
         _memory(device) if device["backend"] != "cpu" else "",
@@ -72,7 +72,7 @@ def table_lines(devices: Sequence[Row], width: int = DEFAULT_WIDTH) -> list[str]
     cells = [_cells(device) for device in devices]
     used = [name for name in COLUMNS if any(row[name] for row in cells)]
     shown = _fitting(cells, used, _common(devices, cells, list(FIRST_TO_LEAVE)), width)
-    name_width = _name_width(cells, shown, width)
+    name_width = max(MIN_NAME, _room_for_names(cells, shown, width))
     for row in cells:
         row["name"] = _cut(row["name"], name_width) if "name" in shown else row["name"]
     widths = {name: max(len(COLUMNS[name][0]), *(len(row[name]) for row in cells)) for name in shown}
@@ -85,8 +85,8 @@ def table_lines(devices: Sequence[Row], width: int = DEFAULT_WIDTH) -> list[str]
         if reason and len(f"no: {reason}") <= room:
             row["usable"], reason = f"no: {reason}", ""
         lines.append(_line(row, widths))
-        said = common if device["backend"] != "cpu" else {}
-        below = [_labelled(name, row[name]) for name in left_out if row[name] and name not in said]
+        shared = common if device["backend"] != "cpu" else {}
+        below = [_labelled(name, row[name]) for name in left_out if row[name] and name not in shared]
         lines += _wrapped(below, width)
         lines += _wrapped(_reading(device.get("sample") or {}), width)
         lines += _wrapped_text(f"not usable: {reason}", width) if reason else []
@@ -106,7 +106,7 @@ def _cells(device: Row) -> dict[str, str]:
     units, smi = device.get("compute_units"), device.get("smi_index")
     is_cpu = device["backend"] == "cpu"
     return {
-        "number": _number(device),
+        "number": number(device),
         "smi": "" if smi is None else str(smi),
         "pci": device.get("pci_address") or "",
         "render": (device.get("render_node") or "").removeprefix("/dev/dri/"),
@@ -120,11 +120,6 @@ def _cells(device: Row) -> dict[str, str]:
         "usable": "yes" if device["is_usable"] else "no",
         "why_not": "" if device["is_usable"] else str(device["why_not"]),
     }
-
-
-def _number(device: Row) -> str:
-    number = "" if device["backend"] == "cpu" else " -" if device["index"] is None else f" {device['index']}"
-    return LABELS[device["backend"]] + number
 
 
 def _memory(device: Row) -> str:
@@ -173,10 +168,6 @@ def _width(cells: Sequence[Mapping[str, str]], shown: list[str]) -> int:
     return sum(columns) + len(GAP) * max(0, len(columns) - 1)
 
 
-def _name_width(cells: Sequence[Mapping[str, str]], shown: list[str], width: int) -> int:
-    return max(MIN_NAME, _room_for_names(cells, shown, width))
-
-
 def _room_for_names(cells: Sequence[Mapping[str, str]], shown: list[str], width: int) -> int:
     return _longest_name(cells) - max(0, _width(cells, shown) - width)
 
@@ -186,7 +177,7 @@ def _longest_name(cells: Sequence[Mapping[str, str]]) -> int:
 
 
 def _cut(name: str, width: int) -> str:
-    for text in (name, name.removeprefix("AMD ").removeprefix("NVIDIA ")):
+    for text in (name, short_name(name)):
         if len(text) <= width:
             return text
     return text[: width - 2] + ".."
@@ -239,9 +230,9 @@ def problem_lines(problem: Row, width: int = DEFAULT_WIDTH) -> list[str]:
 
 
 def _reading(sample: Row) -> list[str]:
-    """Return a sample in a few words; unknown values are omitted."""
+    """Return a sample in short; unknown values are omitted."""
 
-    def word(form: str, value: float | None) -> str:
+    def formatted(form: str, value: float | None) -> str:
         return "" if value is None else form.format(value)
 
     if sample.get("is_asleep"):
@@ -249,18 +240,15 @@ def _reading(sample: Row) -> list[str]:
     used, total = sample.get("vram_used_bytes"), sample.get("vram_total_bytes")
     if total is None or (sample.get("gtt_used_bytes") and not used):
         used, total = sample.get("gtt_used_bytes"), sample.get("gtt_total_bytes")
-    cap = sample.get("power_cap_watts")
-    words = [
-        word("busy {:.0f} %", sample.get("busy_percent")),
+    cap, hertz = sample.get("power_cap_watts"), sample.get("core_clock_hertz")
+    cells = [
+        formatted("busy {:.0f} %", sample.get("busy_percent")),
         f"memory {used / 2**30:.1f} of {gibibytes(total)}" if used is not None and total else "",
-        word("{:.0f}", sample.get("power_watts")) + (word(" of {:.0f}", cap) if sample.get("power_watts") else ""),
-        word("edge {:.0f} C", sample.get("edge_celsius")),
-        word("junction {:.0f} C", sample.get("junction_celsius")),
-        word("{:.0f} MHz", _megahertz(sample.get("core_clock_hertz"))),
+        formatted("{:.0f}", sample.get("power_watts"))
+        + (formatted(" of {:.0f}", cap) if sample.get("power_watts") else ""),
+        formatted("edge {:.0f} C", sample.get("edge_celsius")),
+        formatted("junction {:.0f} C", sample.get("junction_celsius")),
+        formatted("{:.0f} MHz", None if hertz is None else hertz / 1e6),
     ]
-    words[2] = f"{words[2]} W" if words[2] else ""
-    return [text for text in words if text]
-
-
-def _megahertz(hertz: int | None) -> float | None:
-    return None if hertz is None else hertz / 1e6
+    cells[2] = f"{cells[2]} W" if cells[2] else ""
+    return [text for text in cells if text]

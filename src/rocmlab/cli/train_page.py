@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from rocmlab.benchmarking.rows import span, text
+
 Json = Mapping[str, Any]
 CSP = "default-src 'none'; style-src 'unsafe-inline'"
 WIDTH, LABELS, RIGHT, BAR, GAP, TOP = 860, 190, 100, 15, 16, 24  # pixels
@@ -115,7 +117,7 @@ def _bar(place: Any, value: float, spread: Sequence[float] | None, colour: int, 
         )
     return (
         f'<rect x="{LABELS}" y="{top}" width="{max(1.0, end - LABELS):.1f}" height="{BAR - 2}" rx="2" '
-        f'fill="{COLOURS[colour]}"/>{span}<text x="{reach + 6:.1f}" y="{middle + 4}">{_number(value)}</text>'
+        f'fill="{COLOURS[colour]}"/>{span}<text x="{reach + 6:.1f}" y="{middle + 4}">{text(value)}</text>'
     )
 
 
@@ -214,12 +216,8 @@ def _notebook(row: Json) -> str:
 def _cell(value: float | None, spread: Sequence[float] | None) -> str:
     if value is None:
         return "<td></td>"
-    below = f"<small>{_number(spread[0])} … {_number(spread[1])}</small>" if spread else ""
-    return f"<td class='number'>{_number(value)}{below}</td>"
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    below = f"<small>{span(spread)}</small>" if spread else ""
+    return f"<td class='number'>{text(value)}{below}</td>"
 
 
 def _keys(first: str, second: str) -> str:

@@ -1,6 +1,6 @@
 """The notebooks of `rocmlab bench train --notebooks`: each once with the GPU pinned, and once with all GPUs hidden.
 
-The runner makes the pairs, a run for each side; what is shown is what its `results.json` says of the device that the
+The runner makes the pairs, a run for each side; the table shows the device in its `results.json` that the
 framework itself named. A result that was computed on the CPU is never a GPU's, whatever the job was pinned to.
 """
 
@@ -18,11 +18,11 @@ from statistics import median
 from typing import Any
 
 from rocmlab.base.errors import RocmlabError
+from rocmlab.benchmarking.published import PUBLISHED
 from rocmlab.devices import discover
 from rocmlab.reports.values import used
 from rocmlab.runs.scheduling.chosen import choose_gpus
 from rocmlab.runs.spec import selection
-from rocmlab.training.published import PUBLISHED
 
 Json = Mapping[str, Any]
 WHEN = "published 2019-2022, other hardware"
@@ -33,8 +33,8 @@ class Workload:
     """One notebook: how a short run of it is requested, and which published results are about the same."""
 
     prefix: str
-    short: Mapping[str, Any]  # parameters: epochs enough that the first, which compiles, is left out where it can be
-    tables: tuple[str, ...]  # of `training.published`
+    short: Mapping[str, Any]  # parameters: epochs enough that the first, which compiles, is omitted where it can be
+    tables: tuple[str, ...]  # of `benchmarking.published`
     same: Mapping[str, Any] = field(default_factory=dict)  # parameters of a full run whose defaults go by the device
 
     @property
@@ -114,7 +114,7 @@ def row(one: Workload, jobs: Mapping[str, Sequence[Json]]) -> dict[str, Any]:
 
 
 def _side(side: str, jobs: Sequence[Json]) -> dict[str, Any]:
-    """Return the medians over the runs of one notebook on one side; `problem` says why there are none."""
+    """Return the medians over the runs of one notebook on one side; `problem` explains why there are none."""
     problems = list(filter(None, (_problem(side, job) for job in jobs))) if jobs else ["it was not run"]
     known = [job["recorded"] for job in jobs if _computed_on(job, side)] if not problems else []
     times = [value for recorded in known if (value := recorded.get("microseconds_per_sample"))]
@@ -139,15 +139,15 @@ def _problem(side: str, job: Json) -> str | None:
         error = job["error"] or {}
         return f"{job['status']}: {error.get('name', '')} {error.get('value', '')}".strip()[:300]
     if job["simulated"]:
-        return "simulated, which says nothing about speed"
+        return "simulated, which is no measure of speed"
     if not _computed_on(job, side):
         where = (job["recorded"].get("device") or {}).get("name", "an unknown device")
-        return f"it computed on {where}, which is no result of a {side.upper()}"
+        return f"it computed on {where}, which is not a result of a {side.upper()}"
     return None
 
 
 def _computed_on(job: Json, side: str) -> bool:
-    """Tell whether the framework itself named a device of this side."""
+    """Return whether the framework itself named a device of this side."""
     backend = (job["recorded"].get("device") or {}).get("backend")
     return backend is not None and (backend == "cpu") == (side == "cpu")
 

@@ -2,68 +2,81 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from collections.abc import Sequence
 
 from rocmlab import __version__, doctor
 from rocmlab.cli import stopping
-from rocmlab.cli.main import verb_parser
+from rocmlab.cli.main import command_parser
 from rocmlab.cli.table import device_lines
 from rocmlab.stack import project as projects
 from rocmlab.stack import tokens, versions
 from rocmlab.stack.lab import Lab, Say
 from rocmlab.stack.native import NativeLab
 from rocmlab.stack.project import Project
+from rocmlab.stack.settings import SETTINGS
 
-UNCHANGED = "nothing was changed: the lab runs on with its present settings, and the new ones are not in force"
+UNCHANGED = "nothing was changed: the lab keeps running with its current settings; the new ones are not applied"
 
 
-def main(verb: str, arguments: Sequence[str]) -> int:
-    """Choose, write `.env`, build or install, start, and say where the lab is."""
-    parser = verb_parser(verb)
-    stopping.add_options(parser)
-    consent = stopping.consent(parser.parse_args(arguments))
-    project, renewed = _plan(verb)
+def main(command: str, arguments: Sequence[str]) -> int:
+    """Choose, write `.env`, build or install, start, and print where the lab is."""
+    consent = stopping.consent(build_parser(command).parse_args(arguments))
+    project, renewed = _plan(command)
     announce(project, say)
-    if verb == "up":
+    if command == "up":
         doctor.refuse(doctor.blocking(project))
     while True:
         with projects.locked(project, say):
-            stop = would_stop(project, verb)
+            stop = would_stop(project, command)
         if stop:
             stopping.check(*stop, consent, say)
         try:
-            return start(project, verb, consent, renewed, is_stopped=stop is not None)
+            return start(project, command, consent, renewed, is_stopped=stop is not None)
         except stopping.LabIsBusy:
             if not consent.waits:
                 raise
-            project, renewed = _plan(verb)  # something began to compute while the new version was built
+            project, renewed = _plan(command)  # something began to compute while the new version was built
 
 
-def _plan(verb: str) -> tuple[Project, list[str]]:
+def build_parser(command: str) -> argparse.ArgumentParser:
+    """Return the parser of `rocmlab up` or `rocmlab build`."""
+    width = max(len(each.name) for each in SETTINGS)
+    listed = "\n".join(f"  {each.name:<{width}}  {each.meaning} (default: {each.usual})" for each in SETTINGS)
+    parser = command_parser(
+        command,
+        epilog=f"settings, given as NAME=value behind `make {command}`, in the environment or in .env:\n{listed}\n\n"
+        "docs/settings.md explains how they are remembered.",
+    )
+    stopping.add_options(parser)
+    return parser
+
+
+def _plan(command: str) -> tuple[Project, list[str]]:
     """Decide, and return a line for each token that `up` replaces, because another process held the lab's port."""
-    return projects.plan_anew(projects.find()) if verb == "up" else (projects.plan(projects.find()), [])
+    return projects.plan_again(projects.find()) if command == "up" else (projects.plan(projects.find()), [])
 
 
-def would_stop(project: Project, verb: str) -> tuple[Lab, stopping.Stop] | None:
+def would_stop(project: Project, command: str) -> tuple[Lab, stopping.Stop] | None:
     """Return the running lab that this command would stop or restart, and how; None: it stops nothing."""
-    if verb == "up" and (stop := would_stop_other(project)):
+    if command == "up" and (stop := would_stop_other(project)):
         return stop
     before = projects.before(project)
     changes = changes_environment(project)
-    if (verb == "up" or changes) and projects.restarts(project):
-        return (before or project).lab, stopping.Stop(f"make {verb}", "restarts", ends_runs=changes, note=UNCHANGED)
+    if (command == "up" or changes) and projects.restarts(project):
+        return (before or project).lab, stopping.Stop(f"make {command}", "restarts", ends_runs=changes, note=UNCHANGED)
     if changes:  # no server runs, but headless runs may
         does, note = "changes the environment of", "nothing was changed"
-        return (before or project).lab, stopping.Stop(f"make {verb}", does, ends_runs=True, note=note)
+        return (before or project).lab, stopping.Stop(f"make {command}", does, ends_runs=True, note=note)
     return None
 
 
 def changes_environment(project: Project) -> bool:
     """Return whether a native environment that is there would be changed, under all that runs in it."""
     lab = project.lab
-    return isinstance(lab, NativeLab) and lab.is_built() and not lab.is_prepared()
+    return isinstance(lab, NativeLab) and lab.is_built() and not lab.is_startable()
 
 
 def would_stop_other(project: Project) -> tuple[Lab, stopping.Stop] | None:
@@ -77,7 +90,7 @@ def would_stop_other(project: Project) -> tuple[Lab, stopping.Stop] | None:
 
 
 def start(
-    project: Project, verb: str, consent: stopping.Consent, renewed: list[str], *, is_stopped: bool = False
+    project: Project, command: str, consent: stopping.Consent, renewed: list[str], *, is_stopped: bool = False
 ) -> int:
     """Build what is missing, and start; what has begun to run meanwhile is not stopped.
 
@@ -89,12 +102,12 @@ def start(
     """
     choice = project.choice
     with projects.locked(project, say), projects.settings_kept_on_failure(project):
-        project = projects.prepare(project, say, always=verb == "build")
+        project = projects.prepare(project, say, always=command == "build", only_lab=command == "up")
         if project.choice != choice:
             announce(project, say)
-        if verb == "build":
+        if command == "build":
             return 0
-        if (is_stopped or project.choice != choice) and (stop := would_stop(project, verb)) and not consent.force:
+        if (is_stopped or project.choice != choice) and (stop := would_stop(project, command)) and not consent.force:
             stopping.check(*stop, consent, lambda _: None, may_wait=False)
         projects.stop_other(project, say)
         started = time.monotonic()
@@ -110,13 +123,15 @@ def start(
     how = "is running" if not is_new else "was restarted with the new settings" if was_running else "is ready"
     say(f"JupyterLab {how} ({seconds:.1f} s)")
     if not is_new and project.live_changes:
-        say(f"in force now, without a restart: {' '.join(project.live_changes)}")
+        say(f"applied now, without a restart: {' '.join(project.live_changes)}")
     print(f"\n  {project.url}\n")
     for number, line in enumerate(device_lines(devices)):
         print(f"  {'devices' if number == 0 else '':9} {line}")
     print(f"  {'share':9} {project.lab.share()}")
     print(f"  {'notebooks':9} {project.settings.get('NOTEBOOKS_DIR')}")
-    print("\n  make run-notebooks   run them all headless\n  make down            stop; the share stays")
+    if unfinished := project.lab.unfinished():
+        print(f"  {'kernels':9} {unfinished}")
+    print("\n  make run-notebooks   run them all headless\n  make down            stop; the share is kept")
     return 0
 
 

@@ -6,6 +6,7 @@ that it needs is imported before the checkout moves: what was imported later wou
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import sys
@@ -17,7 +18,7 @@ from pathlib import Path
 from rocmlab import doctor
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cli import stopping, up
-from rocmlab.cli.main import verb_parser
+from rocmlab.cli.main import command_parser
 from rocmlab.cli.up import say
 from rocmlab.stack import busy, envfile, environments, health, process, source, versions
 from rocmlab.stack import project as projects
@@ -29,20 +30,25 @@ from rocmlab.stack.versions import Version
 __all__ = ["busy", "main"]  # `busy` is imported here so that it is this version's
 
 SWITCHED = "upgrade-switched"  # in the state folder while the new version is being started
-KEPT = "nothing was switched: the lab runs on with the version that it has"
+KEPT = "nothing was switched: the lab keeps running with its current version"
 
 
-def main(verb: str, arguments: Sequence[str]) -> int:
+def main(command: str, arguments: Sequence[str]) -> int:
     """Upgrade or roll back; exit code 1 where the other version does not work and this one runs again."""
-    parser = verb_parser(verb)
-    stopping.add_options(parser)
-    if verb == "upgrade":
-        parser.add_argument("--switch", action="store_true", help="build and start what is checked out")
-    chosen = parser.parse_args(arguments)
+    chosen = build_parser(command).parse_args(arguments)
     consent = stopping.consent(chosen)
-    if verb == "rollback":
+    if command == "rollback":
         return _rollback(consent)
     return _switch(consent) if chosen.switch else _upgrade(consent, stopping.given(chosen))
+
+
+def build_parser(command: str) -> argparse.ArgumentParser:
+    """Return the parser of `rocmlab upgrade` or `rocmlab rollback`."""
+    parser = command_parser(command)
+    stopping.add_options(parser)
+    if command == "upgrade":
+        parser.add_argument("--switch", action="store_true", help="build and start what is checked out")
+    return parser
 
 
 # -- upgrade ---------------------------------------------------------------------------------------------------------
@@ -60,7 +66,7 @@ def _upgrade(consent: stopping.Consent, given: Sequence[str]) -> int:
         if target != present:
             source.check_clean(folder)
     _show_changes(folder, before, target)
-    if target and target == before.commit == present and projects.plan(folder).lab.is_prepared():
+    if target and target == before.commit == present and projects.plan(folder).lab.is_startable():
         say("this is the newest version already, and it is built")
         return 0
     stop = stopping.Stop("make upgrade", "restarts", ends_runs=True, note=KEPT)
@@ -74,7 +80,7 @@ def _upgrade(consent: stopping.Consent, given: Sequence[str]) -> int:
     except (RocmlabError, OSError, KeyboardInterrupt) as err:
         attempt.start_again(was_running)
         raise RocmlabError(
-            f"the upgrade did not succeed, and {attempt.outcome('the version before')}",
+            f"the upgrade did not succeed, and {attempt.outcome('the previous version')}",
             str(err) or "it was interrupted",
             "the messages above explain it; nothing was lost, and `make upgrade` may be repeated",
             exit_code=1,
@@ -93,7 +99,7 @@ def _running_version(project: Project) -> Version:
         label = '{{index .Config.Labels "org.opencontainers.image.revision"}}'
         code, found = project.lab.engine("image", "inspect", "--format", label, project.lab.image)
         commit = found.strip() if code == 0 else ""
-    elif not project.lab.is_prepared():
+    elif not project.lab.is_startable():
         commit = source.before_pull(folder)
     found_here = versions.here(project, commit or source.head(folder))
     return Version("", found_here.commit, found_here.runtime, found_here.image, found_here.environment)
@@ -117,7 +123,7 @@ class Attempt:
     version: str  # the commit of the running version; another one after a `git pull`
     saved: list[source.Saved] = field(default_factory=list)
     has_moved: bool = False  # the checkout, or it may have
-    problems: list[str] = field(default_factory=list)  # what could not be put back
+    problems: list[str] = field(default_factory=list)  # what could not be restored
 
     def __post_init__(self) -> None:
         """Remember what is there now."""
@@ -142,6 +148,8 @@ class Attempt:
             RocmlabError: the checkout cannot be moved, or the other version's command failed.
         """
         if target:
+            if isinstance(self.project.lab, NativeLab):
+                self.project.lab.installer.end()  # it would go on with files of both versions
             self.has_moved = True
             self.saved = source.move(self.folder, target)
             _name(self.saved)
@@ -162,7 +170,7 @@ class Attempt:
         """Say whether a version is in place again; what is not has been named."""
         if self.problems:
             return f"not all of {what} could be put back"
-        return f"{what} is in place again"
+        return f"{what} is restored"
 
     def _put_back(self) -> None:
         """Undo every part by itself: one that fails is named, and keeps no other one from being put back."""
@@ -173,10 +181,10 @@ class Attempt:
         for path, text in self.texts.items():
             self._try(f"{path.name} stays as it is", lambda path=path, text=text: _write_back(path, text))  # type: ignore[misc]
         if isinstance(lab, ContainerLab):
-            self._try("the images keep the names that they have now", lambda: lab.name_images(*self.images))
+            self._try("the images keep their current names", lambda: lab.name_images(*self.images))
         elif self.environment is not None:
             self._try(".venv stays as it is", self._link_back)
-            self._try("what is unused stays", self._remove_unused)
+            self._try("unused environments are kept", self._remove_unused)
 
     def _try(self, what: str, step: Callable[[], None]) -> None:
         try:
@@ -208,13 +216,13 @@ class Attempt:
             environments.switch(self.folder, moved)
 
     def start_again(self, was_running: bool) -> None:
-        """Start the lab of the version before, if it was stopped; not where the old one still runs."""
+        """Start the lab of the previous version, if it was stopped; not where the old one still runs."""
         if not self.marker.exists():
             return
         self.marker.unlink(missing_ok=True)
         if not was_running:
             return
-        say("starting the version before again")
+        say("starting the previous version again")
         present = source.head(self.folder)
         if self.version and present != self.version:
             say(f"the checkout is at {present[: source.LETTERS]}; that version's is {self.version[: source.LETTERS]}")
@@ -268,7 +276,7 @@ def _rocmlab(folder: Path, arguments: Sequence[str]) -> int:
 
 
 def _after(project: Project, before: Version) -> None:
-    """Say what runs now, and make sure that the version before is known."""
+    """Say what runs now, and make sure that the previous version is known."""
     settings = project.settings
     (settings.state / SWITCHED).unlink(missing_ok=True)
     current, previous = versions.read(settings)
@@ -289,7 +297,7 @@ def _after(project: Project, before: Version) -> None:
 
 def _switch(consent: stopping.Consent) -> int:
     """Build what is checked out next to the lab that runs, start it in its place, and check it."""
-    project, renewed = projects.plan_anew(projects.find())
+    project, renewed = projects.plan_again(projects.find())
     up.announce(project, say)
     doctor.refuse(doctor.blocking(project))
     lab = project.lab
@@ -353,7 +361,7 @@ def _rollback(consent: stopping.Consent) -> int:
         attempt.start_again(was_running)
         why = str(err) or "it was interrupted"
         fix = "the messages above explain it; make logs"
-        outcome = attempt.outcome("the present one")
+        outcome = attempt.outcome("the current one")
         raise RocmlabError(f"the previous version does not start, and {outcome}", why, fix, exit_code=1) from err
     attempt.marker.unlink(missing_ok=True)
     versions.write(project.settings, previous, current)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rocmlab.devices import gpu_metrics, roots, sensors
 from rocmlab.devices.kept_file import KeptFile, read_all
-from rocmlab.devices.model import Device, Sample
+from rocmlab.devices.model import Sample
 from rocmlab.devices.sensors import FAN, RULES, Source, source
 
 TYPE_CHECKING = False  # `typing` itself would cost milliseconds at each start
@@ -28,24 +28,12 @@ NAMES = tuple(field.name for field in fields(Sample))
 THROTTLE, ENERGY = "throttle_reasons", "energy_joules"
 
 
-def read(device: Device, root: Path) -> Sample:
-    """Return what a device reports now; whatever cannot be read, or cannot be true, is None.
-
-    A sleeping device is not woken. A partition other than the first has no sensors of its own: those of the whole GPU
-    are reported by partition 0, so that nothing counts twice.
-    """
-    folder = sensors.find_folder(device, root)
-    if folder is None:
-        return Sample(time.time())
-    reader = CardReader(folder, root)
-    try:
-        return reader.read()
-    finally:
-        reader.close()
-
-
 class CardReader:
-    """Reads one GPU through descriptors that stay open."""
+    """Reads one GPU through descriptors that stay open; whatever cannot be read, or cannot be true, is None.
+
+    A partition other than the first has no sensors of its own: those of the whole GPU are reported by partition 0, so
+    that nothing counts twice.
+    """
 
     def __init__(
         self, folder: Path, root: Path, errors_seconds: float = 0.0, fields: Collection[str] | None = None
@@ -98,7 +86,7 @@ class CardReader:
     def _new_stamp(self) -> tuple[int, int] | None:
         """Return what changes when the folder is replaced or gets other files; None where there is none.
 
-        A simulated host is asked, whose deleted files can still be read. A real card that is gone fails every reading.
+        A simulated host is checked, since its deleted files can still be read. A removed real card fails every reading.
         """
         try:
             found = os.fstat(self._folder_handle)
@@ -242,7 +230,7 @@ class _Card:
 
 
 class _Table:
-    """The table `gpu_metrics`: read only where it tells what no file does, or counts energy."""
+    """The table `gpu_metrics`: read only for values that no file has, or for energy."""
 
     def __init__(self, path: Path, fields: Collection[str] | None) -> None:
         self.energy_joules: float | None = None
@@ -267,7 +255,7 @@ class _Table:
             self._content = None  # what was taken from it has just been overwritten
 
     def read(self, is_announced: bool, values: dict[str, Any]) -> None:
-        """Add what the table tells to the fields of a Sample."""
+        """Add the table's values to the fields of a Sample."""
         if not self._is_useful or not (self._wanted or self._wants_all):
             self.is_readable = False
             return

@@ -23,7 +23,7 @@ PCI_ID = re.compile(r"([0-9a-fA-F]{1,4}):([0-9a-fA-F]{1,4})")
 
 @dataclass
 class Card:
-    """What one PCI (or partition) device folder says of itself."""
+    """The content of one PCI (or partition) device folder."""
 
     folder: str
     address: str | None = None  # None for the extra render nodes of partitions (platform devices amdgpu_xcp_N)

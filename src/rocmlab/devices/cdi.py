@@ -47,13 +47,7 @@ def _of_card(device: Device, devices: Sequence[Device]) -> list[Device]:
 
 
 def specification(devices: Sequence[Device], root: Path, *, group_ids: bool = True) -> dict[str, Any]:
-    """Return the specification of these GPUs.
-
-    Args:
-        devices: AMD GPUs; their nodes must be there.
-        root: the host.
-        group_ids: whether to add the nodes' groups to the container's process, which needs CDI 0.7.0.
-    """
+    """Return the specification of these GPUs, whose nodes must be there; `group_ids` needs CDI 0.7.0."""
     gpus = [device for device in devices if device.backend == "rocm" and device.render_node]
     ordered = sorted(gpus, key=lambda device: (_address(device), device.partition or 0))
     named: list[dict[str, Any]] = []
@@ -160,23 +154,23 @@ def problems(found: object) -> list[str]:
     """
     if not isinstance(found, dict):
         return ["it is not an object"]
-    said = [f"it lacks {key}" for key in ("cdiVersion", "kind", "devices") if key not in found]
-    said += [f"{key} is not part of a specification" for key in found if key not in SPECIFICATION_KEYS]
+    faults = [f"it lacks {key}" for key in ("cdiVersion", "kind", "devices") if key not in found]
+    faults += [f"{key} is not part of a specification" for key in found if key not in SPECIFICATION_KEYS]
     if "cdiVersion" in found and found["cdiVersion"] not in VERSIONS:
-        said.append(f"cdiVersion {found['cdiVersion']!r} is not one of {', '.join(VERSIONS)}")
+        faults.append(f"cdiVersion {found['cdiVersion']!r} is not one of {', '.join(VERSIONS)}")
     if "kind" in found and not (isinstance(found["kind"], str) and KIND_FORM.fullmatch(found["kind"])):
-        said.append(f"kind {found['kind']!r} is not vendor/class")
-    said += _edits_problems("the specification", found.get("containerEdits", {}))
+        faults.append(f"kind {found['kind']!r} is not vendor/class")
+    faults += _edits_problems("the specification", found.get("containerEdits", {}))
     devices = found.get("devices", [])
     if not isinstance(devices, list) or ("devices" in found and not devices):
-        return [*said, "devices is not a list with at least one device"]
+        return [*faults, "devices is not a list with at least one device"]
     for number, entry in enumerate(devices):
-        said += _device_problems(number, entry)
+        faults += _device_problems(number, entry)
     names = [entry["name"] for entry in devices if isinstance(entry, dict) and isinstance(entry.get("name"), str)]
-    said += [f"the name {name} is given twice" for name in dict.fromkeys(names) if names.count(name) > 1]
-    if not said and _number(found["cdiVersion"]) < _number(oldest_version(found)):
-        said.append(f"cdiVersion {found['cdiVersion']} is too low: it uses what {oldest_version(found)} brought")
-    return said
+    faults += [f"the name {name} is given twice" for name in dict.fromkeys(names) if names.count(name) > 1]
+    if not faults and _number(found["cdiVersion"]) < _number(oldest_version(found)):
+        faults.append(f"cdiVersion {found['cdiVersion']} is too low: it uses what {oldest_version(found)} brought")
+    return faults
 
 
 def _number(version: str) -> tuple[int, ...]:
@@ -189,36 +183,38 @@ def _device_problems(number: int, entry: object) -> list[str]:
     name = entry.get("name")
     if not isinstance(name, str) or not NAME.fullmatch(name):
         return [f"device {number} has the name {name!r}, which is not letters, digits and _ - . : between them"]
-    said = [f"device {name}: {key} is unknown" for key in entry if key not in ("name", "annotations", "containerEdits")]
+    faults = [
+        f"device {name}: {key} is unknown" for key in entry if key not in ("name", "annotations", "containerEdits")
+    ]
     if "containerEdits" not in entry:
-        return [*said, f"device {name} lacks containerEdits"]
-    return said + _edits_problems(f"device {name}", entry["containerEdits"])
+        return [*faults, f"device {name} lacks containerEdits"]
+    return faults + _edits_problems(f"device {name}", entry["containerEdits"])
 
 
 def _edits_problems(where: str, edits: object) -> list[str]:
     if not isinstance(edits, dict):
         return [f"{where}: containerEdits is not an object"]
-    said = [f"{where}: {key} is unknown" for key in edits if key not in EDIT_KEYS]
+    faults = [f"{where}: {key} is unknown" for key in edits if key not in EDIT_KEYS]
     listed = {key: edits.get(key, []) for key in ("deviceNodes", "additionalGids", "env")}
-    said += [f"{where}: {key} is not a list" for key, value in listed.items() if not isinstance(value, list)]
-    if said:
-        return said
-    said += [f"{where}: additionalGids has {gid!r}" for gid in listed["additionalGids"] if not _is_id(gid)]
-    said += [f"{where}: env has {text!r}" for text in listed["env"] if not isinstance(text, str) or "=" not in text]
+    faults += [f"{where}: {key} is not a list" for key, value in listed.items() if not isinstance(value, list)]
+    if faults:
+        return faults
+    faults += [f"{where}: additionalGids has {gid!r}" for gid in listed["additionalGids"] if not _is_id(gid)]
+    faults += [f"{where}: env has {text!r}" for text in listed["env"] if not isinstance(text, str) or "=" not in text]
     for node in listed["deviceNodes"]:
-        said += [f"{where}: {reason}" for reason in _node_problems(node)]
-    return said
+        faults += [f"{where}: {reason}" for reason in _node_problems(node)]
+    return faults
 
 
 def _node_problems(node: object) -> list[str]:
     if not isinstance(node, dict) or not isinstance(node.get("path"), str) or not node["path"].startswith("/"):
         return ["a device node has no absolute path"]
     path = node["path"]
-    said = [f"{path}: {key} is unknown" for key in node if key not in NODE_KEYS]
-    said += [f"{path}: {key} is {node[key]!r}" for key in NODE_NUMBERS if key in node and not _is_id(node[key])]
+    faults = [f"{path}: {key} is unknown" for key in node if key not in NODE_KEYS]
+    faults += [f"{path}: {key} is {node[key]!r}" for key in NODE_NUMBERS if key in node and not _is_id(node[key])]
     if not set(str(node.get("permissions", ""))) <= set("rwm"):
-        said.append(f"{path}: permissions {node['permissions']!r} are not made of r, w and m")
-    return said
+        faults.append(f"{path}: permissions {node['permissions']!r} are not made of r, w and m")
+    return faults
 
 
 def _is_id(value: object) -> bool:
@@ -231,21 +227,21 @@ def differences(found: Mapping[str, Any], expected: Mapping[str, Any]) -> list[s
         return [f"it is for {found['kind']}, not for {expected['kind']}"]
     ours = {entry["name"]: entry["containerEdits"] for entry in expected["devices"]}
     theirs = {entry["name"]: entry["containerEdits"] for entry in found["devices"]}
-    said = [f"{name} is missing" for name in ours if name not in theirs]
-    said += [f"{name} is not a GPU of this host" for name in theirs if name not in ours]
+    faults = [f"{name} is missing" for name in ours if name not in theirs]
+    faults += [f"{name} is not a GPU of this host" for name in theirs if name not in ours]
     for name in ours:
         if name in theirs:
-            said += [f"{name}: {reason}" for reason in _node_differences(theirs[name], ours[name])]
-    return said
+            faults += [f"{name}: {reason}" for reason in _node_differences(theirs[name], ours[name])]
+    return faults
 
 
 def _node_differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
     here = {node["path"]: node for node in ours.get("deviceNodes", [])}
     there = {node["path"]: node for node in theirs.get("deviceNodes", [])}
-    said = [f"{path} is missing" for path in here if path not in there]
-    said += [f"{path} does not belong to it" for path in there if path not in here]
+    faults = [f"{path} is missing" for path in here if path not in there]
+    faults += [f"{path} does not belong to it" for path in there if path not in here]
     for path, node in here.items():
         for key in ("uid", "gid", "fileMode"):
             if path in there and there[path].get(key) != node[key]:
-                said.append(f"{path} has {key} {there[path].get(key)}, and the node here has {node[key]}")
-    return said
+                faults.append(f"{path} has {key} {there[path].get(key)}, and the node here has {node[key]}")
+    return faults

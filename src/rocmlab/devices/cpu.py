@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import time
 from pathlib import Path
 
 from rocmlab.base import cores
-from rocmlab.devices.model import Device, Sample
+from rocmlab.devices.model import Device
 from rocmlab.devices.roots import is_simulated, read_bytes, read_text
 
 FIRST_PROCESSOR_BYTES = 4096  # /proc/cpuinfo repeats itself for each core, and costs time for each
@@ -34,17 +33,9 @@ class Cpu:
             )
         ]
 
-    def sample(self, device: Device, root: Path) -> Sample:
-        """Return the host's memory in use; load needs two readings and is left to a sampler.
-
-        Source: `/proc/meminfo`; in use is MemTotal - MemAvailable.
-        """
-        used, total = memory_in_use(read_text(root / "proc/meminfo") or "")
-        return Sample(time_seconds=time.time(), gtt_used_bytes=used, gtt_total_bytes=total)
-
 
 def memory_in_use(text: str) -> tuple[int | None, int | None]:
-    """Return used and total bytes of memory by the text of `/proc/meminfo`."""
+    """Return used (MemTotal - MemAvailable) and total bytes of memory by the text of `/proc/meminfo`."""
     memory = _memory(text)
     total, available = memory.get("MemTotal"), memory.get("MemAvailable")
     used = total - available if total is not None and available is not None and available <= total else None
@@ -64,6 +55,6 @@ def _name(root: Path) -> str:
 
 
 def _memory(text: str) -> dict[str, int]:
-    """Return what `/proc/meminfo` says first of, in bytes: what there is and what can be had."""
+    """Return total and available memory in bytes, from `/proc/meminfo`."""
     pairs = re.findall(r"^(Mem\w+):[ \t]+([0-9]{1,15}) kB$", text, re.MULTILINE | re.ASCII)
     return {key: int(value) * 1024 for key, value in pairs}

@@ -5,11 +5,10 @@ Inside a container NVML lists the GPUs that were passed to it, numbered from 0, 
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 from rocmlab.devices import roots
-from rocmlab.devices.model import Device, Sample
+from rocmlab.devices.model import Device
 
 TYPE_CHECKING = False  # `typing` itself would cost milliseconds at each start
 if TYPE_CHECKING:
@@ -40,19 +39,6 @@ class Cuda:
         roots.announce_only("NVIDIA's driver (libnvidia-ml.so.1)")
         with nvml.session() as library:
             return [] if library is None else listed(library)
-
-    def sample(self, device: Device, root: Path) -> Sample:
-        """Return one reading by NVML; the GPU is found again by its UUID."""
-        if roots.is_simulated(root) or not has_driver(root):
-            return Sample(time_seconds=time.time())
-        from rocmlab.devices import nvml
-
-        roots.announce_only("NVIDIA's driver (libnvidia-ml.so.1)")
-        with nvml.session() as library:
-            for _, handle in library.handles() if library else ():
-                if library and library.text("nvmlDeviceGetUUID", handle) == device.unique_id:
-                    return Sample(time_seconds=time.time(), **library.reading(handle))
-        return Sample(time_seconds=time.time())
 
 
 def listed(library: Nvml) -> list[Device]:

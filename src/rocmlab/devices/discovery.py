@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from rocmlab.devices.model import Backend, Device, Sample
 from rocmlab.devices.rocm import Rocm
 from rocmlab.devices.roots import is_simulated, system_root
 
-MASKS = (  # names, or how they begin, of what `visibility` has a say in; it is imported only for them
+MASKS = (  # names, or how they begin, of the variables that `visibility` reads; it is imported only for them
     "HSA_OVERRIDE_GFX_VERSION",
     "HIP_VISIBLE_DEVICES",
     "ROCR_VISIBLE_DEVICES",
@@ -29,9 +30,7 @@ ALL: tuple[Backend, ...] = (ROCM, Cuda(), Metal(), Cpu())
 def discover(root: Path | None = None, environment: Mapping[str, str] | None = None) -> list[Device]:
     """Return every device: usable GPUs first, then GPUs this process cannot use, the CPU last.
 
-    Args:
-        root: the host, by default `$ROCMLAB_ROOT` or `/`.
-        environment: whose visibility masks hide GPUs, by default this process's own.
+    The root is by default `$ROCMLAB_ROOT` or `/`, the environment, whose masks hide GPUs, that of this process.
     """
     return survey(root, environment)[0]
 
@@ -71,6 +70,14 @@ def _no_host(root: Path) -> list[Problem]:
 
 
 def sample(device: Device, root: Path | None = None) -> Sample:
-    """Read one device; whatever cannot be read is None."""
-    backend = next(backend for backend in ALL if backend.name == device.backend)
-    return backend.sample(device, root or system_root())
+    """Read one device; whatever cannot be read is None, as a load that is the difference of two readings."""
+    from contextlib import closing
+
+    from rocmlab.devices.readers import Readers
+
+    with closing(Readers(root or system_root())) as readers:
+        reader = readers.open(device, full=True)
+        if reader is None:
+            return Sample(time.time())
+        with closing(reader):
+            return reader.read()

@@ -17,7 +17,7 @@ HEADER = struct.Struct("<HBB")  # size of the table in bytes, format revision, c
 JOULES_PER_COUNT = 2.0**-16  # of the energy accumulator: 15.259 µJ
 
 # Some firmware gives the PCIe generation as link speed, the other tenths of GT/s, of which 25 is the least there is.
-LINK_GENERATIONS = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0}  # GT/s
+GIGATRANSFERS = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0}  # per second, by PCIe generation
 
 # `name:form` in the order of the structure, after the header. A form is a count (none: one), a code of `struct`, and
 # what makes base units of it: `/N` divides, `MHz` gives hertz, nothing leaves a whole number. Names are those of
@@ -127,7 +127,7 @@ THROTTLERS = {
 
 
 class Metrics(NamedTuple):
-    """What one table says, in base units; None is absent in it or in its revision. Ranges are not checked.
+    """The values of one table, in base units; None is absent in it or in its revision. Ranges are not checked.
 
     The older `throttle_status` differs from chip to chip and is not decoded.
     """
@@ -147,11 +147,11 @@ class Metrics(NamedTuple):
     link_width: int | None = None
     link_speed_gts: float | None = None
     pcie_replays: int | None = None
-    throttle_reasons: tuple[str, ...] | None = None  # empty: it does not throttle; None: the table does not tell
+    throttle_reasons: tuple[str, ...] | None = None  # empty: it does not throttle; None: not in the table
 
 
 def parse(data: bytes) -> Metrics | None:
-    """Return what a table says, or None if it is of an unknown revision, of a wrong size, or cut off.
+    """Parse a table; None if it is of an unknown revision, of a wrong size, or cut off.
 
     Bytes after the table (captures are padded) do not matter. Of a self-describing table that is cut off, the
     attributes before the cut count.
@@ -206,7 +206,7 @@ def throttle_words(bits: int) -> tuple[str, ...]:
 
 @cache
 def provided(revision: tuple[int, int]) -> frozenset[str] | None:
-    """Return which fields of Metrics tables of a revision can tell; None if that is not fixed."""
+    """Return which fields of Metrics a table of a revision has; None if that is not fixed."""
     if revision not in LAYOUTS:
         return None
     others = {"throttle": "throttle_reasons", "link_speed": "link_speed_gts", "energy_count": "energy_joules"}
@@ -302,7 +302,7 @@ def _finished(revision: tuple[int, int], known: dict[str, Any]) -> Metrics:
     """Turn what needs more than a scale into base units."""
     speed = known.pop("link_speed", None)
     if speed:
-        known["link_speed_gts"] = LINK_GENERATIONS.get(speed, speed / 10)
+        known["link_speed_gts"] = GIGATRANSFERS.get(speed, speed / 10)
     bits = known.pop("throttle", None)
     if bits is not None:
         known["throttle_reasons"] = throttle_words(bits)
@@ -310,7 +310,7 @@ def _finished(revision: tuple[int, int], known: dict[str, Any]) -> Metrics:
     if count is not None:
         known["energy_joules"] = count * JOULES_PER_COUNT
     if revision[0] == 2 and known.get("power_watts", 1) < 1:
-        # Some firmware gives watts here, and no socket needs less than one: it cannot be told which.
+        # Some firmware gives watts here, and no socket needs less than one: the unit is unknown.
         del known["power_watts"]
     if revision == (3, 0) and known.get("busy_percent", 0) > 100:
         known["busy_percent"] /= 100  # older firmware gives hundredths, as 2.x does

@@ -18,7 +18,7 @@ PAGE_BYTES = 4096  # most that the kernel puts into one file of sysfs
 MEMORY = 256  # contents whose meaning is remembered: temperatures and clocks come again
 CLOSED = -1
 MAX_FAILURES = 3  # in a row, after which a file rests
-REST_SECONDS = 10.0  # before it is tried again: some never answer, as on cards without a fan
+REST_SECONDS = 10.0  # before it is retried: some never answer, as on cards without a fan
 
 
 class KeptFile:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
-from rocmlab.devices.model import Device, Sample
+from rocmlab.devices.model import Device
 from rocmlab.devices.roots import is_simulated
 
 TYPE_CHECKING = False  # `typing` itself would cost milliseconds at each start
@@ -46,7 +45,7 @@ def _device(entry: dict[str, Any], next_index: int) -> Device:
 
 
 class Metal:
-    """The GPU of a Mac."""
+    """The GPU of a Mac; macOS reports its load and power to root alone, so nothing reads them."""
 
     name = "metal"
 
@@ -62,7 +61,3 @@ class Metal:
         except (OSError, subprocess.SubprocessError):
             return []
         return parse(report)
-
-    def sample(self, device: Device, root: Path) -> Sample:
-        """Return a sample that knows only its time: macOS tells load and power of a GPU to root alone."""
-        return Sample(time_seconds=time.time())

@@ -1,4 +1,4 @@
-"""What a device is, what it reports, and what every backend must be able to tell."""
+"""What a device is, what it reports, and what every backend must report."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Sample:
     pcie_replays: int | None = None  # since the driver was loaded
     ecc_corrected: dict[str, int] | None = None  # errors by block since the driver was loaded
     ecc_uncorrected: dict[str, int] | None = None
-    throttle_reasons: tuple[str, ...] | None = None  # empty: it does not throttle; None: it does not tell
+    throttle_reasons: tuple[str, ...] | None = None  # empty: it does not throttle; None: not reported
     performance_level: str | None = None  # auto, low, high, manual, …
 
     def as_dict(self) -> dict[str, Any]:
@@ -129,6 +129,3 @@ class Backend(Protocol):
 
     def discover(self, root: Path) -> list[Device]:
         """Return this backend's devices on the host below `root`, masks not applied; empty where there are none."""
-
-    def sample(self, device: Device, root: Path) -> Sample:
-        """Read one of this backend's devices; whatever cannot be read is None."""

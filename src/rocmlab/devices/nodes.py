@@ -43,7 +43,7 @@ class Node:
 
 
 def inspect(path: Path, root: Path) -> Node | None:
-    """Return what `stat` says of a node below `root`, or None if it is absent."""
+    """Return the `stat` of a node below `root`, or None if it is absent."""
     try:
         found = path.stat()
     except (OSError, ValueError):

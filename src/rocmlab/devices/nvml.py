@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from rocmlab.devices.gpu_metrics import GIGATRANSFERS
+
 SUCCESS = 0
-GIGATRANSFERS = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0}  # by PCIe generation
 CORES_OF_A_MULTIPROCESSOR = {  # CUDA programming guide, throughput of 32-bit floats by compute capability
     (5, 0): 128, (5, 2): 128, (5, 3): 128, (6, 0): 64, (6, 1): 128, (6, 2): 128, (7, 0): 64, (7, 2): 64, (7, 5): 64,
     (8, 0): 64, (8, 6): 128, (8, 7): 128, (8, 9): 128, (9, 0): 128, (10, 0): 128, (10, 3): 128, (12, 0): 128,
@@ -194,7 +195,7 @@ class Nvml:
         }
 
     def use(self, handle: ctypes.c_void_p) -> dict[str, Any]:
-        """Return those fields alone that say how much a GPU is used."""
+        """Return only the fields of a GPU's use."""
         load = _Utilization()
         used, total = self._memory(handle)
         has_load = self.succeeds("nvmlDeviceGetUtilizationRates", handle, ctypes.byref(load))
@@ -219,12 +220,7 @@ class Nvml:
         return []
 
     def process_load(self, handle: ctypes.c_void_p, since_microseconds: int = 0) -> dict[int, float]:
-        """Return by process id its newest share of the multiprocessors in percent; empty where NVML has none.
-
-        Args:
-            handle: of the GPU.
-            since_microseconds: Unix time; older samples are omitted.
-        """
+        """Return by process id its newest share of the multiprocessors in percent, of samples since that Unix time."""
         found = (_ProcessLoad * MAX_PROCESSES)()
         count = ctypes.c_uint(MAX_PROCESSES)
         since = ctypes.c_ulonglong(since_microseconds)

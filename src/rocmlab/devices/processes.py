@@ -1,4 +1,4 @@
-"""What the drivers and `/proc` say of the processes that use a GPU: for leases and for telemetry.
+"""The processes that use a GPU, from the drivers and `/proc`: for leases and for telemetry.
 
 KFD lists every process under every GPU, and gives process ids of the host (the initial PID namespace). What `/proc`
 shows here are the same numbers only on the host and in a container that shares its process ids.
@@ -18,10 +18,10 @@ INITIAL_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel's proc_ns.h, t
 SIMULATED_MARK = "rocmlab-simulated.json"
 
 
-def own_namespace() -> int | None:
-    """Return the PID namespace of this process; None outside Linux."""
+def namespace(pid: str = "self") -> int | None:
+    """Return the PID namespace of a process, by default of this one; None if it cannot be read, as outside Linux."""
     try:
-        return os.stat("/proc/self/ns/pid").st_ino
+        return os.stat(f"/proc/{pid}/ns/pid").st_ino
     except OSError:
         return None
 
@@ -35,9 +35,9 @@ def is_isolated(root: Path) -> bool:
     if not sys.platform.startswith("linux"):
         return False
     if not roots.is_simulated(root):
-        return own_namespace() not in (INITIAL_NAMESPACE, None)
+        return namespace() not in (INITIAL_NAMESPACE, None)
     counted = _counted_by(root)
-    return counted is not None and counted != own_namespace()
+    return counted is not None and counted != namespace()
 
 
 def _counted_by(root: Path) -> int | None:

@@ -35,13 +35,7 @@ class Target:
 
 
 def name(device: int | None, revision: int | None = None, product_name: str | None = None) -> str:
-    """Return the name of a GPU: what the card itself says, else the table's, else its PCI id.
-
-    Args:
-        device: PCI device id, such as 0x744c.
-        revision: PCI revision, which tells products with the same chip apart.
-        product_name: `product_name` of sysfs, which most consumer cards leave empty.
-    """
+    """Return the name of a GPU: the card's own, else the table's, else its PCI id."""
     if product_name:
         return product_name
     if device is None:

@@ -1,6 +1,6 @@
 """What devices report, read every second or two: files stay open.
 
-A full Reader gives the Samples of `rocmlab.devices.sample`, and adds the CPU's load, which takes two readings. Others
+A full Reader fills the Samples of `rocmlab.devices.sample`, and adds the CPU's load, which takes two readings. Others
 give busy share, VRAM and power by the same rules; the other fields are None.
 """
 
@@ -74,6 +74,7 @@ class Readers:
             return None
         from rocmlab.devices import nvml
 
+        roots.announce_only("NVIDIA's driver (libnvidia-ml.so.1)")
         with self._asking:  # by several threads, where one hangs
             if not self._is_asked:
                 self._is_asked = True
@@ -139,10 +140,12 @@ class _Processor:
         return Sample(now, busy_percent=self._busy(times), gtt_used_bytes=used, gtt_total_bytes=total)
 
     def _busy(self, times: str) -> float | None:
-        words = times.partition("\n")[0].split()
-        if len(words) < 6 or words[0] != "cpu" or not all(word.isascii() and word.isdigit() for word in words[1:9]):
+        fields = times.partition("\n")[0].split()
+        if len(fields) < 6 or fields[0] != "cpu" or not all(word.isascii() and word.isdigit() for word in fields[1:9]):
             return None
-        ticks = [int(word) for word in words[1:9]]  # user nice system idle iowait irq softirq steal; guests are in user
+        ticks = [
+            int(word) for word in fields[1:9]
+        ]  # user nice system idle iowait irq softirq steal; guests are in user
         idle, whole = ticks[3] + ticks[4], sum(ticks)
         before, self._before = self._before, (idle, whole)
         if before is None or whole <= before[1]:

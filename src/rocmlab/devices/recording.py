@@ -1,4 +1,4 @@
-"""Samples of devices in a file while something runs, and what they say in a few numbers.
+"""Samples of devices in a file while something runs, and their summary.
 
 The file has a JSON object a line: a head, a line for each Sample with only what is known, and an end. docs/record.md
 explains it. A reader accepts a truncated last line, and a file that has no end yet.
@@ -56,13 +56,15 @@ class Recorder:
         )
 
     def add(self, device: str, sample: Sample) -> None:
-        """Write what a device, by `device_id`, says.
+        """Write a sample of a device, by `device_id`.
 
         Raises:
             OSError: the disk does not take it.
         """
         known = {
-            name: _short(value) for name, value in vars(sample).items() if value is not None and value is not False
+            name: round(value, 3) if isinstance(value, float) else value  # no sensor has more digits
+            for name, value in vars(sample).items()
+            if value is not None and value is not False
         }
         self._write({"device": device, **known})
 
@@ -109,14 +111,9 @@ class Recorder:
                 raise
 
 
-def _short(value: Any) -> Any:  # noqa: ANN401
-    """Return a number without digits that no sensor has."""
-    return round(value, 3) if isinstance(value, float) else value
-
-
 @dataclass(frozen=True)
 class Recording:
-    """What a file says."""
+    """The content of a file."""
 
     started: float  # Unix time
     ended: float | None  # None: it is still written, or its writer was killed
@@ -129,7 +126,7 @@ class Recording:
 
 
 def read(path: Path) -> Recording:
-    """Return what a file says; truncated and unknown lines are skipped.
+    """Read a file; truncated and unknown lines are skipped.
 
     Raises:
         RocmlabError: it is not such a file, or of a newer version.
@@ -139,11 +136,11 @@ def read(path: Path) -> Recording:
         head = _parsed(file.readline(LINE_BYTES * 16))
         if head.get("rocmlab_samples") != VERSION:
             raise RocmlabError(
-                f"{path} holds no samples that this version reads",
-                f"its first line has no word of version {VERSION}",
+                f"{path} has no samples that this version can read",
+                f"its first line does not name version {VERSION}",
                 "give a file that `rocmlab record` or `rocmlab run` has written",
             )
-        devices = {str(name): dict(said) for name, said in dict(head.get("devices") or {}).items()}
+        devices = {str(name): dict(facts) for name, facts in dict(head.get("devices") or {}).items()}
         samples: dict[str, list[dict[str, Any]]] = {name: [] for name in devices}
         end: dict[str, Any] = {}
         for raw in file:

@@ -39,12 +39,7 @@ OF_THE_CPU = (PANELS[0], _Panel("memory GiB", "gtt_used_bytes", GIBIBYTE, None))
 
 
 def draw(recording: Recording, title: str) -> str | None:
-    """Return an `svg` element, or None where there are no two readings to draw a line between.
-
-    Args:
-        recording: what is drawn.
-        title: what the plot shows, for those who cannot see it.
-    """
+    """Return an `svg` element, or None where there are no two readings to draw a line between."""
     times = [float(one["time_seconds"]) for samples in recording.samples.values() for one in samples]
     if not times or max(times) <= min(times):
         return None
@@ -124,7 +119,7 @@ def legend(recording: Recording) -> list[tuple[str, str]]:
     return [
         (
             COLOURS[number % len(COLOURS)],
-            f"{said.get('name') or device} ({device})" if device != "cpu" else str(said.get("name")),
+            f"{facts.get('name') or device} ({device})" if device != "cpu" else str(facts.get("name")),
         )
-        for number, (device, said) in enumerate(recording.devices.items())
+        for number, (device, facts) in enumerate(recording.devices.items())
     ]

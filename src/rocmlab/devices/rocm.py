@@ -15,7 +15,7 @@ from pathlib import Path
 from rocmlab.base.errors import Problem
 from rocmlab.devices import cards, nodes, products, roots, topology
 from rocmlab.devices.cards import Card, Cards
-from rocmlab.devices.model import Device, Sample
+from rocmlab.devices.model import Device
 from rocmlab.devices.topology import KfdNode
 
 TYPE_CHECKING = False  # `typing` itself would cost milliseconds at each start
@@ -54,16 +54,14 @@ class Rocm:
     name = "rocm"
 
     def discover(self, root: Path, *, as_root: bool = False) -> list[Device]:
-        """Return every AMD GPU in HIP order; those this process cannot use have no index and say why.
-
-        Args:
-            root: the host.
-            as_root: count as if every node that is there could be opened, as for a container that is given them.
-        """
+        """Return every AMD GPU in HIP order; those this process cannot use have no index and a reason."""
         return self.examine(root, as_root=as_root)[0]
 
     def examine(self, root: Path, *, as_root: bool = False) -> tuple[list[Device], list[Problem]]:
-        """Return what `discover` returns, and what in the system's own description is damaged or contradictory."""
+        """Return what `discover` returns, and what in the system's own description is damaged or contradictory.
+
+        `as_root` counts as if every node that is there could be opened, as for a container that is given them.
+        """
         found, described = topology.read(root), Cards(root)
         joined, problems = _join(found.gpus, described)
         host = _Host(root, joined, as_root=as_root)
@@ -75,12 +73,6 @@ class Rocm:
             problems.append(_unreadable(found.unreadable))
         return devices, problems
 
-    def sample(self, device: Device, root: Path) -> Sample:
-        """Read one GPU's sensors from sysfs."""
-        from rocmlab.devices import card_reader
-
-        return card_reader.read(device, root)
-
 
 def _join(gpus: tuple[KfdNode, ...], described: Cards) -> tuple[list[Joined], list[Problem]]:
     """Give every KFD node its card; the PCI address decides, the render node where the address leads nowhere."""
@@ -90,7 +82,9 @@ def _join(gpus: tuple[KfdNode, ...], described: Cards) -> tuple[list[Joined], li
         render = described.by_render.get(node.render_minor or -1)
         card = described.by_address.get(node.pci_address or "")
         if card is None:
-            card = _whole_card(node, described) or (render if render and not _is_of_another_vendor(render) else None)
+            card = _whole_card(node, described) or (
+                render if render and (render.address is None or render.is_amd) else None
+            )
         problems += _damage(node, render)
         pairs.append((node, card, render))
     addresses = [card.address if card and card.address else node.pci_address for node, card, _ in pairs]
@@ -115,12 +109,8 @@ def _whole_card(node: KfdNode, described: Cards) -> Card | None:
     return whole if whole and whole.text("current_compute_partition", COMPUTE_MODES) else None
 
 
-def _is_of_another_vendor(render: Card) -> bool:
-    return render.address is not None and not render.is_amd
-
-
 def _partition(node: KfdNode, card: Card | None, rank: int, *, is_alone: bool) -> int | None:
-    """Return the number of a partition: from `location_id`, or by node order on kernels that do not tell."""
+    """Return the number of a partition: from `location_id`, or by node order on kernels that do not report it."""
     has_modes = card is not None and card.text("current_compute_partition", COMPUTE_MODES) is not None
     if is_alone:
         return 0 if has_modes else None
@@ -261,13 +251,13 @@ class _Host:
         """Return why ROCm in this process cannot use the GPU with this render node; None if it can."""
         render = self.renders.get(path or "")
         if self.compute is None:
-            return "/dev/kfd is not here"
+            return "/dev/kfd is missing"
         if not self.compute.is_accessible:
             return _why_closed(self.compute)
         if path is None:
             return "the kernel names no render node for it"
         if render is None:
-            return f"{path} is not here"
+            return f"{path} is missing"
         if not render.is_accessible:
             return _why_closed(render)
         if self.forbidden:
@@ -282,10 +272,10 @@ class _Host:
         if card.driver != "amdgpu":
             return f"it is bound to {card.driver}; ROCm needs amdgpu"
         if self.compute is None:
-            return "/dev/kfd is not here"
+            return "/dev/kfd is missing"
         if may_be_hidden:
             is_here = path is None or nodes.inspect(self.root / path[1:], self.root) is not None
-            return "this container was not given it" if is_here else f"{path} is not here"
+            return "this container was not given it" if is_here else f"{path} is missing"
         return NO_COMPUTE_NODE
 
     def _driver(self, name: str | None) -> str | None:
@@ -303,7 +293,7 @@ def _card_node(number: int | None) -> str | None:
 
 
 def _of_card(card: Card) -> dict[str, Any]:
-    """Return what the PCI device of a GPU tells, which its partitions share."""
+    """Return the facts of a GPU's PCI device, which its partitions share."""
     return {
         **cards.link(card),
         "compute_partition": card.text("current_compute_partition", COMPUTE_MODES),

@@ -14,6 +14,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+TYPE_CHECKING = False  # `typing` itself would cost milliseconds at each start
+if TYPE_CHECKING:
+    from rocmlab.base.errors import Problem
+
 LIMIT_BYTES = 65536
 INTEGER_LIMIT = 2**64  # what a kernel file can mean; anything beyond is damage
 FAULTS_FILE = "rocmlab-faults.json"
@@ -21,6 +25,14 @@ HANG_POLL_SECONDS = 0.05
 
 on_read: Callable[[str], None] | None = None  # told of every file before it is read, for a watchdog
 _faults_by_root: dict[str, tuple[int, dict[str, str]]] = {}  # root: time of change, faults
+
+
+def hanging(what: str) -> Problem:
+    """Return the problem of a driver that does not answer."""
+    from rocmlab.base.errors import Problem
+
+    fix = "see `sudo dmesg | grep -i -e amdgpu -e nvrm | tail`; a hung GPU needs a restart"
+    return Problem(what, "the GPU or its driver hangs", fix)
 
 
 def system_root() -> Path:
@@ -74,7 +86,7 @@ def read_text(path: Path | str) -> str | None:
 
 
 def to_text(content: bytes | None) -> str | None:
-    """Return what the content of a small system file says, or None of nothing."""
+    """Return the content of a small system file, or None."""
     return None if content is None else content.split(b"\0", 1)[0].decode("utf-8", "replace").strip()
 
 

@@ -16,33 +16,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from rocmlab.devices import roots
 from rocmlab.devices.model import Device
-from rocmlab.devices.roots import list_names, read_text
+from rocmlab.devices.roots import integer, list_names, read_text
 
-DEVICE_FILES = (
-    "gpu_busy_percent",
-    "mem_busy_percent",
-    "mem_info_vram_used",
-    "mem_info_vram_total",
-    "mem_info_gtt_used",
-    "mem_info_gtt_total",
-    "pp_dpm_sclk",
-    "pp_dpm_mclk",
-    "current_link_width",
-    "current_link_speed",
-    "pcie_replay_count",
-    "power_dpm_force_performance_level",
-)
-HWMON_FILES = (
-    "power1_average",
-    "power1_input",
-    "power1_cap",
-    "power1_cap_max",
-    "fan1_input",
-    "fan1_max",
-    "pwm1",
-)
-
-# Sensors of hwmon whose number is not fixed: by the word in `<sensor>_label`, the key and the files that are wanted.
+HWMON_FILES = ("power1_", "fan1_", "pwm1")  # how those begin whose number is fixed
+# Sensors of hwmon whose number is not fixed: by the text in `<sensor>_label`, the key and the files that are wanted.
 SENSORS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "edge": ("edge", ("input", "crit")),
     "junction": ("junction", ("input", "crit")),
@@ -72,7 +49,7 @@ MICRO, MILLI, MEGA = 1e6, 1e3, 1_000_000
 PWM_MAX = 255  # of `pwm1`, always (kernel hwmon docs); rocm-smi divides by it too
 
 # The least and the most that is believed, by unit; anything else is unknown. No clock or fan need turn, but a rail
-# without voltage, a draw or cap of 0 W and a limit of 0 degrees are how the driver says that it cannot tell.
+# without voltage, a draw or cap of 0 W and a limit of 0 degrees are how the driver reports unknown values.
 LIMITS: Mapping[str, tuple[float, float]] = {
     "percent": (0, 101),  # averages round up
     "bytes": (0, 1 << 50),
@@ -119,10 +96,10 @@ def find_folder(device: Device, root: Path) -> Path | None:
 
 def find_files(folder: Path) -> Files:
     """Return which files feed the Samples of the device with this folder; it must be awake."""
-    texts = {name: folder / name for name in DEVICE_FILES}
     hwmon = _hwmon(folder)
+    texts = {name: folder / name for name in NAMES if not name.startswith(HWMON_FILES)}
     if hwmon is not None:
-        texts |= {name: hwmon / name for name in HWMON_FILES}
+        texts |= {name: hwmon / name for name in NAMES if name.startswith(HWMON_FILES)}
         texts |= _sensors(hwmon)
     blocks = (re.fullmatch(r"(\w{1,32})_err_count", name, re.ASCII) for name in list_names(folder / "ras"))
     return Files(
@@ -161,20 +138,15 @@ def known(unit: str, *candidates: Number | None) -> Number | None:
     return None
 
 
-def whole(text: str) -> int | None:
-    """Return the decimal number that a text is and nothing else."""
-    return roots.integer(text)
-
-
 def thousandths(text: str) -> float | None:
     """Return a number of hwmon that counts thousandths, in base units."""
-    number = roots.integer(text)
+    number = integer(text)
     return None if number is None else number / MILLI
 
 
 def millionths(text: str) -> float | None:
     """Return a number of hwmon that counts millionths, in base units."""
-    number = roots.integer(text)
+    number = integer(text)
     return None if number is None else number / MICRO
 
 
@@ -221,36 +193,34 @@ def fan_percent(signal: int | None, speed: int | None, fastest: int | None) -> f
 
 
 def level(text: str) -> str | None:
-    """Return the word for the performance level; None where it is not a word."""
+    """Return the word for the performance level; None where it is unknown."""
     return text if re.fullmatch(r"[a-z_]{1,32}", text) else None
 
 
-def present_clock(text: str) -> int | None:
-    """Return the present clock of a `pp_dpm_*` file in hertz."""
-    return clocks(text)[0]
-
-
-def highest_clock(text: str) -> int | None:
-    """Return the highest level of a `pp_dpm_*` file in hertz."""
-    return clocks(text)[1]
-
-
 class Rule(NamedTuple):
-    """Where one field of a Sample comes from: the first of these that tells what can be true."""
+    """Where one field of a Sample comes from: the first of these with a plausible value."""
 
     unit: str  # of LIMITS
     sources: tuple[tuple[str, Callable[[str], int | float | None]], ...]  # files, and what makes base units of each
     column: str | None = None  # of the table, where no file tells
 
 
+def _present_clock(text: str) -> int | None:
+    return clocks(text)[0]
+
+
+def _highest_clock(text: str) -> int | None:
+    return clocks(text)[1]
+
+
 # The fields that are one number. Power is the average where the driver gives one, else the present value.
 RULES: Mapping[str, Rule] = {
-    "busy_percent": Rule("percent", (("gpu_busy_percent", whole),), "busy_percent"),
-    "memory_busy_percent": Rule("percent", (("mem_busy_percent", whole),), "memory_busy_percent"),
-    "vram_used_bytes": Rule("bytes", (("mem_info_vram_used", whole),)),
-    "vram_total_bytes": Rule("bytes", (("mem_info_vram_total", whole),)),
-    "gtt_used_bytes": Rule("bytes", (("mem_info_gtt_used", whole),)),
-    "gtt_total_bytes": Rule("bytes", (("mem_info_gtt_total", whole),)),
+    "busy_percent": Rule("percent", (("gpu_busy_percent", integer),), "busy_percent"),
+    "memory_busy_percent": Rule("percent", (("mem_busy_percent", integer),), "memory_busy_percent"),
+    "vram_used_bytes": Rule("bytes", (("mem_info_vram_used", integer),)),
+    "vram_total_bytes": Rule("bytes", (("mem_info_vram_total", integer),)),
+    "gtt_used_bytes": Rule("bytes", (("mem_info_gtt_used", integer),)),
+    "gtt_total_bytes": Rule("bytes", (("mem_info_gtt_total", integer),)),
     "power_watts": Rule("watts", (("power1_average", millionths), ("power1_input", millionths)), "power_watts"),
     "power_cap_watts": Rule("watts", (("power1_cap", millionths),)),
     "power_cap_max_watts": Rule("watts", (("power1_cap_max", millionths),)),
@@ -260,20 +230,30 @@ RULES: Mapping[str, Rule] = {
     "junction_critical_celsius": Rule("critical", (("junction_crit", thousandths),)),
     "memory_celsius": Rule("celsius", (("memory_input", thousandths),), "memory_celsius"),
     "memory_critical_celsius": Rule("critical", (("memory_crit", thousandths),)),
-    "core_clock_hertz": Rule("hertz", (("sclk_input", whole), ("pp_dpm_sclk", present_clock)), "core_clock_hertz"),
-    "core_clock_max_hertz": Rule("hertz", (("pp_dpm_sclk", highest_clock),)),
-    "memory_clock_hertz": Rule("hertz", (("mclk_input", whole), ("pp_dpm_mclk", present_clock)), "memory_clock_hertz"),
-    "memory_clock_max_hertz": Rule("hertz", (("pp_dpm_mclk", highest_clock),)),
+    "core_clock_hertz": Rule("hertz", (("sclk_input", integer), ("pp_dpm_sclk", _present_clock)), "core_clock_hertz"),
+    "core_clock_max_hertz": Rule("hertz", (("pp_dpm_sclk", _highest_clock),)),
+    "memory_clock_hertz": Rule(
+        "hertz", (("mclk_input", integer), ("pp_dpm_mclk", _present_clock)), "memory_clock_hertz"
+    ),
+    "memory_clock_max_hertz": Rule("hertz", (("pp_dpm_mclk", _highest_clock),)),
     "voltage_volts": Rule("volts", (("vddgfx_input", thousandths),), "voltage_volts"),
-    "fan_rpm": Rule("rpm", (("fan1_input", whole),), "fan_rpm"),
-    "link_width": Rule("width", (("current_link_width", whole),), "link_width"),
+    "fan_rpm": Rule("rpm", (("fan1_input", integer),), "fan_rpm"),
+    "link_width": Rule("width", (("current_link_width", integer),), "link_width"),
     "link_speed_gts": Rule("gts", (("current_link_speed", link_speed),), "link_speed_gts"),
-    "pcie_replays": Rule("replays", (("pcie_replay_count", whole),), "pcie_replays"),
+    "pcie_replays": Rule("replays", (("pcie_replay_count", integer),), "pcie_replays"),
 }
 
 LEVEL = "power_dpm_force_performance_level"
 FAN = ("pwm1", "fan1_input", "fan1_max")
-DIVISORS: Mapping[Any, float] = {whole: 0, thousandths: MILLI, millionths: MICRO}
+LABELLED = {f"{key}_{kind}" for key, kinds in SENSORS.values() for kind in kinds}
+NAMES = tuple(
+    dict.fromkeys(
+        name
+        for name in (*(name for rule in RULES.values() for name, _ in rule.sources), *FAN, LEVEL)
+        if name not in LABELLED
+    )
+)
+DIVISORS: Mapping[Any, float] = {integer: 0, thousandths: MILLI, millionths: MICRO}
 DIGITS = 19  # that always fit into 64 bits
 NEWLINE = 10
 
@@ -315,7 +295,7 @@ class Source:
         text = roots.to_text(content) or ""
         values = [capped(unit, known(unit, read(text))) for unit, read in self._reads]
         if self._name in FAN:
-            return (*values, whole(text))
+            return (*values, integer(text))
         return (*values, level(text)) if self._name == LEVEL else tuple(values)
 
 

@@ -1,7 +1,7 @@
-"""What checks of a cluster look at: what this machine is in it, its ports, and what the nodes say of themselves.
+"""The facts for the checks of a cluster: this machine's part in it, its ports, and the nodes' descriptions.
 
-Reading needs a bare python only; the nodes are asked in a child process inside the lab (`cluster_probe`), because Ray's
-client hangs, and ends its process, when the head is gone.
+Reading needs a bare python only; the nodes are queried in a child process inside the lab (`cluster_probe`), because
+Ray's client hangs, and ends its process, when the head is gone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from rocmlab.base.errors import Problem, RocmlabError
 from rocmlab.cluster.node import ports as table
 from rocmlab.cluster.node import ray_node, record
-from rocmlab.doctor import reach
+from rocmlab.doctor import child, reach
 from rocmlab.doctor.reach import Reach
 from rocmlab.doctor.situation import CONTAINER, Situation, slow
 
@@ -81,7 +81,7 @@ def settings(s: Situation) -> Callable[[str], str]:
     """Return what gives a setting by its name: on the host what is chosen or in `.env`, inside the environment."""
     if s.side == CONTAINER:
         return lambda name: s.environment.get(name, "")
-    found = s.project.settings if s.project else s.asked  # nothing may be plannable, because of the cluster or not
+    found = s.project.settings if s.project else s.requested  # nothing may be plannable, because of the cluster or not
     chosen = found.chosen if found else {}
     return lambda name: chosen.get(name) or s.env_values.get(name, "")
 
@@ -122,7 +122,7 @@ def look(s: Situation) -> Membership:
     is_up = is_up or bool(s.project and s.project.lab.is_running())
     member = Membership(role, head, address, network, _token(s, get("CLUSTER_TOKEN")), is_up=is_up)
     if s.side == CONTAINER:
-        member = replace(member, failure=left.said if left else None)
+        member = replace(member, failure=left.failure if left else None)
     is_outside = (
         s.for_container and network != "host"
     )  # its addresses and ports are the container's, and looked at there
@@ -163,19 +163,19 @@ def _token(s: Situation, text: str) -> Token:
         path = s.environment.get("RAY_AUTH_TOKEN_PATH") or (str(here[1] / "token") if here else SECRET)
         found = _token_of_file(path)
         return replace(found, mode=None) if path == SECRET else found  # that one the engine made, in there
-    asked = s.project.settings if s.project else s.asked
-    env_path = asked.env_path if asked else Path(".env")
+    requested = s.project.settings if s.project else s.requested
+    env_path = requested.env_path if requested else Path(".env")
     if not text or s.env_values.get("CLUSTER_TOKEN") != text:
         return Token("CLUSTER_TOKEN" if text else str(env_path), len(text))
     return Token(str(env_path), len(text), stat.S_IMODE(env_path.stat().st_mode))
 
 
-def _own(asked: str, head_host: str) -> tuple[bool, str]:
-    """Return whether this machine has the address that it would tell the others, and that address."""
+def _own(requested: str, head_host: str) -> tuple[bool, str]:
+    """Return whether this machine has the address that it would announce, and that address."""
     try:
-        return True, ray_node.own_address(asked, head_host)
-    except RocmlabError:  # it has no such address, or there is no way to the head, which `cluster.head` says
-        return not asked, asked or LOOPBACK
+        return True, ray_node.own_address(requested, head_host)
+    except RocmlabError:  # it has no such address, or no route to the head, which `cluster.head` says
+        return not requested, requested or LOOPBACK
 
 
 def _port(address: str, number: int, what: str) -> Port:
@@ -194,27 +194,16 @@ def _token_of_file(path: str) -> Token:
 
 
 def ask(environment: Mapping[str, str], limit_seconds: float = PROBE_SECONDS) -> dict[str, Any]:
-    """Return what the nodes say, as `cluster_probe` prints it, or `problem` where they could not be asked."""
-    package = str(Path(__file__).parents[2])
-    path = os.pathsep.join(filter(None, [package, environment.get("PYTHONPATH", "")]))
-    child = subprocess.Popen(
-        [sys.executable, "-m", "rocmlab.doctor.cluster_probe"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={**environment, "PYTHONPATH": path},
-        cwd="/",  # `-m` imports from the current folder first, whose files may be anybody's
-    )
-    try:
-        output = child.communicate(timeout=limit_seconds)[0]
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.communicate()
+    """Return the nodes' answers, as `cluster_probe` prints them, or `problem` where they could not be queried."""
+    command = [sys.executable, "-m", "rocmlab.doctor.cluster_probe"]
+    given = child.with_package(environment)
+    code, output = child.run(command, given, limit_seconds, errors=subprocess.DEVNULL, own_session=False)
+    if code is None:
         return _silent(f"Ray did not answer within {limit_seconds:g} s")
     try:
         found = json.loads(output)
     except ValueError:
-        return _silent(f"the process that asked Ray ended with code {child.returncode} and no answer")
+        return _silent(f"the process that queried Ray exited with code {code} and no answer")
     return found if isinstance(found, dict) else _silent("the answer is none")
 
 

@@ -1,4 +1,4 @@
-"""What all nodes of a cluster say, as one line of JSON; the lab's doctor runs `python -m rocmlab.doctor.cluster_probe`.
+"""Describe all nodes of a cluster as one line of JSON; the lab's doctor runs `python -m rocmlab.doctor.cluster_probe`.
 
 A process of its own, because Ray's client hangs, and ends its process, when the head is gone.
 """
@@ -23,7 +23,7 @@ ASK_SECONDS = 30.0  # for the first question; each node starts a process for it
 CLOCK_SECONDS = 10.0
 CLOCK_ROUNDS = 3
 LINK_SECONDS = 3.0
-LEFT = (1, 4)  # of NodeDeathInfo in Ray's gcs.proto: it was told to end, or drained; others died
+LEFT = (1, 4)  # of NodeDeathInfo in Ray's gcs.proto: it was stopped, or drained; others died
 HEAD = "node:__internal_head__"  # Ray's resource of the head alone
 
 Row = dict[str, Any]
@@ -37,16 +37,16 @@ def main() -> int:
     try:
         found = look(os.environ)
     except RocmlabError as err:
-        found = {"problem": {"what": err.problem.what, "why": err.problem.why, "fix": err.problem.fix}}
+        found = {"problem": err.problem.as_dict()}
     except Exception as err:
         why = f"{type(err).__name__}: {err}"
-        found = {"problem": {"what": "the cluster cannot be asked", "why": why, "fix": "make cluster-status"}}
+        found = {"problem": {"what": "the cluster cannot be queried", "why": why, "fix": "make cluster-status"}}
     os.write(told, f"{json.dumps(found)}\n".encode())
     os._exit(0)  # Ray's client may take seconds to end, and is needed no more
 
 
 def look(environment: Mapping[str, str]) -> Row:
-    """Return every node with what it says.
+    """Return every node with its answer.
 
     Raises:
         RocmlabError: there is no cluster that answers.
@@ -94,7 +94,7 @@ def targets(listed: Sequence[Row]) -> list[Target]:
 
 
 def answer(share: str | None, nonce: str | None, to_reach: Sequence[Target]) -> Row:
-    """Return what one node says of itself and whom it does not reach; runs on that node."""
+    """Return the description of one node and the nodes that it does not reach; runs on that node."""
     from rocmlab.cluster.node import probe
 
     found: list[Row] = []
@@ -127,7 +127,7 @@ def _round(on_every_node: Any) -> Row:  # noqa: ANN401
 
 
 def offset(rounds: Sequence[Row], id: str) -> Row | None:
-    """Return by how many seconds a node's clock is ahead of this one's at least and at most; None if it did not say."""
+    """Return by how many seconds a node's clock is ahead of this one's, at least and at most; None if unknown."""
     known = [each for each in rounds if isinstance(each["answers"].get(id), float)]
     if not known:
         return None
@@ -139,9 +139,8 @@ def offset(rounds: Sequence[Row], id: str) -> Row | None:
 def node(one: Row, answers: Mapping[str, Any], clocks: Sequence[Row], here: str) -> Row:
     """Return one node as the checks read it."""
     id, is_alive = one["NodeID"], bool(one["Alive"])
-    said = answers.get(id)
-    problem = said.problem if isinstance(said, RocmlabError) else None
-    facts = said if isinstance(said, dict) else {}
+    answer = answers.get(id)
+    facts = answer if isinstance(answer, dict) else {}
     return {
         "id": id,
         "hostname": one["NodeManagerHostname"],
@@ -152,7 +151,7 @@ def node(one: Row, answers: Mapping[str, Any], clocks: Sequence[Row], here: str)
         "is_here": id == here,
         "has_left": not is_alive and one.get("DeathReason") in LEFT,
         "death": "" if is_alive else str(one.get("DeathReasonMessage") or ""),
-        "problem": _problem(is_alive, bool(facts), problem),
+        "problem": _problem(answer) if is_alive and not facts else None,
         "clock": offset(clocks, id),
         "versions": facts.get("versions", {}),
         "sees_share": facts.get("share_is_shared"),
@@ -162,11 +161,9 @@ def node(one: Row, answers: Mapping[str, Any], clocks: Sequence[Row], here: str)
     }
 
 
-def _problem(is_alive: bool, has_answer: bool, problem: Any) -> Row | None:  # noqa: ANN401
-    if has_answer or not is_alive:
-        return None
-    if problem is not None:
-        return {"what": problem.what, "why": problem.why, "fix": problem.fix}
+def _problem(answer: object) -> Row:
+    if isinstance(answer, RocmlabError):
+        return answer.problem.as_dict()
     return {"what": "it was not queried", "why": "it joined a moment ago", "fix": "make doctor      # again"}
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rocmlab.base import background
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import system_root
 from rocmlab.doctor import checks, inside
@@ -24,7 +25,7 @@ COMPARING = ("lab.answers", "lab.devices", "lab.groups", "cgroup")  # which need
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to ask."""
+    """What to examine."""
 
     only: tuple[str, ...] = ()  # ids; empty: all
     quick: bool = False
@@ -39,9 +40,7 @@ class Wanted:
         """
         for id in self.only:
             if id not in checks.BY_ID:
-                raise RocmlabError(
-                    f"there is no check {id}", "the ids are those of docs/doctor.md", "rocmlab doctor --list"
-                )
+                raise RocmlabError(f"unknown check: {id}", "no check has this id", "rocmlab doctor --list")
         return [
             check
             for check in checks.ALL
@@ -49,11 +48,11 @@ class Wanted:
         ]
 
     def options(self) -> list[str]:
-        """Return the same as words of the command line, for the other side."""
-        words = [word for id in self.only for word in ("--only", id)]
-        words += ["--quick"] if self.quick else []
-        words += [] if self.frameworks else ["--no-frameworks"]
-        return [*words, "--time-limit", f"{self.operation_limit_seconds:g}"]
+        """Return the same as arguments of the command line, for the other side."""
+        arguments = [word for id in self.only for word in ("--only", id)]
+        arguments += ["--quick"] if self.quick else []
+        arguments += [] if self.frameworks else ["--no-frameworks"]
+        return [*arguments, "--time-limit", f"{self.operation_limit_seconds:g}"]
 
 
 @dataclass(frozen=True)
@@ -70,24 +69,27 @@ class Report:
         return self.situation.simulated or bool(self.lab and self.lab.get("simulated"))
 
 
-def on_host(folder: Path | None, wanted: Wanted) -> Report:
-    """Look at the host, then ask the running lab, then compare.
+def on_host(
+    folder: Path | None, wanted: Wanted, plan: Callable[[Path | None, Wanted], Situation] | None = None
+) -> Report:
+    """Examine the host, then query the running lab, then compare.
 
     Args:
-        folder: the project folder, or None where there is none.
-        wanted: what to ask.
+        folder: of the project.
+        wanted: which checks.
+        plan: returns what is examined; if None, what the next `make up` would use.
 
     Raises:
-        RocmlabError: a check that was asked for does not exist.
+        RocmlabError: a check that was requested does not exist.
     """
     selected = wanted.checks()
-    situation = _planned(folder, wanted)
+    situation = (plan or _planned)(folder, wanted)
     answer = _ask_meanwhile(situation, wanted)
     found = {check.id: check.run(situation) for check in selected if check.id not in COMPARING}
     situation.lab_report = lab = answer()
     found |= {check.id: check.run(situation) for check in selected if check.id in COMPARING}
     findings = [finding for check in selected for finding in found[check.id]]
-    findings += [_named(finding, checks.BY_ID) for finding in _told(lab)]
+    findings += _told(lab)
     return Report(situation, tuple(merged(findings)), lab)
 
 
@@ -98,13 +100,12 @@ def _ask_meanwhile(situation: Situation, wanted: Wanted) -> Callable[[], dict[st
         return lambda: None
     limit = inside.QUICK_SECONDS + (_framework_limit(situation, wanted) if wanted.frameworks else 0)
     limit += clusters.PROBE_SECONDS if clusters.is_asked(situation) else 0
-    answers: list[dict[str, Any] | None] = []
-    thread = threading.Thread(target=lambda: answers.append(inside.ask(running, wanted.options(), limit)), daemon=True)
-    thread.start()
+    answer = background.start(lambda: inside.ask(running, wanted.options(), limit))
 
     def wait() -> dict[str, Any] | None:
-        thread.join()
-        return answers[0] if answers else inside.silent("the running lab could not be asked", "see above", "make logs")
+        if err := answer.exception():
+            return inside.silent("the running lab could not be queried", f"{type(err).__name__}: {err}", "make logs")
+        return answer.result()
 
     return wait
 
@@ -130,14 +131,16 @@ def _framework_limit(situation: Situation, wanted: Wanted) -> float:
 
 def _planned(folder: Path | None, wanted: Wanted) -> Situation:
     """Plan as `make up` does, and find the lab that the last one left; a plan that fails is a finding."""
-    project, problem, asked = None, None, None
+    project, problem, requested = None, None, None
     try:
-        asked = configuration.load(folder) if folder else None
+        requested = configuration.load(folder) if folder else None
         project = projects.plan(folder) if folder else None
     except RocmlabError as err:
         problem = err.problem
     root = system_root()  # which the plan has set to the simulated host that was chosen
-    situation = Situation(root, project=project, plan_problem=problem, asked=asked, with_frameworks=wanted.frameworks)
+    situation = Situation(
+        root, project=project, plan_problem=problem, requested=requested, with_frameworks=wanted.frameworks
+    )
     if folder is None:
         return situation
     try:
@@ -154,42 +157,33 @@ def run(selected: Iterable[Check], situation: Situation) -> list[Finding]:
 
 
 def _told(report: Mapping[str, Any] | None) -> list[Finding]:
+    """Return a lab's findings; one of another version has other titles, and the same ids."""
     found = []
     for one in (report or {}).get("findings", []):
-        try:
-            found.append(from_dict(one))
-        except (KeyError, TypeError):
-            continue
+        with suppress(KeyError, TypeError):
+            finding = from_dict(one)
+            known = checks.BY_ID.get(finding.check)
+            found.append(replace(finding, title=known.title) if known else finding)
     return found
 
 
-def _named(finding: Finding, known: Mapping[str, Check]) -> Finding:
-    """Give a finding of a lab of another version the title that this version has."""
-    return replace(finding, title=known[finding.check].title) if finding.check in known else finding
-
-
 def merged(findings: Sequence[Finding]) -> list[Finding]:
-    """Drop what a finding before it has said already: the same problem by another check, or on the other side."""
+    """Drop what an earlier finding has reported: the same problem by another check, or on the other side."""
     kept: list[Finding] = []
-    said: dict[str, str] = {}
+    earlier: dict[str, str] = {}
     for finding in findings:
-        if finding.problem and finding.problem.what in said:
-            reason = f"the same as {said[finding.problem.what]}"
+        if finding.problem and finding.problem.what in earlier:
+            reason = f"the same as {earlier[finding.problem.what]}"
             kept.append(replace(finding, status=NOT_APPLICABLE, problem=None, reason=reason, repair=None))
             continue
         if finding.problem:
-            said[finding.problem.what] = f"{finding.check} ({finding.side})"
+            earlier[finding.problem.what] = f"{finding.check} ({finding.side})"
         kept.append(finding)
     return kept
 
 
 def blocking(project: Project, environment: Mapping[str, str] | None = None) -> list[Finding]:
-    """Return what would stop the lab that `make up` is about to start; asks the engine nothing that the plan has not.
-
-    Args:
-        project: what was planned.
-        environment: the variables of this process, by default its own.
-    """
+    """Return what would stop the lab that `make up` is about to start; queries nothing beyond the plan."""
     situation = Situation(
         root=system_root(),
         environment=os.environ if environment is None else environment,
@@ -215,4 +209,4 @@ def refuse(findings: Sequence[Finding]) -> None:
         return
     problem = findings[0].problem
     more = f"\nall of it: make doctor (and {len(findings) - 1} more)" if len(findings) > 1 else ""
-    raise RocmlabError(problem.what, problem.why, problem.fix + more)
+    raise RocmlabError.of(replace(problem, fix=problem.fix + more))

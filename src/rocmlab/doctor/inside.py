@@ -1,4 +1,4 @@
-"""Asking the running lab for its own view, as the host's `rocmlab devices` asks it for its devices."""
+"""Query the running lab for its own view, as the host's `rocmlab devices` does for its devices."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ def ask(project: Project, options: Sequence[str], limit_seconds: float) -> dict[
     try:
         found = project.lab.inside()
     except RocmlabError as err:
-        return silent(err.problem.what, err.problem.why, err.problem.fix)
+        return silent(**err.problem.as_dict())
     if found is None:
         return None
-    words, env = found
-    arguments = [*words, "doctor", "--json", "--side", CONTAINER, *options]
+    command, env = found
+    arguments = [*command, "doctor", "--json", "--side", CONTAINER, *options]
     _, output = process.capture(arguments, env=env, timeout_seconds=limit_seconds)
     try:
         report = json.loads(output[output.index("{") : output.rindex("}") + 1])
     except ValueError:
-        said = output.strip().splitlines()[-1] if output.strip() else "it printed nothing"
+        last_line = output.strip().splitlines()[-1] if output.strip() else "it printed nothing"
         what = "the running lab does not answer doctor's questions"
         if any(text in output for text in ("no verb 'doctor'", "unknown command 'doctor'", "invalid choice")):
             return silent(what, "it was built before `doctor` existed", "make build && make up")
-        return silent(what, said[-300:], "make logs; then: make down && make up")
+        return silent(what, last_line[-300:], "make logs; then: make down && make up")
     if not isinstance(report, dict) or not isinstance(report.get("findings"), list):
         return silent("the running lab gave an answer that is not a report", output[:200], "make build && make up")
     return report

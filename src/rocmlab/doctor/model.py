@@ -21,7 +21,7 @@ BOTH = (HOST, CONTAINER)
 
 @dataclass(frozen=True)
 class Repair:
-    """A change that is safe to make for a person who agrees: it can be undone, and needs no other user's rights."""
+    """A change that is safe to make for a user who agrees: it can be undone, and needs no other user's rights."""
 
     what: str  # one line: "rewrite RENDER_GID in .env"
     apply: Callable[[], None]
@@ -29,7 +29,7 @@ class Repair:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a probe says."""
+    """The result of a probe."""
 
     status: str  # ok, warns, blocks, not applicable, unknown
     evidence: tuple[str, ...] = ()  # what was read, verbatim
@@ -85,14 +85,13 @@ class Finding:
 
     def as_dict(self) -> dict[str, Any]:
         """Return it ready for JSON."""
-        problem = self.problem
         return {
             "check": self.check,
             "title": self.title,
             "side": self.side,
             "status": self.status,
             "evidence": list(self.evidence),
-            "problem": {"what": problem.what, "why": problem.why, "fix": problem.fix} if problem else None,
+            "problem": self.problem.as_dict() if self.problem else None,
             "reason": self.reason,
             "about": self.about or self.side,
             "repair": self.repair.what if self.repair else None,
@@ -135,14 +134,16 @@ class Check:
     is_quick: bool = False  # part of what `make up` asks first
     is_framework: bool = False  # starts a framework, which takes seconds
     severity: str = WARNS  # the worst it finds: warns or blocks
+    unless: Callable[[Situation], str] = lambda _: ""  # says why it does not apply; empty where it does
 
     def run(self, situation: Situation) -> list[Finding]:
         """Ask; whatever happens is a finding."""
         if situation.side not in self.sides:
             where = "on the host" if self.sides == (HOST,) else "inside the lab"
-            return [self._finding(situation, skip(f"looked at {where}"))]
+            return [self._finding(situation, skip(f"checked {where}"))]
         try:
-            found = self.probe(situation)
+            reason = self.unless(situation)
+            found = skip(reason) if reason else self.probe(situation)
         except UnansweredError as err:
             found = unknown(str(err))
         except RocmlabError as err:
@@ -161,7 +162,7 @@ class Check:
             situation.side,
             verdict.status,
             verdict.evidence,
-            Problem(problem.what, problem.why, problem.fix) if problem else None,  # its kind was for the check
+            Problem(**problem.as_dict()) if problem else None,  # its kind was for the check
             verdict.reason,
             verdict.about,
             verdict.repair,
@@ -179,11 +180,12 @@ def check(
     severity: str = WARNS,
     is_quick: bool = False,
     is_framework: bool = False,
+    unless: Callable[[Situation], str] = lambda _: "",
 ) -> Callable[[Probe], Check]:
     """Make a probe a check."""
 
     def made(probe: Probe) -> Check:
-        return Check(id, title, sides, looks_at, why, fix, probe, is_quick, is_framework, severity)
+        return Check(id, title, sides, looks_at, why, fix, probe, is_quick, is_framework, severity, unless)
 
     return made
 

@@ -6,19 +6,17 @@ Both run in child processes with a time limit. A GPU stack that crashes, hangs o
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rocmlab.devices import Device, visibility
+from rocmlab.doctor import child
 
 MARK = "ROCMLAB-RESULT "
 DISTRIBUTIONS = r"tensorflow([-_](rocm|cpu|gpu|intel|macos|metal))?|tf[-_]nightly([-_]\w+)?|torch|keras|tf[-_]keras"
-END_SECONDS = 2.0
 
 INSPECT = (
     r"""
@@ -112,7 +110,7 @@ class Outcome:
     """How one operation ended."""
 
     kind: str  # right, wrong, crash, limit, missing
-    said: str
+    detail: str
     device: str = ""  # what the framework calls where it ran
     on_gpu: bool = False
     output: str = ""  # the end of what it printed
@@ -124,9 +122,9 @@ class Outcome:
 
 
 def inspect(interpreter: Interpreter, environment: Mapping[str, str], limit_seconds: float) -> Installed | None:
-    """Return what an interpreter has installed, without importing a framework; None if it does not say."""
+    """Return what an interpreter has installed, without importing a framework; None if it does not answer."""
     command = [interpreter.python, "-c", INSPECT]
-    code, output = _run(command, {**environment, **interpreter.env}, limit_seconds)
+    code, output = child.run(command, {**environment, **interpreter.env}, limit_seconds)
     result = _result(output) if code == 0 else None
     if result is None:
         return None
@@ -168,30 +166,30 @@ def run(
     if is_masked:
         env = visibility.apply(env, [device] if device else [])
     env["TF_CPP_MIN_LOG_LEVEL"] = "1"  # its errors are wanted
-    code, output = _run([interpreter.python, "-c", OPERATION, framework], env, limit_seconds)
+    code, output = child.run([interpreter.python, "-c", OPERATION, framework], env, limit_seconds)
     last = [line.strip() for line in output.splitlines() if line.strip() and not line.startswith(MARK)]
     tail = output[-4000:]
-    words = _telling(last)
+    message = _telling(last)
     if code is None:
-        return Outcome("limit", f"ended by us after {limit_seconds:g} s; {words}", output=tail)
+        return Outcome("limit", f"stopped after {limit_seconds:g} s; {message}", output=tail)
     if code < 0:
-        return Outcome("crash", f"{_signal_name(-code)}; {words}", output=tail)
+        return Outcome("crash", f"{_signal_name(-code)}; {message}", output=tail)
     result = _result(output)
     if code or result is None:
-        return Outcome("crash", f"exit code {code}; {words}", output=tail)
+        return Outcome("crash", f"exit code {code}; {message}", output=tail)
     if "missing" in result:
         return Outcome("missing", str(result["missing"]), output=tail)
     name, wrong = str(result.get("device", "")), result.get("wrong")
     if wrong != 0:
         row, column, got, expected = [*(result.get("first") or []), "?", "?", "?", "?"][:4]
-        said = f"{wrong} of {result.get('of')} numbers are wrong: [{row}, {column}] is {got} and should be {expected}"
-        return Outcome("wrong", said, name, bool(result.get("on_gpu")), tail)
-    said = f"{framework} {result.get('version')}: all {result.get('of')} numbers right"
-    return Outcome("right", said, name, bool(result.get("on_gpu")), tail)
+        detail = f"{wrong} of {result.get('of')} numbers are wrong: [{row}, {column}] is {got} and should be {expected}"
+        return Outcome("wrong", detail, name, bool(result.get("on_gpu")), tail)
+    detail = f"{framework} {result.get('version')}: all {result.get('of')} numbers right"
+    return Outcome("right", detail, name, bool(result.get("on_gpu")), tail)
 
 
 def _telling(lines: Sequence[str]) -> str:
-    """Return the line of a program's output that says most."""
+    """Return the most informative line of a program's output."""
     errors = [line for line in lines if re.search(r"error|fail|abort|fault|hsa|hip", line, re.IGNORECASE)]
     return ([*lines[-1:], *errors[-1:]] or ["it printed nothing"])[-1][:300]
 
@@ -210,47 +208,3 @@ def _result(output: str) -> dict[str, Any] | None:
     except ValueError:
         return None
     return found if isinstance(found, dict) else None
-
-
-def _run(command: Sequence[str], env: Mapping[str, str], limit_seconds: float) -> tuple[int | None, str]:
-    """Run a program in a session of its own; None where the limit was reached and all of it was killed."""
-    try:
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=dict(env),
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-    except OSError as err:
-        return 127, f"{command[0]}: {err.strerror}"
-    try:
-        output = child.communicate(timeout=limit_seconds)[0]
-        return child.returncode, output
-    except subprocess.TimeoutExpired:
-        pass
-    except BaseException:
-        _kill(child)
-        raise
-    _kill(child)
-    try:
-        return None, child.communicate(timeout=END_SECONDS)[0]
-    except subprocess.TimeoutExpired:
-        _close(child)
-        return None, "it hangs in the kernel, where not even SIGKILL ends it"
-
-
-def _kill(child: subprocess.Popen[str]) -> None:
-    try:
-        os.killpg(child.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        child.kill()
-
-
-def _close(child: subprocess.Popen[str]) -> None:
-    if child.stdout:
-        child.stdout.close()
-    child.returncode = -signal.SIGKILL  # left to init; waiting for it would be waiting for the kernel

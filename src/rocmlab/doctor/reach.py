@@ -15,7 +15,7 @@ class Reach:
 
     status: str  # open, refused, silent, no route, no name
     limit_seconds: float = 0.0
-    said: str = ""  # by the system, where neither of the common ones
+    detail: str = ""  # by the system, where neither of the common ones
 
     @property
     def is_open(self) -> bool:
@@ -30,24 +30,18 @@ class Reach:
             REFUSED: f"{where} refuses: the machine is there, and nothing listens on that port",
             SILENT: f"{where} did not answer within {self.limit_seconds:g} s: the machine is off, or a firewall drops "
             "the packets",
-            NO_ROUTE: f"{where} cannot be reached: {self.said}",
-            NO_NAME: f"{host} has no address: {self.said}",
+            NO_ROUTE: f"{where} cannot be reached: {self.detail}",
+            NO_NAME: f"{host} has no address: {self.detail}",
         }[self.status]
 
 
 def tcp(host: str, port: int, limit_seconds: float) -> Reach:
-    """Connect, and return the result.
-
-    Args:
-        host: a name or an address.
-        port: 1 to 65535.
-        limit_seconds: after which the attempt fails; looking up a name is not included.
-    """
+    """Connect, and return the result; looking up a name is not included in the limit."""
     try:
         with socket.create_connection((host, port), limit_seconds):
             return Reach(OPEN)
     except socket.gaierror as err:
-        return Reach(NO_NAME, said=err.strerror or str(err))
+        return Reach(NO_NAME, detail=err.strerror or str(err))
     except TimeoutError:
         return Reach(SILENT, limit_seconds)
     except OSError as err:
@@ -55,7 +49,7 @@ def tcp(host: str, port: int, limit_seconds: float) -> Reach:
             return Reach(REFUSED)
         if err.errno == errno.ETIMEDOUT:
             return Reach(SILENT, limit_seconds)
-        return Reach(NO_ROUTE, said=err.strerror or str(err))
+        return Reach(NO_ROUTE, detail=err.strerror or str(err))
 
 
 def is_free(address: str, port: int) -> bool:

@@ -63,11 +63,11 @@ def table(kind: str) -> dict[str, Month]:
 
 
 def _released(kind: str, version: str | None) -> Month | None:
-    known, asked = table(kind), minor(version)
-    if not asked or asked in known:
-        return known.get(asked)
+    known, wanted = table(kind), minor(version)
+    if not wanted or wanted in known:
+        return known.get(wanted)
     last = max(known, key=_order)
-    return known[last]._replace(is_least=True) if _order(asked) > _order(last) else None
+    return known[last]._replace(is_least=True) if _order(wanted) > _order(last) else None
 
 
 def _order(version: str) -> tuple[int, ...]:

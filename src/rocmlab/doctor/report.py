@@ -1,9 +1,9 @@
-"""What was found, as a screen for a person."""
+"""What was found, as a screen for a user."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rocmlab import __version__
 from rocmlab.doctor.examine import Report
@@ -44,8 +44,8 @@ class Screen:
                 lines += self._wrapped(f"{finding.check} ({_where(finding.side)}): {finding.reason}", "  ", "      ")
         for finding in found:
             if finding.status == OK and finding.reason:
-                said = f"Note: {finding.check} ({_where(finding.side)}): {finding.reason}"
-                lines += ["", *self._wrapped(said, "", "  ")]
+                wrapped = f"Note: {finding.check} ({_where(finding.side)}): {finding.reason}"
+                lines += ["", *self._wrapped(wrapped, "", "  ")]
         lines += ["", *self._fine(found)]
         return [*lines, *self._notes(report)]
 
@@ -65,8 +65,8 @@ class Screen:
         if finding.about and finding.about != finding.side:
             where += f"; fix it {_where(finding.about)}"
         lines = self._wrapped(problem.what, f"  {mark} ", "    ", extra=len(mark) - 1)
-        said = self._wrapped(f"{finding.check} · {where}", "    ", "    ")
-        lines += [self.paint(line, "dim") for line in said]
+        wrapped = self._wrapped(f"{finding.check} · {where}", "    ", "    ")
+        lines += [self.paint(line, "dim") for line in wrapped]
         shown = finding.evidence[:MAX_EVIDENCE_LINES]
         more = len(finding.evidence) - len(shown)
         read = [*shown, *([f"… and {more} more (--json)"] if more else [])]
@@ -91,43 +91,39 @@ class Screen:
     def _fine(self, found: Sequence[Finding]) -> list[str]:
         lines: list[str] = []
         for side in (HOST, CONTAINER):
-            fine = _distinct(finding.check for finding in found if finding.side == side and finding.status == OK)
+            fine = dict.fromkeys(finding.check for finding in found if finding.side == side and finding.status == OK)
             if fine:
                 mark = self.paint("✓", OK)
                 lines += self._wrapped(f"fine {_where(side)}: {', '.join(fine)}", f"{mark} ", "  ", extra=len(mark) - 1)
         skipped = sum(finding.status == NOT_APPLICABLE for finding in found)
         if skipped:
-            said = self._wrapped(f"{skipped} more do not apply (--json shows why)", "  ", "  ")
-            lines += [self.paint(line, "dim") for line in said]
+            wrapped = self._wrapped(f"{skipped} more do not apply (--json shows why)", "  ", "  ")
+            lines += [self.paint(line, "dim") for line in wrapped]
         return lines
 
     def _notes(self, report: Report) -> list[str]:
         lines: list[str] = []
         if report.situation.side == HOST and report.lab is None:
-            asked = next((one for one in report.findings if one.check == "lab.answers"), None)
-            lines += ["", *self._wrapped(f"Only the host was looked at: {asked.reason}", "", "")] if asked else []
+            inside = next((one for one in report.findings if one.check == "lab.answers"), None)
+            lines += ["", *self._wrapped(f"Only the host was checked: {inside.reason}", "", "")] if inside else []
         if report.situation.side == CONTAINER and report.situation.runtime in CONTAINER_RUNTIMES:
             lines += [
                 "",
-                *self._wrapped("Only the lab was looked at; `make doctor` on the host compares both.", "", ""),
+                *self._wrapped("Only the lab was checked; `make doctor` on the host compares both.", "", ""),
             ]
         if any(finding.repair for finding in report.findings):
             lines += ["", *self._wrapped("scripts/rocmlab doctor --fix offers the repairs that are safe.", "", "")]
         if report.simulated and any(finding.problem for finding in report.findings):
-            said = (
+            wrapped = (
                 "SIMULATED: a fix with sudo is for a real host like this one and would change this machine; a "
                 "simulated one is fixed by writing it again with scripts/rocmlab simulate."
             )
-            lines += ["", *self._wrapped(said, "", "")]
+            lines += ["", *self._wrapped(wrapped, "", "")]
         return lines
 
 
 def _where(side: str) -> str:
     return {HOST: "on the host", CONTAINER: "in the lab"}[side]
-
-
-def _distinct(words: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(words))
 
 
 def catalogue(checks: Sequence[Check]) -> list[str]:
@@ -142,16 +138,16 @@ def catalogue(checks: Sequence[Check]) -> list[str]:
 
 
 def page(checks: Sequence[Check]) -> str:
-    """Return the part of docs/doctor.md that lists the checks."""
+    """Return the checks as Markdown, for the site."""
     parts = []
-    words: dict[tuple[str, ...], str] = {(HOST,): "On the host", (CONTAINER,): "In the lab"}
+    titles: dict[tuple[str, ...], str] = {(HOST,): "On the host", (CONTAINER,): "In the lab"}
     for check in checks:
         severity = "may stop the lab" if check.severity == BLOCKS else "warns"
         quick = ", asked by every `make up`" if check.is_quick else ""
         parts.append(
             f"### `{check.id}`: {check.title}\n\n"
-            f"*{words.get(check.sides, 'On both sides')}; {severity}{quick}.*\n\n"
-            f"- **Looks at** {check.looks_at}.\n"
+            f"*{titles.get(check.sides, 'On both sides')}; {severity}{quick}.*\n\n"
+            f"- **Checks** {check.looks_at}.\n"
             f"- **Why** {check.why}\n"
             f"- **Fix** {check.fix}.\n"
         )

@@ -1,4 +1,4 @@
-"""What checks look at: gathered when it is first asked for, once, and never for longer than a time limit.
+"""The facts for the checks: each is gathered once, when first needed, and within a time limit.
 
 Reading is all that happens here. A question that the system does not answer in time (a hung driver) raises
 `UnansweredError` for every check that asks it, so that one such file costs its time limit once.
@@ -6,21 +6,21 @@ Reading is all that happens here. A question that the system does not answer in 
 
 from __future__ import annotations
 
+import concurrent.futures
 import grp
 import os
 import re
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
+from rocmlab.base import background
 from rocmlab.base.errors import Problem, RocmlabError
 from rocmlab.devices import Device, discover, is_simulated, nodes, visibility
 from rocmlab.devices.cards import Cards
 from rocmlab.devices.rocm import Rocm
 from rocmlab.devices.roots import list_names, read_integer, read_text
-from rocmlab.stack import envfile
 from rocmlab.stack.engine import Engine
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ CONTAINER_RUNTIMES = ("docker", "podman")
 
 
 class UnansweredError(Exception):
-    """The system did not answer a question in time; the message says which."""
+    """The system did not answer a query in time; the message names it."""
 
 
 class fact(Generic[T]):  # used as a decorator
@@ -64,7 +64,7 @@ def slow(limit_seconds: float) -> Callable[[Callable[[Any], T]], fact[T]]:
 
 @dataclass(frozen=True)
 class Node:
-    """A device node with what tells it from another of the same name."""
+    """A device node with its device number, which distinguishes it from another of the same name."""
 
     path: str  # without the simulated root
     gid: int
@@ -104,7 +104,7 @@ class Situation:
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     project: Project | None = None  # host: what `make up` would start
     plan_problem: Problem | None = None  # host: why nothing can be planned
-    asked: Settings | None = None  # host: what was chosen, where nothing can be planned
+    requested: Settings | None = None  # host: what was chosen, where nothing can be planned
     running: Project | None = None  # host: the lab that the last `make up` left
     uid: int = field(default_factory=os.geteuid)
     groups: frozenset[int] = field(default_factory=lambda: frozenset({os.getegid(), *os.getgroups()}))
@@ -115,38 +115,31 @@ class Situation:
     given: Mapping[str, Any] = field(default_factory=dict)  # facts by name that are known already
     _kept: dict[str, Any] = field(default_factory=dict, init=False, compare=False)  # a copy gathers again
 
-    def once(self, asked: fact[T]) -> T:
+    def once(self, wanted: fact[T]) -> T:
         """Return a fact, gathered on a thread that is abandoned if the system does not answer.
 
         Raises:
             UnansweredError: it did not answer in time, now or before.
             Exception: what gathering raised.
         """
-        name = asked.gather.__name__
+        name = wanted.gather.__name__
         if name in self.given:
             return self.given[name]  # type: ignore[no-any-return]
         if name not in self._kept:
-            self._kept[name] = self._gathered(asked)
+            self._kept[name] = self._gathered(wanted)
         value, error = self._kept[name]
         if error is not None:
             raise error
         return value  # type: ignore[no-any-return]
 
-    def _gathered(self, asked: fact[T]) -> tuple[T | None, BaseException | None]:
-        result: list[tuple[T | None, BaseException | None]] = []
-
-        def gather() -> None:
-            try:
-                result.append((asked.gather(self), None))
-            except Exception as err:
-                result.append((None, err))
-
-        limit = asked.limit_seconds or self.limit_seconds
-        thread = threading.Thread(target=gather, daemon=True)
-        thread.start()
-        thread.join(limit)
-        name = asked.gather.__name__.replace("_", " ")
-        return result[0] if result else (None, UnansweredError(f"{name}: the system did not answer within {limit:g} s"))
+    def _gathered(self, wanted: fact[T]) -> tuple[T | None, BaseException | None]:
+        limit = wanted.limit_seconds or self.limit_seconds
+        future = background.start(lambda: wanted.gather(self))
+        if not concurrent.futures.wait([future], limit).done:
+            name = wanted.gather.__name__.replace("_", " ")
+            return None, UnansweredError(f"{name}: the system did not answer within {limit:g} s")
+        error = future.exception()
+        return None if error else future.result(), error
 
     # -- reading below the root ----------------------------------------------------------------------------------
 
@@ -204,16 +197,16 @@ class Situation:
 
     @property
     def asked_backend(self) -> str:
-        """What the person asked for in BACKEND: auto, or a backend."""
+        """The user's setting of BACKEND: auto, or a backend."""
         return self._asked("BACKEND")
 
     @property
     def asked_runtime(self) -> str:
-        """What the person asked for in RUNTIME: auto, or a runtime."""
+        """The user's setting of RUNTIME: auto, or a runtime."""
         return self._asked("RUNTIME")
 
     def _asked(self, name: str) -> str:
-        settings = self.project.settings if self.project else self.asked
+        settings = self.project.settings if self.project else self.requested
         return "auto" if self.side == CONTAINER or settings is None else settings.get(name)
 
     @property
@@ -255,6 +248,11 @@ class Situation:
         return Rocm().examine(self.root, as_root=True)
 
     @property
+    def maskable(self) -> list[Device]:
+        """The AMD GPUs that masks are about: those that a container gets, or those of this process, hidden or not."""
+        return self.passed if self.side == HOST and self.runtime in CONTAINER_RUNTIMES else self.gpus
+
+    @property
     def chosen(self) -> list[Device]:
         """The AMD GPUs that the lab gets, or has."""
         if self.side == CONTAINER or not self.project:
@@ -262,7 +260,7 @@ class Situation:
         found = self.passed if self.for_container else self.gpus
         try:
             return visibility.select(found, self.project.settings.get("GPUS"))
-        except RocmlabError:  # the plan has said so
+        except RocmlabError:  # the plan has reported it
             return [gpu for gpu in found if gpu.is_usable]
 
     @fact
@@ -330,9 +328,9 @@ class Situation:
 
     @fact
     def env_values(self) -> dict[str, str]:
-        """What `.env` says now."""
-        settings = self.project.settings if self.project else self.asked
-        return envfile.parse(envfile.read(settings.env_path)) if settings else {}
+        """The current settings in `.env`."""
+        settings = self.project.settings if self.project else self.requested
+        return settings.read_env() if settings else {}
 
     @property
     def lab_environment(self) -> Mapping[str, str]:

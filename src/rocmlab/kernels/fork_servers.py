@@ -52,7 +52,9 @@ class ForkServers:
         """
         with self._lock:
             found = self._servers.get(recipe.key)
-            if found and found.why and found.seconds is not None and self._may_restart(recipe.key):
+            restarts, most = self._restarts[recipe.key], self._max_restarts
+            may_restart = recipe.key in self._served if most is None else restarts < most
+            if found and found.why and found.seconds is not None and may_restart:
                 self._restarts[recipe.key] += 1
                 self._served.discard(recipe.key)
                 log.info("%s: the fork server is replaced: %s", recipe.name, found.why)
@@ -62,9 +64,6 @@ class ForkServers:
                 found = ForkServer(recipe.python, recipe.modules, recipe.environment, folder)
                 self._servers[recipe.key] = found
             return found
-
-    def _may_restart(self, key: str) -> bool:
-        return key in self._served if self._max_restarts is None else self._restarts[key] < self._max_restarts
 
     def fork(
         self,

@@ -117,7 +117,7 @@ def _close(channel: socket.socket, buffer: messages.Buffer, lifeline: Lifeline) 
 
 
 class ForkedProcess:
-    """A forked kernel's process, which belongs to whoever has this.
+    """A forked kernel's process, which belongs to the process that has this.
 
     `poll` and what follows it is what jupyter_client uses of a `subprocess.Popen`.
     """

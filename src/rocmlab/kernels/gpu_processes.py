@@ -6,7 +6,7 @@ the host, which inside a container mean nothing: there a process on a leased GPU
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ class GpuProcess:
 
     pid: int  # as the driver counts
     vram_bytes: int | None
-    name: str | None = None  # of its program; None if it cannot be seen from here
+    name: str | None = None  # of its program; None if it is not visible from here
     numbers: frozenset[int] = frozenset()  # of the process and its session, in every namespace; empty if unseen
 
     def is_of(self, holder: Holder) -> bool:
@@ -51,7 +51,7 @@ def unmanaged(seen: Sequence[GpuProcess], holder: Holder | None) -> list[GpuProc
 
 
 def on_devices(devices: Sequence[Device], root: Path | None = None) -> dict[Device, list[GpuProcess]]:
-    """Return the processes on each of these GPUs; empty where the driver lists none or does not tell."""
+    """Return the processes on each of these GPUs; empty where the driver lists none."""
     where = root or system_root()
     found: dict[Device, list[GpuProcess]] = {device: [] for device in devices}
     for device in devices:
@@ -75,42 +75,29 @@ def drivers(devices: Sequence[Device]) -> list[tuple[str, list[Device]]]:
 
 
 def in_time(devices: Sequence[Device]) -> dict[Device, list[GpuProcess]]:
-    """Return the processes on each of these GPUs whose driver answers within a second; the others are left out."""
-    found: dict[Device, list[GpuProcess]] = {}
-    for who, some in drivers(devices):
-        read = partial(on_devices, some, system_root())
-        for _ in range(ATTEMPTS):
-            answer = DRIVERS.now(who, read)
-            if _is_for(some, answer):
-                break
-        found |= _of(some, answer)
-    return found
+    """Return the processes on each of these GPUs whose driver answers within a second; the others are omitted."""
+    return _merged(_answer(who, some) for who, some in drivers(devices))
 
 
 async def awaited(devices: Sequence[Device]) -> dict[Device, list[GpuProcess]]:
-    """Return the same, while the event loop goes on; the drivers are queried at the same time."""
+    """Return the same, while the event loop continues; the drivers are queried at the same time."""
     import asyncio  # not before `rocmlab run` has started what takes long
 
-    found = await asyncio.gather(*(_awaited(who, some) for who, some in drivers(devices)))
-    return {device: each for answer in found for device, each in answer.items()}
+    return _merged(await asyncio.gather(*(asyncio.to_thread(_answer, who, some) for who, some in drivers(devices))))
 
 
-async def _awaited(who: str, some: Sequence[Device]) -> dict[Device, list[GpuProcess]]:
+def _merged(answers: Iterable[dict[Device, list[GpuProcess]]]) -> dict[Device, list[GpuProcess]]:
+    return {device: seen for answer in answers for device, seen in answer.items()}
+
+
+def _answer(who: str, some: Sequence[Device]) -> dict[Device, list[GpuProcess]]:
     read = partial(on_devices, some, system_root())
+    answer: dict[Device, list[GpuProcess]] = {}
     for _ in range(ATTEMPTS):
-        answer = await DRIVERS.later(who, read)
-        if _is_for(some, answer):
+        answer = DRIVERS.now(who, read) or {}
+        if not answer or set(some) <= set(answer):
             break
-    return _of(some, answer)
-
-
-def _is_for(some: Sequence[Device], answer: dict[Device, list[GpuProcess]] | None) -> bool:
-    """Return whether no other query is needed: this is these GPUs' answer, or there was none in time."""
-    return answer is None or set(some) <= set(answer)
-
-
-def _of(some: Sequence[Device], answer: dict[Device, list[GpuProcess]] | None) -> dict[Device, list[GpuProcess]]:
-    return {device: answer[device] for device in some if device in answer} if answer else {}
+    return {device: answer[device] for device in some if device in answer}
 
 
 def _of_kfd(gpu_id: int, root: Path) -> Iterator[GpuProcess]:

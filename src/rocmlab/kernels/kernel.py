@@ -14,6 +14,7 @@ from rocmlab.base import confidential, job_tokens
 from rocmlab.kernels import connection, kernelspec, memory
 from rocmlab.kernels.cold import ColdProcess
 from rocmlab.kernels.forked import ForkedProcess, fork
+from rocmlab.kernels.kernelspec import Kernelspec
 
 if TYPE_CHECKING:
     from rocmlab.kernels.leases import Lease
@@ -46,7 +47,7 @@ class Kernel(Protocol):
 
 
 def start(
-    name: str,
+    spec: Kernelspec,
     cwd: str,
     inherited: Mapping[str, str],
     lease: Lease | None = None,
@@ -56,7 +57,7 @@ def start(
     """Start a kernel; it is not ready yet.
 
     Args:
-        name: of its kernelspec.
+        spec: its kernelspec.
         cwd: where it runs.
         inherited: its environment, without what the kernelspec adds.
         lease: on its GPUs, which passes to the kernel's process. A kernel that is not started here, such as a remote
@@ -68,10 +69,9 @@ def start(
     Raises:
         rocmlab.kernels.forked.Refused: the fork server forks none; the kernel can be started cold.
     """
-    specification, folder = kernelspec.find(name)
-    if not kernelspec.is_local(specification.get("metadata")):
-        return ProvisionedKernel(name, cwd, inherited)
-    started = LocalKernel(specification, folder, cwd, inherited, lease, fork_server)
+    if not spec.is_local:
+        return ProvisionedKernel(spec.name, cwd, inherited)
+    started = LocalKernel(spec.specification, spec.folder, cwd, inherited, lease, fork_server)
     if lease:
         lease.passed_to(started.pid)
     memory.limit(started.pid, memory_bytes)

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -19,29 +20,49 @@ WITHOUT_HISTORY = "--HistoryManager.hist_file=:memory:"  # a shared history file
 Specification = dict[str, Any]
 
 
-def find(name: str) -> tuple[Specification, str]:
-    """Return a kernelspec and its folder.
+@dataclass(frozen=True)
+class Kernelspec:
+    """A kernelspec, found once and passed on to whatever starts its kernel."""
+
+    name: str  # by which it was requested
+    specification: Specification
+    folder: str
+
+    @property
+    def language(self) -> str:
+        """The language of its kernel."""
+        return str(self.specification.get("language") or "python")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether its metadata allows its kernel to be started as a process here."""
+        provisioner = (self.specification.get("metadata") or {}).get("kernel_provisioner") or {}
+        return provisioner.get("provisioner_name", OURS[0]) in OURS
+
+
+def preload(specification: Mapping[str, Any]) -> Any:  # noqa: ANN401  any JSON value
+    """Return what a kernelspec names to be imported before the first cell; None if it names nothing."""
+    ours = (specification.get("metadata") or {}).get("rocmlab")
+    return ours.get("preload") if isinstance(ours, Mapping) else None
+
+
+def find(name: str) -> Kernelspec:
+    """Return a kernelspec.
 
     Raises:
         jupyter_client.kernelspec.NoSuchKernel: none has that name.
     """
     from jupyter_core.paths import jupyter_path
 
-    name = "python3" if name == "python" else name  # as jupyter_client's KernelManager does
+    own = "python3" if name == "python" else name  # as jupyter_client's KernelManager does
     for folder in jupyter_path("kernels"):
-        path = Path(folder, name.lower(), "kernel.json")
+        path = Path(folder, own.lower(), "kernel.json")
         with contextlib.suppress(OSError, ValueError):
-            return json.loads(path.read_text(encoding="utf-8")), str(path.parent)
+            return Kernelspec(name, json.loads(path.read_text(encoding="utf-8")), str(path.parent))
     from jupyter_client.kernelspec import KernelSpecManager  # the interpreter's own kernel, other spellings, the error
 
-    found = KernelSpecManager().get_kernel_spec(name)
-    return found.to_dict(), found.resource_dir
-
-
-def is_local(metadata: Mapping[str, Any] | None) -> bool:
-    """Return whether a kernelspec's metadata allows its kernel to be started as a process here."""
-    provisioner = (metadata or {}).get("kernel_provisioner") or {}
-    return provisioner.get("provisioner_name", OURS[0]) in OURS
+    found = KernelSpecManager().get_kernel_spec(own)
+    return Kernelspec(name, found.to_dict(), found.resource_dir)
 
 
 def command(specification: Specification, folder: str, file: str) -> list[str]:

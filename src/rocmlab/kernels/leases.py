@@ -8,7 +8,7 @@ runner or the worker that started it.
 
 Processes that the kernel starts: what it executes (a shell command, a server in the background) does not get the
 descriptor, and neither does the child of a child, so that nothing that outlives the kernel keeps its GPUs. What the
-kernel forks itself and what goes on running its code (the workers of a data loader) keeps the lease with it: they
+kernel forks itself and what continues running its code (the workers of a data loader) keeps the lease with it: they
 belong to its process group and end with it. `rocmlab.kernels.forkserver.inheritance` sees to both.
 
 Next to each lock is a file that names its holder. It is written after the lock was taken and is not removed with it:
@@ -28,7 +28,7 @@ import logging
 import os
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime, timezone
 from itertools import islice
@@ -38,7 +38,7 @@ from typing import Any
 from rocmlab.base import files
 from rocmlab.base.safe import printable
 from rocmlab.devices import Device
-from rocmlab.devices.processes import own_namespace
+from rocmlab.devices.processes import namespace as pid_namespace
 
 log = logging.getLogger("rocmlab")
 
@@ -66,7 +66,7 @@ class Holder:
             notebook=notebook,
             pid=os.getpid(),
             host=socket.gethostname(),
-            namespace=own_namespace(),
+            namespace=pid_namespace(),
             started=datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z"),
         )
 
@@ -90,12 +90,12 @@ class Holder:
     def __str__(self) -> str:
         """Return it as one short line, without control characters."""
         who = f"{self.owner or 'an unknown user'}" + (f" on {self.host}" if self.host else "")
-        words = (
+        parts = (
             self.notebook or "an unknown notebook",
             f"(process {self.pid} of {who}" if self.pid else f"({who}",
             f"since {self.started})" if self.started else "since an unknown time)",
         )
-        return printable(" ".join(words))
+        return printable(" ".join(parts))
 
 
 @dataclass
@@ -144,8 +144,15 @@ class Lease:
 class Leases:
     """The leases of one share. The same folder may be used by many processes and containers at once."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder  # it is made when the first lease is taken
+    def __init__(self, folder: Path, try_lock: Callable[[int, int], bool] | None = None) -> None:
+        """Use a folder, which is made when the first lease is taken.
+
+        Args:
+            folder: of the locks.
+            try_lock: takes a lock on a descriptor (`LOCK_EX` or `LOCK_SH`), or returns False where another has it.
+        """
+        self.folder = folder
+        self._try_lock = try_lock or flock
 
     @classmethod
     def of_share(cls, share: Path) -> Leases:
@@ -166,7 +173,7 @@ class Leases:
         names = sorted({key(device) for device in devices})
         try:
             for name in names:
-                if (descriptor := _lock(self._path(name))) is None:
+                if (descriptor := self._lock(self._path(name))) is None:
                     break
                 descriptors.append(descriptor)
         except BaseException:
@@ -205,13 +212,28 @@ class Leases:
         except FileNotFoundError:
             return True
         try:
-            return _flock(descriptor, fcntl.LOCK_SH)  # two that look do not disturb each other
+            return self._try_lock(descriptor, fcntl.LOCK_SH)  # two that look do not disturb each other
         finally:
             os.close(descriptor)
 
     def holder(self, device: Device) -> Holder | None:
         """Return who leases a device; None if it is free."""
         return None if self.is_free(device) else Holder.read(self._text(key(device)))
+
+    def _lock(self, path: Path) -> int | None:
+        """Return a descriptor that holds the lock; None if another holds it."""
+        while True:
+            descriptor = _open(path, create=True)
+            try:
+                if not self._try_lock(descriptor, fcntl.LOCK_EX):
+                    os.close(descriptor)
+                    return None
+                if _is_current(descriptor, path):
+                    return descriptor
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)  # the file was removed meanwhile, and its lock excludes no one
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.lock"
@@ -249,22 +271,6 @@ def _user() -> str:
         return f"uid {os.getuid()}"
 
 
-def _lock(path: Path) -> int | None:
-    """Return a descriptor that holds the lock; None if another holds it."""
-    while True:
-        descriptor = _open(path, create=True)
-        try:
-            if not _flock(descriptor, fcntl.LOCK_EX):
-                os.close(descriptor)
-                return None
-            if _is_current(descriptor, path):
-                return descriptor
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)  # the file was removed meanwhile, and its lock excludes no one
-
-
 def _open(path: Path, *, create: bool) -> int:
     flags = os.O_CLOEXEC | os.O_NOFOLLOW
     try:
@@ -273,7 +279,8 @@ def _open(path: Path, *, create: bool) -> int:
         return os.open(path, flags | os.O_RDONLY)
 
 
-def _flock(descriptor: int, kind: int) -> bool:
+def flock(descriptor: int, kind: int) -> bool:
+    """Take a lock without waiting; return False if another has it."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except OSError as err:

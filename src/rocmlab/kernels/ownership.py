@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from rocmlab.base import formatting
 from rocmlab.base.errors import RocmlabError
 from rocmlab.base.safe import printable
 from rocmlab.devices import Device, visibility
 from rocmlab.kernels import gpu_processes
+from rocmlab.kernels.gpu_processes import GpuProcess
 from rocmlab.kernels.gpus import Gpus, are_mixed, label, look
 from rocmlab.kernels.leases import Holder, Lease, Leases
 
@@ -24,7 +26,7 @@ LINGER_SECONDS = 0.5  # the driver still lists a process that has just ended
 UNNAMED = "a kernel without a notebook"
 WHAT_TO_DO = (
     "in a notebook that no longer needs its GPU: Kernel > Shut Down Kernel,\n"
-    "then here: Kernel > Restart Kernel…, which tries again;\n"
+    "then here: Kernel > Restart Kernel…, which retries;\n"
     "or compute on the CPU: Kernel > Change Kernel… > {title} (CPU)"
 )
 
@@ -65,7 +67,7 @@ class Owned:
 
 
 def claim(wanted: int | str, notebook: str | None, environment: Mapping[str, str], title: str) -> Owned:
-    """Take what a kernelspec asks for.
+    """Lease what a kernelspec requests.
 
     Args:
         wanted: that many GPUs, whichever are free (1 on a lab without GPUs is the CPU); `all` of them or nothing; 0 the
@@ -114,50 +116,69 @@ def _options(wanted: int | str, gpus: Gpus, title: str) -> tuple[list[Device], i
     named = [device for device in devices if device.pci_address == wanted]
     if not named:
         raise RocmlabError(
-            f"the GPU {printable(wanted)} is not here",
+            f"the GPU {printable(wanted)} is missing",
             "this kernel is for that one, and the lab has: " + ", ".join(map(label, devices)),
-            f"choose another kernel: Kernel > Change Kernel… > {title} (one free GPU); `make up` writes the list anew",
+            f"choose another kernel: Kernel > Change Kernel… > {title} (one free GPU); `make up` updates the list",
         )
     return named, len(named)
 
 
 def _leased(options: Sequence[Device], count: int, holder: Holder, environment: Mapping[str, str], title: str) -> Owned:
-    """Lease `count` of these GPUs; those that are used without a lease are taken last, and with a warning."""
     seen = gpu_processes.in_time(options)
-    clean_first = sorted(options, key=lambda device: bool(gpu_processes.unmanaged(seen.get(device, ()), None)))
-    share = environment.get("ROCMLAB_SHARE")
-    if not share:
-        why = "no lease: ROCMLAB_SHARE, where leases lie, is not set, so others may use this GPU meanwhile"
-        return _with_warnings(Owned(tuple(clean_first[:count])), why)
-    leases = Leases.of_share(Path(share))
+    if share := environment.get("ROCMLAB_SHARE"):
+        leases = Leases.of_share(Path(share))
+        owned = take(leases, options, count, holder, seen)
+        if owned is None:
+            raise _not_free(leases, options, count, title)
+    else:
+        why = "no lease: ROCMLAB_SHARE, the folder of the leases, is not set, so others may use this GPU meanwhile"
+        owned = Owned(_clean_first(options, seen)[:count], warnings=(why,))
     try:
-        lease = leases.pick(clean_first, count, holder)
-    except OSError as err:
-        why = (
-            f"no lease: {leases.folder} cannot be locked ({err.strerror or err}), so others may use this GPU meanwhile"
-        )
-        return _with_warnings(Owned(tuple(clean_first[:count])), why)
-    if lease is None:
-        raise _not_free(leases, options, count, title)
-    try:
-        in_order = tuple(device for device in options if device in lease.devices)
-        return _with_warnings(Owned(in_order, lease))
+        found = [*owned.warnings]
+        if any(gpu_processes.in_time(owned.devices).values()):
+            time.sleep(LINGER_SECONDS)  # claims are made in a thread of their own
+            found += also_used(gpu_processes.in_time(owned.devices), label)
+        for text in found:
+            log.warning("%s", printable(text))
+        return replace(owned, warnings=tuple(found))
     except BaseException:
-        lease.release()
+        owned.release()
         raise
 
 
-def _with_warnings(owned: Owned, *warnings: str) -> Owned:
-    """Add a warning for each GPU that is used without a lease, and log them all."""
-    found = list(warnings)
-    if any(gpu_processes.unmanaged(seen, None) for seen in gpu_processes.in_time(owned.devices).values()):
-        time.sleep(LINGER_SECONDS)  # claims are made in a thread of their own
-        for device, seen in gpu_processes.in_time(owned.devices).items():
-            if others := gpu_processes.unmanaged(seen, None):
-                found.append(f"{label(device)} is also used by {', '.join(map(str, others))}, without a lease")
-    for text in found:
-        log.warning("%s", printable(text))
-    return replace(owned, warnings=tuple(found))
+def take(
+    leases: Leases, options: Sequence[Device], count: int, holder: Holder, seen: Mapping[Device, Sequence[GpuProcess]]
+) -> Owned | None:
+    """Lease some of these GPUs; None if too few are free. Without locks they are given without a lease, and a warning.
+
+    Args:
+        leases: of the share.
+        options: which may be given.
+        count: how many are needed.
+        holder: for whom.
+        seen: processes that use them without a lease; these GPUs are taken last.
+    """
+    clean_first = _clean_first(options, seen)
+    try:
+        lease = leases.pick(clean_first, count, holder)
+    except OSError as err:
+        where = f"{formatting.path(leases.folder)} cannot be locked ({err.strerror or err})"
+        why = f"no lease: {where}, so others may use its GPU meanwhile"
+        return Owned(clean_first[:count], warnings=(why,))
+    return Owned(tuple(device for device in options if device in lease.devices), lease) if lease else None
+
+
+def _clean_first(options: Sequence[Device], seen: Mapping[Device, Sequence[GpuProcess]]) -> tuple[Device, ...]:
+    return tuple(sorted(options, key=lambda device: bool(seen.get(device))))
+
+
+def also_used(seen: Mapping[Device, Sequence[GpuProcess]], name: Callable[[Device], str]) -> list[str]:
+    """Return a warning for each GPU that processes use without a lease."""
+    return [
+        f"{name(device)} is also used by {', '.join(map(str, others))}, without a lease"
+        for device, others in seen.items()
+        if others
+    ]
 
 
 def _not_free(leases: Leases, options: Sequence[Device], count: int, title: str) -> RocmlabError:

@@ -53,8 +53,7 @@ def modules_for(kernelspec_name: str, specification: Mapping[str, Any]) -> tuple
     """
     if sys.platform != "linux" or not _is_plain(specification):
         return ()
-    ours = (specification.get("metadata") or {}).get("rocmlab")
-    chosen = ours.get("preload") if isinstance(ours, Mapping) else None
+    chosen = kernelspec.preload(specification)
     if isinstance(chosen, Sequence) and not isinstance(chosen, str):
         return tuple(name for name in chosen if isinstance(name, str))
     return MODULES.get(kernelspec_name.lower().partition("-")[0], ())

@@ -1,4 +1,4 @@
-"""Kernels that have GPUs and do nothing give them back, when a person has asked for that.
+"""Shut down idle kernels that have GPUs, if the user has enabled that.
 
 The panel's extension imports it when CULL_IDLE_GPU_KERNELS_SECONDS is first set. A kernel that is busy, and
 one without a lease, is never touched. The warning goes to the server's log and, as a message of the kernel, to every
@@ -23,15 +23,6 @@ from rocmlab.lab.server.idle import seconds
 MAX_NOTICE_SECONDS = 300.0
 NOTICE_SHARE = 0.1  # of the limit
 MAX_PAUSE_SECONDS = 30.0
-
-
-def limit_seconds(text: str) -> float:
-    """Return the setting as a number; 0 is off.
-
-    Raises:
-        RocmlabError: it is none.
-    """
-    return seconds(SETTING, text or "0")
 
 
 class Culler:
@@ -70,7 +61,7 @@ class Culler:
                     self._warned[kernel_id] = (since, now)
                     self._tell(kernel_id, f"in {left:.0f} seconds it is shut down, unless a cell is run")
             elif quiet >= self.limit and (now - self._warned[kernel_id][1]).total_seconds() >= self.notice:
-                self._tell(kernel_id, "it is shut down now; what it had in memory is gone")
+                self._tell(kernel_id, "it is shut down now; what it had in memory is lost")
                 await self._shut_down(kernel_id)
 
     def _idle(self, kernel_id: str) -> datetime | None:
@@ -88,7 +79,7 @@ class Culler:
 
     def _tell(self, kernel_id: str, what: str) -> None:
         """Say it in the log and to every page that has the kernel open."""
-        text = f"rocmlab: this kernel holds a GPU and has done nothing for long ({SETTING}={self.limit:g}): {what}"
+        text = f"rocmlab: this kernel holds a GPU and has been idle for a long time ({SETTING}={self.limit:g}): {what}"
         self._log.warning("kernel %s: %s", kernel_id, text)
         for connection in list(ZMQChannelsWebsocketConnection._open_sockets):
             if connection.kernel_id == kernel_id:
@@ -117,7 +108,7 @@ class Culling:
         self._text = text
         self.stop()
         try:
-            limit = limit_seconds(text)
+            limit = seconds(SETTING, text or "0")
         except RocmlabError as err:
             self._server.log.error("%s", err)
             return

@@ -18,15 +18,15 @@ SHAPE = """\
 BADGE = """
  <rect x="6" y="41" width="52" height="17" rx="5" fill="{color}" stroke="#ffffff"/>
  <text x="32" y="54" font-family="sans-serif" font-size="12" font-weight="bold" fill="#ffffff" text-anchor="middle">\
-{words}</text>"""
+{label}</text>"""
 
 
-def svg(framework: str, words: str = "") -> str:
+def svg(framework: str, label: str = "") -> str:
     """Return an icon of 64 by 64 pixels.
 
     Args:
         framework: `tensorflow` or `torch`.
-        words: of the badge, such as `CPU` or `GPU 0`; none where the lab has no choice.
+        label: of the badge, such as `CPU` or `GPU 0`; none where the lab has no choice.
     """
-    badge = BADGE.format(color=BADGES["GPU" in words], words=escape(words)) if words else ""
+    badge = BADGE.format(color=BADGES["GPU" in label], label=escape(label)) if label else ""
     return SHAPE.format(color=COLORS[framework], initials=INITIALS[framework], badge=badge)

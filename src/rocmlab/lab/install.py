@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rocmlab.lab import kernels
 
-# What a person may change in JupyterLab's settings, but should not be asked at the first start.
+# What a user may change in JupyterLab's settings, but should not be asked at the first start.
 DEFAULTS = {
     "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
 }

@@ -44,7 +44,7 @@ c.MultiKernelManager.default_kernel_name = "tensorflow"
 # Sockets in the runtime directory, which only the lab user may enter; ipykernel warns of open TCP ports, rightly.
 c.KernelManager.transport = "ipc"
 # jupyter_server counts its pings in milliseconds, tornado reads the same numbers as seconds and warns of them in every
-# log. Without pings JupyterLab still reconnects by itself, and the server keeps what a kernel says meanwhile.
+# log. Without pings JupyterLab still reconnects by itself, and the server keeps a kernel's output meanwhile.
 # The address may hold the token: other sites do not learn it from the header `Referer`.
 c.ServerApp.tornado_settings = {"ws_ping_interval": 0, "headers": {"Referrer-Policy": "same-origin"}}
 # The lab is updated by `make up`, not from inside.

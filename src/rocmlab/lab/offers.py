@@ -37,8 +37,8 @@ class Offer:
     """One kernel of each framework."""
 
     suffix: str  # of the kernelspec's name
-    words: str  # behind the framework's title
-    gpus: int | str  # what the provisioner is asked for
+    label: str  # behind the framework's title
+    gpus: int | str  # what is requested of the provisioner
     badge: str  # on the icon
 
 
@@ -71,10 +71,10 @@ def offers(gpus: Gpus) -> list[Offer]:
 def _by_name(devices: tuple[Device, ...], mark: str) -> Iterator[Offer]:
     addresses = [device.pci_address for device in devices]
     if len(devices) > FEW or None in addresses or len(set(addresses)) < len(addresses):
-        return  # too many, or parts of one GPU, which an address does not tell apart
+        return  # too many, or parts of one GPU, which have the same address
     for device in devices:
-        words = printable(f"GPU {device.index}: {device.name}{mark}")
-        yield Offer(f"-gpu{device.index}", words, str(device.pci_address), f"GPU {device.index}")
+        label = printable(f"GPU {device.index}: {device.name}{mark}")
+        yield Offer(f"-gpu{device.index}", label, str(device.pci_address), f"GPU {device.index}")
 
 
 def base_folder() -> Path:
@@ -178,7 +178,7 @@ def listed(folders: list[Path]) -> dict[str, tuple[Path, Spec]]:
 
 
 def asks_for(spec: Spec) -> int | str:
-    """Return what a kernelspec asks the provisioner for."""
+    """Return a kernelspec's request to the provisioner."""
     stanza = spec["metadata"].get("kernel_provisioner")
     config = stanza.get("config") if isinstance(stanza, dict) else None
     gpus = config.get("gpus", 1) if isinstance(config, dict) else 1
@@ -188,9 +188,10 @@ def asks_for(spec: Spec) -> int | str:
 def _derived(spec: Spec, framework: str, offer: Offer) -> Spec:
     derived = copy.deepcopy(spec)
     title = kernels.TITLES[framework]
-    derived["display_name"] = f"{title} ({offer.words})" if offer.words else title
+    derived["display_name"] = f"{title} ({offer.label})" if offer.label else title
     config = {"provisioner_name": kernels.PROVISIONER, "config": {"gpus": offer.gpus}}
     derived["metadata"] = {**derived["metadata"], "kernel_provisioner": config}
+    derived["metadata"]["rocmlab"].pop("title", None)  # see `marks`
     return derived
 
 

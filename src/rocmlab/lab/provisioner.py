@@ -5,7 +5,7 @@ taken before the kernel's process is there, so before the framework can look at 
 
 The server keeps a copy of the lease as long as the kernel is its: when a kernel is restarted, or crashes and is started
 again, no other can take its GPUs in between. The copy is closed when the kernel is shut down, and when it ends and
-nobody starts it again. If the server dies, its copy dies with it, and the lease ends with the kernel.
+no one starts it again. If the server dies, its copy dies with it, and the lease ends with the kernel.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ import logging
 import os
 import signal
 import sys
+import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from jupyter_client.multikernelmanager import MultiKernelManager
 from jupyter_client.provisioning import LocalProvisioner
 from traitlets import Any as AnyTrait
 
-from rocmlab.base import confidential, live
+from rocmlab.base import confidential, installation, live
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import visibility
 from rocmlab.kernels import memory, ownership, recipes
@@ -40,13 +42,14 @@ log = logging.getLogger("rocmlab")
 
 REASON = "ROCMLAB_REFUSAL"  # what the kernel in place of a refused one shows
 ANSWER_SECONDS = 20.0  # for a driver and a share
+INSTALL_SECONDS = 240.0  # for the frameworks: a browser gives a request up after 300
 FORK_SECONDS = 15.0  # for a fork server that has imported
 FORK_SERVERS = ForkServers()
 atexit.register(FORK_SERVERS.close)  # the server ends its kernels before
 
 
 class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_client has no types for mypy
-    """Starts a kernel on this machine with the GPUs that its kernelspec asks for."""
+    """Starts a kernel on this machine with the GPUs that its kernelspec requests."""
 
     gpus = AnyTrait(1, help="how many GPUs, `all`, 0 for the CPU, or the PCI address of one")
 
@@ -56,19 +59,24 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
     _release: weakref.finalize[..., Any] | None = None
 
     async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401  Jupyter's own
-        """Take the lease, unless a runner has; add it, the masks and the banner to what will be started."""
+        """Take the lease, unless a runner has; add it, the masks and the banner to what will be started.
+
+        While the kernel's framework is being installed this waits for it.
+        """
         kwargs = await super().pre_launch(**kwargs)
         kwargs["env"] = environment = confidential.without(kwargs["env"])
         if environment.get("ROCMLAB_LEASED") == "1":
             return kwargs
         try:
+            await installed(Path(sys.prefix))
             owned = await self._own(environment)
             kwargs["env"] = owned.environment(environment)
         except RocmlabError as err:
             self.let_go()
             self.log.warning("the kernel %s was refused: %s", self.kernel_id, err)
             return self._refused(kwargs, err)
-        kwargs["cmd"] = _with_banner(kwargs["cmd"], owned.banner())
+        if any("ipykernel" in word for word in kwargs["cmd"]):  # only IPython kernels accept a banner
+            kwargs["cmd"] = [*kwargs["cmd"], _banner(owned)]
         if owned.lease:
             kwargs["cmd"] = inheritance.keeping(kwargs["cmd"], owned.lease.descriptors)
             kwargs["pass_fds"] = (*kwargs.get("pass_fds", ()), *owned.lease.descriptors)
@@ -134,7 +142,7 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
                 cwd=self.cwd,
                 connection_file=os.path.realpath(self.parent.connection_file),
                 descriptors=owned.lease.descriptors if owned.lease else (),
-                arguments=[_banner(owned.banner())],
+                arguments=[_banner(owned)],
                 answer_seconds=FORK_SECONDS,
             )
         except Exception:  # forking is a way to be faster: a cold kernel is better than none
@@ -167,7 +175,7 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
         if not done:
             claim.add_done_callback(_release_late)
             raise RocmlabError(
-                f"the GPUs could not be looked at within {ANSWER_SECONDS:g} seconds",
+                f"the GPUs could not be read within {ANSWER_SECONDS:g} seconds",
                 "a driver or the share does not answer",
                 f"on the host: make doctor; meanwhile: Kernel > Change Kernel… > {title} (CPU)",
             )
@@ -216,7 +224,7 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
                 os.killpg(self.pgid, signal.SIGKILL)
 
     def _ended(self) -> None:
-        """The process has ended: return the lease unless it is being shut down or restarted, by hand or by itself."""
+        """The process has ended: return the lease unless it is being shut down or restarted, manually or by itself."""
         self._end_group()
         is_in_hand = self.parent is not None and (
             self.parent.shutting_down or getattr(self.parent, "_restarter", None) is not None
@@ -224,6 +232,25 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
         self._stop_watching()
         if not is_in_hand:
             self.let_go()
+
+
+async def installed(prefix: Path, seconds: float = INSTALL_SECONDS) -> None:
+    """Wait until the frameworks of an environment are there.
+
+    Raises:
+        RocmlabError: they will not be, or not within that many seconds.
+    """
+    deadline = time.monotonic() + seconds
+    while not installation.is_whole(prefix):
+        if problem := installation.obstacle(prefix):
+            raise RocmlabError.of(problem)
+        if time.monotonic() > deadline:
+            raise RocmlabError(
+                f"{installation.FRAMEWORKS} are still being installed",
+                f"a kernel waits {seconds:g} seconds for them at most",
+                "Kernel > Restart Kernel… when they are there: make status, on the host, shows it",
+            )
+        await asyncio.sleep(installation.POLL_SECONDS)
 
 
 def _on_exit(reference: weakref.ref[RocmlabProvisioner], descriptor: int) -> None:
@@ -240,12 +267,5 @@ def _release_late(claim: asyncio.Future[Owned]) -> None:
         claim.result().release()
 
 
-def _with_banner(command: Sequence[str], text: str) -> list[str]:
-    """Return a kernel's command with text for its banner; only IPython kernels accept it."""
-    if not any("ipykernel" in word for word in command):
-        return list(command)
-    return [*command, _banner(text)]
-
-
-def _banner(text: str) -> str:
-    return f"--InteractiveShell.banner2={text}"
+def _banner(owned: Owned) -> str:
+    return f"--InteractiveShell.banner2={owned.banner()}"

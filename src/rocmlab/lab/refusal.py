@@ -1,7 +1,7 @@
 """The kernel in place of one that got no GPU: every cell is answered by who has them and what can be done.
 
 Started by `rocmlab.lab.provisioner` as `python -m rocmlab.lab.refusal -f FILE`. Nothing of a cell is executed, least of
-all silently on the CPU. A restart asks for a GPU again, and starts the real kernel if there is one.
+all silently on the CPU. A restart requests a GPU again, and starts the real kernel if there is one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The engine that runs one notebook: it speaks to the kernel itself, saves atomically and tells the truth.
+"""The engine that runs one notebook: it uses the kernel's protocol directly, saves atomically and repairs wrong status.
 
 Nothing here imports papermill or nbclient before it is needed, because a short notebook spends most of its time there.
 """

@@ -32,7 +32,7 @@ class KernelDied(DeadKernelError):  # type: ignore[misc]
     """The kernel ended, stopped or hung while the notebook needed it."""
 
 
-_unsaved: set[Path] = set()  # outputs of ours that papermill saves once more, after the engine has returned
+_unsaved: set[Path] = set()  # outputs of ours that papermill saves again, after the engine has returned
 
 
 class RocmlabEngine:
@@ -85,7 +85,7 @@ class RocmlabEngine:
         import nbformat
 
         from rocmlab.base import job_tokens
-        from rocmlab.kernels import kernel
+        from rocmlab.kernels import kernel, kernelspec
         from rocmlab.notebook.execution import Execution
         from rocmlab.notebook.outcome import Aborted
 
@@ -96,12 +96,12 @@ class RocmlabEngine:
         chosen.show = _log if log_output else None
         token = os.environ.get(job_tokens.NAME) or job_tokens.new()
         environment = {**os.environ, job_tokens.NAME: token}
-        running = kernel.start(kernel_name, os.getcwd(), environment)
+        running = kernel.start(kernelspec.find(kernel_name), os.getcwd(), environment)
         try:
             Execution(nb, running, chosen, lambda: _save(nb, output_path, target)).run()
             _save_atomically(output_path, target)
         except Aborted as aborted:
-            if job_tokens.NAME not in os.environ:  # else whoever has set it ends what is left
+            if job_tokens.NAME not in os.environ:  # else the process that has set it ends what is left
                 job_tokens.end(token, grace_seconds=0.5)
             raise _translated(aborted) from aborted
         finally:
@@ -241,9 +241,9 @@ def _chosen(nb: Any, options: dict[str, Any], target: Path | None, output_path: 
 
 
 def _overflow_log(target: Path | None, output_path: str | None) -> OverflowLog:
-    """Return the log of what is too long for the notebook: beside it, or here where it goes to another back end.
+    """Return the log of what is too long for the notebook: next to it, or here where it goes to another back end.
 
-    That of an earlier execution is removed; a file of that name that is somebody else's is left alone.
+    That of an earlier execution is removed; a file of that name that is another user's is left alone.
     """
     stem = (output_path or "notebook").rstrip("/").rpartition("/")[2].removesuffix(".ipynb") or "notebook"
     folder = target.parent if target is not None else Path.cwd()

@@ -20,7 +20,7 @@ def numbered(cells: list[Any]) -> dict[int, int]:
 
 
 def is_injected(cell: Mapping[str, Any]) -> bool:
-    """Tell whether a cell is papermill's own, and not the notebook's."""
+    """Return whether a cell is papermill's own, and not the notebook's."""
     metadata = cell.get("metadata")
     tags = metadata.get("tags") if isinstance(metadata, Mapping) else None
     return isinstance(tags, list) and INJECTED in tags

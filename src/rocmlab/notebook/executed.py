@@ -1,4 +1,4 @@
-"""What an executed notebook says: how far it came, what it recorded, what went wrong; and the truth where it is wrong.
+"""Read an executed notebook: how far it came, what it recorded, what failed; and repair a wrong status.
 
 papermill marks every cell "completed" when the kernel dies, and leaves cells "running" when it is ended itself
 (facts: papermill 2.7, engines.py, `cell_complete` and `notebook_complete`). Our engine writes the truth by itself, as
@@ -16,6 +16,7 @@ from typing import Any
 from rocmlab.base import files, formatting, safe
 from rocmlab.base.formatting import ANSI
 from rocmlab.notebook.cells import is_injected
+from rocmlab.notebook.outcome import error_output
 
 RECORD = "application/vnd.rocmlab.record+json"  # rocmlab.training.metrics writes it
 OUR_ERRORS = ("Timeout", "Killed", "KernelDied")  # what cut a notebook short
@@ -29,7 +30,7 @@ Notebook = dict[str, Any]
 class Executed:
     """The content of an executed notebook, as far as a result needs it."""
 
-    cells_done: int  # code cells that ran to their end
+    cells_done: int  # code cells that completed
     cells_total: int  # code cells, without the one that papermill adds for parameters
     recorded: dict[str, Any]
     error: dict[str, Any] | None
@@ -46,7 +47,7 @@ def load(path: Path) -> Notebook | None:
 
 
 def summarise(notebook: Notebook) -> Executed:
-    """Return what a notebook says of its execution. What a file has that is no notebook's is passed over."""
+    """Return the results in an executed notebook. Content that is not a notebook's is skipped."""
     cells = _dicts(notebook.get("cells"))
     code = [cell for cell in cells if cell.get("cell_type") == "code"]
     own = [cell for cell in code if not is_injected(cell)]
@@ -123,7 +124,7 @@ def _failing_line(outputs: list[dict[str, Any]]) -> int | None:
 
 
 def repair(path: Path, running: int | None, name: str, message: str) -> Notebook | None:
-    """Correct an executed notebook whose run was cut short, and return it; None if it was never saved.
+    """Correct an executed notebook whose run was interrupted, and return it; None if it was never saved.
 
     Args:
         path: the executed notebook.
@@ -146,15 +147,11 @@ def repair(path: Path, running: int | None, name: str, message: str) -> Notebook
             state |= {"status": "failed", "exception": True}
             if cell["cell_type"] == "code":
                 outputs = cell.setdefault("outputs", [])
-                words: list[str] = []
+                traceback: list[str] = []
                 if outputs and outputs[-1].get("ename") in OUR_ERRORS:  # the engine's, which knew less about the cause
-                    words = outputs.pop()["traceback"][1:]
-                outputs.append(_error_output(name, message, words))
+                    traceback = outputs.pop()["traceback"][1:]
+                outputs.append(error_output(name, message, traceback))
         else:
             state |= {"status": "pending", "exception": None, "start_time": None, "end_time": None, "duration": None}
     files.write_text(path, json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
     return notebook
-
-
-def _error_output(name: str, message: str, words: list[str]) -> Notebook:
-    return {"output_type": "error", "ename": name, "evalue": message, "traceback": [f"{name}: {message}", *words]}

@@ -20,7 +20,7 @@ from rocmlab.notebook.record import Recorder
 from rocmlab.notebook.signals import Signals
 from rocmlab.notebook.watch import Watch
 
-TICK_SECONDS = 0.5  # where the system cannot tell that the kernel has ended, and while a kernel starts
+TICK_SECONDS = 0.5  # where the system does not report that the kernel has ended, and while a kernel starts
 ASK_AGAIN_SECONDS = 0.5  # whether the kernel is ready
 LATE_OUTPUT_SECONDS = 10.0  # of silence after a cell's reply, until its end is taken as lost
 DRAIN_SECONDS = 0.2  # for the last lines of a kernel that has died
@@ -30,7 +30,7 @@ SHORT_SHUTDOWN_SECONDS = 1.0  # the same after a notebook was aborted short
 # Asked to end, an IPython kernel's control thread flushes the streams; if their thread is stopped meanwhile, both wait
 # for ten seconds (ipykernel 7.4). So the kernel lets that thread end before it closes anything.
 # An IPython kernel collects what is printed for 0.2 s, four bytes a character: 100 MB for a cell that prints fast. And
-# it catches its own stderr, so that what Python says of a crash would be lost with it; the process's own one is read.
+# it catches its own stderr, so that Python's report of a crash would be lost with it; the process's own stderr is read.
 SET_UP = """
 import atexit, faulthandler, sys, threading
 for stream in (sys.stdout, sys.stderr):
@@ -135,7 +135,7 @@ class Execution:
         if waiting.reply is None or waiting.is_idle:
             return waiting.reply is not None
         if time.monotonic() >= _late(waiting):
-            self.options.warn("the kernel did not say that a cell has ended; its output may be incomplete")
+            self.options.warn("the kernel did not report that a cell has ended; its output may be incomplete")
             return True
         return False
 
@@ -155,7 +155,7 @@ class Execution:
             self._pump(min(TICK_SECONDS, max(0.0, ask - time.monotonic())))
             if time.monotonic() - begin > self.limits.start_seconds:
                 message = f"the kernel did not start: no answer within {self.limits.start_seconds:g} s"
-                raise Aborted("kernel died", message, words=messages.last_words.strip())
+                raise Aborted("kernel died", message, output=messages.final_output.strip())
         messages.last_beat = time.monotonic()
         if messages.info.get("implementation") == "ipython":
             content = {"code": f"exec({SET_UP!r}, {{}})", "silent": True, "store_history": False, "allow_stdin": False}
@@ -191,7 +191,7 @@ class Execution:
             self.recorder.save_changes()  # last: a disk may take its time, in which the kernel cannot be heard
 
     def _due(self) -> float:
-        """Return when something has to be checked or saved, whatever the kernel says until then."""
+        """Return when something has to be checked or saved, independent of the kernel's messages."""
         waiting = self.messages.waiting
         is_late = waiting is not None and waiting.reply is not None and not waiting.is_idle
         return min(
@@ -211,7 +211,7 @@ class Execution:
             raise self.watch.death()
 
     def _wind_down(self, aborted: Aborted) -> None:
-        """Interrupt the cell, so that its traceback says where it was, tell the truth, and let the kernel end."""
+        """Interrupt the cell, so that its traceback shows where it was, repair the status, and let the kernel end."""
         self._is_winding_down = True
         waiting = self.messages.waiting
         can_react = not self.kernel.ended() and aborted.status != "kernel died"

@@ -40,14 +40,14 @@ class Waiting:
 
 
 class Messages:
-    """Takes what a kernel says.
+    """Handles the messages of a kernel.
 
     Attributes:
         waiting: the cell that runs; None if none does.
         info: what the kernel says of itself; None until it answers.
         is_subscribed: whether its output can be heard.
         last_beat: when it has last shown that it lives.
-        last_words: the end of what its process has printed.
+        final_output: the end of what its process has printed.
     """
 
     def __init__(self, running: Kernel, options: Options) -> None:
@@ -58,7 +58,7 @@ class Messages:
         self.info: dict[str, Any] | None = None
         self.is_subscribed = False
         self.last_beat = time.monotonic()
-        self.last_words = ""
+        self.final_output = ""
         self._kernel = running
         self._options = options
         for each in (self.channels.iopub, self.channels.shell, self.channels.heartbeat):
@@ -109,7 +109,7 @@ class Messages:
                     self._kernel.output = None
                     return
                 text = data.decode("utf-8", "replace")
-                self.last_words = (self.last_words + text)[-LAST_WORDS_BYTES:]
+                self.final_output = (self.final_output + text)[-LAST_WORDS_BYTES:]
                 if self._options.kernel_output is not None:
                     self._options.kernel_output(text)
 

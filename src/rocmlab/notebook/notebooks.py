@@ -80,14 +80,14 @@ def pieces(notebook: Mapping[str, Any]) -> Iterator[str]:
 
 
 def save(notebook: Mapping[str, Any], path: Path) -> None:
-    """Replace a file by a notebook, at once: whoever reads sees the old one or the new one."""
+    """Replace a file by a notebook, at once: a reader sees the old one or the new one."""
     files.write_pieces(path, pieces(notebook))
 
 
 def mark_errors(notebook: Notebook) -> tuple[Notebook, str]:
-    """Return a notebook with papermill's pointers to the failing cell, and what papermill says of the failure.
+    """Return a notebook with papermill's pointers to the failing cell, and papermill's description of the failure.
 
-    Nothing is changed, and nothing said, where papermill sees no failure, such as in `sys.exit(0)`.
+    Nothing is changed or reported where papermill sees no failure, such as in `sys.exit(0)`.
     """
     import nbformat
     from papermill.exceptions import PapermillExecutionError

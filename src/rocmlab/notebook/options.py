@@ -17,7 +17,7 @@ MEGABYTE = 1_000_000
 class Limits:
     """What ends a notebook early, and how much of its output is kept. None: no limit."""
 
-    cell_seconds: float | None = None  # the longest a cell may take
+    cell_seconds: float | None = None  # time limit of a cell
     notebook_seconds: float | None = None  # the longest all cells together may take
     idle_seconds: float | None = None  # the longest a cell may run without printing or showing anything
     silent_seconds: float = 60.0  # the longest the kernel's process may be stopped, or not answer its heartbeat

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -30,12 +31,12 @@ class Outcome:
 class Aborted(Exception):
     """The notebook ended before its last cell, and not by an error of its own."""
 
-    def __init__(self, status: Status, message: str, number: int = 0, words: str = "") -> None:
-        super().__init__(f"{message}\n{words}" if words else message)
+    def __init__(self, status: Status, message: str, number: int = 0, output: str = "") -> None:
+        super().__init__(f"{message}\n{output}" if output else message)
         self.status: Status = status
         self.message = message
         self.number = number  # of the signal that requested it; 0 if none did
-        self.words = words  # the last output of the kernel's process
+        self.output = output  # the last output of the kernel's process
 
     @property
     def name(self) -> str:
@@ -43,10 +44,15 @@ class Aborted(Exception):
         return ERROR_NAMES.get(self.status, "Error")
 
 
+def error_output(name: str, message: str, details: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the output of a cell that shows why it was cut short."""
+    return {"output_type": "error", "ename": name, "evalue": message, "traceback": [f"{name}: {message}", *details]}
+
+
 def describe(code: int | None) -> str:
     """Return how a kernel ended, from the exit status of its process."""
     if code is None:
-        return "the kernel's process is gone"
+        return "the kernel's process has exited"
     if code >= 0:
         return f"the kernel's process ended with exit code {code}"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"

@@ -16,14 +16,14 @@ Content = Mapping[str, Any]
 TAIL_SHARE = 0.25  # of the printed text that is kept, how much from its end once it is too long
 RICH_FACTOR = 10  # pictures and tables may take this many times more than printed text
 MARK = "[rocmlab: all that was printed by cells whose output is too long for the notebook]\n"  # begins the log
-MAX_OUTPUTS = 5_000  # per cell; printed text beyond goes on in the last ones
+MAX_OUTPUTS = 5_000  # per cell; printed text beyond continues in the last ones
 
 
 class OverflowLog:
     """Holds everything that a cell printed whose output became too long for the notebook; made when there is one."""
 
     def __init__(self, path: Path | None, shown_as: str) -> None:
-        self.path = path  # None: somebody else keeps everything anyway
+        self.path = path  # None: someone else keeps everything anyway
         self.shown_as = shown_as  # how the notebook calls it
 
     def write(self, text: str) -> None:
@@ -36,7 +36,7 @@ class OverflowLog:
 
     @staticmethod
     def made(path: Path) -> bool:
-        """Tell whether a file is one of ours; what cannot be read is not."""
+        """Return whether a file is one of ours; what cannot be read is not."""
         try:
             if path.is_file():
                 with path.open("rb") as file:
@@ -95,7 +95,7 @@ class CellOutputs:
             output["text"] = screen.text()
         for output, screen in self._tails.values():
             megabytes = screen.dropped_bytes / 1e6
-            left_out = f"{megabytes:.1f} MB are left out here" if screen.dropped_bytes else "what follows is the end"
+            left_out = f"{megabytes:.1f} MB are omitted here" if screen.dropped_bytes else "what follows is the end"
             output["text"] = (
                 f"\n[rocmlab: too much output; {left_out}, all of it is in {self._overflow_log.shown_as}]\n"
             )
@@ -164,7 +164,7 @@ class CellOutputs:
         data, metadata = content["data"], content["metadata"]
         size = sum(len(value) for value in data.values() if isinstance(value, str))
         if size > self._rich_bytes:
-            notice = f"[rocmlab: {size / 1e6:.1f} MB are left out here; the cell shows too much]"
+            notice = f"[rocmlab: {size / 1e6:.1f} MB are omitted here; the cell shows too much]"
             data, metadata = {"text/plain": notice}, {}
         else:
             self._rich_bytes -= size

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any
 
-from rocmlab.notebook.outcome import Aborted
+from rocmlab.notebook.outcome import Aborted, error_output
 
 Notebook = dict[str, Any]
 RETRY_SECONDS = 10.0
@@ -51,7 +51,9 @@ class Recorder:
 
     def cell_start(self, cell: Notebook) -> None:
         """Note that a cell runs."""
-        cell["metadata"]["papermill"] |= _state("running", False) | {"start_time": _now()}
+        cell["metadata"]["papermill"] |= _state("running", False) | {
+            "start_time": datetime.now(timezone.utc).isoformat()
+        }
         self.is_changed = True
         self._next_save = min(self._next_save, self._next_boundary)
         self.save_changes()
@@ -76,7 +78,8 @@ class Recorder:
             if cell["metadata"]["papermill"]["status"] == "running":
                 self.cell_end(cell, is_failed=True)
                 if cell["cell_type"] == "code":
-                    cell["outputs"].append(_error(aborted))
+                    details = [aborted.output] if aborted.output else []
+                    cell["outputs"].append(error_output(aborted.name, aborted.message, details))
 
     def finish(self) -> None:
         """Note the end, and save."""
@@ -126,17 +129,3 @@ class Recorder:
 
 def _state(status: str, exception: bool | None) -> dict[str, Any]:
     return {"exception": exception, "start_time": None, "end_time": None, "duration": None, "status": status}
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat()
-
-
-def _error(aborted: Aborted) -> dict[str, Any]:
-    line = f"{aborted.name}: {aborted.message}"
-    return {
-        "output_type": "error",
-        "ename": aborted.name,
-        "evalue": aborted.message,
-        "traceback": [line, *filter(None, [aborted.words])],
-    }

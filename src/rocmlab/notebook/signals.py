@@ -17,7 +17,7 @@ class Signals:
     Attributes:
         number: of the signal that asks to stop; 0 if none did.
         is_repeated: whether it has come again, and there is no more patience.
-        wake: becomes readable when one comes; None while nobody listens.
+        wake: becomes readable when one comes; None while no one listens.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Signals:
     def heard(self) -> Iterator[None]:
         """Hear them, and afterwards let them do what they did before."""
         if threading.current_thread() is not threading.main_thread():
-            yield  # whoever has the main thread decides
+            yield  # the code in the main thread decides
             return
         before = {number: signal.getsignal(number) for number in SIGNALS}
         read_end, write_end = socket.socketpair()

@@ -66,7 +66,7 @@ class Screen:
             self._settle(len(self._lines))
         if len(self._lines[-1]) > MAX_LINE and self._column is None and self._row == len(self._lines) - 1:
             self._settle(len(self._lines))
-            self._keep(self._lines[0])  # a line that long is no progress bar
+            self._keep(self._lines[0])  # a line that long is not a progress bar
             self._lines[0] = ""
 
     def _append(self, text: str) -> None:
@@ -161,7 +161,7 @@ class Screen:
         if self._column is None or column == 0:
             if self._column is None:
                 self._lines[self._row] += part
-            elif part not in ("\x1b[0m", "\x1b[m"):  # a reset at the start of a line that is redrawn says nothing
+            elif part not in ("\x1b[0m", "\x1b[m"):  # a reset at the start of a redrawn line has no effect
                 self._erase_coloured_start(part)
             return
         cells = self._cells()

@@ -28,7 +28,7 @@ class Watch:
         self._began = math.inf  # the first cell; the start of the kernel has a limit of its own
         self._beat_seconds = min(HEARTBEAT_SECONDS, options.limits.silent_seconds / 4)
         self._next_beat = 0.0
-        self._asked = 0.0  # when the kernel was first asked since it last showed that it lives
+        self._probed_at = 0.0  # when the kernel was first asked since it last showed that it lives
         self._stopped_since: float | None = None
 
     def begin(self) -> None:
@@ -52,15 +52,15 @@ class Watch:
 
     @property
     def _beat(self) -> float:
-        """When the kernel is to be asked whether it lives: not while it talks."""
+        """When to check the kernel's heartbeat: not while it sends messages."""
         return max(self._next_beat, self._messages.last_beat + self._beat_seconds)
 
     @property
     def _hangs(self) -> float:
-        """When the kernel hangs if it has not answered; infinite if nobody asked, such as while a save took long."""
-        if self._messages.info is None or self._asked <= self._messages.last_beat:
+        """When the kernel hangs if it has not answered; infinite without a pending heartbeat."""
+        if self._messages.info is None or self._probed_at <= self._messages.last_beat:
             return math.inf
-        return self._asked + self._limits.silent_seconds - self._beat_seconds
+        return self._probed_at + self._limits.silent_seconds - self._beat_seconds
 
     def check(self) -> None:
         """Look at the clock.
@@ -73,15 +73,15 @@ class Watch:
 
     def death(self) -> Aborted:
         """Return how the kernel, which has ended, did so."""
-        code, words = self._kernel.exit_code(), self._messages.last_words.strip()
+        code, output = self._kernel.exit_code(), self._messages.final_output.strip()
         if code == -signal.SIGKILL and self._kernel.is_out_of_memory():
             return Aborted(
-                "killed", "the kernel's process was ended by SIGKILL because the memory was full", words=words
+                "killed", "the kernel's process was ended by SIGKILL because the memory was full", output=output
             )
         message = outcome.describe(code)
         if self._messages.info is None:
             message = f"the kernel did not start: {message}"
-        return Aborted("kernel died", message, words=words)
+        return Aborted("kernel died", message, output=output)
 
     def _check_silence(self) -> None:
         """Notice a kernel that is stopped or whose process does not even answer its heartbeat."""
@@ -90,8 +90,8 @@ class Watch:
             self._stopped_since = None  # it talks again
         if moment >= self._beat:
             self._next_beat = moment + self._beat_seconds
-            if self._asked <= self._messages.last_beat:
-                self._asked = moment
+            if self._probed_at <= self._messages.last_beat:
+                self._probed_at = moment
             self._messages.channels.heartbeat.send_multipart([b"", b"ping"], zmq.NOBLOCK)
             if not self._kernel.is_stopped():
                 self._stopped_since = None

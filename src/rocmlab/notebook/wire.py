@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
@@ -26,7 +27,7 @@ RECONNECT_MILLISECONDS = 5  # the kernel binds its sockets while we wait
 
 @dataclass(frozen=True)
 class Message:
-    """What a kernel says."""
+    """A message of a kernel."""
 
     kind: str
     parent: str | None  # id of the request that it answers or belongs to
@@ -46,31 +47,21 @@ class Channels:
         self._count = 0
         self._user = _user()
         self.context: zmq.Context[Any] = zmq.Context()
-        self.iopub = self._open("iopub_port", zmq.SUB)
-        self.iopub.setsockopt(zmq.RCVHWM, 0)  # what is not taken is lost silently, and this side is the fast one
-        self.iopub.setsockopt(zmq.SUBSCRIBE, b"")
-        self.shell = self._open("shell_port", zmq.DEALER)
-        self.control = self._open("control_port", zmq.DEALER)
-        self.heartbeat = self._open("hb_port", zmq.DEALER)
-        for socket, port in (
-            (self.iopub, "iopub_port"),
-            (self.shell, "shell_port"),
-            (self.control, "control_port"),
-            (self.heartbeat, "hb_port"),
-        ):
-            socket.connect(self._address(port))
+        # What is not taken is lost silently, and this side is the fast one.
+        self.iopub = self._open("iopub_port", zmq.SUB, {zmq.RCVHWM: 0, zmq.SUBSCRIBE: b""})
+        identity = {zmq.IDENTITY: self._session.encode()}
+        self.shell = self._open("shell_port", zmq.DEALER, identity)
+        self.control = self._open("control_port", zmq.DEALER, identity)
+        self.heartbeat = self._open("hb_port", zmq.DEALER, identity)
 
-    def _open(self, port: str, kind: int) -> zmq.Socket[bytes]:
+    def _open(self, port: str, kind: int, options: Mapping[zmq.SocketOption, int | bytes]) -> zmq.Socket[bytes]:
         socket: zmq.Socket[bytes] = self.context.socket(kind)
-        socket.linger = 0
-        socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MILLISECONDS)
-        if port != "iopub_port" and kind == zmq.DEALER:
-            socket.setsockopt(zmq.IDENTITY, self._session.encode())
-        return socket
-
-    def _address(self, port: str) -> str:
+        for option, value in {zmq.LINGER: 0, zmq.RECONNECT_IVL: RECONNECT_MILLISECONDS, **options}.items():
+            socket.setsockopt(option, value)
         ip, number = self._connection["ip"], self._connection[port]
-        return f"ipc://{ip}-{number}" if self._connection["transport"] == "ipc" else f"tcp://{ip}:{number}"
+        is_ipc = self._connection["transport"] == "ipc"
+        socket.connect(f"ipc://{ip}-{number}" if is_ipc else f"tcp://{ip}:{number}")
+        return socket
 
     def request(self, socket: zmq.Socket[bytes], kind: str, content: dict[str, Any]) -> str:
         """Send a message and return its id."""
@@ -102,7 +93,7 @@ class Channels:
         if len(parts) != 4 or (self._key and not hmac.compare_digest(signature, self._sign(parts))):
             log.warning("a message with a wrong signature was ignored")
             return None
-        # A kernel may print what is no text, such as a name of a file in another encoding: ipykernel sends those bytes.
+        # A kernel may print bytes that are not text, such as a file name in another encoding: ipykernel sends them.
         texts = (part.decode("utf-8", "replace") for part in (parts[0], parts[1], parts[3]))
         header, parent, content = map(json.loads, texts)
         return Message(header["msg_type"], parent.get("msg_id"), content, header, frames[start + 5 :])

@@ -6,9 +6,9 @@ import json
 from collections import deque
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
-from rocmlab.base import safe
+from rocmlab.base import records, safe
 from rocmlab.base.errors import RocmlabError
 from rocmlab.reports import schema
 from rocmlab.reports.values import canonical, is_number, numbers, used
@@ -17,19 +17,34 @@ LAST = "last"
 MAX_LEVELS = 2 * safe.MAX_LEVELS
 MAX_BYTES = 2_000_000_000  # of a results.json; one of 100,000 jobs has a tenth of that
 RESULTS = "results.json"
-# What a comparison needs of a job, and of which type it is.
-NEEDED: Mapping[str, tuple[type, ...]] = {
-    "name": (str,),
-    "notebook": (str,),
-    "parameters": (dict,),
-    "status": (str,),
-    "seconds": (int, float, type(None)),
-    "devices": (list,),
-    "recorded": (dict,),
-}
 
 Job = Mapping[str, Any]  # of results.json
 Pair = tuple[Job | None, Job | None]  # then, now
+
+
+class _Optional(TypedDict, total=False):
+    defaults: dict[str, Any]
+
+
+class _Needed(_Optional):
+    """What a comparison needs of a job."""
+
+    name: str
+    notebook: str
+    parameters: dict[str, Any]
+    status: str
+    seconds: float | None
+    devices: list[dict[str, Any]]
+    recorded: dict[str, Any]
+
+
+class _Named(TypedDict):
+    name: str
+
+
+class _Results(TypedDict):
+    run: Annotated[dict[str, Any], _Named]
+    jobs: list[Annotated[dict[str, Any], _Needed]]
 
 
 def load(which: str, runs: Path) -> dict[str, Any]:
@@ -40,7 +55,7 @@ def load(which: str, runs: Path) -> dict[str, Any]:
         runs: where the runs of this share lie.
 
     Raises:
-        RocmlabError: there is no such run, or its results cannot be read.
+        RocmlabError: the run was not found, or its results cannot be read.
     """
     path = _last(runs) if which == LAST else _find(which, runs)
     try:
@@ -78,9 +93,9 @@ def _find(which: str, runs: Path) -> Path:
         if folder.is_dir():
             if (folder / RESULTS).is_file():
                 return folder / RESULTS
-            why = f"{folder} has no {RESULTS}: it is no run, or one that did not end"
+            why = f"{folder} has no {RESULTS}: it is not a run, or did not finish"
             raise RocmlabError(f"--compare {which} is not a run with results", why, _other(runs))
-    raise RocmlabError(f"--compare {which}: there is no such run", f"neither {which} nor {runs / which}", _other(runs))
+    raise RocmlabError(f"--compare {which}: run not found", f"neither {which} nor {runs / which}", _other(runs))
 
 
 def _last(runs: Path) -> Path:
@@ -91,9 +106,9 @@ def _last(runs: Path) -> Path:
     found = [path for path in runs.glob(f"*/{RESULTS}") if path.is_file()] if runs.is_dir() else []
     if not found:
         raise RocmlabError(
-            "--compare last: there is no earlier run",
+            "--compare last: no earlier run found",
             f"{runs} has none that ended",
-            "leave --compare out the first time",
+            "omit --compare the first time",
         )
     newest = sorted(found, key=lambda path: (path.parent.name[:16], path.stat().st_mtime), reverse=True)
     return next((path for path in newest if not _is_empty(path)), newest[0])
@@ -109,37 +124,20 @@ def _is_empty(results: Path) -> bool:
 
 
 def _other(runs: Path) -> str:
-    return f"choose one of `ls {runs}`, or leave --compare out"
+    return f"choose one of `ls {runs}`, or omit --compare"
 
 
 def _check(found: object, path: Path, runs: Path) -> None:
     """Refuse what is not the `results.json` of a run, or is that of a newer rocmlab."""
     if isinstance(found, dict) and isinstance(found.get("schema"), int) and found["schema"] > schema.VERSION:
         why = f"its schema is {found['schema']}, and this one reads up to {schema.VERSION}"
-        raise RocmlabError(f"{path} is of a newer rocmlab", why, "update rocmlab, or leave --compare out")
-    problem = _wrong(found)
-    if problem:
-        raise RocmlabError(f"{path} is not the {RESULTS} of a run", problem, _other(runs))
-
-
-def _wrong(found: object) -> str:
-    if not isinstance(found, dict) or not isinstance(found.get("run"), dict) or not isinstance(found.get("jobs"), list):
-        return "it has no `run` and no list of `jobs`"
-    if not isinstance(found["run"].get("name"), str):
-        return "its run has no name"
-    if safe.is_deeper(found, MAX_LEVELS):
-        return f"it is nested deeper than {MAX_LEVELS} levels"
-    for number, job in enumerate(found["jobs"]):
-        if not isinstance(job, dict):
-            return f"jobs[{number}] is not an object"
-        for name, kinds in NEEDED.items():
-            if name not in job or not isinstance(job[name], kinds):
-                return f"jobs[{number}].{name} is missing or of another type"
-        if not isinstance(job.get("defaults", {}), dict):
-            return f"jobs[{number}].defaults is not an object"
-        if not all(isinstance(device, dict) for device in job["devices"]):
-            return f"jobs[{number}].devices is not a list of objects"
-    return ""
+        raise RocmlabError(f"{path} is of a newer rocmlab", why, "update rocmlab, or omit --compare")
+    try:
+        records.check(found, _Results, "it")
+        if safe.is_deeper(found, MAX_LEVELS):
+            raise ValueError(f"it is nested deeper than {MAX_LEVELS} levels")
+    except ValueError as err:
+        raise RocmlabError(f"{path} is not the {RESULTS} of a run", str(err), _other(runs)) from err
 
 
 def _pairs(then: Sequence[Job], now: Sequence[Job]) -> Iterator[Pair]:
@@ -224,12 +222,12 @@ def _outcome(then: Job | None, now: Job) -> str:
 
 
 def _seconds(job: Job | None) -> float | None:
-    """Return how long a job took; None unless it ran to its end, for a failure may come at any time."""
+    """Return how long a job took; None unless it completed, for a failure may come at any time."""
     return job["seconds"] if job and job["status"] == "ok" and is_number(job["seconds"]) else None
 
 
 def _usage(then: Job | None, now: Job) -> dict[str, list[float | None]]:
-    """Return peak VRAM and energy as [then, now]; None unless the job ran to its end, as of its time."""
+    """Return peak VRAM and energy as [then, now]; None unless the job completed, as of its time."""
     before, after = (used(job["devices"] if job and job["status"] == "ok" else []) for job in (then, now))
     return {name: [before[name], after[name]] for name in ("peak_vram_bytes", "energy_joules")}
 

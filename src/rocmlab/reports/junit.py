@@ -51,7 +51,9 @@ def render(results: Mapping[str, Any], failures: Mapping[str, Failure]) -> str:
     for name, job in zip(names, jobs, strict=True):
         _case(suite, name, job, failures.get(job["name"], Failure()))
     _add(suite, "system-out").text = plain(f"results: {run['folder']}")
-    _add(suite, "system-err").text = plain("\n".join(f"{job['name']}: {line}" for job in jobs for line in _warned(job)))
+    _add(suite, "system-err").text = plain(
+        "\n".join(f"{job['name']}: {line}" for job in jobs for line in job["warnings"])
+    )
     ElementTree.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
 
@@ -80,7 +82,7 @@ def _properties(suite: ElementTree.Element, results: Mapping[str, Any], names: S
 def _outcome(job: Mapping[str, Any]) -> str:
     if job["status"] == "ok":
         return "ok"
-    if job["error"] is None:  # it was skipped, or its turn never came
+    if job["error"] is None:  # it was skipped, or it never started
         return "skipped"
     return "failure" if job["status"] in FAILED else "error"
 
@@ -95,7 +97,7 @@ def _case(suite: ElementTree.Element, name: str, job: Mapping[str, Any], failure
     case = _add(suite, "testcase", classname=stem(job["notebook"]), name=name, time=f"{job['seconds'] or 0.0:.3f}")
     outcome = _outcome(job)
     if outcome == "skipped":
-        why = job["recorded"].get("skipped") or "its turn never came: the run ended before"
+        why = job["recorded"].get("skipped") or "not started: the run ended before"
         _add(case, "skipped", message=why)
     elif outcome != "ok":
         element = _add(case, outcome, type=job["error"]["name"], message=formatting.error(job["error"]))
@@ -103,7 +105,7 @@ def _case(suite: ElementTree.Element, name: str, job: Mapping[str, Any], failure
 
 
 def _told(job: Mapping[str, Any], failure: Failure) -> str:
-    """Return cell, output and traceback, in the order in which a person reads them."""
+    """Return cell, output and traceback, in the order in which a user reads them."""
     error = job["error"]
     where = f"cell {error['cell']} of {job['cells_total']}" if error.get("cell") else ""
     device = formatting.device_label(job["devices"]) + (" (SIMULATED)" if job["simulated"] else "")
@@ -111,7 +113,3 @@ def _told(job: Mapping[str, Any], failure: Failure) -> str:
     advice = "\n".join(f"{label}: {error[label]}" for label in ("why", "fix") if error.get(label))
     parts = (failure.source, failure.output, failure.traceback, failure.log, advice)
     return "\n\n".join((head, *(part for part in parts if part)))
-
-
-def _warned(job: Mapping[str, Any]) -> list[str]:
-    return [str(warning) for warning in job["warnings"]]

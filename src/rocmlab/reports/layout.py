@@ -9,7 +9,7 @@ from typing import Any
 from rocmlab.base import formatting
 from rocmlab.reports.values import Group, by, canonical, is_chance, is_number, numbers
 
-SERIES = 8  # lines that can be told apart
+SERIES = 8  # lines that can be distinguished
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Point:
 def arrange(group: Group) -> Layout:
     """Return the layout for a group in which something varies.
 
-    Along the axis: numbers before words, then the parameter with most values. Lines: as many of the others, those with
-    fewest values first, as can be told apart.
+    Along the axis: numbers before text, then the parameter with most values. Lines: as many of the others, those with
+    fewest values first, as can be distinguished.
     """
     counts = {name: len(by(group.jobs, [name])) for name in group.varying}
     real = [name for name in group.varying if name not in group.chances]
@@ -48,7 +48,7 @@ def arrange(group: Group) -> Layout:
     pooled = list(group.chances)
     for name in sorted((name for name in real if name != axis), key=counts.__getitem__):
         (lines if len(by(group.jobs, [*lines, name])) <= SERIES else pooled).append(name)
-    # In the order in which they were asked for.
+    # In the order in which they were requested.
     return Layout(
         axis,
         [name for name in group.varying if name in lines],

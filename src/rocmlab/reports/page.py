@@ -23,8 +23,8 @@ USAGE: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("energy_joules", "energy", formatting.energy),
 )
 WHOLE_FAILURES = 40  # that are shown with cell, output and traceback, so that the page can be opened
-FAILURES = 200  # that are shown at all; of the others it is said what they ended with
-KINDS_OF_ERRORS = 12  # that are told apart there
+FAILURES = 200  # that are shown at all; of the others the kind of error is shown
+KINDS_OF_ERRORS = 12  # that are distinguished there
 FILES = {"html": "notebook", "log": "log", "notebook": ".ipynb", "samples": "samples"}  # kind -> name of its link
 OUTCOMES = {"broken": "broken", "mended": "fixed", "other": "different", "new": "new", "same": ""}
 
@@ -53,14 +53,14 @@ def render(results: Mapping[str, Any], failures: Mapping[str, Failure], uses: Se
     failed, rows = _worst_first(jobs), _rows(jobs)
     seen = [*rows["shown"], *rows["folded"], *failed[:FAILURES]]
     text = environment.get_template("page.html.j2").render(
-        words=formatting,
+        formatting=formatting,
         run=results["run"],
         jobs=jobs,
         headline=headline(results),
         counts=Counter(job["status"] for job in jobs),
         simulated=_simulated(jobs),
         devices=_devices(jobs),
-        versions=_versions(results["versions"]),
+        versions={name: str(each) for name, each in results["versions"].items() if isinstance(each, str | int | float)},
         failed=[(job, failures.get(job["name"], Failure())) for job in failed[:FAILURES]],
         more_failed=_errors(failed[FAILURES:]),
         rows=rows,
@@ -85,12 +85,12 @@ def headline(results: Mapping[str, Any]) -> str:
     bad = sum(job["status"] not in NO_FAILURE for job in jobs)
     skipped = sum(job["status"] == "skipped" for job in jobs)
     if results["run"]["status"] == "interrupted":
-        return f"Interrupted: {len(jobs) - bad} of {formatting.plural(len(jobs), 'notebook')} ran to the end"
+        return f"Interrupted: {len(jobs) - bad} of {formatting.plural(len(jobs), 'notebook')} completed"
     if bad:
-        return f"{bad} of {formatting.plural(len(jobs), 'notebook')} did not run to the end"
+        return f"{bad} of {formatting.plural(len(jobs), 'notebook')} did not complete"
     if skipped:
         return f"{skipped} of {formatting.plural(len(jobs), 'notebook')} skipped, no failure"
-    return "The notebook ran to its end" if len(jobs) == 1 else f"All {len(jobs)} notebooks ran to their end"
+    return "The notebook completed" if len(jobs) == 1 else f"All {len(jobs)} notebooks completed"
 
 
 def link(name: str) -> str:
@@ -121,7 +121,7 @@ def _worst_first(jobs: Sequence[Job]) -> list[Job]:
 def _rows(jobs: Sequence[Job]) -> dict[str, Any]:
     """Return what the table of jobs shows, what it folds and how many it leaves out, so that the page can be opened.
 
-    A table of many jobs shows those that did not run to the end, and folds the others.
+    A table of many jobs shows those that did not complete, and folds the others.
     """
     if len(jobs) <= tables.ROWS:
         return {"shown": jobs, "folded": [], "left": 0}
@@ -148,10 +148,6 @@ def _simulated(jobs: Sequence[Job]) -> str:
     """Return SIMULATED, before it the number of jobs where others were real; empty if none was."""
     flags = [job["simulated"] for job in jobs if job["status"] != "not run"]
     return ("SIMULATED" if all(flags) else f"{sum(flags)} SIMULATED") if any(flags) else ""
-
-
-def _versions(versions: Mapping[str, Any]) -> dict[str, str]:
-    return {name: str(version) for name, version in versions.items() if isinstance(version, str | int | float)}
 
 
 def _usage(devices: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -201,7 +197,7 @@ def attempts(job: Job) -> list[dict[str, Any]]:
 
 
 def _comparison(comparison: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return the comparison with its changes in words."""
+    """Return the comparison with its changes as text."""
     if comparison is None:
         return None
     rows = rows_of(comparison)

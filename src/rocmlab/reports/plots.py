@@ -17,7 +17,7 @@ from rocmlab.reports.values import Group, canonical, is_number, numbers, spread
 PLOTS = 6  # of one notebook; its table has them all
 WIDE_RANGE = 50  # largest over smallest value of a parameter from which on its axis is logarithmic
 TICKS = 6  # values of a parameter that are each written below the axis
-WORDS = 12  # of which a value that is no number is written, where there are more than TICKS
+WORDS = 12  # of which a value that is not a number is written, where there are more than TICKS
 MANY = 240  # points of one plot beyond which only means are drawn, where there are means
 LINE = "#808080"  # readable on white and on black; the page's style replaces it
 COLOURS = ("#3987e5", "#d9662b", "#2e9e6b", "#b0589e", "#b08a00", "#d6496b", "#4aa6b5", "#8a77d9")
@@ -34,7 +34,7 @@ STYLE = {
     "axes.spines.right": False,
     "xtick.color": LINE,
     "ytick.color": LINE,
-    "text.parse_math": False,  # a name with two dollar signs is no formula
+    "text.parse_math": False,  # a name with two dollar signs is not a formula
 }
 
 
@@ -71,7 +71,7 @@ def _is_worth_a_plot(group: Group, metric: str) -> bool:
 def explain(group: Group) -> str:
     """Return how the plots of a group are to be read."""
     layout = arrange(group)
-    dots = "A dot is a notebook that ran to its end, a cross one that did not."
+    dots = "A dot is a notebook that completed, a cross one that did not."
     if not layout.pooled:
         return dots
     over = " and ".join(formatting.short(name) for name in layout.pooled)
@@ -88,7 +88,7 @@ def _draw(group: Group, layout: Layout, metric: str) -> str:
     lines = series(group, layout, metric)
     where = [point.where for points in lines.values() for point in points]
     positions = _scale(axes, where)
-    # There is nothing between two words or two seeds; their dots are side by side.
+    # There is nothing between two names or two seeds; their dots are side by side.
     is_joined = all(map(is_number, where)) and not layout.is_chance
     apart = 0.0 if all(map(is_number, where)) else min(0.14, 0.6 / len(lines))
     has_dots = not layout.pooled or len(where) <= MANY

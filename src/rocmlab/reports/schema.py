@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 NO_FAILURE = ("ok", "skipped")  # statuses of a job
-VERSION = 1  # `schema` in the file; the schema says when it changes
+VERSION = 1  # `schema` in the file; the schema documents when it changes
 PATH = Path(__file__).with_name("results.schema.json")
 
 

@@ -36,7 +36,7 @@ def _group(group: values.Group, most: int, most_rows: int) -> dict[str, Any]:
         drawn = plots.draw(group, most)
     except RocmlabError as err:
         problem = err.problem
-    except Exception as err:  # whatever a library makes of odd values: the table says the same
+    except Exception as err:  # any error from a library with odd values: the table has the same numbers
         problem = Problem("there are no plots", f"{type(err).__name__}: {err}", "")
     shown = group.metrics[:COLUMNS]
     rows = [

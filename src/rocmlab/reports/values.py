@@ -27,7 +27,7 @@ class Group:
     title: str
     jobs: Jobs
     varying: list[str]  # parameters that are not the same in all of them
-    metrics: list[str]  # names of the recorded numbers, those a person looks for first
+    metrics: list[str]  # names of the recorded numbers, those a user looks for first
 
     @property
     def chances(self) -> list[str]:
@@ -47,13 +47,12 @@ class Spread:
 
     mean: float
     deviation: float | None  # of the sample; None of a single value
-    count: int
 
 
 def spread(numbers: Sequence[float]) -> Spread:
     """Return mean and standard deviation of at least one number."""
     deviation = statistics.stdev(numbers) if len(numbers) > 1 else None
-    return Spread(statistics.fmean(numbers), deviation, len(numbers))
+    return Spread(statistics.fmean(numbers), deviation)
 
 
 def used(devices: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
@@ -135,7 +134,7 @@ def _varying(jobs: Jobs) -> list[str]:
 
 
 def _metrics(jobs: Jobs) -> list[str]:
-    """Return names of recorded numbers; one that repeats a parameter says nothing."""
+    """Return names of recorded numbers; one that repeats a parameter is omitted."""
     names: dict[str, None] = {}
     for job in jobs:
         for name, value in numbers(job["recorded"]).items():

@@ -6,17 +6,15 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rocmlab.base import files, formatting
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import product_names
 from rocmlab.runs import prepare
-from rocmlab.runs.jobs import stem
 from rocmlab.runs.prepare import Connect, Means, Task
-from rocmlab.runs.spec import notice, options, selection
+from rocmlab.runs.spec import options
 from rocmlab.runs.spec.options import parser as parser
 from rocmlab.runs.workers.forking import JobForkServers
 
@@ -27,6 +25,7 @@ if TYPE_CHECKING:
     from rocmlab.runs.run import Run
 
 LOG_COLUMNS = 160  # of the output where it is not a terminal
+MAX_NAMES = 3  # arguments that are named while they are read
 
 
 def main(arguments: Sequence[str], connect: Connect | None = None) -> int:
@@ -39,17 +38,17 @@ def main(arguments: Sequence[str], connect: Connect | None = None) -> int:
     Raises:
         RocmlabError: the arguments cannot be met, before anything has run.
     """
-    asked = parser().parse_intermixed_args(arguments)
-    options.check(asked)
-    if asked.list:
-        return _list(asked)
+    args = parser().parse_intermixed_args(arguments)
+    options.check(args)
+    if args.list:
+        return _list(args)
     with contextlib.closing(Means(JobForkServers(), connect)) as means:
-        with notice.shown(notice.preparing(asked.resume, asked.notebooks)):
-            task = prepare.continued(asked, means) if asked.resume else prepare.new(asked, means)
-        if asked.dry_run:
+        with _preparing(args):
+            task = prepare.continued(args, means) if args.resume else prepare.new(args, means)
+        if args.dry_run:
             return _plan(task)
         run = _run(task, means.fork_servers)
-    if asked.json:
+    if args.json:
         sys.stdout.write(files.to_json(run.as_dict()) + "\n")
     else:
         from rocmlab.runs.screen import summary
@@ -58,13 +57,31 @@ def main(arguments: Sequence[str], connect: Connect | None = None) -> int:
     return 0 if run.is_ok else 1
 
 
-def _list(asked: argparse.Namespace) -> int:
+@contextlib.contextmanager
+def _preparing(args: argparse.Namespace) -> Iterator[None]:
+    """Report on stderr what is prepared, which takes seconds: in a terminal until it is done, else in a line."""
+    names, more = ", ".join(args.notebooks[:MAX_NAMES]), len(args.notebooks) - MAX_NAMES
+    named = f"{names} and {more} more" if more > 0 else names
+    what = f"to continue {args.resume}" if args.resume else named or "every notebook of the lab"
+    text = f"preparing {what}: reading the notebooks, looking for kernels and devices"
+    is_terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    sys.stderr.write(f"{text} …" if is_terminal else f"{text}\n")
+    sys.stderr.flush()
+    try:
+        yield
+    finally:
+        if is_terminal:
+            sys.stderr.write("\r\x1b[2K")
+            sys.stderr.flush()
+
+
+def _list(args: argparse.Namespace) -> int:
     from rocmlab.runs.outcome import listing
     from rocmlab.runs.screen import preview
 
-    runs = prepare.share_of(asked) / "runs"
+    runs = options.share_of(args) / "runs"
     found = listing.runs_of(runs)
-    if asked.json:
+    if args.json:
         sys.stdout.write(files.to_json(found) + "\n")
     elif found:
         _console().print(preview.runs_table(found))
@@ -81,10 +98,10 @@ def _run(task: Task, fork_servers: JobForkServers) -> Run:
     from rocmlab.runs.screen import progress
     from rocmlab.runs.workers.supervisor import Limits
 
-    asked = task.asked
+    args = task.args
     environment = {**os.environ, "ROCMLAB_SHARE": str(task.share)}
     environment["ROCMLAB_ENGINE"] = "rocmlab"  # a run inside a job is one of this machine
-    folder = task.folder or RunFolder.create(task.share, asked.name or _name(task))
+    folder = task.folder or RunFolder.create(task.share, options.name_of(args, task.jobs))
     console = _console(to_stderr=True)
     _announce(task, folder, console)
     meters = Meters()
@@ -98,15 +115,15 @@ def _run(task: Task, fork_servers: JobForkServers) -> Run:
                 folder=folder,
                 slots=task.slots,
                 display=display,
-                limits=Limits(asked.timeout, asked.cell_timeout, asked.memory),
+                limits=Limits(args.timeout, args.cell_timeout, args.memory),
                 environment=environment,
                 earlier=task.earlier,
-                rules=Rules(asked.retries, asked.fail_fast, asked.warm),
+                rules=Rules(args.retries, args.fail_fast, args.warm),
                 expected_seconds=task.seconds,
                 meters=meters,
                 fork_servers=fork_servers,
                 before=task.before,
-                options=options.kept(asked, task.earlier),
+                options=options.kept(args, task.earlier),
                 site=task.cluster,
             )
     except OSError as err:
@@ -116,17 +133,6 @@ def _run(task: Task, fork_servers: JobForkServers) -> Run:
         if folder.path.exists():  # its journal and what has finished are whole
             fix = f"free space there, then continue it: rocmlab run --resume {folder.path.name}"
         raise RocmlabError(what, str(err), fix) from err
-
-
-def _name(task: Task) -> str:
-    """Return what a run is called that was given no name: as its job, its notebook, its list, or `notebooks`."""
-    if len(task.jobs) == 1:
-        return task.jobs[0].name
-    sources = {job.notebook for job in task.jobs}
-    asked = task.asked.notebooks
-    if len(sources) == 1:
-        return stem(sources.pop())
-    return Path(asked[0]).stem if len(asked) == 1 and selection.is_list(asked[0]) else "notebooks"
 
 
 def _announce(task: Task, folder: RunFolder, console: Console) -> None:
@@ -146,12 +152,12 @@ def _console(*, to_stderr: bool = False) -> Console:
 
 
 def _plan(task: Task) -> int:
-    """Print what would run, in that order; the exit code says whether all of it could."""
+    """Print what would run, in that order; the exit code shows whether all of it could."""
     from rocmlab.runs.scheduling.plan import longest_first, planned
     from rocmlab.runs.screen import preview
 
     plan = [planned(job, task.slots, task.seconds, task.before) for job in longest_first(task.jobs, task.seconds)]
-    if task.asked.json:
+    if task.args.json:
         notes = list(task.before.notes)
         sys.stdout.write(files.to_json({"slots": task.slots.count, "jobs": plan, "notes": notes}) + "\n")
     else:

@@ -1,4 +1,4 @@
-"""What a job is and how it ends: the words that every module of the runner shares."""
+"""What a job is and how it ends: the types that every module of the runner shares."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypedDict
 
 from rocmlab.base import safe
 from rocmlab.base.errors import Problem
 from rocmlab.base.formatting import stem as stem
+from rocmlab.base.records import FilePath, Files, JobName, Time
 from rocmlab.notebook.outcome import Status as Status
 from rocmlab.reports.schema import NO_FAILURE as NO_FAILURE
+
+if TYPE_CHECKING:
+    from rocmlab.kernels.kernelspec import Kernelspec
 
 EXIT_CODES: dict[Status, int] = {
     "ok": 0,
@@ -41,19 +45,19 @@ class Resources(NamedTuple):
 
 @dataclass(frozen=True)
 class Request:
-    """What a person asks for: a word for a notebook, and what is said of it. None: nothing is."""
+    """A request from the user: an argument that names a notebook, and its options. None: not given."""
 
-    word: str  # as it was written
-    notebook: str | None  # absolute path; None where there is no such notebook
+    word: FilePath  # as it was written
+    notebook: FilePath | None = None  # absolute path; None where there is no such notebook
     parameters: dict[str, Any] = field(default_factory=dict)
     name: str | None = None
-    kernel: str | None = None
+    kernel: FilePath | None = None
     gpus: int | Literal["all"] | None = None
     vram_bytes: int | None = None
     is_mixed: bool | None = None
     timeout_seconds: float | None = None
     problem: Problem | None = None  # why there is no such notebook
-    source: Source = "words"  # where its parameters stand, so that an error can say what to write there
+    source: Source = "words"  # where its parameters stand, so that an error can show what to write there
 
     def resources(self, own: Resources) -> Resources:
         """Return what the job requests of its devices: this, and for the rest what its notebook requests itself."""
@@ -71,10 +75,10 @@ class Job:
     """One notebook with its parameters."""
 
     name: str  # unique in its run; the name of its files
-    notebook: str  # absolute path, or what was asked for where nothing has that name
+    notebook: str  # absolute path, or what was requested where nothing has that name
     parameters: dict[str, Any] = field(default_factory=dict)
     kernel: str | None = None  # name of the kernelspec; None where the notebook could not be read
-    language: str | None = None  # the kernelspec's; papermill needs it to write the parameters
+    kernelspec: Kernelspec | None = None  # as this machine has it; None where it is not known, or another's is meant
     gpus: int | Literal["all"] | None = None  # how many it asks for; None: one if there is one, else the CPU
     min_gpus: int | None = None  # of `all`: with fewer it gets the CPU; None: it waits for all, one or more
     takes_gpus_from_ray: bool = False  # on a cluster its workers have the GPUs, and the notebook itself has none
@@ -85,35 +89,87 @@ class Job:
     key: str | None = None  # same key, same result: what `--resume` goes by; None where it cannot be known
     problem: Problem | None = None  # why it cannot be run; None if it can
     warning: str | None = None  # about its kernel, for its log and its result
-    request: Request | None = None  # what was asked for; a run that is continued asks for the same again
+    request: Request | None = None  # what was requested; a continued run requests the same again
+
+
+def job_of(request: Request) -> Job:
+    """Return a job as far as its request describes it; what its notebook adds is not in it."""
+    asked = request.notebook or request.word
+    return Job(
+        name=stem(asked) if request.name is None else request.name,
+        notebook=asked,
+        parameters=request.parameters,
+        kernel=request.kernel,
+        gpus=request.gpus,
+        vram_bytes=request.vram_bytes,
+        timeout_seconds=request.timeout_seconds,
+        problem=request.problem,
+        request=request,
+    )
+
+
+class _Error(TypedDict):
+    name: str
+    value: str
+
+
+class Error(_Error, total=False):
+    """Why a job failed."""
+
+    why: str | None  # of a problem before it ran
+    fix: str | None
+    source: str | None  # of the failing cell, a few lines
+    cell: int | None  # counting code cells from 1
+    cell_index: int | None  # in the executed notebook, from 0
+    line: int  # of the cell, from 1
+    first_line: int  # of the source, as a line of the cell
+
+
+class Used(TypedDict):
+    """A device that a job had; see `results.identify`."""
+
+    backend: str
+    index: int | None
+    name: str
+
+
+class Attempt(TypedDict, total=False):
+    """How a job ended that was started again."""
+
+    status: Status
+    message: str
+    started: Time | None
+    seconds: float | None
+    devices: list[Annotated[dict[str, Any], Used]]
+    files: Files
 
 
 @dataclass(frozen=True)
 class Result:
     """How one job ended. Field by field the entry of the job in `results.json`."""
 
-    name: str
-    notebook: str
+    name: JobName
+    notebook: FilePath
     parameters: dict[str, Any]
     kernel: str | None
     status: Status
-    exit_code: int | None  # 0, 1, 2, 124, 137 or 138; None if its turn never came
-    started: str | None = None  # UTC, ISO 8601
+    exit_code: int | None  # 0, 1, 2, 124, 137 or 138; None if it never started
+    started: Time | None = None  # UTC, ISO 8601
     seconds: float | None = None  # wall time from the start of its process to its end
     cells_done: int | None = None  # code cells
     cells_total: int | None = None  # code cells
-    devices: list[dict[str, Any]] = field(default_factory=list)  # what it was pinned to; the CPU if no GPU
+    devices: list[Annotated[dict[str, Any], Used]] = field(default_factory=list)  # pinned to; the CPU if no GPU
     recorded: dict[str, Any] = field(default_factory=dict)  # by `rocmlab.record`
-    error: dict[str, Any] | None = None  # name, value, cell, cell_index, source
-    files: dict[str, str] = field(default_factory=dict)  # kind -> name in the run folder
+    error: Annotated[dict[str, Any], Error] | None = None
+    files: Files = field(default_factory=dict)  # kind -> name in the run folder
     warnings: list[str] = field(default_factory=list)
     simulated: bool = False  # a device was, or the notebook recorded that it stood in for one
-    attempts: list[dict[str, Any]] = field(default_factory=list)  # how it ended before, oldest first
+    attempts: list[Annotated[dict[str, Any], Attempt]] = field(default_factory=list)  # earlier ones, oldest first
     defaults: dict[str, Any] = field(default_factory=dict)  # parameters that were not given, as the notebook sets them
 
     @property
     def is_ok(self) -> bool:
-        """Whether the notebook ran to its end without an error, or skipped the rest because something is missing."""
+        """Whether the notebook completed without an error, or skipped the rest because something is missing."""
         return self.status in NO_FAILURE
 
     @property
@@ -121,6 +177,11 @@ class Result:
         """`interrupted` or `stopped` where the run, and not the notebook or the system, ended it; else empty."""
         why = str((self.error or {}).get("value", "")) if self.status == "killed" else ""
         return "interrupted" if why == INTERRUPTED else "stopped" if why.startswith(STOPPED) else ""
+
+    @property
+    def shown_status(self) -> str:
+        """How it ended, in short; one that the run itself ended is not a failure of its own."""
+        return self.stopped or self.status
 
     def as_dict(self) -> dict[str, Any]:
         """Return all fields, ready for JSON."""

@@ -18,6 +18,7 @@ from rocmlab.runs.workers.forking import JobForkServers
 
 if TYPE_CHECKING:
     from rocmlab.runs.folder import RunFolder
+    from rocmlab.runs.outcome.resume import Session
     from rocmlab.runs.scheduling.plan import Before
     from rocmlab.runs.scheduling.scheduler import Scheduler
     from rocmlab.runs.workers.executor import Site
@@ -43,7 +44,7 @@ Connect = Callable[["str | None", Mapping[str, str], "str | None"], "Cluster"]  
 class Task:
     """What is to be run, and how."""
 
-    asked: argparse.Namespace
+    args: argparse.Namespace
     jobs: list[Job]
     slots: Scheduler
     share: Path
@@ -69,105 +70,97 @@ class Means:
             self.cluster.shut()
 
 
-def new(asked: argparse.Namespace, means: Means) -> Task:
+def new(args: argparse.Namespace, means: Means) -> Task:
     """Return a new run.
 
     Raises:
         RocmlabError: the arguments cannot be satisfied.
     """
-    from rocmlab.runs.scheduling.plan import Before
-
-    _begin_cluster(asked, means)
-
-    axes = parameters.parse(asked.parameters)
-    earlier = _earlier(asked.compare, share_of(asked))
-    requests = requested.of(asked, axes)
-    return _task(asked, means, requests, share_of(asked), earlier, None, lambda jobs: Before())
+    _begin_cluster(args, means)
+    requests = requested.of(args, parameters.parse(args.parameters))
+    return _task(args, means, requests, options.share_of(args))
 
 
-def continued(asked: argparse.Namespace, means: Means) -> Task:
+def continued(args: argparse.Namespace, means: Means) -> Task:
     """Return the rest of an earlier run, whose folder is then locked.
 
     Raises:
-        RocmlabError: there is no such run, or it cannot be continued.
+        RocmlabError: the run was not found, or it cannot be continued.
     """
     from rocmlab.runs.outcome import resume
 
-    folder = resume.find(asked.resume, share_of(asked) / "runs")
-    if not asked.dry_run:
+    folder = resume.find(args.resume, options.share_of(args) / "runs")
+    if not args.dry_run:
         folder.lock()
     session = resume.read(folder)
-    asked = options.restored(asked, session.options)
-    _begin_cluster(asked, means)
-    share = folder.path.parent.parent
+    args = options.restored(args, session.options)
+    _begin_cluster(args, means)
     requests = resume.requests(session, selection.notebooks_folder(os.environ))
-    task = _task(
-        asked,
-        means,
-        requests,
-        share,
-        _earlier(asked.compare, share),
-        folder,
-        lambda jobs: resume.before(session, jobs),
-    )
-    return task if asked.dry_run else replace(task, before=resume.set_aside(folder, session, task.before))
+    task = _task(args, means, requests, folder.share, folder, session)
+    return task if args.dry_run else replace(task, before=resume.set_aside(folder, session, task.before))
 
 
-def _begin_cluster(asked: argparse.Namespace, means: Means) -> None:
+def _begin_cluster(args: argparse.Namespace, means: Means) -> None:
     """Start to connect to the cluster, if it is to run the jobs; that continues while these are examined."""
-    if engine_of(asked) != "ray":
-        if given := [word for word, value in (("--cluster", asked.cluster), ("--exchange", asked.exchange)) if value]:
+    if (args.engine or os.environ.get("ROCMLAB_ENGINE")) != "ray":
+        if given := [word for word, value in (("--cluster", args.cluster), ("--exchange", args.exchange)) if value]:
             raise RocmlabError(
                 f"{' and '.join(given)} without --engine ray", "this machine alone runs the jobs", "add --engine ray"
             )
         return
     assert means.connect is not None, "`cli.run` passes it"
-    means.cluster = means.connect(asked.cluster, os.environ, asked.exchange)
+    means.cluster = means.connect(args.cluster, os.environ, args.exchange)
 
 
-def _slots(asked: argparse.Namespace, means: Means, requests: list[Request]) -> Scheduler:
+def _slots(args: argparse.Namespace, means: Means, requests: list[Request]) -> Scheduler:
     """Return the places of the run; on this machine imports begin, too, while the jobs are looked at."""
     from rocmlab.devices import discover
     from rocmlab.runs.scheduling.placement import Slots, choose_gpus, free_vram
 
     devices = discover()
-    gpus = choose_gpus(devices, asked.gpus, os.environ)
-    slots = Slots(gpus, devices[-1], is_mixed=asked.mixed, free_vram=free_vram)
-    if asked.warm != "off" and engine_of(asked) == "rocmlab" and not asked.dry_run:
+    gpus = choose_gpus(devices, args.gpus, os.environ)
+    slots = Slots(gpus, devices[-1], is_mixed=args.mixed, free_vram=free_vram)
+    if args.warm != "off" and not args.dry_run:
         means.fork_servers.begin(requests, slots.usual_environment(os.environ))
     return slots
 
 
 def _task(
-    asked: argparse.Namespace,
+    args: argparse.Namespace,
     means: Means,
     requests: list[Request],
     share: Path,
-    earlier: dict[str, Any] | None,
-    folder: RunFolder | None,
-    before: Any,  # noqa: ANN401  jobs -> Before
+    folder: RunFolder | None = None,
+    session: Session | None = None,
 ) -> Task:
-    here = None if means.cluster else _slots(asked, means, requests)
-    from rocmlab.runs.outcome import history
-    from rocmlab.runs.scheduling import plan  # what takes long has begun
+    earlier = None
+    if args.compare:  # before anything runs, so that a typo is reported now
+        from rocmlab.reports import compare
+
+        earlier = compare.load(args.compare, share / "runs")
+    slots = None if means.cluster else _slots(args, means, requests)
+    from rocmlab.runs.outcome import history, resume  # what takes long has begun
+    from rocmlab.runs.scheduling.plan import Before
     from rocmlab.runs.spec.preflight import jobs_of
 
     jobs = jobs_of(requests)
     jobs = jobs if folder else name_uniquely(jobs)
     seconds = history.expected_seconds(jobs, share / "runs")
-    slots = here or _places(asked, means)
-    task = Task(asked, jobs, slots, share, seconds, before(jobs), earlier, folder, means.cluster)
-    if not asked.dry_run:
+    if means.cluster:
+        slots = means.cluster.find_places(args.gpus, is_mixed=args.mixed)
+    assert slots
+    before = resume.before(session, jobs) if session else Before()
+    task = Task(args, jobs, slots, share, seconds, before, earlier, folder, means.cluster)
+    if not args.dry_run:
         space.check(share)
         if folder is None:
-            plan.check_any(jobs, slots)  # a run of which no job can start leaves no folder
+            requested.check_any(  # a run of which no job can start leaves no folder
+                ("" if job.request and problem == job.request.problem else job.name, problem)
+                for job in jobs
+                for problem in [job.problem or slots.problem(job)]
+            )
         _check_not_inside(task)
     return task
-
-
-def _places(asked: argparse.Namespace, means: Means) -> Scheduler:
-    assert means.cluster is not None
-    return means.cluster.find_places(asked.gpus, is_mixed=asked.mixed)
 
 
 def _check_not_inside(task: Task) -> None:
@@ -181,22 +174,3 @@ def _check_not_inside(task: Task) -> None:
             f"its GPUs ({product_names(task.slots.gpus)}) are leased to that job's kernel until it ends",
             "compute on the CPU: --gpus none, or start it from a terminal",
         )
-
-
-def share_of(asked: argparse.Namespace) -> Path:
-    """Return the share: that of the option, else of the lab, else `share` here."""
-    return Path(asked.share or os.environ.get("ROCMLAB_SHARE") or "share").expanduser().absolute()
-
-
-def _earlier(which: str | None, share: Path) -> dict[str, Any] | None:
-    """Return the results of the run to compare with, before anything runs, so that a typo is reported now."""
-    if not which:
-        return None
-    from rocmlab.reports import compare
-
-    return compare.load(which, share / "runs")
-
-
-def engine_of(asked: argparse.Namespace) -> str:
-    """Return the engine: rocmlab or ray."""
-    return "ray" if (asked.engine or os.environ.get("ROCMLAB_ENGINE")) == "ray" else "rocmlab"

@@ -11,7 +11,6 @@ from rocmlab.base import confidential
 from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.jobs import Job
 from rocmlab.runs.outcome.results import Run as Run
-from rocmlab.runs.outcome.results import versions as versions
 from rocmlab.runs.runner import Display, Runner
 from rocmlab.runs.scheduling.plan import Before, Rules
 from rocmlab.runs.scheduling.scheduler import Scheduler

@@ -18,9 +18,7 @@ from rocmlab.runs import space
 from rocmlab.runs.folder import RunFolder, now
 from rocmlab.runs.jobs import STOPPED, Job, Result, not_run
 from rocmlab.runs.outcome import resume, retries
-from rocmlab.runs.outcome.results import Run as Run
-from rocmlab.runs.outcome.results import identify, result_of
-from rocmlab.runs.outcome.results import versions as versions
+from rocmlab.runs.outcome.results import Run, identify, result_of, versions
 from rocmlab.runs.scheduling.place import Place
 from rocmlab.runs.scheduling.plan import Before, Queue, Rules, longest_first
 from rocmlab.runs.scheduling.scheduler import Scheduler
@@ -130,17 +128,17 @@ class Runner:
 
     def _why_not(self) -> list[str]:
         if self.gone:
-            return [f"its turn never came: the cluster is gone: {self.gone}"]
+            return [f"not started: the cluster was lost: {self.gone}"]
         if self.full:
-            return [f"its turn never came: {self.full}"]
-        return [f"its turn never came: {self.failed} failed, and --fail-fast stops there"] if self.failed else []
+            return [f"not started: {self.full}"]
+        return [f"not started: {self.failed} failed, and --fail-fast stops there"] if self.failed else []
 
     def _how_to_resume(self) -> list[str]:
         if self.full:
             return [f"{self.full}; when space is free: rocmlab run --resume {self.folder.path.name}"]
         if self.gone is None:
             return []
-        return [f"the cluster is gone: {self.gone}; when it is back: rocmlab run --resume {self.folder.path.name}"]
+        return [f"the cluster was lost: {self.gone}; when it is back: rocmlab run --resume {self.folder.path.name}"]
 
     def _log_start(self, options: Mapping[str, Any]) -> None:
         who = {"pid": os.getpid(), "host": socket.gethostname(), "slots": self.slots.count}
@@ -202,7 +200,7 @@ class Runner:
 
     async def _end_all(self) -> None:
         """End every process when this program itself fails."""
-        self.workers.stop_converting()
+        self.workers.converter.stop()
         for supervisor in self.running.values():
             supervisor.kill()
         await asyncio.gather(*self.running, return_exceptions=True)
@@ -298,7 +296,7 @@ class Runner:
         """Convert an executed notebook to HTML, while other jobs run; return the result with that file."""
         notebook, html = self.folder.file(result.name, "notebook"), self.folder.file(result.name, "html")
         warnings = [each for each in result.warnings if not each.startswith(NO_HTML)]
-        if not html.exists() and notebook.exists() and (why := await self.workers.convert(notebook, html)):
+        if not html.exists() and notebook.exists() and (why := await self.workers.converter.convert(notebook, html)):
             warnings.append(f"{NO_HTML}{why}")
         return replace(result, files=self.folder.files(result.name), warnings=warnings)
 
@@ -308,11 +306,11 @@ class Runner:
     def _limit_conversions(self) -> None:
         """Limit the time for conversions, if the run was interrupted and no job runs any more."""
         if self.signals and not self.unfinished:
-            asyncio.get_running_loop().call_later(CONVERT_TIMEOUT_SECONDS, self.workers.stop_converting)
+            asyncio.get_running_loop().call_later(CONVERT_TIMEOUT_SECONDS, self.workers.converter.stop)
 
     def _may_retry(self, result: Result, is_lost: bool) -> bool:
         left = self.repeats.left(result.name, "move" if is_lost else "retry")
-        return self._may_start and retries.may_pass(result.status) and left > 0
+        return self._may_start and result.status in retries.MAY_PASS and left > 0
 
     def _retry(self, job: Job, place: Place, result: Result, is_lost: bool) -> None:
         kept = retries.attempt(result.as_dict(), retries.set_aside(self.folder, job.name))
@@ -357,7 +355,7 @@ class Runner:
         if number == signal.SIGHUP:
             self.display.mute()
         if self.signals > 1:
-            self.workers.stop_converting()
+            self.workers.converter.stop()
         for supervisor in self.running.values():
             if self.signals == 1:
                 supervisor.stop("interrupted")

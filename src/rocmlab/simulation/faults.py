@@ -19,7 +19,7 @@ CONSUMER_LACKS = ("unique_id", "product_name", "product_number", "serial_number"
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault, as `KIND[:GPU[:DETAIL]]` asks for it."""
+    """One fault, as `KIND[:GPU[:DETAIL]]` gives it."""
 
     kind: str  # a key of KINDS
     gpu: int | None = None  # HIP index; None: all GPUs
@@ -51,7 +51,7 @@ def parse_fault(text: str) -> Fault:
 
 
 def apply_faults(tree: Tree, host: Host, faults: Sequence[Fault], seconds: float = 0.0) -> None:
-    """Change the tree as the faults that have happened by then ask.
+    """Apply the faults that have happened by then to the tree.
 
     Raises:
         RocmlabError: a fault names a GPU that the host does not have, or a file that the GPU does not have.
@@ -60,15 +60,16 @@ def apply_faults(tree: Tree, host: Host, faults: Sequence[Fault], seconds: float
     for fault in faults:
         if fault.gpu is not None and fault.gpu >= len(host.gpus):
             raise RocmlabError(
-                f"--fault {fault.kind}:{fault.gpu}: there is no GPU {fault.gpu}",
+                f"--fault {fault.kind}:{fault.gpu}: GPU {fault.gpu} not found",
                 f"this host has {len(host.gpus)}",
                 f"choose 0 to {len(host.gpus) - 1}",
             )
         if fault.after_seconds > seconds:
             continue
         apply, _ = KINDS[fault.kind]
-        gpus = host.gpus if fault.gpu is None else (host.gpus[fault.gpu],)
-        apply(tree, host, gpus, fault, reads)
+        is_of_all = fault.gpu is None or fault.kind == "no-driver"  # they share it
+        for gpu in host.gpus if is_of_all else (host.gpus[fault.gpu or 0],):
+            apply(tree, gpu, fault, reads)
     if reads:
         tree.files[FAULTS_FILE] = (json.dumps(reads, indent=1, sort_keys=True) + "\n").encode()
 
@@ -84,45 +85,42 @@ def adjust_host(host: Host, faults: Sequence[Fault]) -> Host:
     )
 
 
-Apply = Callable[[Tree, Host, Sequence[Gpu], Fault, dict[str, str]], None]
+Apply = Callable[[Tree, Gpu, Fault, dict[str, str]], None]  # to one of the GPUs that have the fault; reads that fail
 
 
-def _vanish(tree: Tree, host: Host, gpus: Sequence[Gpu], fault: Fault, reads: dict[str, str]) -> None:
-    _lost(tree, host, gpus, fault, reads)
-    for gpu in gpus:
-        _without_compute(tree, gpu)
+def _vanish(tree: Tree, gpu: Gpu, fault: Fault, reads: dict[str, str]) -> None:
+    _lost(tree, gpu, fault, reads)
+    _without_compute(tree, gpu)
     tree.put(f"{topology.KFD}/topology", generation_id=3)
 
 
-def _lost(tree: Tree, host: Host, gpus: Sequence[Gpu], fault: Fault, reads: dict[str, str]) -> None:
-    for gpu in gpus:
-        first_card = gpu.partitions[0].card - (gpu.partitions[0].render - 128)
-        minors = [partition.render - 128 for partition in gpu.partitions] + [minor for _, minor in gpu.spare_cards]
-        for minor in minors:
-            tree.nodes.pop(f"dev/dri/card{first_card + minor}", None)
-            tree.nodes.pop(f"dev/dri/renderD{128 + minor}", None)
-        tree.remove(gpu.folder)
-        for platform in cards.platforms(gpu):
-            tree.remove(cards.xcp_folder(platform))
-        processes.leave(tree, gpu)
+def _lost(tree: Tree, gpu: Gpu, fault: Fault, reads: dict[str, str]) -> None:
+    first_card = gpu.partitions[0].card - (gpu.partitions[0].render - 128)
+    minors = [partition.render - 128 for partition in gpu.partitions] + [minor for _, minor in gpu.spare_cards]
+    for minor in minors:
+        tree.nodes.pop(f"dev/dri/card{first_card + minor}", None)
+        tree.nodes.pop(f"dev/dri/renderD{128 + minor}", None)
+    tree.remove(gpu.folder)
+    for platform in cards.platforms(gpu):
+        tree.remove(cards.xcp_folder(platform))
+    processes.leave(tree, gpu)
 
 
 def _failing_read(error: str, default: tuple[str, ...]) -> Apply:
-    def apply(tree: Tree, host: Host, gpus: Sequence[Gpu], fault: Fault, reads: dict[str, str]) -> None:
-        for gpu in gpus:
-            names = (fault.detail,) if fault.detail else default
-            paths = [f"{gpu.folder}/{name}" for name in names]
-            present = [path for path in paths if path in tree.files]
-            if fault.detail and not present:
-                raise RocmlabError(
-                    f"--fault {fault.kind}: {fault.detail} is not a file of GPU {gpu.number}",
-                    f"its folder is /{gpu.folder}",
-                    "name a file relative to that folder, such as gpu_busy_percent",
-                )
-            if fault.kind == "hang" and not fault.detail:
-                sensors = cards.hwmon_folder(gpu)
-                present += [path for path in tree.files if path.startswith(sensors) and path.endswith(SENSOR_ENDS)]
-            reads.update(dict.fromkeys(present, error))
+    def apply(tree: Tree, gpu: Gpu, fault: Fault, reads: dict[str, str]) -> None:
+        names = (fault.detail,) if fault.detail else default
+        paths = [f"{gpu.folder}/{name}" for name in names]
+        present = [path for path in paths if path in tree.files]
+        if fault.detail and not present:
+            raise RocmlabError(
+                f"--fault {fault.kind}: {fault.detail} is not a file of GPU {gpu.number}",
+                f"its folder is /{gpu.folder}",
+                "name a file relative to that folder, such as gpu_busy_percent",
+            )
+        if fault.kind == "hang" and not fault.detail:
+            sensors = cards.hwmon_folder(gpu)
+            present += [path for path in tree.files if path.startswith(sensors) and path.endswith(SENSOR_ENDS)]
+        reads.update(dict.fromkeys(present, error))
 
     return apply
 
@@ -130,75 +128,65 @@ def _failing_read(error: str, default: tuple[str, ...]) -> Apply:
 SENSOR_ENDS = ("_input", "_average", "pwm1")
 
 
-def _unreadable_node(tree: Tree, host: Host, gpus: Sequence[Gpu], fault: Fault, reads: dict[str, str]) -> None:
-    for gpu in gpus:
-        for partition in gpu.partitions:
-            path = f"dev/dri/renderD{partition.render}"
-            tree.nodes[path] = replace(tree.nodes[path], mode=0)
+def _unreadable_node(tree: Tree, gpu: Gpu, fault: Fault, reads: dict[str, str]) -> None:
+    for partition in gpu.partitions:
+        path = f"dev/dri/renderD{partition.render}"
+        tree.nodes[path] = replace(tree.nodes[path], mode=0)
 
 
-def _no_render_group(tree: Tree, host: Host, gpus: Sequence[Gpu], fault: Fault, reads: dict[str, str]) -> None:
+def _no_render_group(tree: Tree, gpu: Gpu, fault: Fault, reads: dict[str, str]) -> None:
     lines = [line for line in tree.files["etc/group"].decode().splitlines() if not line.startswith("render:")]
     tree.put_lines("etc/group", lines)
     tree.nodes = {path: replace(node, mode=0o600, gid=0) for path, node in tree.nodes.items()}
 
 
-def _no_kfd(tree: Tree, host: Host, gpus: Sequence[Gpu], fault: Fault, reads: dict[str, str]) -> None:
+def _no_kfd(tree: Tree, gpu: Gpu, fault: Fault, reads: dict[str, str]) -> None:
     tree.remove("dev/kfd")
 
 
-def _no_driver(tree: Tree, host: Host, gpus: Sequence[Gpu], fault: Fault, reads: dict[str, str]) -> None:
+def _no_driver(tree: Tree, gpu: Gpu, fault: Fault, reads: dict[str, str]) -> None:
     for gone in (system.MODULE, "sys/bus/pci/drivers/amdgpu", topology.KFD, "dev/kfd", "dev/dri", "proc/modules"):
         tree.remove(gone)
     tree.remove("sys/class/drm")
-    for gpu in host.gpus:
-        kept = ("uevent", "vendor", "device", "class", "revision", "subsystem_vendor", "subsystem_device")
-        inside = [path for path in tree.files if path.startswith(gpu.folder + "/")]
-        for path in inside:
-            if path.rpartition("/")[0] != gpu.folder or path.rpartition("/")[2] not in kept:
-                tree.remove(path)
-        tree.put_lines(
-            f"{gpu.folder}/uevent", tree.files[f"{gpu.folder}/uevent"].decode().splitlines()[1:]
-        )  # without DRIVER=
-        for platform in cards.platforms(gpu):
-            tree.remove(cards.xcp_folder(platform))
-        for path in [path for path in tree.links if path.startswith((f"{gpu.folder}/drm", f"{gpu.folder}/hwmon"))]:
-            del tree.links[path]
+    kept = ("uevent", "vendor", "device", "class", "revision", "subsystem_vendor", "subsystem_device")
+    inside = [path for path in tree.files if path.startswith(gpu.folder + "/")]
+    for path in inside:
+        if path.rpartition("/")[0] != gpu.folder or path.rpartition("/")[2] not in kept:
+            tree.remove(path)
+    tree.put_lines(
+        f"{gpu.folder}/uevent", tree.files[f"{gpu.folder}/uevent"].decode().splitlines()[1:]
+    )  # without DRIVER=
+    for platform in cards.platforms(gpu):
+        tree.remove(cards.xcp_folder(platform))
+    for path in [path for path in tree.links if path.startswith((f"{gpu.folder}/drm", f"{gpu.folder}/hwmon"))]:
+        del tree.links[path]
     tree.put("proc", modules=b"")
 
 
-def _consumer(tree: Tree, host: Host, gpus: Sequence[Gpu], fault: Fault, reads: dict[str, str]) -> None:
-    for gpu in gpus:
-        for name in CONSUMER_LACKS:
-            tree.files.pop(f"{gpu.folder}/{name}", None)
+def _consumer(tree: Tree, gpu: Gpu, fault: Fault, reads: dict[str, str]) -> None:
+    for name in CONSUMER_LACKS:
+        tree.files.pop(f"{gpu.folder}/{name}", None)
 
 
-def _asleep(tree: Tree, host: Host, gpus: Sequence[Gpu], fault: Fault, reads: dict[str, str]) -> None:
-    for gpu in gpus:
-        tree.put(gpu.folder, power_state="D3hot" if gpu.product.is_apu else "D3cold")  # the board cuts a card's power
-        tree.put(f"{gpu.folder}/power", runtime_status="suspended", control="auto")
+def _asleep(tree: Tree, gpu: Gpu, fault: Fault, reads: dict[str, str]) -> None:
+    tree.put(gpu.folder, power_state="D3hot" if gpu.product.is_apu else "D3cold")  # the board cuts a card's power
+    tree.put(f"{gpu.folder}/power", runtime_status="suspended", control="auto")
 
 
-def _no_atomics(tree: Tree, host: Host, gpus: Sequence[Gpu], fault: Fault, reads: dict[str, str]) -> None:
-    for gpu in gpus:
-        _without_compute(tree, gpu)
-
-
-def _without_compute(tree: Tree, gpu: Gpu) -> None:
+def _without_compute(tree: Tree, gpu: Gpu, *_: object) -> None:
     """Take a GPU out of KFD, with the processes that compute on it."""
     for partition in gpu.partitions:
         tree.remove(topology.node_folder(partition.node))
     processes.leave(tree, gpu)
 
 
-def _ecc(tree: Tree, host: Host, gpus: Sequence[Gpu], fault: Fault, reads: dict[str, str]) -> None:
-    for gpu in gpus:
-        path = f"{gpu.folder}/ras/umc_err_count"
-        if path in tree.files:
-            tree.files[path] = b"ue: 2\nce: 117\n"
+def _ecc(tree: Tree, gpu: Gpu, fault: Fault, reads: dict[str, str]) -> None:
+    path = f"{gpu.folder}/ras/umc_err_count"
+    if path in tree.files:
+        tree.files[path] = b"ue: 2\nce: 117\n"
 
 
-def _nothing(tree: Tree, host: Host, gpus: Sequence[Gpu], fault: Fault, reads: dict[str, str]) -> None:
+def _nothing(tree: Tree, gpu: Gpu, fault: Fault, reads: dict[str, str]) -> None:
     """What was planned already: see `adjust_host` and the extra products of `write_host`."""
 
 
@@ -217,7 +205,7 @@ KINDS: dict[str, tuple[Apply, str]] = {
     "igpu": (_nothing, "the processor has a small GPU of its own besides (gfx1036)"),
     "consumer": (_consumer, "files are missing as on consumer cards: no name, id, memory load, gpu_metrics"),
     "asleep": (_asleep, "the card is suspended"),
-    "no-atomics": (_no_atomics, "the slot does not pass PCIe atomics on, so KFD leaves the card out"),
+    "no-atomics": (_without_compute, "the slot does not pass PCIe atomics on, so KFD skips the card"),
     "ecc": (_ecc, "the memory counts 2 uncorrected and 117 corrected errors (instinct)"),
 }
 

@@ -77,7 +77,7 @@ class Host:
 
 
 def number(seed: int, *words: object, bits: int = 64) -> int:
-    """Return a number that always follows from the seed and the words."""
+    """Return a number that depends only on the seed and the parts."""
     text = "/".join(map(str, (seed, *words)))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> (64 - bits)
 
@@ -195,7 +195,7 @@ def _chosen(
         raise RocmlabError(
             f"--partition {partition}: no GPU of this host has partitions",
             "only MI300X and its kind can be divided",
-            "use --profile instinct, or leave --partition out",
+            "use --profile instinct, or omit --partition",
         )
     return chosen
 

@@ -33,14 +33,10 @@ class State:
 
 
 def parse_busy(text: str, gpus: int) -> Pattern:
-    """Turn `--busy` into a function.
-
-    Args:
-        text: idle, steady, waves, training, a percentage for all GPUs, or percentages by HIP index: `0:95,1:10`.
-        gpus: how many GPUs there are.
+    """Turn `--busy` into a function: a pattern, a percentage for all GPUs, or percentages by HIP index: `0:95,1:10`.
 
     Raises:
-        RocmlabError: it is none of these, or names a GPU that is not there or is there twice.
+        RocmlabError: it is none of these, or names a GPU that is not there or appears twice.
     """
     if text in PATTERNS:
         return PATTERNS[text]
@@ -53,7 +49,7 @@ def parse_busy(text: str, gpus: int) -> Pattern:
         wrong = sorted(gpu for gpu in chosen if gpu >= gpus)
         if wrong or len(chosen) < len(pairs):
             raise RocmlabError(
-                f"--busy {text}: there is no GPU {wrong[0]}" if wrong else f"--busy {text}: a GPU is named twice",
+                f"--busy {text}: GPU {wrong[0]} not found" if wrong else f"--busy {text}: a GPU is named twice",
                 f"this host has {gpus}, from HIP index 0",
                 "--busy 0:95" + (",1:10" if gpus > 1 else ""),
             )
@@ -62,15 +58,7 @@ def parse_busy(text: str, gpus: int) -> Pattern:
 
 
 def state_at(gpu: Gpu, index: int, pattern: Pattern, seconds: float, before: State | None = None) -> State:
-    """Return what a GPU does.
-
-    Args:
-        gpu: which.
-        index: its HIP index.
-        pattern: how busy it is.
-        seconds: since the simulation began.
-        before: its state at an earlier time, whose heat it still has; None: it has long done what it does now.
-    """
+    """Return what a GPU does that many seconds after the beginning; it still has the heat of the state before."""
     product = gpu.product
     busy = max(0.0, min(100.0, pattern(index, seconds)))
     share = busy / 100
@@ -103,14 +91,6 @@ def _vram_used(gpu: Gpu, busy: float) -> int:
     return own + int((total - own) * job) // (1 << 21) * (1 << 21)
 
 
-def _idle(gpu: int, seconds: float) -> float:
-    return 0.0
-
-
-def _steady(gpu: int, seconds: float) -> float:
-    return 97.0
-
-
 def _waves(gpu: int, seconds: float) -> float:
     return 50 + 45 * math.sin(2 * math.pi * (seconds / 60 + gpu / 8))
 
@@ -123,7 +103,12 @@ def _training(gpu: int, seconds: float) -> float:
     return 92 + number(0, "training", gpu, int(seconds), bits=3)
 
 
-PATTERNS: dict[str, Pattern] = {"idle": _idle, "steady": _steady, "waves": _waves, "training": _training}
+PATTERNS: dict[str, Pattern] = {
+    "idle": lambda gpu, seconds: 0.0,
+    "steady": lambda gpu, seconds: 97.0,
+    "waves": _waves,
+    "training": _training,
+}
 
 
 def _percent(value: int, text: str) -> float:

@@ -37,12 +37,7 @@ class GpuUse:
 
 
 def simulated(host: Host, states: Mapping[int, State]) -> list[GpuUse]:
-    """Return a process for each GPU that works, on all of its partitions.
-
-    Args:
-        host: the host.
-        states: of each GPU, by its number.
-    """
+    """Return a process for each GPU that works, on all of its partitions; the states are by the GPU's number."""
     found: list[GpuUse] = []
     nodes = [gpu for gpu in host.gpus for _ in gpu.partitions]
     for index, gpu in enumerate(nodes):

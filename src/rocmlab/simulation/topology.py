@@ -8,6 +8,7 @@ from rocmlab.simulation.trees import Node, Tree
 KFD = "sys/devices/virtual/kfd/kfd"
 KFD_MAJOR = 238
 CORES = 16  # of each socket
+BUS_WIDTH = {"instinct": 4096, "radeon": 384, "apu": 128}  # bits, of the memory
 PCIE, XGMI, CPU_LINK = 2, 11, 1  # kinds of io_links
 
 
@@ -122,7 +123,9 @@ def _add_gpu(tree: Tree, host: Host, gpu: Gpu, partition: Partition) -> None:
         ),
     )
     size = product.gtt_bytes if product.is_apu else product.vram_bytes // parts
-    _add_bank(tree, folder, heap=1, size=size, width=_bus_width(gpu) // parts, clock=product.memory_clocks[-1])
+    _add_bank(
+        tree, folder, heap=1, size=size, width=BUS_WIDTH[product.family] // parts, clock=product.memory_clocks[-1]
+    )
     tree.put_lines(
         f"{folder}/caches/0/properties",
         _lines(processor_id_low=2147487744, level=2, size=4096 * xccs, cache_line_size=128, type=5),
@@ -130,11 +133,11 @@ def _add_gpu(tree: Tree, host: Host, gpu: Gpu, partition: Partition) -> None:
     _add_io_link(tree, partition.node, 0, max(gpu.numa_node, 0), PCIE, weight=20)
     for turn, peer in enumerate(peers, start=1):
         _add_io_link(tree, partition.node, turn, peer, XGMI, weight=15)
-    tree.folders |= {f"{folder}/{name}" for name in ("p2p_links",)}
+    tree.folders.add(f"{folder}/p2p_links")
 
 
 def _partition_bits(host: Host, partition: Partition) -> int:
-    """Return what tells partitions apart: bits 28 to 31, and on older drivers the function of the PCI address."""
+    """Return the bits that distinguish partitions: 28 to 31, and on older drivers the function of the PCI address."""
     return partition.number if host.partitions_are_functions else partition.number << 28
 
 
@@ -172,10 +175,6 @@ def _add_io_link(tree: Tree, node: int, number: int, to: int, kind: int, *, weig
             flags=1,
         ),
     )
-
-
-def _bus_width(gpu: Gpu) -> int:
-    return {"instinct": 4096, "radeon": 384, "apu": 128}[gpu.product.family]
 
 
 def _lines(**values: int) -> list[str]:

@@ -80,7 +80,7 @@ def write_node(path: Path, node: Node, *, is_character: bool) -> None:
             os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(node.major, node.minor))
         except PermissionError:
             raise RocmlabError(
-                f"{path} cannot be made", "only root makes character devices", "leave --nodes out, or run it as root"
+                f"{path} cannot be made", "only root makes character devices", "omit --nodes, or run it as root"
             ) from None
     else:
         path.touch()

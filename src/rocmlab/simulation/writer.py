@@ -12,7 +12,7 @@ from typing import Any
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices.processes import SIMULATED_MARK as MARK
-from rocmlab.devices.processes import own_namespace
+from rocmlab.devices.processes import namespace
 from rocmlab.devices.roots import FAULTS_FILE
 from rocmlab.simulation import cards, processes, system, topology, trees
 from rocmlab.simulation.faults import Fault, adjust_host, apply_faults, parse_fault
@@ -109,23 +109,12 @@ class Live:
 
     def _marked(self) -> bytes:
         """Say what this is; with processes of this machine also by which process ids they are counted."""
-        counted = {} if self.processes is None else {processes.NAMESPACE: own_namespace()}
+        counted = {} if self.processes is None else {processes.NAMESPACE: namespace()}
         return (json.dumps({**self._mark, **counted}, indent=1) + "\n").encode()
 
 
 def write_host(folder: Path, **options: Any) -> Path:  # noqa: ANN401  those of Live
-    """Write a simulated host.
-
-    Args:
-        folder: where; new, empty, or a simulated host, which is replaced.
-        options: those of `Live`.
-
-    Returns:
-        The folder, for `ROCMLAB_ROOT` or `discover(root)`.
-
-    Raises:
-        RocmlabError: an argument is impossible, or the folder holds something else.
-    """
+    """Write a simulated host, see `Live`, and return its folder, for `ROCMLAB_ROOT` or `discover(root)`."""
     return Live(folder, **options).folder
 
 
@@ -150,7 +139,7 @@ def _claim(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         taken = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
-        why = "a link that leads nowhere is there" if taken.is_symlink() else "a file is there"
+        why = "a broken link is there" if taken.is_symlink() else "a file is there"
         raise RocmlabError(f"{taken} is not a folder", why, "name a new folder") from None
     present = os.listdir(folder)
     if not present:

@@ -6,7 +6,7 @@ import json
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -72,35 +72,24 @@ def find(lab: Lab) -> Found:
     time.sleep(BETWEEN_LOOKS_SECONDS)
     second = _look(lab)
     known = {(work.what, work.last_activity) for work in first.works}
-    works = (
-        _in_between(work) if work.last_activity and (work.what, work.last_activity) not in known else work
-        for work in second.works
-    )
+    works = []
+    for work in second.works:
+        has_moved = work.last_activity and not work.is_busy and (work.what, work.last_activity) not in known
+        works.append(replace(work, how="busy, between two cells", is_busy=True) if has_moved else work)
     return Found(tuple(works), second.unknown)
-
-
-def _in_between(work: Work) -> Work:
-    how = work.how if work.is_busy else "busy, between two cells"
-    return Work(work.what, how, True, work.is_open, work.gpus, work.last_activity)
 
 
 def _look(lab: Lab) -> Found:
     """Look once; where the engine does not answer, what runs is unknown, which is not "nothing"."""
     try:
-        return _asked(lab)
+        is_running = lab.is_known_to_run()
+        kernels = _kernels(lab) if is_running else None
+        if kernels is not None:
+            return Found((*kernels, *_runs(lab), *_terminals(lab)))
+        is_silent = is_running and not _has_no_server(lab)
+        return Found(tuple(_runs(lab)), "its server runs and does not answer" if is_silent else "")
     except EngineSilent as err:
         return Found((), f"{err.problem.what}: {err.problem.why}")
-
-
-def _asked(lab: Lab) -> Found:
-    if not lab.is_known_to_run():
-        return Found(tuple(_runs(lab)))
-    kernels = _kernels(lab)
-    if kernels is None:
-        if _has_no_server(lab):
-            return Found(tuple(_runs(lab)))
-        return Found(tuple(_runs(lab)), "its server runs and does not answer")
-    return Found((*kernels, *_runs(lab), *_terminals(lab)))
 
 
 # -- kernels -------------------------------------------------------------------------------------------------------

@@ -90,8 +90,8 @@ def choose(host: Host, backend: str = "auto", runtime: str = "auto", before: str
     Raises:
         RocmlabError: a value is unknown, or a requested GPU or engine cannot be used.
     """
-    check_word("BACKEND", backend, ("auto", *BACKENDS))
-    check_word("RUNTIME", runtime, ("auto", *RUNTIMES))
+    check_value("BACKEND", backend, ("auto", *BACKENDS))
+    check_value("RUNTIME", runtime, ("auto", *RUNTIMES))
     chosen = _choose_backend(host, runtime) if backend == "auto" else backend
     if backend != "auto":
         _check_present(host, chosen)
@@ -107,10 +107,10 @@ def choose(host: Host, backend: str = "auto", runtime: str = "auto", before: str
     )
 
 
-def check_word(name: str, word: str, known: tuple[str, ...]) -> None:
+def check_value(name: str, value: str, known: tuple[str, ...]) -> None:
     """Raise RocmlabError unless a setting is one of the known values."""
-    if word not in known:
-        raise RocmlabError(f"{name}={word} is unknown", "perhaps a typo", f"use one of: {', '.join(known)}")
+    if value not in known:
+        raise RocmlabError(f"{name}={value} is unknown", "perhaps a typo", f"use one of: {', '.join(known)}")
 
 
 def _choose_backend(host: Host, runtime: str) -> str:
@@ -124,11 +124,11 @@ def _choose_backend(host: Host, runtime: str) -> str:
 
 
 def _check_present(host: Host, backend: str) -> None:
-    without = "take the backend that is there: make up BACKEND=auto"
+    without = "use the available backend: make up BACKEND=auto"
     if host.simulated is not None and backend != "cpu":
         raise RocmlabError(
             f"BACKEND={backend} was requested, and the host is simulated",
-            f"the GPUs of {host.simulated} can be looked at; none of them computes",
+            f"the GPUs of {host.simulated} can be inspected, and none of them computes",
             "make up BACKEND=cpu; or, to leave the simulated host: make up ROCMLAB_ROOT=",
         )
     if backend == "rocm" and not host.has_amd and not host.has_wsl_gpu:
@@ -220,7 +220,7 @@ def _engine_problem(host: Host, backend: str, runtime: str) -> Problem | None:
 
 
 def _error(problem: Problem) -> RocmlabError:
-    return RocmlabError(problem.what, problem.why, problem.fix)
+    return RocmlabError.of(problem)
 
 
 def _reason(host: Host, backend: str, runtime: str, requested_backend: str, requested_runtime: str) -> str:

@@ -150,8 +150,8 @@ class NativeNode(Daemon):
                 return
             if has_ended:
                 self.forget()
-                if found and found.said:
-                    raise RocmlabError(found.said.what, found.said.why, found.said.fix)
+                if found and found.failure:
+                    raise RocmlabError.of(found.failure)
                 break
             time.sleep(0.1)
         self.stop(lambda _: None)

@@ -38,13 +38,12 @@ class ContainerLab(ImageLab):
     def _filters(self) -> list[str]:
         """Return the options with which the engine's `ps` lists the lab's container alone."""
 
-    def _list(self, *, running_only: bool) -> list[str]:
-        return ["ps", "--quiet", "--no-trunc", *self._filters(), *([] if running_only else ["--all"])]
-
     def container(self, *, running_only: bool = True) -> str | None:
         """Return the id of the lab's container, or None; None also where the engine does not answer."""
-        code, output = self.engine(*self._list(running_only=running_only))
-        return output.split()[0] if code == 0 and output.split() else None
+        try:
+            return self.known_container(running_only=running_only)
+        except EngineSilent:
+            return None
 
     def query(self, *arguments: str, timeout_seconds: float = 60) -> str:
         """Return what the engine answers; raise EngineSilent if it fails or does not answer in time."""
@@ -63,7 +62,8 @@ class ContainerLab(ImageLab):
         Raises:
             EngineSilent: the engine does not answer.
         """
-        found = self.query(*self._list(running_only=running_only)).split()
+        arguments = ["ps", "--quiet", "--no-trunc", *self._filters(), *([] if running_only else ["--all"])]
+        found = self.query(*arguments).split()
         return found[0] if found else None
 
     @abstractmethod
@@ -99,17 +99,11 @@ class ContainerLab(ImageLab):
 
     @abstractmethod
     def _is_current(self, container: str) -> bool:
-        """Return whether a container is what the settings and the present image ask for, and not an earlier one."""
+        """Return whether a container is up to date with the settings and the current image."""
 
     @abstractmethod
     def _once(self, *arguments: str, flags: Sequence[str] = ()) -> tuple[list[str], Mapping[str, str]]:
         """Return the command that runs something in a container of its own, and the environment of that command."""
-
-    def _run_once(self, arguments: Sequence[str], *, has_terminal: bool) -> int:
-        """Run `rocmlab <arguments>` in a container of its own."""
-        flags = self.terminal_flags if has_terminal else self.piped_flags
-        command, environment = self._once("rocmlab", *arguments, flags=flags)
-        return process.attach(command, env=environment, cwd=self.settings.project)
 
     def _rescue(self, say: Say) -> None:
         """Keep what a container of an earlier version has in its own layer; before any container is removed."""
@@ -177,7 +171,9 @@ class ContainerLab(ImageLab):
                 self._prune()
             if (image := self.image_id(self.image)) != envfile.read(self.healthy).strip():
                 envfile.write(self.healthy, image + "\n")
-            return self._is_another(before)
+            with suppress(EngineSilent):
+                return before != self._started()
+            return True
         container = self.container(running_only=False)
         last = self.engine("logs", "--tail", "15", container)[1].strip() if container else "the container was removed"
         if self._undo(before):
@@ -201,13 +197,6 @@ class ContainerLab(ImageLab):
         """Return which container runs, and since when; an error if the engine does not answer."""
         container = self.known_container()
         return self.query("inspect", "--format", "{{.Id}} {{.State.StartedAt}}", container) if container else ""
-
-    def _is_another(self, before: str) -> bool:
-        """Return whether this call has started the container that runs; True where the engine does not answer."""
-        try:
-            return before != self._started()
-        except EngineSilent:
-            return True
 
     def _restarts(self) -> str | None:
         """Return how often the engine has restarted the container, as it does where start.sh reports an error.
@@ -256,12 +245,12 @@ class ContainerLab(ImageLab):
         return RocmlabError("the engine could not start the lab", last_line, "fix the error above, then `make up`")
 
     def clean(self, say: Say) -> None:
-        """Stop the lab and remove its image; the share stays."""
+        """Stop the lab and remove its image; the share is kept."""
         self.stop(say)
         self.engine("image", "rm", "--force", self.previous_image)
         code, _ = self.engine("image", "rm", "--force", self.image)
         say(f"removed image {self.image}" if code == 0 else f"no image {self.image} to remove")
-        if "/" not in self.values["SHARE"]:
+        if self.share_folder is None:
             remove = f"{self.program} volume rm {self.volume}"
             say(f"kept the volume {self.volume} (remove it and all results with: {remove})")
 
@@ -275,7 +264,7 @@ class ContainerLab(ImageLab):
         return [self.program, "exec", container, "start.sh", "rocmlab"], self.environment
 
     def node_record(self) -> Record | None:
-        """Return what the lab's Ray node says of itself; None where it says nothing."""
+        """Return the description of the lab's Ray node; None where it has none."""
         folder = ray_node.usual_folder(ports.parse(self.settings.get("CLUSTER_PORT")), int(self.values["NB_UID"]))
         code, text = self.engine("exec", self.container() or "", "cat", f"{folder}/node.json")
         return record.parse(text) if code == 0 else None
@@ -286,7 +275,9 @@ class ContainerLab(ImageLab):
         container = self.container()
         if container and self._is_current(container):
             return self._run_in(container, arguments, has_terminal=has_terminal)
-        return self._run_once(arguments, has_terminal=has_terminal)
+        flags = self.terminal_flags if has_terminal else self.piped_flags
+        command, environment = self._once("rocmlab", *arguments, flags=flags)
+        return process.attach(command, env=environment, cwd=self.settings.project)
 
     def _run_in(self, container: str, arguments: Sequence[str], *, has_terminal: bool) -> int:
         """Run in a running container; without a terminal `exec` passes no signals on, so we do."""
@@ -296,13 +287,14 @@ class ContainerLab(ImageLab):
         record = f"/tmp/rocmlab-run-{secrets.token_hex(8)}"
         program = 'echo $$ >"$0" && exec rocmlab "$@"'
         command = [self.program, "exec", container, "start.sh", "bash", "-c", program, record, *arguments]
+
+        def terminate() -> None:
+            self.engine("exec", container, "bash", "-c", 'kill -TERM "$(cat "$0")"', record)
+
         try:
-            return process.attach(command, env=self.environment, interrupt=lambda: self._terminate(container, record))
+            return process.attach(command, env=self.environment, interrupt=terminate)
         finally:
             self.engine("exec", container, "rm", "-f", record)
-
-    def _terminate(self, container: str, record: str) -> None:
-        self.engine("exec", container, "bash", "-c", 'kill -TERM "$(cat "$0")"', record)
 
     def shell(self) -> int:
         """Open a login shell in the running lab."""
@@ -334,7 +326,4 @@ class ContainerLab(ImageLab):
 
     def share(self) -> str:
         """Say where the share is."""
-        share = self.values["SHARE"]
-        if "/" in share:
-            return str((self.settings.project / share).resolve())
-        return f"{self.product} volume {self.volume}"
+        return str(self.share_folder or f"{self.product} volume {self.volume}")

@@ -17,7 +17,7 @@ from rocmlab.stack.sockets import NOBODY, OTHER, OURS, UNKNOWN, Holder, Listener
 
 FILE = "listener.json"
 CLOSED, PUBLISHED, HOST = "closed", "published", "host"  # what a container has to do with the port
-BOOT = Path("/proc/sys/kernel/random/boot_id")
+BOOT = Path("/proc/sys/kernel/random/boot_id")  # the id of this start of the host
 HOLDS = 'ls -l /proc/[0-9]*/fd 2>/dev/null | grep -qF "socket:[$0]"'  # run inside, by the lab's own user
 Engine = Callable[..., tuple[int, str]]
 
@@ -43,7 +43,7 @@ def holder(
     values: Mapping[str, str],
     inside: set[Listener],
 ) -> Holder:
-    """Look who listens on the port: ours if the engine says that it is our container's.
+    """Find who listens on the port: ours if the engine confirms that it is our container's.
 
     `inside` collects sockets that were found inside the container, so that it is asked once.
     """
@@ -92,12 +92,8 @@ def confirm(state: Path, port: int, found: tuple[Listener, ...]) -> None:
 
 def _facts(port: int, listener: Listener) -> dict[str, object]:
     """Return what names a socket. The uid is part of it: another user could wait until an inode's number returns."""
-    return {"port": port, "inode": listener.inode, "uid": listener.uid, "boot": _boot()}
-
-
-def _boot() -> str:
-    """Return the id of this start of the host; empty if it is unknown."""
     try:
-        return BOOT.read_text(encoding="ascii").strip()
+        boot = BOOT.read_text(encoding="ascii").strip()
     except OSError:
-        return ""
+        boot = ""
+    return {"port": port, "inode": listener.inode, "uid": listener.uid, "boot": boot}

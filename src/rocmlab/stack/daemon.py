@@ -1,11 +1,13 @@
-"""One of our processes in the background, distinguished from all others by process id, start time and a random mark.
+"""One of our processes in the background, distinguished from all others by process id, start time and a random token.
 
-The mark is in its environment, which only this user and root can read, and in a file in `.rocmlab`.
+The token is in its environment, which only this user and root can read, and in a file in `.rocmlab`.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -24,11 +26,11 @@ TAIL_LINES = 15
 class Daemon:
     """One such process, running or not."""
 
-    variable = ""  # of its environment, with the mark
+    variable = ""  # of its environment, with the token
 
-    def __init__(self, record: Path, mark: str = "") -> None:
-        self.record = record  # pid, start time, mark and configuration of the running process
-        self.mark = mark  # of the process that this one would start
+    def __init__(self, record: Path, token: str = "") -> None:
+        self.record = record  # pid, start time, token and configuration of the running process
+        self.token = token  # of the process that this one would start
         self.child: subprocess.Popen[bytes] | None = None  # the process, if this very process started it
 
     def recorded(self) -> dict[str, Any]:
@@ -36,9 +38,9 @@ class Daemon:
         return envfile.read_json(self.record)
 
     def remember(self, pid: int, configuration: Mapping[str, object], **facts: str) -> None:
-        """Record the process that was just started with our mark."""
-        found = {"pid": pid, "started": identity.start_of(pid), "mark": self.mark, "configuration": dict(configuration)}
-        envfile.write(self.record, json.dumps({**found, **facts}) + "\n")
+        """Record the process that was just started with our token."""
+        found = {"pid": pid, "started": identity.start_of(pid), "mark": self.token}
+        envfile.write(self.record, json.dumps({**found, "configuration": dict(configuration), **facts}) + "\n")
 
     def launch(
         self,
@@ -48,9 +50,10 @@ class Daemon:
         *,
         log: Path,
         cwd: Path,
+        keep: Sequence[int] = (),
         **facts: str,
     ) -> subprocess.Popen[bytes]:
-        """Start it with its output in a private log, and record it."""
+        """Start it with its output in a private log, and record it; it has the descriptors `keep` as well."""
         import subprocess
 
         log.unlink(missing_ok=True)
@@ -60,11 +63,18 @@ class Daemon:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                env={**environment, self.variable: self.mark},
+                env={**environment, self.variable: self.token},
                 cwd=cwd,
                 start_new_session=True,  # it outlives this terminal
+                pass_fds=keep,
             )
-        self.remember(child.pid, configuration, **facts)
+        try:
+            self.remember(child.pid, configuration, **facts)
+        except BaseException:
+            os.killpg(child.pid, signal.SIGKILL)  # no later command would find it
+            self.child = None
+            child.wait()
+            raise
         return child
 
     def find(self) -> Process | None:
@@ -74,15 +84,15 @@ class Daemon:
         process = identity.find(pid) if isinstance(pid, int) else None
         if process is None or identity.uid_of(process.pid) not in identity.own_uids():
             return None
-        if mark := facts.get("mark"):
+        if token := facts.get("mark"):
             is_same = process.started == facts.get("started")
-            is_same = is_same and identity.variable(process.pid, self.variable) == mark
+            is_same = is_same and identity.variable(process.pid, self.variable) == token
         else:
             is_same = self._is_unmarked(process, facts)
         return process if is_same else None
 
     def _is_unmarked(self, process: Process, facts: Mapping[str, Any]) -> bool:
-        """Return whether a process is ours that an earlier version recorded without a mark."""
+        """Return whether a process is ours that an earlier version recorded without a token."""
         return False
 
     def forget(self) -> None:

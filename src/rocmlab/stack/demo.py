@@ -34,7 +34,7 @@ def settings(folder: Path, port: int | None = None) -> Settings:
         "ROCMLAB_ROOT": str(state / "host"),
         "SHARE": str(state / "share"),
         "NOTEBOOKS_DIR": str(state / "notebooks"),
-        "PORT": str(port or _free_port()),
+        "PORT": str(port or server.next_free(FIRST_PORT - 1)),
         "JUPYTER_TOKEN": secrets.token_hex(32),
         "METRICS_TOKEN": secrets.token_hex(32),
         "COMPOSE_PROJECT_NAME": f"{own_name}-{GUEST}",
@@ -77,7 +77,3 @@ def start(project: Project, say: Say) -> Project:
             project.lab.stop(lambda _: None)  # the caller may know another project than this one
             raise
     return project
-
-
-def _free_port() -> int:
-    return server.next_free(FIRST_PORT - 1)

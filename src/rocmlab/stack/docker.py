@@ -7,10 +7,7 @@ from collections.abc import Mapping, Sequence
 from rocmlab.stack import process
 from rocmlab.stack.container import ContainerLab
 from rocmlab.stack.engine import Engine
-from rocmlab.stack.image import BaseImageUnreachable
 from rocmlab.stack.settings import Settings
-
-__all__ = ["SERVICE", "BaseImageUnreachable", "DockerLab"]
 
 SERVICE = "lab"
 TOKENS = ("JUPYTER_TOKEN", "METRICS_TOKEN", "CLUSTER_TOKEN")  # which Compose writes into the container
@@ -28,20 +25,16 @@ class DockerLab(ContainerLab):
     def __init__(self, settings: Settings, values: dict[str, str], engine: Engine) -> None:
         super().__init__(settings, values, engine.root)
 
-    def _compose(self, *arguments: str) -> list[str]:
+    def compose(self, *arguments: str) -> list[str]:
+        """Return a command of Compose for this project."""
         return ["docker", "compose", "--project-directory", str(self.settings.project), *arguments]
 
     def _build_command(self) -> list[str]:
-        return self._compose("--progress", "plain", "build", SERVICE)
+        return self.compose("--progress", "plain", "build", SERVICE)
 
-    def _filters(self) -> list[str]:
-        project = self.values["COMPOSE_PROJECT_NAME"]
-        filters = [
-            f"label=com.docker.compose.project={project}",
-            f"label=com.docker.compose.service={SERVICE}",
-        ]
-        filters.append("label=com.docker.compose.oneoff=False")
-        return [part for one in filters for part in ("--filter", one)]
+    def _filters(self, *, is_one_off: bool = False) -> list[str]:
+        labels = (f"project={self.values['COMPOSE_PROJECT_NAME']}", f"service={SERVICE}", f"oneoff={is_one_off}")
+        return [part for label in labels for part in ("--filter", f"label=com.docker.compose.{label}")]
 
     def is_current(self) -> bool:
         """Return whether the container runs with these settings, the present image and the cluster's token."""
@@ -49,15 +42,12 @@ class DockerLab(ContainerLab):
 
     def one_off_containers(self) -> list[str]:
         """Return the ids of the running containers of `docker compose run`, which `down` removes as well."""
-        project = self.values["COMPOSE_PROJECT_NAME"]
-        labels = (f"project={project}", f"service={SERVICE}", "oneoff=True")
-        filters = [part for label in labels for part in ("--filter", f"label=com.docker.compose.{label}")]
-        return self.query("ps", "--quiet", "--no-trunc", *filters).split()
+        return self.query("ps", "--quiet", "--no-trunc", *self._filters(is_one_off=True)).split()
 
     def _bring_up(self) -> tuple[int, str]:
-        anew = ["--force-recreate"] if self._has_another_token() else []
+        recreate = ["--force-recreate"] if self._has_another_token() else []
         return process.capture(
-            self._compose("--progress", "quiet", "up", "--detach", "--no-build", *anew, SERVICE),
+            self.compose("--progress", "quiet", "up", "--detach", "--no-build", *recreate, SERVICE),
             env=self.environment,
             timeout_seconds=300,
         )
@@ -65,7 +55,7 @@ class DockerLab(ContainerLab):
     def _has_another_token(self) -> bool:
         """Return whether a token of the running lab is not the one in `.env`: Compose does not see such a change.
 
-        Where the engine does not tell, it is not taken for another one: that would end the lab.
+        Where the engine does not report it, it is not taken for another one: that would end the lab.
         """
         container = self.container()
         if container is None:
@@ -81,14 +71,14 @@ class DockerLab(ContainerLab):
 
     def _remove(self) -> tuple[int, str]:
         grace = "60" if self.settings.is_in_cluster else "10"  # Ray leaves tasks that run half a minute
-        command = self._compose("--progress", "quiet", "down", "--remove-orphans", "--timeout", grace)
+        command = self.compose("--progress", "quiet", "down", "--remove-orphans", "--timeout", grace)
         return process.capture(command, env=self.environment, timeout_seconds=120)
 
     def _once(self, *arguments: str, flags: Sequence[str] = ()) -> tuple[list[str], Mapping[str, str]]:
-        return self._compose("--progress", "quiet", "run", "--rm", *flags, SERVICE, *arguments), self.environment
+        return self.compose("--progress", "quiet", "run", "--rm", *flags, SERVICE, *arguments), self.environment
 
     def _is_current(self, container: str) -> bool:
         label = '{{.Image}} {{index .Config.Labels "com.docker.compose.config-hash"}}'
         _, running = self.engine("inspect", "--format", label, container)
-        code, wanted = process.capture(self._compose("config", "--hash", SERVICE), env=self.environment)
+        code, wanted = process.capture(self.compose("config", "--hash", SERVICE), env=self.environment)
         return code == 0 and running.split() == [self.image_id(self.image), wanted.split()[-1]]

@@ -5,20 +5,20 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rocmlab.base.errors import Problem
-from rocmlab.stack import envfile
+from rocmlab.stack import envfile, process
 
 UNITS = (
     "/lib/systemd/system/docker.service",
     "/usr/lib/systemd/system/docker.service",
     "/etc/systemd/system/docker.service",
 )
+PROBE_SECONDS = 20.0  # an engine that has not answered by then counts as down
 COMPOSE_OLDEST = (2, 24, 4)  # first with !override
 ENGINE_OLDEST = (25, 0)  # first whose build knows named contexts and HEALTHCHECK --start-interval
 
@@ -110,7 +110,8 @@ def probe(environment: Mapping[str, str] | None = None) -> Engine:
     client = shutil.which("docker", path=environment.get("PATH"))
     if client is None:
         return Engine(is_usable=False)
-    code, output, error = capture([client, "info", "--format", "{{json .}}"], environment)
+    command = [client, "info", "--format", "{{json .}}"]
+    code, output, error = process.outputs(command, env=environment, timeout_seconds=PROBE_SECONDS)
     start = output.find("{")
     if code == 0 and start >= 0 and (facts := envfile.json_object(output[start:])).get("ServerVersion"):
         return _with_tools(client, facts, environment)
@@ -125,7 +126,8 @@ def _is_podman(client: str, message: str) -> bool:
 
 
 def _with_tools(client: str, facts: dict[str, Any], environment: Mapping[str, str]) -> Engine:
-    code, output, _ = capture([client, "compose", "version", "--short"], environment)
+    command = [client, "compose", "version", "--short"]
+    code, output, _ = process.outputs(command, env=environment, timeout_seconds=PROBE_SECONDS)
     version, root = str(facts["ServerVersion"]), str(facts.get("DockerRootDir") or "")
     security, runtimes, folders = (facts.get(name) for name in ("SecurityOptions", "Runtimes", "CDISpecDirs"))
     about_client = facts.get("ClientInfo")
@@ -148,13 +150,13 @@ def _with_tools(client: str, facts: dict[str, Any], environment: Mapping[str, st
 
 
 def _endpoint(client: str, context: str, environment: Mapping[str, str]) -> str:
-    """Return where the client reaches its engine; asks the client only where a context was chosen (20 ms)."""
+    """Return where the client reaches its engine; runs the client only where a context was chosen (20 ms)."""
     if host := environment.get("DOCKER_HOST", ""):
         return host
     if context in ("", "default"):
         return ""
-    template = "{{.Endpoints.docker.Host}}"
-    code, output, _ = capture([client, "context", "inspect", "--format", template, context], environment)
+    command = [client, "context", "inspect", "--format", "{{.Endpoints.docker.Host}}", context]
+    code, output, _ = process.outputs(command, env=environment, timeout_seconds=PROBE_SECONDS)
     return output.strip() if code == 0 else ""
 
 
@@ -237,14 +239,3 @@ def _why_down(error: str) -> Problem:
         message,
         "sudo systemctl start docker (or, without Docker: make up RUNTIME=native)",
     )
-
-
-def capture(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str, str]:
-    """Run a short command of an engine; return its exit code, its output and its errors."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, env=dict(environment), check=False)
-    except subprocess.TimeoutExpired:
-        return 1, "", "it did not answer within 20 s"
-    except OSError as err:
-        return 1, "", str(err)
-    return done.returncode, done.stdout, done.stderr

@@ -97,7 +97,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def private(path: str, flags: int) -> int:
-    """Open a file, as `open` asks for it; one that is made is for its owner alone."""
+    """Open a file, as an opener of `open`; a new one is private to its owner."""
     return os.open(path, flags, 0o600)
 
 

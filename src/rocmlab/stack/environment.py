@@ -8,19 +8,27 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rocmlab.base import installation
 from rocmlab.base.errors import RocmlabError
-from rocmlab.stack import envfile, environments, process, source
+from rocmlab.stack import envfile, environments, packages, process, source
 from rocmlab.stack.lab import Say
 
 OLDEST, NEWEST = (3, 11), (3, 13)  # what the locked TensorFlow and PyTorch have wheels for
 NEEDED_BYTES = {"rocm": 30e9, "cuda": 15e9, "cpu": 5e9, "metal": 5e9}
 TORCH_VERSION = "2.13.0"
 PACKAGE = re.compile(r"^([A-Za-z0-9][\w.-]*)==", re.MULTILINE)
+FRAMEWORKS = ("tensorflow", "torch", "jax")
+NOT_LOCKED = {"tensorflow-rocm", "torch", "torchvision", "torchaudio"}
+GPU_LIBRARIES = ("cuda-", "jax-", "nvidia-", "pytorch-triton", "triton")  # what PyTorch and JAX for GPUs bring
+LAB_LOCKS = ("lab", "build")  # what is in these is all that JupyterLab needs to start
+LOCKED = ("--no-deps", "--require-hashes", "--requirement")
+INSTALL = "docker/build/install.py"  # installs with uv, else with pip
 AMD_WHEELS = "https://repo.radeon.com/rocm/manylinux/rocm-rel-{version}/"
-MARKER = "rocmlab-environment.json"
+MARKER = installation.WHOLE
 MADE = "rocmlab-made"  # there from the beginning on: without it an environment is the user's own
 
 
@@ -48,6 +56,7 @@ class Environment:
     has_cluster: bool = False  # with Ray, for a lab that is a node of a cluster
     is_beside: bool = False  # `make` leaves `.venv` as it is, and makes another environment for `switch`
     building: Path | None = None  # the folder that is being made next to `.venv`
+    descriptors: tuple[int, ...] = ()  # of a lock, which what installs keeps open: it may outlive this process
 
     @property
     def folder(self) -> Path:
@@ -63,6 +72,11 @@ class Environment:
     def marker(self) -> Path:
         """Written last, so that a half-made environment is never taken for a whole one."""
         return self.folder / MARKER
+
+    @property
+    def part(self) -> Path:
+        """There from when JupyterLab could start until the environment is whole; see `installation`."""
+        return self.folder / installation.PART
 
     def fingerprint(self) -> str:
         """Return a digest of all the environment is made from."""
@@ -82,14 +96,61 @@ class Environment:
         fitting = {self.fingerprint(), replace(self, has_cluster=True).fingerprint()}  # Ray may be there unused
         return envfile.read_json(self.marker).get("fingerprint") in fitting
 
-    def make(self, say: Say) -> None:
-        """Make the environment, or bring it up to date; see `_make`."""
+    def has_lab(self) -> bool:
+        """Return whether JupyterLab can start from the present requirements; its frameworks may be missing yet."""
+        return self.is_current() or self.is_part()
+
+    def is_part(self) -> bool:
+        """Return whether it has what JupyterLab needs, from the present requirements, and `finish` can go on."""
+        is_whole = installation.is_whole(self.folder)
+        found = envfile.read_json(self.part).get("fingerprint")
+        if is_whole or found != self.fingerprint() or not self.interpreter.exists():
+            return False
+        try:
+            return self._matches(self._record(check_python(self.python)), self.folder)
+        except RocmlabError:
+            return False  # what makes the environment again reports it
+
+    def make_lab(self, say: Say) -> None:
+        """Make what JupyterLab needs, where there is no environment yet; else bring all of it up to date.
+
+        Raises:
+            RocmlabError: see `_make`.
+        """
+        aside = self.project / environments.FOLDER / environments.ASIDE
+        is_there = os.path.lexists(self.folder) and not was_made_by_us(self.folder)
+        is_there = is_there or self.marker.exists() or self.part.exists() or os.path.lexists(aside)
+        if is_there or self.has_cluster or self.is_beside:
+            self.make(say)
+        else:
+            self._make(say, only_lab=True)
+
+    def finish(self, say: Say) -> None:
+        """Install what `make_lab` has left, under a lab that runs; its kernelspecs stay as they are.
+
+        Raises:
+            RocmlabError: see `_make`; what JupyterLab needs is still there.
+        """
+        self._make(say, is_serving=True)
+
+    def make(self, say: Say, *, is_part_kept: bool = False) -> None:
+        """Make the environment, or bring it up to date; see `_make`.
+
+        Args:
+            say: prints progress.
+            is_part_kept: what `make_lab` has made fits, and stays as it is: a lab may run from it.
+        """
+        if is_part_kept and not self.is_beside and self.is_part():
+            self.finish(say)
+            return
         if not self.is_beside or not self.interpreter.exists() or not was_made_by_us(self.folder):
             self._make(say)
             return
         self.building = environments.new_folder(self.project)
         try:
             if self._matches(self._record(check_python(self.python)), self.project / ".venv"):
+                if (self.project / ".venv" / installation.PART).exists():  # sizes of scripts in a copy are other ones
+                    packages.remove_unfinished(self.project / ".venv", self.comes)
                 say("copying .venv, so that the present environment is kept")
                 environments.copy(self.project / ".venv", self.building)
             self._make(say)
@@ -107,18 +168,65 @@ class Environment:
         record = {"backend": self.backend, "python": version, "project": str(self.project)}
         return record | ({"jax_packages": self.jax_packages} if self.jax_packages else {})
 
-    def _make(self, say: Say) -> None:
+    def _make(self, say: Say, *, only_lab: bool = False, is_serving: bool = False) -> None:
         """Make the environment, or bring it up to date.
+
+        Args:
+            say: prints progress.
+            only_lab: as far as JupyterLab needs it.
+            is_serving: a JupyterLab runs from it: rocmlab and the kernelspecs are there, and stay as they are.
 
         Raises:
             RocmlabError: the interpreter does not fit, the disk is full, or pip failed. A new environment is removed.
+                Or the one that is serving would have to be replaced; it stays as it is.
         """
+        made_from = self.fingerprint()  # what is checked out may change while this installs
         version = check_python(self.python)
         record = self._record(version)
         if self.building is None and not self.marker.exists() and was_made_by_us(self.folder):
             environments.bring_back(self.project, self.folder, only_if_there=True)  # this was ended in the middle
         is_new = not self._matches(record, self.folder)
-        if is_new and os.path.lexists(self.folder):
+        if is_new:
+            self._make_room(say, is_serving=is_serving)
+        try:
+            self.check_disk()
+            self.marker.unlink(missing_ok=True)
+            packages.forget_bytecode(self.folder)
+            if is_new:
+                say(f"making .venv with {self.python} ({version})")
+                create(self.python, self.folder)
+            (self.folder / MADE).touch()
+            self._get_uv(say)
+            if only_lab:
+                self._fill(self.lab_steps(), say)
+            else:
+                is_continued = self.part.exists()
+                if is_continued and self.building is None:
+                    packages.remove_unfinished(self.folder, self.comes)
+                self._fill(self.steps(is_serving=is_serving), say, is_continued=is_continued)
+                self.verify(self.interpreter)
+            if not is_serving:
+                self._register_kernels()
+            self._finish({**record, "fingerprint": made_from}, only_lab=only_lab)
+        except BaseException:
+            if is_new:
+                environments.bring_back(self.project, self.folder)
+            raise
+        environments.remove(self.project / environments.FOLDER / environments.ASIDE)
+
+    def _make_room(self, say: Say, *, is_serving: bool) -> None:
+        """Put what is there aside, for a new environment in its place.
+
+        Raises:
+            RocmlabError: it is the user's own, or a lab runs from it.
+        """
+        if is_serving:
+            raise RocmlabError(
+                f"{self.folder} cannot be completed while JupyterLab runs",
+                "it is for another backend or Python, so it has to be made again",
+                "make up      # makes it again, and restarts the lab",
+            )
+        if os.path.lexists(self.folder):
             if self.folder.exists() and not was_made_by_us(self.folder):
                 raise RocmlabError(
                     f"{self.folder} was not made by rocmlab",
@@ -127,28 +235,19 @@ class Environment:
                 )
             say("replacing .venv: it is for another backend, Python or folder, or half made")
             environments.put_aside(self.project, self.folder, is_whole=self.marker.exists())
-        try:
-            self.check_disk()
-            self.marker.unlink(missing_ok=True)
-            if is_new:
-                say(f"making .venv with {self.python} ({version})")
-                create(self.python, self.folder)
-            (self.folder / MADE).touch()
-            for step in self.steps():
-                arguments = self._install(step, say)
-                if step.has_companions and arguments:
-                    self._add_companions(arguments if is_new else step.fallback or arguments, say)
-            self.verify(self.interpreter)
-            self._finish(record)
-        except BaseException:
-            if is_new:
-                environments.bring_back(self.project, self.folder)
-            raise
-        environments.remove(self.project / environments.FOLDER / environments.ASIDE)
+
+    def _fill(self, steps: Iterator[Step], say: Say, *, is_continued: bool = False) -> None:
+        for step in steps:
+            was_there = step.has_companions and packages.has(self.folder, "torch")  # the first arguments find that one
+            arguments = self._install(step, say)
+            if is_continued and was_there and step.fallback and arguments != step.fallback:
+                self._pip(step.fallback, self.log)  # what it needs may be missing; without an index it stays as it is
+            if step.has_companions and arguments:
+                self._add_companions(step.fallback if was_there and step.fallback else arguments, say)
 
     def _matches(self, record: dict[str, str], folder: Path) -> bool:
-        """Return whether the environment is whole and of this backend and Python: pip would keep other wheels."""
-        found = envfile.read_json(folder / MARKER)
+        """Return whether the environment is of this backend and Python: pip would keep other wheels."""
+        found = envfile.read_json(folder / MARKER) or envfile.read_json(folder / installation.PART)
         if found.get("jax_packages", "") != self.jax_packages:
             return False  # a plugin that was taken back would stay
         return record.items() <= found.items() and (folder / "bin/python").exists()
@@ -159,11 +258,16 @@ class Environment:
         Raises:
             RocmlabError: one is not, or cannot be imported.
         """
-        for framework in ("tensorflow", "torch", "jax"):
-            program = str(self.project / "docker/build/verify.py")
-            command = [str(interpreter), program, self.backend, framework]
-            command += [self.jax_packages] if framework == "jax" else []
-            code, output = process.capture(command, timeout_seconds=300)
+        program = str(self.project / "docker/build/verify.py")
+
+        def check(framework: str) -> tuple[int, str]:
+            more = [self.jax_packages] if framework == "jax" else []
+            command = [str(interpreter), program, self.backend, framework, *more]
+            return process.capture(command, timeout_seconds=300)
+
+        with ThreadPoolExecutor() as pool:  # importing each takes seconds, the first time more
+            found = dict(zip(FRAMEWORKS, pool.map(check, FRAMEWORKS), strict=True))
+        for framework, (code, output) in found.items():
             if code:
                 lines = [line for line in output.splitlines() if line.strip()][-1:] or ["it cannot be imported"]
                 fix = "make up RUNTIME=docker" if self.backend == "rocm" else "make up BACKEND=cpu"
@@ -185,17 +289,16 @@ class Environment:
                 f"free some space, or move the project to a larger disk{more}",
             )
 
-    def steps(self) -> Iterator[Step]:
-        """Return the calls of pip that fill the environment, in order."""
-        locked = ("--no-deps", "--require-hashes", "--requirement")
-        lock = self.project / f"requirements/{'native-cuda' if self.backend == 'cuda' else 'native'}.txt"
+    def steps(self, *, is_serving: bool = False) -> Iterator[Step]:
+        """Return the calls of pip that fill the environment, in order; without rocmlab for one that is serving."""
+        lock = self.lock
         if self.backend == "rocm":
             text = without(lock.read_text(encoding="utf-8"), {"tensorflow", "tensorflow-cpu"})
             lock = self.folder / "native-rocm.txt"
             lock.write_text(text, encoding="utf-8")
         count = len(PACKAGE.findall(lock.read_text(encoding="utf-8")))
         content = "JupyterLab and the runner" if self.backend == "rocm" else "JupyterLab, the runner and TensorFlow"
-        yield Step(f"{content} ({count} packages)", (*locked, str(lock)))
+        yield Step(f"{content} ({count} packages)", (*LOCKED, str(lock)))
         if self.backend == "rocm":
             # The public index ends with 2.14.0.600, which ignores every Radeon: a typo in its list of targets.
             wanted = ("--no-deps", "--pre", "--find-links", self.tensorflow_index, "tensorflow-rocm>=2.16")
@@ -208,8 +311,41 @@ class Environment:
             arguments = (*links, "--constraint", str(pinned), *self.jax_packages.split())
             yield Step(f"JAX's plugin ({self.jax_packages})", arguments)
         if self.has_cluster:
-            yield Step("Ray, for the cluster", (*locked, str(self.project / "requirements/cluster.txt")))
-        yield Step("rocmlab", ("--no-deps", "--no-build-isolation", "--editable", str(self.project)))
+            yield Step("Ray, for the cluster", (*LOCKED, str(self.project / "requirements/cluster.txt")))
+        if not is_serving:
+            yield self._own_step()
+
+    def lab_steps(self) -> Iterator[Step]:
+        """Return the calls of pip for what JupyterLab needs: the same versions of it that `steps` installs."""
+        texts = [(self.project / f"requirements/{name}.txt").read_text(encoding="utf-8") for name in LAB_LOCKS]
+        names = {name for text in texts for name in PACKAGE.findall(text)}
+        lock = self.lock.read_text(encoding="utf-8")
+        part = self.folder / "lab.txt"
+        part.write_text(without(lock, set(PACKAGE.findall(lock)) - names), encoding="utf-8")
+        count = len(PACKAGE.findall(part.read_text(encoding="utf-8")))
+        yield Step(f"JupyterLab and the runner ({count} packages)", (*LOCKED, str(part)))
+        yield self._own_step()
+
+    @property
+    def lock(self) -> Path:
+        """The locked requirements of the whole environment."""
+        return self.project / f"requirements/{'native-cuda' if self.backend == 'cuda' else 'native'}.txt"
+
+    def comes(self, name: str) -> bool:
+        """Return whether `steps` install a package where it is not there; rocmlab itself does not count."""
+        text = self.lock.read_text(encoding="utf-8")
+        if self.has_cluster:
+            text += (self.project / "requirements/cluster.txt").read_text(encoding="utf-8")
+        names = {packages.normal(each) for each in PACKAGE.findall(text)} | NOT_LOCKED
+        return name in names or (self.backend in ("rocm", "cuda") and name.startswith(GPU_LIBRARIES))
+
+    @property
+    def log(self) -> Path:
+        """What pip or uv printed."""
+        return self.project / ".rocmlab/install.log"
+
+    def _own_step(self) -> Step:
+        return Step("rocmlab", ("--no-deps", "--no-build-isolation", "--editable", str(self.project)))
 
     def _torch_step(self) -> Step:
         torch = f"torch=={TORCH_VERSION}"
@@ -229,14 +365,16 @@ class Environment:
         """Install torchvision and torchaudio from where PyTorch came from; what has no matching build is omitted."""
         options = [word for word in arguments[:-1] if word != "--no-deps"]
         program = str(self.project / "docker/build/companions.py")
-        output = process.capture([str(self.interpreter), program, *options], timeout_seconds=900)[1]
+        output = process.capture(
+            [str(self.interpreter), program, *options], timeout_seconds=900, env=self._uv(), keep=self.descriptors
+        )[1]
         for line in output.strip().splitlines():
             say(line)
 
     def _install(self, step: Step, say: Say) -> tuple[str, ...]:
         """Run pip, and return the arguments that it succeeded with."""
         say(f"installing {step.title}")
-        log = self.project / ".rocmlab/install.log"
+        log = self.log
         arguments = step.arguments
         code, last = self._pip(arguments, log)
         if code and step.fallback:
@@ -252,29 +390,57 @@ class Environment:
             )
         return arguments
 
+    def _uv(self) -> dict[str, str]:
+        """Return the variables that tell `INSTALL` where uv is."""
+        return {**os.environ, "ROCMLAB_UV": str(self.project / environments.UV)}
+
+    def _get_uv(self, say: Say) -> None:
+        """Install uv apart from the environment, where its locked version is not there yet; see `INSTALL`."""
+        lock, folder = self.project / "requirements/uv.txt", self.project / environments.UV
+        version = re.search(r"^uv==(\S+)", lock.read_text(encoding="utf-8"), re.MULTILINE)
+        if version is None or all((folder / name).exists() for name in (f"uv-{version[1]}.dist-info", "bin/uv")):
+            return
+        shutil.rmtree(folder, ignore_errors=True)
+        pip = [str(self.interpreter), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--quiet"]
+        options = ["--no-deps", "--require-hashes", "--only-binary", ":all:", "--requirement", str(lock)]
+        if process.capture([*pip, "--target", str(folder), *options], timeout_seconds=300)[0]:
+            shutil.rmtree(folder, ignore_errors=True)
+            say("uv cannot be installed; pip installs the packages, which takes longer")
+
     def _pip(self, arguments: tuple[str, ...], log: Path) -> tuple[int, list[str]]:
         # Python compiles what is imported, the first time; compiling every file is a third of the installation.
         options = [] if os.environ.get("PYTHONDONTWRITEBYTECODE") else ["--no-compile"]
-        pip = [str(self.interpreter), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
-        command = [*pip, *options, *arguments]
-        return process.follow(command, log=log, show=_download, cwd=self.project)
+        program = [str(self.interpreter), str(self.project / INSTALL)]
+        command = [*program, "--disable-pip-version-check", "--no-input", *options, *arguments]
+        return process.follow(command, log=log, show=_download, cwd=self.project, env=self._uv(), keep=self.descriptors)
 
-    def _finish(self, record: dict[str, str]) -> None:
+    def _register_kernels(self) -> None:
         kernels = [str(self.interpreter), "-P", "-m", "rocmlab.lab.install", "--prefix", str(self.folder)]
         kernels += ["--tensorflow", str(self.interpreter), "--torch", str(self.interpreter)]
         code, output = process.capture(kernels)
         if code:
             raise RocmlabError("the kernels could not be registered", output.strip()[-400:], "make clean && make up")
-        text = json.dumps({**record, "fingerprint": self.fingerprint()}, indent=1)
-        self.marker.write_text(text + "\n", encoding="utf-8")
+
+    def _finish(self, record: dict[str, str], *, only_lab: bool) -> None:
+        text = json.dumps(record, indent=1)
+        if not only_lab:
+            os.sync()  # after a power cut, too, what is marked as whole is on the disk
+        (self.part if only_lab else self.marker).write_text(text + "\n", encoding="utf-8")
+        if not only_lab and self.part.exists():
+            self.part.unlink()
+            (self.folder / installation.FAILURE).unlink(missing_ok=True)
+            self.mark_kernels()
+
+    def mark_kernels(self) -> None:
+        """Have the launcher show which kernels are still being installed, or that they no longer are."""
+        process.capture([str(self.interpreter), "-P", "-m", "rocmlab.lab.marks", str(self.folder)])
 
 
 def _download(line: str) -> str | None:
-    """Return what to show of a line of pip's output, if anything: large downloads."""
-    large = re.match(r"\s*Downloading (\S+?)-(\d[^-]*)-\S+ \(([\d.]+) MB\)", line)
-    if large and float(large[3]) >= 20:
-        return f"  {large[1].rsplit('/', 1)[-1]} {large[2]} ({float(large[3]):.0f} MB)"
-    return None
+    """Return what to show of a line of uv's or pip's output, if anything: large downloads."""
+    large = re.match(r"\s*Downloading (?:\S*/)?([^\s/]+?)(?:-\d\S*)? \(([\d.]+) ?([MG])i?B\)", line)
+    megabytes = float(large[2]) * (1000 if large[3] == "G" else 1) if large else 0
+    return f"  {large[1]} ({megabytes:.0f} MB)" if large and megabytes >= 20 else None
 
 
 def without(lock: str, names: set[str]) -> str:
@@ -310,8 +476,9 @@ def check_python(python: str) -> str:
 
 
 def backend_of(folder: Path) -> str | None:
-    """Return the backend that a whole environment was made for; None: there is none."""
-    backend = envfile.read_json(folder / MARKER).get("backend") if (folder / "bin/python").exists() else None
+    """Return the backend that an environment was made for, as far as that JupyterLab starts; None: there is none."""
+    found = envfile.read_json(folder / MARKER) or envfile.read_json(folder / installation.PART)
+    backend = found.get("backend") if (folder / "bin/python").exists() else None
     return backend if isinstance(backend, str) else None
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 FOLDER = ".rocmlab/environments"
 LINK = ".venv"
 REAL = "-venv"  # the end of the name of one that was a real `.venv`
+UV = ".rocmlab/uv"  # what installs the packages of all of them
 ASIDE = "replaced"  # in FOLDER: `.venv`, while another one is made in its place
 MAX_SCRIPT_BYTES = 1_000_000
 
@@ -130,7 +131,8 @@ def remove_all(project: Path) -> bool:
     link = project / LINK
     was_there = os.path.lexists(link) or (project / FOLDER).exists()
     remove(link)
-    shutil.rmtree(project / FOLDER, ignore_errors=True)
+    for name in (FOLDER, UV):
+        shutil.rmtree(project / name, ignore_errors=True)
     return was_there
 
 

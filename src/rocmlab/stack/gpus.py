@@ -11,7 +11,7 @@ from pathlib import Path
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device, cdi, nodes, visibility
 from rocmlab.devices.rocm import Rocm
-from rocmlab.stack.choice import Choice, check_word
+from rocmlab.stack.choice import Choice, check_value
 from rocmlab.stack.engine import Engine
 from rocmlab.stack.settings import Settings
 
@@ -44,7 +44,7 @@ def check(settings: Settings, choice: Choice, engine: Engine, devices: list[Devi
         raise RocmlabError(
             f"GPUS={wanted} was requested, and the backend is {choice.backend}",
             choice.why,
-            "leave GPUS out, or choose a backend that has GPUs",
+            "omit GPUS, or choose a backend that has GPUs",
         )
     visibility.select(given_from(choice, devices, root), wanted)
 
@@ -74,7 +74,7 @@ def _check_cluster(settings: Settings, choice: Choice) -> None:
 
 
 def _check_way(settings: Settings, choice: Choice, engine: Engine, root: Path) -> None:
-    check_word("GPU_PASSTHROUGH", settings.get("GPU_PASSTHROUGH"), WAYS)
+    check_value("GPU_PASSTHROUGH", settings.get("GPU_PASSTHROUGH"), WAYS)
     if not _asks_for_cdi(settings, choice):
         return
     if not _uses_cdi(settings, choice):
@@ -85,7 +85,7 @@ def _check_way(settings: Settings, choice: Choice, engine: Engine, root: Path) -
         )
     problem = engine.cdi_problem()
     if problem:
-        raise RocmlabError(problem.what, problem.why, problem.fix)
+        raise RocmlabError.of(problem)
     folders = [Path(folder) for folder in engine.cdi_folders]
     if any(cdi.has_yaml(folder) for folder in folders):
         return  # which only the engine can read; it reports what it does not know
@@ -143,7 +143,7 @@ def _cdi_names(settings: Settings, choice: Choice, root: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Passed:
-    """What a container is given of the GPUs; where nothing is named, what its base file says stays."""
+    """What a container is given of the GPUs; where nothing is named, the base file applies."""
 
     nodes: tuple[str, ...] = ()  # device files
     names: tuple[str, ...] = ()  # CDI names
@@ -177,18 +177,13 @@ def exactly(backend: str, devices: Sequence[Device]) -> Passed:
     """Return these GPUs by their device nodes, or NVIDIA's by their ids; where there are none, a mask hides all."""
     if not devices:
         return Passed(environment=_masks([]))
-    if backend == "rocm":
-        return Passed(tuple(node_paths(devices)))
+    if backend == "rocm":  # one node for all of them, and one for each; no card nodes
+        return Passed(("/dev/kfd", *dict.fromkeys(device.render_node for device in devices if device.render_node)))
     return Passed(ids=tuple(device.unique_id or str(device.index) for device in devices))
 
 
 def _masks(devices: Sequence[Device]) -> tuple[tuple[str, str | None], ...]:
     return tuple(visibility.child_environment(devices).items())
-
-
-def node_paths(devices: Sequence[Device]) -> list[str]:
-    """Return the nodes that computing on these GPUs needs: one for all of them, and one for each; no card nodes."""
-    return ["/dev/kfd", *dict.fromkeys(device.render_node for device in devices if device.render_node)]
 
 
 def _all_nodes(root: Path, *, openable: bool = False) -> tuple[str, ...]:

@@ -58,10 +58,16 @@ def _has_files(path: Path) -> bool:
     return any(names or any((Path(at) / name).is_symlink() for name in folders) for at, folders, names in os.walk(path))
 
 
-def adopt(found: Iterable[Pending], home: Path, notebooks: Path) -> Iterator[str]:
+def adopt(found: Iterable[Pending], home: Path, notebooks: Path, recovered: str = "") -> Iterator[str]:
     """Move files to the home; what is not hidden goes to a new folder of the notebooks, where it is seen.
 
     Nothing is overwritten: a file whose place is taken by another one goes to `recovered-<time>` in the home.
+
+    Args:
+        found: files and folders.
+        home: the home.
+        notebooks: the folder of notebooks.
+        recovered: the name of the new folder, instead of one with the present time.
 
     Yields:
         One line for each file or folder that was moved.
@@ -69,7 +75,7 @@ def adopt(found: Iterable[Pending], home: Path, notebooks: Path) -> Iterator[str
     Raises:
         OSError: a file cannot be moved; it stays where it is.
     """
-    recovered = f"recovered-{stamp()}"
+    recovered = recovered or _name_now()
     for source, name in found:
         target = home / name if name.startswith(".") else notebooks / recovered / name
         if _is_same_place(source, target):
@@ -80,6 +86,10 @@ def adopt(found: Iterable[Pending], home: Path, notebooks: Path) -> Iterator[str
         yield f"moved {source} to {target}" + (
             "" if is_whole else f"; what was there already stays, the rest is in {aside}"
         )
+
+
+def _name_now() -> str:
+    return f"recovered-{stamp()}"
 
 
 def _merge(source: Path, target: Path, aside: Path) -> bool:
@@ -162,13 +172,14 @@ def pack(found: Iterable[Pending], into: IO[bytes]) -> None:
 
 def unpack(stream: IO[bytes], home: Path, notebooks: Path) -> Iterator[str]:
     """Move what `pack` wrote to the home; see `adopt`."""
+    recovered = _name_now()
     with tempfile.TemporaryDirectory(prefix=".moving-", dir=home) as name:
         folder = Path(name)
         with tarfile.open(fileobj=stream, mode="r|") as archive:
             safe = {"filter": "tar"} if hasattr(tarfile, "tar_filter") else {}
             archive.extractall(folder, **safe)  # type: ignore[arg-type]
         for part in sorted(_entries(folder), key=lambda path: int(path.name)):
-            for line in adopt([(path, path.name) for path in _entries(part)], home, notebooks):
+            for line in adopt([(path, path.name) for path in _entries(part)], home, notebooks, recovered):
                 yield line.replace(f"{part}/", "", 1)
 
 
@@ -186,8 +197,8 @@ def make_private(home: Path) -> None:
     kind = "a link" if stat.S_ISLNK(found.st_mode) else f"uid {found.st_uid}'s, with mode {found.st_mode & 0o7777:04o}"
     raise RocmlabError(
         f"{home} is not a private folder of this user",
-        f"it is {kind}; JupyterLab's settings and programs in it would run as you, whoever wrote them",
-        f"look at what is in it; if all of it is yours: chmod 700 {home}; else: make up SHARE=/another/folder",
+        f"it is {kind}; JupyterLab's settings and programs in it would run as you, no matter who wrote them",
+        f"check its contents; if all of it is yours: chmod 700 {home}; else: make up SHARE=/another/folder",
     )
 
 

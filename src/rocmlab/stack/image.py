@@ -87,22 +87,31 @@ class ImageLab(Lab):
 
     def folders(self) -> list[Path]:
         """Return the share, or where the engine keeps volumes, and the notebooks."""
-        project, share = self.settings.project, self.values["SHARE"]
-        notebooks = project / Path(self.settings.get("NOTEBOOKS_DIR")).expanduser()
-        return [project / Path(share).expanduser() if "/" in share else self._volumes_folder(), notebooks]
+        if self.share_folder:
+            return [self.share_folder, self.notebooks]
+        volumes = self.disk()
+        if not self.engine_root:
+            code, output = self.engine("info", "--format", self.root_template, timeout_seconds=10)
+            volumes = Path(output.strip()) if code == 0 and output.strip() else volumes
+        return [volumes, self.notebooks]
 
-    def _volumes_folder(self) -> Path:
-        if self.engine_root:
-            return self.disk()
-        code, output = self.engine("info", "--format", self.root_template, timeout_seconds=10)
-        return Path(output.strip()) if code == 0 and output.strip() else self.disk()
+    @property
+    def share_folder(self) -> Path | None:
+        """The share, where it is a folder of this host; None: it is a volume of the engine's."""
+        share = self.values["SHARE"]
+        return self.settings.path(share) if "/" in share else None
+
+    @property
+    def notebooks(self) -> Path:
+        """The folder shown as work/."""
+        return self.settings.path(self.values.get("NOTEBOOKS_DIR") or self.settings.get("NOTEBOOKS_DIR"))
 
     def has_base(self) -> bool:
         """Return whether the base image is here."""
         return self.image_id(self.values["BASE_IMAGE"]) != ""
 
     def image_id(self, name: str) -> str:
-        """Return an image's id, empty if it is not here."""
+        """Return an image's id, empty if it is missing."""
         code, output = self.engine("image", "inspect", "--format", "{{.Id}}", name)
         return output.strip() if code == 0 else ""
 
@@ -130,7 +139,7 @@ class ImageLab(Lab):
         """
         present, previous = self.image_id(self.image), self.image_id(self.previous_image)
         if not previous:
-            raise RocmlabError(f"the image {self.previous_image} is not here", "it was removed", "make up")
+            raise RocmlabError(f"the image {self.previous_image} is missing", "it was removed", "make up")
         self.name_images(previous, present)
 
     def name_images(self, present: str, previous: str) -> None:
@@ -140,7 +149,7 @@ class ImageLab(Lab):
             if code:
                 raise RocmlabError(f"the image {image} could not be named {name}", output.strip()[-400:], "make up")
 
-    def prepare(self, say: Say, *, always: bool = False) -> None:
+    def prepare(self, say: Say, *, always: bool = False, only_lab: bool = False) -> None:
         """Build the image unless it is current, or `always`, for what the digest leaves out (the notebooks' copy).
 
         Raises:
@@ -155,8 +164,7 @@ class ImageLab(Lab):
         log = self.settings.state / "build.log"
         created = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         self.environment |= {"INPUTS": self.inputs, "ROCMLAB_VERSION": __version__, "ROCMLAB_CREATED": created}
-        code, revision = process.capture(["git", "-C", str(self.settings.project), "rev-parse", "HEAD"])
-        self.environment["ROCMLAB_REVISION"] = revision.strip() if code == 0 else ""
+        self.environment["ROCMLAB_REVISION"] = source.head(self.settings.project)
         self.keep_previous(self.image_id(self.image))
         dockerfile = self.settings.project / "docker/Dockerfile"
         show = self._progress(dockerfile.read_text(encoding="utf-8"))
@@ -176,8 +184,7 @@ class ImageLab(Lab):
         """Let the lab's user save the project's own notebooks, where root cloned them; see `shipped`."""
         ids = [self.values.get(name, "") for name in ("NB_UID", "NB_GID")]
         if all(text.isdigit() for text in ids):  # else start.sh reports what is wrong
-            chosen = self.settings.project / os.path.expanduser(self.values["NOTEBOOKS_DIR"])
-            shipped.hand_over(self.settings, chosen, int(ids[0]), int(ids[1]), say)
+            shipped.hand_over(self.settings, self.notebooks, int(ids[0]), int(ids[1]), say)
 
     def _progress(self, dockerfile: str) -> BuildProgress:
         """Return what makes a few lines of a build's many."""
@@ -194,7 +201,7 @@ class ImageLab(Lab):
     def check_disk(self) -> None:
         """Raise RocmlabError unless what has still to be pulled and built fits on the engine's disk."""
         if self.is_built() or not Path(self.engine_root).exists():
-            return  # only our layers change, or the engine's disk cannot be seen from here
+            return  # only our layers change, or the engine's disk is not visible from here
         needed, free = NEEDED_BYTES[self.backend], shutil.disk_usage(self.engine_root).free
         needed = min(needed, 8e9) if self.has_base() else needed
         if free < needed:

@@ -42,6 +42,14 @@ class Lab(ABC):
     def is_prepared(self) -> bool:
         """Return whether the image or environment is there and current."""
 
+    def is_startable(self) -> bool:
+        """Return whether `start` needs nothing more; of a native lab more may be being installed."""
+        return self.is_prepared()
+
+    def unfinished(self) -> str | Problem | None:
+        """Return what of the lab is not there yet: a sentence while it is being installed, or why it will not be."""
+        return None
+
     @abstractmethod
     def is_built(self) -> bool:
         """Return whether any version of the image or environment is there, current or not."""
@@ -51,8 +59,11 @@ class Lab(ABC):
         """Raise RocmlabError if the disk has no room for what `prepare` would still make."""
 
     @abstractmethod
-    def prepare(self, say: Say, *, always: bool = False) -> None:
-        """Build or install whatever is missing, or `always`; visible progress, nothing half-made left behind."""
+    def prepare(self, say: Say, *, always: bool = False, only_lab: bool = False) -> None:
+        """Build or install whatever is missing, or `always`; visible progress, nothing half-made left behind.
+
+        With `only_lab` what JupyterLab does not need may be left to `start`, which has it installed in the background.
+        """
 
     @abstractmethod
     def disk(self) -> Path:
@@ -93,11 +104,11 @@ class Lab(ABC):
 
     @abstractmethod
     def stop(self, say: Say) -> None:
-        """Stop the server and its kernels; the share stays."""
+        """Stop the server and its kernels; the share is kept."""
 
     @abstractmethod
     def clean(self, say: Say) -> None:
-        """Stop, and remove what `prepare` made; the share stays."""
+        """Stop, and remove what `prepare` made; the share is kept."""
 
     @abstractmethod
     def _listening(self) -> Holder:

@@ -13,16 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rocmlab.base.errors import RocmlabError
-from rocmlab.stack import envfile, process, server
+from rocmlab.stack import envfile, process, server, tokens
 from rocmlab.stack import settings as configuration
-from rocmlab.stack.container import ContainerLab
+from rocmlab.stack.docker import DockerLab
 from rocmlab.stack.lab import Say
 from rocmlab.stack.project import Project
 
 OVERLAY = "docker/compose.monitoring.yaml"
 SERVICES = ("prometheus", "grafana")
 OWN = ("PROMETHEUS_IMAGE", "PROMETHEUS_PORT", "GRAFANA_IMAGE", "GRAFANA_PORT", "GRAFANA_PASSWORD")
-TOKEN_FILE = ".rocmlab/metrics-token"  # for a Prometheus that is not ours
 START_SECONDS = 60.0
 PULL_SECONDS = 900.0  # both images together are about 300 MB
 
@@ -56,6 +55,8 @@ class Monitoring:
                 "such a lab has the host's own network, where the other services do not reach it by its name",
                 "`rocmlab monitoring` without arguments shows how to scrape this lab with your own Prometheus",
             )
+        assert isinstance(project.lab, DockerLab)
+        self.lab = project.lab
         environment = os.environ if environment is None else environment
         given = {name: environment[name] for name in OWN if name in environment}
         self.project = project
@@ -80,12 +81,9 @@ class Monitoring:
         Raises:
             RocmlabError: the lab or Prometheus does not run, a port is taken, or an image could not be pulled.
         """
-        if not self.project.lab.is_running():
-            raise RocmlabError("the lab does not run", "Prometheus reads the metrics from it", "make up")
-        if not self.project.values.get("METRICS_TOKEN"):
-            raise RocmlabError(
-                "this lab has no token for Prometheus", "it was started by an earlier version of rocmlab", "make up"
-            )
+        if not self.lab.is_running():
+            raise RocmlabError("the lab is not running", "Prometheus reads the metrics from it", "make up")
+        _metrics_token(self.project)
         self._check_ports()
         resolved = {**self.settings.written, "GRAFANA_PASSWORD": self.password}
         configuration.save(self.settings, resolved)
@@ -149,14 +147,11 @@ class Monitoring:
         )
 
     def _compose(self, *arguments: str) -> tuple[int, str]:
-        values = self.project.values
-        files = [name for name in values["COMPOSE_FILE"].split(":") if name != OVERLAY]
+        files = [name for name in self.project.values["COMPOSE_FILE"].split(":") if name != OVERLAY]
         own = {name: self.settings.get(name) for name in OWN if self.settings.get(name)}
-        base = self.project.lab.environment if isinstance(self.project.lab, ContainerLab) else dict(os.environ)
-        environment = {**base, **own, "GRAFANA_PASSWORD": self.password, "COMPOSE_FILE": ":".join([*files, OVERLAY])}
-        folder = str(self.project.settings.project)
-        command = ["docker", "compose", "--project-directory", folder, "--progress", "plain", *arguments]
-        return process.capture(command, env=environment, timeout_seconds=PULL_SECONDS)
+        own |= {"GRAFANA_PASSWORD": self.password, "COMPOSE_FILE": ":".join([*files, OVERLAY])}
+        command = self.lab.compose("--progress", "plain", *arguments)
+        return process.capture(command, env={**self.lab.environment, **own}, timeout_seconds=PULL_SECONDS)
 
 
 def _ask(url: str) -> bytes | None:
@@ -169,16 +164,18 @@ def _ask(url: str) -> bytes | None:
         return None
 
 
+def _metrics_token(project: Project) -> str:
+    if token := project.values.get("METRICS_TOKEN"):
+        return token
+    why = "it was started by an earlier version of rocmlab"
+    raise RocmlabError("this lab has no token for Prometheus", why, "make up")
+
+
 def scrape_configuration(project: Project) -> str:
-    """Return what a Prometheus of one's own needs in its configuration to ask this lab; write the token's file."""
+    """Return what a Prometheus of your own needs in its configuration to scrape this lab; write the token's file."""
     folder = project.settings.project.resolve()
-    path = folder / TOKEN_FILE
-    token = project.values.get("METRICS_TOKEN")
-    if not token:
-        raise RocmlabError(
-            "this lab has no token for Prometheus", "it was started by an earlier version of rocmlab", "make up"
-        )
-    envfile.write(path, token)
+    path = tokens.path(project.settings, "METRICS_TOKEN")
+    envfile.write(path, _metrics_token(project))
     return f"""\
 rule_files:
   - {_quoted(folder / "docker/monitoring/rules.yml")}

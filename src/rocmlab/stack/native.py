@@ -11,8 +11,8 @@ import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rocmlab.base import confidential, hosts, identity
-from rocmlab.base.errors import RocmlabError
+from rocmlab.base import confidential, hosts, identity, installation
+from rocmlab.base.errors import Problem, RocmlabError
 from rocmlab.base.identity import Process
 from rocmlab.cluster.node import record
 from rocmlab.cluster.node.record import Record
@@ -22,6 +22,7 @@ from rocmlab.stack import environments, homes, layout, live, process, server, to
 from rocmlab.stack.cluster import NativeNode
 from rocmlab.stack.daemon import last_lines
 from rocmlab.stack.environment import Environment, was_made_by_us
+from rocmlab.stack.installing import Installer
 from rocmlab.stack.lab import Lab, Say, not_answering
 from rocmlab.stack.native_server import ServerProcess
 from rocmlab.stack.server import Holder
@@ -46,6 +47,7 @@ class NativeLab(Lab):
         self.home = self.share_folder / "home"  # JupyterLab's settings, workspaces and data
         self.log = settings.state / "jupyter.log"
         self.jupyter = ServerProcess(settings.state / "jupyter.json", self.view, self.port, secrets.token_hex(16))
+        self.installer = Installer(settings.project)
         self.node = NativeNode(settings, environment.interpreter)
 
     # -- environment ---------------------------------------------------------------------------------------------
@@ -53,6 +55,18 @@ class NativeLab(Lab):
     def is_prepared(self) -> bool:
         """Return whether `.venv` is current."""
         return self.venv.is_current()
+
+    def is_startable(self) -> bool:
+        """Return whether JupyterLab can start from `.venv`."""
+        return self.venv.has_lab()
+
+    def unfinished(self) -> str | Problem | None:
+        """Return whether the frameworks are being installed, or why they are not."""
+        prefix = self.venv.folder
+        if installation.is_whole(prefix):
+            return None
+        installing = f"{installation.FRAMEWORKS} are being installed; their kernels start when that is done"
+        return installation.obstacle(prefix) or f"{installing}: {installation.LOG}"
 
     def is_built(self) -> bool:
         """Return whether there is a `.venv`, current or not."""
@@ -76,14 +90,20 @@ class NativeLab(Lab):
         """Make sure that what has still to be installed fits; see `Environment.check_disk`."""
         self.venv.check_disk()
 
-    def prepare(self, say: Say, *, always: bool = False) -> None:
+    def prepare(self, say: Say, *, always: bool = False, only_lab: bool = False) -> None:
         """Make or update `.venv`, and the folders that JupyterLab shows.
 
         Raises:
             RocmlabError: see `Environment.make`.
         """
-        if not self.is_prepared() or always:
-            self.venv.make(say)
+        if always or not (self.is_startable() if only_lab else self.is_prepared()):
+            if not self.venv.is_part():
+                self.installer.end()  # what it installs is for other settings, and would be replaced
+            with self.installer.paused(say):
+                if only_lab:
+                    self.venv.make_lab(say)
+                elif always or not self.is_prepared():  # it may have been finished meanwhile
+                    self.venv.make(say, is_part_kept=not always)
         if not self.notebooks.is_dir():
             raise RocmlabError(
                 f"NOTEBOOKS_DIR={self.settings.get('NOTEBOOKS_DIR')} is not a folder",
@@ -207,6 +227,8 @@ class NativeLab(Lab):
     def start(self, say: Say, *, force: bool = False) -> bool:
         """Start JupyterLab in the background unless it runs as configured, and wait until it answers.
 
+        Then what is missing in `.venv` is installed, and its packages are compiled, in the background as well.
+
         `force` also stops and starts a server that runs as configured and does not answer.
 
         Returns:
@@ -216,6 +238,16 @@ class NativeLab(Lab):
             RocmlabError: the port is taken, or the server dies at start; nothing is left running. Or the server ran
                 before as configured and does not answer; it runs on.
         """
+        is_new = self._start(say, force=force)
+        try:
+            self.installer.begin(self.venv)
+        except OSError as err:  # the disk is full, for example
+            say(f"nothing is installed or compiled in the background: {err}; make up retries")
+        if not installation.is_whole(self.venv.folder):
+            self.venv.mark_kernels()
+        return is_new
+
+    def _start(self, say: Say, *, force: bool) -> bool:
         self._start_node_too(say)
         is_configured = self.is_running() and self._is_configured()
         if is_configured and server.wait(self.port, self.answers, self.is_running, BUSY_SECONDS):
@@ -258,7 +290,8 @@ class NativeLab(Lab):
             say(f"the launcher offers only the plain kernels, TensorFlow and PyTorch: {lines[0]}")
 
     def stop(self, say: Say) -> None:
-        """Stop the server and every process it started, and the Ray node."""
+        """Stop the server and every process it started, what is installed in the background, and the Ray node."""
+        self.installer.end()
         self._stop_server()
         self.node.stop(say)
 
@@ -271,7 +304,7 @@ class NativeLab(Lab):
     def node_record(self) -> Record | None:
         """Return the present or last record of the lab's Ray node; None where there is none."""
         last = record.read(self.node.folder / "node.json")
-        return self.node.state() or (last if last and last.said else None)
+        return self.node.state() or (last if last and last.failure else None)
 
     def start_node(self, say: Say) -> bool:
         """Start this machine's Ray node unless it runs as configured, and return whether it was started.
@@ -305,7 +338,8 @@ class NativeLab(Lab):
         self.stop(say)
         is_ours = was_made_by_us(self.venv.folder)
         if is_ours:
-            environments.remove_all(self.settings.project)
+            with self.installer.paused(say):
+                environments.remove_all(self.settings.project)
         if not homes.hide(self.view):
             say(f"kept {self.view}: it holds files that are not of rocmlab; the next `make up` moves them to work/")
         removed = f"removed {self.venv.folder}" if is_ours else "no environment made by rocmlab found"

@@ -21,13 +21,13 @@ class ServerProcess(Daemon):
 
     variable = identity.SERVER
 
-    def __init__(self, record: Path, home: Path, port: int, mark: str = "") -> None:
-        super().__init__(record, mark)
+    def __init__(self, record: Path, home: Path, port: int, token: str = "") -> None:
+        super().__init__(record, token)
         self.home = home  # what JupyterLab shows; its process is in the work/ of it
         self.port = port
 
     def remember(self, pid: int, configuration: Mapping[str, object], **facts: str) -> None:
-        """Record the server that was just started with our mark, and whose code it runs."""
+        """Record the server that was just started with our token, and whose code it runs."""
         from rocmlab.stack import source
 
         commit = source.head(Path(__file__).resolve().parents[3])

@@ -70,8 +70,7 @@ class PodmanLab(ContainerLab):
     @cached_property
     def variables(self) -> dict[str, str]:
         """What Compose would read: `.env` but for the settings in it, those in force, and what was derived of them."""
-        lines = envfile.parse(envfile.read(self.settings.env_path))
-        others = {name: value for name, value in lines.items() if name not in NAMES}
+        others = {name: value for name, value in self.settings.read_env().items() if name not in NAMES}
         chosen = {name: value for name, value in self.settings.chosen.items() if name in NAMES}
         return {**DEFAULTS, **others, **chosen, **self.values}
 
@@ -101,20 +100,15 @@ class PodmanLab(ContainerLab):
 
     def _secrets(self) -> list[tuple[str, str]]:
         paths = [(secret, self.variables.get(variable, "")) for secret, variable in SECRETS.items()]
-        return [(secret, str(self._on_host(path))) for secret, path in paths if path]
-
-    def _on_host(self, path: str) -> Path:
-        return (self.settings.project / Path(path).expanduser()).resolve()
+        return [(secret, str(self.settings.path(path))) for secret, path in paths if path]
 
     # -- container -----------------------------------------------------------------------------------------------
 
     def options(self) -> list[str]:
         """Return what makes the container, but for its name, its port, its labels and its restart policy."""
         variables = self.variables
-        share = variables["SHARE"]
-        source = str(self._on_host(share)) if "/" in share else self.volume
-        options = [f"--volume={source}:/home/jovyan/share"]
-        options.append(f"--volume={self._on_host(variables['NOTEBOOKS_DIR'])}:/home/jovyan/work")
+        options = [f"--volume={self.share_folder or self.volume}:/home/jovyan/share"]
+        options.append(f"--volume={self.notebooks}:/home/jovyan/work")
         options.append(f"--volume={live.ensure_folder(self.settings)}:{live.INSIDE}:ro")
         options += [f"--volume={path}:/run/secrets/{secret}:ro" for secret, path in self._secrets()]
         for name in tokens.NAMES:  # for the lab's user alone, whose uid inside is the owner's outside

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from rocmlab.base.errors import Problem
-from rocmlab.stack import envfile
-from rocmlab.stack.engine import capture
+from rocmlab.stack import envfile, process
+from rocmlab.stack.engine import PROBE_SECONDS
 
 OLDEST = (4, 3)  # first with --userns=keep-id:uid=…
 WITHOUT_PODMAN = "or, without Podman: make up RUNTIME=native"
@@ -64,7 +64,8 @@ def probe(environment: Mapping[str, str] | None = None) -> Podman:
     client = shutil.which("podman", path=environment.get("PATH"))
     if client is None:
         return Podman(is_usable=False)
-    code, output, error = capture([client, "info", "--format", "json"], environment)
+    command = [client, "info", "--format", "json"]
+    code, output, error = process.outputs(command, env=environment, timeout_seconds=PROBE_SECONDS)
     facts = envfile.json_object(output) if code == 0 else {}
     if not facts:
         return Podman(is_usable=False, problem=_why_broken(error))

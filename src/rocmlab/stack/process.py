@@ -14,9 +14,28 @@ from rocmlab.base.errors import RocmlabError
 
 
 def capture(
-    command: Sequence[str], *, env: Mapping[str, str] | None = None, timeout_seconds: float = 60
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    timeout_seconds: float = 60,
+    keep: Sequence[int] = (),
 ) -> tuple[int, str]:
-    """Run a short program and return its exit code and standard output; 1 and the reason if it cannot run."""
+    """Run a short program; return its exit code and standard output, and its errors behind that if it fails."""
+    code, output, errors = outputs(command, env=env, timeout_seconds=timeout_seconds, keep=keep)
+    return code, output + errors if code else output
+
+
+def outputs(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    timeout_seconds: float = 60,
+    keep: Sequence[int] = (),
+) -> tuple[int, str, str]:
+    """Run a short program and return its exit code, output and errors; 1 and the reason as error if it cannot run.
+
+    The program has the descriptors `keep` as well.
+    """
     try:
         done = subprocess.run(
             command,
@@ -26,10 +45,13 @@ def capture(
             env=dict(env) if env is not None else None,
             timeout=timeout_seconds,
             check=False,
+            pass_fds=keep,
         )
-    except (OSError, subprocess.TimeoutExpired) as err:
-        return 1, str(err)
-    return done.returncode, done.stdout if done.returncode == 0 else done.stdout + done.stderr
+    except subprocess.TimeoutExpired:
+        return 1, "", f"{command[0]} did not answer within {timeout_seconds:g} s"
+    except OSError as err:
+        return 1, "", str(err)
+    return done.returncode, done.stdout, done.stderr
 
 
 class EngineSilent(RocmlabError):
@@ -80,8 +102,11 @@ def follow(
     show: Callable[[str], str | None],
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
+    keep: Sequence[int] = (),
 ) -> tuple[int, list[str]]:
     """Run a long program, write all it prints to `log`, and show what `show` makes of each line.
+
+    The program has the descriptors `keep` as well.
 
     Returns:
         The exit code and the last 40 lines.
@@ -99,6 +124,7 @@ def follow(
             errors="replace",
             env={**(os.environ if env is None else env), "PYTHONUNBUFFERED": "1"},
             cwd=cwd,
+            pass_fds=keep,
         ) as process,
     ):
         assert process.stdout is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -114,10 +114,9 @@ def plan(folder: Path, settings: Settings | None = None, *, stays: bool = False)
     settings = settings or configuration.load(folder)
     configuration.port_of(settings)
     cluster.check(settings)
-    root = _root(settings)
-    _look_only_at(root)
+    root = _use_root(settings)
     runtime = settings.get("RUNTIME")
-    before = envfile.parse(envfile.read(settings.env_path)).get("ROCMLAB_RUNTIME", "")
+    before = settings.read_env().get("ROCMLAB_RUNTIME", "")
     if stays and runtime == "auto" and before == "native" and backend_of(folder / ".venv"):
         try:
             choice, engine, podman = _choose(settings, root, before, before)
@@ -137,7 +136,7 @@ def plan(folder: Path, settings: Settings | None = None, *, stays: bool = False)
     return project
 
 
-def plan_anew(folder: Path) -> tuple[Project, list[str]]:
+def plan_again(folder: Path) -> tuple[Project, list[str]]:
     """Plan as `plan` does, with new tokens in place of those that another process may know; nothing is written.
 
     Returns:
@@ -147,15 +146,19 @@ def plan_anew(folder: Path) -> tuple[Project, list[str]]:
         RocmlabError: see `plan`.
     """
     settings = configuration.load(folder)
-    earlier = _described(settings, envfile.parse(envfile.read(settings.env_path)))
+    earlier = _described(settings, settings.read_env())
     if earlier is not None and sockets.listeners(int(earlier.values["PORT"])):
         earlier.lab.holder()  # which remembers another process
     lines = tokens.renew(settings)
     return plan(folder, settings), lines
 
 
-def _root(settings: Settings) -> Path:
-    """Return `/`, or the simulated host that was chosen; raise RocmlabError if it does not exist."""
+def _use_root(settings: Settings) -> Path:
+    """Return `/`, or the simulated host that was chosen, and use it in this process and those that it starts.
+
+    Raises:
+        RocmlabError: the simulated host does not exist.
+    """
     chosen = settings.get("ROCMLAB_ROOT")
     root = Path(chosen or "/")
     if not (root / "sys").is_dir():
@@ -164,14 +167,10 @@ def _root(settings: Settings) -> Path:
             f"{root}/sys is not there",
             f"scripts/rocmlab simulate {root} --gpus 4; or, for this machine: make up ROCMLAB_ROOT=",
         )
-    return root
-
-
-def _look_only_at(root: Path) -> None:
-    """Make this host the one of every command below, in this process and those that it starts."""
     os.environ.pop("ROCMLAB_ROOT", None)
     if root != Path("/"):
         os.environ["ROCMLAB_ROOT"] = str(root)
+    return root
 
 
 def _unreachable(settings: Settings) -> Path:
@@ -184,30 +183,39 @@ def _assemble(settings: Settings, choice: Choice, engine: Engine, podman: Podman
     devices = discover(root, {} if choice.runtime in CONTAINERS else None)
     gpus.check(settings, choice, engine, devices, root)
     values = resolve.resolve(settings, choice, devices, root)
-    previous = envfile.parse(envfile.read(settings.env_path))
+    passed = gpus.Passed()
     if choice.runtime in CONTAINERS:
         passed = gpus.passed(settings, choice, devices, root)
-        in_podman = choice.runtime == "podman"
-        lab = PodmanLab(settings, values, podman, passed) if in_podman else DockerLab(settings, values, engine)
-        return Project(settings, choice, values, lab, previous, root, passed)
-    tensorflow = ""
-    if choice.backend == "rocm":
-        tensorflow = values["TENSORFLOW_INDEX"] = settings.get("TENSORFLOW_INDEX") or amd_wheels(root)
+    elif choice.backend == "rocm":
+        values["TENSORFLOW_INDEX"] = settings.get("TENSORFLOW_INDEX") or amd_wheels(root)
+    lab = _lab(settings, choice, values, engine, podman, passed)
+    return Project(settings, choice, values, lab, settings.read_env(), root, passed)
+
+
+def _lab(
+    settings: Settings, choice: Choice, values: dict[str, str], engine: Engine, podman: Podman, passed: gpus.Passed
+) -> Lab:
+    if choice.runtime == "docker":
+        return DockerLab(settings, values, engine)
+    if choice.runtime == "podman":
+        return PodmanLab(settings, values, podman, passed)
     environment = Environment(
         project=settings.project,
         backend=choice.backend,
         python=settings.get("PYTHON") or "python3",
-        torch_index=values["TORCH_INDEX"],
+        torch_index=values.get("TORCH_INDEX", ""),
         jax_packages=values.get("JAX_PACKAGES", ""),
-        tensorflow_index=tensorflow,
+        tensorflow_index=values.get("TENSORFLOW_INDEX", ""),
         wheels=settings.get("WHEELS"),
         has_cluster=settings.is_in_cluster,
     )
-    return Project(settings, choice, values, NativeLab(settings, values, environment), previous, root)
+    return NativeLab(settings, values, environment)
 
 
-def prepare(project: Project, say: Say, *, persist: bool = True, always: bool = False) -> Project:
-    """Write `.env`, and build or install what is missing.
+def prepare(
+    project: Project, say: Say, *, persist: bool = True, always: bool = False, only_lab: bool = False
+) -> Project:
+    """Write `.env`, and build or install what is missing; see `Lab.prepare`.
 
     With `persist` these settings stay chosen; not for a single run, which must not change those of a running lab.
 
@@ -218,13 +226,15 @@ def prepare(project: Project, say: Say, *, persist: bool = True, always: bool = 
         RocmlabError: a file cannot be written, or building or installing failed.
     """
     persist = not project.settings.guest and (persist or not project.settings.env_path.exists())
-    _check_layout(project)
+    share = project.values["SHARE"]
+    if "/" in share:  # else its container checks it
+        layout.check(project.settings.path(share))
     write(project, persist=persist)
     live.ensure_folder(project.settings)
     if persist or project.settings.guest:
         project.live_changes = live.write(project.settings)
     try:
-        project.lab.prepare(say, always=always)
+        project.lab.prepare(say, always=always, only_lab=only_lab)
     except BaseImageUnreachable as err:
         if project.choice.backend != "cpu" or project.settings.get("RUNTIME") in CONTAINERS:
             raise
@@ -235,11 +245,10 @@ def prepare(project: Project, say: Say, *, persist: bool = True, always: bool = 
         envfile.write(_unreachable(project.settings), project.values["BASE_IMAGE"] + "\n")
         choice = replace(project.choice, runtime="native", why=why)
         absent = Engine(is_usable=False), Podman(is_usable=False)
-        previous = project.previous
-        project = _assemble(project.settings, choice, *absent, project.root)
-        project.previous = previous
+        made = _assemble(project.settings, choice, *absent, project.root)
+        project = replace(made, previous=project.previous)
         write(project, persist=persist)
-        project.lab.prepare(say, always=always)
+        project.lab.prepare(say, always=always, only_lab=only_lab)
     return project
 
 
@@ -250,52 +259,40 @@ def restarts(project: Project) -> bool:
     """
     if not project.lab.is_known_to_run():
         return False
-    settings = project.settings
-    written, before = dict(settings.written), _texts(project)
+    written, put_back = dict(project.settings.written), _kept(project.settings)
     try:
         write(project)
-        return not (project.lab.is_prepared() and project.lab.is_current())
+        return not (project.lab.is_startable() and project.lab.is_current())
     finally:
-        _put_back(before)
-        settings.written = written
-
-
-def _check_layout(project: Project) -> None:
-    """Reject a share in a folder of this host that a newer version has used; that in a volume, its container checks.
-
-    Raises:
-        RocmlabError: it is of a newer layout.
-    """
-    share = project.values["SHARE"]
-    if "/" in share:
-        layout.check(project.settings.project / os.path.expanduser(share))
+        put_back()
+        project.settings.written = written
 
 
 @contextmanager
 def settings_kept_on_failure(project: Project) -> Iterator[None]:
     """Put `.env` and the overlay back as they were if the block fails: they go on describing the lab that is there."""
-    before = _texts(project)
+    put_back = _kept(project.settings)
     try:
         yield
     except BaseException:
-        _put_back(before)
+        put_back()
         raise
 
 
-def _texts(project: Project) -> dict[Path, tuple[int, str | None]]:
-    """Return mode and text of each file that `write` changes; None: there is none."""
-    settings = project.settings
+def _kept(settings: Settings) -> Callable[[], None]:
+    """Read each file that `write` changes; return what puts them back."""
     modes = {settings.env_path: 0o600, settings.state / "written.json": 0o600}
     modes |= {settings.project / gpus.OVERLAY: 0o644, live.path_of(settings): 0o644}
-    return {path: (mode, envfile.read(path) if path.exists() else None) for path, mode in modes.items()}
+    before = {path: envfile.read(path) if path.exists() else None for path in modes}
 
+    def put_back() -> None:
+        for path, text in before.items():
+            if text is None:
+                path.unlink(missing_ok=True)
+            elif envfile.read(path) != text:
+                envfile.write(path, text, modes[path])
 
-def _put_back(before: Mapping[Path, tuple[int, str | None]]) -> None:
-    for path, (mode, text) in before.items():
-        if text is None:
-            path.unlink(missing_ok=True)
-        elif envfile.read(path) != text:
-            envfile.write(path, text, mode)
+    return put_back
 
 
 @contextmanager
@@ -351,21 +348,21 @@ def write(project: Project, *, persist: bool = True) -> None:
 
 
 def reopen(folder: Path) -> Project:
-    """Return the project as the last `make up` left it, for verbs that stop or look.
+    """Return the project as the last `make up` left it, for commands that stop or read.
 
     Raises:
         RocmlabError: there was no `make up` yet, or the engine does not answer.
     """
     found = existing(folder)
     if found is None:
-        raise RocmlabError("there is no lab here yet", f"{folder / '.env'} does not describe one", "make up")
+        raise RocmlabError("no lab found here", f"{folder / '.env'} does not describe one", "make up")
     return found
 
 
 def existing(folder: Path) -> Project | None:
     """Return the project as the last `make up` left it, or None before the first one; nothing is started or written."""
     settings = configuration.load(folder, {})
-    return _described(settings, envfile.parse(envfile.read(settings.env_path)))
+    return _described(settings, settings.read_env())
 
 
 def _described(settings: Settings, values: dict[str, str]) -> Project | None:
@@ -375,17 +372,9 @@ def _described(settings: Settings, values: dict[str, str]) -> Project | None:
     needed += ["COMPOSE_FILE"] if runtime == "docker" else []
     if not backend or not runtime or not all(name in values for name in needed):
         return None
-    is_simulated = bool(settings.get("ROCMLAB_ROOT"))
-    choice = Choice(backend, runtime, "as `make up` chose", is_simulated=is_simulated)
-    if runtime == "docker":
-        return Project(settings, choice, values, DockerLab(settings, values, Engine(is_usable=True)))
-    if runtime == "podman":
-        return Project(settings, choice, values, PodmanLab(settings, values, Podman(is_usable=True), gpus.Passed()))
-    python = settings.get("PYTHON") or "python3"
-    jax = values.get("JAX_PACKAGES", "")
-    environment = Environment(settings.project, backend, python, values.get("TORCH_INDEX", ""), jax_packages=jax)
-    environment.has_cluster = settings.is_in_cluster
-    return Project(settings, choice, values, NativeLab(settings, values, environment))
+    choice = Choice(backend, runtime, "as `make up` chose", is_simulated=bool(settings.get("ROCMLAB_ROOT")))
+    lab = _lab(settings, choice, values, Engine(is_usable=True), Podman(is_usable=True), gpus.Passed())
+    return Project(settings, choice, values, lab)
 
 
 def holds_port(project: Project) -> bool:

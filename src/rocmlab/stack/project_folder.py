@@ -102,7 +102,7 @@ def _check_owner(folder: Path, path: Path, uid: int) -> None:
 
 
 def keeps_modes(device: int) -> bool:
-    """Return whether a file system keeps modes; where it does not, they say nothing. Source: /proc/self/mountinfo."""
+    """Return whether a file system keeps modes; where it does not, they mean nothing. Source: /proc/self/mountinfo."""
     number = f"{os.major(device)}:{os.minor(device)}"
     try:
         lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()

@@ -6,7 +6,6 @@ This runs on the host for a native lab, and in a container of the lab's image wh
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import re
 import shutil
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rocmlab.base.errors import RocmlabError
+from rocmlab.stack import runs_under_way
 
 NAME = re.compile(r"\d{8}T\d{6}Z-[^/]+")
 AGE = re.compile(r"(\d+)\s*([dhw])")
@@ -81,7 +81,7 @@ def remove(runs: Path, names: Sequence[str], older_than_seconds: float) -> list[
 
 
 def _finished(folder: Path) -> str | None:
-    """Return when a run folder's run ended; None if it did not, or if this is no run folder of rocmlab's."""
+    """Return when a run folder's run ended; None if it did not, or if this is not a run folder of rocmlab's."""
     try:
         status = folder.lstat()
         journal = (folder / "journal.jsonl").lstat()
@@ -91,11 +91,9 @@ def _finished(folder: Path) -> str | None:
         return None
     last: dict[str, Any] = {}
     try:
-        with (folder / "journal.jsonl").open("rb") as lines:
-            for line in lines:
-                event = _event(line)
-                if str(event.get("event", "")).startswith("run "):
-                    last = event
+        for event in runs_under_way.events(folder / "journal.jsonl"):
+            if str(event.get("event", "")).startswith("run "):
+                last = event
     except OSError:
         return None
     if last.get("event") != "run finished" or last.get("status") not in ENDED or not isinstance(last.get("time"), str):
@@ -105,14 +103,6 @@ def _finished(folder: Path) -> str | None:
     except ValueError:
         return None
     return str(last["time"])
-
-
-def _event(line: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _unix(text: str) -> float:
@@ -143,7 +133,7 @@ def _held(folder: Path) -> Iterator[bool]:
 
 
 def _measured(folder: Path, end: str) -> OldRun:
-    """Return a run's size, and why it stays: the time of a folder tells of files that came with an old time."""
+    """Return a run's size, and why it stays: the time of a folder reveals added files with an old time."""
     size = files = 0
     is_newer = folder.lstat().st_mtime > _unix(end) + SLACK_SECONDS
     changed = "a file was added or removed after the run's end" if is_newer else ""

@@ -70,9 +70,9 @@ def _share(settings: Settings, choice: Choice) -> str:
 
 def _check_folder(settings: Settings, name: str, value: str) -> None:
     """Raise RocmlabError for a folder in which programs make, move and remove files."""
-    folder = (settings.project / os.path.expanduser(value)).resolve()
-    taken = [path for path in OURS if folder.is_relative_to((settings.project / path).resolve())]
-    taken += [".rocmlab"] if folder == (settings.project / ".rocmlab").resolve() else []
+    folder = settings.path(value)
+    taken = [path for path in OURS if folder.is_relative_to(settings.path(path))]
+    taken += [".rocmlab"] if folder == settings.path(".rocmlab") else []
     if taken:
         raise RocmlabError(
             f"{name}={value} is not a folder for your files",
@@ -82,7 +82,7 @@ def _check_folder(settings: Settings, name: str, value: str) -> None:
 
 
 def _for_container(settings: Settings, choice: Choice, devices: list[Device], root: Path) -> dict[str, str]:
-    uid = _owner(settings.project / os.path.expanduser(settings.get("NOTEBOOKS_DIR")))
+    uid = _owner(settings.path(settings.get("NOTEBOOKS_DIR")))
     render, video = device_groups(root)
     name = settings.last("COMPOSE_PROJECT_NAME") or project_name(settings.project)
     files = {"COMPOSE_FILE": ":".join(gpus.overlays(settings, choice)), "COMPOSE_PATH_SEPARATOR": ":"}
@@ -141,7 +141,7 @@ def device_groups(root: Path) -> tuple[str, str]:
     """Return two different numeric groups for `group_add`: that of the render nodes, and another of the GPU's nodes.
 
     Compose refuses equal entries, so where all nodes share one group the second place is filled with the usual video
-    group. The entry point looks at the nodes once more and joins the group of each one.
+    group. The entry point looks at the nodes again and joins the group of each one.
     """
     compute = nodes.kfd(root)
     renders = [str(node.gid) for node in nodes.render_nodes(root)]

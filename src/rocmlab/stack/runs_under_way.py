@@ -4,15 +4,17 @@ Nothing but the standard library, and nothing of this package: the text of this 
 running container, which may have an earlier version of rocmlab.
 """
 
+import contextlib
 import fcntl
 import json
 import os
 import stat
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-MAX_RUNS = 300  # the newest; a run that still goes on is hardly older
+MAX_RUNS = 300  # the newest; a run that still continues is hardly older
 
 
 def under_way(runs: Path) -> list[dict[str, Any]]:
@@ -31,9 +33,8 @@ def under_way(runs: Path) -> list[dict[str, Any]]:
 
 def _is_locked(journal: Path) -> bool:
     try:
-        file = os.open(
-            journal, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        )  # a pipe would wait for ever
+        # O_NONBLOCK: a pipe would wait for ever.
+        file = os.open(journal, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
     try:
@@ -51,7 +52,7 @@ def _described(journal: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"name": journal.parent.name, "since": None, "host": None, "pid": None, "jobs": None}
     running: dict[str, list[str]] = {}
     finished = 0
-    for event in _events(journal):
+    for event in _readable(journal):
         kind, job = event.get("event"), str(event.get("job"))
         if kind in ("run started", "run resumed"):
             found["jobs"] = len(_list(event.get("jobs"))) or found["jobs"]
@@ -66,6 +67,11 @@ def _described(journal: Path) -> dict[str, Any]:
     return {**found, "finished": finished, "running": sorted(running), "devices": devices}
 
 
+def _readable(journal: Path) -> Iterator[dict[str, Any]]:
+    with contextlib.suppress(OSError):
+        yield from events(journal)
+
+
 def _list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
@@ -77,20 +83,20 @@ def _device(identity: dict[str, Any]) -> str:
     return f"GPU {index}" if index is not None else str(identity.get("pci_address") or "")
 
 
-def _events(journal: Path) -> list[dict[str, Any]]:
-    found = []
-    try:
-        lines = journal.read_bytes().splitlines()
-    except OSError:
-        return []
-    for line in lines:
-        try:
-            event = json.loads(line)
-        except (ValueError, RecursionError):
-            continue  # the line that is just being written
-        if isinstance(event, dict):
-            found.append(event)
-    return found
+def events(journal: Path) -> Iterator[dict[str, Any]]:
+    """Yield the events of a journal, which may be larger than the memory.
+
+    Raises:
+        OSError: it cannot be read, or not to its end.
+    """
+    with journal.open("rb") as lines:
+        for line in lines:
+            try:
+                event = json.loads(line)
+            except (ValueError, RecursionError):
+                continue  # the line that is just being written
+            if isinstance(event, dict):
+                yield event
 
 
 if __name__ == "__main__":

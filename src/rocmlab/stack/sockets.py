@@ -11,6 +11,7 @@ import os
 import socket
 import struct
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from rocmlab.base import identity
@@ -45,12 +46,12 @@ class Holder:
 
     def __str__(self) -> str:
         if self.kind == UNKNOWN:
-            return "it is unknown who listens: the engine does not answer, or the processes are not visible here"
+            return "the listening process is unknown: the engine does not answer, or the processes are not visible here"
         return describe(self.listeners)
 
 
 def _hexadecimal(address: str) -> bytes:
-    """Return an address as `/proc/net/tcp*` prints it: words of 32 bits in the machine's own byte order."""
+    """Return an address as `/proc/net/tcp*` prints it: groups of 32 bits in the machine's own byte order."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     return _words(socket.inet_pton(family, address))
 
@@ -62,9 +63,13 @@ def _words(packed: bytes) -> bytes:
 EXACT = frozenset(map(_hexadecimal, ("127.0.0.1", "::ffff:127.0.0.1")))
 WILDCARDS = frozenset(map(_hexadecimal, ("0.0.0.0", "::", "::ffff:0.0.0.0")))
 
+Diagnosis = Callable[[int], "list[tuple[bytes, Listener]]"]
 
-def listeners(port: int) -> tuple[Listener, ...] | None:
+
+def listeners(port: int, diagnosed: Diagnosis | None = None) -> tuple[Listener, ...] | None:
     """Return every socket that may get a connection to 127.0.0.1 at this port; None where that is unknown.
+
+    `diagnosed` returns all listeners on a port, or raises OSError if the kernel cannot report them: then /proc is read.
 
     A socket bound to 127.0.0.1 itself is always preferred by the kernel to one bound to every address; so wildcards
     count only where there is no exact one. More than one means SO_REUSEPORT: the kernel chooses.
@@ -73,7 +78,7 @@ def listeners(port: int) -> tuple[Listener, ...] | None:
         return _listed(port)
     known: list[tuple[bytes, Listener]] | None
     try:
-        known = _diagnosed(port)
+        known = (diagnosed or _diagnosed)(port)
     except OSError:  # a kernel without inet_diag
         known = _read(port)
     if known is None:
@@ -100,11 +105,11 @@ def _diagnosed(port: int) -> list[tuple[bytes, Listener]]:
             request = DIAG_REQUEST.pack(family, socket.IPPROTO_TCP, 0, 0, *wanted)
             header = HEADER.pack(HEADER.size + len(request), DIAG_BY_FAMILY, REQUEST_DUMP, family, 0)
             kernel.send(header + request)
-            found += [each for message in _messages(kernel) if (each := _listener(message, port))]
+            found += [each for message in messages(kernel) if (each := _listener(message, port))]
     return found
 
 
-def _messages(kernel: socket.socket) -> list[bytes]:
+def messages(kernel: socket.socket) -> list[bytes]:
     """Return the payloads of all messages of one answer; raise OSError if it is incomplete."""
     found: list[bytes] = []
     while True:

@@ -32,7 +32,7 @@ class Saved:
 
 
 def git(project: Path, *arguments: str, timeout_seconds: float = 60) -> tuple[int, str]:
-    """Run git in a project; it asks no questions."""
+    """Run git in a project, without prompts."""
     environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
     return process.capture(["git", "-C", str(project), *arguments], env=environment, timeout_seconds=timeout_seconds)
 
@@ -162,7 +162,7 @@ def move(project: Path, commit: str) -> list[Saved]:
 
 def _way(project: Path) -> tuple[str, ...]:
     """Return git's command to move: the branch itself, unless it has commits that are nowhere else."""
-    is_published = git(project, "merge-base", "--is-ancestor", "HEAD", "@{upstream}")[0] == 0
+    is_published = is_ancestor(project, "HEAD", "@{upstream}")
     return ("reset", "--quiet", "--keep") if is_published else ("checkout", "--quiet", "--detach")
 
 

@@ -21,7 +21,6 @@ from rocmlab.stack.settings import Settings
 
 NAMES = ("JUPYTER_TOKEN", "METRICS_TOKEN")
 FILE = "exposed.json"
-PROMETHEUS_FILE = "metrics-token"  # of `rocmlab monitoring`, for a Prometheus that is not ours
 
 
 def path(settings: Settings, name: str) -> Path:
@@ -46,7 +45,7 @@ def note(settings: Settings, port: int, holder: Holder) -> Holder:
     If the port is not the one in `.env`, no browser has sent a token there.
     """
     state = settings.state
-    written = envfile.parse(envfile.read(settings.env_path)) if holder.kind == OTHER else {}
+    written = settings.read_env() if holder.kind == OTHER else {}
     if written.get("PORT") != str(port) or not os.access(state, os.W_OK) or _is_changing(state):
         return holder
     known = _read(state)
@@ -96,18 +95,18 @@ def renew(settings: Settings) -> list[str]:
 
 def forget(settings: Settings, values: Mapping[str, str]) -> None:
     """Forget what was seen, but for tokens that are still in force; refresh the file of a Prometheus of the user's."""
-    path = settings.state / FILE
+    file = settings.state / FILE
     known = _read(settings.state)
     in_force = {_digest_of(values.get(name, "")) for name in NAMES}
     kept = {digest: where for digest, where in known.items() if digest in in_force}
     if kept:
-        envfile.write(path, json.dumps(kept, indent=1) + "\n")
+        envfile.write(file, json.dumps(kept, indent=1) + "\n")
     elif known:
-        path.unlink(missing_ok=True)
-    token, file = values.get("METRICS_TOKEN", ""), settings.state / PROMETHEUS_FILE
-    is_stale = file.exists() and envfile.read(file).strip() != token
+        file.unlink(missing_ok=True)
+    token, prometheus = values.get("METRICS_TOKEN", ""), path(settings, "METRICS_TOKEN")
+    is_stale = prometheus.exists() and envfile.read(prometheus).strip() != token
     if len(kept) < len(known) and token and is_stale:
-        envfile.write(file, token + "\n")
+        envfile.write(prometheus, token)
 
 
 def _read(state: Path) -> dict[str, str]:

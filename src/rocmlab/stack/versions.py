@@ -42,11 +42,11 @@ def path_of(settings: Settings) -> Path:
 
 def read(settings: Settings) -> tuple[Version | None, Version | None]:
     """Return the current and the previous version; None: it is not known."""
+    found = envfile.read_json(path_of(settings))
+    current, previous = found.get("current"), found.get("previous")
     try:
-        found = json.loads(path_of(settings).read_text(encoding="utf-8"))
-        current, previous = (found.get(name) for name in ("current", "previous"))
         return (Version(**current) if current else None), (Version(**previous) if previous else None)
-    except (OSError, ValueError, AttributeError, TypeError):
+    except TypeError:
         return None, None
 
 
@@ -81,7 +81,7 @@ def record(project: Project) -> None:
 
 
 def started_from(project: Project) -> str | None:
-    """Return the commit that a native server was started from, which goes on after a `git pull`; None: not known."""
+    """Return the commit that a native server was started from, which continues after a `git pull`; None: not known."""
     lab = project.lab
     found = lab.jupyter.recorded().get("commit") if isinstance(lab, NativeLab) and lab.is_running() else None
     return found if isinstance(found, str) else None
@@ -98,7 +98,7 @@ def obstacle(project: Project, previous: Version) -> RocmlabError | None:
         )
     if isinstance(lab, ContainerLab) and (not previous.image or lab.image_id(lab.previous_image) != previous.image):
         return RocmlabError(
-            "the image of the previous version is not here",
+            "the image of the previous version is missing",
             f"{lab.previous_image} was removed, or is another backend's",
             f"git checkout {name}, then make up RUNTIME={project.choice.runtime}, which builds it",
         )
@@ -113,7 +113,7 @@ def obstacle(project: Project, previous: Version) -> RocmlabError | None:
         if backend != project.choice.backend:
             why = f"it is for the backend {backend}" if backend else f"{previous.environment} was removed"
             return RocmlabError(
-                "the environment of the previous version is not here",
+                "the environment of the previous version is missing",
                 f"{why}, and the lab's backend is {project.choice.backend}" if backend else why,
                 f"git checkout {name}, then make up RUNTIME=native, which makes it",
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,11 +9,6 @@ from rocmlab.base.errors import RocmlabError
 from rocmlab.stack.container import ContainerLab
 
 SHARE = "/home/jovyan/share"
-
-
-def path_of(lab: ContainerLab, given: str) -> Path:
-    """Return a folder of the settings."""
-    return (lab.settings.project / os.path.expanduser(given)).resolve()
 
 
 def bind(source: Path, target: str, *, is_read_only: bool) -> str:
@@ -26,9 +20,8 @@ def bind(source: Path, target: str, *, is_read_only: bool) -> str:
 
 def share(lab: ContainerLab, *, is_read_only: bool) -> str | None:
     """Return the mount of the share, see `bind`; None where its volume does not exist yet."""
-    given = lab.values["SHARE"]
-    if "/" in given:
-        return bind(path_of(lab, given), SHARE, is_read_only=is_read_only)
+    if lab.share_folder:
+        return bind(lab.share_folder, SHARE, is_read_only=is_read_only)
     if lab.engine("volume", "inspect", lab.volume)[0]:
         return None
     return f"type=volume,source={lab.volume},target={SHARE}" + ",ro=true" * is_read_only

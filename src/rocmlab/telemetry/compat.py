@@ -5,7 +5,7 @@ Source of the names: ROCm/device-metrics-exporter, docs/configuration/metricslis
 tells. As there, everything is a gauge, memory is in MiB, energy in microjoules and clocks in MHz.
 
 What the dashboards' queries demand of labels: `cluster_name` must not be empty (Prometheus refuses a selector whose
-every matcher may be empty), `gpu_uuid` must tell GPUs apart, and `card_model`, the part number of the board, decides
+every matcher may be empty), `gpu_uuid` must distinguish GPUs, and `card_model`, the part number of the board, decides
 which of two metrics is queried: power and temperature of an MI300, or of any other card.
 """
 
@@ -30,10 +30,10 @@ MEGA = 1e6
 MICROJOULES = 1e6  # in a joule
 
 TEXT_SECONDS = 0.5  # in which a text of the card is read, or is omitted until it comes
-_READER = BackgroundReader(TEXT_SECONDS)
+READER = BackgroundReader(TEXT_SECONDS)
 _texts: dict[Hashable, str | None] = {}  # by file and card
 
-# Part numbers of the MI300 family, whose socket power the dashboards ask for under a name of its own.
+# Part numbers of the MI300 family, whose socket power has a name of its own in the dashboards.
 PACKAGE_POWER = re.compile(r"102-G302\d\d-")
 
 # name, meaning, more labels, field of a Sample, what it is divided by
@@ -65,7 +65,7 @@ def add(
     leases: Sequence[tuple[str, str | None]] = (),
     root: Path | None = None,
 ) -> None:
-    """Add what AMD's exporter would say of these GPUs; the arguments are those of `metrics.exposition`."""
+    """Add the metrics of AMD's exporter for these GPUs; the arguments are those of `metrics.exposition`."""
     where = root or roots.system_root()
     jobs = _jobs(snapshot.processes or (), leases)
     host: dict[str, object] = {"hostname": socket.gethostname(), "cluster_name": CLUSTER}
@@ -85,13 +85,7 @@ def add(
 
 
 def labels_of(gpu: Device, place: int, root: Path) -> dict[str, object]:
-    """Return AMD's labels of a GPU.
-
-    Args:
-        gpu: which.
-        place: among the GPUs, for one that no tool has a number for.
-        root: of the host whose files tell part number and firmware; neither wakes a sleeping card.
-    """
+    """Return AMD's labels of a GPU; `place` is its number where no tool has one. No sleeping card is woken."""
     folder = root / "sys/bus/pci/devices" / gpu.pci_address if gpu.pci_address else None
     number = next((number for number in (gpu.smi_index, gpu.index) if number is not None), place)
     is_amd = gpu.backend == "rocm"
@@ -123,7 +117,7 @@ def _text(path: Path, gpu: Device) -> str | None:
             _texts[key] = text  # also when the answer comes late; after an error the next call tries again
 
     if key not in _texts:
-        _READER.now(f"{path.name} of {device_id(gpu)}", read)
+        READER.now(f"{path.name} of {device_id(gpu)}", read)
     return _texts.get(key)
 
 

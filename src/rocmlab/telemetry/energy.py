@@ -17,7 +17,7 @@ class EnergyMeter:
     """
 
     def __init__(self) -> None:
-        self.joules: float | None = None  # since the first reading; None as long as nothing can be told
+        self.joules: float | None = None  # since the first reading; None as long as it is unknown
         self._power = Integral()
         self._count: float | None = None  # of the device, last seen
         self._counted = 0.0
@@ -25,13 +25,7 @@ class EnergyMeter:
         self._is_counting = False
 
     def add(self, now: float, watts: float | None, count: float | None) -> None:
-        """Take a reading.
-
-        Args:
-            now: seconds of a clock that is never set.
-            watts: what it draws; None is unknown.
-            count: joules by its own accumulator, whose beginning does not matter; None where it has none.
-        """
+        """Take watts and the card's own count in joules, None where unknown; `now` is of a clock that is never set."""
         area = self._power.add(now, watts)
         growth = None
         if count is not None:

@@ -39,7 +39,7 @@ UNKNOWN = math.nan
 
 
 class History:
-    """Keeps what Snapshots say of each device; the clock is that of the Snapshots."""
+    """Keeps the samples of each device; the clock is that of the Snapshots."""
 
     def __init__(self, names: Sequence[str] = ()) -> None:
         """Begin with these devices, by `device_id`; others are added as they come."""
@@ -119,7 +119,7 @@ class History:
 
 
 class _Ring:
-    """Points in time, and what each device said at them; the oldest makes room for the next."""
+    """Points in time, with each device's sample; the oldest is dropped for the next."""
 
     def __init__(self, step_seconds: float, points: int) -> None:
         self._step_seconds, self._points = step_seconds, points
@@ -147,7 +147,7 @@ class _Ring:
             self.point(self.last + self._step_seconds)
 
     def put(self, name: str, values: dict[str, float | None]) -> None:
-        """Note what a device says at the last point."""
+        """Add a device's sample at the last point."""
         columns, place = self.columns.setdefault(name, {}), self.place
         for metric in METRICS:
             value = values.get(metric)

@@ -1,24 +1,24 @@
 """One sampler for all who watch: read once a second while a viewer watches or records, and not at all otherwise.
 
-All that touches the system happens in three threads: one for the readings, and one each for what takes longer, which
-devices there are and which processes use them. If one of them hangs, the event loop and the others continue.
+All that touches the system happens in threads of its own: the readings, and what takes longer, which devices there are
+and which processes use them. If one of them hangs, the event loop and the others continue.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import queue
-import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rocmlab.base import background
 from rocmlab.base.errors import Problem
 from rocmlab.devices import Device, survey
-from rocmlab.devices.roots import list_names, read_text
+from rocmlab.devices.roots import hanging, list_names, read_text
 from rocmlab.telemetry.history import History
 from rocmlab.telemetry.model import GpuProcess, Snapshot, device_id
 from rocmlab.telemetry.sampler import Sampler
@@ -49,14 +49,7 @@ class Hub:
         attribute: Attribute | None = None,
         processes_seconds: float = 2.0,
     ) -> None:
-        """Prepare to watch; nothing is read before there is a viewer.
-
-        Args:
-            root: of the host.
-            interval_seconds: between two readings.
-            attribute: finds the processes on the devices, with their owners; None to leave them out.
-            processes_seconds: between two of its calls.
-        """
+        """Prepare to watch; nothing is read before there is a viewer, and no processes without `attribute`."""
         self.history = History()
         self.latest: Snapshot | None = None
         self.devices: Sequence[Device] = ()
@@ -73,11 +66,8 @@ class Hub:
         self._side_at: dict[str, float] = {}  # when it was begun
         self._troubles: dict[str, Problem] = {}  # with that
         self._found_problems: Sequence[Problem] = ()  # of the devices
-        self._hardware: object = None  # tells whether there are other devices
+        self._hardware: object = None  # changes when devices change
         self._found_at = float("-inf")
-        self._reading = _Thread("rocmlab-hub")
-        self._finding = _Thread("rocmlab-hub-devices")
-        self._attributing = _Thread("rocmlab-hub-processes")
         self._is_closed = False
 
     async def watch(self) -> AsyncGenerator[Snapshot, None]:
@@ -127,9 +117,7 @@ class Hub:
         await asyncio.gather(*tasks, return_exceptions=True)
         for news in self._viewers:
             _offer(news, None)
-        self._reading.end(self._sampler.close)
-        self._finding.end()
-        self._attributing.end()
+        background.start(self._sampler.close)  # which waits for a reading
 
     def _start(self) -> None:
         if self._running is None and not self._is_closed:
@@ -139,7 +127,7 @@ class Hub:
     def _has_ended(self, task: asyncio.Task[None]) -> None:
         self._running = None
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("the devices are not read any more", exc_info=error)
+            log.error("the devices are no longer read", exc_info=error)
         elif self._is_wanted():
             self._start()  # a viewer came just as it ended
 
@@ -161,9 +149,8 @@ class Hub:
                 self._begin("processes", self._processes_seconds, self._find_processes)
             self._tell_what_hangs()
             if list(self._sampler.devices) != list(self.devices):
-                devices = self.devices
-                await self._reading.do(lambda devices=devices: setattr(self._sampler, "devices", devices))  # type: ignore[misc]
-            self._publish(await self._reading.do(self._sampler.read))
+                await _in_thread(partial(setattr, self._sampler, "devices", self.devices))
+            self._publish(await _in_thread(self._sampler.read))
             due = max(due + self._pause_seconds(), loop.time())
             await asyncio.sleep(due - loop.time())
 
@@ -189,7 +176,7 @@ class Hub:
             self._side[name] = asyncio.get_running_loop().create_task(self._try(name, work))
 
     async def _try(self, name: str, work: Callable[[], Any]) -> None:
-        """Do it, and tell what goes wrong; the readings go on."""
+        """Do it, and report errors; the readings continue."""
         try:
             await work()
         except Exception as err:
@@ -210,11 +197,7 @@ class Hub:
         for name, task in self._side.items():
             if task.done() or now - self._side_at[name] < LONG_SECONDS:
                 continue
-            problem = Problem(
-                f"looking for {SIDE[name]} takes longer than {LONG_SECONDS:g} seconds",
-                "a GPU or its driver hangs",
-                "see `sudo dmesg | grep -i -e amdgpu -e nvrm | tail`; a hung GPU needs a restart",
-            )
+            problem = hanging(f"looking for {SIDE[name]} takes longer than {LONG_SECONDS:g} seconds")
             if name not in self._troubles:
                 log.warning("%s", problem.what)
             self._troubles[name] = problem
@@ -224,10 +207,10 @@ class Hub:
     async def _find(self) -> None:
         """Find the devices again if the host has changed."""
         now = asyncio.get_running_loop().time()
-        hardware = await self._finding.do(self._look)
+        hardware = await _in_thread(self._look)
         if hardware == self._hardware and now - self._found_at < FIND_ALL_SECONDS:
             return
-        devices, problems = await self._finding.do(lambda: survey(self._root))
+        devices, problems = await _in_thread(lambda: survey(self._root))
         self._hardware, self._found_at = hardware, now
         gone = {device_id(device) for device in self.devices} - {device_id(device) for device in devices}
         if gone:
@@ -247,7 +230,7 @@ class Hub:
         attribute, devices, running = self._attribute, self.devices, self._running
         if attribute is None:
             return
-        found = tuple(await self._attributing.do(lambda: attribute(devices)))
+        found = tuple(await _in_thread(lambda: attribute(devices)))
         if self._running is running:  # else they are those of a viewing that has ended
             self._processes = found
 
@@ -259,52 +242,6 @@ def _offer(news: asyncio.Queue[Snapshot | None], snapshot: Snapshot | None) -> N
     news.put_nowait(snapshot)
 
 
-class _Thread:
-    """A thread that does one thing after another; unlike that of an executor, it is not waited for at the end."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._works: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    async def do(self, work: Callable[[], T]) -> T:
-        """Return what the work makes."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
-
-        def deliver(result: T | None, error: BaseException | None) -> None:
-            if future.cancelled():
-                return
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(result)  # type: ignore[arg-type]
-
-        def run() -> None:
-            result, error = None, None
-            try:
-                result = work()
-            except Exception as err:  # it is the caller's
-                error = err
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(deliver, result, error)
-
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-            self._thread.start()
-        self._works.put(run)
-        return await future
-
-    def end(self, last: Callable[[], None] | None = None) -> None:
-        """Do a last thing, and end; if the thread hangs, neither happens."""
-        if self._thread is None:
-            if last is not None:
-                last()
-            return
-        if last is not None:
-            self._works.put(last)
-        self._works.put(None)
-
-    def _work(self) -> None:
-        while (work := self._works.get()) is not None:
-            work()
+async def _in_thread(work: Callable[[], T]) -> T:
+    """Return what the work makes in a thread of its own, which is not waited for when the program ends."""
+    return await asyncio.wrap_future(background.start(work))

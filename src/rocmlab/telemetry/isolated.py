@@ -75,7 +75,7 @@ class Pairs:
         self._last: tuple[frozenset[int], float] = (frozenset(), 0.0)
 
     def find(self, unseen: Sequence[Unseen], devices: Sequence[Device]) -> dict[int, Pair | None]:
-        """Return by number of the host what these processes are here, None for those that cannot be told."""
+        """Return by number of the host what these processes are here, None for those that are unknown."""
         pids = {each.pid for each in unseen}
         self._found = {pid: pair for pid, pair in self._found.items() if pid in pids and _lives(pair.process)}
         missing = [each for each in unseen if each.pid not in self._found]
@@ -152,15 +152,15 @@ def _by_order(unseen: Sequence[Unseen], candidates: Sequence[Candidate]) -> dict
 
 def _candidates(table: Table, devices: Sequence[Device]) -> Iterable[Candidate]:
     """Yield the processes of this namespace that have opened the driver, less those that only inherited that."""
-    opened = {process.pid: process for process in table.all() if _has_opened(process)}
+    opened = {
+        process.pid: process
+        for process in table.all()
+        if any(name.endswith("/dev/kfd") for name in process.files.values())
+    }
     for process in opened.values():
         parent = opened.get(process.parent_pid)
         if parent is None or parent.command != process.command:  # a fork that runs on has no context of its own
             yield _examined(process, devices)
-
-
-def _has_opened(process: Process) -> bool:
-    return any(name.endswith("/dev/kfd") for name in process.files.values())
 
 
 def _examined(process: Process, devices: Sequence[Device]) -> Candidate:

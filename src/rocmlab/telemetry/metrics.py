@@ -47,7 +47,7 @@ GAUGES: tuple[tuple[str, str, Mapping[str, str], str, float], ...] = (
     ("clock_max_hertz", "Highest clock by domain.", {"domain": "core"}, "core_clock_max_hertz", 1),
     ("clock_max_hertz", "Highest clock by domain.", {"domain": "memory"}, "memory_clock_max_hertz", 1),
     ("voltage_volts", "Voltage of the core.", {}, "voltage_volts", 1),
-    ("fan_rpm", "Turns of the fan per minute.", {}, "fan_rpm", 1),
+    ("fan_rpm", "Fan speed, revolutions per minute.", {}, "fan_rpm", 1),
     ("fan_ratio", "Speed of the fan, 0 to 1 of its full speed.", {}, "fan_percent", 100),
     ("pcie_link_width_lanes", "PCIe lanes in use.", {}, "link_width", 1),
 )
@@ -117,7 +117,7 @@ def collect(
 ) -> Families:
     """Return the families of `exposition`, not yet written."""
     if names not in NAMES:
-        raise RocmlabError(f"there are no metrics called {names!r}", "", f"choose one of: {', '.join(NAMES)}")
+        raise RocmlabError(f"unknown metric names: {names!r}", "", f"choose one of: {', '.join(NAMES)}")
     families = Families()
     gpus = [device for device in devices if device.backend != "cpu"]
     held = list(leases) if leases is not None else None
@@ -131,7 +131,7 @@ def collect(
 
 
 def labels_of(device: Device) -> dict[str, object]:
-    """Return the labels that say which device it is."""
+    """Return the labels that identify a device."""
     return {
         "gpu": device.index,
         "smi_index": device.smi_index,

@@ -21,7 +21,7 @@ from rocmlab.telemetry.metrics import NAMES
 
 log = logging.getLogger("rocmlab")
 
-MAX_AT_A_TIME = 16  # connections, each of which has a thread; more are told to come back
+MAX_AT_A_TIME = 16  # connections, each of which has a thread; more are rejected with a retry time
 SECONDS_FOR_A_REQUEST = 10.0  # in which a client has sent it, and again for taking the answer
 BUSY = b"HTTP/1.0 503 Service Unavailable\r\nContent-Type: text/plain\r\n\r\ntoo many requests at a time\n"
 PAGE = b'<!doctype html><title>rocmlab</title><p>GPU metrics for Prometheus: <a href="metrics">metrics</a></p>\n'

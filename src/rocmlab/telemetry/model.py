@@ -40,7 +40,7 @@ class GpuProcess:
 
     device: str  # by `device_id`
     pid: int  # as the driver counts: KFD gives numbers of the host
-    local_pid: int | None = None  # the same process as this namespace counts; None if it cannot be seen from here
+    local_pid: int | None = None  # the same process as this namespace counts; None if it is not visible from here
     name: str | None = None  # of its program
     command: str | None = None  # with arguments, cut
     user: str | None = None

@@ -1,13 +1,13 @@
 """What a GPU process belongs to: a notebook's kernel, a job of a run, a container, or nothing of these.
 
-From a process its parents are walked, the nearest first. What tells in each case:
+From a process its parents are walked, the nearest first. The evidence in each case:
 
 - Kernel of JupyterLab, started cold: its command names `kernel-<id>.json`, its environment has JPY_SESSION_NAME, the
   notebook's path when it was started.
 - Kernel of JupyterLab, forked from a fork server: command and environment are its. It holds the lock of its lease
   open, and a note next to that lock names its owner.
 - Job of a run, started cold: its environment has ROCMLAB_NOTEBOOK, ROCMLAB_RUN and ROCMLAB_JOB_NAME.
-- Job of a run, forked: it has written its own mark over ROCMLAB_JOB, and the runner keeps a note of that name in its
+- Job of a run, forked: it has written its own token over ROCMLAB_JOB, and the runner keeps a note of that name in its
   folder for temporary files as long as the job runs.
 - What a kernel starts or forks (workers of a data loader, torchrun's processes): the kernel is among its parents. What
   has left its parents behind still has the kernel's environment.
@@ -16,7 +16,7 @@ From a process its parents are walked, the nearest first. What tells in each cas
   the container. Environment and descriptors are shown to the same user and to root alone; a kernel's command, and with
   it the id of the kernel, to everybody.
 - A process of this container, which does not share the host's process ids: see `rocmlab.telemetry.isolated`, and
-  `rocmlab.telemetry.attribution` for what that cannot tell apart.
+  `rocmlab.telemetry.attribution` for what that cannot distinguish.
 
 The server of JupyterLab knows the kernels that it has started, warm and cold, and what their notebooks are called now,
 which no environment does: `LabSource`.
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
 else:
     Protocol = object
 
-MARK = re.compile(r"[0-9a-f]{16}")
+TOKEN = re.compile(r"[0-9a-f]{16}")
 CONNECTION = re.compile(r"kernel-(?P<id>[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.json$")
 LOCK = re.compile(r"/leases/[^/]+\.lock$")
-NOTE_FOLDER = "rocmlab-job-"  # and the mark; the runner's
+NOTE_FOLDER = "rocmlab-job-"  # and the job token; the runner's
 NOTE = "owner.json"
 NOTE_BYTES = 65536
-MAX_NOTES = 8  # of one mark
+MAX_NOTES = 8  # of one token
 TEXT_LENGTH = 4096  # of a path, for Linux
 STEERING = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 AGAIN_SECONDS = 5.0  # at first; then twice as long each time
@@ -62,14 +62,14 @@ class Source(Protocol):
     """One that knows owners."""
 
     def begin(self) -> None:
-        """Be told that a new round begins."""
+        """Begin a new round."""
 
     def owner(self, process: GpuProcess) -> Owner | None:
         """Return what a process belongs to, as far as this source knows; None if it does not."""
 
 
 class ProcSource(Source):
-    """Knows what `/proc` says."""
+    """Finds owners in `/proc`."""
 
     def __init__(self, root: Path) -> None:
         self._table = Table(root)
@@ -77,12 +77,12 @@ class ProcSource(Source):
         self._before: dict[Key, tuple[Owner | None, float, float]] = {}
 
     def begin(self) -> None:
-        """Forget the processes that the last round did not ask for."""
+        """Forget the processes that the last round did not use."""
         self._before, self._owners = self._owners, {}
         self._table.forget()
 
     def owner(self, process: GpuProcess) -> Owner | None:
-        """Return what a process belongs to; None if it cannot be seen from here."""
+        """Return what a process belongs to; None if it is not visible from here."""
         key = (process.pid, process.local_pid, process.started_seconds)
         found = self._owners.get(key) or self._before.get(key)
         if found is None or not _is_settled(found[0]):
@@ -92,7 +92,7 @@ class ProcSource(Source):
 
     def _owner_of(self, process: Process) -> Owner:
         kernel: Owner | None = None
-        is_forked = False  # it was, from a fork server, and has not told its notebook
+        is_forked = False  # it was, from a fork server, and its notebook is not known yet
         for each in self._table.lineage(process):
             if job := _job(each):
                 return job
@@ -115,12 +115,13 @@ class ProcSource(Source):
         now = time.monotonic()
         if before and now - before[2] < max(AGAIN_SECONDS, before[2] - before[1]):
             return before
-        entry = _entry(process, self._table)
+        table, pid = self._table, process.local_pid
+        entry = table.by_driver(process.pid) if pid is None else table.here(pid)
         return self._owner_of(entry) if entry else None, before[1] if before else now, now
 
 
 class LabSource(Source):
-    """Knows the kernels of a Jupyter server, and is to be asked in the server's own process."""
+    """Knows the kernels of a Jupyter server; it must run in the server's own process."""
 
     def __init__(self, kernels: Callable[[], Sequence[Mapping[str, Any]]], root: Path | None = None) -> None:
         """Begin with no kernels.
@@ -184,12 +185,8 @@ def merged(found: Sequence[Owner]) -> Owner:
 
 
 def _is_settled(owner: Owner | None) -> bool:
-    """Return whether a second look could not tell more, such as when a note had not been written yet."""
+    """Return whether this is final, and not read before a note was written."""
     return owner is not None and (owner.kind == "job" or owner.notebook is not None)
-
-
-def _entry(process: GpuProcess, table: Table) -> Process | None:
-    return table.by_driver(process.pid) if process.local_pid is None else table.here(process.local_pid)
 
 
 def _of_server(kernel: Mapping[str, Any]) -> Owner:
@@ -209,11 +206,11 @@ def _is_forked(process: Process) -> bool:
 
 
 def _job(process: Process) -> Owner | None:
-    """Return the job that a process says it is of."""
+    """Return the job in a process's environment."""
     environment = process.environment
     if _is_forked(process):
-        mark = environment.get("ROCMLAB_JOB", "")
-        note = _runners_note(process, mark) if MARK.fullmatch(mark) else {}
+        token = environment.get("ROCMLAB_JOB", "")
+        note = _runners_note(process, token) if TOKEN.fullmatch(token) else {}
     else:
         variables = {"notebook": "ROCMLAB_NOTEBOOK", "run": "ROCMLAB_RUN", "job": "ROCMLAB_JOB_NAME"}
         note = {name: harmless(environment[long]) for name, long in variables.items() if long in environment}
@@ -223,10 +220,10 @@ def _job(process: Process) -> Owner | None:
     return Owner("job", notebook=note.get("notebook"), run=note["run"], job=note.get("job"), container=container)
 
 
-def _runners_note(process: Process, mark: str) -> dict[str, str]:
+def _runners_note(process: Process, token: str) -> dict[str, str]:
     for folder in dict.fromkeys((process.environment.get("TMPDIR", "/tmp"), "/tmp", "/var/tmp")):
         place = process.path(os.path.normpath(folder))  # no way up leads out of a container
-        found = names(place, f"{NOTE_FOLDER}{mark}") if folder.startswith("/") else []
+        found = names(place, f"{NOTE_FOLDER}{token}") if folder.startswith("/") else []
         for name in found[:MAX_NOTES]:
             is_folder = stat.S_ISDIR(_mode(f"{place}/{name}"))
             if note := _texts(f"{place}/{name}/{NOTE}") if is_folder else {}:
@@ -243,9 +240,9 @@ def _mode(path: str) -> int:
 
 
 def _kernel(process: Process) -> Owner | None:
-    """Return the kernel that a process is, if its command or its mark says so."""
+    """Return the kernel that a process is, by its command or its job token."""
     if _is_forked(process):
-        is_kernel = MARK.fullmatch(process.environment.get("ROCMLAB_JOB", ""))
+        is_kernel = TOKEN.fullmatch(process.environment.get("ROCMLAB_JOB", ""))
         return Owner("kernel", notebook=_lease_note(process)) if is_kernel else None
     command = process.command
     identity = next((found["id"] for word in command if (found := CONNECTION.search(word))), None)

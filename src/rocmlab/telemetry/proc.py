@@ -1,4 +1,4 @@
-"""What `/proc` says of single processes; each part is read only when it is needed.
+"""Single processes in `/proc`; each part is read only when it is needed.
 
 Where a process is looked up: on this machine, in `/proc`. On a simulated host, in that host's own `proc` first, and if
 it is not there in the `/proc` of this machine, so that real processes can appear on a simulated GPU. A process and
@@ -63,8 +63,8 @@ class Process:
     @property
     def user(self) -> str | None:
         """Name of its user, or the number of one without a name."""
-        words = self.status.get("Uid", "").split()
-        return _user(words[1]) if len(words) > 1 else None
+        fields = self.status.get("Uid", "").split()
+        return _user(fields[1]) if len(fields) > 1 else None
 
     @functools.cached_property
     def started_ticks(self) -> int | None:
@@ -117,7 +117,7 @@ class Process:
 
     @functools.cached_property
     def container(self) -> str | None:
-        """The first digits of the container it is in; None if it is in none, or that cannot be seen from here."""
+        """The first digits of the container it is in; None if it is in none, or that is not visible from here."""
         found = CONTAINER.findall(roots.read_text(f"{self.folder}/cgroup") or "")
         return found[-1][:12] if found else None
 
@@ -132,7 +132,7 @@ class Table:
         self.is_isolated = processes.is_isolated(root)  # numbers that a driver gives stand for nothing in the last
 
     def by_driver(self, pid: int) -> Process | None:
-        """Return the process that a driver means with a number of the host; None if it cannot be seen from here."""
+        """Return the process that a driver means with a number of the host; None if it is not visible from here."""
         return self._find(pid, self._folders[:-1] if self.is_isolated else self._folders)
 
     def here(self, pid: int) -> Process | None:
@@ -177,8 +177,8 @@ class Table:
 
 def started_ticks(folder: str) -> int | None:
     """Return field 22 of `/proc/<pid>/stat`; a program's name may hold anything, spaces and brackets too."""
-    words = _read(f"{folder}/stat").rpartition(b")")[2].split()
-    return int(words[19]) if len(words) > 19 and words[19].isdigit() else None
+    fields = _read(f"{folder}/stat").rpartition(b")")[2].split()
+    return int(fields[19]) if len(fields) > 19 and fields[19].isdigit() else None
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""The processes on each GPU, as its driver lists them, with what `/proc` says of them.
+"""The processes on each GPU, as its driver lists them, with their facts from `/proc`.
 
 Source: `/sys/class/kfd/kfd/proc/<pid>/{vram_<gpu_id>,sdma_<gpu_id>,stats_<gpu_id>/*}` (rocm), NVML (cuda).
 
@@ -34,21 +34,14 @@ if TYPE_CHECKING:
 
 MAX_OTHER_READS = 64  # files in one round
 MAX_DESCRIBED = 2  # processes whose name and so on is read again in one round
-MAX_KEPT = 1024  # descriptors
+MAX_KEPT = 1024  # descriptors of all processes together: two for each use of a GPU
+KEPT_SHARE = 8  # part of what this process may open: kernels, connections and other readers need the rest
 LOAD_SECONDS = 3.0  # how old NVML's word on a process may be
-
-
-def find(devices: Sequence[Device], root: Path) -> list[GpuProcess]:
-    """Return the processes on these GPUs, by GPU and process id; their owners are not looked for.
-
-    What was read is kept for the next time, so that a look at hundreds of processes is cheap.
-    """
-    return finder(root).find(devices)
 
 
 @functools.lru_cache(maxsize=8)
 def finder(root: Path) -> Finder:
-    """Return what remembers the processes of a host."""
+    """Return what remembers the processes of a host, so that a look at hundreds of processes is cheap."""
     return Finder(root)
 
 
@@ -171,7 +164,7 @@ class _Known:
         return files
 
     def describe(self, details: dict[str, Any]) -> None:
-        """Take what `/proc` says of it."""
+        """Read its facts from `/proc`."""
         self.details = details
         self.template = GpuProcess("", self.pid, **details)
         for use in self.uses.values():
@@ -206,7 +199,7 @@ class Finder:
         self._lock = threading.Lock()
 
     def find(self, devices: Sequence[Device]) -> list[GpuProcess]:
-        """Return the processes on these GPUs."""
+        """Return the processes on these GPUs, by GPU and process id; their owners are not looked for."""
         with self._lock:
             rocm = {device.kfd_id: device for device in devices if device.backend == "rocm" and device.kfd_id}
             found = self._of_kfd(rocm) if rocm else []
@@ -347,7 +340,7 @@ def _of_nvidia_number(pid: int, table: Table) -> Process | None:
 
 
 def _details(process: Process, table: Table) -> dict[str, Any]:
-    """Return what `/proc` says of a process; a simulated one has no user of this machine."""
+    """Return the facts of a process from `/proc`; a simulated one has no user of this machine."""
     is_real = table.is_real(process)
     return {
         "local_pid": process.pid if is_real else None,
@@ -358,10 +351,9 @@ def _details(process: Process, table: Table) -> dict[str, Any]:
     }
 
 
-@functools.cache
 def _most_kept() -> int:
-    """Return how many descriptors may be kept: the rest of what this process may open is for others."""
+    """Return how many descriptors may be kept; the files beyond are opened for each reading."""
     import resource
 
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return MAX_KEPT if most < 0 else min(MAX_KEPT, most // 2)
+    return MAX_KEPT if most < 0 else min(MAX_KEPT, most // KEPT_SHARE)

@@ -23,7 +23,7 @@ from rocmlab.telemetry.model import Snapshot, device_id
 log = logging.getLogger("rocmlab")
 
 LIMIT_SECONDS = 2.0  # for all devices to answer; half of it again for each by itself
-AGAIN_SECONDS = 5.0  # after which a device that could not be opened is tried again
+AGAIN_SECONDS = 5.0  # after which a device that could not be opened is retried
 ERRORS_SECONDS = 15.0  # how old counts of memory errors may be: older drivers write each look at them into their log
 
 
@@ -146,7 +146,7 @@ class Sampler:
 
 
 class _Watched:
-    """One device, what reads it, and what it said last."""
+    """One device, its reader, and its last sample."""
 
     def __init__(self, device: Device, errors_seconds: float) -> None:
         self.device = device
@@ -177,7 +177,7 @@ class _Watched:
         """Return what is known after a defect of the reader: nothing. What it keeps may be wrong: it is dropped."""
         if not self._has_failed:
             self._has_failed = True
-            log.exception("%s cannot be read: a defect of rocmlab", device_id(self.device))
+            log.exception("%s cannot be read: a bug in rocmlab", device_id(self.device))
         reader, self._reader = self._reader, None
         self._open_at = time.monotonic() + AGAIN_SECONDS
         if reader is not None:

@@ -49,13 +49,7 @@ class View:
 
 
 def screen(view: View, columns: int, rows: int | None = None) -> list[Line]:
-    """Return the lines to show.
-
-    Args:
-        view: what there is to show.
-        columns: the width of the screen.
-        rows: its height, by which processes are omitted first; None: no limit.
-    """
+    """Return the lines to show; where `rows` limits them, processes are omitted first."""
     gpus = [device for device in view.devices if device["backend"] != "cpu"]
     samples = {device["id"]: device.get("sample") or {} for device in view.devices}
     head = _head(view, columns)
@@ -78,23 +72,20 @@ def _head(view: View, columns: int) -> list[Line]:
     if view.simulated_root is not None:
         text = f" SIMULATED: read from {clean(view.simulated_root)}, not from this machine "
         lines.append([(cut(text, columns), "mark")])
-    words: list[Span] = [("rocmlab smi", "bold"), (_moment(view.time_seconds), "")]
-    words += [(clean(view.host), "")] if view.host else []
-    words += [(text, "") for text in _facts(view)]
+    moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(view.time_seconds))
+    facts: list[Span] = [("rocmlab smi", "bold"), (moment, "")]
+    facts += [(clean(view.host), "")] if view.host else []
+    facts += [(text, "") for text in _facts(view)]
     line: Line = []
-    for word in words:
-        more: Line = [("  ", ""), word] if line else [word]
+    for fact in facts:
+        more: Line = [("  ", ""), fact] if line else [fact]
         if line_width(line) + line_width(more) <= columns:
             line += more
     return [*lines, line]
 
 
-def _moment(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
-
-
 def _facts(view: View) -> list[str]:
-    """Return what is said once for all: the driver, and how the host does."""
+    """Return the facts shown once: the driver, and the load of the host."""
     gpus = [device for device in view.devices if device["backend"] != "cpu"]
     if not gpus:
         return []
@@ -117,16 +108,16 @@ def _only_cpu(view: View) -> str:
     """Say in one sentence that there is no GPU, and what the CPU does."""
     device = next((device for device in view.devices if device["backend"] == "cpu"), None)
     if device is None:
-        return "No device is to be shown."
-    sample, words = _processor(view), [clean(device["name"])]
+        return "No device is selected."
+    sample, facts = _processor(view), [clean(device["name"])]
     if device.get("compute_units"):
-        words.append(f"{device['compute_units']} cores")
+        facts.append(f"{device['compute_units']} cores")
     if sample.get("busy_percent") is not None:
-        words.append(f"busy {sample['busy_percent']:.0f}%")
+        facts.append(f"busy {sample['busy_percent']:.0f}%")
     used, total = sample.get("gtt_used_bytes"), sample.get("gtt_total_bytes")
     if used is not None and total:
-        words.append(f"memory {used / cells.GIB:.1f} of {total / cells.GIB:.1f} GiB in use")
-    return f"{'The CPU' if view.hidden else 'No GPU here, only the CPU'}: {', '.join(words)}."
+        facts.append(f"memory {used / cells.GIB:.1f} of {total / cells.GIB:.1f} GiB in use")
+    return f"{'The CPU' if view.hidden else 'No GPU here, only the CPU'}: {', '.join(facts)}."
 
 
 def _problem(problem: Row, columns: int, *, is_cut: bool) -> list[Line]:
@@ -151,7 +142,7 @@ def _processes(view: View, gpus: Sequence[Row], columns: int) -> list[Line]:
 
 
 def _shortened(lines: list[Line], most: int, what: str, columns: int) -> list[Line]:
-    """Return at most `most` lines; the last says how many are not shown."""
+    """Return at most `most` lines; the last shows how many are omitted."""
     if len(lines) <= most:
         return lines
     kept = max(0, most - 1)

@@ -1,4 +1,4 @@
-"""One device in words: what stands in each column of `rocmlab smi`, and how urgent it is."""
+"""One device as text: the value of each column of `rocmlab smi`, and how urgent it is."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ GIB = 2**30
 IDLE_PERCENT, BUSY_PERCENT = 5, 80
 FULL_PERCENT, ALMOST_FULL_PERCENT = 95, 85  # of memory
 HOT_MARGIN, WARM_MARGIN = 5, 15  # degrees below the critical temperature
-HOT, WARM = 95, 85  # where the card tells no critical temperature
+HOT, WARM = 95, 85  # where the card reports no critical temperature
 
-SENSORS = (("junction", "junction"), ("edge", "edge"))  # in the order of preference
+SENSORS = ("junction", "edge")  # in the order of preference
 
 
 def number(device: Row) -> str:
@@ -33,11 +33,16 @@ def number(device: Row) -> str:
     return LABELS[device["backend"]] + index
 
 
+def short_name(name: str) -> str:
+    """Return a product name without its maker, whom everybody knows."""
+    return clean(name).removeprefix("AMD ").removeprefix("NVIDIA ")
+
+
 def sensor(device: Row, sample: Row) -> str:
     """Return which temperature is shown: that of the junction (the hotspot), else of the edge; NVIDIA has one."""
     if device["backend"] == "cuda":
         return "GPU"
-    return next((name for name, key in SENSORS if sample.get(f"{key}_celsius") is not None), "")
+    return next((key for key in SENSORS if sample.get(f"{key}_celsius") is not None), "")
 
 
 def temperature(sample: Row, key: str) -> Span:
@@ -51,7 +56,7 @@ def temperature(sample: Row, key: str) -> Span:
 
 def main_temperature(sample: Row) -> Span:
     """Return the temperature of the sensor that `sensor` names."""
-    return temperature(sample, next((key for _, key in SENSORS if sample.get(f"{key}_celsius") is not None), "edge"))
+    return temperature(sample, next((key for key in SENSORS if sample.get(f"{key}_celsius") is not None), "edge"))
 
 
 def power(sample: Row) -> Span:
@@ -169,13 +174,13 @@ def throttle(sample: Row) -> Span:
     return (",".join(map(clean, reasons)), "warn") if reasons else ("no", "dim")
 
 
-def errors(sample: Row, words: tuple[str, str] = ("ce", "ue")) -> Span:
+def errors(sample: Row, labels: tuple[str, str] = ("ce", "ue")) -> Span:
     """Return the memory's errors: `117 ce 2 ue` (corrected, uncorrected); `0` if there are none."""
     found = [sample.get("ecc_corrected"), sample.get("ecc_uncorrected")]
     if found == [None, None]:
         return UNKNOWN
     counts = [sum((each or {}).values()) for each in found]
-    text = " ".join(f"{count} {word}" for count, word in zip(counts, words, strict=True) if count)
+    text = " ".join(f"{count} {word}" for count, word in zip(counts, labels, strict=True) if count)
     return text or "0", "bad" if counts[1] else "warn" if counts[0] else "dim"
 
 
@@ -186,5 +191,5 @@ def partition(device: Row) -> Span:
 
 
 def has_reading(sample: Row) -> bool:
-    """Return whether a device said anything of itself."""
+    """Return whether a device reported any value."""
     return any(value is not None for key, value in sample.items() if key not in ("time_seconds", "is_asleep"))

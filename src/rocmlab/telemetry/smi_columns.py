@@ -71,7 +71,7 @@ def spans(device: Row, sample: Row) -> dict[str, Span]:
         "gpu": (cells.number(device), "bold"),
         "smi": UNKNOWN if smi is None else (str(smi), ""),
         "pci": (clean(address), "") if address else UNKNOWN,
-        "name": (short_name(device["name"]), ""),
+        "name": (cells.short_name(device["name"]), ""),
         "partition": cells.partition(device),
         "temperature": cells.main_temperature(sample),
         "memory temperature": cells.temperature(sample, "memory"),
@@ -86,11 +86,6 @@ def spans(device: Row, sample: Row) -> dict[str, Span]:
         "busy": cells.busy(sample),
         "memory": cells.memory(device, sample),
     }
-
-
-def short_name(name: str) -> str:
-    """Return a product name without its maker, whom everybody knows."""
-    return clean(name).removeprefix("AMD ").removeprefix("NVIDIA ")
 
 
 @dataclass
@@ -120,13 +115,7 @@ class Layout:
 
 
 def layout(rows: Sequence[Mapping[str, Span]], titles: Mapping[str, str], columns: int) -> Layout:
-    """Return the best layout for a screen.
-
-    Args:
-        rows: what stands in every column, of each line that says something of its own.
-        titles: of all columns.
-        columns: the width of the screen.
-    """
+    """Return the best layout for a screen of that width; `rows` are the lines that say something of their own."""
     used = [name for name in TITLES if name in ALWAYS or any(row[name] != UNKNOWN for row in rows)]
     sizes = {name: max([width(titles[name]), *(width(row[name][0]) for row in rows)]) for name in used}
     name_size = sizes.get("name", 0)
@@ -138,7 +127,7 @@ def layout(rows: Sequence[Mapping[str, Span]], titles: Mapping[str, str], column
         if wish == "name" and "name" in found.widths:
             found.widths["name"] = min(name_size, MIN_NAME + max(0, columns - found.total()))
             spare = columns - found.total()
-            if spare < MIN_BAR + 1 and found.widths["name"] > MIN_NAME:  # the bar tells more than a name's end
+            if spare < MIN_BAR + 1 and found.widths["name"] > MIN_NAME:  # the bar is more useful than a name's end
                 found.widths["name"] = max(MIN_NAME, found.widths["name"] - (MIN_BAR + 1 - max(0, spare)))
     return _stretched(found, name_size, columns)
 

@@ -38,6 +38,7 @@ def lines(view: View) -> list[str]:
 
 def _values(view: View, device: Row) -> list[object]:
     sample = device.get("sample") or {}
+    reasons = sample.get("throttle_reasons")
     on_it = None if view.processes is None else sum(each["device"] == device["id"] for each in view.processes)
     return [
         sample.get("time_seconds") or view.time_seconds,
@@ -46,18 +47,13 @@ def _values(view: View, device: Row) -> list[object]:
         device.get("energy_joules"),
         _sum(sample.get("ecc_corrected")),
         _sum(sample.get("ecc_uncorrected")),
-        _reasons(sample.get("throttle_reasons")),
+        None if reasons is None else ";".join(reasons) or "none",
         on_it,
     ]
 
 
 def _sum(counts: dict[str, int] | None) -> int | None:
     return None if counts is None else sum(counts.values())
-
-
-def _reasons(reasons: tuple[str, ...] | None) -> str | None:
-    """Return the reasons with semicolons between them; `none` if it does not throttle."""
-    return None if reasons is None else ";".join(reasons) or "none"
 
 
 def _written(values: object) -> str:

@@ -26,7 +26,7 @@ class _Entry:
     device: Row
     sample: Row
     spans: dict[str, Span]  # by column
-    said: Span | None = None  # in the place of all values
+    message: Span | None = None  # in the place of all values
     others: list[Row] = field(default_factory=list)  # further partitions, on the same line
 
 
@@ -43,7 +43,8 @@ def table(devices: Sequence[Row], samples: Mapping[str, Row], columns: int, hung
     titles = {**TITLES, **_titles(entries)}
     layout = smi_columns.layout([entry.spans for entry in entries], titles, columns)
     notes = _merged([note for entry in entries for note in _notes(entry, layout)])
-    if titles["temperature"] == "temp" and "temperature" in layout.widths and _has_marks(entries):
+    has_marks = any(entry.spans["temperature"][0].endswith((" j", " e")) for entry in entries)
+    if titles["temperature"] == "temp" and "temperature" in layout.widths and has_marks:
         notes.append(("j: junction (the hotspot), e: edge", "dim"))
     return [
         _title_line(titles, layout),
@@ -62,11 +63,11 @@ def _entries(devices: Sequence[Row], samples: Mapping[str, Row], hung: Sequence[
             continue
         entry = _Entry(device, sample, smi_columns.spans(device, sample))
         if device["id"] in hung and is_silent:
-            entry.said = ("does not answer", "bad")
+            entry.message = ("does not answer", "bad")
         elif sample.get("is_asleep"):
-            entry.said = ("asleep", "dim")
+            entry.message = ("asleep", "dim")
         elif is_silent:
-            entry.said = ("no reading", "warn")
+            entry.message = ("no reading", "warn")
         entries.append(entry)
     return entries
 
@@ -93,13 +94,13 @@ def _add_part(entries: list[_Entry], device: Row) -> None:
     entry.spans["name"] = ("", "")
     size, count = first.get("vram_bytes"), len(entry.others)
     each = f", {size / cells.GIB:.1f} GiB{' each' * (count > 1)}" if size else ""
-    entry.said = (f"{count} more partition{'s' * (count > 1)}{each}, with the sensors of the GPU above", "dim")
+    entry.message = (f"{count} more partition{'s' * (count > 1)}{each}, with the sensors of the GPU above", "dim")
 
 
 def _titles(entries: Sequence[_Entry]) -> dict[str, str]:
-    """Name what the cards really have; where they differ, each temperature says which it is."""
+    """Name what the cards really have; where they differ, each temperature is labelled."""
     sensors = {name for entry in entries if (name := cells.sensor(entry.device, entry.sample))}
-    pools = {cells.uses_gtt(entry.device, entry.sample) for entry in entries if not entry.said}
+    pools = {cells.uses_gtt(entry.device, entry.sample) for entry in entries if not entry.message}
     found = {"memory": "VRAM"} if pools == {False} else {}
     if len(pools) == 2:
         for entry in entries:
@@ -117,10 +118,6 @@ def _titles(entries: Sequence[_Entry]) -> dict[str, str]:
     return found
 
 
-def _has_marks(entries: Sequence[_Entry]) -> bool:
-    return any(entry.spans["temperature"][0].endswith((" j", " e")) for entry in entries)
-
-
 def _title_line(titles: Mapping[str, str], layout: Layout) -> Line:
     line: Line = []
     for name, size in layout.widths.items():
@@ -133,15 +130,15 @@ def _title_line(titles: Mapping[str, str], layout: Layout) -> Line:
 def _line(entry: _Entry, layout: Layout, columns: int) -> Line:
     line: Line = []
     for name, size in layout.widths.items():
-        if entry.said and name not in IDENTITY:
+        if entry.message and name not in IDENTITY:
             continue
         line += [(" " * layout.gap, "")] * bool(line)
         text, level = entry.spans[name]
         if layout.bar_of(name):
             line += _bar(name, entry, layout)
         line.append((pad(text, size, right=name not in AT_THE_LEFT), level))
-    if entry.said:
-        text, level = entry.said
+    if entry.message:
+        text, level = entry.message
         line += [(" " * layout.gap, ""), (cut(text, columns - line_width(line) - layout.gap), level)]
     return line
 
@@ -163,7 +160,7 @@ def _notes(entry: _Entry, layout: Layout) -> list[tuple[str, Span]]:
     if not entry.device["is_usable"]:
         why = clean(str(entry.device.get("why_not") or "for a reason that is not known"))
         notes.append((f"not usable: {why}", "warn"))
-    if not entry.said:
+    if not entry.message:
         reasons, level = entry.spans["throttle"]
         if level == "warn" and "throttle" not in layout.widths:
             notes.append((f"throttled: {reasons}", level))

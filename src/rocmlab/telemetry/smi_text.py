@@ -29,11 +29,11 @@ PLAIN = str.maketrans({"°": " ", ELLIPSIS: "~", "·": "-", FULL: "#", HALF: "="
 
 def clean(text: str) -> str:
     """Return text with a `?` for each letter that is none, such as control characters and marks of direction."""
-    return text if text.isascii() and text.isprintable() else "".join(map(_shown, text))
-
-
-def _shown(letter: str) -> str:
-    return letter if letter.isprintable() else "?"
+    return (
+        text
+        if text.isascii() and text.isprintable()
+        else "".join(letter if letter.isprintable() else "?" for letter in text)
+    )
 
 
 def width(text: str) -> int:
@@ -65,7 +65,7 @@ def cut(text: str, columns: int) -> str:
 
 
 def cut_start(text: str, columns: int) -> str:
-    """Return the end of a text, as much as fits: that of a path tells more than its beginning."""
+    """Return the end of a text, as much as fits: the end of a path is more useful than its beginning."""
     return text if width(text) <= columns else cut(text[::-1], columns)[::-1]
 
 
@@ -115,13 +115,7 @@ def wrap(text: str, columns: int, first: str = "", after: str = "") -> list[str]
 
 
 def paint(lines: Sequence[Line], *, coloured: bool, plain: bool = False) -> list[str]:
-    """Return lines as they go to the terminal.
-
-    Args:
-        lines: what to show.
-        coloured: whether to colour it.
-        plain: whether the terminal can show ASCII only.
-    """
+    """Return lines as they go to the terminal; `plain`: it can show ASCII only."""
     painted = []
     for line in lines:
         spans = [(text, COLOURS[level] if coloured else "") for text, level in line]

@@ -8,10 +8,10 @@ import sys
 from typing import Any
 
 from rocmlab.base.errors import RocmlabError
+from rocmlab.training import interpreters
 from rocmlab.training.placement import Description
 
 TITLES = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
-KERNELS = {"tensorflow": "tensorflow", "jax": "torch", "torch": "torch"}  # the kernel of the lab that has each
 VARIABLE = "KERAS_BACKEND"
 QUIET = {  # frameworks read these when they are imported; a value that is already set stays
     "TF_CPP_MIN_LOG_LEVEL": "2",  # TensorFlow: errors only
@@ -35,7 +35,8 @@ def use(backend: str = "auto") -> str:
     """
     if backend not in ("auto", *TITLES):
         raise RocmlabError(f"backend={backend!r} is unknown", "", f"use one of: auto, {', '.join(TITLES)}")
-    present = _of_imported_keras()
+    keras: Any = sys.modules.get("keras")
+    present = None if keras is None else str(keras.backend.backend())
     wanted = _of_kernel(present) if backend == "auto" else backend
     if present is not None and present != wanted:
         raise RocmlabError(
@@ -73,18 +74,12 @@ def facts(used: Description, framework: str | None = None) -> dict[str, Any]:
         framework: `torch` or another one that was used directly; None for Keras and its backend.
     """
     found = versions() if framework is None else {framework: str(sys.modules[framework].__version__)}
-    for name in ("transformers",):
-        if name in sys.modules:
-            found[name] = sys.modules[name].__version__
+    if transformers := sys.modules.get("transformers"):
+        found["transformers"] = transformers.__version__
     if framework == "torch":
         found["hip"] = sys.modules["torch"].version.hip
     name = framework or sys.modules["keras"].backend.backend()
     return {"framework": name, "versions": found, "device": used, "simulated": used["simulated"]}
-
-
-def _of_imported_keras() -> str | None:
-    keras: Any = sys.modules.get("keras")
-    return None if keras is None else str(keras.backend.backend())
 
 
 def _of_kernel(present: str | None) -> str:
@@ -110,7 +105,7 @@ def _of_kernel(present: str | None) -> str:
 
 
 def _choose_kernel(backend: str) -> str:
-    kernel = KERNELS[backend]
+    kernel = interpreters.KERNELS.get(backend, backend)
     return (
         f"choose the kernel `{kernel}`, which has {TITLES[backend]}: in JupyterLab Kernel > Change Kernel…, "
         f"headless: rocmlab run NOTEBOOK --kernel {kernel} -p backend={backend}"

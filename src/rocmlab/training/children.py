@@ -41,7 +41,7 @@ def rank_environment(base: Mapping[str, str], count: int, gpus: Sequence[int]) -
     env[TOKEN] = secrets.token_hex(8)
     if not gpus:
         env.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait leave the core to the other ranks
-    # PyTorch's own log repeats for every rank what the error says once.
+    # PyTorch's own log repeats the error for every rank.
     env.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # A collective that fails or takes too long ends its process; cleaning up first may hang as the collective did.
     env.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")

@@ -18,7 +18,7 @@ ROUNDS = 5
 
 
 def main() -> None:
-    """Add up over all ranks; say READY before, and the bandwidth afterwards.
+    """Add up over all ranks; print READY before, and the bandwidth afterwards.
 
     Arguments: nccl or gloo, the file through which ranks find each other, cuda or cpu, bytes of the larger sum.
     """

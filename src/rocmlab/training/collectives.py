@@ -21,7 +21,7 @@ from pathlib import Path
 
 from rocmlab.base import files
 from rocmlab.base.errors import RocmlabError
-from rocmlab.devices import device_id, discover, visibility
+from rocmlab.devices import Device, device_id, discover, visibility
 from rocmlab.training import children, interpreters
 from rocmlab.training.interpreters import Interpreter
 
@@ -99,7 +99,7 @@ def probe(
         program: what a rank runs.
 
     Raises:
-        RocmlabError: no way works, the ranks do not even start, or PyTorch is not here.
+        RocmlabError: no way works, the ranks do not even start, or PyTorch is missing.
     """
     count = len(gpus) if gpus else int(processes or 0)
     torch = interpreters.find("torch")
@@ -126,6 +126,12 @@ def probe(
         "`make doctor` checks the driver and the links; add iommu=pt to the kernel's command line; or use one device",
         exit_code=1,
     )
+
+
+def numbered(gpus: Sequence[int]) -> list[Device]:
+    """Return the GPUs with these numbers in this process; empty where the system does not know them so (WSL2)."""
+    left = visibility.remaining(discover(), os.environ)
+    return [left[number] for number in gpus] if gpus and max(gpus) < len(left) else []
 
 
 def forget(gpus: Sequence[int], share: Path | None = None) -> None:
@@ -172,7 +178,9 @@ def _await(ranks: Sequence[subprocess.Popen[str]], outputs: Sequence[Path], limi
         if not ready and all(READY in text for text in texts):
             ready, deadline = True, time.monotonic() + limit_seconds
         if failed is not None:
-            how = f"rank {failed} exited ({children.exit_text(codes[failed] or 0)}): {_last_line(texts[failed])}"
+            output = [line.strip() for line in texts[failed].splitlines() if line.strip() and line != READY]
+            last = output[-1] if output else "it printed nothing"
+            how = f"rank {failed} exited ({children.exit_text(codes[failed] or 0)}): {last}"
             if READY in texts[failed]:
                 raise _AttemptError(how)
             raise _no_start(how, texts[failed])
@@ -195,30 +203,21 @@ def _no_start(what: str, text: str) -> RocmlabError:
     )
 
 
-def _last_line(text: str) -> str:
-    output = [line for line in text.splitlines() if line.strip() and line != READY]
-    return output[-1].strip() if output else "it printed nothing"
-
-
 def _place(gpus: Sequence[int], torch: Interpreter, share: Path | None) -> Path | None:
     """Return the file that remembers for this host, these GPUs, this driver and this PyTorch; None without a share."""
     folder = share or (Path(named).expanduser() if (named := os.environ.get("ROCMLAB_SHARE")) else None)
     if folder is None:
         return None
-    left = visibility.remaining(discover(), os.environ)
-    if not gpus or max(gpus) >= len(left):
-        return None  # the system does not know these GPUs by number (WSL2)
-    chosen = [(device_id(gpu), gpu.unique_id, gpu.name, gpu.driver) for gpu in (left[number] for number in gpus)]
+    chosen = [(device_id(gpu), gpu.unique_id, gpu.name, gpu.driver) for gpu in numbered(gpus)]
+    if not chosen:
+        return None
     given = {name: value for name, value in sorted(os.environ.items()) if name.startswith(("NCCL_", "RCCL_", "HSA_"))}
-    parts = [platform.node(), platform.release(), chosen, given, torch.python, _version(torch.python)]
+    # PyTorch's own version file, read without importing it.
+    versions = sorted(Path(torch.python).parent.parent.glob("lib/python*/site-packages/torch/version.py"))
+    version = versions[0].read_text(encoding="utf-8") if versions else None
+    parts = [platform.node(), platform.release(), chosen, given, torch.python, version]
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
     return folder / "cache" / "collectives" / f"{key}.json"
-
-
-def _version(python: str) -> str | None:
-    """Return what PyTorch's own version file says, without importing it; None where it is not found."""
-    found = sorted(Path(python).parent.parent.glob("lib/python*/site-packages/torch/version.py"))
-    return found[0].read_text(encoding="utf-8") if found else None
 
 
 def _recall(place: Path) -> Collectives | None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from rocmlab.base.errors import RocmlabError
 
 KERNELS = {"jax": "torch", "transformers": "torch", "pyopencl": "torch"}  # what is in another one's kernel
+JUPYTER_FOLDERS = (Path(sys.prefix) / "share" / "jupyter", Path("/opt/rocmlab/share/jupyter"))
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Interpreter:
     env: dict[str, str]
 
     def environment(self) -> dict[str, str]:
-        """Return the whole environment for a child: this process's, changed as the kernelspec says."""
+        """Return the whole environment for a child: this process's, changed by the kernelspec."""
         return {**os.environ, **self.env}
 
 
@@ -39,8 +40,16 @@ def find(framework: str) -> Interpreter:
     """
     for folder in _kernel_folders():
         path = folder / KERNELS.get(framework, framework) / "kernel.json"
-        if path.is_file():
-            return _read(path)
+        if not path.is_file():
+            continue
+        try:
+            spec = json.loads(path.read_text(encoding="utf-8"))
+            python = spec["argv"][0]
+            env = {str(name): str(value) for name, value in spec.get("env", {}).items()}
+        except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as err:
+            raise RocmlabError(f"{path} is not a kernelspec", str(err), "run `make up`, which writes it again") from err
+        # A bare `python` means the Python of the Jupyter that reads the kernelspec, as jupyter_client has it.
+        return Interpreter(sys.executable if python in ("python", "python3") else python, env)
     if importlib.util.find_spec(framework) is not None:
         return Interpreter(sys.executable, {})
     raise RocmlabError(
@@ -69,7 +78,7 @@ def run(framework: str, *arguments: str | Path, time_limit_seconds: float = 120)
         )
     except subprocess.TimeoutExpired as err:
         raise RocmlabError(
-            f"{what} was not done after {time_limit_seconds:g} seconds",
+            f"{what} did not finish within {time_limit_seconds:g} seconds",
             f"it ran in {interpreter.python}",
             "raise time_limit_seconds, or see whether a GPU hangs: make doctor",
             exit_code=1,
@@ -98,16 +107,4 @@ def title(name: str) -> str | None:
 
 def _kernel_folders() -> list[Path]:
     listed = [Path(part) for part in os.environ.get("JUPYTER_PATH", "").split(os.pathsep) if part]
-    standard = [Path(sys.prefix) / "share" / "jupyter", Path("/opt/rocmlab/share/jupyter")]
-    return [folder / "kernels" for folder in (*listed, *standard)]
-
-
-def _read(path: Path) -> Interpreter:
-    try:
-        spec = json.loads(path.read_text(encoding="utf-8"))
-        python = spec["argv"][0]
-        env = {str(name): str(value) for name, value in spec.get("env", {}).items()}
-    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as err:
-        raise RocmlabError(f"{path} is not a kernelspec", str(err), "run `make up`, which writes it again") from err
-    # A bare `python` means the Python of the Jupyter that reads the kernelspec, as jupyter_client has it.
-    return Interpreter(sys.executable if python in ("python", "python3") else python, env)
+    return [folder / "kernels" for folder in (*listed, *JUPYTER_FOLDERS)]

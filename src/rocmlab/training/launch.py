@@ -6,17 +6,15 @@ not survive a fork. So the workers run a script, one process per device.
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import tempfile
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rocmlab.base.errors import RocmlabError
-from rocmlab.devices import Device, discover, visibility
+from rocmlab.devices import Device
 from rocmlab.training import children, interpreters, ranks
 from rocmlab.training import collectives as probes
 from rocmlab.training.collectives import Collectives
@@ -61,7 +59,7 @@ def run(
     torch = interpreters.find("torch")
     env = children.rank_environment(torch.environment(), count, gpus)
     if len(gpus) > 1:
-        reject_mixed(_known(gpus))
+        reject_mixed(probes.numbered(gpus))
         collectives = collectives or probes.probe(gpus=gpus)
         sys.stdout.write(f"{collectives.sentence()}\n")
     env[VARIABLE] = collectives.backend if collectives else "nccl" if gpus else "gloo"
@@ -74,8 +72,9 @@ def run(
             failure = _failure(script, found, gpus, Path(folder)) if found.failed else None
         if found.is_late:
             raise RocmlabError(
-                f"{script} was not done after {time_limit_seconds:g} seconds on {count} devices",
-                _last_lines(found.lines) or "it printed nothing",
+                f"{script} did not finish within {time_limit_seconds:g} seconds on {count} devices",
+                "\n".join(f"[rank {rank}] {last[-1]}" for rank, last in sorted(found.lines.items()))
+                or "it printed nothing",
                 "raise time_limit_seconds" + _collective_fix(gpus),
                 exit_code=1,
             )
@@ -100,7 +99,7 @@ def reject_mixed(gpus: Sequence[Device]) -> None:
     cards = [group for (_name, _gfx, is_apu), group in kinds.items() if not is_apu] or list(kinds.values())
     largest = max(cards, key=len)
     raise RocmlabError(
-        "GPUs of different kinds cannot share one job: " + ", ".join(_kind(gpu) for gpu in gpus),
+        "GPUs of different kinds cannot share one job: " + ", ".join(map(_kind, gpus)),
         "a collective over different kinds hangs or fails (integrated graphics next to a card always does), "
         "and every step would wait for the slowest",
         "use GPUs of one kind: HIP_VISIBLE_DEVICES=" + ",".join(str(gpu.index) for gpu in largest),
@@ -109,12 +108,6 @@ def reject_mixed(gpus: Sequence[Device]) -> None:
 
 def _kind(gpu: Device) -> str:
     return f"{gpu.name} ({', '.join(filter(None, [gpu.gfx, 'APU' if gpu.is_apu else '', gpu.pci_address]))})"
-
-
-def _known(gpus: Sequence[int]) -> list[Device]:
-    """Return the GPUs at these places as the system describes them; empty where it does not know them (WSL2)."""
-    left = visibility.remaining(discover(), os.environ)
-    return [left[number] for number in gpus] if max(gpus) < len(left) else []
 
 
 def _failure(script: str | Path, found: ranks.Attempt, gpus: Sequence[int], notes: Path) -> RocmlabError:
@@ -136,10 +129,6 @@ def _culprit(failed: Mapping[int, int], notes: Path) -> tuple[int, int]:
 
     A rank that was killed or exited immediately has written no note. An abort without a note ranks later: that is
     how a process ends whose collective never returned. SIGTERM ranks last: the others are ended by it.
-
-    Args:
-        failed: exit codes by rank.
-        notes: the folder with what `rank.py` noted.
     """
 
     def order(rank: int) -> tuple[int, int]:
@@ -168,7 +157,3 @@ def _collective_fix(gpus: Sequence[int]) -> str:
         return ""
     probes.forget(gpus)
     return "; if a collective is the cause: the next run probes the ways again, and NCCL_DEBUG=WARN shows more"
-
-
-def _last_lines(lines: Mapping[int, deque[str]]) -> str:
-    return "\n".join(f"[rank {rank}] {last[-1]}" for rank, last in sorted(lines.items()))

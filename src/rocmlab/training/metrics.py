@@ -28,7 +28,7 @@ def record(**values: object) -> None:
         RocmlabError: no value, or one that JSON cannot hold.
     """
     if not values:
-        raise RocmlabError("record() was called without a value", "there is nothing to keep", "record(accuracy=0.98)")
+        raise RocmlabError("record() was called without a value", "there is nothing to record", "record(accuracy=0.98)")
     plain = {name: _plain(value, name) for name, value in values.items()}
     line = "recorded: " + ", ".join(f"{name}={_short(value)}" for name, value in plain.items())
     # sys.modules instead of an import: outside Jupyter, IPython may be missing, and importing it takes time.
@@ -50,13 +50,8 @@ class Skipped(RocmlabError):
 def skip(what: str, why: str = "", fix: str = "") -> NoReturn:
     """End this notebook without a failure; the rest of it is not run.
 
-    A headless run reports the notebook as `skipped`, with the reason. For papermill alone it is an error, because
-    papermill has no other way to end a notebook.
-
-    Args:
-        what: what is missing, in one line.
-        why: what it is needed for, or why it is missing.
-        fix: how to get it.
+    A headless run reports the notebook as `skipped`, with the reason: what is missing, why, and how to get it. For
+    papermill alone it is an error, because papermill has no other way to end a notebook.
 
     Raises:
         Skipped: always.
@@ -74,7 +69,13 @@ def _plain(value: object, name: str) -> Any:  # noqa: ANN401  any JSON value
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {_key(key, name): _plain(item, f"{name}.{key}") for key, item in value.items()}
+        if wrong := [key for key in value if not isinstance(key, str)]:
+            raise RocmlabError(
+                f"record({name}=…) has the key {wrong[0]!r} of type {type(wrong[0]).__name__}",
+                "the keys of a JSON object are strings",
+                "use str() on the keys",
+            )
+        return {str(key): _plain(item, f"{name}.{key}") for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
         return [_plain(item, f"{name}[{number}]") for number, item in enumerate(value)]
     converted = _from_framework(value)
@@ -96,16 +97,6 @@ def _from_framework(value: object) -> object | None:
     to_list = getattr(value, "tolist", None)
     converted: object = to_list() if callable(to_list) else None
     return None if isinstance(converted, bytes | complex) else converted
-
-
-def _key(key: object, name: str) -> str:
-    if isinstance(key, str):
-        return key
-    raise RocmlabError(
-        f"record({name}=…) has the key {key!r} of type {type(key).__name__}",
-        "the keys of a JSON object are strings",
-        "use str() on the keys",
-    )
 
 
 def _short(value: object) -> str:

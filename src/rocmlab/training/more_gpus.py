@@ -1,8 +1,4 @@
-"""How a program gets more GPUs than it sees: that depends on who started it.
-
-A kernel of JupyterLab, a job of `rocmlab run`, a notebook that papermill runs and a plain program are given their GPUs
-in different ways, and advice for one of them does nothing for another.
-"""
+"""How a program gets more GPUs: a kernel of JupyterLab, a job, papermill's kernel and a program, each in its way."""
 
 from __future__ import annotations
 
@@ -28,12 +24,7 @@ def started_by(environment: Mapping[str, str] = os.environ) -> Start:
 
 
 def advice(framework: str, wanted: int = 2) -> str:
-    """Return how this process gets that many GPUs of one kind; it names only what can be done here.
-
-    Args:
-        framework: `tensorflow`, `torch`, or what lives in one of their kernels.
-        wanted: how many are needed.
-    """
+    """Return how this process gets that many GPUs of one kind for a framework; it names only what can be done here."""
     alike = _largest_kind(discover(environment={}))
     if len(alike) < wanted:
         has = f"{len(alike)} usable GPU{'s' * (len(alike) != 1)} of one kind" if alike else "no usable GPU"

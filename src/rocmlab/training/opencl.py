@@ -109,7 +109,7 @@ def visible(platform: str = "") -> list[tuple[Device, Description]]:
     if not chosen:
         names = ", ".join(one.name for one in platforms)
         raise RocmlabError(
-            f"platform={platform!r} is not here", f"the platforms are: {names}", f"leave it empty, or:\n{INSTALL}"
+            f"platform={platform!r} is missing", f"the platforms are: {names}", f"leave it empty, or:\n{INSTALL}"
         )
     found = [(device, one) for one in chosen for device in _devices(cl, one)]
     return [(device, _describe(cl, device, one, index)) for index, (device, one) in enumerate(found)]

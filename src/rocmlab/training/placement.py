@@ -18,10 +18,15 @@ from typing import Any
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import discover
 from rocmlab.training import more_gpus, network
-from rocmlab.training.scaling import measures
 
 Description = dict[str, Any]  # backend, name, index, pci, simulated
 CHOICES = ("auto", "gpu", "cpu")
+# How XLA adds up gradients: 128 MB at a time (its own default is 30 MB), in place instead of in one copied buffer, and
+# while the next are computed.
+XLA_SUMS = "--xla_gpu_all_reduce_combine_threshold_bytes=134217728"
+XLA_IN_PLACE = "--xla_disable_hlo_passes=all-reduce-contiguous"
+XLA_OVERLAP = "--xla_gpu_enable_latency_hiding_scheduler=true"
+XLA = f"{XLA_SUMS} {XLA_IN_PLACE} {XLA_OVERLAP}"
 _keras_scope = ExitStack()  # what makes Keras on PyTorch compute on the CPU, as long as that is wanted
 atexit.register(_keras_scope.close)
 
@@ -85,7 +90,7 @@ def alike(found: Sequence[Description]) -> list[Description]:
 def team(framework: str, device: str = "auto", size: int = 2) -> list[Description]:
     """Return the devices a job on several devices runs on: GPUs of one kind, or `size` parts of the CPU.
 
-    Parts of the CPU are `simulated`: they show that the method is right, and say nothing about speed. Why they are
+    Parts of the CPU are `simulated`: they show that the method is right, and are no measure of speed. Why they are
     used, and how this process would get more GPUs, is printed.
 
     Raises:
@@ -109,16 +114,11 @@ def team(framework: str, device: str = "auto", size: int = 2) -> list[Descriptio
 
 
 def prepare(parts: int = 2) -> None:
-    """Set what TensorFlow and JAX read at import for a job on several devices; what is already set stays.
-
-    Args:
-        parts: of the CPU that JAX can simulate.
-    """
+    """Set what TensorFlow and JAX read at import for a job on several devices or parts of the CPU, if it is not set."""
     settings = {
         "TF_ENABLE_ONEDNN_OPTS": "0",  # the same rounding on every CPU
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",  # leave GPU memory to others
-        # Gradients are added up 128 MB at a time, where they are, while the next ones are computed.
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={parts} {measures.XLA}",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={parts} {XLA}",
         "NPROC": str(max(8, 2 * parts)),  # with fewer threads than parts, JAX' sums would wait for each other forever
     }
     for name, value in settings.items():
@@ -158,7 +158,7 @@ def _hide_gpus(framework: str) -> None:
 
         jax.config.update("jax_platforms", "cpu")  # keeps JAX from taking a GPU's memory, if it has not started
         jax.config.update("jax_default_device", jax.devices("cpu")[0])
-    # PyTorch itself computes on a GPU only where a program says so; there is nothing to hide.
+    # PyTorch itself computes on a GPU only on request; there is nothing to hide.
 
 
 def _keras_gpus() -> list[Description]:
@@ -213,13 +213,13 @@ def _jax_gpus() -> list[Description]:
         raise RocmlabError(
             "JAX cannot start", str(err), 'unset JAX_PLATFORMS, or use device="cpu"; `make doctor` looks at the GPUs'
         ) from err
-    return [_description(_jax_backend(one), one.device_kind, one.id) for one in found if one.platform != "cpu"]
-
-
-def _jax_backend(device: Any) -> str:  # noqa: ANN401  a jax.Device
-    """Return what made a device of JAX: it calls those of ROCm and CUDA both `gpu`, their client knows more."""
-    text = f"{device.platform} {device.client.platform_version}".lower()
-    return next((word for word in ("rocm", "metal") if word in text), "cuda")
+    gpus = []
+    for one in found:
+        if one.platform != "cpu":
+            text = f"{one.platform} {one.client.platform_version}".lower()  # those of ROCm and CUDA are both `gpu`
+            backend = next((word for word in ("rocm", "metal") if word in text), "cuda")
+            gpus.append(_description(backend, one.device_kind, one.id))
+    return gpus
 
 
 def _torch_gpus() -> list[Description]:

@@ -1,15 +1,13 @@
 """PoCL, OpenCL for CPUs: workarounds for two of its builds.
 
-PoCL's wheel asks its LLVM 14 for the processor's name, which for one newer than 2022 is "generic", and then its clang
-rejects that name for every kernel. It knows the instructions, though, so such a processor gets the name of an older one
-whose instructions it has.
-
-A system's PoCL uses the system's LLVM, whose functions have the names of those in TensorFlow's libraries. Loaded after
-TensorFlow, it calls TensorFlow's and crashes, unless it is loaded so that its own come first.
+The wheel's LLVM 14 names a processor newer than 2022 "generic", which its clang rejects for every kernel; it gets the
+name of an older one whose instructions it has. A system's PoCL uses the system's LLVM, whose functions are named as in
+TensorFlow's libraries: loaded after TensorFlow it would call these and crash, so its own come first.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
@@ -49,14 +47,7 @@ def rename(device: Any, version: str, name: str) -> str | None:  # noqa: ANN401 
     """Give a device of PoCL's wheel another processor's name to compile for; return the one it had.
 
     The process's memory is read and written through /proc/self/mem, where a wrong address is an error and not a crash.
-
-    Args:
-        device: a device of PoCL that drives the CPU.
-        version: of its platform; for another version than the wheel's nothing is done.
-        name: of a processor, at most 7 characters.
-
-    Returns:
-        The name that it had; None if nothing was changed.
+    None: nothing was changed, because the platform has another version than the wheel's, or the name is too long.
     """
     if KNOWN not in version.split(",")[0] or len(name) > MAX_NAME_LENGTH:
         return None
@@ -86,15 +77,9 @@ def prepare() -> None:
     kind = f"{zlib.crc32(' '.join(_flags(CPUINFO)).encode()):08x}"
     os.environ.setdefault("POCL_CACHE_DIR", str(caches / "pocl" / kind))
     if "tensorflow" in sys.modules and hasattr(os, "RTLD_DEEPBIND"):
-        _load_apart(Path(os.environ.get("OCL_ICD_VENDORS") or VENDORS))
-
-
-def _load_apart(vendors: Path) -> None:
-    """Load the drivers that use the system's LLVM so that its functions come before those of the same names."""
-    for driver in sorted(vendors.glob("*.icd")):
-        try:
-            library = driver.read_text(encoding="utf-8").strip()
-            if Path(library).name.startswith(SHARES_LLVM):
-                ctypes.CDLL(library, mode=os.RTLD_NOW | os.RTLD_DEEPBIND)
-        except OSError:  # OpenCL's own loader skips what cannot be loaded
-            continue
+        # The functions of the system's LLVM come before those of the same names.
+        for driver in sorted(Path(os.environ.get("OCL_ICD_VENDORS") or VENDORS).glob("*.icd")):
+            with contextlib.suppress(OSError):  # OpenCL's own loader skips what cannot be loaded
+                library = driver.read_text(encoding="utf-8").strip()
+                if Path(library).name.startswith(SHARES_LLVM):
+                    ctypes.CDLL(library, mode=os.RTLD_NOW | os.RTLD_DEEPBIND)

@@ -54,10 +54,6 @@ class Busy:
 
     `percent` and `watts` are None on the CPU, for a GPU whose driver does not report them, and where it is unknown
     which of several GPUs the framework uses.
-
-    Args:
-        used: the device as `placement` describes it.
-        seconds_between: two readings.
     """
 
     def __init__(self, used: Description, seconds_between: float = SECONDS_BETWEEN) -> None:

@@ -1,6 +1,6 @@
-"""Run in a container beside a cluster, by the image's Ray, without its token: what of the cluster can it use?
+"""Run in a container next to a cluster, by the image's Ray, without its token: what of the cluster can it use?
 
-Usage: stranger.py ADDRESS PORT TOKEN. Prints JSON: by attempt, what came of it; only what is refused is safe.
+Usage: stranger.py ADDRESS PORT TOKEN. Prints JSON: by attempt, what came of it; only what is rejected is safe.
 """
 
 from __future__ import annotations

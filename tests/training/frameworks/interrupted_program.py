@@ -12,10 +12,12 @@ import sys
 import time
 
 import numpy as np
+from small_models import has_gpu
 
 from rocmlab.training import fit_resident
 
 BATCH, STEPS, SMALL = 64, 20_000, 4
+WIDTHS = {False: 768, True: 8192}  # of a layer, on a GPU or not: some milliseconds a step on both
 
 
 def say(word):
@@ -32,7 +34,8 @@ class Kind:
         import keras
 
         keras.utils.set_random_seed(1)
-        layers = [keras.Input((8,)), *(keras.layers.Dense(768, "relu") for _ in range(3)), keras.layers.Dense(3)]
+        width = WIDTHS[has_gpu()]
+        layers = [keras.Input((8,)), *(keras.layers.Dense(width, "relu") for _ in range(3)), keras.layers.Dense(3)]
         model = keras.Sequential(layers)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.SGD(0.01, momentum=0.9), loss, metrics=["accuracy"])
@@ -69,9 +72,11 @@ class Plain(Kind):
         import torch
 
         torch.manual_seed(1)
-        sizes = [8, 768, 768, 768]
+        width = WIDTHS[torch.cuda.is_available()]
+        sizes = [8, width, width, width]
         layers = [layer for pair in itertools.pairwise(sizes) for layer in (torch.nn.Linear(*pair), torch.nn.ReLU())]
-        module = torch.nn.Sequential(*layers, torch.nn.Linear(768, 3))
+        module = torch.nn.Sequential(*layers, torch.nn.Linear(width, 3))
+        module = module.to("cuda" if torch.cuda.is_available() else "cpu")
         module.own = torch.optim.Adam(module.parameters(), 1e-4)
         return module
 
@@ -98,14 +103,16 @@ class Plain(Kind):
     def state(self, model):
         """Return weights and the optimizer's averages."""
         averages = [value for state in model.own.state.values() for value in state.values()]
-        return [value.detach().numpy().copy() for value in (*model.parameters(), *averages)]
+        return [value.detach().cpu().numpy().copy() for value in (*model.parameters(), *averages)]
 
     def loss(self, model, x, y):
         """Evaluate the module as a caller would."""
         import torch
 
+        where = next(model.parameters()).device
         with torch.no_grad():
-            return float(torch.nn.functional.cross_entropy(model(torch.from_numpy(x)), torch.from_numpy(y)))
+            scores = model(torch.from_numpy(x).to(where))
+            return float(torch.nn.functional.cross_entropy(scores, torch.from_numpy(y).to(where)))
 
 
 def interrupted(kind, model, x, y, **arguments):

@@ -73,7 +73,7 @@ def fresh(keras, make):
 
 
 def measure():
-    """Train the suite with this process's Keras and backend; print what came of it as JSON."""
+    """Train the suite with this process's Keras and backend; print the result as JSON."""
     import warnings
 
     import keras

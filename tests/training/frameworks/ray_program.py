@@ -1,4 +1,4 @@
-"""Run by test_ray_train.py: train a small network in Ray Train's workers and print what came of it as JSON.
+"""Run by test_ray_train.py: train a small network in Ray Train's workers and print the result as JSON.
 
 python ray_program.py FOLDER WORKERS STRATEGY LOSS: LOSS is what dies in the second epoch: `none`, `worker`, `node`.
 """
@@ -20,7 +20,7 @@ OPTIONS = {"epochs": 4, "steps": 3, "batch": 15}  # a batch that two workers can
 
 
 def is_victim(what, is_last):
-    """Tell whether this worker is to be lost: the last one, or that on the second node; the head is everything."""
+    """Return whether this worker is to be lost: the last one, or that on the second node; the head is everything."""
     return os.environ.get("RAY_PROGRAM_NODE") == "second" if what == "node" else is_last and what == "worker"
 
 

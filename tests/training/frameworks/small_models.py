@@ -23,6 +23,23 @@ def dense(keras, *inner, activation="relu", optimizer="rmsprop", seed=1, kind=No
     return model
 
 
+def has_gpu():
+    """Return whether Keras' backend computes on a GPU."""
+    import keras
+
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return jax.default_backend() != "cpu"
+    if keras.backend.backend() == "torch":
+        import torch
+
+        return torch.cuda.is_available()
+    import tensorflow
+
+    return bool(tensorflow.config.list_physical_devices("GPU"))
+
+
 def assert_same(expected, found, rtol=2e-4, atol=2e-5):
     """Check that two Keras models hold the same weights, seeds, counters and optimizer state."""
     pairs = [*zip(expected.variables, found.variables, strict=True)]

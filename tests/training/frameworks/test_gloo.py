@@ -57,7 +57,7 @@ if os.environ.get("NCCL_P2P_DISABLE") != "1" and os.environ.get("RANK") == "1":
 
 
 def is_running(pid):
-    """Tell whether a process is there and not a zombie."""
+    """Return whether a process is there and not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

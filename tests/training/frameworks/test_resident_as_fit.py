@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import pickle
 
 import numpy as np
 import pytest
@@ -60,6 +61,25 @@ def test_parts_weights_and_rare_validation_are_those_of_fit(keras, fit_resident)
     assert len(result.seconds) == 3
     assert result.how
     assert result.params["epochs"] == 4
+
+
+def test_a_history_can_be_pickled_and_an_interrupted_one_be_read(keras, fit_resident):
+    """As that of `fit`; after an error `model.history` has what was done so far."""
+    model = dense(keras)
+    x, y = digits()
+
+    def stop(epoch, logs):
+        raise KeyError("stopped")
+
+    with pytest.raises(KeyError, match="stopped"):
+        fit_resident(model, x, y, verbose=0, callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=stop)])
+    interrupted = model.history
+    result = fit_resident(model, x, y, verbose=0)
+    result.set_model(None)
+    again = pickle.loads(pickle.dumps(result))
+
+    assert (interrupted.how, interrupted.seconds) == ("", [])
+    assert (again.history, again.how) == (result.history, result.how)
 
 
 def test_places_and_steps_are_those_of_fit(keras, fit_resident):

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from rocmlab.training.scaling import measures, runs
+from rocmlab.benchmarking.scaling import measures, runs
 
 pytestmark = [
     pytest.mark.frameworks,

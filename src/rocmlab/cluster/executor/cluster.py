@@ -1,8 +1,8 @@
 """A run's cluster as the runner sees it: a child process that speaks to Ray, the places there, and the jobs' ends.
 
-Orders to the child are short lines; a job's description is a file that the child removes. What the child says of a job
-goes to that job's `RemoteSupervisor`. When the child ends, the cluster is gone as far as this run can know, and every
-job that has not ended is told so.
+Commands to the child are short lines; a job's description is a file that the child removes. The child's
+events of a job go to that job's `RemoteSupervisor`. When the child ends, the cluster counts as lost, and so does every
+job that has not ended.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import logging
+import pickle
 import secrets
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,13 @@ from rocmlab.base.errors import RocmlabError
 from rocmlab.cluster.executor import delivery
 from rocmlab.cluster.executor.nodes import RemoteNode
 from rocmlab.cluster.executor.places import ClusterPlaces, RemotePlace
+from rocmlab.cluster.executor.remote_job import RemoteJob, RemoteRun
 from rocmlab.cluster.executor.supervising import RemoteSupervisor
 from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.jobs import Job
 from rocmlab.runs.scheduling.place import Place
 from rocmlab.runs.workers.channel import Event, Link
+from rocmlab.runs.workers.forking import group_of
 from rocmlab.runs.workers.supervisor import Limits
 
 log = logging.getLogger("rocmlab")
@@ -38,10 +40,9 @@ log = logging.getLogger("rocmlab")
 DRIVER = "rocmlab.cluster.executor.driving"
 ADDRESS = "ROCMLAB_CLUSTER"  # in the child's environment
 NODES_TIMEOUT_SECONDS = 120.0  # until the cluster has reported its nodes: a node may have to start a process first
-SEND_SECONDS = 30.0  # for an order to be taken
+SEND_SECONDS = 30.0  # for a command to be taken
 CLOSE_TIMEOUT_SECONDS = 8.0  # for the end of the fork servers
-GONE = "the process that speaks to Ray has ended"
-DESCRIBED = ("name", "notebook", "parameters", "kernel", "language", "gpus", "vram_bytes", "is_mixed", "warning")
+GONE = "the Ray driver process has ended"
 
 
 class Cluster:
@@ -64,15 +65,14 @@ class Cluster:
         self.places: ClusterPlaces | None = None
         self.folder: RunFolder | None = None
         self.gone: str | None = None  # why the cluster is
-        self._token = secrets.token_hex(6)
         self._numbers = itertools.count(1)
         self._turn = asyncio.Lock()  # jobs are handed over in the order in which they were taken
         self._supervisors: dict[int, RemoteSupervisor] = {}
         self._nodes: dict[str, RemoteNode] = {}
-        self._said_of: set[str] = set()  # nodes that cannot be used, of which it was said
+        self._reported: set[str] = set()  # nodes that cannot be used, of which it was said
         self._changed: Callable[[str | None], None] = lambda why: None
         self._pump: asyncio.Task[None] | None = None
-        self._post = tempfile.TemporaryDirectory(prefix="rocmlab-orders-", ignore_cleanup_errors=True)
+        self._post = tempfile.TemporaryDirectory(prefix="rocmlab-commands-", ignore_cleanup_errors=True)
         own = {ADDRESS: address} if address else {}
         try:
             self._link = Link(DRIVER, {**environment, **own})
@@ -105,16 +105,16 @@ class Cluster:
         return list(self.places.nodes.values()) if self.places else []
 
     def _no_cluster(self) -> RocmlabError:
-        words = self._link.last_words().strip()
+        output = self._link.last_output().strip()
         if self._link.is_alive:
             why = f"no answer within {NODES_TIMEOUT_SECONDS:g} s"
         else:
-            why = words.splitlines()[-1] if words else f"{GONE} with {self._link.process.returncode}"
-        log.debug("the process that speaks to Ray said: %s", words)
-        return RocmlabError("the cluster cannot be reached", why, "make cluster-status says what is there")
+            why = output.splitlines()[-1] if output else f"{GONE} with {self._link.process.returncode}"
+        log.debug("output of the Ray driver process: %s", output)
+        return RocmlabError("the cluster cannot be reached", why, "make cluster-status shows its nodes")
 
     def _take_nodes(self, event: Event) -> bool:
-        """Take what is said of one node, or that this is all of them."""
+        """Handle the report of one node, or the end of the list."""
         if event["event"] == "node":
             node = RemoteNode.read(event["is"])
             self._nodes[node.id] = node
@@ -126,8 +126,8 @@ class Cluster:
     def _say_refused(self) -> None:
         assert self.places is not None
         for node in self.places.refused.values():
-            if node.problem and node.id not in self._said_of:
-                self._said_of.add(node.id)
+            if node.problem and node.id not in self._reported:
+                self._reported.add(node.id)
                 log.warning("node %s gets no job: %s (%s)", node.name, node.problem.what, node.problem.fix)
 
     async def open(
@@ -137,25 +137,16 @@ class Cluster:
 
         Args:
             jobs: of it.
-            folder: of it, which nodes that share it recognise by a word written there.
+            folder: of it, which nodes that share it recognise by a nonce written there.
             warm: `auto` or `off`.
             changed: called when nodes have come or gone, with why the cluster is gone if it is.
         """
         self.folder, self._changed = folder, changed
         nonce = secrets.token_hex(16)
         files.write_text(folder.path / delivery.NONCE, nonce)
-        groups = Counter((job.kernel, job.gpus) for job in jobs)
-        await self.send(
-            {
-                "do": "begin",
-                "folder": str(folder.path),
-                "nonce": nonce,
-                "token": self._token,
-                "exchange": self.exchange,
-                "warm": warm,
-                "groups": [[kernel, gpus, count] for (kernel, gpus), count in groups.items()],
-            }
-        )
+        groups = Counter(map(group_of, jobs))
+        run = RemoteRun(secrets.token_hex(6), str(folder.path), nonce, self.exchange, warm, groups)
+        await self.send({"do": "begin", "file": await asyncio.to_thread(self._leave, "run", run)})
         self._pump = asyncio.create_task(self._hear_all())
 
     def lack(self, job: Job) -> str:
@@ -171,47 +162,54 @@ class Cluster:
         """Give a job to the cluster, and return the number by which it is known there."""
         number = next(self._numbers)
         self._supervisors[number] = supervisor
-        place, job = supervisor.place, supervisor.job
-        order = {
-            "number": number,
-            "job": {name: getattr(job, name) for name in DESCRIBED},
-            "limits": asdict(supervisor.limits),
-            "count": place.count,
-            "is_mixed": place.resources.is_mixed,
-            **{name: getattr(place, name) for name in ("pinned", "among", "never")},
-        }
-        path = Path(self._post.name, f"{number}.json")
+        place = supervisor.place
+        remote = RemoteJob(
+            number,
+            replace(supervisor.job, kernelspec=None, request=None),  # the node has a kernelspec of its own
+            supervisor.limits,
+            place.count,
+            place.resources.is_mixed,
+            place.pinned,
+            place.among,
+            place.never,
+        )
         async with self._turn:
-            await asyncio.to_thread(path.write_text, json.dumps(order), encoding="utf-8")
-            await self.send({"do": "job", "number": number, "file": str(path)})
+            file = await asyncio.to_thread(self._leave, str(number), remote)
+            await self.send({"do": "job", "number": number, "file": file})
         return number
+
+    def _leave(self, name: str, content: RemoteRun | RemoteJob) -> str:
+        """Write something for the child, which removes it; return where."""
+        path = Path(self._post.name, name)
+        path.write_bytes(pickle.dumps(content))
+        return str(path)
 
     def forget(self, number: int) -> None:
         """Hear no more of a job."""
         self._supervisors.pop(number, None)
 
-    async def send(self, order: Mapping[str, Any]) -> None:
-        """Give the child an order, as soon as it takes it."""
+    async def send(self, command: Mapping[str, Any]) -> None:
+        """Give the child a command, as soon as it takes it."""
         end = time.monotonic() + SEND_SECONDS
-        while self.gone is None and not self._link.send(order):
+        while self.gone is None and not self._link.send(command):
             if not self._link.is_alive or time.monotonic() > end:
-                self._lose(GONE if not self._link.is_alive else "the process that speaks to Ray takes no order")
+                self._lose(GONE if not self._link.is_alive else "the Ray driver process accepts no commands")
                 return
             await asyncio.sleep(0.01)
 
     async def _hear_all(self) -> None:
         try:
             await self._listen()
-        except Exception as err:  # else nobody would hear anything any more, and every job would wait
-            log.debug("what the cluster says cannot be understood", exc_info=True)
-            self._lose(f"what it says cannot be understood: {type(err).__name__}: {err}")
+        except Exception as err:  # else no one would hear anything any more, and every job would wait
+            log.debug("the cluster's answer cannot be read", exc_info=True)
+            self._lose(f"its answer cannot be read: {type(err).__name__}: {err}")
 
     async def _listen(self) -> None:
         while (event := await self._link.event()) is not None:
             kind = event["event"]
             if kind == "job":
                 if supervisor := self._supervisors.get(event["number"]):
-                    supervisor.hear(event["said"])
+                    supervisor.handle(event["update"])
             elif kind == "gone":
                 self._lose(event["why"])
             elif self._take_nodes(event):
@@ -220,8 +218,8 @@ class Cluster:
                 self._say_refused()
                 self._changed(None)
         code = await self._link.exit_code()
-        words = self._link.last_words().strip()
-        log.debug("the process that speaks to Ray ended with %s: %s", code, words)
+        output = self._link.last_output().strip()
+        log.debug("the Ray driver process ended with %s: %s", code, output)
         self._lose(self._link.fault or f"its head was lost ({GONE} with {code})")
 
     def _lose(self, why: str) -> None:
@@ -229,7 +227,7 @@ class Cluster:
             return
         self.gone = why
         for supervisor in list(self._supervisors.values()):
-            supervisor.hear({"event": "gone", "why": why})
+            supervisor.handle({"event": "gone", "why": why})
         self._changed(why)
 
     async def close(self) -> None:

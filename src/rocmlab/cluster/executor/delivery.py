@@ -21,12 +21,12 @@ from rocmlab.runs.folder import KINDS, RunFolder
 
 PIECE_BYTES = 4_000_000
 APPENDED = ("log", "samples")  # kinds of files that only grow
-NONCE = ".nonce"  # a file of the run folder; whoever reads the right word there has the same folder
+NONCE = ".nonce"  # a file of the run folder; a node that reads the right nonce there has the same folder
 SEEN_SECONDS = 20.0  # until a shared folder shows what another machine has written there
 
 
 class NodeFolder(RunFolder):
-    """Where a job's files go on its node. The journal is the runner's, which is asked to write there."""
+    """Where a job's files go on its node. Only the runner writes the journal."""
 
     def __init__(self, path: Path, share: Path, tell: Callable[[dict[str, Any]], None]) -> None:
         super().__init__(path)
@@ -57,7 +57,7 @@ def sizes(folder: RunFolder, job: str) -> dict[str, int]:
 
 
 def pieces(folder: RunFolder, job: str) -> Iterator[dict[str, Any]]:
-    """Yield what a job has left, each file in pieces, as events; the last piece of each says so."""
+    """Yield what a job has left, each file in pieces, as events; the last piece of each is marked."""
     for kind in folder.files(job):
         with folder.file(job, kind).open("rb") as file:
             data = file.read(PIECE_BYTES)
@@ -104,7 +104,7 @@ def fetch(address: str, target: Path, exchange: str) -> None:
     with fsspec.open(address, "rb") as there, files.replacing(target) as file:
         _copy(there, file)
     system, path = fsspec.core.url_to_fs(address)
-    with contextlib.suppress(OSError):  # it is in nobody's way
+    with contextlib.suppress(OSError):  # it is in no one's way
         system.rm(path)
 
 

@@ -1,6 +1,6 @@
 """The process that speaks to Ray for a run: `python -m rocmlab.cluster.executor.driving DESCRIPTOR`.
 
-It takes the runner's orders and tells it what happens, as JSON lines; see `rocmlab.cluster.executor.cluster`. When the
+It receives the runner's commands and reports events, as JSON lines; see `rocmlab.cluster.executor.cluster`. When the
 runner ends, so does this process, and Ray ends the run's tasks and actors. When the cluster is lost, Ray's core may end
 this process at any moment, silently; the runner knows what that means.
 """
@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
+import pickle
 import sys
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cluster.executor import delivery
+from rocmlab.cluster.executor.remote_job import RemoteJob, RemoteRun
 from rocmlab.cluster.executor.submitting import Begun, Submitter, why_lost
 from rocmlab.cluster.executor.watching import NodeWatch
 from rocmlab.runs.folder import RunFolder
-from rocmlab.runs.workers.commands import Order, Orders
+from rocmlab.runs.workers.commands import Command, Commands
 
 FLUSH_SECONDS = 5.0  # for the agents to end their fork servers
 UNSEEN = f"not seen here as they were written within {delivery.SEEN_SECONDS:g} s, the share is slow: {{names}}"
@@ -32,8 +34,8 @@ UNSEEN = f"not seen here as they were written within {delivery.SEEN_SECONDS:g} s
 class Driver:
     """The runner's hand in the cluster."""
 
-    def __init__(self, orders: Orders, loop: asyncio.AbstractEventLoop) -> None:
-        self.orders = orders
+    def __init__(self, commands: Commands, loop: asyncio.AbstractEventLoop) -> None:
+        self.commands = commands
         self.loop = loop
         self.nodes = NodeWatch(self._nodes_changed, self._gone)
         self.submitter: Submitter | None = None
@@ -43,39 +45,41 @@ class Driver:
         self.is_over = asyncio.Event()
         self.turn = asyncio.Lock()  # jobs reach Ray in the order in which they came
 
-    def take(self, order: Order) -> None:
-        """Take an order of the runner."""
-        kind = order["do"]
+    def take(self, command: Command) -> None:
+        """Take a command of the runner."""
+        kind = command["do"]
         if kind == "begin":
-            self.folder = RunFolder(Path(order["folder"]))
-            self.submitter = Submitter(order)
+            run = _received(command["file"])
+            assert isinstance(run, RemoteRun)
+            self.folder = RunFolder(Path(run.folder))
+            self.submitter = Submitter(run)
             self.submitter.attend(self.nodes.known)
         elif kind == "job":
-            new = self.begun[order["number"]] = Begun(order["number"])  # it may be stopped from now on
-            task = self.loop.create_task(self._job(Path(order["file"]), new))
+            new = self.begun[command["number"]] = Begun(command["number"])  # it may be stopped from now on
+            task = self.loop.create_task(self._job(command["file"], new))
             self.tasks.add(task)
             task.add_done_callback(self.tasks.discard)
-        elif kind == "stop" and (begun := self.begun.get(order["number"])):
-            begun.force() if order["why"] == "force" else begun.stop(order["why"])
+        elif kind == "stop" and (begun := self.begun.get(command["number"])):
+            begun.force() if command["why"] == "force" else begun.stop(command["why"])
         elif kind == "end":
             self.is_over.set()
 
-    async def _job(self, path: Path, begun: Begun) -> None:
+    async def _job(self, file: str, begun: Begun) -> None:
         assert self.submitter is not None
         assert self.folder is not None
         receiver: delivery.Receiver | None = None
         try:
-            order = json.loads(path.read_text(encoding="utf-8"))
-            path.unlink()
-            name = order["job"]["name"]
+            remote = _received(file)
+            assert isinstance(remote, RemoteJob)
+            name = remote.job.name
             receiver = delivery.Receiver(self.folder, name)
             async with self.turn:
-                notebook = await asyncio.to_thread(Path(order["job"]["notebook"]).read_bytes)
+                notebook = await asyncio.to_thread(Path(remote.job.notebook).read_bytes)
                 if begun.is_cancelled:
                     self._say(begun.number, {"event": "cancelled"})
                     return
-                said = self.submitter.submit(order, notebook, begun)
-            async for reference in said:
+                references = self.submitter.submit(remote, notebook, begun)
+            async for reference in references:
                 await self._hear(begun, name, await reference, receiver)
         except OSError as err:
             self._say(begun.number, {"event": "broken", "why": f"{type(err).__name__}: {err}"})
@@ -95,7 +99,7 @@ class Driver:
             return
         if kind == "left":
             target = self.folder.file(name, delivery.kind_of(event))
-            await asyncio.to_thread(delivery.fetch, event["address"], target, self.submitter.run["exchange"] or "")
+            await asyncio.to_thread(delivery.fetch, event["address"], target, self.submitter.run.exchange or "")
             return
         if kind == "placed":
             event["node"] = self.nodes.name(event["node_id"])
@@ -108,23 +112,23 @@ class Driver:
         self._say(begun.number, event)
 
     def _say(self, number: int, event: Mapping[str, Any]) -> None:
-        self.orders.report("job", number=number, said=event)
+        self.commands.report("job", number=number, update=event)
 
     def _nodes_changed(self) -> None:
         if self.submitter:
             self.submitter.attend(self.nodes.known)
-        described = self.nodes.described()
-        for each in described:
-            self.orders.report("node", **{"is": each})
-        self.orders.report("nodes", ids=[each["id"] for each in described])
+        known = dict(self.nodes.known)
+        for each in known.values():
+            self.commands.report("node", **{"is": asdict(each)})
+        self.commands.report("nodes", ids=list(known))
 
     def _gone(self, why: str) -> None:
         with contextlib.suppress(OSError):
-            self.orders.report("gone", why=why)
+            self.commands.report("gone", why=why)
         os._exit(1)
 
     async def serve(self) -> None:
-        """Work until the runner says that the run is over."""
+        """Work until the runner reports the end of the run."""
         await asyncio.to_thread(self.nodes.begin)
         self._nodes_changed()
         watching = threading.Thread(target=self.nodes.watch, args=(self.loop,), name="rocmlab-nodes", daemon=True)
@@ -135,31 +139,39 @@ class Driver:
             await asyncio.to_thread(self.submitter.close, FLUSH_SECONDS)
 
     def _listen(self) -> None:
-        for order in self.orders.stream():
-            self.loop.call_soon_threadsafe(self.take, order)
+        for command in self.commands.stream():
+            self.loop.call_soon_threadsafe(self.take, command)
 
 
-async def _serve(orders: Orders, address: str | None) -> None:
+def _received(file: str) -> object:
+    """Return what the runner has left in a file of its own folder, and remove it."""
+    path = Path(file)
+    found: object = pickle.loads(path.read_bytes())
+    path.unlink()
+    return found
+
+
+async def _serve(commands: Commands, address: str | None) -> None:
     from rocmlab.cluster.node import session
 
     begin = time.monotonic()
     try:
         await asyncio.to_thread(session.connect, address)
-        driver = Driver(orders, asyncio.get_running_loop())
+        driver = Driver(commands, asyncio.get_running_loop())
         await driver.serve()
     except RocmlabError as err:
         problem = err.problem
-        orders.report("problem", what=problem.what, why=problem.why, fix=problem.fix)
+        commands.report("problem", what=problem.what, why=problem.why, fix=problem.fix)
     finally:
-        orders.report("over", seconds=round(time.monotonic() - begin, 3))
+        commands.report("over", seconds=round(time.monotonic() - begin, 3))
 
 
 def main() -> int:
     """Serve the runner that has the other end of the socket."""
-    orders = Orders(int(sys.argv[1]), lambda: None)
-    asyncio.run(_serve(orders, os.environ.pop("ROCMLAB_CLUSTER", None) or None))
+    commands = Commands(int(sys.argv[1]), lambda: None)
+    asyncio.run(_serve(commands, os.environ.pop("ROCMLAB_CLUSTER", None) or None))
     sys.stdout.flush()
-    os._exit(0)  # Ray's own farewell takes seconds, and nobody waits for anything
+    os._exit(0)  # Ray's own farewell takes seconds, and no one waits for anything
 
 
 if __name__ == "__main__":

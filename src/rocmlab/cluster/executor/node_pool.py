@@ -47,7 +47,7 @@ class NodePool:
         self.kinds: Sequence[Kind] = list(by_features.values())
 
     def keep(self, node: str, jobs: int = 1) -> None:
-        """Keep a node for one more job; for one less with `jobs=-1`. A node that has left is passed over."""
+        """Keep a node for one more job; for one less with `jobs=-1`. A node that has left is skipped."""
         if (kind := self._kinds.get(node)) is None:
             return
         before = self._kept.get(node, 0)

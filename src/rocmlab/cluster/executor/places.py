@@ -131,12 +131,12 @@ class ClusterPlaces(Scheduler):
             return Problem(
                 f"it asks for {formatting.plural(wanted, 'GPU')}", "--gpus allows fewer", "allow more: --gpus all"
             )
-        asked = "all GPUs of a node" if resources.gpus == "all" else formatting.plural(wanted, "GPU")
+        requested = "all GPUs of a node" if resources.gpus == "all" else formatting.plural(wanted, "GPU")
         if resources.vram_bytes:
-            asked += f" with {gigabytes(resources.vram_bytes)} of VRAM each"
+            requested += f" with {gigabytes(resources.vram_bytes)} of VRAM each"
         have = "; ".join(f"{node.name}: {product_names(node.gpus) or 'no GPU'}" for node in self.nodes.values())
         return Problem(
-            f"it asks for {asked}, of one product and on one node",
+            f"it asks for {requested}, of one product and on one node",
             f"no node has them, or one whose GPUs differ has: {formatting.short(have, 400)}",
             "ask for less, let it mix products (--mixed), or join a machine that has them: make cluster-join",
         )

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, cast
 
 from rocmlab.cluster.executor import node_agent, task
 from rocmlab.cluster.executor import nodes as of_nodes
+from rocmlab.cluster.executor.nodes import RemoteNode
+from rocmlab.cluster.executor.remote_job import RemoteJob, RemoteRun
 
 if TYPE_CHECKING:
     from rocmlab.cluster.executor.watching import NodeWatch
@@ -61,12 +64,8 @@ class Begun:
 class Submitter:
     """Gives jobs to Ray."""
 
-    def __init__(self, run: Mapping[str, Any]) -> None:
-        """Begin with a run.
-
-        Args:
-            run: the order `begin`, see `Cluster.begin`.
-        """
+    def __init__(self, run: RemoteRun) -> None:
+        """Begin with a run."""
         import ray
 
         self.run = run
@@ -77,47 +76,45 @@ class Submitter:
         self._task = ray.remote(max_calls=0)(task.execute)
         self._agent = ray.remote(node_agent.NodeAgent)
 
-    def attend(self, nodes: Mapping[str, Mapping[str, Any]]) -> None:
+    def attend(self, nodes: Mapping[str, RemoteNode]) -> None:
         """Have an agent on each node that can be used."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        for node_id, said in nodes.items():
-            self._gpus[node_id] = len(said.get("gpus", ()))
-            if node_id not in self.agents and not said.get("problem"):
+        for node_id, node in nodes.items():
+            self._gpus[node_id] = len(node.gpus)
+            if node_id not in self.agents and not node.problem:
                 there = NodeAffinitySchedulingStrategy(node_id, soft=False)
-                name = node_agent.agent_name(self.run["token"], node_id)
+                name = node_agent.agent_name(self.run.token, node_id)
                 options = self._agent.options(name=name, num_cpus=0, max_restarts=0, scheduling_strategy=there)
-                self.agents[node_id] = options.remote(self.run["token"], self.run["groups"])
+                self.agents[node_id] = options.remote(self.run.token, self.run.groups)
         for node_id in [each for each in self.agents if each not in nodes]:
             del self.agents[node_id]
 
-    def submit(self, order: Mapping[str, Any], notebook: bytes, begun: Begun) -> AsyncIterator[Any]:
-        """Give a job to Ray, and return references to what it will say."""
-        full = {**order, **{name: self.run[name] for name in ("folder", "nonce", "exchange", "warm")}}
-        full |= {"run": self.run["token"], "gpus_of_node": self._gpus if order["count"] else {}}
-        options = self._task.options(**self._options(order))
-        begun.generator = options.remote(full, self._content(notebook))
+    def submit(self, remote: RemoteJob, notebook: bytes, begun: Begun) -> AsyncIterator[Any]:
+        """Submit a job to Ray, and return references to its events."""
+        options = self._task.options(**self._options(remote))
+        gpus = self._gpus if remote.count else {}
+        begun.generator = options.remote(self.run, remote, gpus, self._content(notebook))
         return cast("AsyncIterator[Any]", begun.generator)
 
-    def _options(self, order: Mapping[str, Any]) -> dict[str, Any]:
+    def _options(self, remote: RemoteJob) -> dict[str, Any]:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        count = order["count"]
         options: dict[str, Any] = {
             "num_cpus": 0,
-            "num_gpus": count,
+            "num_gpus": remote.count,
             "max_retries": 0,  # the runner knows better what may be retried
             "num_returns": "streaming",
-            "name": f"rocmlab {order['job']['name']}",
+            "name": f"rocmlab {remote.job.name}",
         }
-        if not count:
+        if not remote.count:
             options["resources"] = {"cpu_place": 1}
-        if order["pinned"]:
-            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(order["pinned"], soft=False)
-        elif order["among"]:
-            options["label_selector"] = {NODE: f"in({','.join(order['among'])})"}
-        elif order["never"]:
-            options["label_selector"] = {NODE: f"!in({','.join(order['never'])})"}
+        if remote.pinned:
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(remote.pinned, soft=False)
+        elif remote.among:
+            options["label_selector"] = {NODE: f"in({','.join(remote.among)})"}
+        elif remote.never:
+            options["label_selector"] = {NODE: f"!in({','.join(remote.never)})"}
         return options
 
     def _content(self, notebook: bytes) -> Any:  # noqa: ANN401  bytes, or a reference to them
@@ -136,20 +133,15 @@ class Submitter:
         """End the agents, and with them the fork servers."""
         import ray
 
-        closing = _started(self.agents.values())
+        closing = []
+        for agent in self.agents.values():
+            with contextlib.suppress(Exception):  # its node may be gone
+                closing.append(agent.close.remote())
         with contextlib.suppress(Exception):
             ray.wait(closing, num_returns=len(closing), timeout=seconds)
         for agent in self.agents.values():
             with contextlib.suppress(Exception):
                 ray.kill(agent)
-
-
-def _started(actors: Iterable[Any]) -> list[Any]:
-    found = []
-    for agent in actors:
-        with contextlib.suppress(Exception):  # its node may be gone
-            found.append(agent.close.remote())
-    return found
 
 
 def why_lost(err: Exception, begun: Begun, nodes: NodeWatch) -> dict[str, Any]:
@@ -169,7 +161,7 @@ def why_lost(err: Exception, begun: Begun, nodes: NodeWatch) -> dict[str, Any]:
     if isinstance(err, exceptions.OutOfMemoryError):
         return {"event": "killed", "why": f"Ray ended it because the memory of {_where(begun, nodes)} was nearly full"}
     if isinstance(cause, ModuleNotFoundError) and begun.node_id is None:  # a machine that has just joined, perhaps
-        return {"event": "refused", "problem": of_nodes.missing(cause)}
+        return {"event": "refused", "problem": asdict(of_nodes.missing(cause))}
     if isinstance(err, exceptions.RayTaskError) or not isinstance(err, exceptions.RayError):
         log.debug("%s", err, exc_info=err)
         return {"event": "broken", "why": text}

@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Literal, Protocol
 
 from rocmlab.base import formatting, safe
-from rocmlab.cluster.executor.nodes import read_device
 from rocmlab.cluster.executor.places import ClusterPlaces, RemotePlace
+from rocmlab.devices import Device
 from rocmlab.notebook.outcome import Outcome
 from rocmlab.runs.folder import RunFolder, now
 from rocmlab.runs.jobs import INTERRUPTED, Job
 from rocmlab.runs.workers.supervisor import Event, Limits
 
 AGAIN_SECONDS = 3.0  # until a job that was lost before it began gets another place; by then it is seen which there are
-STOP_TIMEOUT_SECONDS = 10.0  # beyond the time to save, until a job that was asked to stop is ended harder
+STOP_TIMEOUT_SECONDS = 10.0  # beyond the time to save, until a job that was told to stop is killed
 LINES = ("job waits", "job leased")  # of the journal, that a job's node writes
-AWAY = "{node} does not have its notebook at the same place: it ran in a scratch folder there, without the files beside"
+AWAY = "{node} does not have its notebook at the same place: it ran in a scratch folder there, without files next to it"
 
 
 class Connection(Protocol):
@@ -31,8 +32,8 @@ class Connection(Protocol):
     async def submit(self, supervisor: RemoteSupervisor) -> int:
         """Give a job to the cluster, and return the number by which it is known there."""
 
-    async def send(self, order: Mapping[str, Any]) -> None:
-        """Give the process that speaks to Ray a command."""
+    async def send(self, command: Mapping[str, Any]) -> None:
+        """Give the Ray driver process a command."""
 
     def forget(self, number: int) -> None:
         """Hear no more of a job."""
@@ -60,15 +61,15 @@ class RemoteSupervisor:
         self._why_lost = ""
         self._later: list[asyncio.TimerHandle] = []
 
-    def hear(self, event: Event) -> None:
-        """Take what is said of this job."""
+    def handle(self, event: Event) -> None:
+        """Handle an event of this job."""
         self._heard.put_nowait(event)
 
     async def run(self) -> Outcome:
         """Wait for the job's turn and its end. The runner's own end is no reason to wait: see `kill`."""
         try:
             if self._is_over:
-                return self._not_run()
+                return Outcome("not run", warnings=self._warnings)
             self._number = await self._cluster.submit(self)
             if self._stop:
                 await self._tell(self._stop)  # it came while the job was handed over
@@ -76,10 +77,13 @@ class RemoteSupervisor:
             if ending is not None:
                 return ending
             await asyncio.sleep(AGAIN_SECONDS)
-            return self._not_run() if self._is_over else self._unplaced()
+            if self._is_over:
+                return Outcome("not run", warnings=self._warnings)
+            # Its node has gone, cannot be used, or loses what it is given.
+            return replace(self._ending("failed", self._why_lost), is_unplaced=True)
         except BaseException:
             if self._number is not None:
-                await self._tell("kill")  # nobody will hear of it any more
+                await self._tell("kill")  # no one will hear of it any more
             raise
         finally:
             if self._number is not None:
@@ -98,7 +102,8 @@ class RemoteSupervisor:
             event = await self._heard.get()
             kind = event["event"]
             if kind == "ending":
-                return self._ended(event["ending"])
+                outcome = event["ending"]
+                return Outcome(**{**outcome, "warnings": [*self._warnings, *outcome["warnings"]]})
             if kind in ("broken", "refused", "killed", "cancelled", "lost", "gone"):
                 return self._cut_short(kind, event)
             self._take(kind, event)
@@ -113,7 +118,7 @@ class RemoteSupervisor:
             if line in LINES and facts.get("job") == self.job.name and not {"event", "time"} & facts.keys():
                 self._cluster.folder.log(line, **facts)
             else:
-                self._warnings.append(f"its node wanted another line in the journal: {safe.shown(line)}")
+                self._warnings.append(f"its node sent an invalid line for the journal: {safe.shown(line)}")
             return
         if kind == "away":
             self._warnings.append(AWAY.format(node=self.place.node))
@@ -127,7 +132,7 @@ class RemoteSupervisor:
         self._see(event)
 
     def _placed(self, event: Event) -> None:
-        self.place.devices = tuple(map(read_device, event["devices"]))
+        self.place.devices = tuple(Device(**device) for device in event["devices"])
         self.place.threads = event["threads"]
         self.place.node, self.place.node_id = event["node"], event["node_id"]
         self._has_begun = True
@@ -136,38 +141,23 @@ class RemoteSupervisor:
             self._cluster.places.begun(self.place)
         self._see({"event": "placed", "pid": event["pid"]})
 
-    def _ended(self, said: dict[str, Any]) -> Outcome:
-        return Outcome(**{**said, "warnings": [*self._warnings, *said["warnings"]]})
-
     def _cut_short(self, kind: str, event: Event) -> Outcome | None:
         if self._stop:
             return self._ending("killed", INTERRUPTED) if self._has_begun else Outcome("not run")
         if kind == "refused":
-            what, why, fix = event["problem"]
-            self._why_lost = f"{what}: {why}; {fix}"
+            self._why_lost = "{what}: {why}; {fix}".format(**event["problem"])
             return None
         if kind == "broken":
             return self._ending("failed", f"it could not be run: {event['why']}")
         if kind == "killed":
             return self._ending("killed", event["why"])
         if kind == "gone":
-            gone = f"the cluster is gone: {event['why']}"
+            gone = f"the cluster was lost: {event['why']}"
             return self._ending("killed", gone) if self._has_begun else Outcome("not run")
         if not self._has_begun:
             self._why_lost = f"Ray lost it before it began: {event.get('why', '')}"
             return None
-        ending = self._ending("killed", event.get("why", "Ray ended it"))
-        ending.is_lost = kind == "lost"
-        return ending
-
-    def _not_run(self) -> Outcome:
-        return Outcome("not run", warnings=self._warnings)
-
-    def _unplaced(self) -> Outcome:
-        """Say that the place is no good: its node has gone, cannot be used, or loses what it is given."""
-        ending = self._ending("failed", self._why_lost)
-        ending.is_unplaced = True
-        return ending
+        return replace(self._ending("killed", event.get("why", "Ray ended it")), is_lost=kind == "lost")
 
     def _ending(self, status: Literal["failed", "killed"], message: str) -> Outcome:
         seconds = time.monotonic() - self._begin if self._has_begun else None
@@ -181,7 +171,7 @@ class RemoteSupervisor:
         )
 
     def stop(self, why: Literal["timeout", "interrupted"]) -> None:
-        """Have the job interrupted and saved; its node keeps its times, so that `why` is a person's wish here."""
+        """Have the job interrupted and saved; its node keeps its times, so that `why` is a user's wish here."""
         if self._stop:
             return
         self._stop = "interrupted"
@@ -200,7 +190,7 @@ class RemoteSupervisor:
         """End the process of Ray that has it, since it does not answer; if that does not help, wait no more."""
         self._stop = "force"
         self._send("force")
-        self._in(STOP_TIMEOUT_SECONDS, lambda: self.hear({"event": "lost", "why": "its node does not answer"}))
+        self._in(STOP_TIMEOUT_SECONDS, lambda: self.handle({"event": "lost", "why": "its node does not answer"}))
 
     def _in(self, seconds: float, what: Callable[[], None]) -> None:
         self._later.append(asyncio.get_running_loop().call_later(seconds, what))

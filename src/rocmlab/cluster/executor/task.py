@@ -1,4 +1,4 @@
-"""One job on its node: a task of Ray, which runs what a local run would, and tells and brings home what comes of it.
+"""One job on its node: a task of Ray, which runs it as a local run does, and sends back its events and files.
 
 A process of Ray takes one such task after another. What these share (workers, the reading of devices) is kept as long
 as the process lives; it belongs to one run, since Ray never gives a process to two drivers.
@@ -29,26 +29,28 @@ from rocmlab.base.errors import RocmlabError
 from rocmlab.cluster.executor import delivery
 from rocmlab.cluster.executor.node_agent import agent_name, scratch
 from rocmlab.cluster.executor.nodes import masked
+from rocmlab.cluster.executor.remote_job import RemoteJob, RemoteRun
 from rocmlab.cluster.node import session
 from rocmlab.devices import Device, discover
+from rocmlab.kernels import kernelspec
+from rocmlab.kernels.recipes import Recipe
 from rocmlab.notebook.outcome import Outcome
-from rocmlab.runs.jobs import Job
 from rocmlab.runs.scheduling.place import Place
 from rocmlab.runs.scheduling.pool import kind_of, memory_bytes
 from rocmlab.runs.scheduling.usage import Meters
-from rocmlab.runs.workers.forking import JobForkServers
-from rocmlab.runs.workers.supervisor import Event, Limits, Supervisor
+from rocmlab.runs.workers.forking import Group, JobForkServers
+from rocmlab.runs.workers.supervisor import Event, Supervisor
 from rocmlab.runs.workers.workers import Workers
 
 Tell = Callable[[Event], None]
 
 AGENT_TIMEOUT_SECONDS = 60.0  # until the agent of this node is there
 LOOK_SECONDS = 0.5  # how soon a request of Ray's to leave is heard
-FLUSH_SECONDS = 2.0  # for the job's last readings to be written; a device that hangs holds nobody up for longer
+FLUSH_SECONDS = 2.0  # for the job's last readings to be written; a device that hangs holds no one up for longer
 LEAVE_SECONDS = 10.0  # for the end of what a job has started, when Ray ends the task
-# What a notebook needs to use the cluster itself, beside RAY_AUTH_*.
+# What a notebook needs to use the cluster itself, next to RAY_AUTH_*.
 PASSED_ON = ("RAY_ADDRESS", "RAY_NAMESPACE", "RAY_USAGE_STATS_ENABLED", "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL")
-RAYS_OWN = ("PYTHONBREAKPOINT", "SPT_NOENV")  # what Ray sets in its processes, beside RAY_*
+RAYS_OWN = ("PYTHONBREAKPOINT", "SPT_NOENV")  # what Ray sets in its processes, next to RAY_*
 
 
 class _WorkerState:
@@ -92,24 +94,14 @@ class _NodeForkServers(JobForkServers):
         super().__init__()
         self._agent = agent
 
-    def address(self, job: Job, environment: Mapping[str, str]) -> tuple[str | None, str | None]:
+    def address(self, group: Group, recipe: Recipe) -> tuple[str | None, str | None]:
         """Ask the agent."""
         import ray
 
-        try:
-            found = ray.get(self._agent.fork_server.remote(job.kernel, job.gpus, dict(environment)), timeout=30)
-        except Exception as err:  # the job starts its kernel cold
-            return None, f"{type(err).__name__}: {err}"
-        return cast("tuple[str | None, str | None]", found)
+        return cast("tuple[str | None, str | None]", ray.get(self._agent.fork_server.remote(group, recipe), timeout=30))
 
 
-_states: dict[str, _WorkerState] = {}
-
-
-def _state_of(run: str) -> _WorkerState:
-    if run not in _states:
-        _states[run] = _WorkerState(run)
-    return _states[run]
+_state_of = functools.cache(_WorkerState)  # by run
 
 
 def _first_environment() -> dict[str, str]:
@@ -137,47 +129,48 @@ def own_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {**kept, "ROCMLAB_ENGINE": "rocmlab"}
 
 
-def execute(order: Mapping[str, Any], notebook: bytes) -> Iterator[Event]:
+def execute(run: RemoteRun, remote: RemoteJob, gpus: Mapping[str, int], notebook: bytes) -> Iterator[Event]:
     """Run a job on the GPUs that Ray has given this task; yield what happens, and at last its end.
 
     Args:
-        order: the job and what the run says of it, see `Cluster`.
+        run: of the job.
+        remote: the job.
+        gpus: how many each node has; empty for a job without one.
         notebook: its content.
     """
     import ray
 
     session.restore_signals()
-    state = _state_of(order["run"])
-    said: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
-    context = ray.get_runtime_context()
-    job = _Job(order, notebook, state, said.put)
+    state = _state_of(run.token)
+    events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+    node_id = str(ray.get_runtime_context().get_node_id())
+    job = _Job(run, remote, notebook, state, events.put)
     try:
-        place = job.place()
+        place = job.place(gpus, node_id)
     except RocmlabError as err:
-        problem = err.problem
-        yield {"event": "refused", "problem": [problem.what, problem.why, problem.fix]}
+        yield {"event": "refused", "problem": asdict(err.problem)}
         return
     yield {
         "event": "placed",
-        "node_id": context.get_node_id(),
+        "node_id": node_id,
         "pid": os.getpid(),
         "devices": [device.as_dict() for device in place.devices],
         "threads": place.threads,
     }
     running = asyncio.run_coroutine_threadsafe(job.run(place), state.loop)
     try:
-        yield from _told(said, running)
+        yield from _events(events, running)
         yield from job.results(running.result())
     finally:
         job.leave(running)
 
 
-def _told(said: queue.SimpleQueue[Event | None], running: Future[Outcome]) -> Iterator[Event]:
-    """Yield what a job says, until it has ended. The wait is short: Ray asks a task to leave between two of them."""
-    running.add_done_callback(lambda _: said.put(None))
+def _events(events: queue.SimpleQueue[Event | None], running: Future[Outcome]) -> Iterator[Event]:
+    """Yield a job's events, until it has ended. The wait is short: Ray asks a task to leave between two of them."""
+    running.add_done_callback(lambda _: events.put(None))
     while True:
         try:
-            event = said.get(timeout=LOOK_SECONDS)
+            event = events.get(timeout=LOOK_SECONDS)
         except queue.Empty:
             continue
         if event is None:
@@ -188,47 +181,43 @@ def _told(said: queue.SimpleQueue[Event | None], running: Future[Outcome]) -> It
 class _Job:
     """One job here."""
 
-    def __init__(self, order: Mapping[str, Any], notebook: bytes, state: _WorkerState, tell: Tell) -> None:
-        self.order = order
-        self.job = Job(**order["job"])
+    def __init__(self, run: RemoteRun, remote: RemoteJob, notebook: bytes, state: _WorkerState, tell: Tell) -> None:
+        self.remote_run = run
+        self.remote = remote
+        self.job = remote.job
         self.state = state
         self.agent = state.agent
         self.tell = tell
         self.content = notebook
         self.supervisor: Supervisor | None = None
-        self.is_shared = delivery.is_shared(order["folder"], order["nonce"])
+        self.is_shared = delivery.is_shared(run.folder, run.nonce)
         own = os.environ.get("ROCMLAB_SHARE")
-        fallback = Path(order["folder"]).parent.parent if self.is_shared else Path(tempfile.gettempdir(), "rocmlab")
+        fallback = Path(run.folder).parent.parent if self.is_shared else Path(tempfile.gettempdir(), "rocmlab")
         share = Path(own) if own else fallback
-        path = Path(order["folder"]) if self.is_shared else scratch(order["run"]) / Path(order["folder"]).name
+        path = Path(run.folder) if self.is_shared else scratch(run.token) / Path(run.folder).name
         self.folder = delivery.NodeFolder(path, share, tell)
         self._unclean: Path | None = None
 
-    def place(self) -> Place:
+    def place(self, gpus_of_node: Mapping[str, int], node_id: str) -> Place:
         """Return the GPUs that Ray has given this task.
 
         Raises:
             RocmlabError: they are not what the job wants, or are not available.
         """
-        if why := masked(os.environ):
-            raise RocmlabError(*why)
-        count = self.order["count"]
+        if problem := masked(os.environ):
+            raise RocmlabError(problem.what, problem.why, problem.fix)
+        count = self.remote.count
         if not count:
             return Place((self.state.devices[-1],), count_cores(), node=socket.gethostname())
         gpus = session.granted()
         self._check(gpus, count)
-        cores, total = count_cores(), max(1, self.order["gpus_of_node"].get(self._node(), len(gpus)))
+        cores, total = count_cores(), max(1, gpus_of_node.get(node_id, len(gpus)))
         return Place(tuple(gpus), max(1, cores * count // total), count=count, node=socket.gethostname())
-
-    def _node(self) -> str:
-        import ray
-
-        return str(ray.get_runtime_context().get_node_id())
 
     def _check(self, gpus: tuple[Device, ...], count: int) -> None:
         needed = self.job.vram_bytes
         small = [gpu for gpu in gpus if (memory_bytes(gpu) or 0) < (needed or 0)]
-        is_mixed = len(set(map(kind_of, gpus))) > 1 and not self.order["is_mixed"]
+        is_mixed = len(set(map(kind_of, gpus))) > 1 and not self.remote.is_mixed
         if len(gpus) == count and not small and not is_mixed:
             return
         have = ", ".join(f"{gpu.name} ({gpu.pci_address})" for gpu in gpus) or "none"
@@ -242,20 +231,23 @@ class _Job:
         """Run it; its files are in the folder afterwards."""
         path = await asyncio.to_thread(self._notebook)
         self.folder.path.mkdir(mode=private.folder_mode(), parents=True, exist_ok=True)
-        job = replace(self.job, notebook=str(path))
-        workers = self.state.workers(self.order["warm"])
-        limits = Limits(**self.order["limits"])
+        try:
+            spec = kernelspec.find(str(self.job.kernel))
+        except Exception as err:
+            return Outcome("failed", f"its kernel {self.job.kernel!r} cannot be used on this node: {err}")
+        job = replace(self.job, notebook=str(path), kernelspec=spec)
+        workers, limits = self.state.workers(self.remote_run.warm), self.remote.limits
         self.supervisor = Supervisor(job, place, self.folder, limits, self.tell, workers, self.state.meters)
         self._listen()
         try:
             return await self.supervisor.run()
         finally:
-            self.agent.done.remote(self.order["number"])
+            self.agent.done.remote(self.remote.number)
 
     def _listen(self, heard: str | None = None) -> None:
-        """Hear when the run wants this job to stop, or, when it was told, to stop harder."""
+        """Wait until the run stops this job, or, after that, kills it."""
         loop = asyncio.get_running_loop()
-        future = self.agent.watch.remote(self.order["number"], heard).future()
+        future = self.agent.watch.remote(self.remote.number, heard).future()
         future.add_done_callback(lambda done: loop.call_soon_threadsafe(self._heard, done))
 
     def _heard(self, done: Future[str]) -> None:
@@ -270,15 +262,15 @@ class _Job:
 
     def _notebook(self) -> Path:
         """Return where the notebook is on this node: where it was, if it is the same here, else a copy."""
-        asked = Path(self.job.notebook)
+        original = Path(self.job.notebook)
         with contextlib.suppress(OSError):
-            if hashlib.sha256(asked.read_bytes()).digest() == hashlib.sha256(self.content).digest():
-                return asked
+            if hashlib.sha256(original.read_bytes()).digest() == hashlib.sha256(self.content).digest():
+                return original
         self.tell({"event": "away"})
-        folder = scratch(self.order["run"]) / "notebooks" / f"{self.order['number']}"
+        folder = scratch(self.remote_run.token) / "notebooks" / f"{self.remote.number}"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._unclean = folder
-        path = folder / asked.name
+        path = folder / original.name
         path.write_bytes(self.content)
         return path
 
@@ -288,8 +280,8 @@ class _Job:
         self.state.meters.flush(FLUSH_SECONDS)
         if self.is_shared:
             left = delivery.sizes(self.folder, name)
-        elif self.order["exchange"]:
-            yield from delivery.leave(self.folder, name, self.order["exchange"])
+        elif self.remote_run.exchange:
+            yield from delivery.leave(self.folder, name, self.remote_run.exchange)
         else:
             yield from delivery.pieces(self.folder, name)
         yield {"event": "ending", "ending": asdict(ending), "left": left}

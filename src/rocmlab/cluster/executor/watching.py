@@ -1,4 +1,4 @@
-"""Which nodes the cluster has, what each of them says it has, and that the cluster is still there."""
+"""Which nodes the cluster has, what each of them has, and whether the cluster is still reachable."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rocmlab import __version__
 from rocmlab.cluster.executor import nodes
+from rocmlab.cluster.executor.nodes import RemoteNode
 
 log = logging.getLogger("rocmlab")
 
@@ -33,15 +34,15 @@ class NodeWatch:
             changed: called in the event loop when nodes have come or gone.
             gone: called with the reason when the head does not answer any more.
         """
-        self.known: dict[str, dict[str, Any]] = {}  # by node id, what it says; without those that are gone
+        self.known: dict[str, RemoteNode] = {}  # by node id; without those that are gone
         self._names: dict[str, str] = {}  # of all that ever were
         self._changed = changed
         self._gone = gone
-        self._lock = threading.Lock()  # nobody waits for a node while having it
+        self._lock = threading.Lock()  # no one waits for a node while having it
         self._has_changed = False  # since it was last told
         self._met: set[str] = set()  # nodes that were asked to get ready
         self._preparing: dict[Any, float] = {}  # since when, by reference
-        self._asked: dict[str, Any] = {}  # by node, the reference to what it will say
+        self._pending: dict[str, Any] = {}  # by node, the reference to what it will say
         self._ask_again: dict[str, float] = {}  # when, of nodes that failed to say anything
 
     def name(self, node_id: str) -> str:
@@ -49,28 +50,24 @@ class NodeWatch:
         return self._names.get(node_id, node_id[:8])
 
     def is_alive(self, node_id: str) -> bool:
-        """Tell whether Ray takes a node for alive, now."""
+        """Return whether Ray takes a node for alive, now."""
         self.look()
         return node_id in self.known
 
-    def described(self) -> list[dict[str, Any]]:
-        """Return the nodes as the runner reads them."""
-        return list(self.known.values())
-
     def begin(self) -> None:
-        """Look for the first time, and wait for what the nodes say, each no longer than a minute."""
+        """List the nodes for the first time, and wait for their answers, each no longer than a minute."""
         import ray
 
         self.look()
         with self._lock:
-            asked = list(self._asked.values())
-        if asked:
-            ray.wait(asked, num_returns=len(asked), timeout=ANSWER_SECONDS)
+            pending = list(self._pending.values())
+        if pending:
+            ray.wait(pending, num_returns=len(pending), timeout=ANSWER_SECONDS)
             self.look()
         self.has_changed()
 
     def look(self) -> None:
-        """Ask Ray once, and hear what those nodes have said that were asked before."""
+        """Query Ray once, and read the answers of the nodes that were queried before."""
         import ray
 
         with self._lock:
@@ -83,53 +80,51 @@ class NodeWatch:
                     alive[node["NodeID"]] = name
                     gpus[node["NodeID"]] = int(node["Resources"].get("GPU", 0))
             before = set(self.known)
-            self.known = {each: said for each, said in self.known.items() if each in alive}
-            self._asked = {each: reference for each, reference in self._asked.items() if each in alive}
+            self.known = {each: description for each, description in self.known.items() if each in alive}
+            self._pending = {each: reference for each, reference in self._pending.items() if each in alive}
             self._prepare({each: count for each, count in gpus.items() if each not in self._met})
             self._met |= gpus.keys()
             now = time.monotonic()
-            self._ask([each for each in alive if not self._is_known(each, now)])
+            self._ask({each: name for each, name in alive.items() if not self._is_known(each, now)})
             self.known |= self._heard(alive, now)
             self._has_changed |= set(self.known) != before
 
     def has_changed(self) -> bool:
-        """Tell whether nodes have come or gone since this was last asked, whoever has looked."""
+        """Return whether nodes have come or gone since the last call."""
         with self._lock:
             has_changed, self._has_changed = self._has_changed, False
             return has_changed
 
     def _is_known(self, node_id: str, now: float) -> bool:
-        """Tell whether a node need not be asked: it has said what it has, or will, or is left alone for a while."""
-        return node_id in self.known or node_id in self._asked or now < self._ask_again.get(node_id, 0.0)
+        """Return whether a node need not be queried: it has answered, or will, or is retried later."""
+        return node_id in self.known or node_id in self._pending or now < self._ask_again.get(node_id, 0.0)
 
-    def _ask(self, new: Sequence[str]) -> None:
+    def _ask(self, new: Mapping[str, str]) -> None:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         describe = ray.remote(nodes.describe)
-        for each in new:
+        for each, name in new.items():
             there = NodeAffinitySchedulingStrategy(each, soft=False)
             options = describe.options(num_cpus=0, max_retries=0, scheduling_strategy=there)
-            self._asked[each] = options.remote(__version__)
+            self._pending[each] = options.remote(__version__, each, name)
 
-    def _heard(self, names: Mapping[str, str], now: float) -> dict[str, dict[str, Any]]:
-        """Return what nodes have said, by node; one that fails to is asked again later."""
+    def _heard(self, names: Mapping[str, str], now: float) -> dict[str, RemoteNode]:
+        """Return the nodes' answers, by node; a node that fails is queried again later."""
         import ray
 
-        if not self._asked:
+        if not self._pending:
             return {}
-        ready, _ = ray.wait(list(self._asked.values()), num_returns=len(self._asked), timeout=0)
-        found: dict[str, dict[str, Any]] = {}
-        for each in [each for each, reference in self._asked.items() if reference in ready]:
+        ready, _ = ray.wait(list(self._pending.values()), num_returns=len(self._pending), timeout=0)
+        found: dict[str, RemoteNode] = {}
+        for each in [each for each, reference in self._pending.items() if reference in ready]:
             try:
-                said = ray.get(self._asked.pop(each))
-            except ModuleNotFoundError as err:
-                said = {"problem": nodes.missing(err)}
+                found[each] = ray.get(self._pending.pop(each))
+            except (ModuleNotFoundError, TypeError) as err:  # older code: another module, other arguments
+                found[each] = RemoteNode(each, names[each], (), nodes.missing(err))
             except Exception:
-                log.debug("%s does not say what it has", names[each], exc_info=True)
+                log.debug("%s does not report its resources", names[each], exc_info=True)
                 self._ask_again[each] = now + AGAIN_SECONDS
-                continue
-            found[each] = {**said, "id": each, "name": names[each]}
         return found
 
     def _prepare(self, gpus: dict[str, int]) -> None:

@@ -1,6 +1,6 @@
-"""What a head says of its cluster, asked before anything joins it: its versions and its nodes.
+"""A head's description of its cluster, queried before anything joins it: its versions and its nodes.
 
-Ray itself would find a wrong version or token only half way through a start, and say so in a traceback. As a program
+Ray itself would find a wrong version or token only half way through a start, and report it in a traceback. As a program
 (`python -m rocmlab.cluster.node.handshake HOST:PORT`) it prints JSON: what asks in its own process keeps Ray's threads.
 """
 
@@ -26,8 +26,8 @@ INSTALL = 'make cluster-up, which installs it; or: pip install "rocmlab[cluster]
 
 
 @dataclass(frozen=True)
-class Greeting:
-    """What the head says."""
+class Handshake:
+    """The head's description of its cluster."""
 
     ray: str
     python: str  # 3.11.7
@@ -68,7 +68,7 @@ def reach(address: str) -> None:
         ) from err
 
 
-def check_versions(found: Greeting) -> None:
+def check_versions(found: Handshake) -> None:
     """Make sure that a node with this process's Ray and Python can join.
 
     Raises:
@@ -87,16 +87,16 @@ def check_versions(found: Greeting) -> None:
         wanted = ".".join(found.python.split(".")[:2])
         raise RocmlabError(
             f"the cluster runs Python {found.python}, and this machine's lab Python {sys.version.split()[0]}",
-            "Ray sends programs from node to node, and they fit only the same minor version",
-            f"natively: make cluster-join … PYTHON=python{wanted}; in containers take the same BASE_IMAGE everywhere",
+            "Ray sends programs from node to node, and these need the same minor version",
+            f"natively: make cluster-join … PYTHON=python{wanted}; in containers use the same BASE_IMAGE everywhere",
         )
 
 
-def ask(address: str) -> Greeting:
+def ask(address: str) -> Handshake:
     """Ask a head, in this very process.
 
     Raises:
-        RocmlabError: it cannot be reached, refuses the token, or is no head.
+        RocmlabError: it cannot be reached, refuses the token, or is not a head.
     """
     check_ray()
     reach(address)
@@ -105,9 +105,9 @@ def ask(address: str) -> Greeting:
     raylet: Any = importlib.import_module("ray._raylet")  # the public API would start a driver
     try:
         client = raylet.GcsClient(address=address)
-        said = json.loads(client.internal_kv_get(b"CLUSTER_METADATA", b"cluster", timeout=10) or b"{}")
+        facts = json.loads(client.internal_kv_get(b"CLUSTER_METADATA", b"cluster", timeout=10) or b"{}")
         nodes = [each.node_manager_address for each in client.get_all_node_info(timeout=10).values() if each.state == 0]
-        return Greeting(str(said["ray_version"]), str(said["python_version"]), sorted(nodes))
+        return Handshake(str(facts["ray_version"]), str(facts["python_version"]), sorted(nodes))
     except exceptions.AuthenticationError as err:
         raise refused(address) from err
     except (exceptions.RpcError, exceptions.RaySystemError, ValueError, KeyError, TypeError) as err:
@@ -117,22 +117,22 @@ def ask(address: str) -> Greeting:
 def refused(address: str) -> RocmlabError:
     """Return the error for a token that the head does not take."""
     return RocmlabError(
-        f"the head at {address} refuses this machine's token",
+        f"the head at {address} rejects this machine's token",
         "CLUSTER_TOKEN is not the one of that cluster",
-        "take the line that `make cluster-up` printed on the head; `make cluster-status` there repeats it",
+        "use the line that `make cluster-up` printed on the head; `make cluster-status` there repeats it",
     )
 
 
-def no_head(address: str, said: str) -> RocmlabError:
-    """Return the error for something that listens and is no head that we can talk to."""
+def no_head(address: str, facts: str) -> RocmlabError:
+    """Return the error for something that listens and is not a head that we can talk to."""
     return RocmlabError(
         f"what listens at {address} does not answer as the head of a cluster",
-        (said.strip().splitlines() or ["it says nothing"])[0][:300],
-        "look whether the port is that of the head: make cluster-status there",
+        (facts.strip().splitlines() or ["it sent nothing"])[0][:300],
+        "check that the port is the head's: make cluster-status there",
     )
 
 
-def ask_aside(address: str, environment: Mapping[str, str]) -> Greeting:
+def ask_aside(address: str, environment: Mapping[str, str]) -> Handshake:
     """Ask a head in a process of its own, so that nothing of Ray stays in this one.
 
     Args:
@@ -143,23 +143,23 @@ def ask_aside(address: str, environment: Mapping[str, str]) -> Greeting:
         RocmlabError: see `ask`.
     """
     reach(address)
-    words = [sys.executable, "-m", "rocmlab.cluster.node.handshake", address]
+    command = [sys.executable, "-m", "rocmlab.cluster.node.handshake", address]
     try:
         done = subprocess.run(
-            words, env=dict(environment), capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False
+            command, env=dict(environment), capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False
         )
-        said: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+        facts: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     except subprocess.TimeoutExpired as err:
         raise no_head(address, f"no answer within {ANSWER_SECONDS:g} s") from err
     except (ValueError, IndexError) as err:
         raise no_head(address, (done.stderr.strip().splitlines() or [""])[-1]) from err
-    if "what" in said:
-        raise RocmlabError(**said)
-    return Greeting(**said)
+    if "what" in facts:
+        raise RocmlabError(**facts)
+    return Handshake(**facts)
 
 
 def main() -> None:
-    """Print what the head says, or the error, as one line of JSON."""
+    """Print the head's description, or the error, as one line of JSON."""
     try:
         answer = asdict(ask(sys.argv[1]))
     except RocmlabError as err:

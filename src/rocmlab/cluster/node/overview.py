@@ -1,4 +1,4 @@
-"""The whole cluster at one look: its nodes, what each says of itself, and what does not fit together."""
+"""An overview of the cluster: its nodes, their descriptions, and what does not fit together."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def look(share: str | None = None, timeout_seconds: float = LOOK_SECONDS) -> Fac
     """
     session.connect()
     answers = probe.on_every_node(probe.facts, share, timeout_seconds=timeout_seconds)
-    asked = [node for node in session.nodes() if node.is_alive or node.id in answers]
-    clocks = probe.clocks([node for node in asked if isinstance(answers.get(node.id), dict)], CLOCK_SECONDS)
-    nodes = [_node(node, answers.get(node.id), clocks.get(node.id)) for node in asked]
+    queried = [node for node in session.nodes() if node.is_alive or node.id in answers]
+    clocks = probe.clocks([node for node in queried if isinstance(answers.get(node.id), dict)], CLOCK_SECONDS)
+    nodes = [_node(node, answers.get(node.id), clocks.get(node.id)) for node in queried]
     found = record.here()
     return {
         "head": found[0].head if found else os.environ.get("RAY_ADDRESS"),
@@ -41,7 +41,7 @@ def look(share: str | None = None, timeout_seconds: float = LOOK_SECONDS) -> Fac
 
 
 def _node(node: session.Node, told: object, clock: tuple[float, float] | None) -> Facts:
-    """Return one node; what it did not tell is None."""
+    """Return one node; what it did not report is None."""
     facts: Mapping[str, Any] = told if isinstance(told, dict) else {}
     problem = told.problem if isinstance(told, RocmlabError) else None
     names = ("devices", "leases", "tasks", "versions", "share", "free_bytes", "problems")
@@ -88,7 +88,7 @@ def warnings(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
 def busy(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return what runs on these nodes, a line each: Ray's tasks, and notebooks that hold a GPU.
 
-    A node that did not tell may run anything, so it has a line, too.
+    A node that did not answer may run anything, so it also has a line.
     """
     lines = []
     for node in nodes:

@@ -32,14 +32,14 @@ class Port:
 
 
 TABLE = (
-    Port("head", "--port", 0, "where nodes join, and programs ask for the cluster's state", is_of_head=True),
-    Port("node manager", "--node-manager-port", 1, "starts the processes that compute"),
-    Port("object manager", "--object-manager-port", 2, "hands data from node to node"),
-    Port("runtime environment agent", "--runtime-env-agent-port", 3, "prepares what a task asks to have installed"),
-    Port("agent", "--dashboard-agent-grpc-port", 4, "takes what the node's processes tell of themselves"),
-    Port("agent over HTTP", "--dashboard-agent-listen-port", 5, "gives the head's dashboard logs and states"),
+    Port("head", "--port", 0, "where nodes join, and programs query the cluster's state", is_of_head=True),
+    Port("node manager", "--node-manager-port", 1, "starts the worker processes"),
+    Port("object manager", "--object-manager-port", 2, "transfers data between nodes"),
+    Port("runtime environment agent", "--runtime-env-agent-port", 3, "installs what a task requires"),
+    Port("agent", "--dashboard-agent-grpc-port", 4, "collects metrics of the node's processes"),
+    Port("agent over HTTP", "--dashboard-agent-listen-port", 5, "sends logs and states to the head's dashboard"),
     Port("dashboard", "--dashboard-port", 1886, "web page and jobs API", is_of_head=True, is_loopback=True),
-    Port("workers", "--min-worker-port", 3623, "one for each process that computes", count=WORKERS),
+    Port("workers", "--min-worker-port", 3623, "one for each worker process", count=WORKERS),
 )
 LAST_FIRST = 65535 - max(port.offset + port.count for port in TABLE)  # the highest CLUSTER_PORT possible
 
@@ -69,15 +69,15 @@ def numbers(first: int = FIRST) -> dict[str, range]:
 
 
 def options(first: int, *, is_head: bool) -> list[str]:
-    """Return what tells `ray start` the ports of a node."""
-    words = []
+    """Return the options of `ray start` for the ports of a node."""
+    arguments = []
     for port in TABLE:
         if port.is_of_head and not is_head:
             continue
-        words.append(f"{port.option}={first + port.offset}")
+        arguments.append(f"{port.option}={first + port.offset}")
         if port.count > 1:
-            words.append(f"{port.option.replace('min', 'max')}={first + port.offset + port.count - 1}")
-    return words
+            arguments.append(f"{port.option.replace('min', 'max')}={first + port.offset + port.count - 1}")
+    return arguments
 
 
 def split(address: str) -> tuple[str, int]:

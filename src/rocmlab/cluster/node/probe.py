@@ -1,4 +1,4 @@
-"""Asking every living node something, and what a node says of itself: status, doctor and panel show it."""
+"""Query every living node, and describe this one: status, doctor and panel show it."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from typing import Any
 from rocmlab import __version__
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cluster.node import session
+from rocmlab.devices.processes import namespace
 
 VERB_SECONDS = 30.0
 TITLE = "ray::"
@@ -75,16 +76,16 @@ def _failed(node: session.Node, error: Exception) -> RocmlabError:
         return error
     if isinstance(cause, RocmlabError):
         return cause
-    said = str(cause or error).strip().splitlines() or [type(error).__name__]
+    lines = str(cause or error).strip().splitlines() or [type(error).__name__]
     return RocmlabError(
-        f"node {node.hostname} ({node.address}) could not be asked",
-        said[-1][:300],
+        f"node {node.hostname} ({node.address}) could not be queried",
+        lines[-1][:300],
         f"look there: make doctor, on {node.address}",
     )
 
 
 def facts(share: str | None = None, nonce: str | None = None) -> Facts:
-    """Return what this machine says of itself, ready for JSON. It is meant to run on a node; unknown is None.
+    """Return a description of this machine, ready for JSON. It is meant to run on a node; unknown is None.
 
     Args:
         share: the folder that the asking machine has as its share; None: this machine's own is looked at.
@@ -100,11 +101,11 @@ def facts(share: str | None = None, nonce: str | None = None) -> Facts:
     session.restore_signals()
     problems: list[str] = []
     own = os.environ.get("ROCMLAB_SHARE") or share
-    devices = _verb(["devices"], problems)
-    leases = _verb(["leases", "--share", own], problems) if own and Path(own).is_dir() else None
+    devices = _command_facts(["devices"], problems)
+    leases = _command_facts(["leases", "--share", own], problems) if own and Path(own).is_dir() else None
     return {
         "hostname": socket.gethostname(),
-        "pid_namespace": _namespace(),
+        "pid_namespace": namespace(),
         "simulated": bool(devices and devices.get("simulated")),
         "devices": devices and devices.get("devices"),
         "leases": leases and leases.get("gpus"),
@@ -156,17 +157,17 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _verb(words: list[str], problems: list[str]) -> Facts | None:
-    """Return what a verb of the command line says; it has its own limits for drivers that hang."""
-    command = [sys.executable, "-m", "rocmlab", *words, "--json"]
+def _command_facts(options: list[str], problems: list[str]) -> Facts | None:
+    """Return the JSON of a command; it has its own limits for drivers that hang."""
+    command = [sys.executable, "-m", "rocmlab", *options, "--json"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=VERB_SECONDS, check=False)
         found = json.loads(done.stdout)
     except (OSError, subprocess.TimeoutExpired) as err:
-        problems.append(f"rocmlab {words[0]}: {err}")
+        problems.append(f"rocmlab {options[0]}: {err}")
         return None
     except ValueError:
-        problems.append(f"rocmlab {words[0]}: {(done.stderr.strip().splitlines() or ['it printed nothing'])[0]}")
+        problems.append(f"rocmlab {options[0]}: {(done.stderr.strip().splitlines() or ['it printed nothing'])[0]}")
         return None
     return found if isinstance(found, dict) else None
 
@@ -185,18 +186,11 @@ def _free_bytes(share: str | None) -> int | None:
         return None
 
 
-def _namespace() -> int | None:
-    try:
-        return os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
-        return None
-
-
 def clocks(nodes: Sequence[session.Node], timeout_seconds: float) -> dict[str, tuple[float, float]]:
     """Return how far each node's clock is ahead of this machine's, and how exact that is, in seconds, by node id.
 
-    The nodes are asked one by one, twice: the first question may have to start a worker there. A node that does not
-    answer in time is left out.
+    The nodes are queried one by one, twice: the first query may have to start a worker there. A node that does not
+    answer in time is omitted.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

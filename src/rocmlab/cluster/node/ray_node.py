@@ -117,27 +117,27 @@ def offered(devices: Sequence[Device]) -> list[Device]:
     return sorted(found, key=lambda each: each.index or 0)
 
 
-def own_address(asked: str, head_host: str) -> str:
+def own_address(wanted: str, head_host: str) -> str:
     """Return this machine's address in the cluster's network.
 
     Args:
-        asked: CLUSTER_ADDRESS; empty: that of the way to the head.
+        wanted: CLUSTER_ADDRESS; empty: that of the way to the head.
         head_host: of the head; empty: this is the head, and the way is that to anywhere.
 
     Raises:
-        RocmlabError: the machine does not have that address, it is of the loopback, or there is no way to the head.
+        RocmlabError: the machine does not have that address, it is of the loopback, or there is no route to the head.
     """
-    if asked.startswith("127.") or asked == "::1":
+    if wanted.startswith("127.") or wanted == "::1":
         raise RocmlabError(
-            f"CLUSTER_ADDRESS={asked} reaches no other machine",
+            f"CLUSTER_ADDRESS={wanted} reaches no other machine",
             "it is the loopback, in whose place Ray takes the network's address: the node would be open to the network",
             "leave it empty; for this machine alone no cluster is needed: make run-notebooks",
         )
-    if asked:
-        if _is_ours(asked):
-            return asked
+    if wanted:
+        if _is_ours(wanted):
+            return wanted
         raise RocmlabError(
-            f"CLUSTER_ADDRESS={asked} is not an address of this machine",
+            f"CLUSTER_ADDRESS={wanted} is not an address of this machine",
             "none of its network interfaces has it",
             "`ip -brief address` lists them",
         )
@@ -150,7 +150,7 @@ def own_address(asked: str, head_host: str) -> str:
         if not head_host:
             return "127.0.0.1"  # no network: a cluster of one machine
         raise RocmlabError(
-            f"there is no way to {head_host}",
+            f"no route to {head_host}",
             err.strerror or str(err),
             "give the head's address: HEAD=192.168.1.10:6379",
         ) from err
@@ -218,19 +218,19 @@ def rocm_version(root: Path) -> str | None:
     return found[0] if found else None
 
 
-def resources(wanted: Plan) -> dict[str, int]:
+def resources(plan: Plan) -> dict[str, int]:
     """Return a node's resources other than CPUs and GPUs: the number of GPUs of each gfx, and a place for CPU jobs."""
-    kinds = Counter(device.gfx for device in wanted.devices if device.gfx)
+    kinds = Counter(device.gfx for device in plan.devices if device.gfx)
     return {**dict(sorted(kinds.items())), CPU_PLACE: 1}
 
 
-def labels(wanted: Plan) -> dict[str, str]:
-    """Return what a node says of itself in Ray's labels."""
+def labels(plan: Plan) -> dict[str, str]:
+    """Return the labels of a node for Ray."""
     found = {
         "rocmlab.version": __version__,
-        "rocmlab.backend": wanted.devices[0].backend if wanted.devices else "cpu",
-        "rocmlab.simulated": str(wanted.simulated).lower(),
-        "rocmlab.rocm": wanted.rocm or "none",
+        "rocmlab.backend": plan.devices[0].backend if plan.devices else "cpu",
+        "rocmlab.simulated": str(plan.simulated).lower(),
+        "rocmlab.rocm": plan.rocm or "none",
         "rocmlab.hostname": socket.gethostname(),
     }
     return {name: label_value(text) for name, text in found.items()}
@@ -241,26 +241,26 @@ def label_value(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]", "-", text)[:63].strip("-_.")
 
 
-def ray_environment(wanted: Plan, base: Mapping[str, str]) -> dict[str, str]:
+def ray_environment(plan: Plan, base: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of the node, which its workers inherit.
 
     Raises:
         RocmlabError: a GPU cannot be given to a process.
     """
     changed = {
-        **client_environment(wanted.head, wanted.folder),
+        **client_environment(plan.head, plan.folder),
         "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true",  # kernels have sessions of their own
         "RAY_worker_niceness": "0",  # by itself Ray gives everybody else the processor first, and kernels inherit that
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a task without GPUs sees the node's
         "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",
         "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "180",  # a machine that trains is slow to start anything
         "RAY_agent_register_timeout_ms": "180000",
-        "RAY_enable_metrics_collection": "false",  # its port asks for no token; rocmlab has metrics of its own
+        "RAY_enable_metrics_collection": "false",  # its port needs no token; rocmlab has metrics of its own
         "AUTOSCALER_METRIC_PORT": "-1",  # nor do these two of the head, which there is no option to switch off:
         "DASHBOARD_METRIC_PORT": "-1",  # they fail to listen, log that, and continue
         "ROCMLAB_CLUSTER_NODE": "1",
     }
-    return visibility.apply({**confidential.without(base), **changed}, wanted.devices)
+    return visibility.apply({**confidential.without(base), **changed}, plan.devices)
 
 
 def client_environment(head: str, folder: Path) -> dict[str, str]:
@@ -278,36 +278,36 @@ def client_environment(head: str, folder: Path) -> dict[str, str]:
     }
 
 
-def command(wanted: Plan) -> list[str]:
+def command(plan: Plan) -> list[str]:
     """Return what starts the node and stays until it ends; no secret is in it."""
-    words = [sys.executable, "-m", "rocmlab.cluster.node.starter", "start", "--block", "--disable-usage-stats"]
-    words += ["--head", "--dashboard-host=127.0.0.1", "--include-dashboard=true"] if wanted.is_head else []
-    words += [] if wanted.is_head else [f"--address={wanted.head}"]
-    words += ports.options(wanted.port, is_head=wanted.is_head)
-    words += [f"--node-ip-address={wanted.address}", f"--temp-dir={wanted.folder / 'ray'}"]
-    words += [f"--num-cpus={wanted.cpus}", f"--num-gpus={len(wanted.devices)}"]
-    words += [f"--object-store-memory={wanted.store_bytes}", f"--resources={json.dumps(resources(wanted))}"]
-    words += ["--labels=" + ",".join(f"{name}={value}" for name, value in labels(wanted).items())]
-    return words
+    arguments = [sys.executable, "-m", "rocmlab.cluster.node.starter", "start", "--block", "--disable-usage-stats"]
+    arguments += ["--head", "--dashboard-host=127.0.0.1", "--include-dashboard=true"] if plan.is_head else []
+    arguments += [] if plan.is_head else [f"--address={plan.head}"]
+    arguments += ports.options(plan.port, is_head=plan.is_head)
+    arguments += [f"--node-ip-address={plan.address}", f"--temp-dir={plan.folder / 'ray'}"]
+    arguments += [f"--num-cpus={plan.cpus}", f"--num-gpus={len(plan.devices)}"]
+    arguments += [f"--object-store-memory={plan.store_bytes}", f"--resources={json.dumps(resources(plan))}"]
+    arguments += ["--labels=" + ",".join(f"{name}={value}" for name, value in labels(plan).items())]
+    return arguments
 
 
-def give_token(wanted: Plan, environment: Mapping[str, str]) -> None:
+def give_token(plan: Plan, environment: Mapping[str, str]) -> None:
     """Put the token where the node and this machine's programs read it.
 
     Raises:
         RocmlabError: there is none.
     """
-    make_private(wanted.folder)
-    token.write(wanted.token, token.of(environment))
+    make_private(plan.folder)
+    token.write(plan.token, token.of(environment))
 
 
-def busy_ports(wanted: Plan) -> list[str]:
+def busy_ports(plan: Plan) -> list[str]:
     """Return the node's own ports that another program has, as `head 6379`; those of the workers are not looked at."""
     found = []
     for port in ports.TABLE:
-        if port.count > 1 or (port.is_of_head and not wanted.is_head):
+        if port.count > 1 or (port.is_of_head and not plan.is_head):
             continue
-        number = wanted.port + port.offset
+        number = plan.port + port.offset
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

@@ -1,4 +1,4 @@
-"""What a node tells the other programs of this machine: one small file next to its token."""
+"""A node's description for other programs of this machine: one small file next to its token."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Record:
         return is_node(self.pid) and self.started in (None, identity.start_of(self.pid))
 
     @property
-    def said(self) -> Problem | None:
-        """What went wrong."""
+    def failure(self) -> Problem | None:
+        """Why it failed; None where it did not."""
         return Problem(**self.problem) if self.problem else None
 
     def write(self, path: Path) -> None:
@@ -48,7 +48,7 @@ class Record:
 
 
 def read(path: Path) -> Record | None:
-    """Return what a file says; None where there is none, or half of one."""
+    """Return the content of a file; None where it is missing or truncated."""
     try:
         return parse(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):
@@ -56,7 +56,7 @@ def read(path: Path) -> Record | None:
 
 
 def parse(text: str) -> Record | None:
-    """Return what the text of such a file says; None where it is half of one."""
+    """Parse the text of such a file; None where it is truncated."""
     try:
         found: dict[str, Any] = json.loads(text)
         return Record(**found)
@@ -68,8 +68,8 @@ def is_node(pid: int) -> bool:
     """Return whether this process is `rocmlab cluster node`, by its command line: a number alone proves nothing."""
     if identity.find(pid) is None:
         return False
-    words = identity.arguments_of(pid)[1:]
-    return words[:4] == ["-m", "rocmlab", "cluster", "node"] or words[1:3] == ["cluster", "node"]
+    arguments = identity.arguments_of(pid)[1:]
+    return arguments[:4] == ["-m", "rocmlab", "cluster", "node"] or arguments[1:3] == ["cluster", "node"]
 
 
 def here(environment: Mapping[str, str] = os.environ) -> tuple[Record, Path] | None:

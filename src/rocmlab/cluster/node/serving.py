@@ -39,7 +39,7 @@ class Service:
         self.is_ending = False
 
     def run(self, environment: Mapping[str, str]) -> int:
-        """Start the node and return when it has ended: 0 if it was told to.
+        """Start the node and return when it has ended: 0 if it was stopped.
 
         Raises:
             RocmlabError: it cannot start, or has ended by itself; nothing of it is left.
@@ -71,14 +71,16 @@ class Service:
     def _check(self, environment: Mapping[str, str]) -> None:
         if sys.platform != "linux":
             raise RocmlabError(
-                "a cluster needs Linux", f"Ray joins machines with Linux alone, and this is {sys.platform}", "make up"
+                "a cluster needs Linux",
+                f"Ray clusters are supported only on Linux, and this is {sys.platform}",
+                "make up",
             )
         handshake.check_ray()
         if busy := ray_node.busy_ports(self.plan):
             raise RocmlabError(
-                f"these ports of the node are taken: {', '.join(busy)}",
+                f"these ports of the node are in use: {', '.join(busy)}",
                 "another program listens there, perhaps another Ray",
-                "end it, or take others: CLUSTER_PORT=7379",
+                "stop it, or choose others: CLUSTER_PORT=7379",
             )
         if not self.plan.is_head:
             asking = {**environment, **ray_node.client_environment(self.plan.head, self.plan.folder)}
@@ -100,7 +102,7 @@ class Service:
             self.child.terminate()
 
     def _watch(self) -> bool:
-        """Read what Ray says until it ends, say when the node is up, and tell whether the end was asked for."""
+        """Read Ray's output until it ends, report when the node is up, and return whether the end was requested."""
         assert self.child is not None
         assert self.child.stdout is not None
         for line in self.child.stdout:
@@ -120,7 +122,7 @@ class Service:
     def _why(self) -> RocmlabError:
         assert self.child is not None
         return RocmlabError(
-            f"this machine's Ray node has ended by itself, with exit code {self.child.returncode}",
+            f"this machine's Ray node exited unexpectedly, with exit code {self.child.returncode}",
             "last log lines:\n" + "\n".join(self.last),
             f"all it said: {self.plan.folder / 'ray/session_latest/logs'}; the head gone: make cluster-status there",
             exit_code=1,
@@ -128,10 +130,10 @@ class Service:
 
     def _ready(self) -> str:
         gpus = len(self.plan.devices)
-        words = f"{gpus} GPU{'s' * (gpus != 1)}" + (" (SIMULATED)" if self.plan.simulated and gpus else "")
+        gpu_count = f"{gpus} GPU{'s' * (gpus != 1)}" + (" (SIMULATED)" if self.plan.simulated and gpus else "")
         if self.plan.is_head:
-            return f"this machine is the head of a cluster at {self.plan.head}, with {words}"
-        return f"this machine, {self.plan.address}, has joined the cluster at {self.plan.head} with {words}"
+            return f"this machine is the head of a cluster at {self.plan.head}, with {gpu_count}"
+        return f"this machine, {self.plan.address}, has joined the cluster at {self.plan.head} with {gpu_count}"
 
     def _note(self, state: str, error: RocmlabError | None = None) -> None:
         problem = vars(error.problem) if error else None

@@ -71,12 +71,12 @@ def connect(address: str | None = None, **more: Any) -> None:  # noqa: ANN401
         raise _why(head, str(err)) from err
 
 
-def _why(head: str, said: str) -> RocmlabError:
-    if "InvalidAuthToken" in said or "Unauthenticated" in said:
+def _why(head: str, message: str) -> RocmlabError:
+    if "InvalidAuthToken" in message or "Unauthenticated" in message:
         return handshake.refused(head)
     return RocmlabError(
         f"the cluster at {head} cannot be used from this machine",
-        (said.strip().splitlines() or ["Ray does not say why"])[0][:300],
+        (message.strip().splitlines() or ["Ray does not say why"])[0][:300],
         "a program needs a node on its own machine: make cluster-join HEAD=… here; make cluster-status shows it",
     )
 
@@ -94,12 +94,12 @@ def restore_signals() -> None:
 
 
 def granted() -> tuple[Device, ...]:
-    """Return the GPUs that Ray gave this task or actor, in Ray's order; none: it asked for none.
+    """Return the GPUs that Ray gave this task or actor, in Ray's order; none: it requested none.
 
     The worker's signals are put right, too; see `restore_signals`.
 
     Raises:
-        RocmlabError: this is no task, or a GPU that Ray gave is not among this machine's.
+        RocmlabError: this is not a task, or a GPU that Ray gave is not among this machine's.
     """
     import ray
 

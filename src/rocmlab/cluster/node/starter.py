@@ -19,7 +19,7 @@ PR_SET_PDEATHSIG = 1  # Linux, sys/prctl.h
 
 
 def patient(ask: Callable[..., Any], limit_seconds: float) -> Callable[..., Any]:
-    """Return a function that asks again for so long, as long as the answer is that the node is not known yet."""
+    """Return a function that retries until a timeout, as long as the node is not known yet."""
 
     def wait(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401
         end = time.monotonic() + limit_seconds

@@ -36,7 +36,7 @@ def check(text: str) -> str:
     else:
         what, why = "CLUSTER_TOKEN is not a valid token", "a token has at least 32 letters and digits, and no spaces"
     raise RocmlabError(
-        what, why, "take the line that `make cluster-up` printed on the head; `make cluster-status` there repeats it"
+        what, why, "use the line that `make cluster-up` printed on the head; `make cluster-status` there repeats it"
     )
 
 
@@ -44,7 +44,7 @@ def write(path: Path, text: str) -> Path:
     """Write a token to a file that its owner alone can read, and return the file.
 
     Raises:
-        RocmlabError: the text is no token.
+        RocmlabError: the text is not a token.
         OSError: the file cannot be written.
     """
     check(text)
@@ -56,7 +56,7 @@ def read(path: Path) -> str:
     """Return the token of a file.
 
     Raises:
-        RocmlabError: the file cannot be read, others can read it, or it holds no token.
+        RocmlabError: the file cannot be read, others can read it, or it contains no token.
     """
     try:
         found = path.stat()

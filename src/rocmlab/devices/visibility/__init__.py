@@ -63,7 +63,7 @@ def child_environment(devices: Sequence[Device]) -> dict[str, str | None]:
             raise RocmlabError(
                 f"{device.name} ({device.pci_address}) cannot be given to a process",
                 device.why_not or "the runtime does not list it",
-                "choose among those that `rocmlab devices` calls usable",
+                "choose one that `rocmlab devices` lists as usable",
             )
     hip = [device for device in devices if device.backend == "rocm"]
     cuda = [device for device in devices if device.backend == "cuda"]
@@ -98,7 +98,7 @@ def remaining(devices: Sequence[Device], environment: Mapping[str, str]) -> list
 
 
 def mark_hidden(devices: Sequence[Device], environment: Mapping[str, str]) -> list[Device]:
-    """Return the devices; those that the masks of `environment` hide are not usable, and say which mask it is.
+    """Return the devices; those that the masks of `environment` hide are not usable, with the mask as the reason.
 
     The index stays: it counts the GPUs before any mask, and children's masks are written with it.
     """
@@ -142,7 +142,7 @@ def narrow(environment: Mapping[str, str], positions: Sequence[int]) -> dict[str
     name, chosen = hip_variable(environment), list(positions)
     if len(set(chosen)) < len(chosen) or min(chosen, default=0) < 0:
         raise RocmlabError(
-            f"GPUs {chosen} cannot be picked", "each is a number from 0 on, and is named once", "name each GPU once"
+            f"GPUs {chosen} cannot be picked", "each is a number of at least 0, and is named once", "name each GPU once"
         )
     mask, rocr = environment.get(name), environment.get(ROCR)
     if chosen and mask and rocr is None and UUIDS.fullmatch(mask) and chosen == list(range(mask.count(",") + 1)):
@@ -160,27 +160,23 @@ def _picked(name: str, mask: str, positions: Sequence[int]) -> list[int]:
     Raises:
         RocmlabError: it is not a plain list of numbers, or is shorter.
     """
-    words = mask.split(",")
-    plain = len(set(words)) == len(words) and all(NUMBER.fullmatch(word) for word in words)
-    if not plain or max(positions) >= len(words):
+    entries = mask.split(",")
+    plain = len(set(entries)) == len(entries) and all(NUMBER.fullmatch(entry) for entry in entries)
+    if not plain or max(positions) >= len(entries):
         raise RocmlabError(
             f"GPUs {list(positions)} cannot be picked from {shown(name, mask)}",
-            f"it leaves {len(words)} GPU{'s' * (len(words) > 1)}, counted from 0"
+            f"it leaves {len(entries)} GPU{'s' * (len(entries) > 1)}, counted from 0"
             if plain
             else "it is not a plain list of numbers: digits and commas, each number once",
             "name GPUs that it leaves, or set HIP_VISIBLE_DEVICES to those that are meant, such as 0,1",
         )
-    return [int(words[position]) for position in positions]
+    return [int(entries[position]) for position in positions]
 
 
 def problems(environment: Mapping[str, str], devices: Sequence[Device]) -> list[Problem]:
     """Return every conflict between the masks (and the gfx overrides) of a process, each with what it does and a fix.
 
     Each is a `conflicts.MaskProblem` or a `conflicts.OverrideProblem`.
-
-    Args:
-        environment: of the process.
-        devices: of the host, with or without masks applied.
     """
     from rocmlab.devices.visibility import conflicts  # only the doctor asks
 

@@ -26,7 +26,7 @@ def select(devices: Sequence[Device], choice: str) -> list[Device]:
             where these are all decimal digits). An address or id of a GPU in partitions means all its partitions.
 
     Raises:
-        RocmlabError: the choice names a GPU that is not here, cannot be used, is named twice, or is not clear.
+        RocmlabError: the choice names a GPU that is missing, cannot be used, is named twice, or is not clear.
     """
     gpus = [device for device in devices if device.backend != "cpu"]
     wanted = choice.strip().lower()
@@ -38,42 +38,42 @@ def select(devices: Sequence[Device], choice: str) -> list[Device]:
 
 
 class _Choice:
-    """A list of GPUs, word by word."""
+    """A list of GPUs, entry by entry."""
 
     def __init__(self, gpus: Sequence[Device], text: str) -> None:
         self.gpus = gpus
         self.name = f"GPUS={text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + '…'}"
-        self.words = [word for word in (part.strip().lower() for part in text.split(",")) if word]
+        self.entries = [entry for entry in (part.strip().lower() for part in text.split(",")) if entry]
 
     def devices(self) -> list[Device]:
-        if not self.words:
+        if not self.entries:
             raise RocmlabError(f"{self.name} does not match any GPU", "the list is empty", FORMS)
         chosen: list[Device] = []
-        for word in self.words:
-            for device in self._named(word):
+        for entry in self.entries:
+            for device in self._named(entry):
                 if device in chosen:
                     why = f"it is GPU {device.index} at {device.pci_address}, and each GPU can be given once"
-                    raise RocmlabError(f"{self.name} names {_short(word)} twice", why, "name each GPU once")
+                    raise RocmlabError(f"{self.name} names {_short(entry)} twice", why, "name each GPU once")
                 if not device.is_usable:
-                    raise self._unusable(word, device)
+                    raise self._unusable(entry, device)
                 chosen.append(device)
         return chosen
 
-    def _named(self, word: str) -> list[Device]:
-        """Return the GPUs of one word: an index, an address, an id, or a range, in this order."""
-        found = self._by_index(word) or self._by_address(word) or self._by_id(word)
+    def _named(self, entry: str) -> list[Device]:
+        """Return the GPUs of one entry: an index, an address, an id, or a range, in this order."""
+        found = self._by_index(entry) or self._by_address(entry) or self._by_id(entry)
         if found:
             return found
-        if span := SPAN.fullmatch(word):
-            return list(self._range(word, span[1], span[2]))
-        raise self._unknown(word)
+        if span := SPAN.fullmatch(entry):
+            return list(self._range(entry, span[1], span[2]))
+        raise self._unknown(entry)
 
-    def _by_index(self, word: str) -> list[Device]:
-        found = [device for device in self.gpus if device.index is not None and str(device.index) == word]
-        return self._one(word, found)
+    def _by_index(self, entry: str) -> list[Device]:
+        found = [device for device in self.gpus if device.index is not None and str(device.index) == entry]
+        return self._one(entry, found)
 
-    def _by_address(self, word: str) -> list[Device]:
-        if not (wanted := ADDRESS.fullmatch(word)):
+    def _by_address(self, entry: str) -> list[Device]:
+        if not (wanted := ADDRESS.fullmatch(entry)):
             return []
         found = []
         for device in self.gpus:
@@ -82,19 +82,19 @@ class _Choice:
             same = [int(one, 16) == int(other, 16) for one, other in numbers]
             if same and all(same[1:]) and (same[0] or wanted[1] is None):
                 found.append(device)
-        return self._one(word, found, same=lambda device: device.pci_address)
+        return self._one(entry, found, same=lambda device: device.pci_address)
 
-    def _by_id(self, word: str) -> list[Device]:
-        text = word.removeprefix("gpu-")
-        is_index = text == word and text.isdecimal() and len(text) != WHOLE_ID
+    def _by_id(self, entry: str) -> list[Device]:
+        text = entry.removeprefix("gpu-")
+        is_index = text == entry and text.isdecimal() and len(text) != WHOLE_ID
         if len(text) < MIN_ID or is_index:
             return []
         known = [(device, (device.unique_id or "").lower().removeprefix("gpu-")) for device in self.gpus]
         found = [device for device, identity in known if identity.startswith(text)]
-        return self._one(word, found, same=lambda device: device.unique_id)
+        return self._one(entry, found, same=lambda device: device.unique_id)
 
     def _one(
-        self, word: str, found: list[Device], same: Callable[[Device], object] = lambda device: device
+        self, entry: str, found: list[Device], same: Callable[[Device], object] = lambda device: device
     ) -> list[Device]:
         """Return the devices of one GPU: those for which `same` is the same.
 
@@ -105,40 +105,40 @@ class _Choice:
         if len(kinds) > 1:
             listed = ", ".join(f"{device.name} at {device.pci_address}" for device in found)
             raise RocmlabError(
-                f"{self.name}: {_short(word)} may be one of {len(kinds)} GPUs", listed, "give the whole PCI address"
+                f"{self.name}: {_short(entry)} may be one of {len(kinds)} GPUs", listed, "give the whole PCI address"
             )
         return found
 
-    def _range(self, word: str, first: str, last: str) -> Iterator[Device]:
+    def _range(self, entry: str, first: str, last: str) -> Iterator[Device]:
         if len(first.lstrip("0")) > len(last.lstrip("0")) or (len(first) < 10 and int(first) > int(last[:10])):
             raise RocmlabError(
-                f"{self.name}: the range {_short(word)} runs backwards",
+                f"{self.name}: the range {_short(entry)} runs backwards",
                 "a range names the smaller index first",
                 f"write {_short(last)}-{_short(first)}, or a list for another order",
             )
         highest = max((device.index for device in self.gpus if device.index is not None), default=-1)
         if len(last) > 9 or int(last) > highest:  # before a list of that length is made
-            raise self._unknown(_short(last), f" (in {_short(word)})")
+            raise self._unknown(_short(last), f" (in {_short(entry)})")
         for number in range(int(first), int(last) + 1):
             found = self._by_index(str(number))
             if not found:
-                raise self._unknown(str(number), f" (in {word})")
+                raise self._unknown(str(number), f" (in {entry})")
             yield from found
 
-    def _unusable(self, word: str, device: Device) -> RocmlabError:
+    def _unusable(self, entry: str, device: Device) -> RocmlabError:
         return RocmlabError(
-            f"{self.name}: GPU {_short(word)} cannot be used",
-            device.why_not or "the driver does not say why",
+            f"{self.name}: GPU {_short(entry)} cannot be used",
+            device.why_not or "the driver does not report why",
             f"choose among {self._usable()}, or fix it: rocmlab doctor",
         )
 
-    def _unknown(self, word: str, where: str = "") -> RocmlabError:
-        if word in ("all", "none", "-1"):
+    def _unknown(self, entry: str, where: str = "") -> RocmlabError:
+        if entry in ("all", "none", "-1"):
             return RocmlabError(
-                f"{self.name} mixes `{word}` with other GPUs", f"`{word}` says it all and stands alone", FORMS
+                f"{self.name} mixes `{entry}` with other GPUs", f"`{entry}` cannot be combined with other names", FORMS
             )
         return RocmlabError(
-            f"{self.name}: there is no GPU {_short(word)}{where}",
+            f"{self.name}: GPU {_short(entry)} not found{where}",
             f"usable GPUs by HIP index and PCI address: {self._usable()}",
             FORMS,
         )
@@ -148,6 +148,6 @@ class _Choice:
         return ", ".join(usable) or "none"
 
 
-def _short(word: str) -> str:
-    text = word if word.isprintable() else repr(word)
+def _short(entry: str) -> str:
+    text = entry if entry.isprintable() else repr(entry)
     return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "…"

@@ -68,24 +68,24 @@ class _Process:
         self.name = hip_variable(environment)  # the mask that HIP reads
         self.value = environment.get(self.name)
         self.left = visible(environment, devices, "rocr").gpus  # HIP counts within these
-        self.words = self.value.split(",") if self.value and self.value != "-1" else []
-        self.rocr_words = self.rocr.split(",") if self.rocr and self.rocr != "-1" else []
+        self.entries = self.value.split(",") if self.value and self.value != "-1" else []
+        self.rocr_entries = self.rocr.split(",") if self.rocr and self.rocr != "-1" else []
 
     def readings(self) -> str:
         """Say what each reader sees."""
         hip = self.reading("hip")
         seen = ", ".join(str(gpu.index) for gpu in hip.gpus)
-        said = [hip.error or ("HIP and TensorFlow see " + (f"GPU {seen}" if seen else "no GPU"))]
+        readings = [hip.error or ("HIP and TensorFlow see " + (f"GPU {seen}" if seen else "no GPU"))]
         for reader, name in (("torch", "PyTorch"), ("ray", "Ray")):
             mask = self.reading(reader)
-            said.append(mask.error or f"{name} counts {mask.count}")
-        return ", ".join(said)
+            readings.append(mask.error or f"{name} counts {mask.count}")
+        return ", ".join(readings)
 
     def reading(self, reader: str) -> Mask:
         return visible(self.environment, self.devices, reader)
 
     def fix(self) -> str:
-        """Return the lines that say once, and to all readers alike, what these masks seem to mean."""
+        """Return the lines that set what these masks mean once, for all programs."""
         unset = f"unset {ROCR}; " if self.rocr is not None else ""
         meant = self._meant()
         if meant is None:
@@ -107,23 +107,23 @@ class _Process:
 def meant(value: str, gpus: Sequence[Device]) -> list[Device]:
     """Return the GPUs that a user means by a mask: spaces, ranges, hexadecimal and capital letters are understood."""
     found: dict[int, None] = {}
-    for word in (part.strip() for part in value.split(",")):
-        number = LENIENT.fullmatch(word)
+    for entry in (part.strip() for part in value.split(",")):
+        number = LENIENT.fullmatch(entry)
         if number and number["hex"]:
-            found[int(word, 16)] = None
+            found[int(entry, 16)] = None
         elif number:
             last = min(int(number["last"] or number["first"]), len(gpus) - 1)
             found.update(dict.fromkeys(range(int(number["first"]), last + 1)))
-        elif word.lower() == "all":
+        elif entry.lower() == "all":
             found.update(dict.fromkeys(range(len(gpus))))
         else:
-            named = [index for index, gpu in enumerate(gpus) if gpu.unique_id and _starts(uuid(gpu), word)]
+            named = [index for index, gpu in enumerate(gpus) if gpu.unique_id and _starts(uuid(gpu), entry)]
             found.update(dict.fromkeys(named[:1]))
     return [gpus[position] for position in found if position < len(gpus)]
 
 
-def _starts(identity: str, word: str) -> bool:
-    return len(word) > len("gpu-") and identity.lower().startswith(word.lower())
+def _starts(identity: str, entry: str) -> bool:
+    return len(entry) > len("gpu-") and identity.lower().startswith(entry.lower())
 
 
 def _both(process: _Process) -> Iterator[MaskProblem]:
@@ -144,7 +144,7 @@ def _rocr_alone(process: _Process) -> Iterator[MaskProblem]:
     if process.rocr is not None and not process.value:
         yield MaskProblem(
             f"{shown(ROCR, process.rocr)} is set without {HIP}",
-            f"Ray refuses to start so, and PyTorch counts its entries without a look at the GPUs: {process.readings()}",
+            f"Ray then does not start, and PyTorch counts its entries without reading the GPUs: {process.readings()}",
             process.fix(),
         )
 
@@ -172,13 +172,13 @@ def _differ(process: _Process) -> Iterator[MaskProblem]:
 
 
 def _spaces(process: _Process) -> Iterator[MaskProblem]:
-    if any(word != word.strip() for word in process.words):
-        yield _word(process, "contains a space", "HIP takes a word with a space for no index and ends the list there")
+    if any(entry != entry.strip() for entry in process.entries):
+        yield _word(process, "contains a space", "HIP does not accept an index with a space and ends the list there")
 
 
 def _twice(process: _Process) -> Iterator[MaskProblem]:
-    for name, words in ((process.name, process.words), (ROCR, process.rocr_words)):
-        plain = [word.strip().lower() for word in words if word.strip()]
+    for name, entries in ((process.name, process.entries), (ROCR, process.rocr_entries)):
+        plain = [entry.strip().lower() for entry in entries if entry.strip()]
         if len(set(plain)) < len(plain):
             why = "HIP counts it once, PyTorch then counts no GPU at all, and ROCr ends its list there"
             yield _word(process, "names a GPU twice", why, name)
@@ -186,7 +186,7 @@ def _twice(process: _Process) -> Iterator[MaskProblem]:
 
 def _beyond(process: _Process) -> Iterator[MaskProblem]:
     if process.rocr is not None and process.value:
-        return  # `_both` says it
+        return  # `_both` reports it
     for name, absent, there in _absent(process):
         why = f"{there}, counted from 0; the list ends at the first that is not there"
         yield _word(process, absent, why, name)
@@ -194,66 +194,69 @@ def _beyond(process: _Process) -> Iterator[MaskProblem]:
 
 def _absent(process: _Process) -> Iterator[tuple[str, str, str]]:
     """Yield each mask that names GPUs by too high a number, with what it does and how many there are."""
-    for name, words, gpus in ((process.name, process.words, process.left), (ROCR, process.rocr_words, process.gpus)):
-        wrong = [word.strip() for word in words if _is_beyond(word.strip(), len(gpus))]
+    for name, entries, gpus in (
+        (process.name, process.entries, process.left),
+        (ROCR, process.rocr_entries, process.gpus),
+    ):
+        wrong = [entry.strip() for entry in entries if _is_beyond(entry.strip(), len(gpus))]
         if wrong and gpus:
             there = "ROCr leaves" if name != ROCR and process.rocr is not None else "there are"
             yield name, f"names GPU {', '.join(wrong)}, which is not there", f"{there} {len(gpus)}"
 
 
-def _is_beyond(word: str, count: int) -> bool:
-    return word.isascii() and word.isdecimal() and int(word[:12]) >= count
+def _is_beyond(entry: str, count: int) -> bool:
+    return entry.isascii() and entry.isdecimal() and int(entry[:12]) >= count
 
 
 def _hexadecimal(process: _Process) -> Iterator[MaskProblem]:
-    if any(HEXADECIMAL.fullmatch(word.strip()) for word in process.words):
+    if any(HEXADECIMAL.fullmatch(entry.strip()) for entry in process.entries):
         yield _word(process, "has a hexadecimal index", "HIP does not know it and ends the list there, PyTorch reads 0")
 
 
 def _unreadable(process: _Process) -> Iterator[MaskProblem]:
-    for name, words in ((process.name, process.words), (ROCR, process.rocr_words)):
-        plain = [word.strip() for word in words]
-        indices = {word for word in plain if NUMBER.fullmatch(word) or HEXADECIMAL.fullmatch(word)}
-        wrong = [word for word in plain if word not in indices and not word.startswith("GPU-")]
+    for name, entries in ((process.name, process.entries), (ROCR, process.rocr_entries)):
+        plain = [entry.strip() for entry in entries]
+        indices = {entry for entry in plain if NUMBER.fullmatch(entry) or HEXADECIMAL.fullmatch(entry)}
+        wrong = [entry for entry in plain if entry not in indices and not entry.startswith("GPU-")]
         if name == ROCR:
-            wrong = [word for word in wrong if not re.match(r"gpu-", word.lower())]
+            wrong = [entry for entry in wrong if not re.match(r"gpu-", entry.lower())]
         if wrong:
             why = f"{', '.join(map(repr, wrong[:4]))} is neither an index nor a UUID, and the list ends there"
             yield _word(process, "is not a list of indices", why, name)
 
 
 def _uuids(process: _Process) -> Iterator[MaskProblem]:
-    named = [word.strip() for word in process.words if word.strip().startswith("GPU-")]
+    named = [entry.strip() for entry in process.entries if entry.strip().startswith("GPU-")]
     exact = [uuid(gpu) for gpu in process.left if gpu.unique_id]
-    unknown = [word for word in named if not any(known.startswith(word) for known in exact)]
-    for word in unknown:
-        right = next((known for known in exact if known.lower().startswith(word.lower())), None)
+    unknown = [entry for entry in named if not any(known.startswith(entry) for known in exact)]
+    for entry in unknown:
+        right = next((known for known in exact if known.lower().startswith(entry.lower())), None)
         if right:
-            yield _word(process, f"has the UUID {word} in capitals", f"HIP reads small letters only: {right}")
+            yield _word(process, f"has the UUID {entry} in capitals", f"HIP reads small letters only: {right}")
         else:
-            yield _word(process, f"has the UUID {word}, which does not match any GPU", _without_id(process.left))
+            yield _word(process, f"has the UUID {entry}, which does not match any GPU", _without_id(process.left))
     if named and not unknown:
         why = (
             "HIP knows UUIDs since ROCm 6.2, PyTorch finds them only through amd-smi and only if every entry is one, "
-            "and Ray hands them on unread"
+            "and Ray passes them on unchecked"
         )
         yield _word(process, "names GPUs by UUID", why)
 
 
 def _rocr_uuids(process: _Process) -> Iterator[MaskProblem]:
-    for word in (word.strip() for word in process.rocr_words):
-        if word.upper().startswith("G") and not parse(word, "rocr", process.gpus).gpus:
-            named = [gpu for gpu in process.gpus if gpu.unique_id and _starts(uuid(gpu), word)]
+    for entry in (entry.strip() for entry in process.rocr_entries):
+        if entry.upper().startswith("G") and not parse(entry, "rocr", process.gpus).gpus:
+            named = [gpu for gpu in process.gpus if gpu.unique_id and _starts(uuid(gpu), entry)]
             why = "it fits several GPUs" if len(named) > 1 else _without_id(process.gpus)
-            yield _word(process, f"has the UUID {word}, which does not match any GPU", why, ROCR)
+            yield _word(process, f"has the UUID {entry}, which does not match any GPU", why, ROCR)
 
 
 def _without_id(gpus: Sequence[Device]) -> str:
     without = [f"GPU {gpu.index} ({gpu.name})" for gpu in gpus if not gpu.unique_id]
     known = ", ".join(uuid(gpu) for gpu in gpus if gpu.unique_id) or "none"
     have, them = ("has", "it") if len(without) == 1 else ("have", "them")
-    said = f"; {', '.join(without)} {have} none, so no UUID can name {them}" if without else ""
-    return f"the UUIDs here: {known}{said}"
+    lacking = f"; {', '.join(without)} {have} none, so no UUID can name {them}" if without else ""
+    return f"the UUIDs here: {known}{lacking}"
 
 
 def _ordinal(process: _Process) -> Iterator[MaskProblem]:
@@ -263,7 +266,7 @@ def _ordinal(process: _Process) -> Iterator[MaskProblem]:
         seen = ", ".join(str(gpu.index) for gpu in opencl)
         yield MaskProblem(
             f"{shown(ORDINAL, ordinal)} differs from {HIP}",
-            f"only OpenCL reads it, whatever the documentation says, and sees {f'GPU {seen}' if seen else 'no GPU'}: "
+            f"only OpenCL reads it, contrary to the documentation, and sees {f'GPU {seen}' if seen else 'no GPU'}: "
             f"{process.readings()}",
             f"unset {ORDINAL}",
         )
@@ -271,19 +274,19 @@ def _ordinal(process: _Process) -> Iterator[MaskProblem]:
 
 def _toolkit(process: _Process) -> Iterator[MaskProblem]:
     """Yield that AMD_VISIBLE_DEVICES hides nothing here, where it means other GPUs than those that are seen."""
-    asked = process.reading("container")
-    if asked.value is None or set(asked.gpus) == set(process.reading("hip").gpus):
+    toolkit = process.reading("container")
+    if toolkit.value is None or set(toolkit.gpus) == set(process.reading("hip").gpus):
         return
     is_told = any(process.environment.get(name) is not None for name in (HIP, CUDA, ROCR))
-    wanted = ",".join(str(gpu.index) for gpu in asked.gpus) or "-1"
+    wanted = ",".join(str(gpu.index) for gpu in toolkit.gpus) or "-1"
     command = ""
-    if all(gpu.smi_index is not None for gpu in asked.gpus):
-        command = f" (docker run --runtime=amd --env {CONTAINER}={container_value(asked.gpus)})"
+    if all(gpu.smi_index is not None for gpu in toolkit.gpus):
+        command = f" (docker run --runtime=amd --env {CONTAINER}={container_value(toolkit.gpus)})"
     yield MaskProblem(
-        f"{shown(CONTAINER, asked.value)} hides no GPU from this process",
+        f"{shown(CONTAINER, toolkit.value)} hides no GPU from this process",
         f"only AMD's container toolkit reads it, when a container is created{command}; here it does nothing: "
         f"{process.readings()}",
-        f"unset {CONTAINER}" + ("" if is_told or asked.odd else f"; export {HIP}={wanted} {CUDA}={wanted}"),
+        f"unset {CONTAINER}" + ("" if is_told or toolkit.odd else f"; export {HIP}={wanted} {CUDA}={wanted}"),
     )
 
 
@@ -323,7 +326,7 @@ def _overrides(process: _Process) -> Iterator[OverrideProblem]:
         if not is_version(value):
             yield FatalOverride(
                 f"{shown(name, value)} is not three numbers",
-                "it must be major.minor.step, such as 10.3.0; anything else, nothing too, stops ROCm for every GPU",
+                "it must be major.minor.step, such as 10.3.0; anything else, or nothing, stops ROCm for every GPU",
                 f"unset {name}",
             )
         node = name.removeprefix(OVERRIDE + "_")

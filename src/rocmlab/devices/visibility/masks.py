@@ -49,13 +49,13 @@ class _Reading:
         gpus = tuple(self.gpus[position] for position in self.kept)
         return Mask(self.reader, self.value, gpus, len(gpus) if count is None else count, tuple(self.odd))
 
-    def stop(self, word: str, reason: str, *, empty: bool = False) -> Mask:
+    def stop(self, entry: str, reason: str, *, empty: bool = False) -> Mask:
         """Return what was kept before a word that this reader cannot use."""
         if empty:
             self.kept = []
-        said = "-1 hides all GPUs from there on" if word.strip() == "-1" else f"{word!r} {reason}"
+        note = "-1 hides all GPUs from there on" if entry.strip() == "-1" else f"{entry!r} {reason}"
         if self.value != "-1":
-            self.odd.append(said if empty else f"{said}: it and all after it are ignored")
+            self.odd.append(note if empty else f"{note}: it and all after it are ignored")
         return self.result()
 
     def fail(self, error: str) -> Mask:
@@ -82,18 +82,18 @@ def _all(reading: _Reading) -> Mask:
 
 
 def _hip(reading: _Reading) -> Mask:
-    """HIP: empty is unset; the first word that is not exactly an index or a known UUID ends the list."""
+    """HIP: empty is unset; the first entry that is not exactly an index or a known UUID ends the list."""
     if not reading.value:
         return _all(reading)
-    for word in _split(reading.value):
-        name = word
-        if "GPU-" in word:
-            found = (index for index, gpu in enumerate(reading.gpus) if word in uuid(gpu))
-            name = str(next(found, word))
+    for entry in _split(reading.value):
+        name = entry
+        if "GPU-" in entry:
+            found = (index for index, gpu in enumerate(reading.gpus) if entry in uuid(gpu))
+            name = str(next(found, entry))
         if not NUMBER.fullmatch(name) or int(name) >= len(reading.gpus):
-            return reading.stop(word, _no_gpu(word, len(reading.gpus)))
+            return reading.stop(entry, _no_gpu(entry, len(reading.gpus)))
         if int(name) in reading.kept:
-            reading.odd.append(f"{word!r} is named twice and counts once")
+            reading.odd.append(f"{entry!r} is named twice and counts once")
         else:
             reading.kept.append(int(name))
     return reading.result()
@@ -103,21 +103,21 @@ def _rocr(reading: _Reading) -> Mask:
     """ROCr: empty is none; numbers as in C, UUIDs by unique prefix in any case; a repeated GPU ends the list."""
     if reading.value is None:
         return _all(reading)
-    for word in _split(reading.value)[: len(reading.gpus)] if reading.value else ():
-        text = word.strip(SPACE).upper()
+    for entry in _split(reading.value)[: len(reading.gpus)] if reading.value else ():
+        text = entry.strip(SPACE).upper()
         if not text:
             return reading.fail("an empty entry stops ROCm for every GPU")
         position = _by_prefix(text, reading.gpus) if text.startswith("G") else _c_integer(text)
         if position is None or not 0 <= position < len(reading.gpus):
-            return reading.stop(word, _no_gpu(word, len(reading.gpus)))
+            return reading.stop(entry, _no_gpu(entry, len(reading.gpus)))
         if position in reading.kept:
-            return reading.stop(word, "is named twice")
+            return reading.stop(entry, "is named twice")
         reading.kept.append(position)
     return reading.result()
 
 
 def _torch(reading: _Reading) -> Mask:
-    """PyTorch before it starts HIP: a number at the start of a word is enough, anything twice means none."""
+    """PyTorch before it starts HIP: a number at the start of an entry is enough, anything twice means none."""
     return _like_cuda(reading, [(gpu.unique_id or "0" * 16).lower() for gpu in reading.gpus], prefix="GPU-")
 
 
@@ -130,34 +130,34 @@ def _cuda(reading: _Reading) -> Mask:
 
 
 def _like_cuda(reading: _Reading, uuids: list[str], prefix: str) -> Mask:
-    """Read the words first, as far as they are numbers or UUIDs, and look for their GPUs then."""
+    """Read the entries first, as far as they are numbers or UUIDs, and look for their GPUs then."""
     if reading.value is None:
         return _all(reading)
     kind = reading.value[:4] if reading.value.startswith(("GPU-", "MIG-")) else ""
     read: dict[str | int, str] = {}
-    for word in reading.value.split(",") if reading.value else ():
-        key = (word if word.startswith(kind) else None) if kind else _leading_integer(word)
+    for entry in reading.value.split(",") if reading.value else ():
+        key = (entry if entry.startswith(kind) else None) if kind else _leading_integer(entry)
         if key == "+" and reading.reader == "torch":
-            return reading.fail(f"PyTorch raises ValueError: {word!r} is not a number")
+            return reading.fail(f"PyTorch raises ValueError: {entry!r} is not a number")
         if key in read:
-            return reading.stop(word, "is named twice, which means no GPU at all", empty=True)
+            return reading.stop(entry, "is named twice, which means no GPU at all", empty=True)
         if key is None or key == "+":
-            reading.stop(word, _no_gpu(word, len(reading.gpus)))
+            reading.stop(entry, _no_gpu(entry, len(reading.gpus)))
             break
-        read[key] = word
-    for key, word in read.items():
+        read[key] = entry
+    for key, entry in read.items():
         position = key if isinstance(key, int) else _by_uuid(key.removeprefix(prefix), uuids)
         if position in reading.kept:
-            return reading.stop(word, "is named twice, which means no GPU at all", empty=True)
+            return reading.stop(entry, "is named twice, which means no GPU at all", empty=True)
         if not 0 <= position < len(reading.gpus):
-            return reading.stop(word, _no_gpu(word, len(reading.gpus)))
+            return reading.stop(entry, _no_gpu(entry, len(reading.gpus)))
         reading.kept.append(position)
     return reading.result()
 
 
-def _leading_integer(word: str) -> int | str | None:
-    """Return the number a word starts with, None for no number or a negative one, `+` for a sign alone."""
-    text = word.strip()
+def _leading_integer(entry: str) -> int | str | None:
+    """Return the number an entry starts with, None for no number or a negative one, `+` for a sign alone."""
+    text = entry.strip()
     digits = re.match(r"[+-]?[0-9]*", text)
     found = digits[0] if digits else ""
     if found in ("+", "-"):
@@ -172,17 +172,17 @@ def _by_uuid(text: str, uuids: list[str]) -> int:
 
 
 def _ray(reading: _Reading) -> Mask:
-    """Ray: the words as they stand, without a look at the GPUs."""
+    """Ray: the entries as they are, without reading the GPUs."""
     if reading.value is None:
         return _all(reading)
-    words = [] if reading.value in ("", "NoDevFiles") else reading.value.split(",")
-    for word in words:
-        is_gpu = NUMBER.fullmatch(word) and int(word) < len(reading.gpus)
-        if is_gpu and int(word) not in reading.kept:
-            reading.kept.append(int(word))
+    entries = [] if reading.value in ("", "NoDevFiles") else reading.value.split(",")
+    for entry in entries:
+        is_gpu = NUMBER.fullmatch(entry) and int(entry) < len(reading.gpus)
+        if is_gpu and int(entry) not in reading.kept:
+            reading.kept.append(int(entry))
         else:
-            reading.odd.append(f"{word!r} is listed as a GPU")
-    return reading.result(count=len(words))
+            reading.odd.append(f"{entry!r} is listed as a GPU")
+    return reading.result(count=len(entries))
 
 
 def _container(reading: _Reading) -> Mask:
@@ -190,20 +190,20 @@ def _container(reading: _Reading) -> Mask:
     if reading.value in ("all", "All", "ALL"):
         return _all(reading)
     found: set[int] = set()
-    for word in (reading.value or "").split(","):
-        positions = _toolkit_word(word, reading.gpus)
+    for entry in (reading.value or "").split(","):
+        positions = _toolkit_entry(entry, reading.gpus)
         if not positions and (reading.value or "") not in ("", *NONE_WORDS):
-            reading.odd.append(f"{word!r} is left out")
+            reading.odd.append(f"{entry!r} is left out")
         found.update(positions)
     reading.kept = sorted(found)
     return reading.result()
 
 
-def _toolkit_word(word: str, gpus: Sequence[Device]) -> Sequence[int]:
-    if HEXADECIMAL.fullmatch(word):
-        text = word.lower().removeprefix("0x").lstrip("0")
+def _toolkit_entry(entry: str, gpus: Sequence[Device]) -> Sequence[int]:
+    if HEXADECIMAL.fullmatch(entry):
+        text = entry.lower().removeprefix("0x").lstrip("0")
         return [index for index, gpu in enumerate(gpus) if text and (gpu.unique_id or "").lower().lstrip("0") == text]
-    span = re.fullmatch(r"(\+?[0-9]+)(?:-(\+?[0-9]+))?", word)
+    span = re.fullmatch(r"(\+?[0-9]+)(?:-(\+?[0-9]+))?", entry)
     if not span:
         return ()
     first, last = _integer(span[1]), _integer(span[2] or span[1])
@@ -252,11 +252,11 @@ def _visible_to_torch(environment: Mapping[str, str], gpus: Sequence[Device]) ->
     hip, rocr = environment.get(HIP), environment.get(ROCR)
     if rocr is None:
         return parse(environment.get(CUDA) if hip is None else hip, "torch", gpus)
-    words = rocr.count(",") + 1
+    entries = rocr.count(",") + 1
     if hip is None:  # it numbers from 0 as many as there are words
-        count = min(words, len(gpus))
-        return Mask("torch", rocr, tuple(gpus[:count]), count, ("it counts the words and does not read them",))
-    if hip.count(",") + 1 > words:
+        count = min(entries, len(gpus))
+        return Mask("torch", rocr, tuple(gpus[:count]), count, ("it counts the entries and does not read them",))
+    if hip.count(",") + 1 > entries:
         return _Reading("torch", hip, gpus).fail(f"PyTorch raises RuntimeError: {HIP} has more entries than {ROCR}")
     return parse(hip, "torch", gpus)
 
@@ -289,8 +289,8 @@ def uuid(gpu: Device) -> str:
 
 def _split(value: str) -> list[str]:
     """Split at commas; an empty end is not an entry, as in C++."""
-    words = value.split(",")
-    return words[:-1] if words[-1] == "" else words
+    entries = value.split(",")
+    return entries[:-1] if entries[-1] == "" else entries
 
 
 def _by_prefix(text: str, gpus: Sequence[Device]) -> int | None:
@@ -315,8 +315,8 @@ def _integer(text: str) -> int:
     return int(text[:12])
 
 
-def _no_gpu(word: str, count: int) -> str:
-    if NUMBER.fullmatch(word.strip(SPACE)) and word == word.strip(SPACE):
+def _no_gpu(entry: str, count: int) -> str:
+    if NUMBER.fullmatch(entry.strip(SPACE)) and entry == entry.strip(SPACE):
         return f"is beyond the {count} GPU{'s' * (count != 1)} counted here"
     return "does not match any GPU"
 
@@ -330,7 +330,7 @@ def shown(name: str, value: str | None) -> str:
 
 
 def hides_all(environment: Mapping[str, str], backend: str) -> bool:
-    """Return whether a mask hides every GPU of this backend on purpose, by `-1` or another word for none."""
+    """Return whether a mask hides every GPU of this backend on purpose, by `-1` or another value for none."""
     if backend == "cuda":
         return environment.get(CUDA) in ("", *NONE_WORDS)
     return environment.get(ROCR) in ("", *NONE_WORDS) or environment.get(hip_variable(environment)) in NONE_WORDS
@@ -339,7 +339,7 @@ def hides_all(environment: Mapping[str, str], backend: str) -> bool:
 def container_value(devices: Sequence[Device]) -> str:
     """Return the value of AMD_VISIBLE_DEVICES with which AMD's container toolkit gives a new container these GPUs.
 
-    The toolkit counts as amd-smi does, by PCI address, and takes them in that order whatever the list says. It is for
+    The toolkit counts as amd-smi does, by PCI address, and takes them in that order regardless of the list. It is for
     `docker run --runtime=amd`; a process that runs already needs `child_environment`.
 
     Raises:
@@ -350,6 +350,6 @@ def container_value(devices: Sequence[Device]) -> str:
             raise RocmlabError(
                 f"{device.name} ({device.pci_address}) cannot be named to AMD's container toolkit",
                 "amd-smi does not list it",
-                "choose among those that `rocmlab devices` calls usable",
+                "choose one that `rocmlab devices` lists as usable",
             )
     return ",".join(str(number) for number in sorted(device.smi_index or 0 for device in devices)) or "none"

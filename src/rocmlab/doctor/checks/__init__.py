@@ -49,6 +49,7 @@ ALL: tuple[Check, ...] = (
     cluster.ports,
     cluster.head,
     lab.answers,
+    lab.installed,
     lab.devices,
     lab.groups,
     cluster.node,

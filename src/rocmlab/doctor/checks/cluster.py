@@ -17,7 +17,7 @@ MIN_TOKEN_CHARACTERS = 32  # characters; the head makes 64, which are 256 bits
     "cluster.token",
     "the cluster's token exists, and no other user can read it",
     looks_at="CLUSTER_TOKEN in `.env` and the mode of that file; in the lab the file that the node reads",
-    why="Who has the token can run anything on every node as the lab's user; without one no node starts.",
+    why="Anyone who has the token can run programs on every node as the lab's user; without one no node starts.",
     fix="`make cluster-up` makes one; a worker gets it with `make cluster-join HEAD=… CLUSTER_TOKEN=…`",
 )
 def token(s: Situation) -> Verdict:
@@ -39,8 +39,8 @@ def token(s: Situation) -> Verdict:
         )
     if found.mode is not None and found.mode & 0o077:
         return warns(
-            f"others of this machine may read the cluster token in {found.place}",
-            f"its mode is {found.mode:04o}, and who has the token can run anything on every node",
+            f"other users of this machine can read the cluster token in {found.place}",
+            f"its mode is {found.mode:04o}, and anyone who has the token can run programs on every node",
             f"chmod 600 {found.place}",
             seen,
         )
@@ -48,7 +48,7 @@ def token(s: Situation) -> Verdict:
         return warns(
             f"the cluster token has {found.length} characters",
             "it can be guessed; the one that `make cluster-up` makes has 256 bits",
-            "take CLUSTER_TOKEN out of .env on the head, then: make cluster-up      # and join the workers again",
+            "remove CLUSTER_TOKEN from .env on the head, then: make cluster-up      # and join the workers again",
             seen,
         )
     return ok(seen)
@@ -83,7 +83,7 @@ def address(s: Situation) -> Verdict:
             fix,
         )
     if member.has_address is None:
-        return skip(f"the node has a network of its own ({member.network}); asked inside")
+        return skip(f"the node has a network of its own ({member.network}); checked inside the lab")
     if not member.has_address:
         return warns(
             f"no interface of this machine has CLUSTER_ADDRESS={found}",
@@ -115,7 +115,7 @@ def ports(s: Situation) -> Verdict:
     if member is None:
         return skip(NO_CLUSTER)
     if not member.ports:
-        return skip(f"the node has a network of its own ({member.network}); asked inside")
+        return skip(f"the node has a network of its own ({member.network}); checked inside the lab")
     seen = [f"{port.number} {port.what}: {_state(port.listens, port.is_free)}" for port in member.ports]
     if not member.is_up:
         taken = [port for port in member.ports if not port.is_free]
@@ -146,7 +146,7 @@ def _state(listens: bool, is_free: bool) -> str:
     "cluster.head",
     "this machine reaches the head",
     looks_at="a TCP connection to the head's port, with a limit of 3 s",
-    why="A refusal and silence have different reasons: nothing listens there, or a firewall drops the packets.",
+    why="If the connection is refused, nothing listens there; without an answer, a firewall drops the packets.",
     fix="`make cluster-up` on the head, or its firewall opened for this machine",
 )
 def head(s: Situation) -> Verdict:
@@ -156,7 +156,7 @@ def head(s: Situation) -> Verdict:
         return skip(NO_CLUSTER)
     found = member.head_reach
     if found is None:
-        return skip(f"the node has a network of its own ({member.network}); asked inside")
+        return skip(f"the node has a network of its own ({member.network}); checked inside the lab")
     if member.role == HEAD and not member.is_up:
         return skip("this machine is the head, and its lab does not run")
     host, port = member.head_host, member.head_port
@@ -170,13 +170,7 @@ def head(s: Situation) -> Verdict:
 
 
 def firewall(first: int, source: str, where: str) -> str:
-    """Return what opens a machine's firewall for another one.
-
-    Args:
-        first: CLUSTER_PORT of the machine whose firewall it is.
-        source: the other's address; empty where it is not known.
-        where: what to call the machine with the firewall.
-    """
+    """Return what opens the firewall of a machine (`where`, whose CLUSTER_PORT is `first`) for an address."""
     source = source or "ADDRESS-OF-THIS-MACHINE"
     spans = [f"{low}-{high}" for low, high in table_spans(first)]
     family = "ipv6" if ":" in source else "ipv4"
@@ -194,11 +188,11 @@ def firewall(first: int, source: str, where: str) -> str:
 
 @check(
     "cluster.node",
-    "this lab's Ray node is a living part of the cluster",
+    "this lab's Ray node is alive in the cluster",
     sides=(CONTAINER,),
     looks_at="the nodes that Ray's head lists, asked in a child process with a time limit",
     why="A lab keeps running without its node: jobs then never come here, and nothing reports this.",
-    fix="what the finding says, mostly `make logs`, then `make cluster-up` or `make cluster-join`",
+    fix="what the finding suggests, mostly `make logs`, then `make cluster-up` or `make cluster-join`",
 )
 def node(s: Situation) -> Verdict:
     """Look for this machine among the living."""
@@ -217,7 +211,7 @@ def node(s: Situation) -> Verdict:
         return ok(*seen)
     return warns(
         "this lab's Ray node is not among the living nodes of the cluster",
-        "it never joined, it has ended, or the head has given it up",
+        "it never joined, it has exited, or the head has declared it dead",
         f"make logs; then: make {_again(member)}",
         *seen,
     )

@@ -21,7 +21,7 @@ Node = Mapping[str, Any]
 def of_nodes(
     id: str, title: str, *, looks_at: str, why: str, fix: str
 ) -> Callable[[Callable[[Sequence[Node]], Verdict]], Check]:
-    """Make a check of what compares the nodes; whatever keeps them from being asked is `cluster.node`'s to say."""
+    """Make a check of what compares the nodes; why they cannot be queried is reported by `cluster.node`."""
 
     def made(compare: Callable[[Sequence[Node]], Verdict]) -> Check:
         def probe(s: Situation) -> Verdict:
@@ -29,7 +29,7 @@ def of_nodes(
                 return skip(NO_CLUSTER)
             found = s.once(cluster_seen)
             return (
-                skip("the cluster could not be asked, see cluster.node")
+                skip("the cluster could not be queried, see cluster.node")
                 if "nodes" not in found
                 else compare(found["nodes"])
             )
@@ -39,7 +39,7 @@ def of_nodes(
     return made
 
 
-def _asked(nodes: Sequence[Node]) -> list[Node]:
+def _answering(nodes: Sequence[Node]) -> list[Node]:
     """Return the nodes that have answered."""
     return [node for node in nodes if node["is_alive"] and not node["problem"]]
 
@@ -55,7 +55,7 @@ def _place(node: Node) -> tuple[str, int]:
 
 @of_nodes(
     "cluster.lost",
-    "every node that joined lives and answers",
+    "every node that joined is alive and answers",
     looks_at="Ray's list of nodes, with the reason of each death, and each living node's answer to a small task",
     why="What ran on a lost node runs elsewhere or has failed; until it is back there are fewer GPUs than you think.",
     fix="on that machine: `make cluster-status`, `make logs`, `make cluster-join`",
@@ -66,13 +66,13 @@ def lost(nodes: Sequence[Node]) -> Verdict:
     back = [node for node in nodes if not node["is_alive"] and _place(node) in alive]
     dead = [node for node in nodes if not node["is_alive"] and _place(node) not in alive and not node["has_left"]]
     silent = [node for node in nodes if node["is_alive"] and node["problem"]]
-    seen = [f"{_name(node)}: alive" for node in _asked(nodes)]
+    seen = [f"{_name(node)}: alive" for node in _answering(nodes)]
     seen += [f"{_name(node)}: lost: {node['death'] or 'no reason is known'}" for node in dead]
     seen += [f"{_name(node)}: {node['problem']['what']}: {node['problem']['why']}" for node in silent]
     if dead:
         return warns(
             f"the node {_name(dead[0])} was lost" + (f", and {len(dead) - 1} more" if len(dead) > 1 else ""),
-            dead[0]["death"] or "the head does not hear from it; it gives no reason",
+            dead[0]["death"] or "the head gets no heartbeat from it, and reports no reason",
             f"on {dead[0]['hostname']}: make cluster-status; make logs; then: make cluster-join HEAD=… CLUSTER_TOKEN=…",
             *seen,
         )
@@ -91,17 +91,20 @@ def lost(nodes: Sequence[Node]) -> Verdict:
     "cluster.links",
     "every node reaches every other",
     looks_at="from each node a TCP connection to the node's and the object store's port of every other, with a limit",
-    why="Joining needs the way to the head only; results, arguments and gradients go from node to node. Where a "
-    "firewall separates two nodes, jobs on them hang or Ray gives a node up.",
+    why="Joining needs only the connection to the head; results, arguments and gradients go from node to node. Where a "
+    "firewall separates two nodes, jobs on them hang, or Ray declares a node dead.",
     fix="the firewall of the machine that cannot be reached, opened for the other one",
 )
 def links(nodes: Sequence[Node]) -> Verdict:
     """Go through what could not be reached."""
-    asked = _asked(nodes)
-    broken = [(node, link) for node in asked for link in node["unreachable"]]
+    answering = _answering(nodes)
+    broken = [(node, link) for node in answering for link in node["unreachable"]]
     if not broken:
         return ok(
-            *(f"{_name(node)} reaches {len(nodes) and sum(n['is_alive'] for n in nodes) - 1} others" for node in asked)
+            *(
+                f"{_name(node)} reaches {len(nodes) and sum(n['is_alive'] for n in nodes) - 1} others"
+                for node in answering
+            )
         )
     node, link = broken[0]
     fix = firewall(first_port(link["what"], link["port"]), node["address"], link["host"])
@@ -116,18 +119,18 @@ def links(nodes: Sequence[Node]) -> Verdict:
 @of_nodes(
     "cluster.clock",
     "the nodes' clocks agree",
-    looks_at="each node's clock against this one's, asked several times; what the way took is allowed for",
+    looks_at="each node's clock against this one's, asked several times; corrected for the network delay",
     why="Certificates, leases and the times of files are compared between machines: with clocks a second apart a fresh "
     "file looks old, and a lease or journal entry from the future.",
     fix="`sudo timedatectl set-ntp true`, or chrony, on the machine that is off",
 )
 def clock(nodes: Sequence[Node]) -> Verdict:
     """Warn where the clock is off by more than a second, whatever the way took."""
-    known = [node for node in _asked(nodes) if node["clock"]]
+    known = [node for node in _answering(nodes) if node["clock"]]
     seen = [f"{_name(node)}: {_offset(node['clock'])}" for node in known]
     off = [node for node in known if node["clock"]["least"] > CLOCK_SECONDS or node["clock"]["most"] < -CLOCK_SECONDS]
     if not off:
-        return ok(*seen) if known else unknown("no node told its time")
+        return ok(*seen) if known else unknown("no node reported its time")
     first = off[0]["clock"]
     by = abs(first["least"] + first["most"]) / 2
     where = "ahead of" if first["least"] > 0 else "behind"
@@ -148,25 +151,25 @@ def _offset(clock: Mapping[str, float]) -> str:
 @of_nodes(
     "cluster.versions",
     "all nodes have the same versions",
-    looks_at="the versions of rocmlab, Ray, Python and ROCm that each node tells",
+    looks_at="the versions of rocmlab, Ray, Python and ROCm that each node reports",
     why="Ray refuses nodes of another Ray or Python minor version; another rocmlab or ROCm runs, and the same notebook "
-    "then gives other numbers, or fails, by the node that it met.",
+    "then gives other numbers, or fails, depending on the node.",
     fix="the same checkout and image on each: `git pull && make build && make cluster-join …`",
 )
 def versions(nodes: Sequence[Node]) -> Verdict:
     """Name each node that differs from the head, or from most."""
-    asked = _asked(nodes)
+    answering = _answering(nodes)
     seen = [
         f"{_name(node)}: " + ", ".join(f"{name} {node['versions'].get(name) or 'none'}" for name in VERSIONS)
-        for node in asked
+        for node in answering
     ]
     for name in VERSIONS:
-        found = {node["versions"].get(name) for node in asked} - {None}
+        found = {node["versions"].get(name) for node in answering} - {None}
         if len(found) > 1:
-            said = "; ".join(f"{_name(node)} {node['versions'].get(name) or 'none'}" for node in asked)
+            listed = "; ".join(f"{_name(node)} {node['versions'].get(name) or 'none'}" for node in answering)
             return warns(
                 f"the nodes have different versions of {name}: {', '.join(sorted(found))}",
-                said,
+                listed,
                 "git pull && make build      # on those that differ; then: make cluster-down, and up or join again",
                 *seen,
             )
@@ -183,10 +186,10 @@ def versions(nodes: Sequence[Node]) -> Verdict:
 )
 def share(nodes: Sequence[Node]) -> Verdict:
     """Say which nodes have another share."""
-    asked = _asked(nodes)
+    answering = _answering(nodes)
     words = {True: "the same", False: "its own", None: "none"}
-    seen = [f"{_name(node)}: {words[node['sees_share']]}" for node in asked]
-    other = [node for node in asked if not node["sees_share"]]
+    seen = [f"{_name(node)}: {words[node['sees_share']]}" for node in answering]
+    other = [node for node in answering if not node["sees_share"]]
     if not other:
         return ok(*seen)
     names = ", ".join(_name(node) for node in other)
@@ -206,11 +209,11 @@ def share(nodes: Sequence[Node]) -> Verdict:
 )
 def disk(nodes: Sequence[Node]) -> Verdict:
     """Look for disks that are nearly full."""
-    known = [node for node in _asked(nodes) if node["free_bytes"] is not None]
+    known = [node for node in _answering(nodes) if node["free_bytes"] is not None]
     seen = [f"{_name(node)}: {node['free_bytes'] / 1e9:.1f} GB free" for node in known]
     full = [node for node in known if node["free_bytes"] < SPARE_BYTES]
     if not full:
-        return ok(*seen) if known else unknown("no node told how much is free")
+        return ok(*seen) if known else unknown("no node reported how much is free")
     return warns(
         f"the node {_name(full[0])} has {full[0]['free_bytes'] / 1e9:.1f} GB free",
         "the next results, checkpoint or spilled object may not fit there",
@@ -229,11 +232,11 @@ def disk(nodes: Sequence[Node]) -> Verdict:
 )
 def gfx(nodes: Sequence[Node]) -> Verdict:
     """Compare."""
-    asked = _asked(nodes)
-    kinds = {_name(node): sorted({str(gpu["gfx"] or "unknown") for gpu in node["devices"]}) for node in asked}
+    answering = _answering(nodes)
+    kinds = {_name(node): sorted({str(gpu["gfx"] or "unknown") for gpu in node["devices"]}) for node in answering}
     seen = [f"{name}: {', '.join(found) or 'no GPU'}" for name, found in kinds.items()]
     every = {kind for found in kinds.values() for kind in found}
     if len(every) < 2:
         return ok(*seen) if every else skip("no node has a GPU", *seen)
-    said = "; ".join(seen)
-    return note(f"the GPUs differ: {said}. A job that needs one kind has to ask for it", *seen)
+    listed = "; ".join(seen)
+    return note(f"the GPUs differ: {listed}. A job that needs one kind has to ask for it", *seen)

@@ -37,7 +37,7 @@ def wsl(s: Situation) -> Verdict:
     shadow = [name for name in s.names("usr/lib/x86_64-linux-gnu") if name.startswith("libhsa-runtime64.so")]
     if shadow and s.exists("opt/rocm/lib"):
         return warns(
-            "the distribution's ROCm runtime comes before AMD's, and knows nothing of WSL2",
+            "the distribution's ROCm runtime comes before AMD's, and does not support WSL2",
             f"/usr/lib/x86_64-linux-gnu/{shadow[0]} shadows the one of /opt/rocm, which comes with librocdxg",
             "sudo apt remove libhsa-runtime64-1",
             *seen,
@@ -57,14 +57,13 @@ def wsl(s: Situation) -> Verdict:
     "the amdgpu driver is loaded",
     looks_at="`/sys/module/amdgpu/initstate`, the PCI bus and the KFD topology",
     why="Without the driver there is no `/dev/kfd`, and the lab would compute on the CPU.",
-    fix="`sudo modprobe amdgpu`, and what the kernel says of it",
+    fix="`sudo modprobe amdgpu`, and the kernel's log",
     severity=BLOCKS,
     is_quick=True,
+    unless=lambda s: s.no_amd,
 )
 def amdgpu(s: Situation) -> Verdict:
     """Look for a GPU whose driver is missing."""
-    if s.no_amd:
-        return skip(s.no_amd)
     if s.exists("dev/dxg") and not s.exists("dev/kfd"):
         return skip("WSL2 has no amdgpu driver")
     state = s.text("sys/module/amdgpu/initstate")
@@ -89,17 +88,16 @@ def amdgpu(s: Situation) -> Verdict:
 
 @check(
     "kernel.secureboot",
-    "Secure Boot does not keep the driver out",
+    "Secure Boot does not block the driver",
     sides=(HOST,),
     looks_at="`/sys/firmware/efi/efivars/SecureBoot-*`, `/var/lib/dkms`",
-    why="Secure Boot refuses a driver that was built on this machine (dkms) and signed with a key it does not know.",
+    why="Secure Boot rejects a driver that was built on this machine (dkms) and signed with a key it does not know.",
     fix="enrol the key with `mokutil --import`, and reboot (ROCm#4328, ROCm#276)",
     severity=BLOCKS,
+    unless=lambda s: s.no_amd,
 )
 def secureboot(s: Situation) -> Verdict:
     """Explain a missing driver by an unsigned module."""
-    if s.no_amd:
-        return skip(s.no_amd)
     if s.driver_is_live:
         return ok("amdgpu is loaded")
     folder = "sys/firmware/efi/efivars"
@@ -117,7 +115,7 @@ def secureboot(s: Situation) -> Verdict:
     ubuntu, other = "var/lib/shim-signed/mok/MOK.der", "var/lib/dkms/mok.pub"
     key = ubuntu if s.exists(ubuntu) else other
     return blocks(
-        "Secure Boot keeps the amdgpu driver out",
+        "Secure Boot blocks the amdgpu driver",
         "the driver was built here by dkms, and the firmware does not know the key it is signed with",
         f"sudo mokutil --import /{key}      # choose a password, reboot, and enrol the key in the blue screen\n"
         "or turn Secure Boot off in the firmware",
@@ -134,11 +132,10 @@ def secureboot(s: Situation) -> Verdict:
     why="A GPU bound to vfio-pci belongs to a virtual machine, and the host cannot use it.",
     fix="unbind it from vfio-pci and bind it to amdgpu, or leave it to the virtual machine",
     severity=BLOCKS,
+    unless=lambda s: s.no_amd,
 )
 def vfio(s: Situation) -> Verdict:
     """Look for GPUs bound to vfio-pci."""
-    if s.no_amd:
-        return skip(s.no_amd)
     if not s.pci_gpus:
         return skip("no AMD GPU on the PCI bus")
     bound = [gpu for gpu in s.pci_gpus if gpu.driver == "vfio-pci"]
@@ -158,16 +155,15 @@ def vfio(s: Situation) -> Verdict:
 
 @check(
     "pcie.atomics",
-    "KFD has taken every GPU of the driver",
+    "KFD lists every GPU of the driver",
     looks_at="GPUs bound to amdgpu that the KFD topology does not list",
     why="Older GPUs need PCIe atomics all the way to the CPU; without them KFD skips the device, and ROCm with it.",
     fix="a slot that is attached to the CPU, without riser, on Haswell, Zen or newer (ROCm#910, ROCm#1214, ROCm#827)",
     severity=BLOCKS,
+    unless=lambda s: s.no_amd,
 )
 def atomics(s: Situation) -> Verdict:
     """Compare the PCI bus with the topology."""
-    if s.no_amd:
-        return skip(s.no_amd)
     bound = [gpu for gpu in s.pci_gpus if gpu.driver == "amdgpu"]
     if not bound:
         return skip("no GPU on the PCI bus is bound to amdgpu")
@@ -191,24 +187,23 @@ def atomics(s: Situation) -> Verdict:
     "gpu.answers",
     "every GPU's driver answers",
     looks_at="one reading of each GPU, in a child process with a time limit",
-    why="A hung GPU or SMU lets every program that looks at it wait for ever; only a reset helps.",
+    why="A hung GPU or SMU blocks every program that reads it; only a reset helps.",
     fix="what the kernel says, then a reboot",
     severity=BLOCKS,
+    unless=lambda s: s.no_kfd_gpus,
 )
 def answers(s: Situation) -> Verdict:
     """Read every GPU once, where it does not matter if the reading hangs."""
-    if s.no_kfd_gpus:
-        return skip(s.no_kfd_gpus)
     outcome = sampling.probe(s.root, s.limit_seconds)
-    seen = [f"{address}: {said}" for address, said in outcome.items()]
-    silent = [address for address, said in outcome.items() if said.startswith(sampling.SILENT)]
+    seen = [f"{address}: {answer}" for address, answer in outcome.items()]
+    silent = [address for address, answer in outcome.items() if answer.startswith(sampling.SILENT)]
     if not outcome:
         return unknown("the child process that reads the GPUs gave no result")
     if silent:
         return blocks(
             f"the GPU at {silent[0]} does not answer",
             f"its driver did not finish one reading within {s.limit_seconds:g} s: a hung GPU, or its SMU",
-            "sudo dmesg | grep -i amdgpu | tail -n 30\nsudo reboot      # nothing less frees a hung SMU",
+            "sudo dmesg | grep -i amdgpu | tail -n 30\nsudo reboot      # a hung SMU needs a reboot",
             *seen,
             about=HOST,
         )

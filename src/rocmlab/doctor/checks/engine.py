@@ -18,7 +18,7 @@ def _no_engine(s: Situation) -> str:
 
 
 def _runtime(s: Situation) -> str:
-    """Return the runtime in force, or the one that was asked for where nothing could be planned."""
+    """Return the runtime in force, or the one that was requested where nothing could be planned."""
     return s.runtime or s.asked_runtime
 
 
@@ -31,7 +31,7 @@ def _of(problem: Problem, *evidence: str, is_fatal: bool) -> Verdict:
 
 
 def _device_problem(s: Situation, kind: str, *, has: bool) -> Verdict:
-    """Wrap the engine's own word on why it cannot pass a GPU, which matters where there is one to pass."""
+    """Wrap the engine's own reason why it cannot pass a GPU, which matters where there is one to pass."""
     if reason := _no_engine(s):
         return skip(reason)
     if not has:
@@ -52,11 +52,10 @@ def _device_problem(s: Situation, kind: str, *, has: bool) -> Verdict:
     why="An engine that is installed and does not answer runs nothing; often this user may not use its socket.",
     fix="`sudo systemctl start docker`, or `sudo usermod -aG docker $USER` and a new login",
     severity=BLOCKS,
+    unless=_no_engine,
 )
 def answers(s: Situation) -> Verdict:
     """Pass on what the engine's probe found, unless it is about Compose."""
-    if reason := _no_engine(s):
-        return skip(reason)
     problem = s.engine.problem
     if problem is None or isinstance(problem, ComposeProblem):
         return ok(_reads(s))
@@ -65,17 +64,16 @@ def answers(s: Situation) -> Verdict:
 
 @check(
     "compose.version",
-    "Docker Compose is here and new enough",
+    "Docker Compose is installed and new enough",
     sides=(HOST,),
     looks_at="`docker compose version`",
     why="The project's files need a Compose that knows `!override` and `!reset`.",
     fix="the plugin of your distribution, or Docker's docker-compose-plugin",
     severity=BLOCKS,
+    unless=_no_engine,
 )
 def compose(s: Situation) -> Verdict:
     """Pass on what the engine's probe found about Compose."""
-    if reason := _no_engine(s):
-        return skip(reason)
     problem = s.engine.problem
     if problem is None:
         return ok("docker compose is new enough")
@@ -94,7 +92,7 @@ def compose(s: Situation) -> Verdict:
     severity=BLOCKS,
 )
 def desktop(s: Situation) -> Verdict:
-    """Pass on the engine's word."""
+    """Report the engine's own finding."""
     return _device_problem(s, "Docker Desktop", has=s.engine.is_desktop)
 
 
@@ -108,7 +106,7 @@ def desktop(s: Situation) -> Verdict:
     severity=BLOCKS,
 )
 def snap(s: Situation) -> Verdict:
-    """Pass on the engine's word."""
+    """Report the engine's own finding."""
     return _device_problem(s, "the snap package", has=s.engine.is_snap)
 
 
@@ -122,7 +120,7 @@ def snap(s: Situation) -> Verdict:
     severity=BLOCKS,
 )
 def remote(s: Situation) -> Verdict:
-    """Pass on the engine's word."""
+    """Report the engine's own finding."""
     return _device_problem(s, "a remote engine", has=s.engine.is_remote)
 
 
@@ -156,13 +154,10 @@ def rootless(s: Situation) -> Verdict:
     looks_at="`/sys/fs/selinux/enforce`, the boolean `container_use_devices`, and whether the engine labels",
     why="An enforcing SELinux denies a container every device node, whatever its mode says (podman#15930).",
     fix="`sudo setsebool -P container_use_devices=true`",
+    unless=lambda s: s.no_kfd_gpus or _no_engine(s),
 )
 def selinux(s: Situation) -> Verdict:
     """Look at enforcement, the engine and the boolean."""
-    if s.no_kfd_gpus:
-        return skip(s.no_kfd_gpus)
-    if reason := _no_engine(s):
-        return skip(reason)
     enforce = s.text("sys/fs/selinux/enforce")
     if enforce != "1":
         return ok(f"/sys/fs/selinux/enforce: {enforce or 'missing'}")

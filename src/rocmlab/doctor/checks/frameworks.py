@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
+from pathlib import Path
 
+from rocmlab.base import installation
 from rocmlab.devices import Device
 from rocmlab.doctor import operation
 from rocmlab.doctor.checks.masks import read_kernelspecs, variables
@@ -17,7 +20,12 @@ LIMIT = "limit"
 
 
 def find(s: Situation, framework: str) -> Interpreter | None:
-    """Return the interpreter of the kernel with this name, and the variables that its kernelspec sets."""
+    """Return the interpreter of the kernel with this name, and the variables that its kernelspec sets.
+
+    None as well while it is being installed, see `lab.kernels`.
+    """
+    if not installation.is_whole(Path(sys.prefix)):
+        return None
     for path, spec in read_kernelspecs(s):
         argv = spec.get("argv")
         if f"/{framework}/kernel.json" in path and isinstance(argv, list) and argv and isinstance(argv[0], str):
@@ -65,7 +73,7 @@ def tensorflow_clobbered(s: Situation) -> Verdict:
     if found.tensorflow_rocm is False or (others and found.tensorflow_rocm is None):
         name = others[0] if others else "tensorflow"
         return blocks(
-            f"{name} {versions.get(name, '')} has taken the place of AMD's TensorFlow".replace("  ", " "),
+            f"{name} {versions.get(name, '')} has replaced AMD's TensorFlow".replace("  ", " "),
             "pip installed it as a requirement of something else, over the files of tensorflow-rocm",
             _renew(s),
             *seen,
@@ -85,7 +93,7 @@ def tensorflow_clobbered(s: Situation) -> Verdict:
     "PyTorch is the build for this backend",
     sides=(CONTAINER,),
     looks_at="`torch/version.py`, which is read and not imported",
-    why="PyPI's own torch is for CUDA; any package that requires another version brings it, and ROCm is gone.",
+    why="PyPI's own torch is for CUDA; any package that requires another version brings it, without ROCm.",
     fix="`make build` and `make up`; install with the lab's pip, which keeps its constraints",
     severity=BLOCKS,
 )
@@ -102,7 +110,7 @@ def torch_clobbered(s: Situation) -> Verdict:
     if s.backend != "rocm" or found.torch_hip:
         return ok(*seen)
     if "torch" not in dict(found.distributions):
-        return blocks("PyTorch is missing", "it was uninstalled, or its installation broke off", _renew(s), *seen)
+        return blocks("PyTorch is missing", "it was uninstalled, or its installation was interrupted", _renew(s), *seen)
     kind = "CUDA" if found.torch_cuda else "CPU"
     return blocks(
         f"PyTorch {dict(found.distributions)['torch']} is a {kind} build",
@@ -156,7 +164,7 @@ def _judge(s: Situation, framework: str, device: Device | None, outcome: Outcome
     title = TITLES[framework]
     where = "the GPU behind /dev/dxg" if _is_wsl(s) else "the CPU"
     where = f"HIP {device.index} ({device.pci_address})" if device else where
-    seen = [f"{where}: {outcome.said}"] + ([f"computed on {outcome.device}"] if outcome.device else [])
+    seen = [f"{where}: {outcome.detail}"] + ([f"computed on {outcome.device}"] if outcome.device else [])
     if device is None and s.simulated:
         seen.append("the GPUs are SIMULATED, so this ran on the CPU")
     if outcome.is_right and (outcome.on_gpu or (device is None and not _is_wsl(s))):
@@ -165,15 +173,15 @@ def _judge(s: Situation, framework: str, device: Device | None, outcome: Outcome
         what, why = f"{title} computed on the CPU and not on {where}", "it does not see the GPU that it was given"
         fix = "see tf.clobbered, torch.clobbered, gfx.support and env.conflict above"
     elif outcome.kind == "missing":
-        return warns(f"{title} cannot be imported", outcome.said, _renew(s), *seen)
+        return warns(f"{title} cannot be imported", outcome.detail, _renew(s), *seen)
     elif outcome.kind == LIMIT:
         what = f"{title} did not finish one multiplication on {where} in {s.operation_limit_seconds:g} s"
-        why = "the GPU hangs, or its kernels are compiled at first use; " + outcome.said
+        why = "the GPU hangs, or its kernels are compiled at first use; " + outcome.detail
         fix = "rocmlab doctor --only compute." + framework + " --time-limit 600\nsudo dmesg | grep -i amdgpu"
     elif outcome.kind == "crash":
         what, why, fix = _crash(title, where, device, outcome)
     else:
-        what, why = f"{title} computed wrong numbers on {where}", outcome.said
+        what, why = f"{title} computed wrong numbers on {where}", outcome.detail
         fix = "do not trust this GPU's results: see pcie.atomics, gfx.support, env.override and userspace.driver above"
     return blocks(what, why, fix, *seen)
 
@@ -185,14 +193,14 @@ def _crash(title: str, where: str, device: Device | None, outcome: Outcome) -> t
     if re.search(r"hipErrorNoBinaryForGpu|invalid device function|no kernel image", outcome.output, re.IGNORECASE):
         gfx = device.gfx if device else "this target"
         return what, f"it has no kernels for {gfx}", "see gfx.support: HSA_OVERRIDE_GFX_VERSION in .env, then: make up"
-    return what, outcome.said, "sudo dmesg | grep -i amdgpu | tail -n 30      # on the host"
+    return what, outcome.detail, "sudo dmesg | grep -i amdgpu | tail -n 30      # on the host"
 
 
 def _made(framework: str) -> Check:
     title = TITLES[framework]
     return check(
         f"compute.{framework}",
-        f"{title} computes right on every device",
+        f"{title} computes correctly on every device",
         sides=(CONTAINER,),
         looks_at="one multiplication of matrices whose exact result is known, in a child process for each device; on "
         "the cpu backend on the CPU",

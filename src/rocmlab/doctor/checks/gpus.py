@@ -8,7 +8,7 @@ from rocmlab.devices import Device, products
 from rocmlab.devices.rocm import UnreadableNodes
 from rocmlab.devices.visibility.conflicts import OVERRIDE, node_numbers
 from rocmlab.doctor.model import BLOCKS, CONTAINER, HOST, WARNS, Verdict, blocks, check, ok, skip, warns
-from rocmlab.doctor.situation import CONTAINER_RUNTIMES, Situation
+from rocmlab.doctor.situation import Situation
 
 
 def _one_per_card(gpus: list[Device]) -> list[Device]:
@@ -18,15 +18,14 @@ def _one_per_card(gpus: list[Device]) -> list[Device]:
 
 @check(
     "gpu.description",
-    "the kernel describes every GPU whole",
+    "the kernel describes every GPU completely",
     looks_at="the KFD topology and the DRM folders of each GPU, and whether they agree",
     why="Where the kernel's own description is damaged, names and numbers of GPUs cannot be trusted.",
     fix="what the kernel's log says, then a restart of the machine",
+    unless=lambda s: s.no_amd,
 )
 def description(s: Situation) -> Verdict | list[Verdict]:
     """Pass on what joining the descriptions found."""
-    if s.no_amd:
-        return skip(s.no_amd)
     found, problems = s.examined
     seen = tuple(f"{gpu.pci_address}: {gpu.name}, {gpu.gfx or 'target unknown'}" for gpu in found)
     if s.in_container:  # which may not read the nodes of GPUs that it was not given
@@ -42,11 +41,10 @@ def description(s: Situation) -> Verdict | list[Verdict]:
     "find no kernels (tensorflow-upstream#3169).",
     fix="`HSA_OVERRIDE_GFX_VERSION` of the GPU's generation in `.env`, per node where GPUs differ",
     severity=BLOCKS,
+    unless=lambda s: s.no_kfd_gpus,
 )
 def support(s: Situation) -> Verdict:
     """Look each target up."""
-    if s.no_kfd_gpus:
-        return skip(s.no_kfd_gpus)
     if not s.chosen:
         return skip("no GPU is chosen, or none can be used")
     seen: list[str] = []
@@ -64,7 +62,7 @@ def support(s: Situation) -> Verdict:
         fire = warns if len(hopeless) < len(s.chosen) else blocks
         return fire(
             f"{hopeless[0].name} ({hopeless[0].gfx}) has no kernels in this ROCm",
-            products.target(hopeless[0].gfx).notes or "its support has ended, or never began",
+            products.target(hopeless[0].gfx).notes or "it is no longer supported, or never was",
             "choose other GPUs: make up GPUS=…; or the CPU: make up BACKEND=cpu",
             *seen,
         )
@@ -86,8 +84,7 @@ def _is_overridden(s: Situation, gpu: Device) -> bool:
 
 def _node_numbers(s: Situation) -> dict[int | None, int]:
     """Return ROCm's own node number of each GPU of the lab by KFD node; GPUs that it is not given do not count."""
-    everything = s.passed if s.side == HOST and s.runtime in CONTAINER_RUNTIMES else s.gpus
-    given = [gpu if gpu in s.chosen or s.side == CONTAINER else replace(gpu, index=None) for gpu in everything]
+    given = [gpu if gpu in s.chosen or s.side == CONTAINER else replace(gpu, index=None) for gpu in s.maskable]
     numbers = node_numbers(given)
     return {gpu.kfd_node: numbers[gpu.index] for gpu in given if gpu.index is not None and gpu.index in numbers}
 
@@ -111,11 +108,10 @@ def _override_lines(s: Situation, lacking: list[Device]) -> str:
     why="Frameworks take device 0, which may be the integrated one; training over both hangs (TheRock#5543, "
     "pytorch#119637, ROCm#3040).",
     fix="`make up GPUS=…` with the discrete GPUs",
+    unless=lambda s: s.no_kfd_gpus,
 )
 def integrated(s: Situation) -> Verdict:
     """Look for a mixture."""
-    if s.no_kfd_gpus:
-        return skip(s.no_kfd_gpus)
     seen = [f"HIP {gpu.index} {gpu.pci_address} {gpu.gfx} {'APU' if gpu.is_apu else 'discrete'}" for gpu in s.chosen]
     small = [gpu for gpu in s.chosen if gpu.is_apu]
     large = [gpu for gpu in s.chosen if not gpu.is_apu]
@@ -134,17 +130,16 @@ def integrated(s: Situation) -> Verdict:
 @check(
     "pcie.link",
     "every card has all its PCIe lanes",
-    looks_at="`current_link_width` and `max_link_width` of each card; speeds are lowered at rest and only shown",
+    looks_at="`current_link_width` and `max_link_width` of each card; speeds are lower when idle, and only shown",
     why="A card in the wrong slot, or badly seated, copies data at a fraction of its speed.",
     fix="another slot, or seating the card again",
+    unless=lambda s: s.no_kfd_gpus,
 )
 def link(s: Situation) -> Verdict:
     """Compare widths."""
-    if s.no_kfd_gpus:
-        return skip(s.no_kfd_gpus)
     cards = [gpu for gpu in _one_per_card(s.chosen) if gpu.link_width and gpu.link_width_max]
     if not cards:
-        return skip("no GPU tells its PCIe width")
+        return skip("no GPU reports its PCIe width")
     seen = [
         f"{gpu.pci_address}: x{gpu.link_width} of x{gpu.link_width_max}, {gpu.link_speed_gts or '?'} of "
         f"{gpu.link_speed_max_gts or '?'} GT/s"
@@ -170,11 +165,10 @@ def link(s: Situation) -> Verdict:
     looks_at="`mem_info_vis_vram_total` against `mem_info_vram_total` of each discrete GPU",
     why="Without a large BAR GPUs cannot write into each other's memory, and copies from the host go in pieces.",
     fix="`Above 4G decoding` and `Resizable BAR` in the firmware's settings",
+    unless=lambda s: s.no_kfd_gpus,
 )
 def large_bar(s: Situation) -> Verdict:
     """Compare visible and total memory."""
-    if s.no_kfd_gpus:
-        return skip(s.no_kfd_gpus)
     seen, small = [], []
     for gpu in _one_per_card([gpu for gpu in s.chosen if not gpu.is_apu]):
         folder = f"sys/class/drm/{(gpu.render_node or '').rpartition('/')[2]}/device"
@@ -185,7 +179,7 @@ def large_bar(s: Situation) -> Verdict:
         if visible < total:
             small.append(gpu)
     if not seen:
-        return skip("no discrete GPU tells how much of its memory can be reached")
+        return skip("no discrete GPU reports how much of its memory can be reached")
     if not small:
         return ok(*seen)
     return warns(
@@ -204,14 +198,13 @@ def large_bar(s: Situation) -> Verdict:
     why="A GPU in D3cold is switched off while it is idle: the first use takes seconds, and some boards never wake "
     "theirs again.",
     fix="`echo on | sudo tee …/power/control`, or `amdgpu.runpm=0`",
+    unless=lambda s: s.no_amd,
 )
 def asleep(s: Situation) -> Verdict:
     """Look at power states."""
-    if s.no_amd:
-        return skip(s.no_amd)
     seen = [f"{gpu.address}: power_state {gpu.power_state}" for gpu in s.pci_gpus if gpu.power_state]
     if not seen:
-        return skip("no GPU tells its power state")
+        return skip("no GPU reports its power state")
     cold = [gpu for gpu in s.pci_gpus if gpu.power_state == "D3cold"]
     if not cold:
         return ok(*seen)

@@ -1,4 +1,4 @@
-"""The running lab, asked from the host and compared with it."""
+"""The running lab, queried from the host and compared with it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ NO_LAB = "no lab runs"
 
 @check(
     "lab.answers",
-    "the running lab can be asked",
+    "the running lab can be queried",
     sides=(HOST,),
     looks_at="`rocmlab doctor --json --side container` inside the running lab",
-    why="Half of what goes wrong shows only inside.",
+    why="Many problems are visible only inside the lab.",
     fix="`make up`; an older lab: `make build && make up`",
 )
 def answers(s: Situation) -> Verdict:
@@ -31,10 +31,29 @@ def answers(s: Situation) -> Verdict:
     return ok(f"{len(report['findings'])} findings from inside")
 
 
+@check(
+    "lab.kernels",
+    "TensorFlow and PyTorch are installed",
+    sides=(HOST,),
+    looks_at="whether the native environment is whole, and whether something installs into it",
+    why="The first `make up` starts JupyterLab and installs the frameworks in the background; until then no kernel "
+    "starts.",
+    fix="`make up`, which continues an installation that failed or was interrupted",
+)
+def installed(s: Situation) -> Verdict:
+    """Say how far the environment is."""
+    if s.project is None:
+        return skip("there is no project here")
+    found = s.project.lab.unfinished()
+    if isinstance(found, Problem):
+        return Verdict(WARNS, (), found)
+    return ok(found or "nothing is missing")
+
+
 def _how_to_start(s: Situation) -> str:
     if s.project is None:
         return ""
-    more = "`make up` starts it, then doctor also looks inside"
+    more = "`make up` starts it, then doctor also checks inside"
     return f"; {more}" if s.project.lab.is_built() else f" and none is built; {more}"
 
 
@@ -49,7 +68,7 @@ def _inside(s: Situation) -> Mapping[str, Any] | None:
     sides=(HOST,),
     looks_at="the devices as the host sees them against those the lab sees, joined by PCI address and KFD node",
     why="A GPU that is missing inside is not an error to any framework: the job runs on fewer GPUs, or on the CPU.",
-    fix="what the finding says, mostly `make down && make up`",
+    fix="what the finding suggests, mostly `make down && make up`",
     severity=BLOCKS,
 )
 def devices(s: Situation) -> Verdict:
@@ -66,8 +85,8 @@ def devices(s: Situation) -> Verdict:
     seen, missing = [], []
     for gpu in s.chosen:
         one = inside.get((gpu.pci_address, gpu.kfd_node))
-        said = "absent" if one is None else one["why_not"] or f"HIP {one['index']}"
-        seen.append(f"{gpu.pci_address}, KFD node {gpu.kfd_node}: host HIP {gpu.index}, lab {said}")
+        state = "absent" if one is None else one["why_not"] or f"HIP {one['index']}"
+        seen.append(f"{gpu.pci_address}, KFD node {gpu.kfd_node}: host HIP {gpu.index}, lab {state}")
         if one is None or not one["is_usable"]:
             missing.append((gpu, one))
     if not missing:
@@ -97,7 +116,7 @@ def _missing(s: Situation, gpu: Device, inside: Mapping[str, Any] | None) -> tup
     "the lab's user has the groups of the host's device nodes",
     sides=(HOST,),
     looks_at="the groups of the lab's process against those of the host's nodes",
-    why="Files say what was meant; only the process inside shows which groups it really has (docker/compose#10248).",
+    why="Files show what was configured; only the process inside shows its actual groups (docker/compose#10248).",
     fix="`make up`",
     severity=BLOCKS,
 )

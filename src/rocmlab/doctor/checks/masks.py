@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rocmlab.base.errors import Problem
-from rocmlab.devices import Device, products, visibility
+from rocmlab.devices import products, visibility
 from rocmlab.devices.visibility.conflicts import OVERRIDE, FatalOverride, MaskProblem, OverrideProblem
 from rocmlab.doctor.model import BLOCKS, CONTAINER, HOST, WARNS, Verdict, blocks, check, ok, skip, warns
 from rocmlab.doctor.situation import CONTAINER_RUNTIMES, Situation
@@ -30,11 +30,10 @@ WHERE = {True: ".env", False: "environment"}
     fix="HIP_VISIBLE_DEVICES alone, digits and commas",
     severity=BLOCKS,
     is_quick=True,
+    unless=lambda s: s.no_kfd_gpus,
 )
 def conflict(s: Situation) -> Verdict | list[Verdict]:
-    """Pass on what the masks' own module says."""
-    if s.no_kfd_gpus:
-        return skip(s.no_kfd_gpus)
+    """Report the findings of the masks' own module."""
     masks = {name: s.lab_environment[name] for name in visibility.VARIABLES if name in s.lab_environment}
     where = WHERE[s.lab_environment is s.env_values]
     seen = tuple(f"{where}: {name}={value}" for name, value in masks.items()) or (f"{where}: no mask",)
@@ -50,12 +49,7 @@ def conflict(s: Situation) -> Verdict | list[Verdict]:
 
 def _conflicts(s: Situation) -> list[Problem]:
     """Return what is wrong with masks and overrides, read together: a mask may hide the GPU that an override breaks."""
-    return visibility.problems(s.lab_environment, _candidates(s))
-
-
-def _candidates(s: Situation) -> list[Device]:
-    """Return the GPUs that masks are about: those that a container gets, or those of this process, hidden or not."""
-    return s.passed if s.side == HOST and s.runtime in CONTAINER_RUNTIMES else s.gpus
+    return visibility.problems(s.lab_environment, s.maskable)
 
 
 def _placed(s: Situation, verdict: Verdict) -> Verdict:
@@ -63,9 +57,8 @@ def _placed(s: Situation, verdict: Verdict) -> Verdict:
     problem = verdict.problem
     if problem is None or s.runtime not in CONTAINER_RUNTIMES:
         return verdict
-    fix = for_env_file(problem.fix)
     about = HOST if s.side == CONTAINER else None
-    return replace(verdict, problem=Problem(problem.what, problem.why, fix), about=about)
+    return replace(verdict, problem=replace(problem, fix=for_env_file(problem.fix)), about=about)
 
 
 def for_env_file(fix: str) -> str:
@@ -90,11 +83,10 @@ def for_env_file(fix: str) -> str:
     fix="`10.3.0` or `11.0.0` for the GPU's generation, per node where GPUs differ, else none",
     severity=BLOCKS,
     is_quick=True,
+    unless=lambda s: s.no_kfd_gpus,
 )
 def override(s: Situation) -> Verdict | list[Verdict]:
     """Read the overrides as the runtime does."""
-    if s.no_kfd_gpus:
-        return skip(s.no_kfd_gpus)
     environment = s.lab_environment
     given = {name: value for name, value in environment.items() if name.startswith(OVERRIDE)}
     seen = tuple(f"{name}={value}" for name, value in given.items()) or (f"{OVERRIDE} is not set",)
@@ -174,7 +166,7 @@ def variables(spec: dict[str, object]) -> dict[str, str]:
 
 
 def read_kernelspecs(s: Situation) -> Iterator[tuple[str, dict[str, object]]]:
-    """Yield path and content of every kernelspec that this lab's Jupyter offers, the person's own first."""
+    """Yield path and content of every kernelspec that this lab's Jupyter offers, the user's own first."""
     home = s.environment.get("JUPYTER_DATA_DIR") or os.path.expanduser("~/.local/share/jupyter")
     listed = [part for part in s.environment.get("JUPYTER_PATH", "").split(os.pathsep) if part]
     folders = [*listed, home, f"{sys.prefix}/share/jupyter", "/opt/rocmlab/share/jupyter"]

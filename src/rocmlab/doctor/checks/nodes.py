@@ -27,11 +27,10 @@ ONE_STOPS_ALL = "one node that exists and cannot be opened stops ROCm for every 
     fix="load the driver; inside a container: recreate it with `make up`",
     severity=BLOCKS,
     is_quick=True,
+    unless=lambda s: s.no_amd,
 )
 def kfd_exists(s: Situation) -> Verdict:
-    """Look for the compute node where KFD says that there should be one."""
-    if s.no_amd:
-        return skip(s.no_amd)
+    """Look for the compute node where KFD lists one."""
     if s.compute_node:
         return ok(f"{s.compute_node} device {s.compute_node.major}:{s.compute_node.minor}")
     if s.exists("dev/dxg"):
@@ -65,11 +64,10 @@ def kfd_exists(s: Situation) -> Verdict:
     why="ROCm skips a GPU without its render node, so the lab silently has one GPU less.",
     fix="let udev make the nodes again",
     severity=BLOCKS,
+    unless=lambda s: s.no_kfd_gpus,
 )
 def render_exists(s: Situation) -> Verdict:
     """Look for GPUs without a node."""
-    if s.no_kfd_gpus:
-        return skip(s.no_kfd_gpus)
     here = {node.path for node in s.render_nodes}
     missing = [gpu for gpu in s.passed if gpu.render_node not in here]
     if not missing:
@@ -87,16 +85,15 @@ def render_exists(s: Situation) -> Verdict:
     "dev.perm",
     "the device nodes can be opened",
     looks_at="group and mode of `/dev/kfd` and the render nodes, and whether this process may open them. Only a node "
-    "that it may not open is tried, to tell the cgroup's refusal from the mode's",
-    why="A node that exists and refuses (EACCES) stops ROCm for all GPUs; one the cgroup denies (EPERM) is skipped.",
+    "that it may not open is tried, to distinguish the cgroup's rules from the mode",
+    why="A node that denies access (EACCES) stops ROCm for all GPUs; one the cgroup denies (EPERM) is skipped.",
     fix="`sudo usermod -aG render,video $USER` and a new login (host); `make up` (container)",
     severity=BLOCKS,
     is_quick=True,
+    unless=lambda s: s.no_amd,
 )
 def permission(s: Situation) -> Verdict:
     """Check whether the user who computes may open the nodes."""
-    if s.no_amd:
-        return skip(s.no_amd)
     if not s.compute_nodes:
         return skip("there are no nodes to open")
     if s.for_container:
@@ -167,14 +164,13 @@ def _refused(s: Situation, closed: Sequence[Node], seen: Sequence[str]) -> Verdi
     "the lab's user is in the groups of the device nodes",
     sides=(CONTAINER,),
     looks_at="`os.getgroups()` against the groups of `/dev/kfd` and the render nodes",
-    why="Group names mean nothing between host and container: only numbers count, and each distribution has its own.",
+    why="Group names differ between host and container: only numbers count, and each distribution has its own.",
     fix="`make up`, which writes the numbers to `.env` (ROCm-docker#90, ROCm-docker#116, k8s-device-plugin#39)",
     severity=BLOCKS,
+    unless=lambda s: s.no_amd,
 )
 def gid_mismatch(s: Situation) -> Verdict:
     """Compare numbers with numbers."""
-    if s.no_amd:
-        return skip(s.no_amd)
     if not s.compute_nodes:
         return skip("there are no nodes")
     if s.uid == 0:

@@ -22,11 +22,10 @@ SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
     why="AMD tests a ROCm release with drivers up to a year older or newer; beyond, HIP may say `Incompatible kernel "
     "and userspace`, crash or compute wrongly (dstack#4151, hiptensorflow#63).",
     fix="a newer kernel or amdgpu-dkms, or an image of the driver's time (`make up BASE_IMAGE=…`)",
+    unless=lambda s: s.no_kfd_gpus,
 )
 def userspace(s: Situation) -> Verdict:
     """Compare dates of release."""
-    if s.no_kfd_gpus:
-        return skip(s.no_kfd_gpus)
     if s.backend not in ("", "rocm"):
         return skip(f"the lab's backend is {s.backend}, which uses no ROCm")
     kernel = s.text("proc/sys/kernel/osrelease") or ("" if s.simulated else python_platform.release())
@@ -77,8 +76,8 @@ def shm(s: Situation) -> Verdict:
     if s.side == CONTAINER:
         size, seen = s.shm_bytes, f"/dev/shm: {s.shm_bytes} bytes"
     elif s.project and s.runtime != "native":
-        asked = s.env_values.get("SHM_SIZE") or s.project.settings.get("SHM_SIZE") or "8gb"
-        size, seen = _bytes(asked), f"SHM_SIZE={asked}"
+        size_setting = s.env_values.get("SHM_SIZE") or s.project.settings.get("SHM_SIZE") or "8gb"
+        size, seen = _bytes(size_setting), f"SHM_SIZE={size_setting}"
     else:
         return skip("it is the lab's /dev/shm that counts")
     if size is None:
@@ -116,11 +115,10 @@ def _bytes(text: str) -> int | None:
     why="With a translating IOMMU transfers between GPUs are slow, or RCCL hangs; RCCL itself warns of it "
     "(rccl#1129, ROCm/vllm#390).",
     fix="`iommu=pt` among the kernel's parameters",
+    unless=lambda s: s.no_kfd_gpus,
 )
 def iommu(s: Situation) -> Verdict:
     """Read the kernel's command line."""
-    if s.no_kfd_gpus:
-        return skip(s.no_kfd_gpus)
     if len({gpu.pci_address for gpu in s.chosen}) < 2:
         return skip("only several GPUs are concerned")
     found = s.names("sys/class/iommu")

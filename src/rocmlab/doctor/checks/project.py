@@ -23,16 +23,16 @@ WRITTEN = ("ROCMLAB_SHARE", "ROCMLAB_NOTEBOOKS")
 
 @check(
     "lab.plan",
-    "`make up` knows what to start",
+    "`make up` can choose what to start",
     sides=(HOST,),
-    looks_at="`.env`, the settings in force, GPUs, engine and Python: all that `make up` decides by",
+    looks_at="`.env`, the settings in force, GPUs, engine and Python: everything that `make up` chooses by",
     why="What `make up` would reject is also reported here.",
-    fix="what the finding says",
+    fix="what the finding suggests",
     severity=BLOCKS,
     is_quick=True,
 )
 def plan(s: Situation) -> Verdict:
-    """Pass on what planning said."""
+    """Report the problem of planning."""
     if s.plan_problem:
         return Verdict(BLOCKS, (), s.plan_problem)
     if s.project is None:
@@ -127,7 +127,7 @@ def disk(s: Situation) -> Verdict:
     lab.check_disk()
     folder = str(lab.disk())
     if not os.path.isdir(folder):
-        return skip(f"{folder} cannot be seen from here")
+        return skip(f"{folder} is not visible from here")
     free = shutil.disk_usage(folder).free
     seen = f"{folder}: {free / 1e9:.1f} GB free"
     if free >= SPARE_BYTES:
@@ -158,7 +158,7 @@ def low(s: Situation) -> Verdict:
         folders = s.project.lab.folders()
         minimum = free_space.minimum_bytes({free_space.NAME: s.project.settings.get(free_space.NAME)})
     if not minimum or not folders:
-        return skip("MIN_FREE_DISK_GB=0: not asked" if not minimum else "no folder of the lab can be seen from here")
+        return skip("MIN_FREE_DISK_GB=0: not checked" if not minimum else "no folder of the lab is visible from here")
     problem = free_space.problem(folders, minimum, environment=s.environment)
     seen = tuple(f"{folder}: at least {minimum / 1e9:g} GB wanted" for folder in folders)
     return Verdict(WARNS, seen, problem) if problem else ok(*seen)

@@ -1,7 +1,7 @@
 """A forked kernel: what it must still become before it is like one that was started in the ordinary way.
 
-Everything that a kernel gets from whoever starts it is set here: session, output, environment, folder, arguments,
-seeds, lease. Then ipykernel's own application runs.
+Everything that a kernel gets from the process that starts it is set here: session, output, environment, folder,
+arguments, seeds, lease. Then ipykernel's own application runs.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def run(request: Request, token: str, keep: Sequence[int], serving: Callable[[],
 
 
 def _leave(code: int) -> NoReturn:
-    """End as Python does, but for the tearing down of all modules, which takes a second and helps nobody."""
+    """End as Python does, but for the tearing down of all modules, which takes a second and helps no one."""
     with contextlib.suppress(BaseException):
         threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are not daemons
     with contextlib.suppress(BaseException):
@@ -159,7 +159,7 @@ def _application(request: Request, serving: Callable[[], None]) -> None:
         """Says when it can be reached, and does not watch its parent: it may outlive that."""
 
         def init_poller(self) -> None:
-            """Watch nobody; the lifeline does."""
+            """Watch no one; the lifeline does."""
 
         def log_connection_info(self) -> None:
             """Say that the sockets are bound."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 GPU_FILES = ("/dev/kfd", "/dev/dri/", "/dev/nvidia", "/dev/dxg")
-# Read when Python starts or a library is loaded; what says which GPUs are visible is read later, and is not among them.
+# Read when Python starts or a library is loaded; the variables for visible GPUs are read later, and are not among them.
 FROZEN_PREFIXES = (
     "AMD_",
     "BLIS_",

@@ -24,7 +24,7 @@ class Malformed(Exception):
 
 
 class Buffer:
-    """What has arrived on a connection and is no whole message yet."""
+    """What has arrived on a connection and is not a whole message yet."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
@@ -78,7 +78,7 @@ class Buffer:
         return taken
 
     def close(self) -> None:
-        """Close the descriptors that nobody took."""
+        """Close the descriptors that no one took."""
         for descriptor in self.take():
             os.close(descriptor)
 

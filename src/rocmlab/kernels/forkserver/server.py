@@ -273,7 +273,7 @@ def _watch_while_importing(starter: socket.socket) -> Callable[[], None]:
     fcntl.fcntl(starter, fcntl.F_SETFL, flags | os.O_ASYNC)  # SIGIO, which ends a process
     poll = select.poll()
     poll.register(starter, select.POLLIN)
-    if poll.poll(0):  # it went before the signal was asked for
+    if poll.poll(0):  # it went before the signal was requested
         os._exit(1)
 
     def imported() -> None:

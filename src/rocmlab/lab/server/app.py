@@ -34,7 +34,7 @@ class PanelApp(ExtensionApp):
     _applied_recording = "off"
 
     def panel(self) -> Panel:
-        """Return the one of this server; it is imported and made when a route is first asked."""
+        """Return the one of this server; it is imported and created at the first request."""
         if self._panel is None:
             from rocmlab.lab.server.panel import Panel
 
@@ -70,15 +70,15 @@ class PanelApp(ExtensionApp):
         if self._culling is not None:
             self._culling.apply(culling)
 
-    def _apply_recording(self, asked: str) -> None:
-        if asked == "on":
+    def _apply_recording(self, value: str) -> None:
+        if value == "on":
             self.panel().record()
             return
         if self._panel is not None:
             self._panel.stop_recording()
-        if asked != "off":
+        if value != "off":
             self.log.warning(
-                "%s=%r is neither on nor off: the GPUs are read only while a page is open", RECORDING, asked
+                "%s=%r is neither on nor off: the GPUs are read only while a page is open", RECORDING, value
             )
 
     async def stop_extension(self) -> None:

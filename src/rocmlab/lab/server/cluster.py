@@ -43,11 +43,11 @@ NOT_A_MEMBER = Problem(
 
 def head(environment: Mapping[str, str] = os.environ) -> str:
     """Return HOST:PORT of the head; empty where this machine is to be it and its node does not run."""
-    asked = environment.get("CLUSTER", "")
+    address = environment.get("CLUSTER", "")
     if environment.get("RAY_ADDRESS"):
         return environment["RAY_ADDRESS"]
-    if asked != ray_node.HEAD:
-        return asked
+    if address != ray_node.HEAD:
+        return address
     here = record.here(environment)
     return here[0].head if here else ""
 
@@ -119,10 +119,10 @@ class Cluster:
             self._again = asyncio.get_running_loop().time() + pause
 
     async def _answer(self) -> Row:
-        """Return what the reader says.
+        """Return the reader's answer.
 
         Raises:
-            OSError, ValueError, asyncio.TimeoutError: it says nothing that can be read.
+            OSError, ValueError, asyncio.TimeoutError: its answer is missing or invalid.
         """
         is_new = self._reader is None or self._reader.returncode is not None
         if is_new:
@@ -141,10 +141,10 @@ class Cluster:
         await reader.stdin.drain()
         line = await self._line(reader.stdout, START_SECONDS if is_new else ANSWER_SECONDS)
         if not line.endswith(b"\n"):
-            raise ValueError("the process that asks the cluster has ended")
+            raise ValueError("the process that queries the cluster has exited")
         found = json.loads(line)
         if not isinstance(found, dict):
-            raise ValueError("the answer of the process that asks the cluster is none")
+            raise ValueError("the process that queries the cluster sent an invalid answer")
         return found
 
     async def _line(self, stream: asyncio.StreamReader, limit_seconds: float) -> bytes:
@@ -176,11 +176,11 @@ class Cluster:
             raise ValueError(err.problem.what) from err
 
     async def _why(self, error: Exception) -> Problem:
-        """Say why there is no answer: the head's port tells most of it."""
+        """Return why there is no answer, mostly from the head's port."""
         fix = "on the head: make cluster-status, then: make cluster-up"
         if not self.address:
             return Problem(
-                "this lab's Ray node does not run", "so there is no cluster to ask", "make logs; make cluster-up"
+                "this lab's Ray node is not running", "so there is no cluster to ask", "make logs; make cluster-up"
             )
         try:
             found = await self._reach()

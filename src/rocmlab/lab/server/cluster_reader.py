@@ -1,4 +1,4 @@
-"""A process that asks the nodes of a cluster, for the panel: one line of JSON for each line that it gets.
+"""A process that queries the nodes of a cluster, for the panel: one line of JSON for each line that it gets.
 
 It ends when its input does, so it never outlives the server. On each node a small task reads the GPUs and the leases.
 """
@@ -18,7 +18,7 @@ ANSWER_SECONDS = 10.0  # for a look at all nodes; the server gives up later
 FIRST_SECONDS = 45.0  # for the first one: each node starts a process for it
 DEAD_KEPT = 8  # of the nodes that were lost, which Ray remembers for long
 HEAD = "node:__internal_head__"  # Ray's resource of the head alone
-LEFT = (1, 4)  # of NodeDeathInfo in Ray's gcs.proto: it was told to end, or drained; others died
+LEFT = (1, 4)  # of NodeDeathInfo in Ray's gcs.proto: it was stopped, or drained; others died
 
 Row = dict[str, Any]
 
@@ -39,19 +39,13 @@ def main() -> int:
             found: Row = {"nodes": look(os.environ, seconds)}
             seconds = ANSWER_SECONDS
         except RocmlabError as err:
-            found = {"problem": vars_of(err)}
+            found = {"problem": vars(err.problem)}
         except Exception as err:
             why = f"{type(err).__name__}: {err}"
-            found = {"problem": {"what": "the cluster cannot be asked", "why": why, "fix": "make cluster-status"}}
+            found = {"problem": {"what": "the cluster cannot be queried", "why": why, "fix": "make cluster-status"}}
         with os.fdopen(os.dup(told), "w") as out:
             out.write(f"{json.dumps(found)}\n")
     os._exit(0)  # Ray's client may take seconds to end, and is needed no more
-
-
-def vars_of(error: RocmlabError) -> Row:
-    """Return an error's sentences."""
-    problem = error.problem
-    return {"what": problem.what, "why": problem.why, "fix": problem.fix}
 
 
 def look(environment: Mapping[str, str], limit_seconds: float) -> list[Row]:
@@ -136,12 +130,12 @@ def _place(one: Row) -> tuple[str, int]:
     return one["NodeManagerAddress"], one["NodeManagerPort"]
 
 
-def row(one: Row, said: Any, free: Mapping[str, float] | None, here: str) -> Row:  # noqa: ANN401
+def row(one: Row, answer: Any, free: Mapping[str, float] | None, here: str) -> Row:  # noqa: ANN401
     """Return one node."""
-    facts = said if isinstance(said, dict) else {}
+    facts = answer if isinstance(answer, dict) else {}
     labels, resources = one.get("Labels") or {}, one.get("Resources") or {}
     is_simulated = facts.get("simulated", labels.get("rocmlab.simulated") == "true")
-    problem = vars_of(said) if isinstance(said, RocmlabError) and one["Alive"] else None
+    problem = vars(answer.problem) if isinstance(answer, RocmlabError) and one["Alive"] else None
     return {
         "id": one["NodeID"],
         "hostname": one["NodeManagerHostname"],

@@ -23,7 +23,7 @@ from rocmlab.base.errors import RocmlabError
 log = logging.getLogger("rocmlab")
 
 METRICS = "rocmlab/metrics"
-SERVICE = "lab"  # its name in the Compose network, where Prometheus asks it
+SERVICE = "lab"  # its name in the Compose network, where Prometheus scrapes it
 CONTAINERS = ("docker", "podman")
 MIN_TOKEN_CHARACTERS = 32
 TOKEN = re.compile(r"([?&]token=)[^&\s\"'#]+")

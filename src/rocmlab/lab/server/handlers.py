@@ -1,4 +1,4 @@
-"""The HTTP interface: what is asked for, whether it may be, and the answer in JSON; errors are what, why and fix.
+"""The HTTP interface: requests, permissions, and answers in JSON; errors are what, why and fix.
 
 Jupyter authenticates each request and checks its origin, and a POST's XSRF token. Authorizers know reads by the
 resource `rocmlab`, and what tells of kernels and what is done to them by `kernels`, as in Jupyter's own routes: who
@@ -135,7 +135,7 @@ class HistoryHandler(Handler):
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        """Answer with the series of the last seconds, of the metrics that are asked for, else of all."""
+        """Answer with the series of the last seconds, of the metrics that are requested, else of all."""
         seconds = self._seconds()
         with refusing("there is no history"):
             asked = self.get_query_argument("metrics", "")
@@ -155,9 +155,7 @@ class HistoryHandler(Handler):
             if 0 < seconds <= MAX_HISTORY_SECONDS:
                 return seconds
         limit = f"it is a number above 0 and at most {MAX_HISTORY_SECONDS:g}"
-        raise RefusedError(
-            400, Problem(f"seconds={text[:64]!r} is not a length of time", limit, "api/history?seconds=900")
-        )
+        raise RefusedError(400, Problem(f"seconds={text[:64]!r} is not a duration", limit, "api/history?seconds=900"))
 
 
 class KernelsHandler(Handler):
@@ -197,7 +195,7 @@ class ClusterHandler(Handler):
         """Answer with the nodes of the cluster that this lab is in, 404 where it is in none."""
         if not self.panel.cluster.is_member:
             raise RefusedError(404, cluster.NOT_A_MEMBER)
-        with refusing("the cluster cannot be asked"):
+        with refusing("the cluster cannot be queried"):
             told = await self.panel.cluster.now()
             self.answer(told if await self.sees_kernels() else cluster.without_users(told))
 

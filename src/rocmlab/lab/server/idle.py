@@ -24,7 +24,7 @@ class Limits:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Limits:
-        """Return what the settings say.
+        """Return the limits from the settings.
 
         Raises:
             RocmlabError: one of them is no time.
@@ -81,6 +81,12 @@ def _holder(
     who = kernel["notebook"] or f"the kernel {kernel['kernel_name']}"
     what = "holds a GPU" if vram_bytes is None else f"holds {vram_bytes / (1 << 30):.1f} GiB of GPU memory"
     minutes = f"{(limits.warned_seconds or 0) / 60:g} minutes"
+    why = "what a kernel has allocated stays allocated until it is restarted or shut down"
+    if limits.culled_seconds is None:
+        fix = f"shut it down, if its variables are not needed; make up {CULLING}=3600 does that by itself after an hour"
+    else:
+        fix = f"shut it down now; by itself that happens after {limits.culled_seconds:g} idle seconds ({CULLING})"
+    problem = Problem(f"{who} {what} and has been idle for more than {minutes}", why, fix)
     return {
         **{name: kernel[name] for name in ("kernel_id", "kernel_name", "notebook", "idle_seconds")},
         "idle_since_seconds": kernel["idle_since_seconds"],
@@ -88,14 +94,5 @@ def _holder(
         "vram_bytes": vram_bytes,
         "is_estimated": any(each.is_estimated or (each.owner and each.owner.is_estimated) for each in own),
         "culled_seconds": limits.culled_seconds,
-        **_words(f"{who} {what} and has done nothing for more than {minutes}", limits),
+        **problem_json(problem, check="idle", status="warns"),
     }
-
-
-def _words(what: str, limits: Limits) -> dict[str, Any]:
-    why = "what a kernel has allocated stays allocated until it is restarted or shut down"
-    if limits.culled_seconds is None:
-        fix = f"shut it down, if its variables are not needed; make up {CULLING}=3600 does that by itself after an hour"
-    else:
-        fix = f"shut it down now; by itself that happens after {limits.culled_seconds:g} idle seconds ({CULLING})"
-    return problem_json(Problem(what, why, fix), check="idle", status="warns")

@@ -50,7 +50,7 @@ class Kernels:
         """
         if kernel_id not in self._kernels:
             raise UnknownKernelError(
-                f"there is no kernel {kernel_id[:64]}",
+                f"kernel {kernel_id[:64]} not found",
                 "it has been shut down meanwhile, or it is another server's",
                 "reload the page: it shows the current kernels",
             )
@@ -58,21 +58,17 @@ class Kernels:
             if action == "interrupt":
                 await ensure_async(self._kernels.interrupt_kernel(kernel_id))
             elif action == "restart":
-                await self._restart(kernel_id)
+                answer = await ensure_async(self._kernels.restart_kernel(kernel_id))
+                if hasattr(answer, "__await__"):  # Jupyter's future for the kernel's first answer, as its own REST does
+                    await answer
             else:
                 await self._shut_down(kernel_id)
         except Exception as err:
             raise RocmlabError(
                 f"the kernel {kernel_id} could not be {'shut down' if action == 'shutdown' else action + 'ed'}",
                 f"{type(err).__name__}: {err}",
-                "Kernel > Shut Down Kernel in its notebook; what the server says of it: make logs",
+                "Kernel > Shut Down Kernel in its notebook; the server's log: make logs",
             ) from err
-
-    async def _restart(self, kernel_id: str) -> None:
-        """Restart it; where Jupyter gives a future for its first answer, that is waited for, as its own REST does."""
-        answer = await ensure_async(self._kernels.restart_kernel(kernel_id))
-        if hasattr(answer, "__await__"):
-            await answer
 
     async def _shut_down(self, kernel_id: str) -> None:
         """End the session with it, if there is one, as JupyterLab does; other sessions of it end with the kernel."""

@@ -9,19 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from rocmlab.base.errors import RocmlabError
-from rocmlab.devices import Device, discover
+from rocmlab.devices import Device
 from rocmlab.lab.server.paths import Shown
 from rocmlab.lab.server.wire import problem_json
 from rocmlab.telemetry.model import device_id
 
 NOT_CHEAP = ("gpu.answers",)  # starts a child process; the sampler notices a silent card by itself
-IN_ITS_SECTION = "cluster."  # the panel asks the cluster itself, and says there what is wrong
+IN_ITS_SECTION = "cluster."  # the panel queries the cluster itself, and shows its problems there
 LEASED = ("rocm", "cuda")
-
-
-def devices(root: Path) -> list[Device]:
-    """Return every device, usable or not: a mask does not keep a GPU from being watched."""
-    return discover(root)
 
 
 def leases(seen: Sequence[Device], shown: Shown, environment: Mapping[str, str] = os.environ) -> list[dict[str, Any]]:
@@ -41,7 +36,7 @@ def leases(seen: Sequence[Device], shown: Shown, environment: Mapping[str, str] 
     if not share:
         raise RocmlabError(
             "leases cannot be shown",
-            "ROCMLAB_SHARE, where they lie, is not set in this server's environment",
+            "ROCMLAB_SHARE, their folder, is not set in this server's environment",
             "start the lab with make up",
         )
     found = Leases.of_share(Path(share))

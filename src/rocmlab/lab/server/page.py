@@ -116,5 +116,5 @@ class FileHandler(Handler, web.StaticFileHandler):
         await web.StaticFileHandler.get(self, path, include_body=False)
 
     def set_extra_headers(self, path: str) -> None:
-        """Let a browser keep it, and ask each time whether it is still that one."""
+        """Let a browser cache it, and revalidate it each time."""
         self.set_header("Cache-Control", "no-cache")

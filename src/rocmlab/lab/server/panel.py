@@ -147,16 +147,16 @@ class Panel:
             self._recording = None
 
     async def _record(self) -> None:
-        said = ""
+        reported = ""
         while True:
             try:
                 hub = await self.telemetry.hub()
                 break
             except Exception as err:
                 why = failure("the GPUs cannot be sampled", err)["why"]
-                if why != said:
+                if why != reported:
                     log.warning("RECORD_GPUS=on, but nothing is recorded: %s", why)
-                said = why
+                reported = why
             await asyncio.sleep(RECORDING_RETRY_SECONDS)
         with hub.keep():
             while True:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rocmlab.base import live
 from rocmlab.base.errors import RocmlabError
-from rocmlab.devices import Device
+from rocmlab.devices import Device, discover
 from rocmlab.lab.server import idle, look
 from rocmlab.lab.server.kernels import Kernels, Row
 from rocmlab.lab.server.paths import Shown
@@ -37,15 +37,15 @@ class State:
         self._held_problems: list[Row] = []
         self._leases_asked = self._doctor_asked = NEVER
         self._asking: asyncio.Task[None] | None = None  # the doctor
-        self._examined: Sequence[Device] = ()  # the devices when the doctor was asked
+        self._examined: Sequence[Device] = ()  # the devices when the doctor was started
         self._known: Sequence[Device] = ()
         self._devices: SharedReader[list[Device]] = SharedReader("the devices", 10.0)
         self._leases: SharedReader[list[Row]] = SharedReader("the leases", 5.0)
         self._problems: SharedReader[list[Row]] = SharedReader("the doctor's findings", 60.0)
 
     async def devices(self) -> list[Device]:
-        """Return every device, by a look at the host."""
-        self._known = found = await self._devices.do(lambda: look.devices(self.root))
+        """Return every device of the host."""
+        self._known = found = await self._devices.do(lambda: discover(self.root))
         return found
 
     async def kernels(self) -> list[Row]:
@@ -78,14 +78,14 @@ class State:
         """
         is_asked = self._asking is not None and not self._asking.done()
         quiet = time.monotonic() - self._doctor_asked
-        self._examined = self._examined or devices  # the sampler may not have looked yet when the doctor was asked
+        self._examined = self._examined or devices  # the sampler may have no devices yet when the doctor starts
         is_other = quiet >= DOCTOR_LEAST_SECONDS and _ids(devices) != _ids(self._examined)
         if not is_asked and (is_other or quiet >= DOCTOR_SECONDS):
             self._doctor_asked, self._examined = time.monotonic(), devices
             self._asking = asyncio.ensure_future(self._ask(told))
 
     async def doctor_answered(self) -> None:
-        """Wait for the doctor, if it is asked, but not for long."""
+        """Wait for the doctor, if it runs, but not for long."""
         if self._asking is not None:
             await asyncio.wait([self._asking], timeout=TIMEOUT_SECONDS)
 
@@ -93,7 +93,7 @@ class State:
         try:
             self.found = await self._problems.do(lambda: look.problems(self.root))
         except Exception as err:
-            self.found = [failure("the doctor could not look", err)]
+            self.found = [failure("the doctor could not run", err)]
         told()
 
     async def now(self, snapshot: Snapshot | None, devices: Sequence[Device], failures: Sequence[Row]) -> Row:
@@ -137,10 +137,13 @@ def _distinct(problems: Sequence[Row]) -> list[Row]:
 
 
 def _named(leases: Sequence[Row], kernels: Sequence[Row]) -> list[Row]:
-    owners = {device: kernel for kernel in kernels if kernel["since"] for device in kernel["devices"]}
+    # By the start, too: what was read of a device a moment ago may be the lease of the kernel before.
+    owners = {
+        (device, kernel["since"]): kernel for kernel in kernels if kernel["since"] for device in kernel["devices"]
+    }
     found = []
     for lease in leases:
-        kernel = owners.get(lease["device"])
+        kernel = owners.get((lease["device"], lease["started"]))
         notebook = (kernel["notebook"] if kernel else None) or lease["notebook"]
         found.append({**lease, "notebook": notebook, "kernel_id": kernel["kernel_id"] if kernel else None})
     return found

@@ -48,7 +48,7 @@ class Telemetry:
 
     @property
     def devices(self) -> Sequence[Device]:
-        """Those of the last look at the host; empty before the first."""
+        """Those of the last reading; empty before the first."""
         return self._hub.devices if self._hub else ()
 
     @property
@@ -69,7 +69,7 @@ class Telemetry:
         return self._hub
 
     async def watch(self) -> AsyncIterator[Snapshot]:
-        """Give a snapshot each second, as long as it is asked for."""
+        """Give a snapshot each second, while it is read."""
         hub = await self.hub()
         async with aclosing(hub.watch()) as snapshots:
             async for snapshot in snapshots:
@@ -98,10 +98,10 @@ class Telemetry:
 
     async def _next(self) -> Snapshot:
         """Take one snapshot with the current processes; a sampler that has just started has none yet, or old ones."""
-        asked = time.time()
+        requested_at = time.time()
         async with aclosing(self.watch()) as snapshots:  # type: ignore[type-var]
             async for snapshot in snapshots:
-                if snapshot.time_seconds >= asked:
+                if snapshot.time_seconds >= requested_at:
                     break
             else:
                 raise RocmlabError("there was no sample", "the server is shutting down", "reload the page")
@@ -157,8 +157,8 @@ async def history(hub: Hub, seconds: float, metrics: Sequence[str]) -> tuple[Tim
 
     if unknown := [name for name in metrics if name not in METRICS]:
         raise WrongRequestError(
-            f"there is no metric {unknown[0][:64]!r}",
-            "it is none of a sample's numbers",
+            f"unknown metric {unknown[0][:64]!r}",
+            "it is not a number of a sample",
             f"one of {', '.join(METRICS)}",
         )
     wanted = [name for name in METRICS if not metrics or name in metrics]
@@ -185,7 +185,7 @@ def check_names(names: str) -> None:
 
     if names not in NAMES:
         raise WrongRequestError(
-            f"there are no metrics called {names[:64]!r}",
+            f"unknown metric names: {names[:64]!r}",
             "the names are a choice of the address, or of the setting GPU_METRICS_NAMES",
             f"metrics?names={NAMES[0]}, or another of {', '.join(NAMES)}",
         )

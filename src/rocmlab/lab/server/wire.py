@@ -16,7 +16,7 @@ PACKING = 3  # of 9; more makes it slower and hardly smaller
 
 
 class WrongRequestError(RocmlabError):
-    """Who asks has to ask for something else."""
+    """The request itself is wrong."""
 
 
 class UnknownKernelError(RocmlabError):
@@ -92,7 +92,7 @@ def failure(what: str, error: BaseException) -> dict[str, Any]:
 
 
 def problem_of(what: str, error: BaseException) -> Problem:
-    """Return an exception as a Problem; ours keep what they say."""
+    """Return an exception as a Problem; a RocmlabError keeps its texts."""
     if isinstance(error, RocmlabError):
         return error.problem
     if isinstance(error, ImportError) and error.name and not error.name.startswith("rocmlab"):

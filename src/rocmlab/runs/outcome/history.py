@@ -7,16 +7,23 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypedDict
 
-from rocmlab.base import safe
-from rocmlab.reports.values import canonical
+from rocmlab.base import records
+from rocmlab.reports.values import canonical, is_number
 from rocmlab.runs.jobs import Job, stem
 
 log = logging.getLogger("rocmlab")
 
 NEWEST = 50  # runs that are looked at
 MAX_BYTES = 64_000_000  # of a results.json; larger ones are skipped
+
+
+class _Ended(TypedDict):
+    status: Literal["ok"]
+    notebook: str
+    parameters: dict[str, Any]
+    seconds: Annotated[float, lambda value: is_number(value) and 0 <= value < 1e9]
 
 
 def expected_seconds(jobs: Sequence[Job], runs: Path) -> dict[str, float]:
@@ -45,7 +52,7 @@ def _ended(runs: Path) -> Iterator[Mapping[str, Any]]:
             if path.stat().st_size > MAX_BYTES:
                 raise ValueError("it is too large")
             entries = json.loads(path.read_text(encoding="utf-8"))["jobs"]
-            yield from [entry for entry in entries if _is_known(entry)]
+            yield from [entry for entry in entries if records.fits(entry, _Ended)]
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
             log.debug("no times from %s: %s: %s", path, type(err).__name__, err)
 
@@ -59,16 +66,3 @@ def newest(runs: Path, file: str, count: int = NEWEST) -> list[Path]:
     except OSError as err:
         log.debug("no runs in %s: %s", runs, err)
         return []
-
-
-def _is_known(entry: Mapping[str, Any]) -> bool:
-    seconds = entry.get("seconds")
-    return (
-        entry.get("status") == "ok"
-        and isinstance(entry.get("notebook"), str)
-        and isinstance(entry.get("parameters"), dict)
-        and not safe.is_deeper(entry["parameters"])
-        and isinstance(seconds, int | float)
-        and not isinstance(seconds, bool)
-        and 0 <= seconds < 1e9
-    )

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rocmlab.base import safe
+from rocmlab.base import records, safe
 from rocmlab.reports.values import is_number
 from rocmlab.runs.folder import PARTS, RunFolder
-from rocmlab.runs.outcome import entries, history
+from rocmlab.runs.outcome import history
 
 log = logging.getLogger("rocmlab")
 
@@ -40,7 +40,7 @@ def _from_results(folder: RunFolder) -> dict[str, Any] | None:
         with safe.reading(folder.results_path) as file:
             results = json.loads(file.read())
         run, counts = results["run"], Counter(str(job["status"]) for job in results["jobs"])
-        started = run["started"] if entries.is_time(run["started"]) else None
+        started = run["started"] if records.is_time(run["started"]) else None
         seconds = run["seconds"] if is_number(run["seconds"]) else None
         return _entry(folder, safe.printable(run["status"]), started, seconds, counts, len(results["jobs"]))
     except FileNotFoundError:
@@ -51,12 +51,12 @@ def _from_results(folder: RunFolder) -> dict[str, Any] | None:
 
 
 def _from_journal(folder: RunFolder) -> dict[str, Any]:
-    """Return what is known of a run that has not finished, was cut short, or runs elsewhere."""
+    """Return what is known of a run that has not finished, was interrupted, or runs elsewhere."""
     started, jobs, last = None, 0, {}
     try:
         for event in folder.journal():
             if event.get("event") == "run started":
-                started = event["time"] if entries.is_time(event["time"]) else None
+                started = event["time"] if records.is_time(event["time"]) else None
                 jobs = len(event.get("jobs", ()))
             elif event.get("event") == "job finished":
                 last[event.get("job")] = str(event["result"]["status"])

@@ -44,7 +44,7 @@ class Run:
 
     @property
     def is_ok(self) -> bool:
-        """Whether every notebook ran to its end without an error, or was skipped with a reason."""
+        """Whether every notebook completed without an error, or was skipped with a reason."""
         return not self.is_interrupted and all(result.is_ok for result in self.results)
 
     def as_dict(self) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def result_of(
 
 
 def _executed(folder: RunFolder, job: Job, outcome: Outcome) -> executed.Executed | None:
-    """Return what the executed notebook contains; one that was cut short is repaired."""
+    """Return what the executed notebook contains; one that was interrupted is repaired."""
     path = folder.file(job.name, "notebook")
     if outcome.message:  # it did not end by itself, or not well
         name = ERROR_NAMES.get(outcome.status, "Error")
@@ -128,11 +128,11 @@ def _result(
     job: Job,
     place: Place,
     outcome: Outcome,
-    said: executed.Executed | None,
+    parsed: executed.Executed | None,
     attempts: Sequence[Mapping[str, Any]],
 ) -> Result:
-    error = said.error if said else None
-    recorded = said.recorded if said else {}
+    error = parsed.error if parsed else None
+    recorded = parsed.recorded if parsed else {}
     usage = outcome.usage or [UNKNOWN] * len(place.devices)
     status = outcome.status
     if status == "failed" and error is not None and error["name"] == SKIPPED and "skipped" in recorded:
@@ -148,13 +148,13 @@ def _result(
         exit_code=EXIT_CODES[status],
         started=outcome.started,
         seconds=None if outcome.seconds is None else round(outcome.seconds, 3),
-        cells_done=said.cells_done if said else None,
-        cells_total=said.cells_total if said else None,
+        cells_done=parsed.cells_done if parsed else None,
+        cells_total=parsed.cells_total if parsed else None,
         devices=[identity | used for identity, used in zip(identify(place), usage, strict=True)],
         recorded=recorded,
         error=error if status not in NO_FAILURE else None,
         files=folder.files(job.name),
-        warnings=[*outcome.warnings, *(said.warnings if said else [])],
+        warnings=[*outcome.warnings, *(parsed.warnings if parsed else [])],
         simulated=any(device.simulated for device in place.devices) or recorded.get("simulated") is True,
         attempts=[dict(each) for each in attempts],
         defaults=dict(job.defaults),

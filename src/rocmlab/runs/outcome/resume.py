@@ -12,30 +12,29 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rocmlab.base import formatting, safe
+from rocmlab.base import formatting, records, safe
 from rocmlab.base.errors import RocmlabError
 from rocmlab.runs.folder import KINDS, BadLineError, RunFolder
-from rocmlab.runs.jobs import Job, Request, Result
+from rocmlab.runs.jobs import Attempt, Job, Request, Result
 from rocmlab.runs.outcome import entries, history, retries
 from rocmlab.runs.scheduling.plan import Before
 from rocmlab.runs.spec import keys, selection
 
 LAST = "last"
 JOURNAL = "journal.jsonl"
-ASKED = ("word", "notebook", "name", "kernel", "gpus", "vram_bytes", "is_mixed", "timeout_seconds", "source")
 OF_A_RESULT = {each.name for each in fields(Result)}
 
 
 @dataclass
 class Entry:
-    """What a journal says of one job."""
+    """The journal's content about one job."""
 
     name: str
     request: Request
     result: Result | None = None  # of its last end
     key: str | None = None  # when it ended
     attempts: list[dict[str, Any]] = field(default_factory=list)  # before the last
-    begun: Mapping[str, Any] | None = None  # the event of its last start, if nothing is said of its end
+    begun: Mapping[str, Any] | None = None  # the event of its last start, if its end is not recorded
 
     @property
     def last(self) -> dict[str, Any] | None:
@@ -50,7 +49,7 @@ class Entry:
 
 @dataclass
 class Session:
-    """What a journal says of a run."""
+    """The journal's content about a run."""
 
     options: dict[str, Any]  # of the command line
     entries: dict[str, Entry]
@@ -59,7 +58,7 @@ class Session:
 
 
 def entry_of(session: Session, name: str, folder: RunFolder) -> Entry:
-    """Return what a journal says of a job.
+    """Return a job as recorded in a journal.
 
     Raises:
         RocmlabError: it does not know the job.
@@ -70,9 +69,9 @@ def entry_of(session: Session, name: str, folder: RunFolder) -> Entry:
 
 
 def described(job: Job) -> dict[str, Any]:
-    """Return a job as the journal's `run started` has it: enough to ask for it again."""
+    """Return a job as the journal's `run started` has it: enough to request it again."""
     request = job.request or Request(job.notebook, job.notebook, job.parameters, kernel=job.kernel, gpus=job.gpus)
-    asked = {name: getattr(request, name) for name in ASKED if getattr(request, name) is not None}
+    asked = {name: getattr(request, name) for name in entries.ASKED if getattr(request, name) is not None}
     made = {"name": job.name, "notebook": job.notebook, "parameters": job.parameters, "key": job.key, "asked": asked}
     exact = json.dumps(job.parameters)
     # Strict JSON has no word for infinity and NaN
@@ -87,13 +86,13 @@ def find(which: str, runs: Path) -> RunFolder:
         runs: where the runs of this share lie.
 
     Raises:
-        RocmlabError: there is no such run.
+        RocmlabError: the run was not found.
     """
     if which == LAST:
         folders = (RunFolder(path.parent) for path in history.newest(runs, JOURNAL) if not path.parent.is_symlink())
         newest = next((folder for folder in folders if not folder.is_stub()), None)
         if newest is None:
-            raise RocmlabError("--resume last: there is no run", f"{runs} has none that began", "leave --resume out")
+            raise RocmlabError("--resume last: no run found", f"{runs} has none that began", "omit --resume")
         safe.check_folder(newest.path)
         return newest
     for folder in (Path(which).expanduser(), runs / which):
@@ -101,14 +100,14 @@ def find(which: str, runs: Path) -> RunFolder:
             safe.check_folder(folder.absolute())
             return RunFolder(folder.absolute())
     why = f"neither {which} nor {runs / which} has a {JOURNAL}"
-    raise RocmlabError(f"--resume {which}: there is no such run", why, "`rocmlab run --list` lists them")
+    raise RocmlabError(f"--resume {which}: run not found", why, "`rocmlab run --list` lists them")
 
 
 def read(folder: RunFolder) -> Session:
-    """Return what the journal of a run says.
+    """Return the content of a run's journal.
 
     Raises:
-        RocmlabError: it does not say what was to be run.
+        RocmlabError: it does not contain the jobs of the run.
     """
     session: Session | None = None
     times: list[tuple[str, str]] = []  # begin and end of each session
@@ -117,7 +116,7 @@ def read(folder: RunFolder) -> Session:
         with _no_garbage():
             for line, event in folder.lines():
                 number = line
-                if not entries.is_time(event.get("time")):
+                if not records.is_time(event.get("time")):
                     raise ValueError(f"time is {safe.shown(event.get('time'))}")
                 if event["event"] == "run started" and session is None:
                     session = _begun(event)
@@ -133,7 +132,7 @@ def read(folder: RunFolder) -> Session:
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as err:
         raise _unreadable(folder, f"line {number}: {err if isinstance(err, ValueError) else repr(err)}") from err
     if session is None:
-        raise _unreadable(folder, "it does not say what was to be run: it is of an older rocmlab, or was cut short")
+        raise _unreadable(folder, "it does not contain the jobs of the run: it is of an older rocmlab, or truncated")
     return replace(session, seconds=sum(_seconds(*pair) for pair in times))
 
 
@@ -151,35 +150,35 @@ def _no_garbage() -> Iterator[None]:
 
 def _unreadable(folder: RunFolder, why: str) -> RocmlabError:
     where = formatting.path(folder.journal_path)
-    return RocmlabError(f"{where} cannot be continued", why, "start a new run: the same words without --resume")
+    return RocmlabError(f"{where} cannot be continued", why, "start a new run: the same arguments without --resume")
 
 
 def _begun(event: Mapping[str, Any]) -> Session:
     found = {}
     for number, job in enumerate(entries.jobs(event["jobs"])):
         values = entries.values(job, f"jobs[{number}]")
-        request = Request(**{"notebook": None, **job["asked"]}, parameters=values)
+        request = Request(**job["asked"], parameters=values)
         found[job["name"]] = Entry(job["name"], request)
-    return Session(entries.check(event["options"], entries.OPTIONS, "options"), found, event["time"], 0.0)
+    return Session(records.check(event["options"], entries.Options, "options"), found, event["time"], 0.0)
 
 
 def _take(entry: Entry, event: Mapping[str, Any]) -> None:
     kind = event["event"]
     if kind == "job started":
-        entry.begun = entries.check(event, {"devices": entries.ATTEMPT["devices"]}, kind)
+        entry.begun = records.check(event, entries.Started, kind)
     elif kind == "job retried":
-        entry.attempts.append(entries.check(event["attempt"], entries.ATTEMPT, "attempt"))
+        entry.attempts.append(records.check(event["attempt"], Attempt, "attempt"))
         entry.begun = entry.result = None
     elif kind == "job finished":
-        said = entries.check(event["result"], entries.RESULT, "result", ("name", "notebook", "kernel", "status"))
-        if said["name"] != entry.name:
-            raise ValueError(f"the result of {entry.name} has the name {safe.shown(said['name'])}")
-        if not said.keys() <= OF_A_RESULT:  # of a newer rocmlab
-            said = {name: value for name, value in said.items() if name in OF_A_RESULT}
+        fields = records.check(event["result"], Result, "result")
+        if fields["name"] != entry.name:
+            raise ValueError(f"the result of {entry.name} has the name {safe.shown(fields['name'])}")
+        if not fields.keys() <= OF_A_RESULT:  # of a newer rocmlab
+            fields = {name: value for name, value in fields.items() if name in OF_A_RESULT}
         # What a job recorded as infinite is null in the journal as it is in `results.json`; its parameters are known.
-        said["parameters"] = entry.request.parameters
+        fields["parameters"] = entry.request.parameters
         key = event.get("key")
-        entry.begun, entry.result, entry.key = None, Result(**said), key if isinstance(key, str) else None
+        entry.begun, entry.result, entry.key = None, Result(**fields), key if isinstance(key, str) else None
 
 
 def _seconds(begin: str, end: str) -> float:
@@ -188,7 +187,7 @@ def _seconds(begin: str, end: str) -> float:
 
 
 def requests(session: Session, notebooks: Path) -> list[Request]:
-    """Return what was asked for; a notebook that was missing may be there by now."""
+    """Return the request; a notebook that was missing may be there by now."""
     found = []
     for entry in session.entries.values():
         request = replace(entry.request, name=entry.name)

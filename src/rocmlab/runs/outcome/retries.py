@@ -38,11 +38,6 @@ class Repeats:
         return self.left(job, kind)
 
 
-def may_pass(status: Status) -> bool:
-    """Return whether a retry may end differently."""
-    return status in MAY_PASS
-
-
 def set_aside(folder: RunFolder, job: str) -> dict[str, str]:
     """Rename what a job has left, so that its next attempt begins with nothing; return the new names by kind.
 

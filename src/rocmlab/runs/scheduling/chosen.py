@@ -1,4 +1,4 @@
-"""Which GPUs a run uses: what `--gpus` says, and else what the lab itself was given."""
+"""Which GPUs a run uses: by `--gpus`, and else the lab's own GPUs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def choose_gpus(devices: Sequence[Device], choice: str | None, environment: Mapp
     """
     backend = environment.get("ROCMLAB_BACKEND")
     found = visibility.mark_hidden(devices, environment)
-    # Simulated GPUs can be asked for where the CPU computes: they are leased and shown, and say what they are.
+    # Simulated GPUs can be requested where the CPU computes: they are leased and shown, marked as SIMULATED.
     seen = [each for each in found if not backend or each.backend == backend or (choice and each.simulated)]
     if choice is None:
         chosen = visibility.remaining(seen, environment)

@@ -57,11 +57,11 @@ class Outlooks:
         self._now = self._known.setdefault(tuple(self._free.left), {})
 
     def of(self, demand: Demand) -> Outlook:
-        """Return what is free to a job, and of what nobody else should have any while it waits.
+        """Return what is free to a job, and of what no one else should have any while it waits.
 
         Of several sets it is the one that lacks fewest, and others may continue with the rest. What lacks never becomes
-        more, because nobody takes GPUs from that set; so the job's turn comes. Where there are enough, but others use
-        their memory, nobody need wait for that.
+        more, because no one takes GPUs from that set; so the job's turn comes. Where there are enough, but others use
+        their memory, no one need wait for that.
         """
         if demand not in self._now:
             self._now[demand] = self._look(demand)

@@ -67,7 +67,9 @@ class Slots(Scheduler):
 
     def _resolve(self, resources: Resources) -> Demand:
         most = self._free.most(resources)
-        count = self._count(resources, most)
+        count = min(1, len(self.gpus)) if resources.gpus is None else resources.gpus
+        if count == "all":
+            count = most if most >= (resources.min_gpus or 1) else 0
         problem = self._problem(resources, count, most)
         shortage = None
         if resources.min_gpus is not None and not count:
@@ -77,11 +79,6 @@ class Slots(Scheduler):
         if not resources.is_mixed:
             products = [each for each in products if self._free.counts[each] >= count]
         return Demand(resources, count, frozenset(products if count else [CPU]), problem, shortage)
-
-    def _count(self, resources: Resources, most: int) -> int:
-        if resources.gpus == "all":
-            return most if most >= (resources.min_gpus or 1) else 0
-        return min(1, len(self.gpus)) if resources.gpus is None else resources.gpus
 
     def _problem(self, resources: Resources, wanted: int, most: int) -> Problem | None:
         """Return why a job could never be placed: it requests more GPUs, or more VRAM, than there is."""
@@ -94,15 +91,15 @@ class Slots(Scheduler):
             )
         if wanted <= most:
             return None
-        asked = formatting.plural(wanted, "GPU")
+        requested = formatting.plural(wanted, "GPU")
         if wanted <= len(self.gpus):
             with_vram = (
                 f" with {gigabytes(resources.vram_bytes)} of VRAM" if resources.vram_bytes else " of one product"
             )
             why = f"this run has {most}{with_vram}: {product_names(self.gpus)}"
-            return Problem(f"it asks for {asked}", why, "ask for fewer, or let it mix products: --mixed")
+            return Problem(f"it asks for {requested}", why, "ask for fewer, or let it mix products: --mixed")
         return Problem(
-            f"it asks for {asked}",
+            f"it asks for {requested}",
             f"this run has {len(self.gpus) or 'none'}",
             'ask for fewer ("all" takes what there is), or run it where there are more',
         )
@@ -132,7 +129,11 @@ class Slots(Scheduler):
     def _choose(self, demand: Demand, products: Collection[Group], excluded: Collection[Device]) -> list[Device]:
         """Return GPUs of these products for a job, of the free ones those that are missed least; none if it waits."""
         if demand.resources.is_mixed:
-            roomy = self._roomy(demand.resources, products)
+            roomy = frozenset(
+                product
+                for product in products
+                if any(self._has_room(demand.resources, gpu) for gpu in self._free.free_of_one(product))
+            )
             if self._outlooks.is_waste(demand, roomy):
                 return []
             found = self._pick(demand, self._free.free_of(roomy), excluded)
@@ -158,14 +159,6 @@ class Slots(Scheduler):
                 if len(found) == demand.count:
                     return found
         return [*found, *second_choice][: demand.count]
-
-    def _roomy(self, resources: Resources, products: Collection[Group]) -> frozenset[Group]:
-        """Return those of which a GPU is free that has room."""
-        return frozenset(
-            product
-            for product in products
-            if any(self._has_room(resources, gpu) for gpu in self._free.free_of_one(product))
-        )
 
     def _has_room(self, resources: Resources, gpu: Device) -> bool:
         """Return whether a GPU has as much VRAM free as is requested, as far as that is known."""

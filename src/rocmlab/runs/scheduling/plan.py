@@ -8,13 +8,9 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rocmlab.base import formatting
-from rocmlab.base.errors import Problem, RocmlabError
 from rocmlab.runs.jobs import Job, Resources, Result, describe
 from rocmlab.runs.scheduling.place import Place
 from rocmlab.runs.scheduling.scheduler import Scheduler, Waiting
-
-SHOWN_NAMES = 3  # of the jobs that have the same problem
 
 
 @dataclass(frozen=True)
@@ -118,40 +114,8 @@ def _turn(waiting: Waiting) -> int:
     return waiting[0]
 
 
-def check_any(jobs: Sequence[Job], slots: Scheduler) -> None:
-    """Refuse a run of which no job can start, and give each reason once.
-
-    Raises:
-        RocmlabError: none can.
-    """
-    found: dict[Problem, list[str]] = {}
-    for job in jobs:
-        problem = job.problem or slots.problem(job)
-        if problem is None:
-            return
-        is_of_the_word = job.request is not None and problem == job.request.problem  # which it names
-        found.setdefault(problem, []).append("" if is_of_the_word else job.name)
-    if len(found) == 1:
-        ((problem, names),) = found.items()
-        raise RocmlabError(_said_of(names, problem.what), problem.why, problem.fix)
-    raise RocmlabError(
-        f"none of these {formatting.plural(len(jobs), 'job')} can run",
-        "\n".join(f"{_said_of(names, problem.what)} ({problem.why})" for problem, names in found.items()),
-        "\n".join(dict.fromkeys(problem.fix for problem in found)),
-    )
-
-
-def _said_of(names: Sequence[str], what: str) -> str:
-    """Return a reason with those whom it concerns: `a, b and 3 more: its kernel 'x' is not here`."""
-    named = list(filter(None, names))
-    if not named:
-        return what
-    more = f" and {len(named) - SHOWN_NAMES} more" if len(named) > SHOWN_NAMES else ""
-    return f"{', '.join(named[:SHOWN_NAMES])}{more}: {what}"
-
-
 def planned(job: Job, slots: Scheduler, seconds: Mapping[str, float], before: Before) -> dict[str, Any]:
-    """Return what a dry run says of a job."""
+    """Return the line of a dry run for a job."""
     problem = job.problem or slots.problem(job)
     is_done = job.name in before.results
     return {

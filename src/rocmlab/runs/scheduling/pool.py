@@ -1,4 +1,4 @@
-"""The GPUs of a run by product, and which of them nobody has: a choice among thousands looks at a few."""
+"""The GPUs of a run by product, and which of them are free: a choice among thousands reads only a few."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Pool:
         return [self.gpus[number] for number in sorted(numbers)]
 
     def take(self, gpus: Iterable[Device]) -> None:
-        """Let somebody have these; one that is not free stays with whoever has it."""
+        """Let someone have these; one that is not free stays with the job that has it."""
         for gpu in gpus:
             number, line, at, is_free = self._find(gpu)
             if is_free:
@@ -118,7 +118,7 @@ def memory_bytes(gpu: Device) -> int | None:
 
 
 def kind_of(gpu: Device) -> Hashable:
-    """Return what tells a GPU from those that cannot stand for it: what it is, and what memory its jobs can have."""
+    """Return the properties by which GPUs are interchangeable: what it is, and what memory its jobs can have."""
     return gpu.backend, gpu.gfx, gpu.name, gpu.vram_bytes, memory_bytes(gpu)
 
 

@@ -22,7 +22,7 @@ class Claims:
         """Begin without a claim.
 
         Args:
-            free: what no job has and nobody claims.
+            free: what no job has and no one claims.
             has_room: whether a GPU has as much VRAM free as is requested.
         """
         self._free = free
@@ -121,7 +121,7 @@ def shared_out(claims: Sequence[Place], gpus: Sequence[Device], pool: Pool) -> l
     Args:
         claims: oldest first.
         gpus: that no job has.
-        pool: which of them nobody claims either.
+        pool: which of them no one claims either.
     """
     # A claim to mixed GPUs is as many claims to one.
     parts = [

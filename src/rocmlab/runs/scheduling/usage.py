@@ -107,7 +107,7 @@ class _Source:
     uses: list[_Use] = field(default_factory=list)
     due: float = 0.0  # when the next reading is; 0: at once; infinite while one is taken
     read_at: float = 0.0  # when the last reading began
-    sample: Sample | None = None  # what it said
+    sample: Sample | None = None  # its last reading
     reader: Reader | None = None  # the thread's own
     is_open: bool = False
 
@@ -154,22 +154,22 @@ class Meters:
     def end(self, job: str) -> list[dict[str, Any]]:
         """Return what a job used of each of its devices, in their order; empty if it was never begun.
 
-        A last reading is waited for, but no longer than 50 ms: a device that hangs holds nobody up.
+        A last reading is waited for, but no longer than 50 ms: a device that hangs holds no one up.
         """
         with self._lock:
             uses = self._jobs.pop(job, [])
             sources = [use.source for use in uses if use.source is not None]
             if sources and not self._is_closed:
-                asked = time.monotonic()
+                requested_at = time.monotonic()
                 for source in sources:
                     source.due = 0.0
                 self._lock.notify_all()
-                self._lock.wait_for(lambda: all(source.read_at >= asked for source in sources), LAST_SECONDS)
+                self._lock.wait_for(lambda: all(source.read_at >= requested_at for source in sources), LAST_SECONDS)
             self._forget(uses)
             return [use.as_dict() for use in uses]
 
     def flush(self, seconds: float) -> bool:
-        """Wait until all that has been read is in the files, no longer than some seconds; tell whether it is."""
+        """Wait until all that has been read is in the files, with a time limit; return whether it is."""
         with self._lock:
             return self._lock.wait_for(lambda: not self._unwritten and not self._is_writing, seconds)
 
@@ -260,7 +260,7 @@ class Meters:
 
     def _keep(self, source: _Source, now: float, sample: Sample) -> None:
         source.read_at, source.sample = now, sample
-        if source.due == math.inf:  # nobody has asked for another one meanwhile
+        if source.due == math.inf:  # no other reading was requested meanwhile
             source.plan(now)
         for use in source.uses:
             if use.since <= now:

@@ -108,7 +108,7 @@ class Live(View):
             self._over.wait(PAUSE_SECONDS)
 
     def _fit(self) -> None:
-        """Take the width that the terminal has now, whatever `COLUMNS` says: a longer line would wrap.
+        """Take the width that the terminal has now, regardless of `COLUMNS`: a longer line would wrap.
 
         A terminal that has become narrower has wrapped what is on it, and more lines are to be drawn over.
         """
@@ -118,7 +118,7 @@ class Live(View):
                 return
             if width < self.console.width and self._drawn and not os.environ.get("TERM", "").startswith(UNWRAPPING):
                 rows = sum(max(1, -(-cells // width)) for cells in self._drawn)
-                self._live._live_render._shape = (width, rows)  # rich has no public way to say so
+                self._live._live_render._shape = (width, rows)  # rich has no public way to report it
             self.console.width = width
 
     def _render(self) -> Drawing:
@@ -132,7 +132,7 @@ class Live(View):
     def _jobs(self) -> list[Line]:
         jobs = list(self.running.values())
         if not jobs:
-            return [] if self.done else [[("  getting the first notebook ready", "dim")]]
+            return [] if self.done else [[("  preparing the first notebook", "dim")]]
         fitting = max(1, self.console.height - 4)  # the overall bar must not be lost
         rows = [(job.name, job.device, job.cell, job.title, self.usage(job), job.elapsed) for job in jobs[:fitting]]
         widths = self._widths(rows)
@@ -177,8 +177,8 @@ class Live(View):
             parts += [(", ", ""), (left, "bold")]
         elapsed = formatting.clock(time.monotonic() - self.begin)
         width = self.console.width - 1
-        said = cell_len("".join(text for text, _ in parts))
-        cells = max(MIN_BAR_CELLS, min(BAR_CELLS, width - said - len(elapsed) - 2))
+        used = cell_len("".join(text for text, _ in parts))
+        cells = max(MIN_BAR_CELLS, min(BAR_CELLS, width - used - len(elapsed) - 2))
         done = round(cells * self._completed() / max(1, self.total))
         bar: Line = [("━" * done, "green"), ("━" * (cells - done), "dim")]
         return [*bar, *_cut(parts, width - cells - len(elapsed) - 2), (f"  {elapsed}", "dim")]

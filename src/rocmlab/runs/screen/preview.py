@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rocmlab.base import formatting, safe
 from rocmlab.runs.scheduling.placement import gigabytes
+from rocmlab.runs.screen.view import empty_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,7 +36,8 @@ def show(plan: Sequence[Mapping[str, Any]], slots: int, console: Console) -> Non
 def _sum(plan: Sequence[Mapping[str, Any]], slots: int) -> str:
     to_run = [each for each in plan if not each["problem"] and not each["skipped"]]
     known = [each["expected_seconds"] for each in to_run if each["expected_seconds"] is not None]
-    together = _together([_devices(each) for each in to_run], slots)
+    occupied = itertools.accumulate(sorted(_devices(each) for each in to_run))
+    together = sum(devices <= slots for devices in occupied)  # how many jobs run at the same time at most
     text = f"{formatting.plural(len(to_run), 'job')} to run"
     if len(to_run) > 1:
         text += f", {together} side by side" if together > 1 else ", one after another"
@@ -53,23 +55,10 @@ def _devices(each: Mapping[str, Any]) -> int:
     return max(1, each["gpus"] or 0)
 
 
-def _together(devices: Sequence[int], slots: int) -> int:
-    """Return how many jobs run at the same time at most, by how many devices each occupies."""
-    sums = itertools.accumulate(sorted(devices))
-    return sum(occupied <= slots for occupied in sums)
-
-
-def _empty_table() -> Table:
-    from rich import box
-    from rich.table import Table
-
-    return Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
-
-
 def _table(plan: Sequence[Mapping[str, Any]]) -> Table:
     from rich.text import Text
 
-    table = _empty_table()
+    table = empty_table()
     for title in ("notebook", "kernel", "gets"):
         table.add_column(title)
     table.add_column("expected", justify="right", no_wrap=True)
@@ -98,7 +87,7 @@ def runs_table(runs: Sequence[Mapping[str, Any]]) -> Table:
     """Return the runs of a share as a table."""
     from rich.text import Text
 
-    table = _empty_table()
+    table = empty_table()
     for title in ("run", "started (UTC)", "status"):
         table.add_column(title, no_wrap=True)
     table.add_column("jobs")

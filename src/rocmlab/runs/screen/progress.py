@@ -1,4 +1,4 @@
-"""The run as a person sees it: a live view on a terminal, plain lines elsewhere."""
+"""The run as a user sees it: a live view on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PLAIN_PAUSE_SECONDS = 1.0  # between two lines of one job, so that a hundred sma
 class Plain(View):
     """One line for each start, cell and end; also one every ten seconds, so that a log shows that the run is alive.
 
-    Of many jobs only the ends are told, and what takes long.
+    Of many jobs only the ends are reported, and what takes long.
     """
 
     def __enter__(self) -> Plain:
@@ -50,7 +50,7 @@ class Plain(View):
         return self.total > PLAIN_MANY
 
     def started(self, job: Job, place: Place) -> None:
-        """Say that a job starts, if it has its lease or needs none; else that is said when it has it."""
+        """Report that a job starts; one that needs a lease is reported when it has it."""
         super().started(job, place)
         if not place.gpus or job.name in self._leased:
             self._say_started(self.running[job.name])
@@ -74,7 +74,7 @@ class Plain(View):
             self._say_started(running, is_worth_it=was_waiting)
         elif kind == "stopping":
             self._say(f"{job.name}  {running.title}")
-        elif kind == "cell" and not self.is_brief and time.monotonic() - running.said >= PLAIN_PAUSE_SECONDS:
+        elif kind == "cell" and not self.is_brief and time.monotonic() - running.printed_at >= PLAIN_PAUSE_SECONDS:
             self._say_cell(running)
 
     def finished(self, result: Result) -> None:
@@ -87,8 +87,8 @@ class Plain(View):
     def _remind(self) -> None:
         while not self._over.wait(PLAIN_TICK_SECONDS):
             for running in list(self.running.values()):
-                silent_seconds = time.monotonic() - max(running.said, running.begin)
-                is_new = running.number != running.said_number and not self.is_brief
+                silent_seconds = time.monotonic() - max(running.printed_at, running.begin)
+                is_new = running.number != running.printed_number and not self.is_brief
                 if not running.is_waiting and (is_new or silent_seconds >= PLAIN_EVERY_SECONDS):
                     self._say_cell(running)
 
@@ -97,13 +97,13 @@ class Plain(View):
             self._say(f"{running.name}  started on {running.device}")
 
     def _say_cell(self, running: Running) -> None:
-        is_known = running.said > 0 and running.said_number == running.number
-        running.said, running.said_number = time.monotonic(), running.number
+        is_known = running.printed_at > 0 and running.printed_number == running.number
+        running.printed_at, running.printed_number = time.monotonic(), running.number
         if not is_known:
-            running.cell_begin = running.said
+            running.cell_begin = running.printed_at
         where = "  ".join(filter(None, (running.name, running.cell, running.title)))
         self._say(
-            f"{where}  (running for {formatting.clock(running.said - running.cell_begin)})" if is_known else where
+            f"{where}  (running for {formatting.clock(running.printed_at - running.cell_begin)})" if is_known else where
         )
 
     def _say(self, line: Text | str | None) -> None:

@@ -1,4 +1,4 @@
-"""What a run says at its end: a table, each failure with its cell and its log, and where the files are."""
+"""The summary of a run: a table, each failure with its cell and its log, and where the files are."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rocmlab import reports
 from rocmlab.base import formatting
 from rocmlab.runs.jobs import Result
 from rocmlab.runs.outcome.results import Run
-from rocmlab.runs.screen.view import STYLES
+from rocmlab.runs.screen.view import STYLES, empty_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,11 +39,6 @@ def show(run: Run, console: Console) -> None:
     console.print(_totals(run), soft_wrap=True)
 
 
-def _said(result: Result) -> str:
-    """Return how a job ended in a word; one that the run itself ended is no failure of its own."""
-    return result.stopped or result.status
-
-
 def _warnings(run: Run) -> dict[str, list[str]]:
     """Return each warning once, with the names of the jobs that have it."""
     found: dict[str, list[str]] = {}
@@ -54,11 +49,9 @@ def _warnings(run: Run) -> dict[str, list[str]]:
 
 
 def _table(run: Run) -> Table:
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
+    table = empty_table()
     table.add_column("notebook", style="bold", no_wrap=True)
     table.add_column("status", no_wrap=True)
     table.add_column("device", no_wrap=True)
@@ -70,7 +63,7 @@ def _table(run: Run) -> Table:
         if result.attempts:
             device += f", attempt {len(result.attempts) + 1}"
         cells = "" if result.cells_total is None else f"{result.cells_done}/{result.cells_total}"
-        status = Text(_said(result), style=STYLES.get(_said(result), "red"))
+        status = Text(result.shown_status, STYLES.get(result.shown_status, "red"))
         values = Text(formatting.recorded(result.recorded))
         table.add_row(Text(result.name), status, device, formatting.duration(result.seconds), cells, values)
     return table
@@ -78,8 +71,6 @@ def _table(run: Run) -> Table:
 
 def _comparison(compared: Mapping[str, Any]) -> Table:
     """Return what has changed since an earlier run, one row for each notebook."""
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
     from rocmlab.reports import page
@@ -87,10 +78,7 @@ def _comparison(compared: Mapping[str, Any]) -> Table:
     simulated = " (SIMULATED)" if compared["simulated"] else ""
     title = Text(f"Compared with {compared['run']}{simulated}: {page.changes(compared)}")
     gone = ", ".join(job["name"] for job in compared["gone"])
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        header_style="dim",
+    table = empty_table(
         title=title,
         title_justify="left",
         title_style="bold",
@@ -100,7 +88,7 @@ def _comparison(compared: Mapping[str, Any]) -> Table:
     table.add_column("notebook", style="bold", no_wrap=True)
     table.add_column("status", no_wrap=True)
     table.add_column("time", no_wrap=True)
-    table.add_column("recorded numbers that moved", overflow="fold")
+    table.add_column("recorded numbers that changed", overflow="fold")
     for row in page.rows_of(compared):
         style = {"broken": "red", "mended": "green"}.get(row["outcome"], "")
         time = "\n".join(filter(None, (row["time"], row["note"])))
@@ -116,7 +104,7 @@ def _failures(run: Run) -> list[list[Result]]:
     for result in run.results:
         if result.error is not None:
             named = (str(result.error.get(name)) for name in ("name", "value", "why", "fix"))
-            groups.setdefault((_said(result), *named), []).append(result)
+            groups.setdefault((result.shown_status, *named), []).append(result)
     return list(groups.values())
 
 
@@ -127,7 +115,8 @@ def _failure(run: Run, results: list[Result]) -> Text:
     error = result.error or {}
     cell = f" in cell {error['cell']} of {result.cells_total}" if error.get("cell") else ""
     cell += f", line {error['line']}" if error.get("line") else ""
-    text = Text.assemble((result.name, "bold"), " ", (_said(result), STYLES.get(_said(result), "red")), cell)
+    status = (result.shown_status, STYLES.get(result.shown_status, "red"))
+    text = Text.assemble((result.name, "bold"), " ", status, cell)
     for number, line in enumerate((error.get("source") or "").splitlines(), error.get("first_line") or 1):
         is_failing = number == error.get("line")
         text.append(f"\n  {'>' if is_failing else '│'} {line}", "" if is_failing else "dim")
@@ -150,7 +139,7 @@ def _where(result: Result) -> str:
 def _totals(run: Run) -> Text:
     from rich.text import Text
 
-    counts = Counter(map(_said, run.results))
+    counts = Counter(result.shown_status for result in run.results)
     text = Text()
     for status, count in counts.items():
         text.append(f"{count} {status}", STYLES.get(status, "red"))

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rocmlab.base import formatting
 from rocmlab.runs.jobs import STOPPED, Job, Result
@@ -17,6 +17,7 @@ from rocmlab.runs.workers.supervisor import Event
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
     from rich.text import Text
 
 MARKS = {
@@ -27,6 +28,14 @@ MARKS = {
     "stopped": ("■", "yellow"),
 }
 STYLES = {status: style for status, (_mark, style) in MARKS.items()}
+
+
+def empty_table(**options: Any) -> Table:  # noqa: ANN401  rich's own
+    """Return a table in the style of all reports on a terminal."""
+    from rich import box
+    from rich.table import Table
+
+    return Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim", **options)
 
 
 @dataclass
@@ -40,12 +49,12 @@ class Running:
     number: int | None = None  # of the cell, from 1; None before the first
     total: int | None = None
     title: str = "starting the kernel"
-    said: float = 0.0  # when a plain line was printed last
-    said_number: int | None = None  # of which cell
+    printed_at: float = 0.0  # when a plain line was printed last
+    printed_number: int | None = None  # of which cell
     cell_begin: float = 0.0  # when that cell was first named in a plain line
 
     def take(self, event: Event) -> None:
-        """Keep what an event says."""
+        """Apply an event."""
         kind = event["event"]
         if kind == "cell":
             self.number, self.total, self.title = event["number"], event["total"], event["title"]
@@ -61,7 +70,7 @@ class Running:
 
     @property
     def device(self) -> str:
-        """Its devices in a word or two. Which they are may change until they are leased."""
+        """Its devices in short. Which they are may change until they are leased."""
         node = self.place.node
         shown = [{"backend": each.backend, "index": each.index, "node": node} for each in self.place.devices]
         return formatting.device_label(shown)
@@ -94,7 +103,7 @@ class View:
         self.meters = meters
         self.begin = time.monotonic()
         self.done = 0
-        self.counts: Counter[str] = Counter()  # of the jobs that did not end ok, by what is said of them
+        self.counts: Counter[str] = Counter()  # of the jobs that did not end ok, by their label
         self.never = 0  # jobs whose turn never came
         self.retries = 0
         self.running: dict[str, Running] = {}
@@ -120,7 +129,7 @@ class View:
         self._open.pop(result.name, None)
         self.done += 1
         if not result.is_ok:
-            self.counts[_kind(result)] += 1
+            self.counts[result.stopped or ("not run" if result.status == "not run" else "failed")] += 1
         self.never += _never_came(result)
         if result.seconds is not None:
             self._seconds[0] += 1
@@ -171,14 +180,14 @@ class View:
         self.console.file = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  as long as the process
 
     def ended_line(self, result: Result) -> Text | None:
-        """Return one line on a job that has ended; None where there is nothing to say: its turn never came."""
+        """Return one line on a job that has ended; None if it never started."""
         from rich.text import Text
 
         if _never_came(result):
             return None
-        said = result.stopped or result.status
-        mark, style = MARKS.get(said, ("✗", "red"))
-        line = Text.assemble((f"{mark} ", style), (result.name, "bold"), f"  {said}", style="")
+        label = result.shown_status
+        mark, style = MARKS.get(label, ("✗", "red"))
+        line = Text.assemble((f"{mark} ", style), (result.name, "bold"), f"  {label}", style="")
         if result.seconds is not None:
             line.append(f" {'after' if result.stopped else 'in'} {formatting.duration(result.seconds)}", "dim")
         detail = (
@@ -186,7 +195,7 @@ class View:
             if result.is_ok
             else formatting.error(result.error).removeprefix(STOPPED)
         )
-        if detail and said != "interrupted":
+        if detail and label != "interrupted":
             line.append(f"  {detail}", "dim" if result.is_ok else style)
         return line
 
@@ -199,12 +208,8 @@ class View:
         mark, style = MARKS["not run"]
         count = formatting.plural(self.never, "job")
         return Text.assemble(
-            (f"{mark} ", style), (count, "bold"), "  not run", ("  the run ended before their turn", style)
+            (f"{mark} ", style), (count, "bold"), "  not run", ("  not started before the run ended", style)
         )
-
-
-def _kind(result: Result) -> str:
-    return result.stopped or ("not run" if result.status == "not run" else "failed")
 
 
 def _never_came(result: Result) -> bool:

@@ -1,1 +1,1 @@
-"""What is asked for: notebooks, parameters, grids, lists and options, and whether it can be run."""
+"""The request: notebooks, parameters, grids, lists and options, and whether it can be run."""

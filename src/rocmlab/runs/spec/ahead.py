@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rocmlab.base.errors import Problem, RocmlabError
-from rocmlab.runs.jobs import Request, describe, stem
+from rocmlab.runs.jobs import Job, Request, describe, job_of
 from rocmlab.runs.spec import parameters, requested, resources, selection
 
 ASSIGNED = re.compile(r"^\s*(\w+)\s*(?::[^=]*)?=(?!=)", re.MULTILINE)  # not stricter than papermill's own pattern
@@ -24,44 +24,18 @@ NO_YAML = "the values of parameters are shown as they were typed: this Python ha
 
 
 @dataclass(frozen=True)
-class Row:
-    """One job as far as it is known; the fields of `places.plan.planned`."""
-
-    name: str
-    notebook: str
-    parameters: dict[str, Any]
-    kernel: str | None
-    gpus: int | str | None  # as requested; None: one if there is one, else the CPU
-    vram_bytes: int | None
-    problem: Problem | None = None
-    min_gpus: int | None = None  # of `all`; with fewer it gets the CPU
-
-    @property
-    def note(self) -> str | None:
-        """What a request for all GPUs needs; None where nothing is to be said."""
-        return f"{self.min_gpus} or more, else the CPU" if self.min_gpus else None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it, ready for JSON."""
-        problem = describe(self.problem) if self.problem else None
-        fields = {name: getattr(self, name) for name in ("name", "notebook", "parameters", "kernel", "note")}
-        known = {"gpus": self.gpus, "vram_bytes": self.vram_bytes, "expected_seconds": None, "skipped": False}
-        return {**fields, **known, "problem": problem}
-
-
-@dataclass(frozen=True)
 class Ahead:
     """What is known of a run."""
 
-    rows: tuple[Row, ...]
+    jobs: tuple[Job, ...]  # as far as they are known
     notes: tuple[str, ...] = field(default=())
 
 
-def look(asked: argparse.Namespace, folder: Path, here: Path) -> Ahead:
+def look(args: argparse.Namespace, folder: Path, here: Path) -> Ahead:
     """Return what is known of a new run.
 
     Args:
-        asked: the arguments of `rocmlab run` or `rocmlab export slurm`.
+        args: the arguments of `rocmlab run` or `rocmlab export slurm`.
         folder: the lab's notebooks, on this machine.
         here: where relative paths start.
 
@@ -70,71 +44,50 @@ def look(asked: argparse.Namespace, folder: Path, here: Path) -> Ahead:
     """
     notes: list[str] = []
     try:
-        axes = parameters.parse(asked.parameters)
+        axes = parameters.parse(args.parameters)
     except ModuleNotFoundError:
-        axes = parameters.parse(asked.parameters, read=lambda text, _: text)
+        axes = parameters.parse(args.parameters, read=lambda text, _: text)
         notes.append(NO_YAML)
-    lists = [word for word in asked.notebooks if selection.is_list(word)]
+    lists = [word for word in args.notebooks if selection.is_list(word)]
     try:
-        requests = requested.of(asked, axes, folder, here)
+        requests = requested.of(args, axes, folder, here)
     except ModuleNotFoundError:  # a list, whose values are YAML
         for word in lists:
             selection.find_list(word, folder)
         notes.append(f"the jobs of {', '.join(lists)} are not known: this Python has no PyYAML, the lab has")
-        asked = argparse.Namespace(**{**vars(asked), "notebooks": [w for w in asked.notebooks if w not in lists]})
-        requests = requested.of(asked, axes, folder, here) if asked.notebooks else []
-    rows = _rows(requests)
-    if rows and not lists:
-        _check_any(rows)
-    return Ahead(tuple(rows), tuple(notes))
+        args = argparse.Namespace(**{**vars(args), "notebooks": [w for w in args.notebooks if w not in lists]})
+        requests = requested.of(args, axes, folder, here) if args.notebooks else []
+    read = {path: _read(Path(path)) for path in {request.notebook for request in requests} if path is not None}
+    jobs = [_job(request, read.get(request.notebook or "")) for request in requests]
+    if not lists:
+        requested.check_any((job.name, job.problem) for job in jobs)
+    return Ahead(tuple(jobs), tuple(notes))
 
 
-def _check_any(rows: Sequence[Row]) -> None:
-    """Refuse a run of which no job can start.
-
-    Raises:
-        RocmlabError: none can.
-    """
-    problems = list(dict.fromkeys(row.problem for row in rows if row.problem))
-    if not all(row.problem for row in rows):
-        return
-    if len(problems) == 1:
-        raise RocmlabError(f"{rows[0].name}: {problems[0].what}", problems[0].why, problems[0].fix)
-    why = "\n".join(f"{problem.what} ({problem.why})" for problem in problems[:8])
-    fixes = "\n".join(dict.fromkeys(problem.fix for problem in problems[:8]))
-    raise RocmlabError(f"none of these {len(rows)} jobs can run", why, fixes)
+def note(job: Job) -> str | None:
+    """Return what a request for all GPUs needs; None if it needs nothing."""
+    return f"{job.min_gpus} or more, else the CPU" if job.min_gpus else None
 
 
-def _rows(requests: Sequence[Request]) -> list[Row]:
-    read: dict[str, Mapping[str, Any] | Problem] = {}
-    rows = []
-    for request in requests:
-        if request.notebook is not None and request.notebook not in read:
-            read[request.notebook] = _read(Path(request.notebook))
-        rows.append(_row(request, read.get(request.notebook or "")))
-    return rows
+def as_dict(job: Job) -> dict[str, Any]:
+    """Return a job ready for JSON: the fields of `plan.planned`."""
+    fields = {name: getattr(job, name) for name in ("name", "notebook", "parameters", "kernel", "gpus", "vram_bytes")}
+    problem = describe(job.problem) if job.problem else None
+    return {**fields, "note": note(job), "expected_seconds": None, "skipped": False, "problem": problem}
 
 
-def _row(request: Request, notebook: Mapping[str, Any] | Problem | None) -> Row:
-    asked = request.notebook or request.word
-    name = stem(asked) if request.name is None else request.name
-    row = Row(name, asked, request.parameters, request.kernel, request.gpus, request.vram_bytes)
+def _job(request: Request, notebook: Mapping[str, Any] | Problem | None) -> Job:
+    job = job_of(request)
     if notebook is None or isinstance(notebook, Problem):
-        return replace(row, problem=notebook or request.problem)
+        return replace(job, problem=notebook or request.problem)
     try:
         wanted = request.resources(resources.of(notebook))
         kernel = request.kernel or _dict(notebook["metadata"].get("kernelspec")).get("name")
         if request.parameters and _is_python(notebook, kernel):
             _check_names(request.parameters, notebook)
     except RocmlabError as err:
-        return replace(row, problem=err.problem)
-    return replace(
-        row,
-        kernel=str(kernel) if kernel else None,
-        gpus=wanted.gpus,
-        min_gpus=wanted.min_gpus,
-        vram_bytes=wanted.vram_bytes,
-    )
+        return replace(job, problem=err.problem)
+    return replace(job, kernel=str(kernel) if kernel else None, **wanted._asdict())
 
 
 def _read(path: Path) -> Mapping[str, Any] | Problem:
@@ -169,13 +122,7 @@ def _check_names(given: Mapping[str, Any], notebook: Mapping[str, Any]) -> None:
         return  # an older format, which nbformat brings to the present one in the lab
     source = tagged[0].get("source", "") if tagged else ""
     known = ASSIGNED.findall("".join(source) if isinstance(source, list) else str(source))
-    unknown = [name for name in given if name not in known]
-    if unknown:
-        raise RocmlabError(
-            f"it has no parameter{'s' * (len(unknown) > 1)} {', '.join(unknown)}",
-            f"it has these: {', '.join(dict.fromkeys(known))}" if known else "it has no cell tagged `parameters`",
-            "correct the name, or name only notebooks that have it",
-        )
+    parameters.check_names(given, {name: name for name in known})
 
 
 def _tags(cell: object) -> Sequence[str]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rocmlab.base import formatting
 from rocmlab.base.errors import RocmlabError
-from rocmlab.runs.jobs import Request, Source, cut, stem
+from rocmlab.runs.jobs import Request, cut, stem
 from rocmlab.runs.spec import selection
 
 MAX_JOBS = 10_000  # jobs of a run
@@ -24,11 +24,6 @@ def points(axes: Axes) -> Iterator[dict[str, Any]]:
     """Yield the parameters of every point; the last parameter varies fastest. One empty point if there are no axes."""
     for values in itertools.product(*axes.values()):
         yield dict(zip(axes, values, strict=True))
-
-
-def size(axes: Axes) -> int:
-    """Return how many points there are, without making them."""
-    return math.prod(len(values) for values in axes.values())
 
 
 def check(jobs: int, why: str) -> None:
@@ -46,42 +41,33 @@ def check(jobs: int, why: str) -> None:
 
 
 def suffix(axes: Axes, point: Mapping[str, Any]) -> str:
-    """Return what a job's name says of its point: the parameters that differ, as `-lr=0.1-seed=2`."""
+    """Return the part of a job's name for its point: the parameters that differ, as `-lr=0.1-seed=2`."""
     varying = (name for name, values in axes.items() if len(values) > 1)
     return "".join(f"-{name}={cut(formatting.value(point[name]), MAX_VALUE_BYTES)}" for name in varying)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A word for notebooks, and everything that is said of them. None: nothing is."""
+    """An argument that names notebooks, the options of all its jobs, and a grid of parameters."""
 
-    word: str
+    request: Request
     axes: Axes = field(default_factory=dict)
     here: Path | None = None  # what the word is relative to; None: the current folder
-    name: str | None = None
-    kernel: str | None = None
-    gpus: int | Literal["all"] | None = None
-    vram_bytes: int | None = None
-    is_mixed: bool | None = None
-    timeout_seconds: float | None = None
-    source: Source = field(default="words", compare=False)  # where it stands, not what it says
 
 
 def expand(entries: Sequence[Entry], folder: Path) -> list[Request]:
     """Return one request for each notebook and point of the grid; of no entries, none.
 
     Args:
-        entries: what was asked for.
+        entries: what was requested.
         folder: the lab's notebooks.
 
     Raises:
         RocmlabError: there would be too many, which is found out before any is made.
     """
-    found = [(entry, selection.find([entry.word], folder, entry.here)) for entry in entries]
-    check(
-        sum(len(notebooks) * size(entry.axes) for entry, notebooks in found),
-        "every combination of notebook and parameters is one",
-    )
+    found = [(entry, selection.find([entry.request.word], folder, entry.here)) for entry in entries]
+    count = sum(len(notebooks) * math.prod(map(len, entry.axes.values())) for entry, notebooks in found)
+    check(count, "every combination of notebook and parameters is one")
     return [
         _request(entry, each, point, is_alone=len(notebooks) == 1)
         for entry, notebooks in found
@@ -91,18 +77,13 @@ def expand(entries: Sequence[Entry], folder: Path) -> list[Request]:
 
 
 def _request(entry: Entry, found: selection.Found, point: dict[str, Any], *, is_alone: bool) -> Request:
-    own = stem(str(found.notebook or found.word))
-    name = own if entry.name is None else entry.name if is_alone else f"{entry.name}-{own}"
-    return Request(
+    own, name = stem(str(found.notebook or found.word)), entry.request.name
+    name = own if name is None else name if is_alone else f"{name}-{own}"
+    return replace(
+        entry.request,
         word=found.word,
         notebook=str(found.notebook) if found.notebook else None,
         parameters=point,
         name=name + suffix(entry.axes, point),
-        kernel=entry.kernel,
-        gpus=entry.gpus,
-        vram_bytes=entry.vram_bytes,
-        is_mixed=entry.is_mixed,
-        timeout_seconds=entry.timeout_seconds,
-        source=entry.source,
         problem=found.problem,
     )

@@ -14,13 +14,12 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rocmlab.base.errors import RocmlabError
+from rocmlab.kernels import kernelspec
+from rocmlab.kernels.kernelspec import Specification
 from rocmlab.runs.jobs import Job
-
-if TYPE_CHECKING:
-    from jupyter_client.kernelspec import KernelSpec
 
 BUILD_RECORD = Path("/etc/rocmlab-build.json")
 MAX_HASHED_BYTES = 64 * 1024**2  # of larger inputs size and time of change are compared
@@ -58,13 +57,13 @@ def image() -> Any:  # noqa: ANN401  any JSON value
         return None
 
 
-def of(job: Job, notebook: Any, spec: KernelSpec, built: object, inputs: Inputs) -> str:  # noqa: ANN401
-    """Return a job's key: for each of `PARTS` 16 hex digits of SHA-256, so that it can be told what has changed.
+def of(job: Job, notebook: Any, spec: Specification, built: object, inputs: Inputs) -> str:  # noqa: ANN401
+    """Return a job's key: for each of `PARTS` 16 hex digits of SHA-256, so that changes can be named.
 
     Args:
         job: with its parameters, kernel and GPUs.
         notebook: as `preflight.read` returns it.
-        spec: of its kernel.
+        spec: the content of its kernelspec.
         built: the image's build record.
         inputs: reads the declared files.
 
@@ -79,12 +78,13 @@ def of(job: Job, notebook: Any, spec: KernelSpec, built: object, inputs: Inputs)
     parts = (
         code,
         job.parameters,
-        [job.kernel, list(spec.argv), dict(spec.env), _preloaded(spec.metadata)],
+        [job.kernel, spec.get("argv", []), spec.get("env", {}), kernelspec.preload(spec)],
         job.gpus,
         _inputs(notebook["metadata"], Path(job.notebook).parent, inputs),
         built,
     )
-    return ":".join(_digest(part) for part in parts)
+    texts = (json.dumps(part, sort_keys=True, default=str) for part in parts)
+    return ":".join(hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts)
 
 
 def changes(then: str, now: str) -> str:
@@ -94,17 +94,6 @@ def changes(then: str, now: str) -> str:
     return " and ".join(filter(None, (", ".join(changed[:-1]), *changed[-1:]))) or "key"
 
 
-def _preloaded(metadata: Mapping[str, Any] | None) -> Any:  # noqa: ANN401  any JSON value
-    """Return the modules that a kernelspec names to be imported before the first cell."""
-    ours = (metadata or {}).get("rocmlab")
-    return ours.get("preload") if isinstance(ours, Mapping) else None
-
-
-def _digest(value: object) -> str:
-    text = json.dumps(value, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
 def _inputs(metadata: Mapping[str, Any], folder: Path, inputs: Inputs) -> list[list[str]]:
     """Return the declared inputs and what stands for their content; a missing file by its error."""
     ours = metadata.get("rocmlab", {})
@@ -112,7 +101,7 @@ def _inputs(metadata: Mapping[str, Any], folder: Path, inputs: Inputs) -> list[l
     if not isinstance(declared, list) or not all(isinstance(each, str) for each in declared):
         raise RocmlabError(
             f"its metadata says rocmlab.inputs = {declared!r}",
-            "this is no list of files",
+            "this is not a list of files",
             'use {"rocmlab": {"inputs": ["data/x.csv"]}}; paths are relative to the notebook',
         )
     found: list[list[str]] = []

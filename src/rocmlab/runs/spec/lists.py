@@ -14,6 +14,7 @@ from typing import Any
 
 from rocmlab.base import formatting
 from rocmlab.base.errors import RocmlabError
+from rocmlab.runs.jobs import Request
 from rocmlab.runs.spec import parameters, resources
 from rocmlab.runs.spec.grid import MAX_JOBS, Entry, check
 
@@ -33,6 +34,7 @@ RESOURCES: Mapping[str, tuple[str, Callable[[object, str], Any]]] = {
 }
 
 Fail = Callable[[str, str, str], RocmlabError]
+Fields = tuple[dict[str, Any], dict[str, list[Any]]]  # fields of a `Request`, and the values of its parameters
 
 
 def read(path: Path) -> list[Entry]:
@@ -48,12 +50,10 @@ def read(path: Path) -> list[Entry]:
     check(len(entries), f"{path.name} lists one each")
     names: dict[str, int] = {}
     for number, entry in enumerate(entries, 1):
-        if entry.name is None:
-            continue
-        if entry.name in names:
-            what = f"{path.name}: entry {number} has the name {entry.name!r}, as entry {names[entry.name]} has"
-            raise RocmlabError(what, "a name belongs to one job", "give it another, or leave `name` out")
-        names[entry.name] = number
+        name = entry.request.name
+        if name is not None and names.setdefault(name, number) != number:
+            what = f"{path.name}: entry {number} has the name {name!r}, as entry {names[name]} has"
+            raise RocmlabError(what, "a name belongs to one job", "give it another, or omit `name`")
     return entries
 
 
@@ -78,7 +78,9 @@ def _text(path: Path) -> str:
     for number, line in enumerate(content.split(b"\n"), 1):
         if len(line) > MAX_LINE_BYTES:
             what = f"{path.name}, line {number}: it is longer than {MAX_LINE_BYTES / 1e6:g} MB"
-            raise RocmlabError(what, "this is no list of jobs, or a torn one", "look at that line and shorten it")
+            raise RocmlabError(
+                what, "this is not a list of jobs, or it is truncated", "look at that line and shorten it"
+            )
     if len(content) > MAX_BYTES:
         what = f"{path.name} is larger than {MAX_BYTES / 1e6:g} MB"
         raise RocmlabError(what, f"a run has at most {MAX_JOBS:,} jobs", "make several lists")
@@ -111,7 +113,7 @@ def _yaml(path: Path, text: str) -> Iterator[Entry]:
         why = f"{err.reason}: #x{err.character:04x}" if isinstance(err.character, int) else str(err.reason)
         raise RocmlabError(f"{path.name}, line {line}: this is not YAML", why, "remove that character") from err
     except (RecursionError, ValueError) as err:
-        raise RocmlabError(f"{path.name} cannot be read", f"{type(err).__name__}: {err}", "write it plainer") from err
+        raise RocmlabError(f"{path.name} cannot be read", f"{type(err).__name__}: {err}", "simplify it") from err
 
 
 def _check_nodes(root: Any, path: Path) -> None:  # noqa: ANN401  a node of PyYAML
@@ -135,11 +137,13 @@ def _check_nodes(root: Any, path: Path) -> None:  # noqa: ANN401  a node of PyYA
         return sizes[id(node)]
 
     if root is not None and size(root) > MAX_NODES:
-        raise _at(path, root)("its aliases make too much of it", f"more than {MAX_NODES:,} values", "write it out")
+        raise _at(path, root)(
+            "its aliases expand to too many values", f"more than {MAX_NODES:,} values", "write it out"
+        )
 
 
 def _at(path: Path, node: Any, entry: int | None = None) -> Fail:  # noqa: ANN401  a node of PyYAML
-    """Return what makes an error that says where."""
+    """Return a function that makes an error with its position."""
     of = f" (entry {entry})" if entry else ""
     where = f"{path.name}, line {node.start_mark.line + 1}{of}"
     return lambda what, why, fix: RocmlabError(f"{where}: {what}", why, fix)
@@ -156,34 +160,36 @@ class _Yaml:
 
         if root is None or (isinstance(root, yaml.ScalarNode) and not root.value):
             return
-        defaults: dict[str, Any] = {}
+        defaults: Fields = {}, {}
         if isinstance(root, yaml.MappingNode):
             parts = self._mapping(root, ("defaults", "jobs"), None)
             if "defaults" in parts:
                 known = (*(name for name in FIELDS if name != "name"), "parameters", "grid")
-                defaults = self._said(parts["defaults"], known, None)
+                defaults = self._fields(parts["defaults"], known, None)
             if "jobs" not in parts:
-                raise _at(self.path, root)("it has no `jobs`", "they are what is run", "write jobs: and entries below")
+                raise _at(self.path, root)(
+                    "it has no `jobs`", "it lists the jobs to run", "write jobs: and entries below"
+                )
             root = parts["jobs"]
         if not isinstance(root, yaml.SequenceNode):
             raise _at(self.path, root)(
-                "this is no list of jobs", "each entry begins with `- `", "write - notebook: a.ipynb"
+                "this is not a list of jobs", "each entry begins with `- `", "write - notebook: a.ipynb"
             )
         for number, node in enumerate(root.value, 1):
             yield self._entry(node, number, defaults)
 
-    def _entry(self, node: Any, number: int, defaults: Mapping[str, Any]) -> Entry:  # noqa: ANN401
-        own = self._said(node, (*FIELDS, "parameters", "grid"), number)
-        axes = {**defaults.get("axes", {}), **own.get("axes", {})}
-        said = {**defaults, **own, "axes": axes}
-        if "word" not in said:
-            raise _at(self.path, node, number)("it names no notebook", "each entry needs one", "add notebook: a.ipynb")
-        return Entry(here=self.path.absolute().parent, source="yaml", **said)
+    def _entry(self, node: Any, number: int, defaults: Fields) -> Entry:  # noqa: ANN401
+        fields, axes = self._fields(node, (*FIELDS, "parameters", "grid"), number)
+        fields = {**defaults[0], **fields}
+        if "word" not in fields:
+            raise _at(self.path, node, number)(
+                "it does not name a notebook", "each entry needs one", "add notebook: a.ipynb"
+            )
+        return Entry(Request(source="yaml", **fields), {**defaults[1], **axes}, self.path.absolute().parent)
 
-    def _said(self, node: Any, known: Sequence[str], number: int | None) -> dict[str, Any]:  # noqa: ANN401
-        """Return the fields of an `Entry` that a mapping gives."""
+    def _fields(self, node: Any, known: Sequence[str], number: int | None) -> Fields:  # noqa: ANN401
         parts = self._mapping(node, known, number)
-        said: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         axes: dict[str, list[Any]] = {}
         for part in ("parameters", "grid"):
             if part not in parts:
@@ -193,13 +199,11 @@ class _Yaml:
                     fail = _at(self.path, parts[part], number)
                     raise fail(f"{name} is a parameter and of the grid", "it can be one of them", "remove one of them")
                 axes[name] = self._axis(name, value, number) if part == "grid" else [self._value(value, number)]
-        if axes:
-            said["axes"] = axes
         for name in FIELDS:
             if name in parts:
                 key, value = _field(name, self._value(parts[name], number), _at(self.path, parts[name], number))
-                said[key] = value
-        return said
+                fields[key] = value
+        return fields, axes
 
     def _mapping(self, node: Any, known: Sequence[str], number: int | None) -> dict[str, Any]:  # noqa: ANN401
         parts = self._values(node, number)
@@ -220,7 +224,7 @@ class _Yaml:
         self.loader.flatten_mapping(node)  # `<<: *base`, whose keys come first
         if len(own) != len(set(own)):
             twice = next(name for name in own if own.count(name) > 1)
-            raise fail(f"{twice!r} is there twice", "only one of them would count", "remove one of them")
+            raise fail(f"{twice!r} appears twice", "only one of them would count", "remove one of them")
         found: dict[str, Any] = {}
         for key, value in node.value:
             name = self._value(key, number)
@@ -232,7 +236,7 @@ class _Yaml:
     def _axis(self, name: str, node: Any, number: int | None) -> list[Any]:  # noqa: ANN401
         values, fail = self._value(node, number), _at(self.path, node, number)
         if not isinstance(values, list) or not values:
-            raise fail(f"grid: {name} is no list", "a grid has values to go through", f"write {name}: [1, 2]")
+            raise fail(f"grid: {name} is not a list", "a grid has values to go through", f"write {name}: [1, 2]")
         if len({json.dumps(value, sort_keys=True) for value in values}) < len(values):
             raise fail(f"grid: {name} has a value twice", "each value makes a job", "name each value once")
         return values
@@ -247,12 +251,12 @@ class _Yaml:
 
 
 def _field(name: str, value: object, fail: Fail) -> tuple[str, Any]:
-    """Return a field of an `Entry` and its value."""
+    """Return a field of a `Request` and its value."""
     if name in ("notebook", "name", "kernel"):
         if not isinstance(value, str) or not value.strip() or "\0" in value:
             raise fail(
                 f"{name} = {value!r}",
-                "this is no text, or nothing",
+                "this is empty, or not text",
                 f"{name}: 01_mnist_fc" if name == "notebook" else f"{name}: a name in letters",
             )
         return {"notebook": "word"}.get(name, name), value
@@ -302,7 +306,7 @@ def _header(row: Sequence[str], fail: Fail) -> list[str]:
         raise fail("there is no column `notebook`", f"its columns are {', '.join(header)}", "name the columns first")
     for name in header:
         if header.count(name) > 1:
-            raise fail(f"the column {name!r} is there twice", "only one would count", "remove one of them")
+            raise fail(f"the column {name!r} appears twice", "only one would count", "remove one of them")
         if name not in COLUMNS and not name.isidentifier():
             why = f"columns are {', '.join(COLUMNS)}, and parameters"
             raise fail(f"the column {name!r} is no parameter", why, "give it a name of letters, digits and _")
@@ -310,21 +314,22 @@ def _header(row: Sequence[str], fail: Fail) -> list[str]:
 
 
 def _row(cells: Mapping[str, str], path: Path, fail: Fail) -> Entry:
-    said: dict[str, Any] = {"axes": {}}
+    fields: dict[str, Any] = {}
+    axes: dict[str, list[Any]] = {}
     for name, cell in cells.items():
         text = cell.strip()
-        if not text:  # nothing is said
+        if not text:  # not given
             continue
         if name in COLUMNS:
-            key, said_value = _field(name, text, fail)
-            said[key] = said_value
+            key, field_value = _field(name, text, fail)
+            fields[key] = field_value
             continue
         try:
-            said["axes"][name] = [parameters.read_value(text, name)]
+            axes[name] = [parameters.read_value(text, name)]
         except RocmlabError as err:
             raise fail(
                 err.problem.what, err.problem.why, "put quotes of its own around the text: 'text: and a colon'"
             ) from err
-    if "word" not in said:
-        raise fail("it names no notebook", "each line needs one", "fill the column `notebook`")
-    return Entry(here=path.absolute().parent, source="csv", **said)
+    if "word" not in fields:
+        raise fail("it does not name a notebook", "each line needs one", "fill the column `notebook`")
+    return Entry(Request(source="csv", **fields), axes, path.absolute().parent)

@@ -1,10 +1,11 @@
-"""Parameters from the command line: `NAME=VALUE[,VALUE…]`, each value read as YAML."""
+"""Parameters: those of the command line, `NAME=VALUE[,VALUE…]` as YAML, and a notebook's own."""
 
 from __future__ import annotations
 
+import ast
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from rocmlab.base.errors import RocmlabError
@@ -12,20 +13,20 @@ from rocmlab.base.errors import RocmlabError
 CLOSING = {"[": "]", "{": "}"}
 
 
-def parse(words: Iterable[str], read: Callable[[str, str], Any] | None = None) -> dict[str, list[Any]]:
-    """Return the values that `-p NAME=VALUE[,VALUE…]` words give to each parameter: several are the axis of a grid.
+def parse(assignments: Iterable[str], read: Callable[[str, str], Any] | None = None) -> dict[str, list[Any]]:
+    """Return the values that `-p NAME=VALUE[,VALUE…]` arguments give to each parameter: several are the axis of a grid.
 
     Args:
-        words: as they were typed.
+        assignments: as given.
         read: reads one value; None: `read_value`, which needs PyYAML.
 
     Raises:
-        RocmlabError: a word has no `=`, no Python name before it, or a value that is not YAML, missing, or there twice;
-            or a name is there twice.
+        RocmlabError: one has no `=`, no Python name before it, or a value that is not YAML, missing, or there twice;
+            or a name appears twice.
     """
     found: dict[str, list[Any]] = {}
-    for word in words:
-        name, values = _parse(word, read or read_value)
+    for assignment in assignments:
+        name, values = _parse(assignment, read or read_value)
         if name in found:
             raise RocmlabError(
                 f"-p {name} is given twice",
@@ -36,21 +37,25 @@ def parse(words: Iterable[str], read: Callable[[str, str], Any] | None = None) -
     return found
 
 
-def _parse(word: str, read: Callable[[str, str], Any]) -> tuple[str, list[Any]]:
-    name, _, text = check_pair(word).partition("=")
+def _parse(assignment: str, read: Callable[[str, str], Any]) -> tuple[str, list[Any]]:
+    name, _, text = check_pair(assignment).partition("=")
     texts = list(split(text))
     if len(texts) > 1 and not all(texts):
         raise RocmlabError(
-            f"-p {word} has an empty value", "commas separate the values of a grid", f"quote it: -p {name}=\"'a,b'\""
+            f"-p {assignment} has an empty value",
+            "commas separate the values of a grid",
+            f"quote it: -p {name}=\"'a,b'\"",
         )
-    values = [read(each, f"-p {word}") for each in texts]
+    values = [read(each, f"-p {assignment}") for each in texts]
     if len({json.dumps(value, sort_keys=True) for value in values}) < len(values):
-        raise RocmlabError(f"-p {word} has a value twice", "each value of a grid makes a job", "name each value once")
+        raise RocmlabError(
+            f"-p {assignment} has a value twice", "each value of a grid makes a job", "name each value once"
+        )
     return name, values
 
 
 def check_pair(text: str) -> str:
-    """Return a word of `-p` if it has a name and `=`; its values are read later, for that needs PyYAML.
+    """Return an argument of `-p` if it has a name and `=`; its values are read later, for that needs PyYAML.
 
     Raises:
         RocmlabError: it has not.
@@ -72,7 +77,7 @@ def check_pair(text: str) -> str:
 def split(text: str) -> Iterator[str]:
     """Yield the values between the commas of a text.
 
-    A value that begins with a quote, `[` or `{` goes on to where that is closed, so commas within are its own; any
+    A value that begins with a quote, `[` or `{` continues to where that is closed, so commas within are its own; any
     other value ends at the next comma.
     """
     begin = 0
@@ -118,7 +123,7 @@ def read_value(text: str, where: str) -> Any:  # noqa: ANN401  any YAML value
     """Return one value, read as YAML.
 
     Args:
-        text: as a person wrote it.
+        text: as a user wrote it.
         where: what to call it in an error.
 
     Raises:
@@ -154,8 +159,26 @@ def check_value(value: object, where: str) -> None:
         ) from err
 
 
+def check_names(given: Iterable[str], known: Mapping[str, str]) -> None:
+    """Refuse parameters that a notebook's cell does not name.
+
+    Args:
+        given: their names.
+        known: those that it names, and how an error shows them.
+
+    Raises:
+        RocmlabError: it does not name one.
+    """
+    if unknown := [name for name in given if name not in known]:
+        raise RocmlabError(
+            f"it has no parameter{'s' * (len(unknown) > 1)} {', '.join(unknown)}",
+            f"it has these: {', '.join(known.values())}" if known else "it has no cell tagged `parameters`",
+            "correct the name, or name only notebooks that have it",
+        )
+
+
 def loader() -> Any:  # noqa: ANN401  a class of PyYAML, which has no types
-    """Return a YAML loader that reads a word as a person means it on a command line.
+    """Return a YAML loader that reads a value as users mean it on a command line.
 
     Like papermill it makes no dates. Beyond YAML 1.1 it knows `1e-3` (a learning rate, not text) and `None`, and it
     keeps `no`, `on`, `012` and `1:30` as they are: a country code or a time is not a number.
@@ -175,3 +198,39 @@ def loader() -> Any:  # noqa: ANN401  a class of PyYAML, which has no types
     resolve("float", r"^(?:[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$", "-+.")
     resolve("merge", r"^<<$", "<")
     return Loader
+
+
+def defaults(notebook: Mapping[str, Any], language: str) -> dict[str, Any]:
+    """Return the plain values that the cell tagged `parameters` sets: `lr: float = 0.01`; what it computes is omitted.
+
+    Args:
+        notebook: as `preflight.read` returns it.
+        language: of its kernel; of others than Python nothing is known.
+    """
+    cells = (cell for cell in notebook["cells"] if "parameters" in cell.get("metadata", {}).get("tags", ()))
+    cell = next(cells, None)
+    if cell is None or language != "python":
+        return {}
+    lines = ("" if line.lstrip().startswith(("%", "!")) else line for line in cell["source"].splitlines())
+    try:
+        statements = ast.parse("\n".join(lines)).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return {}
+    found: dict[str, Any] = {}
+    for name, value in _assigned(statements):
+        found.pop(name, None)
+        try:
+            plain = ast.literal_eval(value)
+            json.dumps(plain)
+        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+            continue
+        found[name] = plain
+    return found
+
+
+def _assigned(statements: list[ast.stmt]) -> Iterator[tuple[str, ast.expr]]:
+    for each in statements:
+        if isinstance(each, ast.Assign):
+            yield from ((target.id, each.value) for target in each.targets if isinstance(target, ast.Name))
+        elif isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name) and each.value is not None:
+            yield each.target.id, each.value

@@ -43,7 +43,7 @@ def of(notebook: Mapping[str, Any]) -> Resources:
 
 
 def gpus(value: object, what: str) -> int | Literal["all"]:
-    """Return how many GPUs are asked for.
+    """Return the number of requested GPUs.
 
     Args:
         value: a number or `all`, as text or not.
@@ -108,7 +108,7 @@ def memory(value: object, what: str, kind: str = "memory") -> int:
 
 
 def vram(value: object, what: str) -> int:
-    """Return how many bytes of VRAM are asked for; see `memory`."""
+    """Return how many bytes of VRAM are requested; see `memory`."""
     return memory(value, what, "VRAM")
 
 

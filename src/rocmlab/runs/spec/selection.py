@@ -1,4 +1,4 @@
-"""From the words of a command line to notebooks: paths, names, folders and globs."""
+"""From the arguments of a command line to notebooks: paths, names, folders and globs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHOWN = 8  # how many notebooks an error lists
 
 @dataclass(frozen=True)
 class Found:
-    """What one word means."""
+    """The meaning of one argument."""
 
     word: str
     notebook: Path | None  # None where there is no such notebook
@@ -29,13 +29,13 @@ def notebooks_folder(environment: Mapping[str, str]) -> Path:
 
 
 def find(words: Sequence[str], folder: Path, here: Path | None = None) -> list[Found]:
-    """Return the notebooks that the words mean, in their order; every notebook of `folder` if there are no words.
+    """Return the notebooks that the arguments name, in their order; every notebook of `folder` without arguments.
 
-    A word is a path, absolute or relative to here, to the project (`notebooks/a.ipynb`) or to `folder` (`a.ipynb`,
+    An argument is a path, absolute or relative to here, to the project (`notebooks/a.ipynb`) or to `folder` (`a.ipynb`,
     `a`), a folder, or a glob.
 
     Args:
-        words: as they were written.
+        words: as given.
         folder: where the lab's notebooks are.
         here: what paths are relative to; None: the current folder.
     """
@@ -45,7 +45,7 @@ def find(words: Sequence[str], folder: Path, here: Path | None = None) -> list[F
 
 
 def is_list(word: str) -> bool:
-    """Tell whether a word names a list of jobs and not a notebook."""
+    """Return whether an argument names a list of jobs and not a notebook."""
     return word.lower().endswith(LISTS)
 
 
@@ -60,7 +60,7 @@ def find_list(word: str, folder: Path) -> Path:
         if candidate.is_file():
             return candidate
     if any(candidate.is_dir() for candidate in candidates):
-        why = f"a word that ends with {Path(word).suffix} is a list of jobs, which is one file"
+        why = f"an argument that ends with {Path(word).suffix} is a list of jobs, which is one file"
         raise RocmlabError(
             f"{word} is a folder, not a job list", why, f"name a list in it, or its notebooks: '{word}/*.ipynb'"
         )
@@ -88,7 +88,7 @@ def _find(word: str, folder: Path, here: Path) -> Iterator[Found]:
 
 
 def _begun(word: str, folder: Path) -> list[Path]:
-    """Return the notebooks whose names begin with a word: `09` means the only one that does."""
+    """Return the notebooks whose names begin with an argument: `09` means the only one that does."""
     path = Path(word)
     is_complete = path.is_absolute() or path.suffix == ".ipynb" or any(sign in word for sign in "*?[")
     if not word or is_complete or ".." in path.parts:
@@ -105,7 +105,7 @@ def _ambiguous(word: str, begun: Sequence[Path]) -> Problem:
     names = [path.name.removesuffix(".ipynb") for path in begun]
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     why = f"these begin with it: {', '.join(names[:SHOWN])}{more}"
-    return Problem(f"{word} is the beginning of several notebooks", why, f"name one of them, or all: '{word}*.ipynb'")
+    return Problem(f"{word} matches several notebooks", why, f"name one of them, or all: '{word}*.ipynb'")
 
 
 def _is_folder(path: Path) -> bool:
@@ -120,7 +120,8 @@ def _paths(word: str, candidate: Path) -> list[Path]:
         if candidate.is_dir():
             return _notebooks(candidate)
         if any(sign in word for sign in "*?[") and not candidate.exists():
-            return _glob(candidate)
+            anchor = Path(candidate.anchor)
+            return _visible(anchor.glob(str(candidate.relative_to(anchor))))
         return [candidate] if candidate.is_file() else []
     except (OSError, ValueError):  # no path on any system: far too long, or a pattern such as `**a`
         return []
@@ -138,11 +139,6 @@ def _candidates(word: str, folder: Path, here: Path) -> Iterator[Path]:
         yield (folder / path).with_name(f"{path.name}.ipynb")
 
 
-def _glob(pattern: Path) -> list[Path]:
-    anchor = Path(pattern.anchor)
-    return _visible(anchor.glob(str(pattern.relative_to(anchor))))
-
-
 def _notebooks(folder: Path) -> list[Path]:
     return _visible(folder.glob("*.ipynb"))
 
@@ -157,7 +153,7 @@ def _without_notebooks(word: str, folder: Path) -> Problem:
     more = f", and this one has lists: {', '.join(lists[:SHOWN])}" if lists else ""
     why = f"a folder means the .ipynb files in it{more}"
     fix = f"rocmlab run {os.path.join(word, lists[0])}" if lists else "name another folder, or a notebook"
-    return Problem(f"there is no notebook in {word}", why, fix)
+    return Problem(f"no notebook found in {word}", why, fix)
 
 
 def _missing(word: str, folder: Path) -> Problem:
@@ -166,6 +162,6 @@ def _missing(word: str, folder: Path) -> Problem:
     shown = ", ".join(here[:SHOWN]) + more if here else "none"
     return Problem(
         f"no such notebook: {word}",
-        f"these exist in {os.path.relpath(folder)}: {shown}",
+        f"available in {os.path.relpath(folder)}: {shown}",
         "name one of them, a folder, or a glob such as '0*.ipynb'",
     )

@@ -1,6 +1,6 @@
-"""A process of ours and the socket to it, as the runner sees them: orders go out, events come in, as JSON lines.
+"""A child process and the socket to it, as the runner sees them: commands go out, events come in, as JSON lines.
 
-Descriptors travel with an order (SCM_RIGHTS). Whichever side ends, the other reads the end of the socket.
+Descriptors travel with a command (SCM_RIGHTS). Whichever side ends, the other reads the end of the socket.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ EXIT_SECONDS = 2.0  # for a process that has closed its socket, until it is kill
 
 
 class Link:
-    """A process, its socket, and what it says."""
+    """A process, its socket, and its messages."""
 
     def __init__(self, module: str, environment: Mapping[str, str]) -> None:
-        """Start a module as a program with a DESCRIPTOR; it says what it has to say once `connect` has been awaited.
+        """Start a module as a program with a DESCRIPTOR; it sends messages once `connect` has been awaited.
 
         Raises:
             OSError: there is no process, no socket or no file to be had.
@@ -64,19 +64,19 @@ class Link:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it could take an order."""
+        """Whether it could take a command."""
         return self.process.poll() is None and self.fault is None
 
-    def send(self, order: Mapping[str, Any], descriptors: Sequence[int] = ()) -> bool:
-        """Give it a short order, with descriptors; False if it cannot be reached."""
-        line = json.dumps(order).encode() + b"\n"
+    def send(self, command: Mapping[str, Any], descriptors: Sequence[int] = ()) -> bool:
+        """Give it a short command, with descriptors; False if it cannot be reached."""
+        line = json.dumps(command).encode() + b"\n"
         try:
             return socket.send_fds(self._socket, [line], descriptors) == len(line)
         except OSError:
             return False
 
     async def event(self) -> Event | None:
-        """Return what it says next; None if it has ended, or cannot be listened to any more."""
+        """Return its next message; None if it has ended, or its messages are invalid."""
         if self._reader is None:
             self._reader, self._writer = await asyncio.open_connection(sock=self._socket.dup(), limit=MAX_LINE_BYTES)
         while True:
@@ -95,7 +95,7 @@ class Link:
                     return event
 
     def first(self, seconds: float) -> Event | None:
-        """Wait, without an event loop, for the first things it says, one by one; None if it ends or takes too long.
+        """Wait, without an event loop, for its first messages, one by one; None if it ends or takes too long.
 
         It is for what must be known before there is a loop: from the first `event` on, that alone may be called.
         """
@@ -119,7 +119,7 @@ class Link:
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(number)
 
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         """Return the end of what it printed outside of any job, such as why it could not start."""
         size = os.fstat(self._words.fileno()).st_size
         return os.pread(self._words.fileno(), LAST_WORDS_BYTES, max(0, size - LAST_WORDS_BYTES)).decode(
@@ -139,7 +139,7 @@ class Link:
         return -int(signal.SIGKILL)  # it hangs in a driver, and will be gone when that lets it go
 
     async def close(self) -> None:
-        """End it at once. Whoever gives it no more orders has nothing to lose."""
+        """End it at once, when it gets no more commands."""
         self.process.kill()
         await asyncio.to_thread(self._wait, EXIT_SECONDS)
         if self._writer is not None:

@@ -10,8 +10,7 @@ from typing import Any
 
 from rocmlab.base import formatting
 from rocmlab.devices import Device
-from rocmlab.kernels import gpu_processes
-from rocmlab.kernels.gpu_processes import GpuProcess
+from rocmlab.kernels import gpu_processes, ownership
 from rocmlab.kernels.leases import Holder, Lease, Leases
 from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.jobs import Job
@@ -21,7 +20,6 @@ log = logging.getLogger("rocmlab")
 
 FIRST_SECONDS = 0.05  # a lock may be looked at just then
 POLL_SECONDS = 0.25
-LINGER_SECONDS = 0.5  # the driver still lists a process that has just ended
 WORTH_TELLING_SECONDS = 1.0
 FEWER_SECONDS = 5.0  # after which a job that may begin with fewer GPUs takes those that others have not leased
 CPU_SECONDS = 60.0  # after which it gives up its place, so that it does not keep the others of its run waiting
@@ -30,7 +28,7 @@ CPU_SECONDS = 60.0  # after which it gives up its place, so that it does not kee
 class Claim:
     """A job's claim to its place's GPUs, and the lease that it becomes. On the CPU there is nothing to lease.
 
-    The first attempt is made at once, so that what the run says when a job starts is true. GPUs with foreign processes
+    The first attempt is made at once, so that the run's message at a job's start is true. GPUs with other processes
     are taken last, and with a warning. Without locks the job runs without a lease, also with a warning.
     """
 
@@ -53,9 +51,8 @@ class Claim:
         self._waits_since: float | None = None  # it is its turn, and others have leased what it claims
         self.why_not: str | None = None  # why it has given up
         self._is_settled = not place.gpus
-        self._asked: set[Device] = set()  # of which drivers were asked for their processes
-        self._seen: dict[Device, list[GpuProcess]] = {}  # what they said
-        self._seen.update(gpu_processes.in_time(self._gpus()))
+        self._queried: set[Device] = set()  # whose drivers were asked for their processes
+        self._seen = gpu_processes.in_time(self._gpus())  # their answers; none of one that hangs
         self._attempt()
 
     async def settled(self, is_stopped: Callable[[], bool]) -> bool:
@@ -66,7 +63,7 @@ class Claim:
             if is_stopped():
                 return False
             is_its_turn = bool(self._place.options())
-            await self._look()
+            self._seen = await gpu_processes.awaited(self._gpus())
             if is_stopped():
                 return False
             self._attempt()
@@ -80,7 +77,7 @@ class Claim:
             self._say_waited(time.monotonic() - begin)
         if self._place.gpus:
             self._see({"event": "leased", "devices": [gpu.as_dict() for gpu in self._place.gpus]})
-        await self._warn_of_foreign()
+        await self._warn_of_unmanaged()
         return True
 
     def _has_given_up(self) -> bool:
@@ -100,54 +97,36 @@ class Claim:
             self.lease = None
 
     def _gpus(self) -> Sequence[Device]:
-        """Return the GPUs that may be had, or are had, of whose processes the drivers are asked next."""
+        """Return the GPUs that may be had, or are had, whose drivers are queried for processes next."""
         gpus = self._place.gpus if self._is_settled else self._place.options()
-        self._asked = set(gpus)
+        self._queried = set(gpus)
         return gpus
 
-    async def _look(self) -> None:
-        """Note the processes on the GPUs; of one whose driver hangs nothing is known."""
-        self._seen = await gpu_processes.awaited(self._gpus())
-
     def _attempt(self) -> None:
-        options = [] if self._is_settled else [gpu for gpu in self._place.options() if gpu in self._asked]
+        """Lease all that is claimed; after a while fewer, where fewer will do."""
+        options = [] if self._is_settled else [gpu for gpu in self._place.options() if gpu in self._queried]
         if not options:
             return
-        clean_first = sorted(options, key=lambda device: bool(self._foreign_on(device)))
-        try:
-            self.lease = self._pick(clean_first)
-        except OSError as err:
-            self._go_without(clean_first[: self._count], err)
-            return
-        if self.lease:
-            self._is_settled = True
-            self._place.settle(self.lease.devices)
-
-    def _pick(self, options: Sequence[Device]) -> Lease | None:
-        """Lease all that is claimed; after a while fewer, where fewer will do."""
         fewest = self._count
         if self._place.fewest and self._waits_since and time.monotonic() - self._waits_since >= FEWER_SECONDS:
             fewest = self._place.fewest
         for count in range(self._count, fewest - 1, -1):
-            if lease := self._leases.pick(options, count, Holder.here(self._job.notebook)):
-                if count < self._count:
-                    rest = "; ".join(self._holders(besides=lease.devices))
-                    self._warn(f"it begins with {formatting.plural(count, 'GPU')} of {self._count}: {rest}")
-                return lease
-        return None
-
-    def _go_without(self, gpus: Sequence[Device], err: OSError) -> None:
-        where = formatting.path(self._leases.folder)
-        self._warn(f"no lease: {where} cannot be locked ({err.strerror or err}), so others may use its GPU meanwhile")
-        self._is_settled = True
-        self._place.settle(gpus)
-
-    def _foreign_on(self, device: Device) -> list[GpuProcess]:
-        return gpu_processes.unmanaged(self._seen.get(device, ()), None)
+            owned = ownership.take(self._leases, options, count, Holder.here(self._job.notebook), self._seen)
+            if owned is None:
+                continue
+            self.lease = owned.lease
+            if count < self._count:
+                rest = "; ".join(self._holders(besides=owned.devices))
+                self._warn(f"it begins with {formatting.plural(count, 'GPU')} of {self._count}: {rest}")
+            for warning in owned.warnings:
+                self._warn(warning)
+            self._is_settled = True
+            self._place.settle(owned.devices)
+            return
 
     def _holders(self, besides: Sequence[Device] = ()) -> list[str]:
         held = [(gpu, self._leases.holder(gpu)) for gpu in self._place.options() if gpu not in besides]
-        return [f"{formatting.device_label([gpu.as_dict()])} is leased to {holder}" for gpu, holder in held if holder]
+        return [f"{_label(gpu)} is leased to {holder}" for gpu, holder in held if holder]
 
     def _say_who(self) -> None:
         who = self._holders()
@@ -162,16 +141,17 @@ class Claim:
             waited = formatting.duration(seconds)
             self._warnings.append(f"it waited {waited} for GPUs that others had leased, which is not part of its time")
 
-    async def _warn_of_foreign(self) -> None:
-        if not any(self._foreign_on(gpu) for gpu in self._place.gpus):
-            return
-        await asyncio.sleep(LINGER_SECONDS)
-        await self._look()
-        for gpu in self._place.gpus:
-            if others := self._foreign_on(gpu):
-                label = formatting.device_label([gpu.as_dict()])
-                self._warn(f"{label} is also used by {', '.join(map(str, others))}, without a lease")
+    async def _warn_of_unmanaged(self) -> None:
+        if any(self._seen.get(gpu) for gpu in self._place.gpus):
+            await asyncio.sleep(ownership.LINGER_SECONDS)
+            self._seen = await gpu_processes.awaited(self._gpus())
+            for warning in ownership.also_used(self._seen, _label):
+                self._warn(warning)
 
     def _warn(self, message: str) -> None:
         self._warnings.append(message)
         log.warning("%s: %s", self._job.name, message)
+
+
+def _label(gpu: Device) -> str:
+    return formatting.device_label([gpu.as_dict()])

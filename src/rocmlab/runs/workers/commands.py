@@ -1,4 +1,4 @@
-"""The socket to the runner, as a process of ours sees it: orders come in, events go out, as JSON lines.
+"""The socket to the runner, as the child process sees it: commands come in, events go out, as JSON lines.
 
 The process ends when the runner does, whatever it does at that moment: a thread waits for the socket's end. It needs
 nothing but that the interpreter runs, and code that keeps the interpreter to itself runs in the kernel, not here.
@@ -15,13 +15,13 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-Order = dict[str, Any]
+Command = dict[str, Any]
 
 MAX_DESCRIPTORS = 250  # the kernel's limit is 253
 
 
-class Orders:
-    """Takes orders from the runner, and reports."""
+class Commands:
+    """Receives commands from the runner, and reports."""
 
     def __init__(self, descriptor: int, leave: Callable[[], object]) -> None:
         """Begin to listen.
@@ -33,16 +33,16 @@ class Orders:
         self._socket = socket.socket(fileno=descriptor)
         self._socket.set_inheritable(False)
         self._leave = leave
-        threading.Thread(target=self._watch, name="rocmlab-orders", daemon=True).start()
+        threading.Thread(target=self._watch, name="rocmlab-commands", daemon=True).start()
 
     def is_waiting(self) -> bool:
-        """Tell whether there is an order."""
+        """Return whether there is a command."""
         poll = select.poll()  # `select` refuses a descriptor above 1023
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(0))
 
-    def take(self) -> tuple[Order, list[int]] | None:
-        """Wait for an order and return it with its descriptors; None if the runner is gone."""
+    def take(self) -> tuple[Command, list[int]] | None:
+        """Wait for a command and return it with its descriptors; None if the runner is gone."""
         line, descriptors = b"", list[int]()
         while not line.endswith(b"\n"):
             try:
@@ -57,8 +57,8 @@ class Orders:
             os.set_inheritable(each, False)
         return json.loads(line), descriptors
 
-    def stream(self) -> Iterator[Order]:
-        """Yield orders without descriptors, of which several may come at once, until the runner is gone."""
+    def stream(self) -> Iterator[Command]:
+        """Yield commands without descriptors, of which several may come at once, until the runner is gone."""
         rest = b""
         while True:
             try:

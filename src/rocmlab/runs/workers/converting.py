@@ -1,4 +1,4 @@
-"""Executed notebooks as HTML, in a process beside the jobs: `python -m rocmlab.runs.workers.converting DESCRIPTOR`.
+"""Executed notebooks as HTML, in a process next to the jobs: `python -m rocmlab.runs.workers.converting DESCRIPTOR`.
 
 The conversion's libraries take a second to import, which a run pays once; and a notebook that is converted holds up
 neither a slot nor a GPU. Notebooks that run go first: this process is nice to them.
@@ -11,14 +11,14 @@ import os
 import sys
 from pathlib import Path
 
-from rocmlab.runs.workers.commands import Orders, block_slow_import
+from rocmlab.runs.workers.commands import Commands, block_slow_import
 
 NICENESS = 10
 
 
 def main(arguments: list[str]) -> int:
     """Convert what the runner at the other end of a socket wants converted."""
-    orders = Orders(int(arguments[0]), lambda: None)
+    commands = Commands(int(arguments[0]), lambda: None)
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
     block_slow_import()
@@ -28,14 +28,14 @@ def main(arguments: list[str]) -> int:
     from rocmlab.runs.workers import html
 
     _ = nbformat, HTMLExporter  # before there is something to convert
-    while (taken := orders.take()) is not None:
-        order, _ = taken
+    while (taken := commands.take()) is not None:
+        command, _ = taken
         try:
-            html.write(Path(order["notebook"]), Path(order["target"]))
+            html.write(Path(command["notebook"]), Path(command["target"]))
             message = None
         except Exception as err:
             message = f"{type(err).__name__}: {err}"[:500]
-        orders.report("converted", message=message)
+        commands.report("converted", message=message)
     return 0
 
 

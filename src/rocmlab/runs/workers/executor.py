@@ -24,7 +24,7 @@ class Supervised(Protocol):
 
     @property
     def place(self) -> Place:
-        """What it gets; its devices may be known only when it says `placed`."""
+        """What it gets; its devices may be known only at the event `placed`."""
 
     async def run(self) -> Outcome:
         """Run it to its end."""

@@ -12,12 +12,14 @@ import json
 import logging
 import tempfile
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Literal
 
 from rocmlab.kernels import kernelspec, recipes
 from rocmlab.kernels.fork_server import ForkServer
 from rocmlab.kernels.fork_servers import ForkServers
+from rocmlab.kernels.kernelspec import Kernelspec
 from rocmlab.kernels.recipes import Recipe
 from rocmlab.runs.jobs import Job, Request
 
@@ -27,12 +29,14 @@ MIN_JOBS = 2  # the first waits for the fork server's import as it would for its
 MAX_RESTARTS = 2
 MAX_EARLY_REQUESTS = 50  # that are read before they are examined
 
+Group = tuple["str | None", "int | Literal['all'] | None"]  # kernel and GPUs: jobs with the same get the same threads
+
 
 class JobForkServers:
     """Starts fork servers when the first job needs them, and ends them with the run."""
 
     def __init__(self) -> None:
-        self._jobs: Counter[Hashable] = Counter()
+        self._jobs: Counter[Group] = Counter()
         self._servers = ForkServers(MAX_RESTARTS)
         self._early: set[str] = set()  # keys of those that no job has requested yet
 
@@ -40,9 +44,9 @@ class JobForkServers:
         """Return those that were started and not ended."""
         return self._servers.all()
 
-    def expect(self, jobs: Iterable[Job]) -> None:
-        """Note which jobs are to come."""
-        self._jobs.update(map(_group, jobs))
+    def expect(self, groups: Mapping[Group, int]) -> None:
+        """Note how many jobs of each group are to come."""
+        self._jobs.update(groups)
 
     def begin(self, requests: Iterable[Request], environment: Mapping[str, str]) -> None:
         """Start a fork server for the kernelspec that most of the first jobs will use, before they are examined.
@@ -58,33 +62,21 @@ class JobForkServers:
             if count < MIN_JOBS:
                 return
             try:
-                if recipe := _recipe(name, environment):
+                if recipe := recipe_of(kernelspec.find(name), environment):
                     self._start(recipe)
                     self._early.add(recipe.key)
             except Exception:
                 log.debug("no early fork server for %s", name, exc_info=True)
 
-    def address(self, job: Job, environment: Mapping[str, str]) -> tuple[str | None, str | None]:
-        """Return the address of a fork server for a job's kernel, and, where one is missing that should be there, why.
+    def address(self, group: Group, recipe: Recipe) -> tuple[str | None, str | None]:
+        """Return the address of a fork server, and, where one is missing that should be there, why.
 
         Args:
-            job: whose kernel is to start.
-            environment: of its kernel.
+            group: of the job whose kernel is to start.
+            recipe: for its kernel.
         """
-        if job.kernel is None:
-            return None, None
-        try:
-            return self._address(job, job.kernel, environment)
-        except Exception as err:  # such as a missing kernelspec, which the job itself reports
-            log.debug("no fork server for %s", job.name, exc_info=True)
-            return None, f"{type(err).__name__}: {err}"
-
-    def _address(self, job: Job, name: str, environment: Mapping[str, str]) -> tuple[str | None, str | None]:
-        recipe = _recipe(name, environment)
-        if recipe is None:
-            return None, None
         if not self._servers.find(recipe.key):
-            if self._jobs[_group(job)] < MIN_JOBS:
+            if self._jobs[group] < MIN_JOBS:
                 return None, None
             while self._early:  # they are not what the jobs need
                 self._servers.end(self._early.pop())
@@ -100,11 +92,21 @@ class JobForkServers:
         self._servers.close()
 
 
-def _recipe(name: str, environment: Mapping[str, str]) -> Recipe | None:
-    specification, _ = kernelspec.find(name)
-    if not kernelspec.is_local(specification.get("metadata")):
+def group_of(job: Job) -> Group:
+    """Return what jobs share that can have the same fork server."""
+    return job.kernel, job.gpus
+
+
+def recipe_of(spec: Kernelspec, environment: Mapping[str, str]) -> Recipe | None:
+    """Return how a fork server for a kernel is started; None if the kernel has to start cold.
+
+    Args:
+        spec: its kernelspec.
+        environment: of its job.
+    """
+    if not spec.is_local:
         return None
-    return recipes.recipe(name, specification, kernelspec.environment(specification, environment))
+    return recipes.recipe(spec.name, spec.specification, kernelspec.environment(spec.specification, environment))
 
 
 @functools.lru_cache(maxsize=MAX_EARLY_REQUESTS)
@@ -121,8 +123,3 @@ def _kernel_name(request: Request) -> str | None:
     if request.notebook is None or request.gpus is not None:
         return None
     return request.kernel or _name_in(request.notebook)
-
-
-def _group(job: Job) -> Hashable:
-    """Return what jobs share that get the same kernel, and the same number of threads for it."""
-    return job.kernel, job.gpus

@@ -13,7 +13,7 @@ from rocmlab.base import files
 if TYPE_CHECKING:
     from nbconvert.exporters import HTMLExporter
 
-# The template `lab` fetches three scripts from the network. Each is left out where the notebook has no use for it, so
+# The template `lab` fetches three scripts from the network. Each is omitted where the notebook has no use for it, so
 # that the file is whole without a network; a formula without one stays readable as TeX.
 BLOCKS = {"html_head_js_requirejs": "require", "html_head_js_mathjax": "$", "html_head_js_mermaidjs": "mermaid"}
 

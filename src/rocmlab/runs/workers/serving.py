@@ -1,13 +1,12 @@
 """A worker process of a run, which takes one job after another: `python -m rocmlab.runs.workers.serving DESCRIPTOR`.
 
 A job gets nothing of the one before: environment, folder, log and signal handlers are its own, and each has a kernel of
-its own. A process that is not as it was before a job says so, and the runner takes a new one for the next.
+its own. A process that is not as it was before a job reports it, and the runner takes a new one for the next.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -20,7 +19,8 @@ from pathlib import Path
 from rocmlab.base import job_tokens
 from rocmlab.kernels import kernel as kernel  # what every job needs first
 from rocmlab.runs.workers import worker
-from rocmlab.runs.workers.commands import Order, Orders, block_slow_import
+from rocmlab.runs.workers.commands import Command, Commands, block_slow_import
+from rocmlab.runs.workers.job_spec import JobSpec
 from rocmlab.runs.workers.worker import Worker
 
 MAX_JOBS = 200  # then the process is replaced; what a library keeps for each job does not add up
@@ -34,42 +34,42 @@ class Server:
         self.token: str | None = None  # of the job that runs or ran last
         self.scratch: Path | None = None  # its folder, which the runner removes, if it is there
         self.jobs = 0
-        self.orders = Orders(descriptor, self._leave)
+        self.commands = Commands(descriptor, self._leave)
 
     def serve(self) -> int:
         """Take jobs until the runner is gone, or this process should not take another."""
         signal.signal(signal.SIGTERM, lambda *_: None)  # between two jobs there is nothing to stop
-        if not self.orders.is_waiting():
+        if not self.commands.is_waiting():
             import_ahead()
         before = None  # at first much is imported, with or after the job
-        while (order := self.orders.take()) is not None and self._run(*order, before):
+        while (command := self.commands.take()) is not None and self._run(*command, before):
             before = belongings()
         return 0
 
-    def _run(self, order: Order, descriptors: list[int], before: object) -> bool:
+    def _run(self, command: Command, descriptors: list[int], before: object) -> bool:
         """Run a job, and return whether another may follow.
 
         Args:
-            order: what the runner says.
+            command: what the runner says.
             descriptors: of the job's log and of the locks of its lease.
             before: what this process had before the job; None if that does not matter.
         """
         log, *locks = descriptors
-        description = Path(order["job"])
+        description = Path(command["job"])
         self.scratch = description.parent
-        job = json.loads(description.read_text(encoding="utf-8"))
+        job = JobSpec.from_json(description.read_text(encoding="utf-8"))
         description.unlink()  # it has the job's whole environment
-        if job.get("lease"):
-            job["lease"]["descriptors"] = locks
+        if job.lease:
+            job.lease["descriptors"] = locks
         self.jobs += 1
-        self.token = job["environment"].get(job_tokens.NAME)
-        with surroundings(job["environment"], log):
-            work = Worker(job, self.orders.report)
+        self.token = job.environment.get(job_tokens.NAME)
+        with surroundings(job.environment, log):
+            work = Worker(job, self.commands.report)
             outcome = work.run()
         self.scratch = None  # the token stays: a runner that exits now has not ended yet what the job left
         import_ahead()
         is_sound = work.is_sound and self.jobs < MAX_JOBS and (before is None or belongings() == before)
-        self.orders.report("ended", outcome=asdict(outcome), is_sound=is_sound)
+        self.commands.report("ended", outcome=asdict(outcome), is_sound=is_sound)
         return is_sound
 
     def _leave(self) -> None:
@@ -80,7 +80,7 @@ class Server:
             job_tokens.end(self.token, grace_seconds=0.0)
 
     def remove_scratch(self) -> None:
-        """Remove the folder of the job that runs: nobody else will."""
+        """Remove the folder of the job that runs: no one else will."""
         if self.scratch:
             shutil.rmtree(self.scratch, ignore_errors=True)
 

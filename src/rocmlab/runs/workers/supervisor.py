@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from rocmlab.base import job_tokens, safe
 from rocmlab.devices import visibility
+from rocmlab.kernels.recipes import Recipe
 from rocmlab.notebook.outcome import Outcome
 from rocmlab.runs.folder import RunFolder, now
 from rocmlab.runs.jobs import INTERRUPTED, Job
@@ -23,11 +24,12 @@ from rocmlab.runs.scheduling.usage import Meters
 from rocmlab.runs.workers.channel import Event as Event
 from rocmlab.runs.workers.channel import Link
 from rocmlab.runs.workers.claim import Claim
+from rocmlab.runs.workers.job_spec import JobSpec
 from rocmlab.runs.workers.workers import Workers
 
 LEASED = "ROCMLAB_LEASED"  # environment of a job: the runner has chosen, and leased, its devices
-NOTEBOOK, RUN, NAME = "ROCMLAB_NOTEBOOK", "ROCMLAB_RUN", "ROCMLAB_JOB_NAME"  # what it is, for whoever looks at it
-NOTE = "owner.json"  # the same in its scratch folder, whose name has its mark: a forked kernel shows no environment
+NOTEBOOK, RUN, NAME = "ROCMLAB_NOTEBOOK", "ROCMLAB_RUN", "ROCMLAB_JOB_NAME"  # for people
+NOTE = "owner.json"  # the same in its scratch folder, whose name has its token: a forked kernel shows no environment
 ATTEMPTS = 3  # at giving a job to a worker; one may die while it has nothing to do
 MAX_WARNINGS = 100
 
@@ -61,12 +63,12 @@ class Supervisor:
         self.limits = limits
         self.workers = workers
         self.meters = meters
-        self.mark = job_tokens.new()
+        self.token = job_tokens.new()
         self._see = see  # called with each event of the job
         self._worker: Link | None = None
         self._begin = 0.0  # when its GPUs were leased
         self._has_job = False  # the worker has it, and is to have no other before it has ended
-        self._has_begun = False  # the worker says so, and can be asked to stop
+        self._has_begun = False  # the worker reports it, and can be asked to stop
         self._fault: str | None = None  # why the worker could not be listened to
         self._stopped: Literal["timeout", "interrupted"] | None = None
         self._killed_by_us = False
@@ -85,7 +87,8 @@ class Supervisor:
         timer: asyncio.TimerHandle | None = None
         try:
             self._worker = self.workers.take()  # if it is new, it gets ready while the lease is awaited
-            self.workers.fork_server(self.job, self._environment())  # it imports meanwhile, too
+            recipe = self.workers.recipe(self.job, self._environment())
+            self.workers.fork_server(self.job, recipe)  # it imports meanwhile, too
             if not await self._claim.settled(lambda: bool(self._stopped)) or self._stopped:
                 why_cpu = None if self._stopped else self._claim.why_not
                 return Outcome("not run", warnings=self._warnings, why_cpu=why_cpu)
@@ -93,7 +96,7 @@ class Supervisor:
             self.meters.begin(self.job.name, self.place.devices, self.folder.file(self.job.name, "samples"))
             if self.limits.notebook_seconds is not None:
                 timer = asyncio.get_running_loop().call_later(self.limits.notebook_seconds, self.stop, "timeout")
-            outcome = self._judge(await self._work())  # whoever stops it from now on is too late
+            outcome = self._judge(await self._work(recipe))  # whoever stops it from now on is too late
             await self._end_processes()
         except BaseException:
             self._kill_worker()
@@ -111,16 +114,16 @@ class Supervisor:
 
     async def _end_processes(self) -> None:
         grace_seconds = 0.0 if self._killed_by_us else 2.0
-        left = await asyncio.to_thread(job_tokens.end, self.mark, grace_seconds)
+        left = await asyncio.to_thread(job_tokens.end, self.token, grace_seconds)
         if left:
             self._warnings.append(f"processes that could not be ended: {', '.join(map(str, left))}")
 
-    async def _work(self) -> int:
+    async def _work(self, recipe: Recipe | None) -> int:
         """Have a worker run the job, and return the exit code of one that ended over it, else 0."""
-        prefix = f"rocmlab-job-{self.mark}-"
+        prefix = f"rocmlab-job-{self.token}-"
         with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as scratch:
             description = Path(scratch, "job.json")
-            content = json.dumps(self._description(scratch))
+            content = self._spec(scratch, recipe).to_json()
             for _ in range(ATTEMPTS):
                 Path(scratch).mkdir(
                     mode=0o700, exist_ok=True
@@ -136,7 +139,7 @@ class Supervisor:
                 code = await self._worker.exit_code()
                 if self._has_begun or self._stopped:
                     break
-                self._write_down(self._worker.last_words())
+                self._write_down(self._worker.last_output())
                 await self._let_worker_go()
         return code
 
@@ -146,43 +149,43 @@ class Supervisor:
         with safe.append(self.folder.file(self.job.name, "log")) as log:
             return worker.send({"job": str(description)}, [log.fileno(), *locks])
 
-    def _write_down(self, words: str) -> None:
+    def _write_down(self, text: str) -> None:
         """Add to the job's log why it has no worker."""
-        if not words:
+        if not text:
             return
         path = self.folder.file(self.job.name, "log")
         with contextlib.suppress(OSError), safe.append(path) as log:  # the disk may be full
-            log.write(f"--- a worker ended before the job began\n{words}".encode("utf-8", "backslashreplace"))
+            log.write(f"--- a worker exited before the job began\n{text}".encode("utf-8", "backslashreplace"))
 
-    def _description(self, scratch: str) -> dict[str, Any]:
+    def _spec(self, scratch: str, recipe: Recipe | None) -> JobSpec:
+        assert self.job.kernelspec is not None, "a job without one has a problem, and is not run"
         lease = self._claim.lease
-        address, why_not = self.workers.fork_server(self.job, self._environment())
-        return {
-            "notebook": self.job.notebook,
-            "output": str(self.folder.file(self.job.name, "notebook")),
-            "parameters": self.job.parameters,
-            "kernel": self.job.kernel,
-            "language": self.job.language,
-            "cell_timeout_seconds": self.limits.cell_seconds,
-            "memory_bytes": self.limits.memory_bytes,
-            "lease": lease.as_dict() if lease else None,
-            "environment": self._environment() | {"JUPYTER_RUNTIME_DIR": scratch},  # it goes when the job goes
-            "masks": visibility.child_environment(self.place.gpus) if self.place.node else None,
-            "warm": address,
-            "cold": why_not,
-            "warning": self.job.warning,
-        }
+        address, why_cold = self.workers.fork_server(self.job, recipe)
+        return JobSpec(
+            notebook=self.job.notebook,
+            output=str(self.folder.file(self.job.name, "notebook")),
+            kernelspec=self.job.kernelspec,
+            parameters=self.job.parameters,
+            environment=self._environment() | {"JUPYTER_RUNTIME_DIR": scratch},  # it goes when the job goes
+            cell_seconds=self.limits.cell_seconds,
+            memory_bytes=self.limits.memory_bytes,
+            lease=lease.as_dict() if lease else None,
+            masks=visibility.child_environment(self.place.gpus) if self.place.node else None,
+            fork_server=address,
+            why_cold=why_cold,
+            warning=self.job.warning,
+        )
 
     def _environment(self) -> dict[str, str]:
         note = self._note()
         own = {NOTEBOOK: note["notebook"], RUN: note["run"], NAME: note["job"]}
-        return {**self.place.environment(self.workers.environment), **own, job_tokens.NAME: self.mark, LEASED: "1"}
+        return {**self.place.environment(self.workers.environment), **own, job_tokens.NAME: self.token, LEASED: "1"}
 
     def _note(self) -> dict[str, str]:
         return {"notebook": self.job.notebook, "run": self.folder.path.name, "job": self.job.name}
 
     async def _listen(self, worker: Link) -> None:
-        """Take what a worker says, until the job or the worker has ended."""
+        """Handle a worker's messages, until the job or the worker has ended."""
         while self._ended is None and (event := await worker.event()) is not None:
             self._take(event)
 
@@ -196,7 +199,7 @@ class Supervisor:
             return
         if kind == "cell":
             self._running_cell = event["index"]
-            self.workers.expect_conversion(event["number"], event["total"], time.monotonic() - self._begin)
+            self.workers.converter.expect(event["number"], event["total"], time.monotonic() - self._begin)
         elif kind == "cell done":
             self._running_cell = None
         elif kind == "warning" and len(self._warnings) < MAX_WARNINGS:
@@ -242,7 +245,7 @@ class Supervisor:
 
     def _judge(self, code: int) -> Outcome:
         own = Outcome(**self._ended["outcome"]) if self._ended is not None else None
-        # It may have ended by itself just when it was asked to stop.
+        # It may have ended by itself just when it was told to stop.
         if own is not None and (not self._stopped or own.status in ("ok", "failed", "timeout")):
             return own
         if self._stopped == "timeout":
@@ -255,4 +258,4 @@ class Supervisor:
             return Outcome("killed", "its worker was killed (SIGKILL), perhaps because the memory was full")
         if code < 0:
             return Outcome("killed", f"its worker was ended by signal {-code}")
-        return Outcome("failed", f"its worker ended with exit code {code} before the notebook did; the log says why")
+        return Outcome("failed", f"its worker exited with code {code} before the notebook did; the log says why")

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from rocmlab.kernels.kernel import Kernel
     from rocmlab.notebook.options import Options
+    from rocmlab.runs.workers.job_spec import JobSpec
 
 Report = Callable[..., None]  # called with the name of an event and its facts
 MAX_SUMMARY_BYTES = 500_000  # of what is reported of a notebook; of more, the runner reads the file
@@ -43,18 +44,18 @@ class Worker:
 
     starting = threading.Lock()
 
-    def __init__(self, job: dict[str, Any], report: Report) -> None:
+    def __init__(self, job: JobSpec, report: Report) -> None:
         self.job = job
         self.report = report
         self.is_sound = True
-        self.lease = Lease.inherited(job["lease"]) if job.get("lease") else None
+        self.lease = Lease.inherited(job.lease) if job.lease else None
 
     def run(self) -> Outcome:
         """Execute, and return how it ended and why."""
         signal.signal(signal.SIGTERM, self._stop)
         self.report("begun")
-        if warning := self.job.get("warning"):
-            self._see("warning", message=warning)
+        if self.job.warning:
+            self._see("warning", message=self.job.warning)
         try:
             outcome = self._execute()
         finally:
@@ -101,18 +102,17 @@ class Worker:
 
     def _run_notebook(self) -> Outcome:
         job = self.job
-        folder = str(Path(job["notebook"]).parent)  # as JupyterLab does
+        folder = str(Path(job.notebook).parent)  # as JupyterLab does
         with self.starting:
             running = self._start_kernel(folder)
         try:  # the kernel starts while the notebook is read
-            check_masks(running, job)
+            if job.masks:
+                check_masks(running, job, job.masks)
             from rocmlab.notebook import notebooks
             from rocmlab.notebook.execution import Execution
 
-            notebook = notebooks.prepare(
-                job["notebook"], job["output"], job["parameters"], job["kernel"], job["language"]
-            )
-            output = Path(job["output"])
+            spec, output = job.kernelspec, Path(job.output)
+            notebook = notebooks.prepare(job.notebook, job.output, job.parameters, spec.name, spec.language)
             execution = Execution(notebook, running, self._options(notebook), lambda: notebooks.save(notebook, output))
         except BaseException:
             running.destroy()
@@ -131,29 +131,27 @@ class Worker:
         from rocmlab.kernels import kernel
         from rocmlab.kernels.forked import Refused
 
-        name, why, memory = self.job["kernel"], self.job.get("cold"), self.job.get("memory_bytes")
-        if address := self.job.get("warm"):
+        spec, why, memory = self.job.kernelspec, self.job.why_cold, self.job.memory_bytes
+        if self.job.fork_server:
             try:
-                return kernel.start(name, folder, os.environ, self.lease, address, memory)
+                return kernel.start(spec, folder, os.environ, self.lease, self.job.fork_server, memory)
             except Refused as err:
                 why = str(err)
         if why:
             self._see("warning", message=f"cold start: {why}")
-        return kernel.start(name, folder, os.environ, self.lease, memory_bytes=memory)
+        return kernel.start(spec, folder, os.environ, self.lease, memory_bytes=memory)
 
     def _options(self, notebook: dict[str, Any]) -> Options:
         from rocmlab.notebook.options import Limits, Options
         from rocmlab.notebook.outputs import OverflowLog
 
-        given = {**self.job.get("limits", {})}
-        given.setdefault("cell_seconds", self.job["cell_timeout_seconds"])
         return Options(
-            limits=Limits().with_metadata(notebook["metadata"], given),
+            limits=Limits().with_metadata(notebook["metadata"], {"cell_seconds": self.job.cell_seconds}),
             stdout=sys.stdout,
             stderr=sys.stdout,
             kernel_output=sys.stdout.write,
             report=self._see,
-            overflow=OverflowLog(None, f"{Path(self.job['output']).stem}.log"),  # the job's log, which has everything
+            overflow=OverflowLog(None, f"{Path(self.job.output).stem}.log"),  # the job's log, which has everything
         )
 
 
@@ -168,10 +166,10 @@ def summary(notebook: dict[str, Any]) -> dict[str, Any] | None:
     return None
 
 
-def check_masks(running: Kernel, job: dict[str, Any]) -> None:
+def check_masks(running: Kernel, job: JobSpec, masks: dict[str, str | None]) -> None:
     """Make sure that a kernel really has the masks that its job was given.
 
-    Source: /proc/PID/environ of a kernel that was started cold; of a forked one, what it was told to set.
+    Source: /proc/PID/environ of a kernel that was started cold; of a forked one, the requested variables.
 
     Raises:
         RocmlabError: it has others, such as its kernelspec's own.
@@ -180,17 +178,15 @@ def check_masks(running: Kernel, job: dict[str, Any]) -> None:
     from rocmlab.kernels import kernelspec
     from rocmlab.kernels.kernel import LocalKernel
 
-    if not (wanted := job.get("masks")):
-        return
     if isinstance(running, LocalKernel):
         has = running.environment()
     else:
-        has = kernelspec.environment(kernelspec.find(job["kernel"])[0], os.environ)
-    for name, value in wanted.items():
+        has = kernelspec.environment(job.kernelspec.specification, os.environ)
+    for name, value in masks.items():
         if has.get(name) != value:
             raise RocmlabError(
-                f"its kernel has {name}={has.get(name, '')}, and was to have {value or 'none'}",
-                f"the kernelspec {job['kernel']} sets it, or what starts the kernel does",
+                f"its kernel has {name}={has.get(name, '')}, and should have {value or 'none'}",
+                f"the kernelspec {job.kernelspec.name} sets it, or what starts the kernel does",
                 f"take {name} out of the `env` of that kernelspec on the node",
             )
 

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import signal
+import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 from rocmlab.base import confidential
 from rocmlab.kernels import memory
+from rocmlab.kernels.recipes import Recipe
 from rocmlab.runs.jobs import Job
 from rocmlab.runs.workers.channel import Link
-from rocmlab.runs.workers.forking import JobForkServers
+from rocmlab.runs.workers.converter import Converter
+from rocmlab.runs.workers.forking import JobForkServers, group_of, recipe_of
+
+log = logging.getLogger("rocmlab")
 
 WORKER = "rocmlab.runs.workers.serving"
-CONVERTER = "rocmlab.runs.workers.converting"
-CONVERSION_SECONDS = 60.0  # for one notebook; then the process is killed
-QUICK_SECONDS = 5.0  # a job that is past half of its cells in that time
-ATTEMPTS = 2  # at a conversion; the process may have been killed for lack of memory that others used
 
 
 class Workers:
@@ -28,7 +27,7 @@ class Workers:
         environment: what each process inherits; a job's own comes with the job.
         slots: how many jobs may run at once.
         warm: whether kernels may be forked from a process that has imported the framework; `auto` or `off`.
-        converts: whether executed notebooks become HTML here.
+        converter: makes HTML of executed notebooks.
     """
 
     def __init__(
@@ -47,24 +46,30 @@ class Workers:
         self._idle: list[Link] = []
         self._all: set[Link] = set()
         self._ending: set[asyncio.Task[None]] = set()
-        self._converter: Link | None = None
-        self._conversion = asyncio.Lock()
-        self._converts = converts
+        self.converter = Converter(self.environment, is_on=converts)
 
     def expect(self, jobs: Iterable[Job]) -> None:
         """Note which jobs are to come: a fork server is worth its start if several of them use it."""
-        self._fork_servers.expect(jobs)
+        self._fork_servers.expect(Counter(map(group_of, jobs)))
 
-    def fork_server(self, job: Job, environment: Mapping[str, str]) -> tuple[str | None, str | None]:
-        """Return the address of a fork server for a job's kernel, and, where there should be one, why there is none.
+    def recipe(self, job: Job, environment: Mapping[str, str]) -> Recipe | None:
+        """Return how a fork server for a job's kernel is started; None if the kernel starts cold.
 
         Args:
             job: that is to start.
-            environment: of the job.
+            environment: of the job; which GPUs it names does not matter.
         """
-        if self.warm == "off":
+        return recipe_of(job.kernelspec, environment) if job.kernelspec and self.warm != "off" else None
+
+    def fork_server(self, job: Job, recipe: Recipe | None) -> tuple[str | None, str | None]:
+        """Return the address of a fork server for a job's kernel, and, where there should be one, why there is none."""
+        if recipe is None:
             return None, None
-        return self._fork_servers.address(job, environment)
+        try:
+            return self._fork_servers.address(group_of(job), recipe)
+        except Exception as err:
+            log.debug("no fork server for %s", job.name, exc_info=True)
+            return None, f"{type(err).__name__}: {err}"
 
     def take(self) -> Link:
         """Return a worker for a job: one that is idle, or a new one.
@@ -84,19 +89,6 @@ class Workers:
         self._all.add(worker)
         return worker
 
-    def expect_conversion(self, cell: int, cells: int, seconds: float) -> None:
-        """Get ready to convert if a job may end soon; that takes half a second, and memory until the run is over.
-
-        Args:
-            cell: that begins, from 1.
-            cells: of the notebook.
-            seconds: for which the job has run. One that takes long may end half a second later.
-        """
-        is_quick = seconds < QUICK_SECONDS and 2 * cell > cells
-        if self._converts and (is_quick or cell >= cells):
-            with contextlib.suppress(OSError):  # said when there is something to convert
-                self._start_converter()
-
     def give_back(self, worker: Link) -> None:
         """Keep a worker for another job."""
         self._idle.append(worker)
@@ -106,56 +98,11 @@ class Workers:
         self._all.discard(worker)
         await worker.close()
 
-    async def convert(self, notebook: Path, target: Path) -> str | None:
-        """Convert a notebook to HTML, one at a time; return why there is none, None if there is."""
-        async with self._conversion:
-            try:
-                why = await self._convert({"notebook": str(notebook), "target": str(target)})
-            except asyncio.TimeoutError:
-                why = f"it took longer than {CONVERSION_SECONDS:g} s"
-                await self._end_converter()
-            except OSError as err:
-                why = f"no process could be started for it: {err}"
-        return None if why is None else why[-500:]
-
-    async def _convert(self, order: dict[str, str]) -> str | None:
-        why = ""
-        for _ in range(ATTEMPTS):
-            if not self._converts:
-                break
-            converter = self._start_converter()
-            if converter.send(order):
-                event = await asyncio.wait_for(converter.event(), CONVERSION_SECONDS)
-                if event is not None:
-                    return None if event.get("message") is None else str(event["message"])
-            code = await converter.exit_code()
-            why = converter.fault or converter.last_words().strip() or f"its process ended with {code}"
-            await self._end_converter()
-        return why if self._converts else "the run was ended"
-
-    def stop_converting(self) -> None:
-        """Convert nothing any more: somebody is in a hurry."""
-        self._converts = False
-        if self._converter is not None:
-            self._converter.signal(signal.SIGKILL)
-
-    def _start_converter(self) -> Link:
-        if self._converter is None or not self._converter.is_alive:
-            self._converter = Link(CONVERTER, self.environment)
-            memory.make_expendable(self._converter.process.pid)
-        return self._converter
-
-    async def _end_converter(self) -> None:
-        converter, self._converter = self._converter, None
-        if converter is not None:
-            await converter.close()
-
     async def close(self) -> None:
         """End what is left."""
-        self._converts = False
         await asyncio.gather(
             asyncio.to_thread(self._fork_servers.close),
-            self._end_converter(),
+            self.converter.close(),
             *self._ending,
             *map(self.end, list(self._all)),
         )

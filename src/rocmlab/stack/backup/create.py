@@ -11,7 +11,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,7 +23,8 @@ from rocmlab.stack.backup import databases, model, parts
 from rocmlab.stack.backup.model import FILE, FORMAT, LINK, MANIFEST, PARTIAL, PREFIX, SUMS, Entry, Task, amount
 from rocmlab.stack.backup.parts import Part
 from rocmlab.stack.backup.selection import Found, Selection, backups, select
-from rocmlab.stack.backup.working import Progress, Say, interruptible, locked, say_some
+from rocmlab.stack.backup.working import Progress, interruptible, locked, say_some
+from rocmlab.stack.lab import Say
 
 PART_BYTES = 1 << 30  # of a part, after which the next one begins
 ATTEMPTS = 4  # to read a file that changes meanwhile
@@ -37,8 +38,21 @@ class _Unreadable(Exception):
     """A source cannot be read."""
 
 
-def create(task: Task, say: Say) -> int:
+def status_of(source: str) -> os.stat_result | None:
+    """Return a file's status; None if there is none."""
+    try:
+        return os.lstat(source)
+    except OSError:
+        return None
+
+
+def create(task: Task, say: Say, look: Callable[[str], os.stat_result | None] = status_of) -> int:
     """Back up; return 0, or 1 where something could not be read.
+
+    Args:
+        task: what to back up, and where to.
+        say: prints a line.
+        look: returns the status of a file that was read, which shows whether it changed meanwhile.
 
     Raises:
         RocmlabError: the backup could not be written; what is complete is kept, and the next attempt continues it.
@@ -47,14 +61,14 @@ def create(task: Task, say: Say) -> int:
         folder = _folder(Path(task.backup), task)
         with locked(folder, f"{task.shown}/{folder.name}") as is_there:
             if is_there:
-                return _create(task, folder, say)
+                return _create(task, folder, say, look)
 
 
-def _create(task: Task, folder: Path, say: Say) -> int:
+def _create(task: Task, folder: Path, say: Say, look: Callable[[str], os.stat_result | None]) -> int:
     shown = f"{task.shown}/{folder.name}"
     if folder.stat().st_mode & 0o077:
         say(f"WARNING: the disk of {task.shown} keeps no permissions: whoever can read it can read your keys and token")
-    maker = _Maker(task, folder, shown, say)
+    maker = _Maker(task, folder, shown, say, look)
     try:
         with interruptible():
             selection = select(task)
@@ -131,8 +145,10 @@ def _is_of(path: Path, task: Task) -> bool:
 
 
 class _Maker:
-    def __init__(self, task: Task, folder: Path, shown: str, say: Say) -> None:
-        self.task, self.folder, self.shown, self.say = task, folder, shown, say
+    def __init__(
+        self, task: Task, folder: Path, shown: str, say: Say, look: Callable[[str], os.stat_result | None]
+    ) -> None:
+        self.task, self.folder, self.shown, self.say, self.look = task, folder, shown, say, look
         manifest = model.read(folder)
         self.entries, self.parts = manifest.entries, manifest.parts
         self.earlier = dict(manifest.parts)  # of an attempt before this one
@@ -165,7 +181,8 @@ class _Maker:
                     self._add(found, selection)
                 progress.add(found.size)
         except BaseException:
-            self._keep_what_is_whole()
+            with contextlib.suppress(OSError):  # the disk has no room even for that; the part is removed
+                self._close()  # so that the next attempt need not repeat it
             raise
         self._close()
 
@@ -280,7 +297,7 @@ class _Maker:
                 found.update(piece)
                 count += len(piece)
             part.end(offset, dataclasses.replace(entry, size=count), is_shorter=count < before.st_size)
-            after = _status(source)
+            after = self.look(source)
         is_same = after is not None and entry.is_still(after) and count == before.st_size
         return dataclasses.replace(entry, size=count, sha256=found.hexdigest()), is_same
 
@@ -297,7 +314,7 @@ class _Maker:
             part.close()
             wrong = parts.wrong_members(part.path, part.entries)
             if wrong:
-                raise OSError(errno.EIO, f"{part.path.name} is not read back as it was written ({wrong[0]})")
+                raise OSError(errno.EIO, f"{part.path.name} differs from what was written ({wrong[0]})")
             digest = parts.digest(part.path)
             lines: list[dict[str, Any]] = [{"entry": dataclasses.asdict(entry)} for entry in part.entries]
             self._note(*lines, {"part": part.path.name, "sha256": digest})
@@ -306,11 +323,6 @@ class _Maker:
             raise
         self.entries.update({entry.path: entry for entry in part.entries})
         self.parts[part.path.name] = digest
-
-    def _keep_what_is_whole(self) -> None:
-        """End the part where something went wrong, so that the next attempt need not repeat it."""
-        with contextlib.suppress(OSError):  # the disk has no room even for that; the part is removed
-            self._close()
 
     def _note(self, *lines: dict[str, Any]) -> None:
         """Add lines to the manifest, all of them or none."""
@@ -399,10 +411,3 @@ def _is_real_root() -> bool:
         return os.geteuid() == 0 and Path("/proc/self/uid_map").read_text().split()[:2] == ["0", "0"]
     except OSError:
         return os.geteuid() == 0
-
-
-def _status(source: str) -> os.stat_result | None:
-    try:
-        return os.lstat(source)
-    except OSError:
-        return None

@@ -84,18 +84,13 @@ class Entry:
 
 @dataclass
 class Manifest:
-    """What a backup says of itself."""
+    """The header of a backup."""
 
     header: dict[str, Any]
     entries: dict[str, Entry] = field(default_factory=dict)  # by path; the latest line of a path counts
     parts: dict[str, str] = field(default_factory=dict)  # the SHA-256 of each part, by name
     omitted: list[dict[str, Any]] = field(default_factory=list)  # path, why, files, bytes
     length: int = 0  # of the whole lines, in bytes
-
-    @property
-    def size(self) -> int:
-        """The bytes of all files."""
-        return sum(entry.size for entry in self.entries.values())
 
 
 def read(folder: Path, *, shown: str = "") -> Manifest:

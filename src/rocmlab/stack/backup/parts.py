@@ -46,7 +46,7 @@ class Part:
         return offset
 
     def end(self, offset: int, entry: Entry, *, is_shorter: bool) -> None:
-        """Fill the member's last block, and correct its header if it became shorter than that says."""
+        """Fill the member's last block, and correct its header if it became shorter."""
         self.put(b"\0" * (-entry.size % BLOCK))
         if is_shorter:
             os.pwrite(self._descriptor, header(entry), offset)
@@ -93,15 +93,20 @@ def pieces(file: BinaryIO, size: int) -> Iterator[bytes]:
 
 def digest(path: Path) -> str:
     """Return a file's SHA-256."""
-    found = hashlib.sha256()
     with path.open("rb") as file:
-        while piece := file.read(PIECE_BYTES):
-            found.update(piece)
+        return digest_of(iter(lambda: file.read(PIECE_BYTES), b""))
+
+
+def digest_of(content: Iterable[bytes]) -> str:
+    """Return the SHA-256 of a content that comes in pieces."""
+    found = hashlib.sha256()
+    for piece in content:
+        found.update(piece)
     return found.hexdigest()
 
 
 def wrong_members(path: Path, entries: Iterable[Entry]) -> list[str]:
-    """Return the files of a part whose content is not what the manifest says."""
+    """Return the files of a part whose content differs from the manifest."""
     expected = {entry.offset: entry for entry in entries if entry.type == FILE}
     right: set[int] = set()
     try:
@@ -110,10 +115,8 @@ def wrong_members(path: Path, entries: Iterable[Entry]) -> list[str]:
                 entry = expected.get(member.offset)
                 source = archive.extractfile(member) if entry and member.isreg() else None
                 if entry and source and (member.name, member.size) == (entry.path, entry.size):
-                    found = hashlib.sha256()
-                    for piece in pieces(source, member.size):  # type: ignore[arg-type]
-                        found.update(piece)
-                    right |= {member.offset} if found.hexdigest() == entry.sha256 else set()
+                    is_right = digest_of(pieces(source, member.size)) == entry.sha256  # type: ignore[arg-type]
+                    right |= {member.offset} if is_right else set()
     except (tarfile.TarError, OSError, ValueError):
         pass  # what comes behind cannot be read, and is among the wrong ones
     return [entry.path for offset, entry in sorted(expected.items()) if offset not in right]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -12,8 +11,8 @@ from rocmlab.base.errors import RocmlabError
 from rocmlab.stack import envfile, homes, process, volumes
 from rocmlab.stack.backup import create, restore
 from rocmlab.stack.backup.model import Task
-from rocmlab.stack.backup.working import Say
 from rocmlab.stack.container import ContainerLab
+from rocmlab.stack.lab import Say
 from rocmlab.stack.native import NativeLab
 from rocmlab.stack.project import Project
 from rocmlab.stack.settings import COMMENTS, DERIVED
@@ -27,7 +26,7 @@ OF_THIS_CLONE = (  # settings that say where this clone's lab is and who may ent
 
 
 def run(project: Project, task: Task, say: Say) -> int:
-    """Do what a task says with the files of a project's lab, wherever they are.
+    """Run a task on the files of a project's lab, wherever they are.
 
     A task comes without its folders, which are filled in here.
 
@@ -54,25 +53,20 @@ def _owner_on_host(task: Task, roots: Mapping[str, str]) -> tuple[int, int] | No
 
 def _on_host(project: Project) -> dict[str, str]:
     lab = project.lab
-    if isinstance(lab, NativeLab):
-        return {"share": str(lab.share_folder), "notebooks": str(lab.notebooks)}
-    assert isinstance(lab, ContainerLab)
-    share = lab.values["SHARE"]
-    if "/" not in share:
+    assert isinstance(lab, (NativeLab, ContainerLab))
+    if isinstance(lab, ContainerLab) and lab.share_folder is None:
         raise RocmlabError(
-            f"the image {lab.image} is not here",
+            f"the image {lab.image} is missing",
             f"the share is the {lab.product} volume {lab.volume}, which a container of that image reads",
             "make build, then run it again",
         )
-    notebooks = lab.values.get("NOTEBOOKS_DIR") or lab.settings.get("NOTEBOOKS_DIR")
-    return {"share": str(volumes.path_of(lab, share)), "notebooks": str(volumes.path_of(lab, notebooks))}
+    return {"share": str(lab.share_folder), "notebooks": str(lab.notebooks)}
 
 
 def _in_a_container(lab: ContainerLab, task: Task) -> int:
     """Run the task as root in a container of the lab's image that lives as long as the task, next to the lab or not."""
     is_read_only = task.kind == "create"
-    given = lab.values.get("NOTEBOOKS_DIR") or lab.settings.get("NOTEBOOKS_DIR")
-    mounts = [volumes.bind(volumes.path_of(lab, given), INSIDE["notebooks"], is_read_only=is_read_only)]
+    mounts = [volumes.bind(lab.notebooks, INSIDE["notebooks"], is_read_only=is_read_only)]
     mounts.append(volumes.bind(Path(task.backup).resolve(), "/backup", is_read_only=not is_read_only))
     roots = dict(INSIDE)
     share = volumes.share(lab, is_read_only=is_read_only)
@@ -106,14 +100,11 @@ def _owner_in_container(lab: ContainerLab, task: Task) -> tuple[int, int] | None
 def restore_settings(project: Project, texts: Mapping[str, str], say: Say) -> None:
     """Put the choices of a backup's `.env` into this clone's, whose earlier text is kept next to it.
 
-    What rocmlab derived there follows this machine, and what says where this clone's lab is stays.
+    What rocmlab derived there follows this machine, and this clone's location settings are kept.
     """
     values = envfile.parse(texts.get("settings/.env", ""))
-    try:
-        found = json.loads(texts.get("settings/.rocmlab/written.json", "{}"))
-        derived = {name for name, value in found.items() if values.get(name) == value}
-    except (ValueError, AttributeError):
-        derived = set()
+    written = envfile.json_object(texts.get("settings/.rocmlab/written.json", ""))
+    derived = {name for name, value in written.items() if values.get(name) == value}
     chosen = {name: value for name, value in values.items() if name not in {*derived, *DERIVED}}
     path = project.settings.env_path
     text = envfile.read(path)
@@ -121,8 +112,7 @@ def restore_settings(project: Project, texts: Mapping[str, str], say: Say) -> No
     wanted: dict[str, str | None] = {name: value for name, value in chosen.items() if name not in OF_THIS_CLONE}
     changed = [name for name, value in wanted.items() if before.get(name) != value]
     if changed:
-        stamp = homes.stamp()
-        kept = path.with_name(f".env.before-restore-{stamp}")
+        kept = path.with_name(f".env.before-restore-{homes.stamp()}")
         envfile.write(kept, text)
         envfile.write(path, envfile.update(text, wanted, COMMENTS))
         say(f"settings restored into .env: {', '.join(changed)} (the earlier .env is kept as {kept.name})")

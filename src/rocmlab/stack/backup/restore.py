@@ -20,7 +20,8 @@ from rocmlab.base.errors import RocmlabError
 from rocmlab.stack import homes
 from rocmlab.stack.backup import databases, model, parts, verify
 from rocmlab.stack.backup.model import FILE, FOLDER, LINK, Entry, Manifest, Task, amount
-from rocmlab.stack.backup.working import Progress, Say, interruptible, say_some
+from rocmlab.stack.backup.working import Progress, interruptible, say_some
+from rocmlab.stack.lab import Say
 
 MAX_LISTED = 50  # lines about single files
 AT_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -79,7 +80,7 @@ def _restore(task: Task, say: Say) -> int:
 def _tell(outcome: Outcome, say: Say) -> None:
     say_some(say, [f"  kept {line}" for line in outcome.aside], MAX_LISTED)
     for entry in outcome.links[:MAX_LISTED]:
-        say(f"  not restored, because it leads out of the lab: {entry.path} -> {entry.target}")
+        say(f"  not restored, because it points outside the lab: {entry.path} -> {entry.target}")
     say(
         f"restored {outcome.files} files ({amount(outcome.size)}); {outcome.unchanged} were there already; "
         f"{len(outcome.aside)} different ones were kept under a new name"
@@ -176,7 +177,7 @@ class _Restorer:
             self._put_aside(parent, name, path)
         os.mkdir(name, 0o700, dir_fd=parent)
         self._own(parent, name)
-        if entry is not None:
+        if entry is not None and entry.type == FOLDER:
             self.made[path] = entry
 
     def _finish_folder(self, path: str, entry: Entry) -> None:
@@ -286,11 +287,8 @@ def _is_same(parent: int, name: str, found: os.stat_result, entry: Entry) -> boo
     if not stat.S_ISREG(found.st_mode) or found.st_size != entry.size:
         return False
     descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
-    digest = hashlib.sha256()
     with os.fdopen(descriptor, "rb") as file:
-        for piece in parts.pieces(file, entry.size):
-            digest.update(piece)
-    return digest.hexdigest() == entry.sha256
+        return parts.digest_of(parts.pieces(file, entry.size)) == entry.sha256
 
 
 def _copy(archive: IO[bytes], entry: Entry, file: IO[bytes]) -> None:

@@ -78,7 +78,7 @@ def select(task: Task) -> Selection:
 
 
 def _roots(task: Task, selection: Selection) -> dict[str, str]:
-    """Return the folders to save, by their path in the backup: each is there, and none is there twice."""
+    """Return the folders to save, by their path in the backup: each is there, and none appears twice."""
     roots: dict[str, str] = {}
     seen: dict[Identity, str] = {}
     for name, folder in task.roots.items():

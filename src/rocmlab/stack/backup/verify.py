@@ -122,7 +122,7 @@ def _rejected(shown: str, path: str, why: str) -> RocmlabError:
 
 
 def _check_part(path: Path, shown: str, expected: Mapping[int, Entry]) -> None:
-    """Make sure that a tar file has what the manifest says, and no member of another kind."""
+    """Make sure that a tar file matches the manifest, and has no member of another kind."""
     left = dict(expected)
     try:
         with tarfile.open(path, "r:") as archive:

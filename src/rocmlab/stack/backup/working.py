@@ -6,14 +6,13 @@ import fcntl
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.stack.backup.model import MANIFEST, amount
-
-Say = Callable[[str], None]
+from rocmlab.stack.lab import Say
 
 PROGRESS_SECONDS = 5.0
 

@@ -16,7 +16,7 @@ KINDS = ("--module", "--script", "--command")
 NEWEST_TOO_OLD = (3, 9)
 
 
-def main(words: list[str]) -> int:
+def main(given: list[str]) -> int:
     """Install the seam and run the program; what the program exits with is the exit code."""
     if sys.version_info[:2] <= NEWEST_TOO_OLD:
         return _say(f"error: Python {sys.version.split()[0]} is too old\n  fix: use 3.10 or later", 2)
@@ -25,8 +25,8 @@ def main(words: list[str]) -> int:
     from rocmlab.devices import is_simulated, system_root
     from rocmlab.telemetry.seam.install import install
 
-    with_notebooks = words[:1] == ["--notebooks"]
-    kind, program, *arguments = words[with_notebooks:]
+    with_notebooks = given[:1] == ["--notebooks"]
+    kind, program, *arguments = given[with_notebooks:]
     root = system_root()
     try:
         install(root, with_notebooks=with_notebooks)

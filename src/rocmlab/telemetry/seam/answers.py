@@ -1,6 +1,6 @@
 """What is answered to which question of NVML, in NVML's units; None is unknown, for which `library` has a code.
 
-Source: nvml.h of CUDA 13. Whatever is not here is not supported. docs/nvitop.md says what each value is on AMD.
+Source: nvml.h of CUDA 13. Whatever is missing is not supported. docs/nvitop.md explains what each value is on AMD.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rocmlab.devices import Device, Sample
-from rocmlab.devices.nvml import GIGATRANSFERS
+from rocmlab.devices.gpu_metrics import GIGATRANSFERS
 
 GENERATIONS = {speed: generation for generation, speed in GIGATRANSFERS.items()}
 MEGA, MILLI = 1_000_000, 1000
@@ -38,11 +38,6 @@ def uuid(device: Device) -> str:
     unique = (device.unique_id or "").rjust(16, "0")[-16:]
     location = f"{domain & 0xFFFF:04x}-{device.partition or 0:04x}{bus:04x}{place:02x}{function:02x}"
     return f"GPU-{unique[:8]}-{unique[8:12]}-{unique[12:]}-{location}"
-
-
-def serial(device: Device) -> str | None:
-    """Return the number of the board."""
-    return device.serial
 
 
 def bus_id(device: Device, digits: int) -> str:
@@ -86,7 +81,7 @@ def memory(device: Device, sample: Sample) -> Mapping[str, Any] | None:
 
 
 def utilization(device: Device, sample: Sample) -> Mapping[str, Any] | None:
-    """Return `nvmlUtilization_t`; the structure has no word for a memory load that is unknown: it is 0 then."""
+    """Return `nvmlUtilization_t`; the structure cannot represent an unknown memory load: it is 0 then."""
     if sample.busy_percent is None:
         return None
     return {"gpu": round(sample.busy_percent), "memory": round(sample.memory_busy_percent or 0)}
@@ -124,24 +119,12 @@ def _fan(device: Device, sample: Sample, selectors: Selectors) -> int | None:
     return _rounded(sample.fan_percent) if not any(selectors) else None  # there is one: number 0
 
 
-def _fans(device: Device, sample: Sample, selectors: Selectors) -> int | None:
-    return None if sample.fan_percent is None else 1
-
-
 def _of_sample(field: str, factor: float = 1.0) -> Number:
     return lambda device, sample, selectors: _rounded(getattr(sample, field), factor)
 
 
 def _of_device(field: str) -> Number:
     return lambda device, sample, selectors: getattr(device, field)
-
-
-def _generation(device: Device, sample: Sample, selectors: Selectors) -> int | None:
-    return GENERATIONS.get(sample.link_speed_gts or 0)
-
-
-def _generation_max(device: Device, sample: Sample, selectors: Selectors) -> int | None:
-    return GENERATIONS.get(device.link_speed_max_gts or 0)
 
 
 def _rounded(number: float | None, factor: float = 1.0) -> int | None:
@@ -156,14 +139,14 @@ NUMBERS: Mapping[str, Number] = {
     "nvmlDeviceGetPowerManagementLimit": _of_sample("power_cap_watts", MILLI),
     "nvmlDeviceGetEnforcedPowerLimit": _of_sample("power_cap_watts", MILLI),
     "nvmlDeviceGetFanSpeed": _fan,  # percent
-    "nvmlDeviceGetNumFans": _fans,
+    "nvmlDeviceGetNumFans": lambda device, sample, _: None if sample.fan_percent is None else 1,
     "nvmlDeviceGetClockInfo": _clock,  # MHz
     "nvmlDeviceGetMaxClockInfo": _clock_max,
     "nvmlDeviceGetTotalEccErrors": _errors,
     "nvmlDeviceGetCurrPcieLinkWidth": _of_sample("link_width"),
-    "nvmlDeviceGetCurrPcieLinkGeneration": _generation,
+    "nvmlDeviceGetCurrPcieLinkGeneration": lambda device, sample, _: GENERATIONS.get(sample.link_speed_gts or 0),
     "nvmlDeviceGetMaxPcieLinkWidth": _of_device("link_width_max"),
-    "nvmlDeviceGetMaxPcieLinkGeneration": _generation_max,
+    "nvmlDeviceGetMaxPcieLinkGeneration": lambda device, sample, _: GENERATIONS.get(device.link_speed_max_gts or 0),
     "nvmlDeviceGetPcieReplayCounter": _of_sample("pcie_replays"),
     "nvmlDeviceGetNumaNodeId": _of_device("numa_node"),
 }
@@ -171,7 +154,7 @@ NUMBERS: Mapping[str, Number] = {
 TEXTS: Mapping[str, Callable[[Device], str | None]] = {
     "nvmlDeviceGetName": name,
     "nvmlDeviceGetUUID": uuid,
-    "nvmlDeviceGetSerial": serial,
+    "nvmlDeviceGetSerial": lambda device: device.serial,
 }
 # Functions (handle, where to write a structure).
 STRUCTURES: Mapping[str, Fields] = {

@@ -34,7 +34,7 @@ def check(root: Path) -> None:
         raise RocmlabError(
             "there is no GPU to show",
             "no AMD GPU with the driver amdgpu is here, and NVIDIA's library (libnvidia-ml.so.1) does not answer",
-            "`rocmlab doctor` says what is missing; docs/simulate.md shows how to try it without a GPU",
+            "`rocmlab doctor` shows what is missing; docs/simulate.md shows how to try it without a GPU",
         )
 
 
@@ -51,7 +51,7 @@ def install(root: Path, *, with_notebooks: bool) -> None:
     if nvidia_answers(root):
         raise RocmlabError(
             "NVIDIA's own library (libnvidia-ml.so.1) answers here",
-            "rocmlab does not stand in for it: a program would take AMD GPUs for NVIDIA's",
+            "rocmlab does not replace it: a program would mistake AMD GPUs for NVIDIA's",
             "run the program as it is",
         )
     check(root)

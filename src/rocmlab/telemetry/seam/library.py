@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rocmlab.devices import Device
-from rocmlab.telemetry.model import GpuProcess
 from rocmlab.telemetry.seam import answers
 from rocmlab.telemetry.seam.gpus import Gpus
 from rocmlab.telemetry.seam.names import described, label
@@ -74,9 +73,9 @@ class Library:
             "nvmlSystemGetProcessName": self._process_name,
             "nvmlDeviceGetCount": lambda where: _write_number(where, len(self._gpus.devices)),
             "nvmlDeviceGetHandleByIndex": lambda number, where: self._give(_number(number), where),
-            "nvmlDeviceGetHandleByUUID": lambda text, where: self._give_first(text, where, self._is_uuid),
-            "nvmlDeviceGetHandleBySerial": lambda text, where: self._give_first(text, where, self._is_serial),
-            "nvmlDeviceGetHandleByPciBusId": lambda text, where: self._give_first(text, where, self._is_at),
+            "nvmlDeviceGetHandleByUUID": self._finder(lambda device, text: answers.uuid(device) == text),
+            "nvmlDeviceGetHandleBySerial": self._finder(lambda device, text: device.serial == text),
+            "nvmlDeviceGetHandleByPciBusId": self._finder(_is_at),
             "nvmlDeviceGetIndex": lambda handle, where: _write_number(where, self._place(handle)),
             "nvmlDeviceGetComputeRunningProcesses": self._running,
             "nvmlDeviceGetProcessUtilization": self._process_use,
@@ -155,25 +154,17 @@ class Library:
         ctypes.memmove(ctypes.addressof(_target(where)), ctypes.byref(value), ctypes.sizeof(value))
         return SUCCESS
 
-    def _give_first(self, text: Argument, where: Argument, fits: Callable[[Device, str], bool]) -> int:
-        wanted = (text.value if hasattr(text, "value") else text).decode("utf-8", "replace")
-        for place, device in enumerate(self._gpus.devices):
-            if fits(device, wanted):
-                return self._give(place, where)
-        return NOT_FOUND
+    def _finder(self, fits: Callable[[Device, str], bool]) -> Function:
+        """Return a function (text, where to write a handle) that gives the first GPU that fits the text."""
 
-    def _is_uuid(self, device: Device, text: str) -> bool:
-        return answers.uuid(device) == text.strip()
+        def give_first(text: Argument, where: Argument) -> int:
+            wanted = (text.value if hasattr(text, "value") else text).decode("utf-8", "replace").strip()
+            for place, device in enumerate(self._gpus.devices):
+                if fits(device, wanted):
+                    return self._give(place, where)
+            return NOT_FOUND
 
-    def _is_serial(self, device: Device, text: str) -> bool:
-        return device.serial is not None and device.serial == text.strip()
-
-    def _is_at(self, device: Device, text: str) -> bool:
-        found = re.fullmatch(r"(?:([0-9a-fA-F]{4,8}):)?([0-9a-fA-F]{2}):([0-9a-fA-F]{2})(?:\.([0-7]))?", text.strip())
-        if found is None or device.pci_address is None:
-            return False
-        wanted = f"{int(found[1] or '0', 16):04x}:{found[2]}:{found[3]}.{found[4] or 0}".lower()
-        return device.pci_address == wanted
+        return give_first
 
     def _place(self, handle: Argument) -> int:
         place = (ctypes.cast(handle, ctypes.c_void_p).value or 0) - self._first
@@ -247,11 +238,18 @@ class Library:
 
     def _process_name(self, pid: Argument, *where: Argument) -> int:
         process = self._gpus.process(_number(pid))
-        return NOT_FOUND if process is None else _write_text(where, _process_text(process))
+        return (
+            NOT_FOUND
+            if process is None
+            else _write_text(where, " ".join([*label(process), *described(process)]) or None)
+        )
 
 
-def _process_text(process: GpuProcess) -> str | None:
-    return " ".join([*label(process), *described(process)]) or None
+def _is_at(device: Device, text: str) -> bool:
+    found = re.fullmatch(r"(?:([0-9a-fA-F]{4,8}):)?([0-9a-fA-F]{2}):([0-9a-fA-F]{2})(?:\.([0-7]))?", text)
+    if found is None:
+        return False
+    return device.pci_address == f"{int(found[1] or '0', 16):04x}:{found[2]}:{found[3]}.{found[4] or 0}".lower()
 
 
 def _target(argument: Argument) -> Any:  # noqa: ANN401

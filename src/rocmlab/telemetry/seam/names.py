@@ -20,36 +20,31 @@ MAX_WORD = 120
 
 
 def label(process: GpuProcess) -> list[str]:
-    """Return the words that say whose a process is; none for one that belongs to no notebook, run or container."""
+    """Return the names of a process's owners; none for one without a notebook, run or container."""
     owner = process.owner
     if owner is None:
         return []
     parts = (("kernel", owner.kernel_name), ("run", owner.run), ("container", owner.container))
-    words = [owner.notebook, *(f"{kind}:{value}" for kind, value in parts if value)]
-    if owner.is_estimated and any(words):
-        words.insert(0, "probably")
-    return [_shown(word) for word in words if word]
+    names = [owner.notebook, *(f"{kind}:{value}" for kind, value in parts if value)]
+    if owner.is_estimated and any(names):
+        names.insert(0, "probably")
+    return [_shown(text) for text in names if text]
 
 
 def described(process: GpuProcess) -> list[str]:
-    """Return what is known of the command of a process that cannot be seen from here."""
+    """Return what is known of the command of a process that is not visible from here."""
     known = process.command or process.name
-    return [_shown(word) for word in known.split()] if known else [f"process {process.pid} of the host"]
+    return [_shown(text) for text in known.split()] if known else [f"process {process.pid} of the host"]
 
 
-def _shown(word: str) -> str:
-    """Return a word that can do a terminal no harm, whatever a notebook is called."""
-    plain = "".join(letter if letter.isprintable() else "?" for letter in word)
+def _shown(text: str) -> str:
+    """Return a text that is safe for a terminal, whatever a notebook is called."""
+    plain = "".join(letter if letter.isprintable() else "?" for letter in text)
     return plain if len(plain) <= MAX_WORD else plain[: MAX_WORD - 1] + "…"
 
 
 def show_notebooks(gpus: Gpus, process_class: Any) -> None:  # noqa: ANN401
-    """Let the command line of a process on a GPU begin with its notebook.
-
-    Args:
-        gpus: whose processes.
-        process_class: `psutil.Process`.
-    """
+    """Let the command line of a process on a GPU begin with its notebook; the class is `psutil.Process`."""
     original: Callable[[Any], list[str]] = process_class.cmdline
 
     @functools.wraps(original)

@@ -15,7 +15,7 @@ from rocmlab.base.errors import RocmlabError
 
 SEAM = str(Path(__file__).with_name("__main__.py").resolve())
 PYTHON = re.compile(r"python(\d(\.\d+)?t?)?")
-TELLS_AND_ENDS = ("-h", "--help", "--help-all", "--help-env", "--help-xoptions", "-V", "-VV", "--version", "-?")
+PRINTS_AND_EXITS = ("-h", "--help", "--help-all", "--help-env", "--help-xoptions", "-V", "-VV", "--version", "-?")
 # What pip and uv write where the interpreter's path is too long, or has spaces, for a first line of its own.
 LONG_INTERPRETER = re.compile(rb"""#!/bin/sh\s*\n(?:'''|"true"? ?''')exec'? +(?:"([^"\n]+)"|(\S+)) """)
 HEAD_BYTES = 1024
@@ -36,13 +36,13 @@ class Program:
         return [*self.interpreter, SEAM, *options, self.kind, self.name, *self.arguments]
 
 
-def find(words: Sequence[str]) -> Program:
+def find(command: Sequence[str]) -> Program:
     """Return the Python program that a command line runs.
 
     Raises:
         RocmlabError: the command does not exist, or is not a Python program.
     """
-    name, *arguments = words
+    name, *arguments = command
     path = locate(name)
     if PYTHON.fullmatch(os.path.basename(path)):
         return _of_interpreter(path, arguments)
@@ -102,16 +102,16 @@ def _of_interpreter(path: str, arguments: Sequence[str]) -> Program:
         options += [f"-{letter}{value}"] if letter else []
     if not rest or rest[0] == "-":
         raise RocmlabError(
-            "an interactive Python is not given GPUs",
+            "an interactive Python cannot be started with GPUs",
             "the command does not name a program",
             "name one: rocmlab nvml-exec -- python3 FILE, -m MODULE or -c COMMAND",
         )
     return Program(options, "--script", rest[0], rest[1:])
 
 
-def tells_and_ends(words: Sequence[str]) -> bool:
-    """Return whether a command only asks Python for its version or help."""
-    return bool(PYTHON.fullmatch(os.path.basename(words[0]))) and bool(words[1:]) and words[1] in TELLS_AND_ENDS
+def prints_and_exits(command: Sequence[str]) -> bool:
+    """Return whether a command only prints Python's version or help."""
+    return bool(PYTHON.fullmatch(os.path.basename(command[0]))) and bool(command[1:]) and command[1] in PRINTS_AND_EXITS
 
 
 def _head(path: str) -> bytes:

@@ -55,7 +55,12 @@ class Connection:
 
     def lines(self) -> list[str]:
         """Return a line for each node: its name, address, cores and GPUs."""
-        return [_line(node) for node in self.nodes if node.is_alive]
+        lines = []
+        for node in (one for one in self.nodes if one.is_alive):
+            named = ", ".join(sorted(name for name in node.resources if name.startswith("gfx")))
+            what = f"{node.gpus} GPU(s)" + (f" {named}" if named else "")
+            lines.append(f"{node.hostname} ({node.address}): {node.cpus} cores, {what}")
+        return lines
 
 
 def is_installed() -> bool:
@@ -64,10 +69,7 @@ def is_installed() -> bool:
 
 
 def connect(workers: int = 2) -> Connection:
-    """Connect this process to the cluster in RAY_ADDRESS, or start a Ray of its own on this machine.
-
-    Args:
-        workers: how many on the CPU an own Ray can hold.
+    """Connect this process to the cluster in RAY_ADDRESS, or start its own, for this number of workers on the CPU.
 
     Raises:
         RocmlabError: Ray Train is not installed, or the cluster does not answer, rejects the token or has other
@@ -84,7 +86,10 @@ def connect(workers: int = 2) -> Connection:
         os.environ.pop(LOOPBACK_ONLY, None)
     else:
         _lock()
-    _import()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="IProgress not found")  # its advice on packages for notebooks
+        import ray.train.torch  # noqa: F401  here, so that it prints nothing later
+    logging.getLogger("ray").setLevel(logging.ERROR)
     if address:
         session.connect(address, runtime_env=runtime_environment())
     else:
@@ -109,14 +114,6 @@ def close() -> None:
 
 
 atexit.register(close)
-
-
-def _import() -> None:
-    """Import Ray and its training without its advice on packages for notebooks."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="IProgress not found")
-        import ray.train.torch  # noqa: F401  here, so that it prints nothing later
-    logging.getLogger("ray").setLevel(logging.ERROR)
 
 
 def _start(workers: int) -> None:
@@ -195,9 +192,3 @@ def _set(variables: Mapping[str, str | None]) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-
-
-def _line(node: Node) -> str:
-    named = ", ".join(sorted(name for name in node.resources if name.startswith("gfx")))
-    what = f"{node.gpus} GPU(s)" + (f" {named}" if named else "")
-    return f"{node.hostname} ({node.address}): {node.cpus} cores, {what}"

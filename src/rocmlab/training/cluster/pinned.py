@@ -55,11 +55,7 @@ def pin(gpus: Sequence[int], values: Any, number: str) -> None:  # noqa: ANN401 
 def listen_on(address: str, number: str) -> None:
     """Have the sockets of gloo and NCCL in this process on the interface with this address alone.
 
-    On the loopback always; between machines an interface that is already set is kept.
-
-    Args:
-        address: of this node, in Ray.
-        number: `network.handshake_number`, the same for all workers.
+    On the loopback always; between machines an interface that is already set is kept. `number`: see `network`.
 
     Raises:
         RocmlabError: none is set, and it is not known which interface has the address: all of them would be open.

@@ -28,7 +28,7 @@ def start(node: str) -> Any:  # noqa: ANN401  a Ray actor
     return ray.remote(num_cpus=0)(Values).options(scheduling_strategy=where).remote()
 
 
-class RayStore(dist.Store):  # type: ignore[misc]  # PyTorch is not here when types are checked
+class RayStore(dist.Store):  # type: ignore[misc]  # PyTorch is missing when types are checked
     """A store of PyTorch on the actor.
 
     Args:

@@ -88,11 +88,7 @@ def kinds(nodes: Sequence[Node]) -> dict[str | None, int]:
 
 
 def masks(granted: Sequence[tuple[str, Sequence[str]]]) -> list[tuple[int, ...]]:
-    """Return for each worker the GPUs of all workers on its node, in ascending order.
-
-    Args:
-        granted: for each worker its node and the GPUs that Ray gave it: their HIP indices.
-    """
+    """Return for each worker, of its node and HIP indices, the indices of all workers on its node, ascending."""
     union: dict[str, set[int]] = {}
     for node, gpus in granted:
         union.setdefault(node, set()).update(int(gpu) for gpu in gpus)

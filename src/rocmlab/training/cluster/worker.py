@@ -40,12 +40,7 @@ def alone(
 ) -> dict[str, Any]:
     """Run the training in this process, without Ray, as its only worker; after a `Lost` from the last checkpoint.
 
-    Args:
-        loop: see `rocmlab.training.cluster.fit`.
-        options: its argument.
-        folder: for the checkpoint.
-        device: `cpu`, or a GPU as PyTorch calls it.
-        max_failures: how often it begins again.
+    `loop`, `options` and `max_failures` are those of `fit`; `device` is `cpu`, or a GPU as PyTorch calls it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     token = _alone.set((folder, device))
@@ -86,11 +81,9 @@ def part(count: int) -> slice:
 
 
 def spread(model: Any, strategy: str = "ddp") -> Any:  # noqa: ANN401  a torch.nn.Module
-    """Return the model so that its gradients are the mean over the workers.
+    """Return the model, which is on this worker's device, so that its gradients are the mean over the workers.
 
-    Args:
-        model: on this worker's device.
-        strategy: `ddp`: every worker has all of it; `fsdp`: each has a part of every parameter, and of the optimizer.
+    With `ddp` every worker has all of it, with `fsdp` each has a part of every parameter, and of the optimizer.
 
     Raises:
         RocmlabError: the strategy is unknown.
@@ -185,12 +178,7 @@ def save(model: Any, optimizer: Any, state: Mapping[str, Any], metrics: Mapping[
     """Keep a checkpoint, from which any number of workers can continue; every worker calls this, rank 0 writes.
 
     When this returns, a training that loses a worker continues from here; with Ray that takes about a second.
-
-    Args:
-        model: as `spread` returned it.
-        optimizer: of its parameters.
-        state: what else the training function needs, plain Python.
-        metrics: what Ray Train notes with it.
+    `state` is what else the training function needs, in plain Python; `metrics` is what Ray Train notes with it.
     """
     import torch
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
@@ -225,7 +213,9 @@ def restore(model: Any, optimizer: Any) -> dict[str, Any] | None:  # noqa: ANN40
         from ray import train
 
         with contextlib.ExitStack() as stack:
-            content = _read(train.get_checkpoint(), stack)
+            checkpoint: Any = train.get_checkpoint()
+            folder = stack.enter_context(checkpoint.as_directory()) if checkpoint is not None else None
+            content = torch.load(Path(folder, FILE), map_location="cpu", weights_only=True) if folder else None
     if content is None:
         return None
     options = StateDictOptions(full_state_dict=True)
@@ -233,15 +223,6 @@ def restore(model: Any, optimizer: Any) -> dict[str, Any] | None:  # noqa: ANN40
         model, optimizer, model_state_dict=content["model"], optim_state_dict=content["optimizer"], options=options
     )
     return dict(content["state"])
-
-
-def _read(checkpoint: Any, stack: contextlib.ExitStack) -> Any:  # noqa: ANN401  Ray's; what torch.save wrote
-    import torch
-
-    if checkpoint is None:
-        return None
-    folder = stack.enter_context(checkpoint.as_directory())
-    return torch.load(Path(folder, FILE), map_location="cpu", weights_only=True)
 
 
 def die() -> None:

@@ -56,7 +56,7 @@ def fetch(
     """
     if name not in DATASETS:
         raise RocmlabError(f"{name!r} is not a data set", "", f"choose one of: {', '.join(DATASETS)}")
-    dataset, say, started = DATASETS[name], progress or _silence, time.monotonic()
+    dataset, say, started = DATASETS[name], progress or (lambda _line: None), time.monotonic()
     folder = dataset.folder(share_folder(share))
 
     def done(how: str) -> Path:
@@ -73,10 +73,6 @@ def fetch(
             if fault != MISSING:
                 say(f"{name}: {folder / file.name} is corrupted ({fault}); fetching it again")
         return done(f"from {_first_delivery(dataset, tuple(faults), folder, data_dir, say)}, now in the share")
-
-
-def _silence(line: str) -> None:
-    """Drop a progress line."""
 
 
 def _faults(dataset: Dataset, folder: Path) -> dict[DataFile, str]:

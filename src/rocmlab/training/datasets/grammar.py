@@ -150,7 +150,7 @@ def questions(rows: int, seed: int = 42, test_rows: int = 100) -> tuple[list[Que
 
 
 def _make(chance: random.Random) -> Question:
-    """Make one question: a class, a template, and a word for each gap, no word twice."""
+    """Make one question: a class, a template, and a word for each gap, each word once."""
     coarse = chance.choice(COARSE)
     fine, _, text = chance.choice(TEMPLATES[coarse]).partition(": ")
     used: set[str] = set()

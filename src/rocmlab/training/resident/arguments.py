@@ -10,7 +10,7 @@ import inspect
 import math
 import sys
 import warnings
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -24,12 +24,7 @@ INTEGERS = (int, np.integer)
 
 
 def check(unknown: Collection[str], known: Collection[str], given: Mapping[str, object]) -> None:
-    """Reject what is not an argument, numbers out of range, and values that mean nothing.
-
-    Args:
-        unknown: names of arguments that `fit_resident` does not have.
-        known: names of those it has.
-        given: the values of those.
+    """Reject names that are `unknown` to `fit_resident`, numbers out of range, and values that mean nothing.
 
     Raises:
         RocmlabError: there is one.
@@ -142,10 +137,7 @@ def _bad_split(value: object, why: str) -> RocmlabError:
 def weigh(data: Data, class_weight: object, floats: str | None) -> Data:
     """Return the data with the weight of each training sample's class as its sample weight; 1 for other classes.
 
-    Args:
-        data: with targets of one output, (samples,) or (samples, 1) class numbers, or (samples, classes) one-hot.
-        class_weight: number of the class -> weight, or None.
-        floats: type of the weights; None: float32.
+    The targets are of one output, (samples,) or (samples, 1) class numbers, or (samples, classes) one-hot.
 
     Raises:
         RocmlabError: the targets have no classes, or the samples have weights already.
@@ -196,7 +188,9 @@ def cut(
     Raises:
         RocmlabError: an epoch would end before the end of the data.
     """
-    steps_per_epoch, validation_steps = (_capped(steps) for steps in (steps_per_epoch, validation_steps))
+    steps_per_epoch, validation_steps = (
+        capped(steps, "max_steps_per_epoch") for steps in (steps_per_epoch, validation_steps)
+    )
     given = options.batch_size
     count = data.train.count
     size = given or (-(-count // steps_per_epoch) if steps_per_epoch else DEFAULT_BATCH_SIZE)
@@ -225,56 +219,11 @@ def cut(
     return Data(data.train, validation), replace(options, validation_batch_size=size)
 
 
-def capped_epochs(epochs: int) -> int:
-    """Return the number of epochs, at most what `keras.config.set_max_epochs` allows."""
-    return _least(epochs, "max_epochs")
-
-
-def _capped(steps: int | None) -> int | None:
-    least = _least(steps or sys.maxsize, "max_steps_per_epoch")
-    return steps if least == sys.maxsize else least
-
-
-def _least(number: int, name: str) -> int:
-    """Return a number, or Keras' limit of it for trying programs out, where one is set and smaller."""
+def capped(number: int | None, name: str) -> int | None:
+    """Return a number, or Keras' limit of it for trying programs out, where one is set and smaller; None: no limit."""
     config = getattr(sys.modules.get("keras"), "config", None)
     limit = getattr(config, name, lambda: None)()
-    if not limit or limit >= number:
+    if not limit or (number is not None and limit >= number):
         return number
-    warnings.warn(f"fit_resident: Keras limits {name} to {limit}", UserWarning, stacklevel=4)
+    warnings.warn(f"fit_resident: Keras limits {name} to {limit}", UserWarning, stacklevel=3)
     return int(limit)
-
-
-def validation_of(validation_data: object) -> tuple[object, object, object] | None:
-    """Return inputs, targets and weights of the validation, each perhaps None; None if there is none.
-
-    Raises:
-        RocmlabError: it is neither arrays nor a tuple or list of up to three parts.
-    """
-    if validation_data is None:
-        return None
-    if not isinstance(validation_data, (tuple, list)):
-        return validation_data, None, None
-    if len(validation_data) not in (1, 2, 3):
-        raise RocmlabError(
-            f"validation_data has {len(validation_data)} parts",
-            "it holds inputs and targets, and perhaps sample weights",
-            "pass validation_data=(x_test, y_test)",
-        )
-    x, y, weights = (*validation_data, None, None)[:3]
-    return x, y, weights
-
-
-def check_callbacks(callbacks: Iterable[object], base: type) -> None:
-    """Reject what Keras cannot call.
-
-    Raises:
-        RocmlabError: something is not a callback.
-    """
-    for one in callbacks:
-        if not isinstance(one, base):
-            raise RocmlabError(
-                f"callbacks hold a {type(one).__module__}.{type(one).__qualname__}",
-                "a Keras model calls objects of keras.callbacks.Callback",
-                "wrap a function: keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: ...)",
-            )

@@ -47,7 +47,9 @@ def plan(data: Data, options: Options, free_bytes: int | None, *, keeps_both: bo
     Raises:
         RocmlabError: not even two batches fit in the memory that the data may have.
     """
-    allowed = _allowed_bytes(options, free_bytes)
+    allowed = options.memory_bytes
+    if allowed is None and free_bytes is not None:
+        allowed = max(0, free_bytes - max(RESERVE_BYTES, int(free_bytes * RESERVE_SHARE)))
     validation_bytes = data.validation.size_bytes if data.validation else 0
     needed = data.train.size_bytes + validation_bytes
     if allowed is None or needed <= allowed:
@@ -82,14 +84,6 @@ def host_free_bytes() -> int | None:
     """Return the memory a CPU can still hand out; None when the system does not report it. Source: /proc/meminfo."""
     used, total = memory_in_use(read_text(Path("/proc/meminfo")) or "")
     return None if used is None or total is None else total - used
-
-
-def _allowed_bytes(options: Options, free_bytes: int | None) -> int | None:
-    if options.memory_bytes is not None:
-        return options.memory_bytes
-    if free_bytes is None:
-        return None
-    return max(0, free_bytes - max(RESERVE_BYTES, int(free_bytes * RESERVE_SHARE)))
 
 
 def _whole(samples: Samples | None) -> tuple[slice, ...]:

@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partialmethod
 from typing import Any, Protocol
 
-from rocmlab.training.resident.arguments import check_callbacks
+from rocmlab.base.errors import RocmlabError
 from rocmlab.training.resident.engine import Fit, Model
 from rocmlab.training.resident.pace import Report
 
 Logs = dict[str, Any]
-BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
-TEST_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
+BATCH_HOOKS = tuple(f"on_{kind}batch_{when}" for kind in ("", "train_", "test_") for when in ("begin", "end"))
 
 
 class Callbacks(Protocol):
@@ -40,7 +39,13 @@ def of_keras(model: Model, callbacks: object, verbose: str | int, epochs: int, s
 
     given = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else callbacks
     given = [] if given is None else keras.tree.flatten(given)
-    check_callbacks(given, keras.callbacks.Callback)
+    for one in given:
+        if not isinstance(one, keras.callbacks.Callback):
+            raise RocmlabError(
+                f"callbacks hold a {type(one).__module__}.{type(one).__qualname__}",
+                "a Keras model calls objects of keras.callbacks.Callback",
+                "wrap a function: keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: ...)",
+            )
     history = KerasFit()  # the last one in the list is the model's
     found = keras.callbacks.CallbackList(
         [*given, history], add_progbar=verbose != 0, model=model, verbose=verbose, epochs=epochs, steps=steps
@@ -55,7 +60,7 @@ def of_torch(model: Model, callbacks: object, verbose: str | int, epochs: int, s
     A callback is an object with any of the methods of `Callbacks` (and `set_model`, `set_params`, as in Keras), or a
     function of epoch and logs that is called after each epoch.
     """
-    given = _listed(callbacks)
+    given = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks] if callbacks is not None else []
     found = PlainCallbacks(model, given, verbose, {"verbose": verbose, "epochs": epochs, "steps": steps})
     keras = sys.modules.get("keras")  # its callbacks work for a torch module also, and inherit empty batch hooks
     _warn_of_batch_hooks(given, getattr(getattr(keras, "callbacks", None), "Callback", object))
@@ -134,13 +139,6 @@ class PlainCallbacks:
             sys.stdout.write(f"Epoch {epoch + 1}/{self.params['epochs']} - {values}\n")
 
 
-def _listed(callbacks: object) -> list[Any]:
-    """Return one callback, several or none as a list."""
-    if callbacks is None:
-        return []
-    return list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
-
-
 def _nothing(*_arguments: object) -> None:
     """Stand for a method that a callback does not have."""
 
@@ -160,10 +158,8 @@ def _waits_for_batches(callback: object, base: type) -> bool:
     # Keras' own that act at epochs override batch hooks also: the progress line, and checkpoints of whole epochs.
     if type(callback).__name__ == "ProgbarLogger" or getattr(callback, "save_freq", None) == "epoch":
         return False
-    return any(_overrides(callback, name, base) for name in (*BATCH_HOOKS, *TEST_HOOKS))
-
-
-def _overrides(callback: object, name: str, base: type) -> bool:
-    own: Callable[..., Any] | None = getattr(type(callback), name, None)
-    inherited = getattr(base, name, None) if isinstance(callback, base) else None
-    return name in getattr(callback, "__dict__", {}) or own is not inherited
+    usual = base if isinstance(callback, base) else None
+    own = getattr(callback, "__dict__", {})
+    return any(
+        name in own or getattr(type(callback), name, None) is not getattr(usual, name, None) for name in BATCH_HOOKS
+    )

@@ -1,8 +1,7 @@
 """The interface between `fit_resident` and whatever runs an epoch: one engine per framework.
 
-An engine keeps the training data on the device and runs a whole epoch there. `fit_resident` owns everything
-around it: checks, callbacks, history, validation's place in the epoch, seconds. Each
-engine is made as `Engine(model, data, options)`.
+An engine, made as `Engine(model, data, options)`, keeps the training data on the device and runs a whole epoch there.
+`fit_resident` owns everything around it: checks, callbacks, history, validation's place in the epoch, seconds.
 """
 
 from __future__ import annotations
@@ -20,14 +19,15 @@ Tree = Any  # an array, None, or a dict, list or tuple of trees
 
 
 class Engine(Protocol):
-    """Runs epochs of one model over one set of data; the calls come in the order begin, train, evaluate, end."""
+    """Runs epochs of one model over one set of data.
+
+    Each call begins with the model's current state, for a callback may have changed it, and ends with the new state in
+    the model, where callbacks can read, save or replace it.
+    """
 
     @property
     def how(self) -> str:
         """One sentence: what runs an epoch, and why nothing faster if it fell back; it may change while training."""
-
-    def begin(self, epoch: int) -> None:
-        """Take the model's current weights, optimizer state and learning rate: a callback may have changed them."""
 
     def train(self, epoch: int) -> dict[str, float]:
         """Train one epoch and block until the device is done; the logs are named as `fit` names them.
@@ -38,9 +38,6 @@ class Engine(Protocol):
 
     def evaluate(self) -> dict[str, float]:
         """Return the logs of the validation set, named without `val_`; only called when there is one."""
-
-    def end(self, epoch: int) -> None:
-        """Put the current state back into the model, so that callbacks can read, save or replace it."""
 
     def close(self) -> None:
         """Give the device's memory back; the model keeps its state. Called once, also after an error."""
@@ -161,5 +158,19 @@ def layers_of(model: Model) -> list[Any]:
 
 
 def fell_back(reason: str) -> None:
-    """Warn, once per cause, that an epoch runs a slower way than it could; the engine's `how` says the same."""
+    """Warn, once per cause, that an epoch runs a slower way than it could; the engine's `how` has the same text."""
     warnings.warn(f"fit_resident: {reason}", RuntimeWarning, stacklevel=3)
+
+
+def number(log: Any) -> Any:  # noqa: ANN401  whatever a `train_step` returns
+    """Return a log as a number; one that is an array, a mapping or another object stays what it is, as in `fit`."""
+    try:
+        return log if getattr(log, "ndim", 0) else float(log)
+    except (TypeError, ValueError):
+        return log
+
+
+def summary(error: BaseException) -> str:
+    """Return an error in a line: its type, and the beginning of what it says."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:200]}"

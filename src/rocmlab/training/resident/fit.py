@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import sys
@@ -93,14 +94,14 @@ def fit_resident(
     keras_backend = _keras_backend(model)
     is_keras = keras_backend is not None
     _check_model(model, is_keras, optimizer, loss, metrics)
-    floats = _floatx() if is_keras else None
+    floats = str(sys.modules["keras"].config.floatx()) if is_keras else None
     data = samples.gather(x, y, sample_weight, validation_data, floats)
     data = arguments.weigh(arguments.split(data, validation_split), class_weight, floats)
     options = Options(
         batch_size=batch_size or 0,
         validation_batch_size=validation_batch_size,
         validation_freq=arguments.frequency(validation_freq),
-        epochs=arguments.capped_epochs(epochs) if is_keras else epochs,
+        epochs=arguments.capped(epochs, "max_epochs") or 0 if is_keras else epochs,
         initial_epoch=initial_epoch,
         shuffle=bool(shuffle),
         seed=int(np.random.randint(2**31 - 1)) if seed is None else int(seed),
@@ -134,34 +135,24 @@ def _loop(model: Model, engine: Engine, data: Data, options: Options, callbacks:
         for epoch in range(first, options.epochs):
             callbacks.on_epoch_begin(epoch)
             began = time.perf_counter()
-            engine.begin(epoch)
             logs = engine.train(epoch)
             seconds.append(time.perf_counter() - began)
             if data.validation is not None and options.validates(epoch):
-                logs = {**logs, **_validate(engine, callbacks)}
-            engine.end(epoch)
+                callbacks.on_test_begin()
+                tested = engine.evaluate()
+                callbacks.on_test_end(tested)
+                logs = {**logs, **{f"val_{name}": value for name, value in tested.items()}}
             callbacks.on_epoch_end(epoch, logs)
             if model.stop_training:
                 break
     finally:
         engine.close()
-    _finalize(model, options)
-    callbacks.on_train_end(logs)
-    return seconds
-
-
-def _validate(engine: Engine, callbacks: Callbacks) -> dict[str, Any]:
-    callbacks.on_test_begin()
-    logs = engine.evaluate()
-    callbacks.on_test_end(logs)
-    return {f"val_{name}": value for name, value in logs.items()}
-
-
-def _finalize(model: Model, options: Options) -> None:
-    """Let a Keras optimizer put its averaged weights in place, as `fit` does at its end."""
+    # Keras' optimizers put their averaged weights in place, as at the end of `fit`.
     finalize = getattr(getattr(model, "optimizer", None), "finalize_variable_values", None)
     if callable(finalize) and options.epochs > 0:
         finalize(model.trainable_weights)
+    callbacks.on_train_end(logs)
+    return seconds
 
 
 def _keras_backend(model: Model) -> str | None:
@@ -187,12 +178,6 @@ def _keras_backend(model: Model) -> str | None:
         "it trains compiled Keras 3 models and torch modules",
         "pass a keras.Model after compile(), or a torch.nn.Module with optimizer= and loss=",
     )
-
-
-def _floatx() -> str:
-    import keras
-
-    return str(keras.config.floatx())
 
 
 def _check_model(model: Model, is_keras: bool, optimizer: object, loss: object, metrics: object) -> None:
@@ -228,13 +213,10 @@ def _build_keras(model: Model, data: Data, options: Options) -> None:
     first = data.train.take(slice(0, options.batch_size))
     scope = getattr(model, "distribute_strategy", None)  # TensorFlow's; its variables must be created inside
     build = getattr(model, "_symbolic_build", None)
-    if (
-        build is None or "data_batch" not in inspect.signature(build).parameters
-    ):  # a Keras that does it another way: evaluating a batch builds everything but the optimizer
+    if build is None or "data_batch" not in inspect.signature(build).parameters:
+        # A Keras that does it another way: evaluating a batch builds everything but the optimizer.
         model.test_on_batch(first.x, first.y, sample_weight=first.sample_weight)
         model.optimizer.build(model.trainable_variables)
-    elif scope is not None:
-        with scope.scope():
-            build(data_batch=(first.x, first.y, first.sample_weight))
-    else:
+        return
+    with scope.scope() if scope is not None else contextlib.nullcontext():
         build(data_batch=(first.x, first.y, first.sample_weight))

@@ -20,7 +20,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from rocmlab.training.resident import pace
-from rocmlab.training.resident.engine import fell_back
+from rocmlab.training.resident.engine import fell_back, summary
 from rocmlab.training.resident.torch_store import Untyped
 
 Rows = Any  # a slice of consecutive rows, or a tensor of row numbers, (rows,) int64 on the device
@@ -55,12 +55,8 @@ class Loop:
 class Graphs:
     """Steps captured in graphs; the first ones, and all of them once capturing has failed, run one after another.
 
-    Args:
-        steps: what to run. It reads and writes tensors that keep their addresses, and waits for nothing.
-        batch: rows of a full batch.
-        planned: how many steps the whole training takes, to see what is worth capturing.
-        device: a GPU.
-        recording: the context that makes steps capturable; the constants are added here.
+    `steps` reads and writes tensors that keep their addresses, and waits for nothing; `planned` counts those of the
+    whole training, to see what is worth capturing; `recording` makes steps capturable.
     """
 
     def __init__(
@@ -214,35 +210,8 @@ class Constants(TorchFunctionMode):  # type: ignore[misc]
         return made.clone() if func is torch.tensor else made
 
 
-def describe(runner: Loop | Graphs, steps: int, device: str, reason: str, streamed: str) -> str:
-    """Return the sentence of an engine's `how`.
-
-    Args:
-        runner: what runs the epochs.
-        steps: of an epoch.
-        device: its name.
-        reason: why no graph was tried; empty when one was, or when the device has none.
-        streamed: that the data stream in blocks; empty when they are resident.
-    """
-    what = f"a loop over {steps} steps an epoch on {device}"
-    if isinstance(runner, Graphs):
-        reason = runner.reason
-        if runner.group:
-            what = f"graphs of {runner.group} steps, {steps} steps an epoch, on {device}"
-    parts = [what, streamed or "data resident"]
-    if reason:
-        parts.append(reason)
-    return "; ".join(parts)
-
-
 def group_size(steps: int, planned: int, seconds: float) -> int:
-    """Return how many steps to capture together: few launches an epoch, little left over for single ones.
-
-    Args:
-        steps: full batches of an epoch.
-        planned: steps of the whole training.
-        seconds: an uncaptured step takes.
-    """
+    """Return how many of an epoch's steps, of so many planned, to capture together: few launches, little left over."""
     limit = max(1, min(GROUP, steps, planned // 4, round(SPAN_SECONDS / max(seconds, 1e-6))))
     sizes = range(limit, limit // 2, -1)
     return min(sizes, key=lambda size: steps // size + steps % size)
@@ -267,8 +236,7 @@ def _cause(error: BaseException) -> str:
     """Return in a line why a capture failed, and where: the first error, of which the later ones follow."""
     while error.__context__ is not None:
         error = error.__context__
-    lines = str(error).strip().splitlines() or [""]
     ours = (__file__, str(Path(torch.__file__).parent))
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
     place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
-    return f"{type(error).__name__}: {lines[0][:160]}{place}"
+    return f"{summary(error)}{place}"

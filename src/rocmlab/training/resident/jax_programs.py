@@ -16,7 +16,7 @@ import keras
 from jax import lax
 from jax import numpy as jnp
 
-from rocmlab.training.resident.engine import Array, Model, Options, Tree, count_of, tree_map
+from rocmlab.training.resident.engine import Array, Model, Options, Tree, count_of, number, tree_map
 
 State = tuple[list[Any], ...]  # variables: trainable, non-trainable, (optimizer, only to train,) metrics
 Arrays = tuple[Tree, Tree, Tree]  # x, y and sample weights on the device, leaves (count, ...)
@@ -81,7 +81,7 @@ class Programs:
             def body(number: Array, carry: State) -> State:
                 return self._batches(training, carry, arrays, order, number * group, group)
 
-            state = lax.fori_loop(begin, begin + size, body, self._reset(state, first))
+            state = lax.fori_loop(begin, begin + size, body, self.reset(state, first))
             return state, self.results(state)
 
         return self._jit(run, training)
@@ -96,7 +96,7 @@ class Programs:
             left, rest = divmod(count - begin * self._sizes[training], self._sizes[training])
             if has_own_logs and not rest:
                 left, rest = left - 1, self._sizes[training]
-            state = self._reset(state, first)
+            state = self.reset(state, first)
             if left:
                 state = self._batches(training, state, arrays, order, begin, left)
             logs: Any = None
@@ -176,9 +176,16 @@ class Programs:
             )
         ]
 
-    def reset(self, state: State) -> State:
-        """Return the state with the metrics as at the start of an epoch."""
-        return self._reset(state, True)
+    def reset(self, state: State, first: Array = True) -> State:
+        """Return the state with the metrics as at the start of an epoch if `first`."""
+        variables = self._model.metrics_variables
+        with keras.StatelessScope(state_mapping=list(zip(variables, state[-1], strict=True))) as scope:
+            self._model.reset_metrics()
+        metrics = []
+        for variable, value in zip(variables, state[-1], strict=True):
+            start = scope.get_current_value(variable)
+            metrics.append(value if start is None else jnp.where(first, jnp.asarray(start, value.dtype), value))
+        return (*state[:-1], metrics)
 
     def results(self, state: State) -> dict[str, Any]:
         """Return the values of a state's metrics, under the names that `fit` logs."""
@@ -213,17 +220,6 @@ class Programs:
             return leaf
         return lax.with_sharding_constraint(leaf, sharding)
 
-    def _reset(self, state: State, first: Array) -> State:
-        """Return the state with the metrics as at the start of an epoch if `first`."""
-        variables = self._model.metrics_variables
-        with keras.StatelessScope(state_mapping=list(zip(variables, state[-1], strict=True))) as scope:
-            self._model.reset_metrics()
-        metrics = []
-        for variable, value in zip(variables, state[-1], strict=True):
-            start = scope.get_current_value(variable)
-            metrics.append(value if start is None else jnp.where(first, jnp.asarray(start, value.dtype), value))
-        return (*state[:-1], metrics)
-
     def _jit(self, run: Callable[..., Any], training: bool) -> Callable[..., Any]:
         program: Callable[..., Any] = jax.jit(
             run, donate_argnums=0, out_shardings=self._out_shardings(training, last=False)
@@ -240,15 +236,7 @@ class Programs:
 
 def numbers(logs: dict[str, Any]) -> dict[str, Any]:
     """Read logs from the device."""
-    return {name: _number(value) for name, value in jax.device_get(logs).items()}
-
-
-def _number(value: Array) -> Array:
-    """Return a log as a number; one that is an array stays one, as in `fit`."""
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return value
+    return {name: number(value) for name, value in jax.device_get(logs).items()}
 
 
 def _like(new: State, old: State) -> State:

@@ -1,4 +1,4 @@
-"""Keras' History with what `fit_resident` adds. Only what uses Keras imports this module."""
+"""Keras' History with what `fit_resident` adds, at module level so that it can be pickled; it imports Keras."""
 
 from __future__ import annotations
 

@@ -14,7 +14,17 @@ import keras
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.training.resident import blocks
-from rocmlab.training.resident.engine import Array, Data, Model, Options, Samples, count_of, fell_back, tree_map
+from rocmlab.training.resident.engine import (
+    Array,
+    Data,
+    Model,
+    Options,
+    Samples,
+    count_of,
+    fell_back,
+    summary,
+    tree_map,
+)
 from rocmlab.training.resident.jax_programs import Arrays, Programs, State, numbers
 from rocmlab.training.resident.pace import Pace
 
@@ -68,17 +78,12 @@ class JaxEngine:
             parts.append(f"each batch shared between {len(self._sharding.device_set)} devices")
         return ", ".join(parts) + (f"; {self._reason}" if self._reason else "")
 
-    def begin(self, epoch: int) -> None:
-        """Take the state from the model's variables."""
-        record = getattr(self._model, "_record_training_state_sharding_spec", None)
-        if callable(record):  # of Keras before 3.12, whose steps read what its `fit` has noted first
-            record()
-        parts = [[variable.value for variable in part] for part in self._programs.variables(training=True)]
-        self._state = dict(zip(TO_TRAIN, parts, strict=True))
-
     def train(self, epoch: int) -> dict[str, float]:
         """Train one epoch; the metrics are read once, at its end."""
-        return self._run(True, self._blocks_to_train(epoch), epoch)
+        if self._train is not None:
+            return self._run(True, iter([self._train]), epoch)
+        order = blocks.order(self._data.train.count, self._options, epoch)
+        return self._run(True, map(self._put, blocks.cut(self._data.train, self._plan.train, order)), epoch)
 
     def evaluate(self) -> dict[str, float]:
         """Run the validation set through the model."""
@@ -88,32 +93,27 @@ class JaxEngine:
         assert samples is not None
         return self._run(False, map(self._put, blocks.cut(samples, self._plan.validation)), 0)
 
-    def end(self, epoch: int) -> None:
-        """Forget the state: the model's variables have it since the last call."""
-        self._state = {}
-
     def close(self) -> None:
         """Forget the data and the programs; a state the model does not have yet goes back to it."""
         self._give_back()
-        self._state = {}
         self._train = self._validation = None
         self._compiled.clear()
 
+    def _take(self) -> None:
+        """Take the state from the model's variables."""
+        record = getattr(self._model, "_record_training_state_sharding_spec", None)
+        if callable(record):  # of Keras before 3.12, whose steps read what its `fit` has noted first
+            record()
+        parts = [[variable.value for variable in part] for part in self._programs.variables(training=True)]
+        self._state = dict(zip(TO_TRAIN, parts, strict=True))
+
     def _give_back(self) -> None:
         """Assign the state to the model's variables, whose own values went into the programs and are no more."""
-        if not self._state:
-            return
-        parts = self._programs.variables(training=True)
-        for variables, values in zip(parts, self._state.values(), strict=True):
+        for variables, values in zip(self._programs.variables(training=True), self._state.values(), strict=False):
             for variable, value in zip(variables, values, strict=True):
                 if variable.value is not value and not value.is_deleted():
                     variable.assign(value)
-
-    def _blocks_to_train(self, epoch: int) -> Iterator[Arrays]:
-        if self._train is not None:
-            return iter([self._train])
-        order = blocks.order(self._data.train.count, self._options, epoch)
-        return map(self._put, blocks.cut(self._data.train, self._plan.train, order))
+        self._state = {}
 
     def _put(self, samples: Samples) -> Arrays:
         """Start the transfer of samples to the device; every device of a distribution gets them all."""
@@ -124,6 +124,7 @@ class JaxEngine:
 
     def _run(self, training: bool, arrays: Iterator[Arrays], epoch: int) -> dict[str, float]:
         """Run all blocks of an epoch; the next one is sent while the current one computes."""
+        self._take()
         logs: dict[str, Any] = {}
         block: Arrays | None = next(arrays)
         before = 0  # batches of the blocks before
@@ -143,7 +144,10 @@ class JaxEngine:
         `before`: batches of the epoch's blocks before this one. A slower way continues where the faster one ended.
         """
         self._done = 0
-        order = self._order(training, block, epoch)
+        order = None  # of the samples, (count,) int32; None where they are taken as they are
+        if training and self._options.shuffle and self._train is not None:
+            program = self._program("order", True, lambda: jax.jit(self._programs.order, static_argnums=0))
+            order = program(count_of(block), epoch)
         while True:
             try:
                 self._spare_loops(training, self._read(training), block)
@@ -152,15 +156,10 @@ class JaxEngine:
             except Exception as err:
                 if self._way == EAGER or any(value.is_deleted() for part in self._read(training) for value in part):
                     raise  # nothing slower is left, or the program had started: then it is no matter of compiling
-                self._slow_down(err)
+                self._reason = f"a whole {self._way} could not be compiled ({summary(err)})"
+                self._way = {EPOCH: BATCH, BATCH: EAGER}[self._way]
+                fell_back(self.how)
                 self._paces[training] = Pace()
-
-    def _order(self, training: bool, block: Arrays, epoch: int) -> Array:
-        """Return the order of the samples, (count,) int32; None where they are taken as they are."""
-        if not (training and self._options.shuffle and self._train is not None):
-            return None
-        program = self._program("order", True, lambda: jax.jit(self._programs.order, static_argnums=0))
-        return program(count_of(block), epoch)
 
     def _spare_loops(self, training: bool, state: State, block: Arrays) -> None:
         """Leave the scan where it is slower: on two cores a CNN's epoch took 9 times the CPU seconds in a scan."""
@@ -168,13 +167,6 @@ class JaxEngine:
             return
         if self._programs.inspect(state, block, training=training).convolves:
             self._way, self._reason = BATCH, "on a CPU, XLA computes convolutions many times slower inside a scan"
-
-    def _slow_down(self, err: Exception) -> None:
-        slower = {EPOCH: BATCH, BATCH: EAGER}[self._way]
-        reason = (str(err).strip() or type(err).__name__).splitlines()[0]
-        self._reason = f"a whole {self._way} could not be compiled ({type(err).__name__}: {reason[:200]})"
-        self._way = slower
-        fell_back(self.how)
 
     def _whole(self, training: bool, block: Arrays, order: Array, before: int) -> dict[str, Any]:
         """Run a block in as few programs as an interrupt allows."""
@@ -283,7 +275,7 @@ def _data_sharding() -> Sharding | None:
 
 
 def _free_bytes(device: Device) -> int | None:
-    """Return the memory JAX can still hand out on a device; None when it does not say."""
+    """Return the memory JAX can still hand out on a device; None when it is unknown."""
     if device.platform == "cpu":
         return blocks.host_free_bytes()
     stats = device.memory_stats() or {}

@@ -36,7 +36,8 @@ class TensorFlowEngine:
         if not model.optimizer.built:  # variables cannot be created inside a loop
             with self._strategy.scope():
                 model.optimizer.build(model.trainable_variables)
-        self._device = _device_of(model)
+        held = [str(variable.value.device) for variable in model.variables]
+        self._device = next((name for name in held if name), "/CPU:0")  # in full: "/job:…/device:GPU:0"
         self._plan = blocks.plan(data, options, _free_bytes(self._device))
         self._train = self._put(data.train) if self._plan.is_resident else None
         self._validation = None
@@ -62,9 +63,6 @@ class TensorFlowEngine:
         reasons = dict.fromkeys(one for one in (self._reason, self._training.reason, self._testing.reason) if one)
         return "; ".join([", ".join(parts), *reasons, *probes.reports()])
 
-    def begin(self, epoch: int) -> None:
-        """Do nothing: the programs read the model's variables."""
-
     def train(self, epoch: int) -> dict[str, float]:
         """Train one epoch; the metrics are read once, at its end."""
         return self._training.run(lambda: self._blocks_to_train(epoch), self._options.report)
@@ -72,9 +70,6 @@ class TensorFlowEngine:
     def evaluate(self) -> dict[str, float]:
         """Run the validation set through the model."""
         return self._testing.run(self._blocks_to_test)
-
-    def end(self, epoch: int) -> None:
-        """Do nothing: the programs have changed the model's variables."""
 
     def close(self) -> None:
         """Forget the data and the programs."""
@@ -99,8 +94,7 @@ class TensorFlowEngine:
         if self._train is not None:
             yield self._train, order
             return
-        permutation = order.numpy()
-        yield from self._stream(blocks.cut(self._data.train, self._plan.train, permutation))
+        yield from self._stream(blocks.cut(self._data.train, self._plan.train, order.numpy()))
 
     def _blocks_to_test(self) -> Iterator[tuple[Arrays, Tensor]]:
         samples = self._data.validation
@@ -164,18 +158,12 @@ class TensorFlowEngine:
             )
 
 
-def _device_of(model: Model) -> str:
-    """Return the full name of the device that holds the model's weights: "/job:…/device:GPU:0"."""
-    held = [str(variable.value.device) for variable in model.variables]
-    return next((name for name in held if name), "/CPU:0")
-
-
 def _spoken(device: str) -> str:
     return device.rsplit("device:", 1)[-1].lstrip("/")
 
 
 def _free_bytes(device: str) -> int | None:
-    """Return the memory TensorFlow can still hand out on a device; None when it does not say.
+    """Return the memory TensorFlow can still hand out on a device; None when it is unknown.
 
     Source: `memory_limit` of `device_lib.list_local_devices()`, less what `get_memory_info` says is in use.
     """

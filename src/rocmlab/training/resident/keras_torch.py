@@ -15,7 +15,7 @@ import keras
 import torch
 
 from rocmlab.training.resident import probes, torch_layers, torch_store, torch_updates
-from rocmlab.training.resident.engine import Data, Options, Tree, fell_back, layers_of, tree_map
+from rocmlab.training.resident.engine import Data, Options, Tree, fell_back, layers_of, number, tree_map
 from rocmlab.training.resident.graphs import Rows
 from rocmlab.training.resident.torch_epochs import Epochs
 from rocmlab.training.resident.torch_store import Batches, Untyped, join
@@ -50,15 +50,11 @@ class TorchEngine:
         """What runs an epoch, where, and why nothing faster if so."""
         return "; ".join([self._epochs.how, *([self._note] if self._note else []), *probes.reports()])
 
-    def begin(self, epoch: int) -> None:
-        """Check whether a callback changed what a graph holds; weights and optimizer are always the model's own."""
-        del epoch
-        self._training.refresh()
-        self._epochs.see(_fingerprint(self._model))
-
     def train(self, epoch: int) -> dict[str, float]:
         """Train one epoch and wait for the device."""
         model = self._model
+        self._training.refresh()
+        self._epochs.see(_fingerprint(model))  # a callback may have changed what a graph holds
         model.reset_metrics()
         model.train()
         with _updates(model, self._device):
@@ -74,14 +70,10 @@ class TorchEngine:
         self._model.reset_metrics()
         return _logs(self._model, self._epochs.validate())
 
-    def end(self, epoch: int) -> None:
-        """Do nothing: the model's variables are trained in place."""
-
     def close(self) -> None:
         """Drop data, graphs and gradients."""
         self._training.drop_gradients()
-        self._epochs.forget()
-        self._epochs.drop()
+        self._epochs.close()
 
 
 class TrainSteps:
@@ -89,8 +81,9 @@ class TrainSteps:
 
     def __init__(self, model: Untyped, tensors: Tree) -> None:
         self._model, self._tensors = model, tensors
+        missing = ", ".join(name for name in PARTS if not hasattr(model, name))
         self._is_keras = type(model).train_step is keras.Model.train_step and probes.usable(
-            "training step without Keras' bookkeeping", lambda: _try_parts(model)
+            "training step without Keras' bookkeeping", lambda: missing and f"Keras' models have no {missing}"
         )
         self._deferred = self._is_keras and _additive(model)
         self._row_bytes = torch_store.row_bytes(tensors)
@@ -157,12 +150,6 @@ class EvaluationSteps:
         return logs
 
 
-def _try_parts(model: Untyped) -> str:
-    """Return what a model lacks of the parts that Keras' own train_step is made of."""
-    missing = [name for name in PARTS if not hasattr(model, name)]
-    return f"Keras' models have no {', '.join(missing)}" if missing else ""
-
-
 def _account(model: Untyped, pending: list[Any], batch: int) -> None:
     """Add the losses and outputs of some steps to the model's loss and metrics, as each step of `fit` would have."""
     losses = [loss for loss, *_ in pending]
@@ -195,7 +182,7 @@ def _logs(model: Untyped, logs: Untyped) -> dict[str, float]:
     found = model.get_metrics_result()
     if logs and set(logs) != set(found):
         found = logs
-    return {name: float(value) if getattr(value, "ndim", 0) == 0 else value for name, value in found.items()}
+    return {name: number(value) for name, value in found.items()}
 
 
 def _device(model: Untyped) -> torch.device:

@@ -97,15 +97,10 @@ class Pace:
         wait: Callable[[], None],
         between: Callable[[int], None],
     ) -> Any:  # noqa: ANN401  what `last` returns
-        """Run steps in as many programs as their time requires; an interrupt acts between two of them.
+        """Run the steps from `begin` to `end` in programs as long as their time allows; an interrupt acts between them.
 
-        Args:
-            begin: the step to begin with.
-            end: the step to stop before.
-            part: runs a number of steps from one on; it may return before the device is done.
-            last: follows the last part immediately, and returns the result.
-            wait: waits for the device.
-            between: receives the steps that are done, where more programs follow.
+        `part(begin, count)` runs steps and may return before the device is done; `last` follows the last part
+        immediately and returns the result; `wait` waits for the device; `between` receives the steps that are done.
         """
         while True:
             size = self.steps(end - begin) if begin < end else 0
@@ -129,13 +124,9 @@ class Pace:
 
 
 class Counter:
-    """Counts the steps of a pass that Python runs one by one or in graphs; sometimes it waits for the device.
+    """Counts the steps of a pass that Python runs one by one or in graphs; at its pace it waits for the device.
 
-    Args:
-        pace: after how many steps.
-        steps: of the pass.
-        wait: waits for the device.
-        report: receives the steps that are done, and whether metrics of some of them can be read.
+    `report` receives the steps that are done, and whether metrics of some of them can be read.
     """
 
     def __init__(self, pace: Pace, steps: int, wait: Callable[[], None], report: Callable[[int, bool], None]) -> None:

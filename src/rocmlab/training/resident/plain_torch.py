@@ -51,21 +51,18 @@ class ModuleEngine:
         """What runs an epoch, where, and why nothing faster if so."""
         return self._epochs.how
 
-    def begin(self, epoch: int) -> None:
-        """Take the learning rate, and check whether a callback changed what a graph holds."""
-        del epoch
-        self._optimizer.begin()
-        if self._epochs.see(_fingerprint(self._module, self._optimizer.optimizer)):
-            self._optimizer.forget()
-
     def train(self, epoch: int) -> dict[str, float]:
         """Train one epoch and wait for the device."""
+        self._optimizer.begin()
+        if self._epochs.see(_fingerprint(self._module, self._optimizer.optimizer)):  # changed by a callback
+            self._optimizer.forget()
         self._set_modes()
         self._totals.clear()
         self._epochs.train(epoch, self._seed, lambda: self._totals.read(together=False))
         logs = self._totals.read(together=_is_parallel(self._module))
         torch_store.synchronise(self._device)
         self._epochs.note(_fingerprint(self._module, self._optimizer.optimizer))
+        self._optimizer.end()  # a scheduler or a callback finds its own learning rate
         return logs
 
     def evaluate(self) -> dict[str, float]:
@@ -77,10 +74,6 @@ class ModuleEngine:
         self._set_modes()
         return logs
 
-    def end(self, epoch: int) -> None:
-        """Restore the learning rate, so that a scheduler or a callback finds its own value."""
-        self._optimizer.end()
-
     def close(self) -> None:
         """Drop data, graphs and gradients; the optimizer is as its caller made it, with its new state."""
         self._optimizer.end()
@@ -88,9 +81,8 @@ class ModuleEngine:
         for part, training in self._modes:
             part.training = training
         self._optimizer.forget()
-        self._epochs.forget()
         self._optimizer.drop_gradients()
-        self._epochs.drop()
+        self._epochs.close()
 
     def _set_modes(self) -> None:
         """Train: parts that the caller had put in evaluation mode inside a training module stay there."""

@@ -10,23 +10,21 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from rocmlab.training.resident.engine import fell_back
+from rocmlab.training.resident.engine import fell_back, summary
 
 _reasons: dict[str, str] = {}  # why a replacement is not used, empty where it is, by what is replaced
 
 
 def usable(name: str, trial: Callable[[], str]) -> bool:
-    """Return whether a replacement can be used with this version of its framework.
+    """Return whether the replacement of what `name` says can be used with this version of its framework.
 
-    Args:
-        name: what is replaced, as a phrase.
-        trial: tries it, once in a process. It returns what is not as expected, or raises; empty if all is.
+    `trial` tries it, once in a process: it returns what is not as expected, or raises; empty if all is.
     """
     if name not in _reasons:
         try:
             _reasons[name] = trial()
         except Exception as err:  # whatever another version of a framework does
-            _reasons[name] = f"{type(err).__name__}: {(str(err).strip() or '?').splitlines()[0][:160]}"
+            _reasons[name] = summary(err)
         if _reasons[name]:
             fell_back(f"{_sentence(name)}; the framework's own is used, which may be slower")
     return not _reasons[name]

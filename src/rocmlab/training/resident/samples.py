@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import numpy as np
 
 from rocmlab.base.errors import RocmlabError
-from rocmlab.training.resident.arguments import validation_of
 from rocmlab.training.resident.engine import Array, Data, Samples, Tree, leaves, tree_map
 
 
@@ -15,13 +14,20 @@ def gather(x: Tree, y: Tree, sample_weight: Tree, validation_data: Tree, floats:
     """Return training and validation samples as numpy arrays; `floats` is the type of every floating number.
 
     Raises:
-        RocmlabError: something is not an array, or the arrays differ in length.
+        RocmlabError: something is not an array, the arrays differ in length, or `validation_data` has too many parts.
     """
     train = _samples(x, y, sample_weight, floats, "the training data")
-    parts = validation_of(validation_data)
-    if parts is None:
+    if validation_data is None:
         return Data(train)
-    validation = _samples(*parts, floats, "validation_data")
+    parts = list(validation_data) if isinstance(validation_data, (tuple, list)) else [validation_data]
+    if len(parts) not in (1, 2, 3):
+        raise RocmlabError(
+            f"validation_data has {len(parts)} parts",
+            "it holds inputs and targets, and perhaps sample weights",
+            "pass validation_data=(x_test, y_test)",
+        )
+    x, y, sample_weight = (*parts, None, None)[:3]
+    validation = _samples(x, y, sample_weight, floats, "validation_data")
     if validation.y is None and train.y is not None:
         raise RocmlabError(
             "validation_data have no targets",
@@ -48,14 +54,10 @@ def _samples(x: Tree, y: Tree, sample_weight: Tree, floats: str | None, name: st
         )
     if lengths[0] == 0:
         raise RocmlabError(f"{name} hold no sample", "the arrays are empty", "check how they were made")
-    return Samples(arrays[0], arrays[1], _weights(arrays[2], arrays[1]), lengths[0])
-
-
-def _weights(sample_weight: Tree, y: Tree) -> Tree:
-    """Return sample weights in the structure of the targets: one array counts for each output, as in `fit`."""
-    if isinstance(y, (Mapping, list, tuple)) and isinstance(sample_weight, np.ndarray):
-        return tree_map(lambda _leaf: sample_weight, y)
-    return sample_weight
+    inputs, targets, weights = arrays
+    if isinstance(targets, (Mapping, list, tuple)) and isinstance(weights, np.ndarray):
+        weights = tree_map(lambda _leaf: arrays[2], targets)  # one array counts for each output, as in `fit`
+    return Samples(inputs, targets, weights, lengths[0])
 
 
 def _array(value: Array, floats: str | None, name: str) -> Array:
@@ -69,7 +71,7 @@ def _array(value: Array, floats: str | None, name: str) -> Array:
     is_series = hasattr(value, "to_numpy") and getattr(value, "ndim", 0) == 1  # Keras makes them a column also
     if not hasattr(value, "__array__"):
         raise RocmlabError(
-            f"{name} hold a {_kind(value)}, which is not an array",
+            f"{name} hold a {type(value).__module__}.{type(value).__qualname__}, which is not an array",
             "resident data are arrays, or lists, tuples or dicts of arrays; generators, Dataset and PyDataset "
             "make their batches while they train",
             "use fit() for those, or make arrays of them first, for example with numpy.asarray()",
@@ -86,7 +88,3 @@ def _array(value: Array, floats: str | None, name: str) -> Array:
     if floats is not None and np.issubdtype(array.dtype, np.floating):
         array = array.astype(floats, copy=False)
     return array
-
-
-def _kind(value: object) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"

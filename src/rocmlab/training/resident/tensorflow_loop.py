@@ -29,7 +29,7 @@ EAGER = "eager"  # Python's loop over operations, as in `fit` with run_eagerly
 # TensorFlow's own kernels, for the rest it is not.
 SLOW_IN_XLA = ("Conv", "DepthwiseConv", "BatchMatMul", "Einsum")
 
-# On a GPU an XLA loop whose length is an argument asks the host before each turn. So small steps go in groups of a
+# On a GPU an XLA loop whose length is an argument waits for the host before each turn. So small steps go in groups of a
 # fixed length there. Small: that many products of a weight and a sample, at most, and no operation of SLOW_IN_XLA.
 GROUP = 16
 SMALL_STEP = 1e9

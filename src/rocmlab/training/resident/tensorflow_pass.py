@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-from rocmlab.training.resident.engine import Array, Model, fell_back
+from rocmlab.training.resident.engine import Model, fell_back, number, summary
 from rocmlab.training.resident.pace import Pace, Report
 from rocmlab.training.resident.tensorflow_loop import (
     BATCH,
@@ -64,7 +62,9 @@ class Pass:
         """
         if self._is_proven:
             return self._run(make_blocks(), report)
-        before = [(variable, variable.numpy()) for variable in _variables(self._model)]
+        model = self._model
+        changed = [*model.variables, *model.metrics_variables, *model.optimizer.variables]
+        before = [(one, one.numpy()) for one in {id(one): one for one in changed}.values()]
         while True:
             try:
                 logs = self._run(make_blocks(), report)
@@ -73,7 +73,10 @@ class Pass:
                     raise
                 for variable, value in before:
                     variable.assign(value)
-                self._slow_down(err)
+                unit = EPOCH if self.way == GRAPH else self.way
+                self.reason = f"not as one program for each {unit} ({summary(err)})"
+                self._ways.pop(0)
+                self._program, self._has_failed = None, True
             else:
                 self._is_proven = True
                 if self._has_failed:  # one warning, about the way that was found
@@ -98,7 +101,7 @@ class Pass:
         results = self._model.get_metrics_result()
         if logs and set(logs) != set(results):  # a train_step of the model's own that returns something else
             results = logs
-        return {name: _number(value) for name, value in results.items()}
+        return _numbers(results)
 
     def _run_block(self, program: Program, arrays: Arrays, order: Tensor, done: int, report: Report) -> Logs:
         logs: Logs = self._pace.run(
@@ -112,7 +115,7 @@ class Pass:
         return logs
 
     def _results(self) -> dict[str, float]:
-        return {name: _number(value) for name, value in self._model.get_metrics_result().items()}
+        return _numbers(self._model.get_metrics_result())
 
     def _choose(self, arrays: Arrays, order: Tensor) -> None:
         """Avoid XLA where it is the slower way on a CPU."""
@@ -122,23 +125,6 @@ class Pass:
         where = " inside a loop" if self.way == STEP else ""
         self.reason = f"on a CPU XLA's code for {operation} is slower than TensorFlow's{where}"
 
-    def _slow_down(self, err: Exception) -> None:
-        reason = (str(err).strip() or type(err).__name__).splitlines()[0]
-        self.reason = f"not as one program for each {self.way} ({type(err).__name__}: {reason[:200]})"
-        if self.way == GRAPH:
-            self.reason = self.reason.replace(f"each {GRAPH}", f"each {EPOCH}")
-        self._ways.pop(0)
-        self._program = None
-        self._has_failed = True
 
-
-def _variables(model: Model) -> list[Any]:
-    """Return everything that training changes: weights, state, metrics and the optimizer's variables, each once."""
-    found = [*model.variables, *model.metrics_variables, *model.optimizer.variables]
-    return list({id(variable): variable for variable in found}.values())
-
-
-def _number(value: Array) -> Any:  # noqa: ANN401  a log that is an array stays one, as in `fit`
-    """Return a log as a number."""
-    array = np.asarray(keras.ops.convert_to_numpy(value))
-    return float(array) if array.ndim == 0 else array
+def _numbers(logs: Logs) -> Logs:
+    return {name: number(keras.ops.convert_to_numpy(value)) for name, value in logs.items()}

@@ -11,20 +11,15 @@ import torch
 
 from rocmlab.training.resident import blocks, torch_store
 from rocmlab.training.resident.engine import Data, Options, Tree, fell_back
-from rocmlab.training.resident.graphs import Graphs, Loop, Steps, describe
+from rocmlab.training.resident.graphs import Graphs, Loop, Steps
 from rocmlab.training.resident.pace import Counter, Pace
 from rocmlab.training.resident.torch_store import Store, Untyped
 
 
 class Epochs:
-    """Epochs over resident data: steps one after another, or on a GPU many in one graph.
+    """Epochs over resident data on the device of the weights: steps one after another, or on a GPU many in one graph.
 
-    Args:
-        device: where the model's weights are.
-        data: what to train on.
-        options: how to train.
-        uncapturable: why no steps can be captured; empty if they can, as far as known beforehand. Only
-            called on a GPU.
+    `uncapturable` returns why no steps can be captured; empty if they can, as far as known beforehand.
 
     Raises:
         RocmlabError: the memory allowed holds no two batches.
@@ -54,17 +49,25 @@ class Epochs:
         """Set how steps are made from the tensors of training and validation, and what makes them capturable."""
         sizes = [self._options.batch(training=training) for training in (True, False)]
         made = [(train, self._train), *([(test, self._validation)] if self._validation else [])]
-        self._runners = [
-            self._runner(make(store.tensors), store.count, size, recording)
-            for (make, store), size in zip(made, sizes, strict=False)
-        ]
+        epochs = max(0, self._options.epochs - self._options.initial_epoch)
+        for (make, store), size in zip(made, sizes, strict=False):
+            steps = make(store.tensors)
+            planned = -(-store.count // size) * epochs
+            graphs = Graphs(steps, size, planned, self._device, recording) if self.captures else None
+            self._runners.append(graphs or Loop(steps, size))
 
     @property
     def how(self) -> str:
         """What runs an epoch, where, and why nothing faster if so."""
         steps = self._options.steps(self._train.count)
-        name = torch_store.device_name(self._device)
-        return describe(self._runners[0], steps, name, self._reason, self._plan.sentence)
+        runner, reason = self._runners[0], self._reason
+        what = f"a loop over {steps} steps an epoch"
+        if isinstance(runner, Graphs):
+            reason = runner.reason
+            if runner.group:
+                what = f"graphs of {runner.group} steps, {steps} steps an epoch,"
+        what += f" on {torch_store.device_name(self._device)}"
+        return "; ".join(filter(None, (what, self._plan.sentence or "data resident", reason)))
 
     def train(self, epoch: int, seed: int, read: Callable[[], dict[str, Any]]) -> Untyped:
         """Train on all samples once, random numbers drawn from this seed; return what the last steps returned.
@@ -123,16 +126,9 @@ class Epochs:
             if isinstance(runner, Graphs):
                 runner.forget()
 
-    def drop(self) -> None:
-        """Drop the data."""
+    def close(self) -> None:
+        """Drop graphs and data."""
+        self.forget()
         for store in (self._train, self._validation):
             if store is not None:
                 store.tensors = (None, None, None)
-
-    def _runner(
-        self, steps: Steps, count: int, batch: int, recording: Callable[[], AbstractContextManager[Any]]
-    ) -> Loop | Graphs:
-        if not self.captures:
-            return Loop(steps, batch)
-        planned = -(-count // batch) * max(0, self._options.epochs - self._options.initial_epoch)
-        return Graphs(steps, batch, planned, self._device, recording)

@@ -149,11 +149,8 @@ def _is_plain(layer: Untyped, inputs: torch.Tensor) -> bool:
 def _normalise(layer: Untyped, inputs: torch.Tensor) -> torch.Tensor:
     """Return the inputs with mean 0 and variance 1 in each channel, scaled and shifted; update the moving ones.
 
-    As Keras has it, the variance is the biased one, of the batch and among the moving ones.
-
-    Args:
-        layer: a keras.layers.BatchNormalization.
-        inputs: (batch, ..., channels), or the channels second, as its axis says.
+    As Keras has it, the variance is the biased one, of the batch and among the moving ones. The inputs are
+    (batch, ..., channels), or the channels second, as the layer's axis says.
     """
     gamma, beta = (None if each is None else each.value for each in (layer.gamma, layer.beta))
     images = inputs.movedim(layer.axis, 1)  # no copy

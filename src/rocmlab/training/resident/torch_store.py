@@ -38,34 +38,28 @@ class Store:
         self._pinned: Tree = None
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    @property
-    def is_resident(self) -> bool:
-        """Whether all samples are on the device."""
-        return len(self._slices) == 1
-
     def orders(self, epoch: int, *, shuffle: bool) -> Iterator[torch.Tensor | int]:
         """Yield, block by block, the rows of `tensors` to train on: their order, or how many when they are in order.
 
         A resident set is permuted on the device; blocks are permuted over the whole set while they are cut.
         """
-        if self.is_resident:
-            yield self._permutation(epoch) if shuffle else self.count
+        if len(self._slices) == 1:
+            generator = torch.Generator(device=self._device)
+            generator.manual_seed(stream_seed(self._options.seed, epoch))
+            yield torch.randperm(self.count, generator=generator, device=self._device) if shuffle else self.count
             return
         order = blocks.order(self.count, self._options, epoch) if shuffle else None
         parts = blocks.cut(self._samples, self._slices, order)
         arriving: int | None = self._send(next(parts))
         while arriving is not None:
             count = arriving
-            self._arrive(count)
+            if self._copies is not None:
+                torch.cuda.current_stream(self._device).wait_stream(self._copies)
+            for target, source in zip(leaves(self.tensors), leaves(self._incoming), strict=True):
+                target[:count].copy_(source[:count])
             following = next(parts, None)  # gathered on the host; what runs on a GPU was queued by our caller
             yield count
             arriving = self._send(following) if following is not None else None
-
-    def _permutation(self, epoch: int) -> torch.Tensor:
-        """Return the order of an epoch, (count,) int64, drawn on the device from seed and epoch."""
-        generator = torch.Generator(device=self._device)
-        generator.manual_seed(stream_seed(self._options.seed, epoch))
-        return torch.randperm(self.count, generator=generator, device=self._device)
 
     def _send(self, block: Samples) -> int:
         """Start the copy of a block's samples to the device, while the device computes; return how many they are."""
@@ -80,12 +74,6 @@ class Store:
                 lambda target, leaf: target[: block.count].copy_(leaf, non_blocking=True), self._incoming, self._pinned
             )
         return block.count
-
-    def _arrive(self, count: int) -> None:
-        """Put the block that was sent where the steps read it."""
-        if self._copies is not None:
-            torch.cuda.current_stream(self._device).wait_stream(self._copies)
-        _each(lambda target, source: target[:count].copy_(source[:count]), self.tensors, self._incoming)
 
 
 class Batches:

@@ -138,9 +138,7 @@ UPDATES: dict[type, Update] = {
 def in_place(optimizer: Untyped, *, branchless: bool) -> Iterator[None]:
     """Let a Keras optimizer update by the functions here inside the block, where it has not been overridden.
 
-    Args:
-        optimizer: of Keras, also one inside a LossScaleOptimizer.
-        branchless: also take the branch on finite gradients from LossScaleOptimizer.
+    Also one inside a LossScaleOptimizer, whose branch on finite gradients is taken out if it is to be branchless.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     update = _update_of(inner)

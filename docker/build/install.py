@@ -1,0 +1,228 @@
+"""Install packages with uv, which is many times as fast as pip, from where the user's pip would take them.
+
+Usage: PYTHON install.py ARGUMENTS..., those of `pip install`, run by the interpreter of the environment. uv reads none
+of pip's settings, so they are translated here. pip itself installs where uv is not there, where a setting has no
+equivalent in uv, and where uv fails: its error is the one shown.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+UV = Path(os.environ.get("ROCMLAB_UV") or "/opt/uv", "bin/uv")
+BUILDS_PIP = Path("/build/pip")  # in an image's build: with its certificates and configuration
+PIP = [str(BUILDS_PIP), sys.executable] if BUILDS_PIP.exists() else [sys.executable, "-m", "pip"]
+SYSTEM_CERTIFICATES = (
+    "/etc/ssl/certs/ca-certificates.crt",  # Debian, Ubuntu, Arch
+    "/etc/pki/tls/certs/ca-bundle.crt",  # Fedora, RHEL
+    "/etc/ssl/ca-bundle.pem",  # openSUSE
+    "/etc/ssl/cert.pem",  # macOS, Alpine
+)
+SECTIONS = ("global", "install", ":env:")  # the later wins, as with pip
+# Settings of pip that change nothing about which files are installed.
+WITHOUT_EFFECT = {
+    "break-system-packages",  # always: the environment is ours, or the image's
+    "cert",  # see `translated`
+    "compile",
+    "config-file",
+    "debug",
+    "disable-pip-version-check",
+    "exists-action",
+    "log",
+    "no-color",
+    "no-index",  # see `with_uv`
+    "no-compile",
+    "no-input",
+    "no-python-version-warning",
+    "no-warn-conflicts",
+    "no-warn-script-location",
+    "prefer-binary",
+    "progress-bar",
+    "quiet",
+    "require-virtualenv",
+    "require-virtual-env",
+    "root-user-action",
+    "use-feature",
+    "verbose",
+}
+VARIABLES = {
+    "client-cert": "SSL_CLIENT_CERT",
+    "constraint": "UV_CONSTRAINT",
+    "default-timeout": "UV_HTTP_TIMEOUT",
+    "retries": "UV_HTTP_RETRIES",
+    "timeout": "UV_HTTP_TIMEOUT",
+    "trusted-host": "UV_INSECURE_HOST",
+}
+PLACES = {"index-url": "UV_DEFAULT_INDEX", "extra-index-url": "UV_INDEX", "find-links": "UV_FIND_LINKS"}
+SWITCHES = {
+    "pre": {"UV_PRERELEASE": "allow"},
+    "require-hashes": {"UV_REQUIRE_HASHES": "1"},
+}
+PIPS_OWN = ("--disable-pip-version-check", "--no-compile", "--no-input")
+PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+
+
+class Untranslatable(Exception):
+    """A setting of pip's that uv has no equivalent of."""
+
+
+def settings(listing: str) -> dict[str, str]:
+    """Return pip's effective settings from what `pip config list` prints, `{"index-url": "…"}`."""
+    found: dict[str, dict[str, str]] = {section: {} for section in SECTIONS}
+    for line in listing.splitlines():
+        key, _, value = line.partition("=")
+        section, _, name = key.partition(".")
+        if section in found and (text := str(ast.literal_eval(value))):  # pip goes on where one is empty
+            found[section][name.lower().replace("_", "-")] = text
+    return {name: value for section in SECTIONS for name, value in found[section].items()}
+
+
+def is_true(value: str) -> bool:
+    """Return whether a switch of pip's is on."""
+    return value.strip().lower() in ("1", "y", "yes", "t", "true", "on")
+
+
+def translated(found: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that have uv act as pip does with these settings; `no-index` is an option of uv's only.
+
+    Args:
+        found: pip's effective settings, see `settings`.
+        environment: the caller's variables, which pip and uv read, too.
+
+    Raises:
+        Untranslatable: a setting has no equivalent; pip has to install.
+    """
+    made: dict[str, str] = {}
+    for name, value in found.items():
+        if name not in WITHOUT_EFFECT:
+            made |= _variables(name, value)
+    given = found.get("cert") or environment.get("REQUESTS_CA_BUNDLE") or environment.get("CURL_CA_BUNDLE")
+    if given:
+        given = os.path.expanduser(given)
+        made["SSL_CERT_DIR" if os.path.isdir(given) else "SSL_CERT_FILE"] = given
+    elif not {"SSL_CERT_FILE", "SSL_CERT_DIR"} & set(environment) and any(map(os.path.isfile, SYSTEM_CERTIFICATES)):
+        made["UV_SYSTEM_CERTS"] = "1"  # uv's own list lacks a company's authority; pip trusts the system's
+    return made
+
+
+def is_there(place: str) -> bool:
+    """Return whether an index or folder of wheels is on another machine, or here."""
+    return bool(re.match(r"(?!file:)\w+:", place)) or os.path.exists(place.removeprefix("file://"))
+
+
+def _variables(name: str, value: str) -> dict[str, str]:
+    """Return one setting of pip's as variables of uv's."""
+    items = [os.path.expanduser(each) for each in value.split()]
+    if name in PLACES:
+        return _places(name, items)
+    if name in VARIABLES:
+        return {VARIABLES[name]: " ".join(items)}
+    if name == "proxy":
+        return dict.fromkeys(PROXIES, value if "://" in value else f"http://{value}")
+    if name == "cache-dir":
+        return {"UV_CACHE_DIR": os.path.join(os.path.expanduser(value), "uv")}
+    if name == "no-cache-dir":  # any value counts, `off` included
+        return {"UV_NO_CACHE": "1"}
+    if name in SWITCHES:
+        return SWITCHES[name] if is_true(value) else {}
+    if name == "keyring-provider" and value in ("auto", "disabled"):  # without questions `auto` is `disabled`
+        return {}
+    raise Untranslatable(name)
+
+
+def _places(name: str, items: list[str]) -> dict[str, str]:
+    """Return the setting of an index, of more of them, or of folders and pages with links to wheels."""
+    if name != "index-url":  # pip goes on without a folder that is not there, uv does not
+        items = [each for each in items if is_there(each)]
+    if any(each.startswith("http://") or ("," in each and name == "find-links") for each in items):
+        raise Untranslatable(name)  # pip takes nothing from such an address unless its host is trusted, uv does
+    if not items:
+        return {}
+    if name == "extra-index-url":  # pip takes the best version of all indices, uv by default the first index's
+        return {PLACES[name]: " ".join(items), "UV_INDEX_STRATEGY": "unsafe-best-match"}
+    return {PLACES[name]: ("," if name == "find-links" else " ").join(items)}
+
+
+def split(arguments: list[str]) -> tuple[list[str], dict[str, str], dict[str, list[str]]]:
+    """Return the arguments that uv takes, those in the place of pip's settings, and those that come beside them."""
+    rest: list[str] = []
+    found: dict[str, str] = {}
+    added: dict[str, list[str]] = {"find-links": [], "constraint": []}
+    remaining = iter(arguments)
+    for each in remaining:
+        name = each.removeprefix("--")
+        if each in ("--index-url", "--retries"):
+            found[name] = next(remaining)
+        elif each in ("--find-links", "--constraint"):
+            added[name].append(next(remaining))
+        else:
+            rest.append(each)
+    return rest, found, added
+
+
+def joined(added: Mapping[str, list[str]], environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of what is given by arguments beside pip's settings, those included.
+
+    Raises:
+        Untranslatable: a path has the sign that separates it from the next one.
+    """
+    made: dict[str, str] = {}
+    for name, variable, separator in (("find-links", "UV_FIND_LINKS", ","), ("constraint", "UV_CONSTRAINT", " ")):
+        if any(separator in each or each.startswith("http://") for each in added[name]):
+            raise Untranslatable(name)
+        if added[name]:
+            made[variable] = separator.join([*filter(None, [environment.get(variable)]), *added[name]])
+    return made
+
+
+def with_uv(arguments: list[str]) -> str:
+    """Install with uv; return why it did not, empty where it did."""
+    if not os.access(UV, os.X_OK):
+        return "it is not there"
+    listing = subprocess.run([*PIP, "config", "list"], capture_output=True, text=True, check=False)
+    if listing.returncode:
+        return "the settings of pip cannot be read"
+    rest, given, added = split(arguments)
+    # uv's own variables could name another index: only pip's settings say where packages come from.
+    own = {name: value for name, value in os.environ.items() if not name.startswith("UV_") or name == "UV_CACHE_DIR"}
+    try:
+        found = settings(listing.stdout) | given
+        environment = own | translated(found, own)
+        environment |= joined(added, environment)
+    except Untranslatable as err:
+        return f"it has no equivalent of pip's setting {err}"
+    except (SyntaxError, ValueError):
+        return "the settings of pip cannot be read"
+    options = ["--no-config", "--no-python-downloads", "--python", sys.executable, "--break-system-packages"]
+    options += ["--no-index"] if is_true(found.get("no-index", "")) and "--no-index" not in rest else []
+    options += ["--link-mode", "copy"] if BUILDS_PIP.exists() else []  # the build's cache is on another file system
+    options += [] if "--no-compile" in rest else ["--compile-bytecode"]
+    command = [str(UV), "pip", "install", *options, *(each for each in rest if each not in PIPS_OWN)]
+    try:
+        code = subprocess.run(command, env=environment, check=False, close_fds=False).returncode  # keeps a lock
+    finally:
+        for lock in (Path(sys.prefix, ".lock"), *(Path("/tmp").glob("uv-*.lock") if BUILDS_PIP.exists() else ())):
+            lock.unlink(missing_ok=True)  # uv's, open for every user to write
+    return f"it ended with exit code {code}" if code else ""
+
+
+def main(arguments: list[str]) -> int:
+    """Install with uv, else with pip; return the exit code."""
+    if BUILDS_PIP.exists():
+        os.umask(0o002)  # files in the cache that all steps share keep the mode they got first
+    why = with_uv(arguments)
+    if not why:
+        return 0
+    sys.stderr.write(f"pip installs, not uv: {why}\n")
+    sys.stderr.flush()
+    return subprocess.run([*PIP, "install", *arguments], check=False, close_fds=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Measuring training: `fit_resident` compared with `fit`, several GPUs with one, this machine with the articles."""

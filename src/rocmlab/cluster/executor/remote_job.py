@@ -1,0 +1,36 @@
+"""What a run gives to Ray: what its jobs have in common, and each job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rocmlab.runs.jobs import Job
+from rocmlab.runs.workers.forking import Group
+from rocmlab.runs.workers.supervisor import Limits
+
+
+@dataclass(frozen=True)
+class RemoteRun:
+    """What the jobs of a run have in common."""
+
+    token: str  # that no other run has
+    folder: str
+    nonce: str  # by which a node recognises that it has the same folder
+    exchange: str | None  # where files of nodes that do not have the run folder are left; None: Ray itself brings them
+    warm: str  # `auto` or `off`
+    groups: Mapping[Group, int]  # how many of its jobs can share a fork server
+
+
+@dataclass(frozen=True)
+class RemoteJob:
+    """A job, and where it may run."""
+
+    number: int  # by which it is known in its run
+    job: Job
+    limits: Limits
+    count: int  # of GPUs
+    is_mixed: bool  # whether these may be of different products
+    pinned: str | None  # the only node that it may go to
+    among: tuple[str, ...]  # the nodes that it may go to; empty: any
+    never: tuple[str, ...]  # the nodes that it may not go to

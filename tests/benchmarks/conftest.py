@@ -1,0 +1,3 @@
+"""What benchmarks that run notebooks need."""
+
+from run_fixtures import kernel as kernel

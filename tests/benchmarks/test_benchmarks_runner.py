@@ -1,0 +1,109 @@
+"""`rocmlab bench runner`: what a notebook costs, ours and papermill's in turn."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import notebook_files
+import pytest
+
+from benchmarks import runner
+from benchmarks.results import Results
+from rocmlab.base.errors import RocmlabError
+from rocmlab.cli import bench as verb
+
+pytestmark = pytest.mark.slow
+
+
+def test_both_sides_are_measured_in_turn() -> None:
+    """A real notebook on both sides; no one needs a hundredth of a second, and ours needs less."""
+    figures = runner.measure(1, ["empty_notebook"])
+
+    assert figures.units == {"empty_notebook": "s"}
+    assert 0.1 < figures.ours["empty_notebook"][0] < figures.theirs["empty_notebook"][0]
+
+
+def test_a_cost_counts_the_processes_below(tmp_path: Path) -> None:
+    """CPU seconds of a child that was waited for, and the memory of both."""
+    child = "x = bytearray(60_000_000)\nfor _ in range(3_000_000): pass\nimport time; time.sleep(0.3)"
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}], check=True)"
+
+    cost = runner._cost([sys.executable, "-c", parent], os.environ, tmp_path / "log")
+
+    assert cost.peak_bytes > 60_000_000
+    assert 0 < cost.cpu_seconds < cost.wall_seconds + 0.1
+    assert cost.wall_seconds > 0.3
+
+
+def test_a_notebook_that_fails_is_no_figure(tmp_path: Path) -> None:
+    """The error has the program's own words."""
+    with pytest.raises(RocmlabError, match="no such thing"):
+        runner._cost([sys.executable, "-c", "raise SystemExit('no such thing')"], os.environ, tmp_path / "log")
+
+
+def test_the_report_has_the_form_of_every_benchmark(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The rows carry the names of the bars, medians and ratios."""
+    values = {name: [1.0, 2.0, 3.0] for name in runner.WORKS}
+    theirs = {name: [4.0, 8.0, 12.0] for name in runner.WORKS}
+    units = {name: work.unit for name, work in runner.WORKS.items()}
+    units["supervision_cpu_percent"], values["supervision_cpu_percent"] = "percent", [0.5]
+    skipped = {"warm_start_torch": "there is no kernelspec torch"}
+    monkeypatch.setattr(
+        runner,
+        "measure",
+        lambda runs, names: Results("any", simulated=False, units=units, ours=values, theirs=theirs, skipped=skipped),
+    )
+
+    assert verb.main("bench", ["runner", "--runs", "3", "--json"]) == 0
+
+    report = json.loads(capsys.readouterr().out)
+    assert report["bench"] == "runner"
+    assert {"papermill", "nbclient", "python"} <= set(report["versions"])
+    rows = {row["name"]: row for row in report["rows"]}
+    assert set(rows) == {*runner.WORKS, "supervision_cpu_percent"}
+    assert (rows["supervision_cpu_percent"]["ours"], rows["supervision_cpu_percent"]["theirs"]) == (0.5, None)
+    assert report["skipped"] == skipped
+    assert (rows["hundred_cells_cpu"]["ours"], rows["hundred_cells_cpu"]["ratio"]) == (2.0, 4.0)
+
+
+def test_a_row_whose_kernel_is_not_there_is_skipped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The others are measured, and the reason is said next to them."""
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+
+    assert verb.main("bench", ["runner", "--runs", "1", "--row", "empty_notebook", "--row", "warm_start_torch"]) == 0
+
+    said = capsys.readouterr()
+    assert "empty_notebook" in said.out
+    assert said.err.endswith("warm_start_torch: not measured, no kernelspec found: torch\n")
+
+
+def test_a_row_that_does_not_exist_is_named() -> None:
+    """With those that do."""
+    with pytest.raises(RocmlabError, match=r"no such row: speed\n.*hundred_cells_cpu"):
+        runner.measure(1, ["speed"])
+
+
+def test_a_warm_start_is_measured_against_a_cold_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The real thing, with a package that sleeps in the framework's place: the sleep is not in the warm figure."""
+    (tmp_path / "torch.py").write_text(
+        "import time\ntime.sleep(1)\n"
+        "class ones:\n    def __init__(self, *_): pass\n    __matmul__ = lambda self, _: self\n"
+        "    sum = lambda self: 8e6\n"
+        "class default_generator:\n    seed = staticmethod(lambda: 0)\n"
+    )
+    notebook_files.write_kernel(tmp_path / "jupyter/kernels/torch", sys.executable)
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), os.environ["PYTHONPATH"])))
+
+    figures = runner.measure(1, ["warm_start_torch"])
+
+    assert figures.units == {"warm_start_torch": "s"}
+    assert figures.theirs["warm_start_torch"][0] - figures.ours["warm_start_torch"][0] > 1
+    assert os.environ["JUPYTER_PATH"] == str(tmp_path / "jupyter")

@@ -1,0 +1,120 @@
+"""A test fails if it leaves descriptors open, or threads or child processes running.
+
+Compared is before a test's first own fixture and after its last one. What fixtures of a wider scope open in between is
+theirs. A test that fails has failed: the frames of its traceback keep open what they refer to.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+GRACE_SECONDS = 5.0  # what has been told to end takes a moment
+LIBRARIES = tuple(os.path.join(os.path.realpath(path), "lib", "") for path in (sys.prefix, sys.base_prefix))
+ELSEWHERE = ("container", "podman", "browser", "native", "oracle", "cluster", "frameworks")
+
+SHARED_THREADS = "rocmlab-tests"  # of the event loop that jupyter_client keeps
+shared: Counter[str] = Counter()  # what tests hand on to each other on purpose
+
+_before = pytest.StashKey[Counter[str]]()
+_has_failed = pytest.StashKey[bool]()
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Compare around a test; its name is the first of all such fixtures, and so this one is the outermost."""
+    stash = request.config.stash
+    if any(map(request.node.get_closest_marker, ELSEWHERE)):
+        yield
+        return
+    stash[_before] = held()
+    yield
+    before = stash[_before]
+    del stash[_before]
+    if not request.node.stash.get(_has_failed, False) and (left := _left(before)):
+        pytest.fail("the test left behind: " + ", ".join(sorted(left.elements())), pytrace=False)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
+) -> Generator[None, object, object]:
+    """Count what a fixture of a wider scope opens as held before the test that happens to be the first with it."""
+    stash = request.config.stash
+    if fixturedef.scope == "function" or _before not in stash:
+        return (yield)
+    before = held()
+    try:
+        return (yield)
+    finally:
+        stash[_before] += held() - before
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Remember that a test has failed."""
+    report = yield
+    item.stash[_has_failed] = item.stash.get(_has_failed, False) or report.failed
+    return report
+
+
+def held() -> Counter[str]:
+    """Return what this process has open and what it runs."""
+    return Counter([*_descriptors(), *_threads(), *_children()])
+
+
+def _left(before: Counter[str]) -> Counter[str]:
+    """Return what is held now and was not before; the cheap case, nothing, needs neither time nor a collection."""
+    if not (left := held() - before - shared):
+        return left
+    end = time.monotonic() + GRACE_SECONDS
+    while left and time.monotonic() < end:
+        gc.collect()
+        time.sleep(0.01)
+        left = held() - before - shared
+    return left
+
+
+def _descriptors() -> Iterator[str]:
+    """Name what each descriptor of this process is open on; a socket and a pipe have a number of their own.
+
+    What libraries keep open of their own files, such as fonts, is not a test's.
+    """
+    folder = "/proc/self/fd"
+    for name in os.listdir(folder):
+        try:
+            target = os.readlink(f"{folder}/{name}")
+        except OSError:  # the one that listed them
+            continue
+        if not target.startswith(LIBRARIES):
+            yield f"a descriptor of {target}"
+
+
+def _threads() -> Iterator[str]:
+    """Name each thread."""
+    for thread in threading.enumerate():
+        if not thread.name.startswith(SHARED_THREADS):
+            yield f"thread {thread.name} {thread.ident}"
+
+
+def _children() -> Iterator[str]:
+    """Name each child, also one that has ended and that no one has waited for."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # the usual case, and a thousand times as cheap as looking for them
+        return
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            program, _, rest = stat.read_text(errors="replace").partition("(")[2].rpartition(")")
+        except OSError:
+            continue
+        if int(rest.split()[1]) == os.getpid():
+            yield f"process {stat.parent.name} ({program})"

@@ -1,0 +1,3 @@
+"""What runs of these tests need."""
+
+from run_fixtures import *  # noqa: F403

@@ -1,0 +1,354 @@
+"""What installs packages: uv with pip's settings, and pip where uv cannot."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = Path(__file__).parents[2] / "docker/build/install.py"
+STAND_IN = """#!{python}
+import json, os, sys
+names = [name for name in os.environ if name.startswith(("UV_", "SSL_", "HTTP", "ALL_"))]
+with open({log!r}, "w") as file:
+    json.dump({{"arguments": sys.argv[1:], "variables": {{name: os.environ[name] for name in names}}}}, file)
+sys.exit({code})
+"""
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """docker/build/install.py as a module."""
+    spec = importlib.util.spec_from_file_location("install", PROGRAM)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "SYSTEM_CERTIFICATES", ())
+    return module
+
+
+def translate(install: ModuleType, **settings: str) -> dict[str, str]:
+    """Translate pip's settings in an environment without variables."""
+    found: dict[str, str] = install.translated({name.replace("_", "-"): text for name, text in settings.items()}, {})
+    return found
+
+
+def wheel(folder: Path, name: str, version: str = "1.0") -> Path:
+    """Write a wheel with one empty module."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    information = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"{name}.py", "")
+        archive.writestr(f"{information}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        archive.writestr(f"{information}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{information}/RECORD", f"{name}.py,,\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with pip and nothing else."""
+    folder = tmp_path_factory.mktemp("installing") / "venv"
+    venv.create(folder, with_pip=True)
+    return folder
+
+
+def run(environment: Path, *arguments: str, uv: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the program with an environment's interpreter; no setting of the machine's pip counts."""
+    dropped = ("PIP_", "UV_", "SSL_", "REQUESTS_", "CURL_")
+    kept = {name: text for name, text in os.environ.items() if not name.startswith(dropped)}
+    given = {"PIP_CONFIG_FILE": os.devnull, "ROCMLAB_UV": str(uv), **variables}
+    command = [str(environment / "bin/python"), str(PROGRAM), *arguments]
+    return subprocess.run(command, env=kept | given, capture_output=True, text=True, check=False)
+
+
+def stand_in(folder: Path, code: int = 0) -> Path:
+    """Write a program in uv's place that records how it was called, and return the record's path."""
+    (folder / "bin").mkdir(parents=True)
+    record = folder / "called.json"
+    program = folder / "bin/uv"
+    program.write_text(STAND_IN.format(python=sys.executable, log=str(record), code=code))
+    program.chmod(0o755)
+    return record
+
+
+class TestSettings:
+    """pip's settings, as uv's variables."""
+
+    def test_the_most_specific_section_wins(self, install: ModuleType) -> None:
+        """As with pip: a variable before `[install]`, which comes before `[global]`; other commands' do not count."""
+        listing = "\n".join(
+            [
+                "global.timeout='1'",
+                "install.timeout='2'",
+                "download.timeout='3'",
+                "global.index-url='https://one/simple'",
+                ":env:.index_url='https://two/simple'",
+            ]
+        )
+
+        assert install.settings(listing) == {"timeout": "2", "index-url": "https://two/simple"}
+
+    def test_an_empty_setting_does_not_count(self, install: ModuleType) -> None:
+        """As with pip: `PIP_INDEX_URL=` does not take the mirror of `pip.conf` away."""
+        listing = "global.index-url='https://mirror/simple'\n:env:.index-url=''"
+
+        assert install.settings(listing) == {"index-url": "https://mirror/simple"}
+
+    @pytest.mark.parametrize(
+        ("name", "value", "expected"),
+        [
+            ("index_url", "https://one/simple", {"UV_DEFAULT_INDEX": "https://one/simple"}),
+            (
+                "extra_index_url",
+                "https://one/simple\nhttps://two/simple",
+                {"UV_INDEX": "https://one/simple https://two/simple", "UV_INDEX_STRATEGY": "unsafe-best-match"},
+            ),
+            ("find_links", "https://one/\nhttps://two/", {"UV_FIND_LINKS": "https://one/,https://two/"}),
+            ("trusted_host", "one two", {"UV_INSECURE_HOST": "one two"}),
+            ("constraint", "/a.txt", {"UV_CONSTRAINT": "/a.txt"}),
+            ("require_hashes", "true", {"UV_REQUIRE_HASHES": "1"}),
+            ("require_hashes", "0", {}),
+            ("pre", "yes", {"UV_PRERELEASE": "allow"}),
+            ("timeout", "7", {"UV_HTTP_TIMEOUT": "7"}),
+            ("default_timeout", "7", {"UV_HTTP_TIMEOUT": "7"}),
+            ("retries", "7", {"UV_HTTP_RETRIES": "7"}),
+            ("proxy", "one:3128", dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), "http://one:3128")),
+            ("client_cert", "/c.pem", {"SSL_CLIENT_CERT": "/c.pem"}),
+            ("cert", "/c.pem", {"SSL_CERT_FILE": "/c.pem"}),
+            ("cache_dir", "/cache", {"UV_CACHE_DIR": "/cache/uv"}),
+            ("no_cache_dir", "off", {"UV_NO_CACHE": "1"}),
+            ("cache_dir", "/my cache", {"UV_CACHE_DIR": "/my cache/uv"}),
+            ("progress_bar", "off", {}),
+            ("keyring_provider", "auto", {}),
+            ("index_url", "", {}),
+        ],
+    )
+    def test_each_setting_has_its_equivalent(
+        self, install: ModuleType, name: str, value: str, expected: dict[str, str]
+    ) -> None:
+        """Those of `pip.conf` and of variables are spelled alike by then."""
+        assert translate(install, **{name: value}) == expected
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("no_binary", ":all:"),
+            ("target", "/t"),
+            ("keyring_provider", "import"),
+            ("find_links", "https://one/a,b"),
+            ("find_links", "http://one/"),
+            ("index_url", "http://one/simple"),
+            ("extra_index_url", "https://one/simple http://two/simple"),
+            ("new", "1"),
+        ],
+    )
+    def test_a_setting_without_equivalent_is_not_ignored(self, install: ModuleType, name: str, value: str) -> None:
+        """It may decide what is installed, so pip, which knows it, has to install."""
+        with pytest.raises(install.Untranslatable, match=name.replace("_", "-")):
+            translate(install, **{name: value})
+
+    def test_a_folder_of_wheels_that_is_missing_is_ignored(self, install: ModuleType, tmp_path: Path) -> None:
+        """As pip does: a `pip.conf` is often lent to an image's build, where the host's folders are missing."""
+        found = translate(install, find_links=f"/no/such/folder {tmp_path}", extra_index_url="file:///no/such/index")
+
+        assert found == {"UV_FIND_LINKS": str(tmp_path)}
+
+    def test_a_folder_of_certificates_is_one(self, install: ModuleType, tmp_path: Path) -> None:
+        """Uv has a variable of its own for it."""
+        assert translate(install, cert=str(tmp_path)) == {"SSL_CERT_DIR": str(tmp_path)}
+
+    def test_the_authorities_of_requests_count(self, install: ModuleType) -> None:
+        """Pip trusts what REQUESTS_CA_BUNDLE names."""
+        assert install.translated({}, {"REQUESTS_CA_BUNDLE": "/c.pem"}) == {"SSL_CERT_FILE": "/c.pem"}
+
+    def test_the_systems_authorities_are_trusted(
+        self, install: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A company adds its own there; where the system has none, uv has a list of its own."""
+        bundle = tmp_path / "ca.crt"
+        monkeypatch.setattr(install, "SYSTEM_CERTIFICATES", (str(bundle),))
+
+        assert install.translated({}, {}) == {}
+        bundle.touch()
+        assert install.translated({}, {}) == {"UV_SYSTEM_CERTS": "1"}
+        assert install.translated({}, {"SSL_CERT_FILE": "/mine.pem"}) == {}
+
+
+class TestInstaller:
+    """Which of the two installs."""
+
+    def test_uv_gets_pips_settings_and_arguments(self, environment: Path, tmp_path: Path) -> None:
+        """Also those of a `pip.conf`; addresses, which may contain a password, are not among the arguments."""
+        record = stand_in(tmp_path / "uv")
+        configuration = tmp_path / "pip.conf"
+        configuration.write_text("[global]\nindex-url = https://me:secret@one/simple\n[install]\nno-index = no\n")
+        (tmp_path / "wheels").mkdir()
+        arguments = [
+            "--no-compile",
+            "--no-deps",
+            "--find-links",
+            str(tmp_path / "wheels"),
+            "--retries",
+            "1",
+            "torch==1",
+        ]
+
+        done = run(environment, *arguments, uv=tmp_path / "uv", PIP_CONFIG_FILE=str(configuration), PIP_TIMEOUT="9")
+        called = json.loads(record.read_text())
+
+        assert done.returncode == 0, done.stderr
+        assert called["arguments"][:2] == ["pip", "install"]
+        assert called["arguments"][-2:] == ["--no-deps", "torch==1"]
+        assert str(environment / "bin/python") in called["arguments"]
+        assert not {"--no-compile", "--compile-bytecode", "--no-index"} & set(called["arguments"])
+        assert "secret" not in " ".join(called["arguments"])
+        assert (
+            called["variables"]
+            | {
+                "UV_DEFAULT_INDEX": "https://me:secret@one/simple",
+                "UV_FIND_LINKS": str(tmp_path / "wheels"),
+                "UV_HTTP_RETRIES": "1",
+                "UV_HTTP_TIMEOUT": "9",
+            }
+            == called["variables"]
+        )
+
+    def test_only_pips_settings_say_where_packages_come_from(self, environment: Path, tmp_path: Path) -> None:
+        """Uv's own variables could name another index; constraints of settings and of arguments both hold."""
+        record = stand_in(tmp_path / "uv")
+        names = ("UV_INDEX", "UV_TORCH_BACKEND", "UV_CONSTRAINT", "UV_NO_VERIFY_HASHES")
+        (tmp_path / "a.txt").touch()
+
+        run(
+            environment,
+            *("--constraint", str(tmp_path / "b.txt"), "torch"),
+            uv=tmp_path / "uv",
+            **dict.fromkeys(names, "other"),
+            UV_CACHE_DIR="/mine",
+            PIP_CONSTRAINT=str(tmp_path / "a.txt"),
+        )
+        called = json.loads(record.read_text())
+        variables = {name: text for name, text in called["variables"].items() if name.startswith("UV_")}
+        variables.pop("UV_SYSTEM_CERTS", None)
+
+        assert variables == {"UV_CACHE_DIR": "/mine", "UV_CONSTRAINT": f"{tmp_path}/a.txt {tmp_path}/b.txt"}
+        assert called["arguments"][-1] == "torch"
+        assert "--constraint" not in called["arguments"]
+
+    def test_settings_that_pip_rejects_are_not_ignored(self, environment: Path, tmp_path: Path) -> None:
+        """A `pip.conf` with a mistake: pip's error, and nothing comes from the public index instead."""
+        record = stand_in(tmp_path / "uv")
+        configuration = tmp_path / "pip.conf"
+        configuration.write_text("index-url = https://mirror/simple\n")
+
+        done = run(environment, "torch", uv=tmp_path / "uv", PIP_CONFIG_FILE=str(configuration))
+
+        assert done.returncode != 0
+        assert not record.exists()
+        assert "onfiguration file" in done.stderr
+
+    @pytest.mark.parametrize("arguments", [["--no-index"], []])
+    def test_no_index_is_an_option(self, environment: Path, tmp_path: Path, arguments: list[str]) -> None:
+        """Uv has no variable for it; as an argument or as pip's setting, it is given once."""
+        record = stand_in(tmp_path / "uv")
+        variables = {} if arguments else {"PIP_NO_INDEX": "1"}
+
+        run(environment, *arguments, "torch", uv=tmp_path / "uv", **variables)
+
+        assert json.loads(record.read_text())["arguments"].count("--no-index") == 1
+
+    @pytest.mark.parametrize("reason", ["missing", "failing", "setting"])
+    def test_pip_installs_where_uv_cannot(self, environment: Path, tmp_path: Path, reason: str) -> None:
+        """Where uv is missing, fails, or has no equivalent of a setting; which of them is written to the log."""
+        name = f"by_pip_{reason}"
+        wheel(tmp_path / "wheels", name)
+        if reason != "missing":
+            stand_in(tmp_path / "uv", code=int(reason == "failing"))
+        variables = {"PIP_NO_BINARY": "other"} if reason == "setting" else {}
+
+        done = run(
+            environment,
+            *("--no-index", "--find-links", str(tmp_path / "wheels"), name),
+            uv=tmp_path / "uv",
+            **variables,
+        )
+
+        assert done.returncode == 0, done.stderr
+        assert "pip installs, not uv: " in done.stderr
+        assert list(environment.glob(f"lib/python*/site-packages/{name}.py"))
+
+    @pytest.mark.parametrize("has_uv", [True, False])
+    def test_what_installs_keeps_a_lock(self, environment: Path, tmp_path: Path, has_uv: bool) -> None:
+        """It holds the lock that it was started with, also where its parent was killed."""
+        uv = tmp_path / "uv"
+        record = stand_in(uv)
+        variables = {"ROCMLAB_UV": str(uv if has_uv else tmp_path), "PIP_CONFIG_FILE": os.devnull}
+        looks = f"import os, pathlib; pathlib.Path({str(record)!r}).write_text(str(os.path.exists('/dev/fd/%d')))"
+        with open(tmp_path / "lock", "w", encoding="utf-8") as lock:
+            (uv / "bin/uv").write_text(f"#!{sys.executable}\n" + looks % lock.fileno())
+            (tmp_path / "pip.py").write_text(looks % lock.fileno())
+            command = [sys.executable if not has_uv else str(environment / "bin/python"), str(PROGRAM), "one"]
+            subprocess.run(
+                command,
+                env={**os.environ, **variables, "PYTHONPATH": "" if has_uv else str(tmp_path)},
+                pass_fds=[lock.fileno()],
+                check=True,
+            )
+
+        assert record.read_text() == "True"
+
+    def test_the_error_is_pips(self, environment: Path, tmp_path: Path) -> None:
+        """What is shown of a failed installation stays what users can search for."""
+        done = run(environment, "--no-index", "no-such-package", uv=tmp_path / "uv")
+
+        assert done.returncode != 0
+        assert "ERROR: No matching distribution found for no-such-package" in done.stderr
+
+    def test_uv_itself_installs(self, environment: Path, tmp_path: Path) -> None:
+        """From a folder of wheels that pip's settings name, with hashes, and into this environment."""
+        import hashlib
+
+        import uv
+
+        made = wheel(tmp_path / "wheels", "by_uv")
+        digest = hashlib.sha256(made.read_bytes()).hexdigest()
+        lock = tmp_path / "lock.txt"
+        lock.write_text(f"by_uv==1.0 --hash=sha256:{digest}\n")
+        folder = Path(uv.find_uv_bin()).parents[1]
+        settings = {
+            "PIP_NO_INDEX": "1",
+            "PIP_FIND_LINKS": str(tmp_path / "wheels"),
+            "PIP_CACHE_DIR": str(tmp_path / "cache"),
+        }
+
+        done = run(environment, "--no-deps", "--require-hashes", "--requirement", str(lock), uv=folder, **settings)
+        wrong = tmp_path / "wrong.txt"
+        wrong.write_text(f"by_uv==1.0 --hash=sha256:{'0' * 64}\n")
+        again = run(
+            environment,
+            *("--force-reinstall", "--no-deps", "--require-hashes", "--requirement", str(wrong)),
+            uv=folder,
+            **settings,
+        )
+
+        assert done.returncode == 0, done.stderr
+        assert "pip installs" not in done.stderr
+        site = next(environment.glob("lib/python*/site-packages"))
+        assert (site / "by_uv-1.0.dist-info/INSTALLER").read_text().strip() == "uv"
+        assert list(site.glob("__pycache__/by_uv.*.pyc"))
+        assert not [path for path in environment.rglob("*") if not path.is_symlink() and path.stat().st_mode & 0o002]
+        assert again.returncode != 0
+        assert "HASHES" in again.stderr

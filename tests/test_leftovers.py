@@ -1,0 +1,103 @@
+"""A test that leaves something open or running fails, and only that test."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import leftovers
+import pytest
+
+pytest_plugins = "pytester"
+
+HEADER = "import os, subprocess, sys, threading, time\nimport pytest\n"
+
+
+@pytest.fixture
+def errors(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
+    """Run a file of tests with the check in a process of its own, and return what is reported."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(leftovers.__file__).parent), prepend=os.pathsep)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    pytester.makeconftest(
+        "import leftovers\nfrom leftovers import _leaves_nothing_behind, pytest_fixture_setup,"
+        " pytest_runtest_makereport\nleftovers.GRACE_SECONDS = 0.2\n"
+    )
+
+    def run(text: str, **outcomes: int) -> str:
+        result = pytester.runpytest_subprocess("-p", "no:cacheprovider", pytester.makepyfile(HEADER + text))
+        result.assert_outcomes(**outcomes)
+        return result.stdout.str()
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("leaves", "ends", "named"),
+    [
+        ("HELD.append(open(os.devnull))", "HELD.pop().close()", "a descriptor of /dev/null"),
+        ("HELD.extend(os.pipe())", "os.close(HELD.pop()); os.close(HELD.pop())", "a descriptor of pipe:["),
+        (
+            "HELD.append(threading.Event()); threading.Thread(target=HELD[0].wait, name='waits').start()",
+            "HELD.pop().set()",
+            "thread waits ",
+        ),
+        (
+            "HELD.append(subprocess.Popen(['sleep', '60']))",
+            "HELD[0].kill(); HELD.pop().wait()",
+            " (sleep)",
+        ),
+        ("HELD.append(subprocess.Popen(['true']))", "HELD.pop().wait()", " (true)"),
+    ],
+    ids=["file", "pipe", "thread", "process", "process no one waited for"],
+)
+def test_what_a_test_leaves_behind_is_an_error_of_that_test(errors, leaves: str, ends: str, named: str) -> None:
+    """The test before it and the one after it, which cleans up, are not blamed."""
+    text = f"HELD = []\ndef test_before(): pass\ndef test_leaves(): {leaves}\ndef test_after(): {ends}\n"
+
+    found = errors(text, passed=3, errors=1)
+
+    assert "ERROR at teardown of test_leaves" in found
+    assert "the test left behind: " in found
+    assert named in found
+
+
+def test_what_its_own_fixture_closes_is_not_left_behind(errors) -> None:
+    """The comparison is made after the fixtures of the test have ended, also those of `autouse`."""
+    errors(
+        "@pytest.fixture(autouse=True)\ndef _a():\n    with open(os.devnull): yield\n"
+        "@pytest.fixture\ndef opened():\n    with open(os.devnull): yield\n"
+        "def test_one(opened): pass\n",
+        passed=1,
+    )
+
+
+@pytest.mark.parametrize("request_it", ["wide", "request"])
+def test_what_a_wider_fixture_opens_is_its_own(errors, request_it: str) -> None:
+    """A module's fixture stays open between tests, whether it is an argument or requested later."""
+    errors(
+        "@pytest.fixture(scope='module')\ndef wide():\n    with open(os.devnull): yield\n"
+        f"def test_first({request_it}):\n    {request_it} == 1 or hasattr({request_it}, 'getfixturevalue')"
+        f" and {request_it}.getfixturevalue('wide')\n"
+        "def test_second(wide): pass\n",
+        passed=2,
+    )
+
+
+def test_what_ends_a_moment_later_is_not_left_behind(errors) -> None:
+    """A thread that was told to end may take that moment."""
+    errors("def test_one(): threading.Thread(target=time.sleep, args=(0.05,)).start()\n", passed=1)
+
+
+def test_what_only_a_cycle_refers_to_is_not_left_behind(errors) -> None:
+    """It is collected first."""
+    errors(
+        "def test_one():\n    cycle = [os.fdopen(os.dup(1), closefd=False)]\n    cycle.append(cycle)\n"
+        "    class Held:\n        def __init__(self): self.number = os.dup(1); self.me = self\n"
+        "        def __del__(self): os.close(self.number)\n    Held()\n    os.close(cycle[0].fileno())\n",
+        passed=1,
+    )
+
+
+def test_a_test_that_fails_has_one_failure(errors) -> None:
+    """Its traceback keeps open what it opened: that is no second finding."""
+    errors("def test_one():\n    file = open(os.devnull)\n    assert file is None\n", failed=1)

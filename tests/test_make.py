@@ -1,0 +1,64 @@
+"""What the Makefile does itself: the environments of those who work on rocmlab."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+INSTALLER = "print('installed')\n"  # in place of docker/build/install.py, which needs a package index
+
+
+@pytest.fixture
+def clone(tmp_path: Path, repository: Path) -> Path:
+    """A folder with the Makefile and nothing to install."""
+    folder = tmp_path / "clone"
+    texts = {"requirements/uv.txt": "", "requirements/test.txt": "", "docker/build/install.py": INSTALLER}
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    shutil.copy(repository / "Makefile", folder)
+    return folder
+
+
+def make(folder: Path) -> None:
+    """Make the environment of the tests."""
+    command = ["make", ".venv-test/ready", f"PYTHON={sys.executable}"]
+    subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=300)
+
+
+def half_installed(environment: Path) -> Path:
+    """Return the package that an interrupted installation left in an environment: without its RECORD."""
+    left = environment / f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages/pluggy-1.6.0.dist-info"
+    left.mkdir(parents=True)
+    (left / "METADATA").write_text("Metadata-Version: 2.4\nName: pluggy\nVersion: 1.6.0\n")
+    return left
+
+
+def test_an_interrupted_installation_starts_over(clone: Path) -> None:
+    """What is half installed would be taken for installed, so the environment is emptied; then it is left alone."""
+    left = half_installed(clone / ".venv-test")
+
+    make(clone)
+
+    assert (clone / ".venv-test/bin/python").is_file()
+    assert not left.exists()
+    later = half_installed(clone / ".venv-test")
+    make(clone)
+    assert later.exists()
+
+
+def test_the_environment_of_another_clone_is_not_emptied(clone: Path, tmp_path: Path) -> None:
+    """A link leads to it, and what is missing is installed there."""
+    other = tmp_path / "other"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", other], check=True)
+    left = half_installed(other)
+    (clone / ".venv-test").symlink_to(other)
+
+    make(clone)
+
+    assert left.exists()
+    assert (other / "ready").is_file()
