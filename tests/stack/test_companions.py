@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import venv
@@ -15,6 +16,13 @@ import standins
 pytestmark = pytest.mark.slow
 
 PROGRAM = Path(__file__).parents[2] / "docker/build/companions.py"
+
+
+@pytest.fixture(autouse=True)
+def _only_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take away what this machine's pip is set to: another folder of wheels may have one that fits."""
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
 
 
 @pytest.fixture(scope="module")
