@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from hosts import Gpu
 from situations import TWO, Looker, fires, host, pci, put, silent, skipped
 
-from rocmlab.base.errors import Problem
-from rocmlab.devices.rocm import Rocm, UnreadableNodes
+from rocmlab.devices.rocm import DeniedNodes, Rocm
+from rocmlab.doctor import checks
 from rocmlab.doctor.checks import gpus as gpus_checks
 from rocmlab.doctor.model import BLOCKS, WARNS
 from rocmlab.simulation import write_host
@@ -133,29 +134,50 @@ def test_a_damaged_description(tmp_path: Path) -> None:
     silent(at(tmp_path / "b", TWO[0])(), "gpu.description")
 
 
-@pytest.mark.parametrize("words", ["node 3 of the KFD topology cannot be read", "in other words"])
-def test_nodes_that_a_container_may_not_read_are_no_damage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
-) -> None:
-    """They belong to GPUs that it was not given; on the host they are, and so is every other damage."""
-    problems = [UnreadableNodes(words, "why", "fix")]
-    found = Rocm().discover(host(tmp_path / "host"), as_root=True)
-    monkeypatch.setattr(Rocm, "examine", lambda *_, **__: (found, problems))
-    inside = Looker(tmp_path / "host", tmp_path / "project", side="container")
-    on_host = Looker(tmp_path / "host", tmp_path / "project")
+@pytest.mark.parametrize("side", ["host", "container"])
+def test_nodes_that_a_container_may_not_read_are_no_damage(tmp_path: Path, side: str) -> None:
+    """The kernel denies them (EPERM) because their GPUs were not given; any other failure is damage, on both sides."""
+    look = at(tmp_path, *TWO, side=side)
+    node = "sys/class/kfd/kfd/topology/nodes/7/properties"
+    put(look.root, node, "simd_count 8")
+    faults = look.root / "rocmlab-faults.json"
+    faults.write_text(json.dumps({node: "EPERM"}))
 
-    silent(inside(), "gpu.description")
-    assert fires(on_host(), "gpu.description", WARNS).problem.what == words
-    problems.append(Problem("KFD node 4 cannot be read as a GPU", "why", "fix"))
-    fires(inside(), "gpu.description", WARNS)
+    silent(look(), "gpu.description")
+    assert [type(problem) for problem in look().examined[1]] == [DeniedNodes]
+
+    faults.write_text(json.dumps({node: "EIO"}))
+    found = fires(look(), "gpu.description", WARNS)
+    assert found.problem.what == "node 7 of the KFD topology cannot be read"
+    assert "damaged" in found.problem.why
 
 
-def test_nodes_without_properties_are_the_kind_that_is_passed_over(tmp_path: Path) -> None:
-    """What discovery says of a node that it cannot read is of that kind, whatever its words are."""
-    root = host(tmp_path / "host")
-    put(root, "sys/class/kfd/kfd/topology/nodes/7/properties", "")
+def test_a_damaged_node_is_neither_a_containers_doing_nor_missing_atomics(tmp_path: Path) -> None:
+    """On a host the GPU's reason and the doctor name the damage; intact, both are silent."""
+    look = at(tmp_path, *TWO)
+    node = look.root / "sys/class/kfd/kfd/topology/nodes/2/properties"
+    intact = node.read_text()
+    node.write_text("")
 
-    assert [type(problem) for problem in Rocm().examine(root, as_root=True)[1]] == [UnreadableNodes]
+    lost = Rocm().discover(look.root)[1]
+    assert lost.why_not == "the kernel's description of KFD node 2 is damaged, which may be this GPU"
+    assert [one.status for one in checks.BY_ID["pcie.atomics"].run(look())] == ["unknown"]
+    assert "node 2" in fires(look(), "gpu.description", WARNS).problem.what
+
+    node.write_text(intact)
+    silent(look(), "pcie.atomics")
+    silent(look(), "gpu.description")
+
+
+def test_a_gpu_that_a_container_was_not_given_has_its_atomics(tmp_path: Path) -> None:
+    """KFD denies its description there (EPERM), and lists it all the same."""
+    look = at(tmp_path, *TWO, side="container")
+    (look.root / "dev/dri/renderD129").unlink()
+    fault = {"sys/class/kfd/kfd/topology/nodes/2/properties": "EPERM"}
+    (look.root / "rocmlab-faults.json").write_text(json.dumps(fault))
+
+    assert "0000:06:00.0 was not given to this container" in silent(look(), "pcie.atomics").evidence
+    assert Rocm().discover(look.root)[1].why_not == "/dev/dri/renderD129 is missing"
 
 
 def test_an_override_for_one_partition_is_not_for_the_others(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from rocmlab.base.errors import Problem
 from rocmlab.devices import cards, nodes, products, roots, topology
 from rocmlab.devices.cards import Card, Cards
 from rocmlab.devices.model import Device
-from rocmlab.devices.topology import KfdNode
+from rocmlab.devices.topology import KfdNode, Topology
 
 TYPE_CHECKING = False  # `typing` itself would cost milliseconds at each start
 if TYPE_CHECKING:
@@ -68,9 +68,11 @@ class Rocm:
         devices = [host.device(gpu) for gpu in joined]
         taken = {gpu.address for gpu in joined} | {gpu.card.address for gpu in joined if gpu.card}
         others = [card for address, card in sorted(described.by_address.items()) if address not in taken]
-        devices += [host.without_compute(card, may_be_hidden=bool(found.unreadable)) for card in others]
-        if len(found.unreadable) > len(others):
-            problems.append(_unreadable(found.unreadable))
+        devices += [host.without_compute(card, found) for card in others]
+        if len(found.denied) > len(others):
+            problems.append(_denied(found.denied))
+        if found.damaged:
+            problems.append(_damaged(found.damaged))
         return devices, problems
 
 
@@ -148,17 +150,28 @@ def _same_place(node: KfdNode, address: str | None) -> Problem:
     )
 
 
-class UnreadableNodes(Problem):
-    """Nodes that nothing is known of, as in a container that was not given their GPUs."""
+class DeniedNodes(Problem):
+    """Nodes of GPUs that this container was not given."""
 
 
-def _unreadable(numbers: tuple[int, ...]) -> Problem:
-    listed = ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
-    return UnreadableNodes(
-        f"node {listed} of the KFD topology cannot be read",
-        "a container may not read the nodes of GPUs it was not given; else the kernel's description is damaged",
-        "start the container with those GPUs, or see `sudo dmesg | grep -i kfd`",
+def _denied(numbers: tuple[int, ...]) -> Problem:
+    return DeniedNodes(
+        f"node {_listed(numbers)} of the KFD topology may not be read",
+        "the device rules of this container do not include their GPUs",
+        "start the container with those GPUs",
     )
+
+
+def _damaged(numbers: tuple[int, ...]) -> Problem:
+    return Problem(
+        f"node {_listed(numbers)} of the KFD topology cannot be read",
+        "the kernel's description is damaged, so whether it is a GPU and which one is not known",
+        f"cat /{topology.TOPOLOGY}/{numbers[0]}/properties, and see `sudo dmesg | grep -i kfd`; then restart the machine",
+    )
+
+
+def _listed(numbers: tuple[int, ...]) -> str:
+    return ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
 
 
 class _Host:
@@ -219,7 +232,7 @@ class _Host:
             **(_of_card(card) if card else {}),
         )
 
-    def without_compute(self, card: Card, *, may_be_hidden: bool) -> Device:
+    def without_compute(self, card: Card, found: Topology) -> Device:
         """Describe an AMD display device that ROCm cannot use, and why."""
         minor = min(card.renders, default=None)
         path = f"/dev/dri/renderD{minor}" if minor else None
@@ -231,7 +244,7 @@ class _Host:
             index=None,
             name=products.name(card.device, revision, card.text("product_name")),
             is_usable=False,
-            why_not=self._why_no_compute(card, path, may_be_hidden=may_be_hidden),
+            why_not=self._why_no_compute(card, path, found),
             gfx=gfx,
             pci_address=card.address,
             render_node=path,
@@ -264,7 +277,7 @@ class _Host:
             return f"{self.forbidden[0]} exists and cannot be opened, which stops ROCm for all GPUs"
         return None
 
-    def _why_no_compute(self, card: Card, path: str | None, *, may_be_hidden: bool) -> str:
+    def _why_no_compute(self, card: Card, path: str | None, found: Topology) -> str:
         if card.driver is None:
             return "no driver is bound to it: sudo modprobe amdgpu"
         if card.driver == "vfio-pci":
@@ -273,7 +286,9 @@ class _Host:
             return f"it is bound to {card.driver}; ROCm needs amdgpu"
         if self.compute is None:
             return "/dev/kfd is missing"
-        if may_be_hidden:
+        if found.damaged:
+            return f"the kernel's description of KFD node {_listed(found.damaged)} is damaged, which may be this GPU"
+        if found.denied:
             is_here = path is None or nodes.inspect(self.root / path[1:], self.root) is not None
             return "this container was not given it" if is_here else f"{path} is missing"
         return NO_COMPUTE_NODE

@@ -80,6 +80,21 @@ def _drain(handle: int, limit: int) -> bytes:
     return content
 
 
+def is_denied(path: Path | str) -> bool:
+    """Return whether the kernel refuses to let this process read a file (EPERM), as a container's device rules do."""
+    name = os.fspath(path)
+    try:
+        announce(name)
+        handle = open_file(name)
+        try:
+            os.read(handle, 1)
+        finally:
+            os.close(handle)
+    except (OSError, ValueError) as err:
+        return isinstance(err, OSError) and err.errno == errno.EPERM
+    return False
+
+
 def read_text(path: Path | str) -> str | None:
     """Return a small system file without padding (captures pad with NUL bytes), or None if it cannot be read."""
     return to_text(read_bytes(path))

@@ -94,23 +94,24 @@ class KfdNode:
 
 @dataclass(frozen=True)
 class Topology:
-    """The GPU nodes in numeric order, and the nodes whose properties could not be read."""
+    """The GPU nodes in numeric order, and the nodes of which it is not known what they are."""
 
     gpus: tuple[KfdNode, ...] = ()
-    unreadable: tuple[int, ...] = ()
+    denied: tuple[int, ...] = ()  # of GPUs that this container was not given: the kernel refuses to describe them
+    damaged: tuple[int, ...] = ()  # their description is missing or makes no sense
 
 
 def read(root: Path) -> Topology:
     """Return the topology of the host below `root`; nodes without SIMDs are CPUs and omitted."""
     folder = f"{root}/{TOPOLOGY}"
-    gpus, unreadable = [], []
+    gpus, denied, damaged = [], [], []
     for number in sorted({int(name) for name in roots.list_names(folder) if NODE_NAME.fullmatch(name)}):
         properties = parse_properties(roots.read_text(f"{folder}/{number}/properties"))
         if "simd_count" not in properties:
-            unreadable.append(number)
+            (denied if roots.is_denied(f"{folder}/{number}/properties") else damaged).append(number)
         elif properties.get("simd_count", 0) > 0:
             gpus.append(KfdNode(number, properties, f"{folder}/{number}"))
-    return Topology(tuple(gpus), tuple(unreadable))
+    return Topology(tuple(gpus), tuple(denied), tuple(damaged))
 
 
 def parse_properties(text: str | None) -> dict[str, int]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from rocmlab.base import background
 from rocmlab.base.errors import Problem, RocmlabError
-from rocmlab.devices import Device, discover, is_simulated, nodes, visibility
+from rocmlab.devices import Device, discover, is_simulated, nodes, topology, visibility
 from rocmlab.devices.cards import Cards
 from rocmlab.devices.rocm import Rocm
 from rocmlab.devices.roots import list_names, read_integer, read_text
@@ -246,6 +246,11 @@ class Situation:
     def examined(self) -> tuple[list[Device], list[Problem]]:
         """All AMD GPUs of the host, and what in the kernel's description of them is damaged."""
         return Rocm().examine(self.root, as_root=True)
+
+    @fact
+    def kfd(self) -> topology.Topology:
+        """The KFD topology, with the nodes that cannot be read."""
+        return topology.read(self.root)
 
     @property
     def maskable(self) -> list[Device]:

@@ -5,14 +5,9 @@ from __future__ import annotations
 from rocmlab.devices import roots
 from rocmlab.doctor import sampling
 from rocmlab.doctor.model import BLOCKS, HOST, OK, Verdict, blocks, check, ok, skip, unknown, warns
-from rocmlab.doctor.situation import PciGpu, Situation
+from rocmlab.doctor.situation import Situation
 
 NO_AMDGPU = ("radeon", "vfio-pci", "pciback", "pci-stub")  # drivers that have the GPU on purpose
-
-
-def _waiting(s: Situation) -> list[PciGpu]:
-    """Return the GPUs that amdgpu could have and does not."""
-    return [gpu for gpu in s.pci_gpus if gpu.driver != "amdgpu" and gpu.driver not in NO_AMDGPU]
 
 
 @check(
@@ -171,6 +166,10 @@ def atomics(s: Situation) -> Verdict:
     skipped = [gpu for gpu in bound if gpu.address not in listed]
     if not skipped:
         return ok(*(f"{gpu.address} is in the KFD topology" for gpu in bound))
+    if len(skipped) <= len(s.kfd.denied):
+        return ok(*(f"{gpu.address} was not given to this container" for gpu in skipped))
+    if len(skipped) <= len(s.kfd.damaged):
+        return unknown("the kernel's description of a GPU is damaged, see gpu.description", *map(str, skipped))
     fire = warns if len(skipped) < len(bound) else blocks
     return fire(
         f"the GPU at {skipped[0].address} has the driver, and KFD does not list it",

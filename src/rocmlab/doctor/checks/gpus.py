@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rocmlab.devices import Device, products
-from rocmlab.devices.rocm import UnreadableNodes
+from rocmlab.devices.rocm import DeniedNodes
 from rocmlab.devices.visibility.conflicts import OVERRIDE, node_numbers
 from rocmlab.doctor.model import BLOCKS, CONTAINER, HOST, WARNS, Verdict, blocks, check, ok, skip, warns
 from rocmlab.doctor.situation import Situation
@@ -28,9 +28,8 @@ def description(s: Situation) -> Verdict | list[Verdict]:
     """Pass on what joining the descriptions found."""
     found, problems = s.examined
     seen = tuple(f"{gpu.pci_address}: {gpu.name}, {gpu.gfx or 'target unknown'}" for gpu in found)
-    if s.in_container:  # which may not read the nodes of GPUs that it was not given
-        problems = [problem for problem in problems if not isinstance(problem, UnreadableNodes)]
-    return [Verdict(WARNS, seen, problem) for problem in problems] or ok(*seen)
+    damaged = [problem for problem in problems if not isinstance(problem, DeniedNodes)]
+    return [Verdict(WARNS, seen, problem) for problem in damaged] or ok(*seen)
 
 
 @check(
