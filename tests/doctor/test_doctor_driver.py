@@ -74,6 +74,23 @@ def test_a_missing_driver_is_named_by_the_gpu_that_waits_for_it(tmp_path: Path) 
     silent(look(), "kernel.amdgpu")
 
 
+def test_a_driver_in_the_kernel_itself_is_loaded(tmp_path: Path) -> None:
+    """Without `initstate` there is nothing to `modprobe`; a GPU that it has not taken sends to the kernel's log."""
+    root = make_host(tmp_path / "host", kfd=False)
+    put(root, "sys/module/amdgpu/parameters/gpu_recovery", "-1")
+    pci(root, "0000:03:00.0", "amdgpu")
+    look = Looker(root, tmp_path / "project", backend="cpu")
+
+    assert "built into the kernel" in silent(look(), "kernel.amdgpu").evidence[0]
+    assert silent(look(), "kernel.secureboot").evidence == ("amdgpu is loaded",)
+
+    pci(root, "0000:03:00.0", None)
+    found = fires(look(), "kernel.amdgpu", BLOCKS)
+    assert "modprobe" not in found.problem.fix
+    assert "dmesg" in found.problem.fix
+    assert "modprobe" not in str(look().examined[0][0].why_not)
+
+
 def test_a_gpu_of_another_driver_does_not_wait_for_amdgpu(tmp_path: Path) -> None:
     """An old Radeon with the driver `radeon`, or one for virtual machines, is left in peace."""
     root = make_host(tmp_path / "host", kfd=False)

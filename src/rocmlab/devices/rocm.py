@@ -279,6 +279,8 @@ class _Host:
 
     def _why_no_compute(self, card: Card, path: str | None, found: Topology) -> str:
         if card.driver is None:
+            if topology.is_built_in(self.root):
+                return "no driver is bound to it, and amdgpu is built into the kernel: sudo dmesg | grep -i amdgpu"
             return "no driver is bound to it: sudo modprobe amdgpu"
         if card.driver == "vfio-pci":
             return "it is bound to vfio-pci, which keeps it for a virtual machine"

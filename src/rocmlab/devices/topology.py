@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rocmlab.devices import roots
 
+MODULE = "sys/module/amdgpu"
 TOPOLOGY = "sys/class/kfd/kfd/topology/nodes"
 NODE_NAME = re.compile(r"[0-9]{1,6}")
 PROPERTY = re.compile(r"^([A-Za-z_]\w*)[ \t]+(-?[0-9]{1,20})[ \t]*$", re.MULTILINE | re.ASCII)
@@ -112,6 +113,12 @@ def read(root: Path) -> Topology:
         elif properties.get("simd_count", 0) > 0:
             gpus.append(KfdNode(number, properties, f"{folder}/{number}"))
     return Topology(tuple(gpus), tuple(denied), tuple(damaged))
+
+
+def is_built_in(root: Path) -> bool:
+    """Return whether amdgpu is a part of the kernel itself: only a module that can be loaded has `initstate`."""
+    names = roots.list_names(f"{root}/{MODULE}")
+    return bool(names) and "initstate" not in names
 
 
 def parse_properties(text: str | None) -> dict[str, int]:

@@ -309,8 +309,9 @@ class Situation:
 
     @fact
     def driver_is_live(self) -> bool:
-        """Whether amdgpu is loaded, by its module or because KFD lists a GPU (a driver built into the kernel)."""
-        return self.text("sys/module/amdgpu/initstate") == "live" or bool(self.passed)
+        """Whether amdgpu is there: loaded, built into the kernel, or shown by a GPU that KFD lists."""
+        is_loaded = self.text("sys/module/amdgpu/initstate") == "live"
+        return is_loaded or topology.is_built_in(self.root) or bool(self.passed)
 
     def group_name(self, gid: int) -> str | None:
         """Return the host's name for a group, or None."""

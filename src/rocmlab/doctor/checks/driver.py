@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rocmlab.devices import roots
+from rocmlab.devices import roots, topology
 from rocmlab.doctor import sampling
 from rocmlab.doctor.model import BLOCKS, HOST, OK, Verdict, blocks, check, ok, skip, unknown, warns
 from rocmlab.doctor.situation import Situation
@@ -50,7 +50,8 @@ def wsl(s: Situation) -> Verdict:
 @check(
     "kernel.amdgpu",
     "the amdgpu driver is loaded",
-    looks_at="`/sys/module/amdgpu/initstate`, the PCI bus and the KFD topology",
+    looks_at="`/sys/module/amdgpu` (with `initstate` if it is a module, without if it is built into the kernel), the "
+    "PCI bus and the KFD topology",
     why="Without the driver there is no `/dev/kfd`, and the lab would compute on the CPU.",
     fix="`sudo modprobe amdgpu`, and the kernel's log",
     severity=BLOCKS,
@@ -63,6 +64,21 @@ def amdgpu(s: Situation) -> Verdict:
         return skip("WSL2 has no amdgpu driver")
     state = s.text("sys/module/amdgpu/initstate")
     read = f"/sys/module/amdgpu/initstate: {state or 'missing'}"
+    is_built_in = topology.is_built_in(s.root)
+    if is_built_in:
+        read = "/sys/module/amdgpu has no initstate: the driver is built into the kernel"
+    without = [gpu for gpu in s.pci_gpus if gpu.driver is None]
+    if is_built_in and without and not any(gpu.driver == "amdgpu" for gpu in s.pci_gpus):
+        return blocks(
+            f"amdgpu is built into the kernel and has not taken the AMD GPU at {without[0].address}",
+            "it failed when the machine started: its firmware is not in the kernel or the initramfs, or the kernel does "
+            "not know this GPU",
+            "sudo dmesg | grep -i -E 'amdgpu|firmware'\n"
+            "then put the firmware into the initramfs (linux-firmware), or install a newer kernel",
+            read,
+            *map(str, without),
+            about=HOST,
+        )
     if s.driver_is_live:
         version = s.text("sys/module/amdgpu/version")
         return ok(read, *([f"/sys/module/amdgpu/version: {version}"] if version else []))
