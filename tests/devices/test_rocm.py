@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -402,7 +403,8 @@ class TestUsability:
     def test_a_node_that_a_container_may_not_read(self, tmp_path: Path) -> None:
         """Its GPU is listed from DRM as not passed, without a problem: that is how a restricted container looks."""
         root = make_host(tmp_path, Gpu(1, 0x0300, 128), Gpu(2, 0x0400, 129), absent=(129,))
-        (root / "sys/class/kfd/kfd/topology/nodes/2/properties").unlink()
+        fault = {"sys/class/kfd/kfd/topology/nodes/2/properties": "EPERM"}
+        (root / "rocmlab-faults.json").write_text(json.dumps(fault))
 
         devices, problems = Rocm().examine(root)
 

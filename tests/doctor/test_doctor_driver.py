@@ -91,10 +91,23 @@ def test_a_driver_in_the_kernel_itself_is_loaded(tmp_path: Path) -> None:
     assert "modprobe" not in str(look().examined[0][0].why_not)
 
 
+@pytest.mark.parametrize("driver", ["radeon", "amdgpu", None])
+def test_a_card_older_than_rocm_gets_no_advice_that_cannot_help(tmp_path: Path, driver: str | None) -> None:
+    """GCN 1 and 2: one note names the generation; no check sends to dmesg, another slot or another driver."""
+    root = host(tmp_path / "host", Gpu(None, 0x0300, 128, device_id=0x679A, driver=driver))
+    if driver != "amdgpu":
+        shutil.rmtree(root / "sys/module")
+    look = Looker(root, tmp_path / "project", backend="cpu")
+
+    expected = "GCN 1 (Tahiti): ROCm has never supported it, and the CPU computes"
+    assert silent(look(), "gfx.support").reason == expected
+    assert {skipped(look(), id) for id in ("kernel.amdgpu", "kernel.secureboot", "pcie.atomics")} == {expected}
+
+
 def test_a_gpu_of_another_driver_does_not_wait_for_amdgpu(tmp_path: Path) -> None:
     """An old Radeon with the driver `radeon`, or one for virtual machines, is left in peace."""
     root = make_host(tmp_path / "host", kfd=False)
-    pci(root, "0000:03:00.0", "radeon")
+    pci(root, "0000:03:00.0", "radeon", device="0x9440")
 
     assert "another driver" in skipped(Looker(root, tmp_path / "project", backend="cpu")(), "kernel.amdgpu")
 

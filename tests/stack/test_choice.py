@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -168,6 +169,20 @@ class TestInspect:
         host = inspect(ABSENT, tmp_path)
 
         assert (host.has_amd, host.amd_without_driver) == (False, "0000:03:00.0")
+
+    @pytest.mark.parametrize("driver", ["radeon", "amdgpu"])
+    def test_a_card_older_than_rocm_leaves_the_cpu(self, tmp_path: Path, driver: str) -> None:
+        """Also where amdgpu has it, which makes /dev/kfd and a render node for it."""
+        root = make_host(tmp_path, Gpu(None, 0x0300, 128, device_id=0x679A, driver=driver))
+        host = replace(inspect(ABSENT, root), simulated=None)
+
+        choice = choose(host, runtime="native")
+
+        assert choice.backend == "cpu"
+        assert "0000:03:00.0 is GCN 1 (Tahiti), which ROCm has never supported" in choice.why
+        with pytest.raises(RocmlabError, match="BACKEND=rocm") as caught:
+            choose(host, "rocm", "native")
+        assert "GCN 1 (Tahiti)" in caught.value.problem.why
 
     @pytest.mark.parametrize(("lent", "expected"), [([], True), (["libcuda.so.1"], False), (["nvidia-smi"], False)])
     def test_wsl_is_told_by_its_node(self, tmp_path: Path, lent: list[str], expected: bool) -> None:

@@ -9,6 +9,20 @@ import functools
 import os
 from dataclasses import dataclass
 
+# Chips older than ROCm, by ranges of PCI devices; source: the list of devices in the kernel's amdgpu driver.
+NEVER_SUPPORTED = (
+    (0x1304, 0x131D, "GCN 2", "Kaveri"),
+    (0x6600, 0x6631, "GCN 1", "Oland"),
+    (0x6640, 0x665F, "GCN 2", "Bonaire"),
+    (0x6660, 0x666F, "GCN 1", "Hainan"),
+    (0x6780, 0x679F, "GCN 1", "Tahiti"),
+    (0x67A0, 0x67BE, "GCN 2", "Hawaii"),
+    (0x6800, 0x6819, "GCN 1", "Pitcairn"),
+    (0x6820, 0x683F, "GCN 1", "Cape Verde"),
+    (0x9830, 0x983F, "GCN 2", "Kabini"),
+    (0x9850, 0x985F, "GCN 2", "Mullins"),
+)
+
 
 @dataclass(frozen=True)
 class Product:
@@ -41,7 +55,7 @@ def name(device: int | None, revision: int | None = None, product_name: str | No
     if device is None:
         return "AMD GPU"
     found = product(device, revision)
-    return found.name if found else f"AMD GPU 1002:{device:04x}"
+    return found.name if found else f"AMD {never_supported(device) or 'GPU'} 1002:{device:04x}"
 
 
 def product(device: int, revision: int | None = None) -> Product | None:
@@ -52,6 +66,12 @@ def product(device: int, revision: int | None = None) -> Product | None:
         if wanted in row[0].split():
             return Product(row[1], row[2] or None)
     return next((Product(row[1], row[2] or None) for row in rows if row[0] == "*"), None)
+
+
+def never_supported(device: int | None) -> str | None:
+    """Return what a GPU is that ROCm has never supported, such as `GCN 1 (Tahiti)`; None for any other."""
+    rows = (row for row in NEVER_SUPPORTED if device is not None and row[0] <= device <= row[1])
+    return next((f"{generation} ({chip})" for _, _, generation, chip in rows), None)
 
 
 def target(gfx: str | None) -> Target:

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 COMPUTE_MODES = "SPX|DPX|TPX|QPX|CPX"
 PARTITIONED = ("gfx942", "gfx950")  # GPUs that can be split, also where no mode can be read
 NEEDED = ("location_id", "drm_render_minor", "device_id", "simd_per_cu")  # properties without which a GPU is half known
-NO_COMPUTE_NODE = (
-    "the amdgpu driver gives it no compute node: the GPU is too old for ROCm, or its PCIe slot lacks atomic operations"
-)
+NO_COMPUTE_NODE = "the amdgpu driver gives it no compute node, mostly because its PCIe slot lacks atomic operations"
 
 
 @dataclass(frozen=True)
@@ -166,7 +164,7 @@ def _damaged(numbers: tuple[int, ...]) -> Problem:
     return Problem(
         f"node {_listed(numbers)} of the KFD topology cannot be read",
         "the kernel's description is damaged, so whether it is a GPU and which one is not known",
-        f"cat /{topology.TOPOLOGY}/{numbers[0]}/properties, and see `sudo dmesg | grep -i kfd`; then restart the machine",
+        f"cat /{topology.TOPOLOGY}/{numbers[0]}/properties, and `sudo dmesg | grep -i kfd`; then restart the machine",
     )
 
 
@@ -278,6 +276,8 @@ class _Host:
         return None
 
     def _why_no_compute(self, card: Card, path: str | None, found: Topology) -> str:
+        if generation := products.never_supported(card.device):
+            return f"it is {generation}, which ROCm has never supported: the CPU computes"
         if card.driver is None:
             if topology.is_built_in(self.root):
                 return "no driver is bound to it, and amdgpu is built into the kernel: sudo dmesg | grep -i amdgpu"

@@ -30,6 +30,7 @@ SENSORS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 UNLABELLED = {"temp1": "edge", "freq1": "sclk", "freq2": "mclk", "in0": "vddgfx"}  # before Linux 5.3
 
+DRIVERS = ("amdgpu", "radeon")  # what hwmon calls them; radeon has GPUs of GCN 1 and 2
 ASLEEP = ("suspended", "suspending")  # what `power/runtime_status` says of it
 
 # What stays the same as long as the driver is loaded, so that a sampler need not read it again.
@@ -112,7 +113,7 @@ def find_files(folder: Path) -> Files:
 def _hwmon(folder: Path) -> Path | None:
     """Return the driver's own folder of sensors, whose number differs at each start."""
     found = (folder / "hwmon" / name for name in list_names(folder / "hwmon"))
-    return next((hwmon for hwmon in found if read_text(hwmon / "name") == "amdgpu"), None)
+    return next((hwmon for hwmon in found if read_text(hwmon / "name") in DRIVERS), None)
 
 
 def _sensors(hwmon: Path) -> dict[str, Path]:

@@ -105,7 +105,9 @@ class Topology:
 def read(root: Path) -> Topology:
     """Return the topology of the host below `root`; nodes without SIMDs are CPUs and omitted."""
     folder = f"{root}/{TOPOLOGY}"
-    gpus, denied, damaged = [], [], []
+    gpus: list[KfdNode] = []
+    denied: list[int] = []
+    damaged: list[int] = []
     for number in sorted({int(name) for name in roots.list_names(folder) if NODE_NAME.fullmatch(name)}):
         properties = parse_properties(roots.read_text(f"{folder}/{number}/properties"))
         if "simd_count" not in properties:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from rocmlab.base import background
 from rocmlab.base.errors import Problem, RocmlabError
-from rocmlab.devices import Device, discover, is_simulated, nodes, topology, visibility
+from rocmlab.devices import Device, discover, is_simulated, nodes, products, topology, visibility
 from rocmlab.devices.cards import Cards
 from rocmlab.devices.rocm import Rocm
 from rocmlab.devices.roots import list_names, read_integer, read_text
@@ -90,6 +90,11 @@ class PciGpu:
     device_id: int
     driver: str | None
     power_state: str | None  # D0, D3cold, …
+
+    @property
+    def never_supported(self) -> str | None:
+        """The generation and chip of a GPU that is older than ROCm; None for any other."""
+        return products.never_supported(self.device_id)
 
     def __str__(self) -> str:
         return f"{self.address} 1002:{self.device_id:04x} driver {self.driver or 'none'}"
@@ -219,6 +224,14 @@ class Situation:
         if self.pci_gpus or self.passed or self.exists("dev/kfd"):
             return ""
         return "" if self.backend == "rocm" else "no AMD GPU was found"
+
+    @property
+    def no_rocm(self) -> str:
+        """Say why nothing about the driver of AMD GPUs applies; empty where it does."""
+        if self.no_amd or self.passed or not self.pci_gpus:
+            return self.no_amd
+        too_old = [gpu.never_supported for gpu in self.pci_gpus]
+        return "" if None in too_old else f"{too_old[0]}: ROCm has never supported it, and the CPU computes"
 
     @property
     def no_kfd_gpus(self) -> str:

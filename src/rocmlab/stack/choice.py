@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rocmlab.base.errors import Problem, RocmlabError
-from rocmlab.devices import cuda, nodes, topology
+from rocmlab.devices import cuda, nodes, products, topology
+from rocmlab.devices.cards import Cards
 from rocmlab.devices.model import BACKENDS
 from rocmlab.devices.roots import is_simulated
 from rocmlab.stack.engine import Engine
@@ -32,6 +33,7 @@ class Host:
     has_rocm: bool = False  # ROCm's libraries on the host itself
     is_mac: bool = False
     amd_without_driver: str | None = None  # PCI address of an AMD display device that has no /dev/kfd
+    amd_too_old: str | None = None  # what the AMD GPUs are, where ROCm has never supported any of them
     podman: Podman = NO_PODMAN
     has_wsl_gpu: bool = False  # WSL2's /dev/dxg without /dev/kfd, and nothing of NVIDIA's behind it
     simulated: str | None = None  # the folder of a simulated host; None on a real one
@@ -52,14 +54,16 @@ class Choice:
 def inspect(engine: Engine, root: Path, podman: Podman | None = None) -> Host:
     """Look at the host below `root`."""
     has_kfd = nodes.kfd(root) is not None
+    too_old = _too_old(root)
     return Host(
         engine=engine,
-        has_amd=has_kfd and bool(topology.read(root).gpus or nodes.render_nodes(root)),
+        has_amd=has_kfd and bool(topology.read(root).gpus or (nodes.render_nodes(root) and not too_old)),
         has_nvidia=cuda.has_device_nodes(root),
         has_nvidia_toolkit="nvidia" in engine.runtimes or shutil.which("nvidia-ctk") is not None,
         has_rocm=(root / "opt/rocm").exists(),
         is_mac=platform.system() == "Darwin",
-        amd_without_driver=None if has_kfd else _amd_display(root),
+        amd_without_driver=None if has_kfd or too_old else next(iter(sorted(Cards(root).by_address)), None),
+        amd_too_old=too_old,
         podman=podman or NO_PODMAN,
         has_wsl_gpu=not has_kfd and (root / "dev/dxg").exists() and not _has_nvidia_for_wsl(root),
         simulated=str(root) if is_simulated(root) else None,
@@ -71,15 +75,10 @@ def _has_nvidia_for_wsl(root: Path) -> bool:
     return (root / "usr/lib/wsl/lib/nvidia-smi").exists() or (root / "usr/lib/wsl/lib/libcuda.so.1").exists()
 
 
-def _amd_display(root: Path) -> str | None:
-    for device in sorted((root / "sys/bus/pci/devices").glob("*")):
-        try:
-            vendor, kind = (device / "vendor").read_text().strip(), (device / "class").read_text().strip()
-        except OSError:
-            continue
-        if vendor == "0x1002" and kind.startswith(("0x03", "0x12")):
-            return device.name
-    return None
+def _too_old(root: Path) -> str | None:
+    """Return what the AMD GPUs are if ROCm has never supported any of them: `0000:03:00.0 is GCN 1 (Tahiti)`."""
+    found = [(address, products.never_supported(card.device)) for address, card in Cards(root).by_address.items()]
+    return f"{found[0][0]} is {found[0][1]}" if found and all(generation for _, generation in found) else None
 
 
 def choose(host: Host, backend: str = "auto", runtime: str = "auto", before: str = "") -> Choice:
@@ -125,6 +124,12 @@ def _choose_backend(host: Host, runtime: str) -> str:
 
 def _check_present(host: Host, backend: str) -> None:
     without = "use the available backend: make up BACKEND=auto"
+    if backend == "rocm" and host.amd_too_old and not host.has_amd:
+        raise RocmlabError(
+            "BACKEND=rocm was requested, and this host has no usable AMD GPU",
+            f"the GPU at {host.amd_too_old}, which ROCm has never supported",
+            without,
+        )
     if host.simulated is not None and backend != "cpu":
         raise RocmlabError(
             f"BACKEND={backend} was requested, and the host is simulated",
@@ -240,6 +245,8 @@ def _reason(host: Host, backend: str, runtime: str, requested_backend: str, requ
 
 def _device_reason(host: Host, backend: str) -> str:
     if backend == "cpu":
+        if host.amd_too_old:
+            return f"the AMD GPU at {host.amd_too_old}, which ROCm has never supported"
         without_driver = f"the AMD GPU at {host.amd_without_driver} has no driver (no /dev/kfd)"
         return without_driver if host.amd_without_driver else "no GPU found"
     if backend == "rocm" and not host.has_amd:

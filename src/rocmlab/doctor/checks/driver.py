@@ -56,7 +56,7 @@ def wsl(s: Situation) -> Verdict:
     fix="`sudo modprobe amdgpu`, and the kernel's log",
     severity=BLOCKS,
     is_quick=True,
-    unless=lambda s: s.no_amd,
+    unless=lambda s: s.no_rocm,
 )
 def amdgpu(s: Situation) -> Verdict:
     """Look for a GPU whose driver is missing."""
@@ -67,12 +67,12 @@ def amdgpu(s: Situation) -> Verdict:
     is_built_in = topology.is_built_in(s.root)
     if is_built_in:
         read = "/sys/module/amdgpu has no initstate: the driver is built into the kernel"
-    without = [gpu for gpu in s.pci_gpus if gpu.driver is None]
+    without = [gpu for gpu in s.pci_gpus if gpu.driver is None and not gpu.never_supported]
     if is_built_in and without and not any(gpu.driver == "amdgpu" for gpu in s.pci_gpus):
         return blocks(
             f"amdgpu is built into the kernel and has not taken the AMD GPU at {without[0].address}",
-            "it failed when the machine started: its firmware is not in the kernel or the initramfs, or the kernel does "
-            "not know this GPU",
+            "it failed when the machine started: its firmware is not in the kernel or the initramfs, or the kernel "
+            "does not know this GPU",
             "sudo dmesg | grep -i -E 'amdgpu|firmware'\n"
             "then put the firmware into the initramfs (linux-firmware), or install a newer kernel",
             read,
@@ -82,7 +82,7 @@ def amdgpu(s: Situation) -> Verdict:
     if s.driver_is_live:
         version = s.text("sys/module/amdgpu/version")
         return ok(read, *([f"/sys/module/amdgpu/version: {version}"] if version else []))
-    found = [gpu for gpu in s.pci_gpus if gpu.driver not in NO_AMDGPU]
+    found = [gpu for gpu in s.pci_gpus if gpu.driver not in NO_AMDGPU and not gpu.never_supported]
     if not found:
         others = [str(gpu) for gpu in s.pci_gpus]
         return skip("every AMD GPU has another driver on purpose", *others) if others else unknown("no GPU seen", read)
@@ -105,7 +105,7 @@ def amdgpu(s: Situation) -> Verdict:
     why="Secure Boot rejects a driver that was built on this machine (dkms) and signed with a key it does not know.",
     fix="enrol the key with `mokutil --import`, and reboot (ROCm#4328, ROCm#276)",
     severity=BLOCKS,
-    unless=lambda s: s.no_amd,
+    unless=lambda s: s.no_rocm,
 )
 def secureboot(s: Situation) -> Verdict:
     """Explain a missing driver by an unsigned module."""
@@ -171,11 +171,11 @@ def vfio(s: Situation) -> Verdict:
     why="Older GPUs need PCIe atomics all the way to the CPU; without them KFD skips the device, and ROCm with it.",
     fix="a slot that is attached to the CPU, without riser, on Haswell, Zen or newer (ROCm#910, ROCm#1214, ROCm#827)",
     severity=BLOCKS,
-    unless=lambda s: s.no_amd,
+    unless=lambda s: s.no_rocm,
 )
 def atomics(s: Situation) -> Verdict:
     """Compare the PCI bus with the topology."""
-    bound = [gpu for gpu in s.pci_gpus if gpu.driver == "amdgpu"]
+    bound = [gpu for gpu in s.pci_gpus if gpu.driver == "amdgpu" and not gpu.never_supported]
     if not bound:
         return skip("no GPU on the PCI bus is bound to amdgpu")
     listed = {gpu.pci_address for gpu in s.passed}
@@ -189,8 +189,8 @@ def atomics(s: Situation) -> Verdict:
     fire = warns if len(skipped) < len(bound) else blocks
     return fire(
         f"the GPU at {skipped[0].address} has the driver, and KFD does not list it",
-        "KFD skips GPUs that need PCIe atomics where the slot has none, and GPUs too old for it "
-        "(`skipped device 1002:…, PCI rejects atomics` in the kernel's log)",
+        "KFD skips GPUs that need PCIe atomics where the slot has none (`skipped device 1002:…, PCI rejects atomics` "
+        "in the kernel's log)",
         "sudo dmesg | grep -i -E 'kfd|atomics'\n"
         "if it says `PCI rejects atomics`: move the GPU to a slot attached to the CPU, without a riser",
         *map(str, skipped),

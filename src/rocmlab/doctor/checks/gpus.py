@@ -7,7 +7,7 @@ from dataclasses import replace
 from rocmlab.devices import Device, products
 from rocmlab.devices.rocm import DeniedNodes
 from rocmlab.devices.visibility.conflicts import OVERRIDE, node_numbers
-from rocmlab.doctor.model import BLOCKS, CONTAINER, HOST, WARNS, Verdict, blocks, check, ok, skip, warns
+from rocmlab.doctor.model import BLOCKS, CONTAINER, HOST, WARNS, Verdict, blocks, check, note, ok, skip, warns
 from rocmlab.doctor.situation import Situation
 
 
@@ -40,10 +40,14 @@ def description(s: Situation) -> Verdict | list[Verdict]:
     "find no kernels (tensorflow-upstream#3169).",
     fix="`HSA_OVERRIDE_GFX_VERSION` of the GPU's generation in `.env`, per node where GPUs differ",
     severity=BLOCKS,
-    unless=lambda s: s.no_kfd_gpus,
+    unless=lambda s: s.no_amd,
 )
 def support(s: Situation) -> Verdict:
     """Look each target up."""
+    if s.no_rocm:
+        return note(s.no_rocm, *map(str, s.pci_gpus))
+    if not s.passed:
+        return skip("the driver lists no AMD GPU")
     if not s.chosen:
         return skip("no GPU is chosen, or none can be used")
     seen: list[str] = []
