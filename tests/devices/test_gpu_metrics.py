@@ -38,8 +38,6 @@ CARD = {
     "core_clock_hertz": 1_700_000_000,
     "memory_clock_hertz": 1_600_000_000,
     "fan_rpm": 1500,
-    "link_width": 16,
-    "link_speed_gts": 16.0,
 }
 
 
@@ -140,14 +138,6 @@ class TestDiscreteCards:
         assert metrics is not None
         assert metrics.throttle_reasons == ("BIT_60",)
 
-    @pytest.mark.parametrize(("number", "speed"), [(4, 16.0), (5, 32.0), (1, 2.5), (25, 2.5), (160, 16.0), (0, None)])
-    def test_link_speed_is_a_generation_or_tenths(self, number: int, speed: float | None) -> None:
-        """Small numbers are PCIe generations, larger ones tenths of GT/s; 0 is not a link that is known."""
-        metrics = parse(table(120, (1, 3), {76: ("H", number), 16: ("H", 1)}))
-
-        assert metrics is not None
-        assert metrics.link_speed_gts == speed
-
     def test_a_mean_clock_stands_in(self) -> None:
         """The mean clock is used where the present one is absent."""
         metrics = parse(table(120, (1, 3), {40: ("H", 1650)}))
@@ -184,8 +174,6 @@ ACCELERATOR = {
     "busy_percent": 97.0,
     "memory_busy_percent": 41.0,
     "energy_joules": 3.0,
-    "link_width": 16,
-    "link_speed_gts": 32.0,
     "pcie_replays": 14,
     "core_clock_hertz": 2_100_000_000,
     "memory_clock_hertz": 1_300_000_000,
@@ -282,7 +270,6 @@ class TestSelfDescribing:
             "hotspot_celsius": 66.0,
             "power_watts": 600.0,
             "energy_joules": 1.0,
-            "link_speed_gts": 32.0,
             "core_clock_hertz": 2_100_000_000,
         }
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hosts import Gpu, make_host, write, write_node, write_partition
 
-from rocmlab.devices import discover
+from rocmlab.devices import discover, sample
 from rocmlab.devices.rocm import Rocm
 
 MI300X = 0x74A1
@@ -208,7 +208,7 @@ class TestIdentity:
         assert Rocm().discover(root)[0].vram_bytes == 8589934592
 
     def test_the_link_of_a_card_with_a_switch_is_that_of_the_slot(self, tmp_path: Path) -> None:
-        """Behind the card's own PCIe switch the GPU always runs at full width; the switch's upstream port tells."""
+        """Behind its own PCIe switch a GPU always runs at full width; the port to the slot counts, also in samples."""
         root = make_host(tmp_path)
         port = root / "sys/devices/pci0000:00/0000:00:01.1"
         upstream, downstream = port / "0000:01:00.0", port / "0000:01:00.0/0000:02:00.0"
@@ -233,6 +233,7 @@ class TestIdentity:
         device = Rocm().discover(root)[0]
 
         assert (device.link_width, device.link_width_max) == (4, 16)
+        assert sample(device, root).link_width == 4
 
     def test_a_simulated_host_says_so(self, tmp_path: Path) -> None:
         """Whatever is read below another root than `/` is marked simulated, the CPU included."""

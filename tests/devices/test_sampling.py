@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rocmlab.devices import sample, sensors
+from rocmlab.devices import cards, sample, sensors
 from rocmlab.devices.model import Device, Sample
 
 ADDRESS = "0000:03:00.0"
@@ -193,8 +193,6 @@ class TestSources:
             memory_clock_hertz=999_000_000,
             voltage_volts=0.801,
             fan_rpm=777,
-            link_width=4,
-            link_speed_gts=8.0,
             throttle_reasons=("TEMP_EDGE",),
         )
 
@@ -334,7 +332,7 @@ class TestLink:
     )
     def test_speed(self, text: str, speed: float | None) -> None:
         """The unit is part of the text."""
-        assert sensors.link_speed(text) == speed
+        assert cards.gigatransfers(text) == speed
 
     @pytest.mark.parametrize("text", ["0\n", "255\n", "-1\n", "Unknown\n"])
     def test_no_link_is_known(self, host: Path, text: str) -> None:

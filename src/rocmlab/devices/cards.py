@@ -18,6 +18,7 @@ BRIDGE_CLASS = "0x0604"
 DRM_NAME = re.compile(r"(card|renderD)([0-9]{1,6})")
 PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 DEVICE_NAME = re.compile(PCI_ADDRESS.pattern + r"|amdgpu_xcp_[0-9]{1,6}")
+LINK_SPEED = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,2})?) GT/s")
 PCI_ID = re.compile(r"([0-9a-fA-F]{1,4}):([0-9a-fA-F]{1,4})")
 
 
@@ -123,13 +124,12 @@ def _identify(card: Card) -> None:
     card.driver = driver if re.fullmatch(r"[\w-]{1,40}", driver, re.ASCII) else None
 
 
-def link_folder(card: Card) -> str:
-    """Return the folder whose PCIe link is that of the slot.
+def link_folder(folder: str) -> str:
+    """Return the folder whose PCIe link is that of the slot, for the card with this folder.
 
     Newer cards carry a PCIe switch of their own: the GPU's link ends at that switch and always runs at full speed, so
     the link that matters is that of the outermost bridge made by AMD's graphics side (vendor 1002).
     """
-    folder = card.folder
     try:
         parent = os.path.dirname(os.path.realpath(folder))
     except (OSError, ValueError):
@@ -154,12 +154,12 @@ def link(card: Card) -> dict[str, int | float | None]:
     """
     if is_asleep(card):
         return {}
-    folder = link_folder(card)
+    folder = link_folder(card.folder)
     return {
         "link_width": _lanes(f"{folder}/current_link_width"),
         "link_width_max": _lanes(f"{folder}/max_link_width"),
-        "link_speed_gts": _gigatransfers(f"{folder}/current_link_speed"),
-        "link_speed_max_gts": _gigatransfers(f"{folder}/max_link_speed"),
+        "link_speed_gts": gigatransfers(roots.read_text(f"{folder}/current_link_speed") or ""),
+        "link_speed_max_gts": gigatransfers(roots.read_text(f"{folder}/max_link_speed") or ""),
     }
 
 
@@ -168,8 +168,9 @@ def _lanes(path: str) -> int | None:
     return lanes if lanes is not None and 1 <= lanes <= 32 else None
 
 
-def _gigatransfers(path: str) -> float | None:
-    found = re.match(r"([0-9]{1,3}(?:\.[0-9]{1,2})?) GT/s", roots.read_text(path) or "")
+def gigatransfers(text: str) -> float | None:
+    """Return gigatransfers per second of a text such as `16.0 GT/s PCIe`; None of `Unknown`."""
+    found = LINK_SPEED.match(text)
     return float(found[1]) or None if found else None
 
 

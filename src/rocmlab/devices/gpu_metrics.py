@@ -16,9 +16,6 @@ from typing import Any, NamedTuple
 HEADER = struct.Struct("<HBB")  # size of the table in bytes, format revision, content revision
 JOULES_PER_COUNT = 2.0**-16  # of the energy accumulator: 15.259 µJ
 
-# Some firmware gives the PCIe generation as link speed, the other tenths of GT/s, of which 25 is the least there is.
-GIGATRANSFERS = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0}  # per second, by PCIe generation
-
 # `name:form` in the order of the structure, after the header. A form is a count (none: one), a code of `struct`, and
 # what makes base units of it: `/N` divides, `MHz` gives hertz, nothing leaves a whole number. Names are those of
 # `Metrics`; what is not used is called `-`. A name that comes twice is first the mean, then the present value, which
@@ -27,14 +24,11 @@ _TEMPERATURES = "edge_celsius:H/1 hotspot_celsius:H/1 memory_celsius:H/1 -:3H"
 _ACTIVITIES = "busy_percent:H/1 memory_busy_percent:H/1 -:H"
 _MEANS = "core_clock_hertz:HMHz -:H memory_clock_hertz:HMHz"
 _CLOCKS = f"{_MEANS} -:4H {_MEANS} -:4H"
-_V1_1 = (
-    f"{_TEMPERATURES} {_ACTIVITIES} power_watts:H/1 -:2Q {_CLOCKS} "
-    "-:I fan_rpm:H link_width:H link_speed:H -:H -:2I -:4H"
-)
+_V1_1 = f"{_TEMPERATURES} {_ACTIVITIES} power_watts:H/1 -:2Q {_CLOCKS} -:I fan_rpm:H -:3H -:2I -:4H"
 _V1_2 = f"{_V1_1} -:Q"
 _MI_HEAD = "hotspot_celsius:H/1 memory_celsius:H/1 -:H power_watts:H/1 busy_percent:H/1 memory_busy_percent:H/1"
 _ENERGY = "energy_count:Q -:Q"
-_LINKS = "link_width:H link_speed:H -:2H -:2I -:3Q pcie_replays:Q -:Q"
+_LINKS = "-:4H -:2I -:3Q pcie_replays:Q -:Q"
 _NAKS, _XGMI = "-:2I", "-:16Q"
 _MI_CLOCKS = "-:Q core_clock_hertz:8HMHz -:12H memory_clock_hertz:HMHz"
 _V1_6_REST = f"{_ENERGY} -:7I {_LINKS} {_NAKS} {_XGMI}"
@@ -47,9 +41,7 @@ _V2_3 = f"{_V2_2} -:12H"
 
 # Blocks of each partition follow in those that end with "...": they are not read here, and their size is not fixed.
 LAYOUTS: Mapping[tuple[int, int], str] = {
-    (1, 0): (
-        f"-:Q {_TEMPERATURES} {_ACTIVITIES} power_watts:H/1 -:I {_CLOCKS} -:I fan_rpm:H link_width:B link_speed:B"
-    ),
+    (1, 0): (f"-:Q {_TEMPERATURES} {_ACTIVITIES} power_watts:H/1 -:I {_CLOCKS} -:I fan_rpm:H -:2B"),
     (1, 1): _V1_1,
     (1, 2): _V1_2,
     (1, 3): f"{_V1_2} -:H voltage_volts:H/1000 -:2H throttle:Q",
@@ -79,8 +71,6 @@ ATTRIBUTES = {
     4: "busy_percent:/1",
     5: "memory_busy_percent:/1",
     7: "energy_count",
-    16: "link_width",
-    17: "link_speed",
     25: "pcie_replays",
     33: "core_clock_hertz:MHz",
     37: "memory_clock_hertz:MHz",
@@ -144,8 +134,6 @@ class Metrics(NamedTuple):
     memory_clock_hertz: int | None = None
     voltage_volts: float | None = None
     fan_rpm: int | None = None
-    link_width: int | None = None
-    link_speed_gts: float | None = None
     pcie_replays: int | None = None
     throttle_reasons: tuple[str, ...] | None = None  # empty: it does not throttle; None: not in the table
 
@@ -209,7 +197,7 @@ def provided(revision: tuple[int, int]) -> frozenset[str] | None:
     """Return which fields of Metrics a table of a revision has; None if that is not fixed."""
     if revision not in LAYOUTS:
         return None
-    others = {"throttle": "throttle_reasons", "link_speed": "link_speed_gts", "energy_count": "energy_joules"}
+    others = {"throttle": "throttle_reasons", "energy_count": "energy_joules"}
     return frozenset(others.get(name, name) for name, *_ in _layout(revision).fields)
 
 
@@ -259,7 +247,7 @@ def _layout(revision: tuple[int, int]) -> _Layout:
 
 def _is_plain(revision: tuple[int, int], name: str) -> bool:
     """Return whether `_finished` leaves a field as it is."""
-    return name != "link_speed" and not (revision[0] == 2 and name == "power_watts") and revision != (3, 0)
+    return not (revision[0] == 2 and name == "power_watts") and revision != (3, 0)
 
 
 def _scale(unit: str) -> tuple[int, int]:
@@ -300,9 +288,6 @@ def _attribute(description: str, form: struct.Struct, numbers: tuple[int, ...]) 
 
 def _finished(revision: tuple[int, int], known: dict[str, Any]) -> Metrics:
     """Turn what needs more than a scale into base units."""
-    speed = known.pop("link_speed", None)
-    if speed:
-        known["link_speed_gts"] = GIGATRANSFERS.get(speed, speed / 10)
     bits = known.pop("throttle", None)
     if bits is not None:
         known["throttle_reasons"] = throttle_words(bits)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from rocmlab.devices import roots
+from rocmlab.devices.cards import gigatransfers, link_folder
 from rocmlab.devices.model import Device
 from rocmlab.devices.roots import integer, list_names, read_text
 
@@ -66,7 +67,6 @@ LIMITS: Mapping[str, tuple[float, float]] = {
 }
 
 CLOCK_LINE = re.compile(r"^\s*(\w+):\s*([0-9]{1,6})\s*[Mm][Hh]z\s*(\*?)", re.MULTILINE)
-LINK_SPEED = re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,3})?) GT/s")
 ERROR_LINE = re.compile(r"^\s*(ue|ce)\s*:\s*([0-9]{1,20})\s*$", re.MULTILINE)
 
 Number = TypeVar("Number", int, float)
@@ -99,6 +99,8 @@ def find_files(folder: Path) -> Files:
     """Return which files feed the Samples of the device with this folder; it must be awake."""
     hwmon = _hwmon(folder)
     texts = {name: folder / name for name in NAMES if not name.startswith(HWMON_FILES)}
+    slot = Path(link_folder(str(folder)))
+    texts |= {name: slot / name for name in LINK}
     if hwmon is not None:
         texts |= {name: hwmon / name for name in NAMES if name.startswith(HWMON_FILES)}
         texts |= _sensors(hwmon)
@@ -164,12 +166,6 @@ def clocks(text: str) -> tuple[int | None, int | None]:
     inner = levels[1:-1]
     outer = [number for number, _ in levels[:1] + levels[-1:]]
     return now, max(outer + [number for number, star in inner if not star], default=None)
-
-
-def link_speed(text: str) -> float | None:
-    """Return gigatransfers per second of a text such as `16.0 GT/s PCIe`; None of `Unknown`."""
-    speed = LINK_SPEED.match(text)
-    return float(speed[1]) if speed else None
 
 
 def errors(texts: Mapping[str, str]) -> tuple[dict[str, int] | None, dict[str, int] | None]:
@@ -239,11 +235,12 @@ RULES: Mapping[str, Rule] = {
     "memory_clock_max_hertz": Rule("hertz", (("pp_dpm_mclk", _highest_clock),)),
     "voltage_volts": Rule("volts", (("vddgfx_input", thousandths),), "voltage_volts"),
     "fan_rpm": Rule("rpm", (("fan1_input", integer),), "fan_rpm"),
-    "link_width": Rule("width", (("current_link_width", integer),), "link_width"),
-    "link_speed_gts": Rule("gts", (("current_link_speed", link_speed),), "link_speed_gts"),
+    "link_width": Rule("width", (("current_link_width", integer),)),
+    "link_speed_gts": Rule("gts", (("current_link_speed", gigatransfers),)),
     "pcie_replays": Rule("replays", (("pcie_replay_count", integer),), "pcie_replays"),
 }
 
+LINK = ("current_link_width", "current_link_speed")
 LEVEL = "power_dpm_force_performance_level"
 FAN = ("pwm1", "fan1_input", "fan1_max")
 LABELLED = {f"{key}_{kind}" for key, kinds in SENSORS.values() for kind in kinds}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rocmlab.devices import Device, Sample
-from rocmlab.devices.gpu_metrics import GIGATRANSFERS
+from rocmlab.devices.nvml import GIGATRANSFERS
 
 GENERATIONS = {speed: generation for generation, speed in GIGATRANSFERS.items()}
 MEGA, MILLI = 1_000_000, 1000
