@@ -209,6 +209,12 @@ KNOWN = (
         lambda d: d.theirs == "0" and d.ours is None,
         "prints 0 for a GPU that does not count errors",
     ),
+    Known(
+        "rocm-smi.*",
+        "unique_id",
+        lambda d: d.device.compute_partition not in (None, "SPX") and bool(d.theirs and d.ours),
+        "prints the card's id; newer drivers give each partition one of its own in KFD, which HIP takes",
+    ),
     Known("rocm-smi-6.4|rocm-smi-7.2", "name", lambda d: d.is_silent, "asks libdrm, which needs the driver"),
     Known(
         "rocm-smi-6.1",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -10,16 +11,26 @@ from pathlib import Path
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cli.main import COMMANDS, command_parser, seconds
-from rocmlab.simulation import KINDS, PARTITIONS, PATTERNS, PRODUCTS, PROFILES, Live
+from rocmlab.simulation import KINDS, PARTITIONS, PATTERNS, PRODUCTS, PROFILES, Live, environment
 
 INTERVAL_SECONDS = 0.5
 MIN_SECONDS, MAX_SECONDS = 0.001, 366 * 86400.0
 
 
 def main(command: str, arguments: Sequence[str]) -> int:
-    """Write a simulated host, and with --live move its values until Ctrl-C or for --seconds."""
+    """Write a simulated host, and with --live move its values until Ctrl-C or for --seconds; --run starts a program."""
     parser = build_parser(command)
-    chosen = parser.parse_args(arguments)
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    options, program = list(arguments[:at]), list(arguments[at + 1 :])
+    chosen = parser.parse_args(options)
+    if chosen.run:
+        if sorted(options) != sorted(["--run", chosen.folder]) or not program:
+            parser.error(
+                "--run takes a simulated host and, after --, a program: rocmlab simulate --run DIR -- rocminfo"
+            )
+        return _become(Path(chosen.folder), program)
+    if program:
+        parser.error("a program after -- is for --run")
     for option in ("seconds", "interval"):
         if getattr(chosen, option) is not None and not chosen.live:
             parser.error(f"--{option} is for --live: without it the values do not change")
@@ -42,6 +53,18 @@ def main(command: str, arguments: Sequence[str]) -> int:
     if chosen.live:
         _move(live, chosen.interval or INTERVAL_SECONDS, chosen.seconds)
     return 0
+
+
+def _become(folder: Path, program: Sequence[str]) -> int:
+    """Replace this process by a program that sees the GPUs of a simulated host."""
+    around = environment(folder, os.environ)
+    print(f"SIMULATED: {program[0]} sees the GPUs of {folder}, which compute nothing", file=sys.stderr, flush=True)
+    try:
+        os.execvpe(program[0], list(program), around)
+    except OSError as err:
+        raise RocmlabError(
+            f"{program[0]} cannot be started", err.strerror or str(err), "name a program after --, or its path"
+        ) from None
 
 
 def _move(live: Live, interval: float, duration: float | None) -> None:
@@ -103,6 +126,9 @@ def build_parser(command: str) -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="seed of the serial numbers and ids (default: 0)"
+    )
+    parser.add_argument(
+        "--run", action="store_true", help="start the program after -- on the simulated host DIR, for ROCm's runtime"
     )
     parser.add_argument("--nodes", action="store_true", help="make real device nodes; needs root")
     return parser

@@ -81,6 +81,10 @@ def _error(path: Path, found: os.stat_result, root: Path) -> str | None:
     group decide, and neither root's rights nor the owner's do, so that every user sees a fault.
     """
     if roots.is_simulated(root):
+        try:
+            roots.announce(str(path))
+        except OSError as err:  # a fault of that host
+            return errno.errorcode.get(err.errno or errno.EIO, "EIO")
         is_member = os.geteuid() == 0 or found.st_gid in {os.getegid(), *os.getgroups()}
         may_open = found.st_mode & 0o006 == 0o006 or (is_member and found.st_mode & 0o060 == 0o060)
         return None if may_open else "EACCES"

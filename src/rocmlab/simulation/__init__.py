@@ -5,6 +5,7 @@ from rocmlab.simulation.hosts import PARTITIONS, PROFILES
 from rocmlab.simulation.loads import PATTERNS
 from rocmlab.simulation.processes import GpuUse
 from rocmlab.simulation.products import PRODUCTS
+from rocmlab.simulation.running import driver, environment
 from rocmlab.simulation.writer import Live, is_ours, write_host
 
 __all__ = [
@@ -16,6 +17,8 @@ __all__ = [
     "Fault",
     "GpuUse",
     "Live",
+    "driver",
+    "environment",
     "is_ours",
     "parse_fault",
     "write_host",

@@ -57,6 +57,7 @@ def apply_faults(tree: Tree, host: Host, faults: Sequence[Fault], seconds: float
         RocmlabError: a fault names a GPU that the host does not have, or a file that the GPU does not have.
     """
     reads: dict[str, str] = {}
+    absent: set[int] = set()
     for fault in faults:
         if fault.gpu is not None and fault.gpu >= len(host.gpus):
             raise RocmlabError(
@@ -70,6 +71,10 @@ def apply_faults(tree: Tree, host: Host, faults: Sequence[Fault], seconds: float
         is_of_all = fault.gpu is None or fault.kind == "no-driver"  # they share it
         for gpu in host.gpus if is_of_all else (host.gpus[fault.gpu or 0],):
             apply(tree, gpu, fault, reads)
+            if fault.kind in WITHOUT_COMPUTE:
+                absent.add(gpu.number)
+    if absent and f"{topology.KFD}/dev" in tree.files:  # not with no-driver
+        topology.omit(tree, host, absent)
     if reads:
         tree.files[FAULTS_FILE] = (json.dumps(reads, indent=1, sort_keys=True) + "\n").encode()
 
@@ -90,7 +95,6 @@ Apply = Callable[[Tree, Gpu, Fault, dict[str, str]], None]  # to one of the GPUs
 
 def _vanish(tree: Tree, gpu: Gpu, fault: Fault, reads: dict[str, str]) -> None:
     _lost(tree, gpu, fault, reads)
-    _without_compute(tree, gpu)
     tree.put(f"{topology.KFD}/topology", generation_id=3)
 
 
@@ -134,6 +138,10 @@ def _unreadable_node(tree: Tree, gpu: Gpu, fault: Fault, reads: dict[str, str]) 
         tree.nodes[path] = replace(tree.nodes[path], mode=0)
 
 
+def _denied_node(tree: Tree, gpu: Gpu, fault: Fault, reads: dict[str, str]) -> None:
+    reads.update({f"dev/dri/renderD{partition.render}": "EPERM" for partition in gpu.partitions})
+
+
 def _no_render_group(tree: Tree, gpu: Gpu, fault: Fault, reads: dict[str, str]) -> None:
     lines = [line for line in tree.files["etc/group"].decode().splitlines() if not line.startswith("render:")]
     tree.put_lines("etc/group", lines)
@@ -174,9 +182,7 @@ def _asleep(tree: Tree, gpu: Gpu, fault: Fault, reads: dict[str, str]) -> None:
 
 
 def _without_compute(tree: Tree, gpu: Gpu, *_: object) -> None:
-    """Take a GPU out of KFD, with the processes that compute on it."""
-    for partition in gpu.partitions:
-        tree.remove(topology.node_folder(partition.node))
+    """Take away the processes that compute on a GPU, which `topology.omit` takes out of KFD."""
     processes.leave(tree, gpu)
 
 
@@ -198,6 +204,7 @@ KINDS: dict[str, tuple[Apply, str]] = {
     "ebusy": (_failing_read("EBUSY", ("gpu_busy_percent",)), "reading a file fails with EBUSY (third part: the file)"),
     "hang": (_failing_read("hang", HANG_FILES), "the power firmware hangs: reads of its values never return"),
     "unreadable-node": (_unreadable_node, "no user may open the render node (mode 0000)"),
+    "denied-node": (_denied_node, "a container's device rules deny the render node"),
     "no-render-group": (_no_render_group, "no group render; the nodes belong to root alone"),
     "no-kfd": (_no_kfd, "/dev/kfd is missing"),
     "no-driver": (_no_driver, "the driver amdgpu is not loaded; the cards are on the bus"),
@@ -208,6 +215,9 @@ KINDS: dict[str, tuple[Apply, str]] = {
     "no-atomics": (_without_compute, "the slot does not pass PCIe atomics on, so KFD skips the card"),
     "ecc": (_ecc, "the memory counts 2 uncorrected and 117 corrected errors (instinct)"),
 }
+
+
+WITHOUT_COMPUTE = ("vanish", "no-atomics")  # the topology lacks the GPU then
 
 
 def _malformed(text: str, why: str) -> RocmlabError:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from rocmlab.simulation.hosts import Gpu, Host, Partition
+import itertools
+from collections.abc import Collection
+from dataclasses import replace
+
+from rocmlab.simulation.hosts import Gpu, Host, Partition, number
 from rocmlab.simulation.trees import Node, Tree
 
 KFD = "sys/devices/virtual/kfd/kfd"
@@ -10,6 +14,7 @@ KFD_MAJOR = 238
 CORES = 16  # of each socket
 BUS_WIDTH = {"instinct": 4096, "radeon": 384, "apu": 128}  # bits, of the memory
 PCIE, XGMI, CPU_LINK = 2, 11, 1  # kinds of io_links
+DATA, INSTRUCTIONS = 9, 10  # kinds of caches: what is in them (1, 2), and that they are a GPU's (8)
 
 
 def add_topology(tree: Tree, host: Host, *, mode: int, gid: int | None) -> None:
@@ -26,6 +31,22 @@ def add_topology(tree: Tree, host: Host, *, mode: int, gid: int | None) -> None:
         f"{KFD}/topology/system_properties",
         ("platform_oem 0", "platform_id 0", "platform_rev 1"),
     )
+    _add_nodes(tree, host)
+
+
+def omit(tree: Tree, host: Host, absent: Collection[int]) -> None:
+    """Take GPUs out of the topology: the kernel numbers the nodes without a hole, and links only what is there."""
+    tree.remove(f"{KFD}/topology/nodes")
+    numbers = itertools.count(host.sockets)
+    left = [
+        replace(gpu, partitions=tuple(replace(partition, node=next(numbers)) for partition in gpu.partitions))
+        for gpu in host.gpus
+        if gpu.number not in absent
+    ]
+    _add_nodes(tree, replace(host, gpus=tuple(left)))
+
+
+def _add_nodes(tree: Tree, host: Host) -> None:
     for socket in range(host.sockets):
         _add_socket(tree, host, socket)
     for gpu in host.gpus:
@@ -85,7 +106,7 @@ def _add_gpu(tree: Tree, host: Host, gpu: Gpu, partition: Partition) -> None:
             cpu_cores_count=0,
             simd_count=units * product.simd_per_cu,
             mem_banks_count=1,
-            caches_count=1,
+            caches_count=len(CACHES),
             io_links_count=1 + len(peers),
             p2p_links_count=0,
             cpu_core_id_base=0,
@@ -117,7 +138,7 @@ def _add_gpu(tree: Tree, host: Host, gpu: Gpu, partition: Partition) -> None:
             capability=0x2C746000 if product.fp64_engine else 0x21022000,
             debug_prop=1495,
             sdma_fw_version=22,
-            unique_id=gpu.unique_id,
+            unique_id=_unique_id(host, gpu, partition),
             num_xcc=xccs,
             max_engine_clk_ccompute=4200,
         ),
@@ -126,14 +147,27 @@ def _add_gpu(tree: Tree, host: Host, gpu: Gpu, partition: Partition) -> None:
     _add_bank(
         tree, folder, heap=1, size=size, width=BUS_WIDTH[product.family] // parts, clock=product.memory_clocks[-1]
     )
-    tree.put_lines(
-        f"{folder}/caches/0/properties",
-        _lines(processor_id_low=2147487744, level=2, size=4096 * xccs, cache_line_size=128, type=5),
-    )
+    for turn, (level, kibibytes, kind) in enumerate(CACHES):
+        size = kibibytes * xccs if level > 1 else kibibytes
+        tree.put_lines(
+            f"{folder}/caches/{turn}/properties",
+            _lines(processor_id_low=2147487744, level=level, size=size, cache_line_size=128, type=kind),
+        )
     _add_io_link(tree, partition.node, 0, max(gpu.numa_node, 0), PCIE, weight=20)
     for turn, peer in enumerate(peers, start=1):
         _add_io_link(tree, partition.node, turn, peer, XGMI, weight=15)
     tree.folders.add(f"{folder}/p2p_links")
+
+
+# (level, KiB, kind): a real GPU has one entry for each of them; here is one of each sort.
+CACHES = ((1, 32, DATA), (1, 64, INSTRUCTIONS), (2, 4096, DATA))
+
+
+def _unique_id(host: Host, gpu: Gpu, partition: Partition) -> int:
+    """Return the card's id; newer drivers give each partition the id of its first accelerator instead."""
+    if len(gpu.partitions) == 1 or host.partitions_are_functions:
+        return gpu.unique_id
+    return number(host.seed, "accelerator", gpu.number, partition.number) | 1 << 60
 
 
 def _partition_bits(host: Host, partition: Partition) -> int:

@@ -1,0 +1,126 @@
+"""Programs that are started on a simulated host, with the simulated driver."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rocmlab.base.errors import RocmlabError
+from rocmlab.cli.main import main
+from rocmlab.devices import discover
+from rocmlab.simulation import driver, environment, write_host
+
+SOURCES = str(Path(__file__).parents[2] / "src")
+needs_compiler = pytest.mark.skipif(
+    not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler: sudo apt-get install gcc libc6-dev"
+)
+LOOK = """
+import fcntl, json, os, stat, struct, sys
+seen = {"nodes": sorted(os.listdir("/sys/class/kfd/kfd/topology/nodes")), "dri": sorted(os.listdir("/dev/dri"))}
+for path in sys.argv[1:]:
+    try:
+        handle = os.open(path, os.O_RDWR)
+        seen[path] = [stat.S_ISCHR(os.stat(path).st_mode), stat.S_ISCHR(os.fstat(handle).st_mode)]
+    except OSError as err:
+        seen[path] = err.strerror
+    else:
+        if path == "/dev/kfd":
+            version = fcntl.ioctl(handle, 0x80084B01, bytes(8))  # AMDKFD_IOC_GET_VERSION
+            seen["kfd"] = struct.unpack("II", version)
+print(json.dumps(seen))
+"""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> object:
+    """The driver is compiled once for these tests, and not into the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def look(host: Path, *paths: str) -> dict[str, object]:
+    """Return what a Python program sees there."""
+    command = [sys.executable, "-m", "rocmlab", "simulate", "--run", host, "--", sys.executable, "-c", LOOK, *paths]
+    around = {**os.environ, "PYTHONPATH": SOURCES}
+    done = subprocess.run(command, env=around, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stderr.startswith("SIMULATED: ")
+    return json.loads(done.stdout)
+
+
+@needs_compiler
+class TestPrograms:
+    """What a program finds at the usual paths."""
+
+    def test_a_program_finds_the_simulated_driver(self, tmp_path: Path) -> None:
+        """Topology, nodes that are character devices, and answers of the driver."""
+        seen = look(write_host(tmp_path, gpus=2), "/dev/kfd", "/dev/dri/renderD129", "/dev/dri/renderD130")
+
+        assert seen["nodes"] == ["0", "1", "2"]
+        assert seen["dri"] == ["card0", "card1", "renderD128", "renderD129"]
+        assert seen["/dev/kfd"] == [True, True]
+        assert seen["kfd"] == [1, 18]
+        assert seen["/dev/dri/renderD129"] == [True, True]
+        assert seen["/dev/dri/renderD130"] == "No such file or directory"
+
+    def test_faults_of_nodes_act_on_a_program_as_on_rocmlab(self, tmp_path: Path) -> None:
+        """For root, too, who could open every file."""
+        host = write_host(tmp_path, gpus=2, faults=["unreadable-node:0", "denied-node:1"])
+        seen = look(host, "/dev/dri/renderD128", "/dev/dri/renderD129")
+
+        assert seen["/dev/dri/renderD128"] == "Permission denied"
+        assert seen["/dev/dri/renderD129"] == "Operation not permitted"
+        reasons = [device.why_not for device in discover(host, {}) if device.backend == "rocm"]
+        assert "cannot be opened" in str(reasons[0])
+        assert "device rules" in str(reasons[1])
+
+    def test_what_was_preloaded_stays(self, tmp_path: Path) -> None:
+        """The driver comes first, and the program's commands see the host as well."""
+        around = environment(write_host(tmp_path), {"LD_PRELOAD": "libother.so"})
+
+        assert around["LD_PRELOAD"].split() == [str(driver()), "libother.so"]
+        assert around["ROCMLAB_ROOT"] == str(tmp_path)
+
+    def test_a_missing_program_is_named(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """The error is not a traceback."""
+        host = write_host(tmp_path)
+
+        assert main(["simulate", "--run", str(host), "--", "no-such-program"]) == 2
+        assert "no-such-program cannot be started" in capsys.readouterr().err
+
+
+def test_without_a_compiler_the_error_names_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What to install is said, and nothing is left in the cache."""
+    monkeypatch.setenv("PATH", "")
+
+    with pytest.raises(RocmlabError, match="C compiler not found") as raised:
+        driver(tmp_path)
+
+    assert "apt-get install gcc" in raised.value.problem.fix
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--run", "HOST"], "--run takes a simulated host and, after --, a program"),
+        (["--run", "HOST", "--live", "--", "true"], "--run takes a simulated host"),
+        (["HOST", "--", "true"], "a program after -- is for --run"),
+        (["--run", "HOST", "--", "true"], "is not a simulated host"),
+    ],
+)
+def test_run_takes_a_host_and_a_program(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    """Anything else is an error, and nothing is written."""
+    given = [word.replace("HOST", str(tmp_path)) for word in arguments]
+
+    assert main(["simulate", *given]) == 2
+    assert words in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
