@@ -74,16 +74,6 @@ def test_a_default_that_is_given_is_the_same_job() -> None:
     assert [job["name"] for job in found["gone"]] == ["b"]
 
 
-def test_a_run_that_kept_no_defaults_is_matched_by_what_was_given() -> None:
-    """It is of an older rocmlab."""
-    then = [run_results.job("a", notebook="/a.ipynb", parameters={"lr": 0.1})]
-    del then[0]["defaults"]
-
-    found = compared(then, [run_results.job("a", notebook="/a.ipynb", parameters={"lr": 0.1}, defaults={"n": 1})])
-
-    assert found["jobs"][0]["outcome"] == "same"
-
-
 def test_the_defaults_of_a_notebook_are_its_plain_values() -> None:
     """What is computed is not guessed, and a cell that is not Python costs nothing."""
 

@@ -144,20 +144,18 @@ def _pairs(then: Sequence[Job], now: Sequence[Job]) -> Iterator[Pair]:
     """Yield jobs of the same notebook and parameters, defaults included; those of this run first, in their order.
 
     A notebook is the same by its path, else by its file name: in a container its path differs from the host's. Where
-    several jobs are alike, the first goes with the first. An older run did not keep the defaults of its notebooks: its
-    jobs go by what they were given.
+    several jobs are alike, the first goes with the first.
     """
     found: dict[int, int] = {}  # place in `now` -> place in `then`
-    for point in (_effective, _given):
-        for file in (_path, _name):
-            taken = set(found.values())
-            free: dict[Hashable, deque[int]] = {}
-            for place, job in enumerate(then):
-                if place not in taken and (point is _effective or "defaults" not in job):
-                    free.setdefault((file(job), point(job)), deque()).append(place)
-            for place, job in enumerate(now):
-                if place not in found and (alike := free.get((file(job), point(job)))):
-                    found[place] = alike.popleft()
+    for file in (_path, _name):
+        taken = set(found.values())
+        free: dict[Hashable, deque[int]] = {}
+        for place, job in enumerate(then):
+            if place not in taken:
+                free.setdefault((file(job), _effective(job)), deque()).append(place)
+        for place, job in enumerate(now):
+            if place not in found and (alike := free.get((file(job), _effective(job)))):
+                found[place] = alike.popleft()
     yield from ((then[found[place]] if place in found else None, job) for place, job in enumerate(now))
     taken = set(found.values())
     yield from ((job, None) for place, job in enumerate(then) if place not in taken)
@@ -169,10 +167,6 @@ def _path(job: Job) -> str:
 
 def _name(job: Job) -> str:
     return Path(job["notebook"]).name
-
-
-def _given(job: Job) -> str:
-    return canonical(job["parameters"])
 
 
 def _effective(job: Job) -> str:

@@ -30,12 +30,12 @@ class Record:
     gpus: int
     simulated: bool
     problem: dict[str, str] | None = None  # what, why and fix, where it failed
-    started: str | None = None  # when the process did, see `identity`; None: written by an earlier version
+    started: str | None = None  # when the process did, see `identity`
 
     @property
     def is_alive(self) -> bool:
         """Return whether its process runs, and is not another one with the same number."""
-        return is_node(self.pid) and self.started in (None, identity.start_of(self.pid))
+        return is_node(self.pid) and self.started == identity.start_of(self.pid)
 
     @property
     def failure(self) -> Problem | None:

@@ -25,7 +25,7 @@ class Options(TypedDict, total=False):
     memory: int | None
     retries: Annotated[int, lambda value: type(value) is int and 0 <= value <= MAX_RETRIES]
     fail_fast: bool
-    engine: Annotated[str, lambda value: value in (*ENGINES, "papermill")] | None  # of a run of an earlier version
+    engine: Annotated[str, lambda value: value in ENGINES] | None
     warm: Literal["auto", "off"]
     compare: records.FilePath | None
 
