@@ -13,6 +13,7 @@ from rocmlab.cluster.executor import node_agent, task
 from rocmlab.cluster.executor import nodes as of_nodes
 from rocmlab.cluster.executor.nodes import RemoteNode
 from rocmlab.cluster.executor.remote_job import RemoteJob, RemoteRun
+from rocmlab.cluster.node import session
 
 if TYPE_CHECKING:
     from rocmlab.cluster.executor.watching import NodeWatch
@@ -78,13 +79,11 @@ class Submitter:
 
     def attend(self, nodes: Mapping[str, RemoteNode]) -> None:
         """Have an agent on each node that can be used."""
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
         for node_id, node in nodes.items():
             self._gpus[node_id] = len(node.gpus)
             if node_id not in self.agents and not node.problem:
-                there = NodeAffinitySchedulingStrategy(node_id, soft=False)
                 name = node_agent.agent_name(self.run.token, node_id)
+                there = session.only_on(node_id)
                 options = self._agent.options(name=name, num_cpus=0, max_restarts=0, scheduling_strategy=there)
                 self.agents[node_id] = options.remote(self.run.token, self.run.groups)
         for node_id in [each for each in self.agents if each not in nodes]:
@@ -98,8 +97,6 @@ class Submitter:
         return cast("AsyncIterator[Any]", begun.generator)
 
     def _options(self, remote: RemoteJob) -> dict[str, Any]:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
         options: dict[str, Any] = {
             "num_cpus": 0,
             "num_gpus": remote.count,
@@ -110,7 +107,7 @@ class Submitter:
         if not remote.count:
             options["resources"] = {"cpu_place": 1}
         if remote.pinned:
-            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(remote.pinned, soft=False)
+            options["scheduling_strategy"] = session.only_on(remote.pinned)
         elif remote.among:
             options["label_selector"] = {NODE: f"in({','.join(remote.among)})"}
         elif remote.never:

@@ -12,6 +12,7 @@ from typing import Any
 from rocmlab import __version__
 from rocmlab.cluster.executor import nodes
 from rocmlab.cluster.executor.nodes import RemoteNode
+from rocmlab.cluster.node import session
 
 log = logging.getLogger("rocmlab")
 
@@ -101,12 +102,10 @@ class NodeWatch:
 
     def _ask(self, new: Mapping[str, str]) -> None:
         import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         describe = ray.remote(nodes.describe)
         for each, name in new.items():
-            there = NodeAffinitySchedulingStrategy(each, soft=False)
-            options = describe.options(num_cpus=0, max_retries=0, scheduling_strategy=there)
+            options = describe.options(num_cpus=0, max_retries=0, scheduling_strategy=session.only_on(each))
             self._pending[each] = options.remote(__version__, each, name)
 
     def _heard(self, names: Mapping[str, str], now: float) -> dict[str, RemoteNode]:
@@ -133,12 +132,11 @@ class NodeWatch:
         Ray has processes for tasks with a GPU, and others: these, too, ask for one.
         """
         import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         now = time.monotonic()
         prepare = ray.remote(max_calls=0)(nodes.prepare)
         for each, count in gpus.items():
-            there = NodeAffinitySchedulingStrategy(each, soft=False)
+            there = session.only_on(each)
             options = prepare.options(num_cpus=0, num_gpus=1, max_retries=0, scheduling_strategy=there)
             self._preparing |= {options.remote(PREPARE_SECONDS): now for _ in range(count)}
         if self._preparing:

@@ -7,7 +7,6 @@ import json
 import os
 import platform
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -19,7 +18,6 @@ from typing import Any
 from rocmlab import __version__
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cluster.node import session
-from rocmlab.devices.processes import namespace
 
 VERB_SECONDS = 30.0
 TITLE = "ray::"
@@ -43,14 +41,12 @@ def on_every_node(
     """
     session.connect()
     import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     task = ray.remote(num_cpus=0, max_retries=0, max_calls=0)(function)
     waiting = {}
     for node in session.nodes():
         if node.is_alive:
-            strategy = NodeAffinitySchedulingStrategy(node_id=node.id, soft=False)
-            waiting[task.options(scheduling_strategy=strategy).remote(*arguments)] = node
+            waiting[task.options(scheduling_strategy=session.only_on(node.id)).remote(*arguments)] = node
     done, late = ray.wait(list(waiting), num_returns=len(waiting), timeout=timeout_seconds) if waiting else ([], [])
     answers: dict[str, Any] = {}
     for reference in done:
@@ -93,10 +89,10 @@ def facts(share: str | None = None, nonce: str | None = None) -> Facts:
             share is one for both.
 
     Returns:
-        hostname; devices (as `rocmlab devices --json` lists them), leases (as `rocmlab leases --json`: for each GPU
-        `lease`, with notebook and owner, and `foreign` processes), tasks (the names of Ray's tasks and actors that run
-        here, but this one), versions, share, `share_is_shared` (None without a
-        nonce), `free_bytes` of the share, `clock_seconds` (Unix time) and `problems` that kept any of it unknown.
+        devices (as `rocmlab devices --json` lists them), leases (as `rocmlab leases --json`: for each GPU `lease`,
+        with notebook and owner, and `foreign` processes), tasks (the names of Ray's tasks and actors that run here,
+        but this one), versions, share, `share_is_shared` (None without a nonce), `free_bytes` of the share, and
+        `problems` that kept any of it unknown.
     """
     session.restore_signals()
     problems: list[str] = []
@@ -104,9 +100,6 @@ def facts(share: str | None = None, nonce: str | None = None) -> Facts:
     devices = _command_facts(["devices"], problems)
     leases = _command_facts(["leases", "--share", own], problems) if own and Path(own).is_dir() else None
     return {
-        "hostname": socket.gethostname(),
-        "pid_namespace": namespace(),
-        "simulated": bool(devices and devices.get("simulated")),
         "devices": devices and devices.get("devices"),
         "leases": leases and leases.get("gpus"),
         "tasks": tasks(),
@@ -115,7 +108,6 @@ def facts(share: str | None = None, nonce: str | None = None) -> Facts:
         "share_is_shared": None if nonce is None or own is None else _can_read(Path(own) / nonce),
         "free_bytes": _free_bytes(own),
         "problems": problems,
-        "clock_seconds": time.time(),  # last: what came before took a while
     }
 
 
@@ -193,16 +185,15 @@ def clocks(nodes: Sequence[session.Node], timeout_seconds: float) -> dict[str, t
     answer in time is omitted.
     """
     import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     task = ray.remote(num_cpus=0, max_retries=0, max_calls=0)(_clock)
     found = {}
     for node in nodes:
-        strategy = NodeAffinitySchedulingStrategy(node_id=node.id, soft=False)
+        there = task.options(scheduling_strategy=session.only_on(node.id))
         for _ in range(2):
             sent = time.time()
             try:
-                told = ray.get(task.options(scheduling_strategy=strategy).remote(), timeout=timeout_seconds)
+                told = ray.get(there.remote(), timeout=timeout_seconds)
             except ray.exceptions.RayError:
                 break
             received = time.time()

@@ -81,6 +81,13 @@ def _why(head: str, message: str) -> RocmlabError:
     )
 
 
+def only_on(node_id: str) -> Any:  # noqa: ANN401  a class of Ray
+    """Return the strategy that has Ray run something on this node alone."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(node_id, soft=False)
+
+
 def restore_signals() -> None:
     """Let this worker learn how its children ended: Ray has its workers ignore SIGCHLD, and they hand that on.
 
