@@ -162,17 +162,8 @@ class Cluster:
         """Give a job to the cluster, and return the number by which it is known there."""
         number = next(self._numbers)
         self._supervisors[number] = supervisor
-        place = supervisor.place
-        remote = RemoteJob(
-            number,
-            replace(supervisor.job, kernelspec=None, request=None),  # the node has a kernelspec of its own
-            supervisor.limits,
-            place.count,
-            place.resources.is_mixed,
-            place.pinned,
-            place.among,
-            place.never,
-        )
+        job = replace(supervisor.job, kernelspec=None, request=None)  # the node has a kernelspec of its own
+        remote = RemoteJob(number, job, supervisor.limits, supervisor.place)
         async with self._turn:
             file = await asyncio.to_thread(self._leave, str(number), remote)
             await self.send({"do": "job", "number": number, "file": file})

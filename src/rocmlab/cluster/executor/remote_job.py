@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rocmlab.cluster.executor.places import RemotePlace
 from rocmlab.runs.jobs import Job
 from rocmlab.runs.workers.forking import Group
 from rocmlab.runs.workers.supervisor import Limits
@@ -29,8 +30,4 @@ class RemoteJob:
     number: int  # by which it is known in its run
     job: Job
     limits: Limits
-    count: int  # of GPUs
-    is_mixed: bool  # whether these may be of different products
-    pinned: str | None  # the only node that it may go to
-    among: tuple[str, ...]  # the nodes that it may go to; empty: any
-    never: tuple[str, ...]  # the nodes that it may not go to
+    place: RemotePlace

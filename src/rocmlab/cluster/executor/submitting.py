@@ -92,26 +92,27 @@ class Submitter:
     def submit(self, remote: RemoteJob, notebook: bytes, begun: Begun) -> AsyncIterator[Any]:
         """Submit a job to Ray, and return references to its events."""
         options = self._task.options(**self._options(remote))
-        gpus = self._gpus if remote.count else {}
+        gpus = self._gpus if remote.place.count else {}
         begun.generator = options.remote(self.run, remote, gpus, self._content(notebook))
         return cast("AsyncIterator[Any]", begun.generator)
 
     def _options(self, remote: RemoteJob) -> dict[str, Any]:
+        place = remote.place
         options: dict[str, Any] = {
             "num_cpus": 0,
-            "num_gpus": remote.count,
+            "num_gpus": place.count,
             "max_retries": 0,  # the runner knows better what may be retried
             "num_returns": "streaming",
             "name": f"rocmlab {remote.job.name}",
         }
-        if not remote.count:
+        if not place.count:
             options["resources"] = {"cpu_place": 1}
-        if remote.pinned:
-            options["scheduling_strategy"] = session.only_on(remote.pinned)
-        elif remote.among:
-            options["label_selector"] = {NODE: f"in({','.join(remote.among)})"}
-        elif remote.never:
-            options["label_selector"] = {NODE: f"!in({','.join(remote.never)})"}
+        if place.pinned:
+            options["scheduling_strategy"] = session.only_on(place.pinned)
+        elif place.among:
+            options["label_selector"] = {NODE: f"in({','.join(place.among)})"}
+        elif place.never:
+            options["label_selector"] = {NODE: f"!in({','.join(place.never)})"}
         return options
 
     def _content(self, notebook: bytes) -> Any:  # noqa: ANN401  bytes, or a reference to them

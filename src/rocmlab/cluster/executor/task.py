@@ -206,7 +206,7 @@ class _Job:
         """
         if problem := masked(os.environ):
             raise RocmlabError(problem.what, problem.why, problem.fix)
-        count = self.remote.count
+        count = self.remote.place.count
         if not count:
             return Place((self.state.devices[-1],), count_cores(), node=socket.gethostname())
         gpus = session.granted()
@@ -217,7 +217,7 @@ class _Job:
     def _check(self, gpus: tuple[Device, ...], count: int) -> None:
         needed = self.job.vram_bytes
         small = [gpu for gpu in gpus if (memory_bytes(gpu) or 0) < (needed or 0)]
-        is_mixed = len(set(map(kind_of, gpus))) > 1 and not self.remote.is_mixed
+        is_mixed = len(set(map(kind_of, gpus))) > 1 and not self.remote.place.resources.is_mixed
         if len(gpus) == count and not small and not is_mixed:
             return
         have = ", ".join(f"{gpu.name} ({gpu.pci_address})" for gpu in gpus) or "none"
