@@ -30,9 +30,7 @@ NEVER = "the scheduler never started it"
 def collect(path: Path, wait_seconds: float = 0.0) -> Run:
     """Put the parts together, and write `results.json`, `report.html` and `junit.xml`; may be done again at any time.
 
-    Args:
-        path: the folder of the run.
-        wait_seconds: how long to wait for jobs that have not finished, or will be retried.
+    Jobs that have not finished, or will be retried, are waited for as long as `wait_seconds`.
 
     Raises:
         RocmlabError: this is not an exported run.

@@ -38,7 +38,7 @@ def line(arguments: Sequence[str], image: str | None, engine: str | None, share:
         arguments: the command and its arguments, quoted for a shell where they need it.
         image: to run in; None: the environment of this process, which the nodes must see at the same path.
         engine: `apptainer` or `podman`.
-        share: the folder that the image must see.
+        share: which the image must see.
         backend: whose devices it must see.
     """
     if image is None:

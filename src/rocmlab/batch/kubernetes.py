@@ -27,12 +27,7 @@ Document = dict[str, Any]
 
 
 def documents(layout: Layout, folder: Path, args: argparse.Namespace) -> list[Document]:
-    """Return the Jobs.
-
-    Args:
-        layout: of the run.
-        folder: of the run, below the share, which the pods see at the same path.
-        args: by the command line.
+    """Return the Jobs; the pods see the run's folder, which is in the share, at the same path.
 
     Raises:
         RocmlabError: the pods would not see a notebook.

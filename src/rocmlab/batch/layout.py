@@ -65,10 +65,7 @@ class Layout:
         return {"schema": 1, "rocmlab": __version__, "made": now(), **asdict(self)}
 
     def check_seen(self, who: str) -> None:
-        """Check that the notebooks lie in the share.
-
-        Args:
-            who: sees nothing else, as the error says: "the pods see".
+        """Check that the notebooks lie in the share; an error begins with who sees nothing else: "the pods see".
 
         Raises:
             RocmlabError: one is located elsewhere.

@@ -20,13 +20,7 @@ LOG = "%A_%a.log"
 
 
 def scripts(layout: Layout, folder: Path, args: argparse.Namespace, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the scripts by name.
-
-    Args:
-        layout: of the run.
-        folder: of the run, the same on all machines.
-        args: by the command line.
-        environment: of this process.
+    """Return the scripts by name; the run's folder is the same on all machines.
 
     Raises:
         RocmlabError: an argument or path has a character no directive can contain, or an image does not see a notebook.

@@ -126,11 +126,7 @@ def _failing_line(outputs: list[dict[str, Any]]) -> int | None:
 def repair(path: Path, running: int | None, name: str, message: str) -> Notebook | None:
     """Correct an executed notebook whose run was interrupted, and return it; None if it was never saved.
 
-    Args:
-        path: the executed notebook.
-        running: index of the cell that was running; None if none was.
-        name: the kind of end, shown as the error of that cell.
-        message: what happened, in a sentence.
+    The cell that was `running` (its index; None: none was) gets an error of that name, with the message.
     """
     notebook = load(path)
     if notebook is None:

@@ -166,9 +166,6 @@ class Execution:
     def _pump(self, seconds: float = math.inf) -> None:
         """Wait for something, or until something has to be checked or saved; take it, and check.
 
-        Args:
-            seconds: the longest to wait.
-
         Raises:
             Aborted: something ends the notebook.
         """

@@ -48,11 +48,7 @@ class _Results(TypedDict):
 
 
 def load(which: str, runs: Path) -> dict[str, Any]:
-    """Return the results of an earlier run.
-
-    Args:
-        which: a run folder, the name of one in `runs`, or `last`.
-        runs: where the runs of this share lie.
+    """Return the results of an earlier run: by its folder, its name in `runs`, or `last`.
 
     Raises:
         RocmlabError: the run was not found, or its results cannot be read.
@@ -69,12 +65,7 @@ def load(which: str, runs: Path) -> dict[str, Any]:
 
 
 def compare(jobs: Sequence[Job], earlier: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `comparison` of `results.json`.
-
-    Args:
-        jobs: those of this run.
-        earlier: what `load` returned.
-    """
+    """Return the `comparison` of `results.json`: these jobs, and what `load` returned."""
     pairs = list(_pairs(earlier["jobs"], jobs))
     return {
         "run": earlier["run"]["name"],

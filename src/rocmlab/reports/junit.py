@@ -22,12 +22,7 @@ FAILED = ("failed",)  # the notebook's own doing; a job that ended in another wa
 
 
 def render(results: Mapping[str, Any], failures: Mapping[str, Failure]) -> str:
-    """Return the document.
-
-    Args:
-        results: the content of `results.json`.
-        failures: by name of job, what there is to read about it.
-    """
+    """Return the document for `results.json`, with what there is to read about each failed job, by its name."""
     run, jobs = results["run"], results["jobs"]
     outcomes = Counter(_outcome(job) for job in jobs)
     root = ElementTree.Element("testsuites")

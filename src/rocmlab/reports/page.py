@@ -32,12 +32,9 @@ Job = Mapping[str, Any]  # of results.json
 
 
 def render(results: Mapping[str, Any], failures: Mapping[str, Failure], uses: Sequence[Mapping[str, Any]] = ()) -> str:
-    """Return the page.
+    """Return the page for `results.json`, with what there is to read about each failed job, by its name.
 
-    Args:
-        results: the content of `results.json`.
-        failures: by name of job, what there is to read about it.
-        uses: a plot of the devices of each job that has samples.
+    `uses` has a plot of the devices of each job that has samples.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 

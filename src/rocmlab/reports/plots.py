@@ -39,11 +39,7 @@ STYLE = {
 
 
 def draw(group: Group, most: int = PLOTS) -> list[str]:
-    """Return one SVG for each recorded number that changes with the parameters of a notebook.
-
-    Args:
-        group: the jobs of the notebook.
-        most: how many plots, at most.
+    """Return an SVG for each recorded number that changes with the parameters of a notebook, of the first `most`.
 
     Raises:
         RocmlabError: matplotlib is missing.

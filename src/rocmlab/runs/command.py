@@ -31,10 +31,6 @@ MAX_NAMES = 3  # arguments that are named while they are read
 def main(arguments: Sequence[str], connect: Connect | None = None) -> int:
     """Run notebooks and return the exit code: 0 all ran, 1 one did not, 2 there is nothing to run or a usage error.
 
-    Args:
-        arguments: of the command.
-        connect: begins to connect to a cluster; None: `--engine ray` is not supported.
-
     Raises:
         RocmlabError: the arguments cannot be met, before anything has run.
     """

@@ -133,13 +133,9 @@ class Cluster:
     async def open(
         self, jobs: Sequence[Job], folder: RunFolder, warm: str, changed: Callable[[str | None], None]
     ) -> None:
-        """Begin a run.
+        """Begin a run; nodes that share its folder recognise it by a nonce written there.
 
-        Args:
-            jobs: of it.
-            folder: of it, which nodes that share it recognise by a nonce written there.
-            warm: `auto` or `off`.
-            changed: called when nodes have come or gone, with why the cluster is gone if it is.
+        `changed` is called when nodes have come or gone, with why the cluster is gone if it is.
         """
         self.folder, self._changed = folder, changed
         nonce = secrets.token_hex(16)

@@ -70,13 +70,7 @@ def pieces(folder: RunFolder, job: str) -> Iterator[dict[str, Any]]:
 
 
 def leave(folder: RunFolder, job: str, exchange: str) -> Iterator[dict[str, Any]]:
-    """Write what a job has left to a place that the runner's machine reaches, too, and yield where it is.
-
-    Args:
-        folder: on the node.
-        job: its name.
-        exchange: a folder as fsspec names it, such as s3://bucket/folder.
-    """
+    """Write what a job has left to a folder that the runner's machine reaches, too, and yield where it is."""
     fsspec = _fsspec()
     for kind in folder.files(job):
         address = f"{exchange.rstrip('/')}/{folder.path.name}/{secrets.token_hex(4)}-{job}{KINDS[kind]}"
@@ -86,12 +80,7 @@ def leave(folder: RunFolder, job: str, exchange: str) -> Iterator[dict[str, Any]
 
 
 def fetch(address: str, target: Path, exchange: str) -> None:
-    """Copy back what `leave` has left, and remove it there.
-
-    Args:
-        address: as the node reported it.
-        target: a file of a job.
-        exchange: the place that the run was given; nothing else is read or removed.
+    """Copy what `leave` has left back to the file of a job, and remove it there; nothing outside of the exchange.
 
     Raises:
         OSError: the address is another place, or cannot be read.
@@ -193,10 +182,7 @@ class Receiver:
 def wait_until_seen(folder: RunFolder, job: str, expected: Mapping[str, int]) -> list[str]:
     """Wait until this machine sees what another has written; a network folder may show it seconds later.
 
-    Args:
-        folder: of the run.
-        job: its name.
-        expected: how many bytes each file has, by kind; one that is only ever appended to may have become longer.
+    `expected` is how many bytes each file has, by kind; one that is only ever appended to may have become longer.
 
     Returns:
         The names of the files that are not seen as they were written, after all the time there is for it.

@@ -31,12 +31,7 @@ class NodeAgent:
     """The fork servers of one node, and the jobs there that are to stop."""
 
     def __init__(self, run: str, groups: Mapping[Group, int]) -> None:
-        """Begin without a fork server.
-
-        Args:
-            run: a unique name of the run.
-            groups: of the run's jobs: a fork server is worth its start if several use it.
-        """
+        """Begin without a fork server; one is worth its start if several jobs of a group are to come."""
         session.restore_signals()
         self._scratch = scratch(run)
         self._fork_servers = JobForkServers()
@@ -49,11 +44,9 @@ class NodeAgent:
         return self._fork_servers.address(group, recipe)
 
     async def watch(self, number: int, heard: str | None = None) -> str:
-        """Wait until a job is to stop, and return why; empty when it has ended by itself.
+        """Wait until a job is to stop for another reason than was heard before, and return why.
 
-        Args:
-            number: the job's.
-            heard: the last request that its watcher knows.
+        It is empty when the job has ended by itself.
         """
         if number in self._ended:
             return DONE

@@ -35,10 +35,7 @@ class RemoteNode:
 def describe(version: str, node_id: str, name: str) -> RemoteNode:
     """Return, on a node, what it has: the GPUs that Ray may give out, and why it cannot be used.
 
-    Args:
-        version: of the runner's rocmlab.
-        node_id: Ray's.
-        name: its host name.
+    The version is that of the runner's rocmlab.
     """
     from rocmlab import __version__
     from rocmlab.devices import discover, visibility
@@ -54,11 +51,7 @@ def describe(version: str, node_id: str, name: str) -> RemoteNode:
 
 
 def prepare(seconds: float) -> None:
-    """Have a process of Ray ready on a node: it imports what a job needs, and stays busy until its fellows are started.
-
-    Args:
-        seconds: for which it is kept from doing the work of another.
-    """
+    """Have a process of Ray ready on a node: it imports what a job needs, and stays busy until the others started."""
     importlib.import_module("rocmlab.cluster.executor.task")
     time.sleep(seconds)
 

@@ -40,12 +40,7 @@ class ClusterPlaces(Scheduler):
     """The GPUs of a cluster and one place for jobs without a GPU on each node."""
 
     def __init__(self, nodes: Sequence[RemoteNode], gpus: str | None = None, *, is_mixed: bool = False) -> None:
-        """Begin with what the cluster has now.
-
-        Args:
-            nodes: of the cluster.
-            gpus: `--gpus`: all (or None), none, or how many at once.
-            is_mixed: whether every job may get GPUs of different products.
+        """Begin with what the cluster has now; `gpus` is `--gpus`: all (or None), none, or how many at once.
 
         Raises:
             RocmlabError: no node can be used, or the GPUs are not available.

@@ -145,10 +145,7 @@ class Submitter:
 def why_lost(err: Exception, begun: Begun, nodes: NodeWatch) -> dict[str, Any]:
     """Return, as an event, why a job has no end of its own.
 
-    Args:
-        err: what Ray raised.
-        begun: the job.
-        nodes: which are asked again: Ray's errors do not always tell a node's loss from a process's.
+    The nodes are queried again: Ray's errors do not always distinguish a node's loss from a process's.
     """
     from ray import exceptions
 

@@ -132,11 +132,7 @@ def own_environment(environment: Mapping[str, str]) -> dict[str, str]:
 def execute(run: RemoteRun, remote: RemoteJob, gpus: Mapping[str, int], notebook: bytes) -> Iterator[Event]:
     """Run a job on the GPUs that Ray has given this task; yield what happens, and at last its end.
 
-    Args:
-        run: of the job.
-        remote: the job.
-        gpus: how many each node has; empty for a job without one.
-        notebook: its content.
+    `gpus` is how many each node has; it is empty for a job without one.
     """
     import ray
 

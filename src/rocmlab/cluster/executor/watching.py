@@ -29,12 +29,7 @@ class NodeWatch:
     """Asks Ray for its nodes again and again, and each new node, once, for its devices."""
 
     def __init__(self, changed: Callable[[], None], gone: Callable[[str], None]) -> None:
-        """Begin.
-
-        Args:
-            changed: called in the event loop when nodes have come or gone.
-            gone: called with the reason when the head does not answer any more.
-        """
+        """Begin; `changed` is called in the event loop, `gone` with why the head does not answer any more."""
         self.known: dict[str, RemoteNode] = {}  # by node id; without those that are gone
         self._names: dict[str, str] = {}  # of all that ever were
         self._changed = changed

@@ -133,11 +133,7 @@ def no_head(address: str, facts: str) -> RocmlabError:
 
 
 def ask_aside(address: str, environment: Mapping[str, str]) -> Handshake:
-    """Ask a head in a process of its own, so that nothing of Ray stays in this one.
-
-    Args:
-        address: the head's.
-        environment: with the token.
+    """Ask a head in a process of its own, so that nothing of Ray stays in this one; the environment has the token.
 
     Raises:
         RocmlabError: see `ask`.

@@ -60,11 +60,7 @@ def parse(text: str) -> int:
 
 
 def numbers(first: int = FIRST) -> dict[str, range]:
-    """Return the ports of a node by name.
-
-    Args:
-        first: its CLUSTER_PORT.
-    """
+    """Return the ports of a node by name; the first is its CLUSTER_PORT."""
     return {port.name: range(first + port.offset, first + port.offset + port.count) for port in TABLE}
 
 

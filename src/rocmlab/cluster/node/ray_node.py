@@ -264,12 +264,7 @@ def ray_environment(plan: Plan, base: Mapping[str, str]) -> dict[str, str]:
 
 
 def client_environment(head: str, folder: Path) -> dict[str, str]:
-    """Return what a program on this machine needs to use the cluster: `ray.init()` finds it by these.
-
-    Args:
-        head: host:port.
-        folder: of this machine's node, with the token.
-    """
+    """Return what a program on this machine needs to use the cluster: `ray.init()` finds it by these."""
     return {
         "RAY_ADDRESS": head,
         "RAY_AUTH_MODE": "token",

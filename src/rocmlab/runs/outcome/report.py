@@ -21,11 +21,7 @@ MAX_PLOTS = 60  # of the use of devices in one report, so that a browser can ope
 
 
 def write(results: Mapping[str, Any], folder: Path) -> None:
-    """Write both files, each atomically.
-
-    Args:
-        results: the content of the folder's `results.json`.
-        folder: contains the executed notebooks, logs and samples.
+    """Write both files, each atomically, of `results.json` and of what the jobs have left in the folder.
 
     Raises:
         OSError: the folder cannot be written.

@@ -79,11 +79,7 @@ def described(job: Job) -> dict[str, Any]:
 
 
 def find(which: str, runs: Path) -> RunFolder:
-    """Return the folder of a run to continue.
-
-    Args:
-        which: its folder, its name in `runs`, or `last`.
-        runs: where the runs of this share lie.
+    """Return the folder of a run to continue: by its folder, its name in `runs`, or `last`.
 
     Raises:
         RocmlabError: the run was not found.
@@ -200,12 +196,7 @@ def requests(session: Session, notebooks: Path) -> list[Request]:
 
 
 def before(session: Session, jobs: Sequence[Job]) -> Before:
-    """Return what need not be run again, what must be and why.
-
-    Args:
-        session: what the journal says.
-        jobs: the same jobs, as their notebooks are now.
-    """
+    """Return what need not be run again, what must be and why; `jobs` are as their notebooks are now."""
     results: dict[str, Result] = {}
     attempts: dict[str, list[dict[str, Any]]] = {}
     notes: list[str] = []

@@ -60,12 +60,7 @@ def set_aside(folder: RunFolder, job: str) -> dict[str, str]:
 
 
 def attempt(result: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any]:
-    """Return an ending as an entry of the `attempts` of a later one.
-
-    Args:
-        result: of `results.json`.
-        files: what is kept of it.
-    """
+    """Return a result as an entry of the `attempts` of a later one, with those of its files that are kept."""
     error = result.get("error") or {}
     made = {name: result.get(name) for name in KEPT} | {"message": str(error.get("value", "")), "files": dict(files)}
     return {**made, "devices": result.get("devices") or []}

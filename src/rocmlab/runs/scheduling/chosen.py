@@ -15,7 +15,7 @@ def choose_gpus(devices: Sequence[Device], choice: str | None, environment: Mapp
     Args:
         devices: all that this process sees.
         choice: `--gpus`: `all`, `none`, a number of GPUs, or a list as in `GPUS=`; None: what the lab itself has.
-        environment: where the lab's backend and its own mask stand.
+        environment: with the lab's backend and its own mask.
 
     Raises:
         RocmlabError: the choice is not available; a requested GPU is never replaced by the CPU.

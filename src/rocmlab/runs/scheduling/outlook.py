@@ -29,12 +29,6 @@ class Outlooks:
     """The outlooks of a run's demand classes."""
 
     def __init__(self, free: Pool, resolve: Callable[[Resources], Demand]) -> None:
-        """Begin.
-
-        Args:
-            free: what is free.
-            resolve: the demand of those that request some resources.
-        """
         self._free = free
         self._resolve = resolve
         self._requested: frozenset[Resources] = frozenset()
@@ -44,11 +38,7 @@ class Outlooks:
         self._now: dict[Demand, Outlook] = {}  # of this turn
 
     def begin_turn(self, requested: frozenset[Resources]) -> None:
-        """Use what is known for what is free now.
-
-        Args:
-            requested: by all that wait; the same object as long as it is the same.
-        """
+        """Use what is known for what is free now; `requested` is the same object as long as it is the same."""
         if requested is not self._requested or len(self._known) > MAX_STATES:
             self._requested = requested
             self._waiting = [self._resolve(each) for each in requested]

@@ -35,15 +35,7 @@ class Slots(Scheduler):
         is_mixed: bool = False,
         free_vram: Callable[[Device], int | None] = lambda device: None,
     ) -> None:
-        """Begin with all GPUs free.
-
-        Args:
-            gpus: of the run.
-            cpu: the place for jobs without a GPU.
-            cores: to be shared by the jobs; None: all that this process may use.
-            is_mixed: whether every job may get GPUs of different products.
-            free_vram: how many bytes are free on a GPU now; None where that is not known.
-        """
+        """Begin with all GPUs free; the jobs share the cores, None: all that this process may use."""
         super().__init__(is_mixed=is_mixed)
         self.gpus = tuple(gpus)
         self.count = max(1, len(self.gpus))

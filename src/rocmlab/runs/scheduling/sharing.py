@@ -19,13 +19,7 @@ class Claims:
     """The claims of a run, oldest first; the GPUs that they have are taken from the pool."""
 
     def __init__(self, free: Pool, has_room: Callable[[Resources, Device], bool]) -> None:
-        """Begin without a claim.
-
-        Args:
-            free: what no job has and no one claims.
-            has_room: whether a GPU has as much VRAM free as is requested.
-        """
-        self._free = free
+        self._free = free  # what no job has and no one claims
         self._has_room = has_room
         self._claims: dict[Place, None] = {}
         self._have_theirs = True  # each claim has as many GPUs as it claims
@@ -116,13 +110,7 @@ class Claims:
 
 
 def shared_out(claims: Sequence[Place], gpus: Sequence[Device], pool: Pool) -> list[tuple[Device, ...]] | None:
-    """Return GPUs for each claim, its own as far as possible; None if they are too few.
-
-    Args:
-        claims: oldest first.
-        gpus: that no job has.
-        pool: which of them no one claims either.
-    """
+    """Return GPUs for each claim, oldest first, its own as far as possible; None if they are too few."""
     # A claim to mixed GPUs is as many claims to one.
     parts = [
         (number, 1 if claim.resources.is_mixed else claim.count)

@@ -132,13 +132,7 @@ class Meters:
         self._is_closed = False
 
     def begin(self, job: str, devices: Sequence[Device], samples: Path | None = None) -> None:
-        """Start to measure a job.
-
-        Args:
-            job: its name.
-            devices: that it may use.
-            samples: the file that its readings go to; it is there when this returns, if anything can be read.
-        """
+        """Start to measure a job on its devices; the file `samples` is there at once, if anything can be read."""
         can_read = [device for device in devices if device.backend in GPUS]
         file = _File(samples, can_read) if samples is not None and can_read else None
         if file:

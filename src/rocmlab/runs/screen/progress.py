@@ -121,14 +121,9 @@ def display(
     expected: Mapping[str, float | None] | None = None,
     meters: Meters | None = None,
 ) -> Live | Plain:
-    """Return the view that fits where the messages go; a context manager that is also a `Display`.
+    """Return the view that fits the console, a context manager that is also a `Display`.
 
-    Args:
-        console: where they go.
-        total: how many jobs are to be run.
-        slots: how many run side by side.
-        expected: those jobs by name, with the seconds that each may take, None where that is not known.
-        meters: what knows the use of the devices.
+    `expected` are the seconds that each of the jobs may take, by name; None where that is not known.
     """
     kind = Live if console.is_terminal and not console.is_dumb_terminal else Plain
     return kind(console, total, slots, expected, meters)

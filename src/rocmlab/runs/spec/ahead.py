@@ -32,12 +32,7 @@ class Ahead:
 
 
 def look(args: argparse.Namespace, folder: Path, here: Path) -> Ahead:
-    """Return what is known of a new run.
-
-    Args:
-        args: the arguments of `rocmlab run` or `rocmlab export slurm`.
-        folder: the lab's notebooks, on this machine.
-        here: where relative paths start.
+    """Return what is known of a new run or export; relative paths start at `here`.
 
     Raises:
         RocmlabError: the arguments are wrong, or none of the jobs can run.

@@ -56,11 +56,7 @@ class Entry:
 
 
 def expand(entries: Sequence[Entry], folder: Path) -> list[Request]:
-    """Return one request for each notebook and point of the grid; of no entries, none.
-
-    Args:
-        entries: what was requested.
-        folder: the lab's notebooks.
+    """Return one request for each notebook and point of the grid; `folder` has the lab's notebooks.
 
     Raises:
         RocmlabError: there would be too many, which is found out before any is made.

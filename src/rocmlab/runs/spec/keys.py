@@ -60,13 +60,6 @@ def image() -> Any:  # noqa: ANN401  any JSON value
 def of(job: Job, notebook: Any, spec: Specification, built: object, inputs: Inputs) -> str:  # noqa: ANN401
     """Return a job's key: for each of `PARTS` 16 hex digits of SHA-256, so that changes can be named.
 
-    Args:
-        job: with its parameters, kernel and GPUs.
-        notebook: as `preflight.read` returns it.
-        spec: the content of its kernelspec.
-        built: the image's build record.
-        inputs: reads the declared files.
-
     Raises:
         RocmlabError: the notebook declares inputs in a way that cannot be understood.
     """

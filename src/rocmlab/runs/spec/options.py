@@ -210,12 +210,7 @@ def name_of(args: argparse.Namespace, jobs: Sequence[Job]) -> str:
 
 
 def kept(args: argparse.Namespace, earlier: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the options of a run as its journal keeps them.
-
-    Args:
-        args: by the command line.
-        earlier: the run to compare with; `last` would mean another one later.
-    """
+    """Return the options of a run as its journal keeps them; `--compare last` would mean another run later."""
     return {**{name: getattr(args, name) for name in KEPT}, "compare": earlier["folder"] if earlier else None}
 
 

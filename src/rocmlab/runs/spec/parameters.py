@@ -16,9 +16,7 @@ CLOSING = {"[": "]", "{": "}"}
 def parse(assignments: Iterable[str], read: Callable[[str, str], Any] | None = None) -> dict[str, list[Any]]:
     """Return the values that `-p NAME=VALUE[,VALUE…]` arguments give to each parameter: several are the axis of a grid.
 
-    Args:
-        assignments: as given.
-        read: reads one value; None: `read_value`, which needs PyYAML.
+    `read` reads one value, by default as YAML, which needs PyYAML.
 
     Raises:
         RocmlabError: one has no `=`, no Python name before it, or a value that is not YAML, missing, or there twice;
@@ -120,11 +118,7 @@ def _unquoted(text: str, begin: int) -> int:
 
 
 def read_value(text: str, where: str) -> Any:  # noqa: ANN401  any YAML value
-    """Return one value, read as YAML.
-
-    Args:
-        text: as a user wrote it.
-        where: what to call it in an error.
+    """Return one value, read as YAML; an error calls it `where`.
 
     Raises:
         RocmlabError: it is not YAML, or something that a notebook cannot be given.
@@ -160,11 +154,7 @@ def check_value(value: object, where: str) -> None:
 
 
 def check_names(given: Iterable[str], known: Mapping[str, str]) -> None:
-    """Refuse parameters that a notebook's cell does not name.
-
-    Args:
-        given: their names.
-        known: those that it names, and how an error shows them.
+    """Refuse parameters that a notebook's cell does not name; `known` has what an error shows of each that it does.
 
     Raises:
         RocmlabError: it does not name one.
@@ -203,9 +193,7 @@ def loader() -> Any:  # noqa: ANN401  a class of PyYAML, which has no types
 def defaults(notebook: Mapping[str, Any], language: str) -> dict[str, Any]:
     """Return the plain values that the cell tagged `parameters` sets: `lr: float = 0.01`; what it computes is omitted.
 
-    Args:
-        notebook: as `preflight.read` returns it.
-        language: of its kernel; of others than Python nothing is known.
+    Of other languages than Python nothing is known.
     """
     cells = (cell for cell in notebook["cells"] if "parameters" in cell.get("metadata", {}).get("tags", ()))
     cell = next(cells, None)

@@ -26,7 +26,7 @@ def of(
         args: the command line.
         axes: the values of its parameters.
         folder: the lab's notebooks; None: as the environment names it.
-        here: the folder that relative paths start from; None: the current one.
+        here: where relative paths start; None: the current folder.
 
     Raises:
         RocmlabError: that is nothing, or nothing of it exists.
@@ -56,10 +56,7 @@ def of(
 
 
 def check_any(jobs: Iterable[tuple[str, Problem | None]]) -> None:
-    """Refuse a run of which no job can start, and give each reason once.
-
-    Args:
-        jobs: name and problem of each; the name is empty where the problem names what it concerns.
+    """Refuse a run of which no job can start, and give each reason once; a problem that names its job needs no name.
 
     Raises:
         RocmlabError: none can.

@@ -43,11 +43,7 @@ def of(notebook: Mapping[str, Any]) -> Resources:
 
 
 def gpus(value: object, what: str) -> int | Literal["all"]:
-    """Return the number of requested GPUs.
-
-    Args:
-        value: a number or `all`, as text or not.
-        what: the beginning of the error.
+    """Return the number of requested GPUs: a number or `all`, as text or not; an error begins with `what`.
 
     Raises:
         RocmlabError: it is something else.
@@ -66,13 +62,8 @@ def gpus(value: object, what: str) -> int | Literal["all"]:
 def min_gpus(value: object, gpus: object, what: str) -> int | None:
     """Return with how few GPUs a job that requests all of them still gets GPUs; with fewer it gets the CPU.
 
-    Args:
-        value: a number above 0; None: nothing is said.
-        gpus: how many GPUs are requested next to it.
-        what: the beginning of the error.
-
     Raises:
-        RocmlabError: it is not such a number, or the job does not request all GPUs.
+        RocmlabError: it is not a number above 0, or the job does not request all GPUs.
     """
     if value is None:
         return None

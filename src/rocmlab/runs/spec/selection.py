@@ -32,12 +32,7 @@ def find(words: Sequence[str], folder: Path, here: Path | None = None) -> list[F
     """Return the notebooks that the arguments name, in their order; every notebook of `folder` without arguments.
 
     An argument is a path, absolute or relative to here, to the project (`notebooks/a.ipynb`) or to `folder` (`a.ipynb`,
-    `a`), a folder, or a glob.
-
-    Args:
-        words: as given.
-        folder: where the lab's notebooks are.
-        here: what paths are relative to; None: the current folder.
+    `a`), a folder, or a glob. Here is the current folder where it is None.
     """
     if not words:
         return [Found(str(path), path) for path in _notebooks(folder)]

@@ -24,12 +24,7 @@ class Commands:
     """Receives commands from the runner, and reports."""
 
     def __init__(self, descriptor: int, leave: Callable[[], object]) -> None:
-        """Begin to listen.
-
-        Args:
-            descriptor: of the socket.
-            leave: called in a thread when the runner is gone, just before this process ends.
-        """
+        """Begin to listen; `leave` is called in a thread when the runner is gone, just before this process ends."""
         self._socket = socket.socket(fileno=descriptor)
         self._socket.set_inheritable(False)
         self._leave = leave

@@ -54,10 +54,7 @@ class Converter:
     def expect(self, cell: int, cells: int, seconds: float) -> None:
         """Get ready if a job may end soon; that takes half a second, and memory until the run is over.
 
-        Args:
-            cell: that begins, from 1.
-            cells: of the notebook.
-            seconds: for which the job has run. One that takes long may end half a second later.
+        A cell begins, counted from 1; a job that has run for long may end half a second later.
         """
         is_quick = seconds < QUICK_SECONDS and 2 * cell > cells
         if self.is_on and (is_quick or cell >= cells):

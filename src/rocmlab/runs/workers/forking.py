@@ -52,10 +52,7 @@ class JobForkServers:
         """Start a fork server for the kernelspec that most of the first jobs will use, before they are examined.
 
         It imports while they are. A request that looks invalid is ignored: whoever examines it reports why.
-
-        Args:
-            requests: in their order.
-            environment: that of a job without requests for resources.
+        The environment is that of a job without requests for resources.
         """
         names = Counter(filter(None, map(_kernel_name, itertools.islice(requests, MAX_EARLY_REQUESTS))))
         for name, count in names.most_common(1):
@@ -69,12 +66,7 @@ class JobForkServers:
                 log.debug("no early fork server for %s", name, exc_info=True)
 
     def address(self, group: Group, recipe: Recipe) -> tuple[str | None, str | None]:
-        """Return the address of a fork server, and, where one is missing that should be there, why.
-
-        Args:
-            group: of the job whose kernel is to start.
-            recipe: for its kernel.
-        """
+        """Return the address of a fork server, and, where one is missing that should be there, why."""
         if not self._servers.find(recipe.key):
             if self._jobs[group] < MIN_JOBS:
                 return None, None
@@ -98,12 +90,7 @@ def group_of(job: Job) -> Group:
 
 
 def recipe_of(spec: Kernelspec, environment: Mapping[str, str]) -> Recipe | None:
-    """Return how a fork server for a kernel is started; None if the kernel has to start cold.
-
-    Args:
-        spec: its kernelspec.
-        environment: of its job.
-    """
+    """Return how a fork server for the kernel of a job is started; None if the kernel has to start cold."""
     if not spec.is_local:
         return None
     return recipes.recipe(spec.name, spec.specification, kernelspec.environment(spec.specification, environment))

@@ -49,10 +49,8 @@ class Server:
     def _run(self, command: Command, descriptors: list[int], before: object) -> bool:
         """Run a job, and return whether another may follow.
 
-        Args:
-            command: what the runner says.
-            descriptors: of the job's log and of the locks of its lease.
-            before: what this process had before the job; None if that does not matter.
+        The descriptors are of the job's log and of the locks of its lease; `before` is what this process had before
+        the job, None if that does not matter.
         """
         log, *locks = descriptors
         description = Path(command["job"])

@@ -55,9 +55,7 @@ class Workers:
     def recipe(self, job: Job, environment: Mapping[str, str]) -> Recipe | None:
         """Return how a fork server for a job's kernel is started; None if the kernel starts cold.
 
-        Args:
-            job: that is to start.
-            environment: of the job; which GPUs it names does not matter.
+        Which GPUs the job's environment names does not matter.
         """
         return recipe_of(job.kernelspec, environment) if job.kernelspec and self.warm != "off" else None
 
