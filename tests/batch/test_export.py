@@ -16,7 +16,7 @@ import pytest
 
 from rocmlab.base import arguments
 from rocmlab.base.errors import RocmlabError
-from rocmlab.batch import granted, layout, options
+from rocmlab.batch import array_task, layout, options
 from rocmlab.batch.collect import collect
 from rocmlab.batch.command import main
 from rocmlab.batch.part import Part
@@ -253,18 +253,18 @@ def test_a_job_that_wants_a_gpu_never_falls_back_to_the_processor(share: Path) -
 )
 def test_slurm_masks_are_believed_once(given: dict[str, str], left: dict[str, str]) -> None:
     """The same numbers twice would be counted twice, and hide every GPU."""
-    found = granted.environment({"SLURM_JOB_ID": "7", **given}, "rocm")
+    found = array_task.device_environment({"SLURM_JOB_ID": "7", **given}, "rocm")
 
     assert found == {"SLURM_JOB_ID": "7", **left}
-    assert granted.environment(given, "rocm") == given, "outside of Slurm they are the user's own"
-    assert granted.environment({"SLURM_JOB_ID": "7", **given}, "cuda") == {"SLURM_JOB_ID": "7", **given}
+    assert array_task.device_environment(given, "rocm") == given, "outside of Slurm they are the user's own"
+    assert array_task.device_environment({"SLURM_JOB_ID": "7", **given}, "cuda") == {"SLURM_JOB_ID": "7", **given}
 
 
 def test_the_scheduler_says_which_element_this_is() -> None:
     """Slurm and Kubernetes have a variable each."""
-    assert granted.number({"SLURM_ARRAY_TASK_ID": "4"}) == 4
-    assert granted.number({"JOB_COMPLETION_INDEX": "0"}) == 0
-    assert granted.number({}) is None
+    assert array_task.array_index({"SLURM_ARRAY_TASK_ID": "4"}) == 4
+    assert array_task.array_index({"JOB_COMPLETION_INDEX": "0"}) == 0
+    assert array_task.array_index({}) is None
 
 
 VALUES = {  # of each option that takes a value and names no choices

@@ -12,10 +12,10 @@ import pytest
 from rocmlab.base import files, formatting
 from rocmlab.base.errors import RocmlabError
 from rocmlab.notebook import executed
-from rocmlab.notebook.cells import title_of
+from rocmlab.notebook.notebooks import title_of
 from rocmlab.notebook.outcome import describe
 from rocmlab.runs.folder import RunFolder
-from rocmlab.runs.workers import html
+from rocmlab.runs.workers import converting
 from rocmlab.training.metrics import MIME_TYPE
 
 
@@ -162,7 +162,7 @@ def test_html_needs_the_network_only_for_what_the_notebook_uses(tmp_path: Path) 
     formula = notebook_files.write(tmp_path / "formula.ipynb", "## Title\n$x^2$", "print(1)")
 
     for path in (plain, formula):
-        html.write(path, path.with_suffix(".html"))
+        converting.write(path, path.with_suffix(".html"))
 
     assert "<script" not in plain.with_suffix(".html").read_text()
     assert "mathjax" in formula.with_suffix(".html").read_text().lower()

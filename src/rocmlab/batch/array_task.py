@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from rocmlab.base.errors import Problem, RocmlabError
-from rocmlab.batch import granted, layout
+from rocmlab.batch import layout
 from rocmlab.batch.part import Part
+from rocmlab.devices.visibility.masks import CUDA, HIP, ORDINAL, ROCR
 from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.jobs import EXIT_CODES, Job, Request
 from rocmlab.runs.outcome import resume
@@ -101,7 +102,7 @@ def _run(part: Part, job: Job, before: Before, laid: layout.Layout, options: Map
     from rocmlab.runs.screen import progress
     from rocmlab.runs.workers.supervisor import Limits
 
-    base = granted.environment(os.environ, laid.backend)
+    base = device_environment(os.environ, laid.backend)
     base |= {"ROCMLAB_SHARE": str(part.share), "ROCMLAB_ENGINE": "rocmlab"}
     os.environ.clear()  # the devices are looked for here, and in what this process starts, with these masks
     os.environ.update(base)
@@ -126,3 +127,28 @@ def _run(part: Part, job: Job, before: Before, laid: layout.Layout, options: Map
     if result.error is not None and result.status == "not run":
         sys.stderr.write(f"error: {result.name}: {result.error['value']}\n")
     return EXIT_CODES["killed"] if result.exit_code is None else result.exit_code
+
+
+def device_environment(base: Mapping[str, str], backend: str) -> dict[str, str]:
+    """Return the environment in which the devices of this job are looked for.
+
+    Slurm writes the same numbers into ROCR_VISIBLE_DEVICES and, on sites whose gres.conf names no vendor, into
+    CUDA_VISIBLE_DEVICES and GPU_DEVICE_ORDINAL, too. HIP would count the second within what the first has left: with
+    GPU 1 alone it would find none. So only the first is believed on ROCm; the masks of the job's kernel are made from
+    the devices that it leaves, as HIP_VISIBLE_DEVICES, by `rocmlab.devices.visibility`.
+    """
+    made = dict(base)
+    if "SLURM_JOB_ID" in made and backend == "rocm" and made.get(ROCR):
+        for variable in (CUDA, HIP, ORDINAL):
+            if made.get(variable) == made[ROCR]:
+                del made[variable]
+    return made
+
+
+def array_index(base: Mapping[str, str]) -> int | None:
+    """Return the array index of this process; None without a scheduler."""
+    for variable in ("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX"):
+        text = base.get(variable, "")
+        if text.isascii() and text.isdecimal():
+            return int(text)
+    return None

@@ -38,9 +38,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _job(args: argparse.Namespace) -> int:
-    from rocmlab.batch import array_task, granted
+    from rocmlab.batch import array_task
 
-    number = granted.number(os.environ) if args.number is None else args.number
+    number = array_task.array_index(os.environ) if args.number is None else args.number
     if number is None:
         raise RocmlabError(
             "which job?",

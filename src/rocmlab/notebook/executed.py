@@ -15,7 +15,7 @@ from typing import Any
 
 from rocmlab.base import files, formatting, safe
 from rocmlab.base.formatting import ANSI
-from rocmlab.notebook.cells import is_injected
+from rocmlab.notebook.notebooks import is_injected
 from rocmlab.notebook.outcome import error_output
 
 RECORD = "application/vnd.rocmlab.record+json"  # rocmlab.training.metrics writes it

@@ -11,8 +11,8 @@ from typing import Any
 import zmq
 
 from rocmlab.kernels.kernel import Kernel
-from rocmlab.notebook.cells import may_fail, numbered, title_of
 from rocmlab.notebook.messages import Messages, Waiting
+from rocmlab.notebook.notebooks import may_fail, numbered, title_of
 from rocmlab.notebook.options import Options
 from rocmlab.notebook.outcome import Aborted
 from rocmlab.notebook.outputs import CellOutputs, Display

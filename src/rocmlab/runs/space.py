@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 from rocmlab.base import disk, live
 from rocmlab.base.errors import Problem, RocmlabError
 
 
-def lack(share: Path, environment: Mapping[str, str] = os.environ) -> Problem | None:
+def lack(share: Path) -> Problem | None:
     """Return what is wrong where the share's disk is nearly full.
 
     Raises:
         RocmlabError: MIN_FREE_DISK_GB is not a number.
     """
-    return disk.problem([share], disk.minimum_bytes(live.values(environment)), environment=environment)
+    return disk.problem([share], disk.minimum_bytes(live.values(os.environ)), environment=os.environ)
 
 
 def check(share: Path) -> None:

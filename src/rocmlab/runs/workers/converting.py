@@ -7,13 +7,24 @@ neither a slot nor a GPU. Notebooks that run go first: this process is nice to t
 from __future__ import annotations
 
 import contextlib
+import functools
+import json
+import logging
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from rocmlab.base import files
 from rocmlab.runs.workers.commands import Commands, block_slow_import
 
+if TYPE_CHECKING:
+    from nbconvert.exporters import HTMLExporter
+
 NICENESS = 10
+# The template `lab` fetches three scripts from the network. Each is omitted where the notebook has no use for it, so
+# that the file is whole without a network; a formula without one stays readable as TeX.
+BLOCKS = {"html_head_js_requirejs": "require", "html_head_js_mathjax": "$", "html_head_js_mermaidjs": "mermaid"}
 
 
 def main(arguments: list[str]) -> int:
@@ -25,18 +36,59 @@ def main(arguments: list[str]) -> int:
     import nbformat
     from nbconvert.exporters import HTMLExporter
 
-    from rocmlab.runs.workers import html
-
     _ = nbformat, HTMLExporter  # before there is something to convert
     while (taken := commands.take()) is not None:
         command, _ = taken
         try:
-            html.write(Path(command["notebook"]), Path(command["target"]))
+            write(Path(command["notebook"]), Path(command["target"]))
             message = None
         except Exception as err:
             message = f"{type(err).__name__}: {err}"[:500]
         commands.report("converted", message=message)
     return 0
+
+
+def write(notebook: Path, target: Path) -> None:
+    """Convert an executed notebook."""
+    import nbformat
+
+    node = nbformat.read(notebook, as_version=4)
+    needed = _texts(node)
+    exporter = _exporter(tuple(block for block, sign in BLOCKS.items() if sign not in needed[block]))
+    resources = {"metadata": {"name": target.stem, "path": str(notebook.parent)}}
+    text, _ = exporter.from_notebook_node(node, resources)
+    files.write_text(target, text)
+
+
+@functools.cache
+def _exporter(unused: tuple[str, ...]) -> HTMLExporter:
+    """Return what converts, without some blocks of its template; most of a short conversion is compiling that."""
+    from jinja2 import DictLoader
+    from nbconvert.exporters import HTMLExporter
+
+    template = "{% extends 'lab/index.html.j2' %}" + "".join(f"{{% block {name} %}}{{% endblock %}}" for name in unused)
+    exporter = HTMLExporter(
+        extra_loaders=[DictLoader({"run.html.j2": template})], template_file="run.html.j2", embed_images=True
+    )
+    exporter.log = logging.getLogger("rocmlab.nbconvert")
+    exporter.log.setLevel(logging.ERROR)  # it warns of each plot without alternative text, which is no news to a runner
+    return exporter
+
+
+def _texts(node: dict[str, Any]) -> dict[str, str]:
+    """Return, by script, the text that could need it: HTML outputs for require.js, else prose and formulas."""
+    outputs = [output.get("data", {}) for cell in node["cells"] for output in cell.get("outputs", [])]
+    html = "".join(
+        json.dumps(data.get("text/html", "")) + json.dumps(data.get("application/javascript", "")) for data in outputs
+    )
+    formulas = "".join("$" for data in outputs if "text/latex" in data)
+    prose = "".join(cell["source"] for cell in node["cells"] if cell["cell_type"] == "markdown")
+    math = "$" if "\\(" in prose or "\\[" in prose or "\\begin" in prose else ""
+    return {
+        "html_head_js_requirejs": html,
+        "html_head_js_mathjax": prose + formulas + math,
+        "html_head_js_mermaidjs": prose,
+    }
 
 
 if __name__ == "__main__":
