@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 
 import notebook_files
@@ -13,8 +14,11 @@ from rocmlab.base import files, formatting
 from rocmlab.base.errors import RocmlabError
 from rocmlab.notebook import executed
 from rocmlab.notebook.notebooks import title_of
-from rocmlab.notebook.outcome import describe
+from rocmlab.notebook.outcome import Outcome, describe
 from rocmlab.runs.folder import RunFolder
+from rocmlab.runs.jobs import Job
+from rocmlab.runs.outcome.results import result_of
+from rocmlab.runs.scheduling.place import Place
 from rocmlab.runs.workers import converting
 from rocmlab.training.metrics import MIME_TYPE
 
@@ -101,6 +105,18 @@ def test_the_runner_corrects_the_cause_and_completes_what_was_not_saved(tmp_path
     found = json.loads(path.read_text())["cells"]
     assert [each["metadata"]["papermill"]["status"] for each in found] == ["completed"] * 2 + ["failed", "pending"]
     assert [output["traceback"] for output in found[2]["outputs"]] == [["Timeout: too long", "bye"]]
+
+
+def test_an_end_that_its_worker_has_saved_is_not_read_again(run_folder: RunFolder) -> None:
+    """The worker's summary counts; the file, which has the same, is neither parsed nor written."""
+    failed = {"name": "Timeout", "value": "a cell ran longer than 1 s", "cell": 2, "cell_index": 1}
+    outcome = Outcome("timeout", failed["value"], asdict(executed.Executed(1, 3, {"loss": 0.5}, failed)))
+    run_folder.file("a", "notebook").write_text("not parsed")
+
+    found = result_of(run_folder, Job("a", "/a.ipynb"), Place((), 1), outcome, [])
+
+    assert (found.status, found.cells_done, found.recorded, found.error) == ("timeout", 1, {"loss": 0.5}, failed)
+    assert run_folder.file("a", "notebook").read_text() == "not parsed"
 
 
 def test_a_torn_journal_is_read_up_to_the_tear(run_folder: RunFolder) -> None:

@@ -258,7 +258,8 @@ class Runner:
             result = replace(not_run(job), warnings=[*outcome.warnings, *self._why_not()], attempts=attempts)
         else:
             if self.failed and outcome.status == "killed":
-                outcome = replace(outcome, message=f"{STOPPED}{self.failed} failed, and --fail-fast stops there")
+                why = f"{STOPPED}{self.failed} failed, and --fail-fast stops there"
+                outcome = replace(outcome, message=why, notebook=None)
             outcome = self._warned(job, outcome)
             result = await asyncio.to_thread(result_of, self.folder, job, supervisor.place, outcome, attempts)
         if self._may_retry(result, outcome.is_lost):

@@ -111,13 +111,13 @@ def result_of(
 
 
 def _executed(folder: RunFolder, job: Job, outcome: Outcome) -> executed.Executed | None:
-    """Return what the executed notebook contains; one that was interrupted is repaired."""
+    """Return what the executed notebook contains; one that its worker could not finish is repaired."""
+    if outcome.notebook is not None and not safe.is_deeper(outcome.notebook):  # it may come from another machine
+        return executed.Executed(**outcome.notebook)
     path = folder.file(job.name, "notebook")
     if outcome.message:  # it did not end by itself, or not well
         name = ERROR_NAMES.get(outcome.status, "Error")
         notebook = executed.repair(path, outcome.running_cell, name, outcome.message)
-    elif outcome.notebook is not None and not safe.is_deeper(outcome.notebook):  # it may come from another machine
-        return executed.Executed(**outcome.notebook)
     else:
         notebook = executed.load(path)
     return executed.summarise(notebook) if notebook else None

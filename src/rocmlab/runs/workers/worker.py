@@ -91,8 +91,6 @@ class Worker:
 
         try:
             return self._run_notebook()
-        except Aborted as aborted:
-            return Outcome(aborted.status, aborted.message)
         except RocmlabError as err:
             return Outcome("failed", str(err))
         except Exception as err:
@@ -117,7 +115,11 @@ class Worker:
         except BaseException:
             running.destroy()
             raise
-        is_ok = execution.run()
+        try:
+            is_ok = execution.run()
+        except Aborted as aborted:
+            is_saved = not execution.recorder.is_changed  # else the runner tries again
+            return Outcome(aborted.status, aborted.message, notebook=summary(notebook) if is_saved else None)
         if is_ok and not notebooks.has_errors(notebook):
             return Outcome("ok", notebook=summary(notebook))
         marked, error = notebooks.mark_errors(notebook)
