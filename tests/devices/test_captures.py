@@ -275,6 +275,7 @@ def test_strix_point_with_its_topology(captures: Path, tmp_path: Path) -> None:
         card_node="/dev/dri/card1",
         pci_id="1002:150e",
         architecture="RDNA3.5",
+        support="works",
         compute_units=12,
         is_apu=True,
         gtt_bytes=16441004032,

@@ -267,6 +267,30 @@ class TestSources:
 
         assert (found.fan_rpm, found.fan_percent) == (0, 0.0)
 
+    @pytest.mark.parametrize(
+        ("signal", "speed", "fastest", "percent"),
+        [("0", "1395", "3100", 45.0), ("0", "1395", None, None), ("76", "0", "3100", 0.0), ("76", "0", None, 0.0)],
+    )
+    def test_a_fan_that_contradicts_its_signal(
+        self, host: Path, signal: str, speed: str, fastest: str | None, percent: float | None
+    ) -> None:
+        """Its speed is right: it turns without a signal, or stands still in zero-RPM mode."""
+        write(host, {f"{HWMON}/pwm1": signal, f"{HWMON}/fan1_input": speed, f"{HWMON}/fan1_max": fastest})
+
+        found = sampled(host)
+
+        assert (found.fan_rpm, found.fan_percent) == (int(speed), percent)
+
+    def test_zero_degrees_and_a_highest_clock_of_zero_are_no_readings(self, host: Path) -> None:
+        """That is what the driver gives for a sensor that does not answer, and for levels that it does not know."""
+        levels = {"pp_dpm_sclk": "0: 0Mhz *\n", "pp_dpm_mclk": "0: 0Mhz *\n"}
+        write(host, {f"{HWMON}/temp1_input": "0\n", f"{HWMON}/temp3_input": "0\n", **levels})
+
+        found = sampled(host)
+
+        assert (found.edge_celsius, found.junction_celsius, found.memory_celsius) == (None, 66.5, None)
+        assert (found.core_clock_max_hertz, found.memory_clock_max_hertz) == (None, None)
+
     def test_padding_is_cut(self, host: Path) -> None:
         """Captures are padded with NUL bytes to 4096."""
         write(host, {name: content.encode().ljust(4096, b"\0") for name, content in FILES.items()})

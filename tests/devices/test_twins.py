@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hosts import Gpu, make_host
 
+from rocmlab.cli.table import device_lines, table_lines
 from rocmlab.devices import sample
 from rocmlab.devices.rocm import Rocm
 
@@ -19,6 +20,40 @@ RADEON_SENSORS = {
     "hwmon/hwmon2/temp1_crit": "120000\n",
     "hwmon/hwmon2/fan1_input": "900\n",
 }
+
+
+class TestSupport:
+    """Targets that ROCm has no kernels for, or that no list of it has."""
+
+    @pytest.mark.parametrize(
+        ("version", "word", "reason"),
+        [
+            (70001, "may not work", "no list of ROCm's targets has gfx701, so it may not work"),
+            (80002, "may not work", "has gfx802"),
+            (100103, "may not work", "has gfx1013"),
+            (130000, "may not work", "has gfx1300"),
+            (100102, "unsupported", "ROCm has no kernels for gfx1012"),
+            (100303, "wrong results", "install and compute wrong results (unsloth#8412)"),
+        ],
+    )
+    def test_devices_says_what_the_doctor_says(self, tmp_path: Path, version: int, word: str, reason: str) -> None:
+        """The process may use the GPU, and `yes` alone would be a promise."""
+        found = Rocm().discover(make_host(tmp_path, Gpu(1, 0x0300, 128, gfx_target_version=version)))
+
+        rows = [device.as_dict() for device in found]
+        lines = table_lines(rows, 80)
+
+        assert found[0].is_usable
+        assert lines[1].endswith(word)
+        assert reason in " ".join(" ".join(lines[2:]).split())
+        assert device_lines(rows)[0].endswith(f"SIMULATED {word}")
+
+    def test_a_supported_card_is_usable_without_a_remark(self, tmp_path: Path) -> None:
+        """Also one that TensorFlow needs an override for, which the doctor knows how to set."""
+        gpus = (Gpu(1, 0x0300, 128), Gpu(2, 0x0400, 129, gfx_target_version=100302))
+        rows = [device.as_dict() for device in Rocm().discover(make_host(tmp_path, *gpus))]
+
+        assert [line.endswith("yes") for line in table_lines(rows, 160)[1:]] == [True, True]
 
 
 class TestOlderThanRocm:

@@ -57,11 +57,42 @@ class TestSupport:
         look.chosen = {"GPUS": "0"}
         silent(look(), "gfx.support")
 
-    def test_an_unknown_target_is_not_called_unsupported(self, tmp_path: Path) -> None:
-        """What the table does not have may be newer than the table."""
-        found = silent(at(tmp_path, Gpu(1, 0x0300, 128, gfx_target_version=130000))(), "gfx.support")
+    @pytest.mark.parametrize("version", [70001, 80002, 100103, 130000])
+    def test_an_unknown_target_may_not_work(self, tmp_path: Path, version: int) -> None:
+        """What the table does not have is neither fine nor unsupported: a warning with what to try."""
+        look = at(tmp_path, Gpu(1, 0x0300, 128, gfx_target_version=version))
 
-        assert "unknown" in found.evidence[0]
+        found = fires(look(), "gfx.support", WARNS)
+
+        assert "support is unknown, it may not work" in found.problem.what
+        assert "--only compute.torch" in found.problem.fix
+        assert "ROCm: unknown" in found.evidence[0]
+
+    def test_support_is_a_sentence(self, tmp_path: Path) -> None:
+        """Word and note of the table make one text."""
+        texts = [
+            fires(
+                at(tmp_path / f"{version}", Gpu(1, 0x0300, 128, gfx_target_version=version))(), "gfx.support"
+            ).evidence
+            for version in (110002, 110503)
+        ]
+
+        assert texts[0][0].endswith("gfx1102: ROCm: partly supported, by packages since ROCm 7.14; TensorFlow: no")
+        assert texts[1][0].endswith("gfx1153: ROCm: not supported; TensorFlow: no")
+
+    def test_a_target_that_computes_wrong_results(self, tmp_path: Path) -> None:
+        """It blocks, next to another card as well, until it is not chosen or runs another target's kernels."""
+        look = at(tmp_path, TWO[0], Gpu(2, 0x0600, 129, gfx_target_version=100303))
+
+        found = fires(look(), "gfx.results", BLOCKS)
+        assert "gfx1033" in found.problem.what
+        assert "unsloth#8412" in found.problem.why
+
+        look.chosen = {"GPUS": "0"}
+        silent(look(), "gfx.results")
+        look.chosen = {}
+        look.env_file(HSA_OVERRIDE_GFX_VERSION_2="10.3.0")
+        silent(look(), "gfx.results")
 
 
 def test_an_integrated_gpu_among_the_cards(tmp_path: Path) -> None:

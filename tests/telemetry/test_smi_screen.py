@@ -150,6 +150,19 @@ class TestDevices:
         assert _row(lines, "HIP 1").endswith("/15.0 GiB GTT")
         assert _row(lines, "HIP 0").endswith("/24.0 GiB")
 
+    @pytest.mark.parametrize(
+        ("used", "total", "text"),
+        [(1, 4, "1.0/4.0 GiB"), (1, None, "1.0 GiB in use"), (None, 4, "4.0 GiB in all"), (0, None, "0.0 GiB in use")],
+    )
+    def test_memory_of_which_only_a_part_is_known(self, used: int | None, total: int | None, text: str) -> None:
+        """What is not known leaves no gap."""
+        sizes = [None if count is None else count << 30 for count in (used, total)]
+        reading = Sample(0.0, busy_percent=3.0, vram_used_bytes=sizes[0], vram_total_bytes=sizes[1])
+
+        assert _row(
+            _text(_made(Device("rocm", 0, "card", True, pci_address="0000:03:00.0"), reading)), "HIP 0"
+        ).endswith(text)
+
     def test_an_apu_with_a_large_part_of_its_own_shows_that(self) -> None:
         """As firmware can be told to reserve most of the memory for the GPU."""
         reading = Sample(0.0, vram_used_bytes=1 << 33, vram_total_bytes=96 << 30, gtt_total_bytes=16 << 30)

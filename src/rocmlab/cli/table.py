@@ -30,6 +30,7 @@ COLUMNS = {
     "partition": ("partition", "partition"),
     "usable": ("usable", ""),
 }
+CAVEATS = {"unknown": "may not work", "unsupported": "unsupported", "wrong": "wrong results"}  # by a device's support
 FIRST_TO_LEAVE = ("driver", "link", "render", "partition", "units", "smi")
 FEWER_LANES = "! fewer PCIe lanes than the card has: another slot, or a card not seated well"
 
@@ -50,6 +51,8 @@ def _short(device: Row) -> tuple[str, ...]:
     state = "SIMULATED" if device.get("simulated") else ""
     if not device["is_usable"]:
         state = f"{state} not usable: {device['why_not']}".strip()
+    elif word := CAVEATS.get(device.get("support") or ""):
+        state = f"{state} {word}".strip()
     return (
         number(device),
         device["name"],
@@ -65,7 +68,7 @@ def table_lines(devices: Sequence[Row], width: int = DEFAULT_WIDTH) -> list[str]
     """Return the full table: a title, a line a device, and below it what does not fit into `width` columns.
 
     What no column has room for stands below the device, or once below the table if it is the same for every GPU. So
-    does the reason why a device cannot be used.
+    does the reason why a device cannot be used, or may not work.
     """
     if not devices:
         return []
@@ -82,17 +85,18 @@ def table_lines(devices: Sequence[Row], width: int = DEFAULT_WIDTH) -> list[str]
     lines = [_line({name: COLUMNS[name][0] for name in shown}, widths)]
     for device, row in zip(devices, cells, strict=True):
         reason = "" if "why_not" in common else row["why_not"]
-        if reason and len(f"no: {reason}") <= room:
-            row["usable"], reason = f"no: {reason}", ""
+        short = f"{row['usable']}: {reason.partition(': ')[2]}"
+        if reason and len(short) <= room:
+            row["usable"], reason = short, ""
         lines.append(_line(row, widths))
         shared = common if device["backend"] != "cpu" else {}
         below = [_labelled(name, row[name]) for name in left_out if row[name] and name not in shared]
         lines += _wrapped(below, width)
         lines += _wrapped(_reading(device.get("sample") or {}), width)
-        lines += _wrapped_text(f"not usable: {reason}", width) if reason else []
+        lines += _wrapped_text(reason, width) if reason else []
     reason = common.pop("why_not", "")
     lines += _wrapped([_labelled(name, value) for name, value in common.items()], width, EVERY)
-    lines += _wrapped_text(f"not usable: {reason}", width, EVERY) if reason else []
+    lines += _wrapped_text(reason, width, EVERY) if reason else []
     if any("!" in row["link"] for row in cells):
         lines += _wrapped_text(FEWER_LANES, width, "")
     return lines
@@ -105,6 +109,7 @@ def _labelled(column: str, value: str) -> str:
 def _cells(device: Row) -> dict[str, str]:
     units, smi = device.get("compute_units"), device.get("smi_index")
     is_cpu = device["backend"] == "cpu"
+    usable, why_not = _usable(device)
     return {
         "number": number(device),
         "smi": "" if smi is None else str(smi),
@@ -117,9 +122,21 @@ def _cells(device: Row) -> dict[str, str]:
         "link": link(device),
         "driver": device.get("driver") or "",
         "partition": _partition(device),
-        "usable": "yes" if device["is_usable"] else "no",
-        "why_not": "" if device["is_usable"] else str(device["why_not"]),
+        "usable": usable,
+        "why_not": why_not,
     }
+
+
+def _usable(device: Row) -> tuple[str, str]:
+    """Return the word for the table, and why a device cannot be used or may not work, labelled."""
+    if not device["is_usable"]:
+        return "no", f"not usable: {device['why_not']}"
+    word = CAVEATS.get(device.get("support") or "")
+    if not word:
+        return "yes", ""
+    from rocmlab.devices import products
+
+    return word, f"{word}: {products.target(device.get('gfx')).caveat}; `rocmlab doctor` shows what to try"
 
 
 def _memory(device: Row) -> str:

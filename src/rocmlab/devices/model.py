@@ -41,6 +41,7 @@ class Device:
     card_node: str | None = None  # /dev/dri/card0
     pci_id: str | None = None  # vendor and device: 1002:744c
     architecture: str | None = None  # CDNA2, RDNA3, …
+    support: str | None = None  # ROCm on its target: works, override, unsupported, wrong or unknown; None elsewhere
     compute_units: int | None = None  # streaming multiprocessors on cuda, cores on cpu
     is_apu: bool | None = None  # shares the host's memory
     gtt_bytes: int | None = None  # host memory that the GPU may use; an APU's models live there

@@ -22,6 +22,13 @@ NEVER_SUPPORTED = (
     (0x9830, 0x983F, "GCN 2", "Kabini"),
     (0x9850, 0x985F, "GCN 2", "Mullins"),
 )
+SUPPORT = {
+    "yes": "supported",
+    "partly": "partly supported",
+    "dropped": "no longer supported",
+    "no": "not supported",
+    "wrong": "computes wrong results",
+}
 
 
 @dataclass(frozen=True)
@@ -39,13 +46,37 @@ class Target:
     gfx: str
     is_known: bool = False  # whether the table has it
     architecture: str | None = None  # CDNA3, RDNA2, …
-    support: str | None = None  # yes (on AMD's list for ROCm), partly, dropped, no
+    support: str | None = None  # yes (on AMD's list for ROCm), partly, dropped, no, wrong
     support_note: str = ""  # since when, or for which cards
     is_in_tensorflow: bool | None = None  # on the accept-list of tensorflow-rocm
     override: str | None = None  # the usual HSA_OVERRIDE_GFX_VERSION where a library lacks the target
     is_apu: bool | None = None  # whether it exists only inside processors
     products: str = ""
     notes: str = ""
+
+    @property
+    def outlook(self) -> str:
+        """What to expect of it: works, override (with one it works), unsupported, wrong (results), unknown."""
+        if not self.is_known:
+            return "unknown"
+        if self.support == "wrong":
+            return "wrong"
+        return "works" if self.is_in_tensorflow else "override" if self.override else "unsupported"
+
+    @property
+    def caveat(self) -> str:
+        """Why it may not work, in one sentence; empty where it works."""
+        known_reason = self.notes or "it is no longer supported, or never was"
+        return {
+            "unknown": f"no list of ROCm's targets has {self.gfx or 'its target'}, so it may not work",
+            "unsupported": f"ROCm has no kernels for {self.gfx}: {known_reason}",
+            "wrong": f"ROCm's packages for {self.gfx} install and compute wrong results ({self.support_note})",
+        }.get(self.outlook, "")
+
+    @property
+    def support_text(self) -> str:
+        """How far ROCm supports it, such as `partly supported, on AMD's Ryzen list`."""
+        return ", ".join(filter(None, (SUPPORT.get(self.support or "", "unknown"), self.support_note)))
 
 
 def name(device: int | None, revision: int | None = None, product_name: str | None = None) -> str:

@@ -221,6 +221,7 @@ class _Host:
             card_node=_card_node(gpu.card_number),
             pci_id=f"1002:{device_id:04x}" if device_id else None,
             architecture=products.target(gfx).architecture,
+            support=products.target(gfx).outlook,
             compute_units=node.compute_units,
             is_apu=is_apu,
             driver=self._driver("amdgpu"),

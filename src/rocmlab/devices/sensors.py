@@ -51,14 +51,14 @@ MICRO, MILLI, MEGA = 1e6, 1e3, 1_000_000
 PWM_MAX = 255  # of `pwm1`, always (kernel hwmon docs); rocm-smi divides by it too
 
 # The least and the most that is believed, by unit; anything else is unknown. No clock or fan need turn, but a rail
-# without voltage, a draw or cap of 0 W and a limit of 0 degrees are how the driver reports unknown values.
+# without voltage, a draw or cap of 0 W, a highest clock of 0 and 0 degrees are how the driver reports unknown values.
 LIMITS: Mapping[str, tuple[float, float]] = {
     "percent": (0, 101),  # averages round up
     "bytes": (0, 1 << 50),
     "watts": (1e-6, 10_000),
-    "celsius": (-100, 250),
-    "critical": (1, 250),  # degrees Celsius
+    "celsius": (1, 250),
     "hertz": (0, 20_000_000_000),
+    "highest hertz": (1, 20_000_000_000),
     "volts": (1e-3, 10),
     "rpm": (0, 100_000),
     "width": (1, 64),
@@ -180,12 +180,15 @@ def errors(texts: Mapping[str, str]) -> tuple[dict[str, int] | None, dict[str, i
 
 
 def fan_percent(signal: int | None, speed: int | None, fastest: int | None) -> float | None:
-    """Return how far a fan is driven, from its control signal, else from its speed."""
-    percent = known(
-        "percent",
-        None if signal is None else 100 * signal / PWM_MAX,
-        100 * speed / fastest if speed is not None and fastest else None,
-    )
+    """Return how far a fan is driven, from its control signal, else from its speed.
+
+    Where one of the two says that it stands still and the other that it turns, its speed is right: in zero-RPM mode the
+    signal stays, and a fan that the card controls by itself turns without one.
+    """
+    of_speed = 100 * speed / fastest if speed is not None and fastest else 0.0 if speed == 0 else None
+    if signal is not None and (speed is None or bool(speed) == bool(signal)):
+        of_speed = known("percent", 100 * signal / PWM_MAX, of_speed)
+    percent = known("percent", of_speed)
     return None if percent is None else min(percent, 100.0)
 
 
@@ -222,17 +225,17 @@ RULES: Mapping[str, Rule] = {
     "power_cap_watts": Rule("watts", (("power1_cap", millionths),)),
     "power_cap_max_watts": Rule("watts", (("power1_cap_max", millionths),)),
     "edge_celsius": Rule("celsius", (("edge_input", thousandths),), "edge_celsius"),
-    "edge_critical_celsius": Rule("critical", (("edge_crit", thousandths),)),
+    "edge_critical_celsius": Rule("celsius", (("edge_crit", thousandths),)),
     "junction_celsius": Rule("celsius", (("junction_input", thousandths),), "hotspot_celsius"),
-    "junction_critical_celsius": Rule("critical", (("junction_crit", thousandths),)),
+    "junction_critical_celsius": Rule("celsius", (("junction_crit", thousandths),)),
     "memory_celsius": Rule("celsius", (("memory_input", thousandths),), "memory_celsius"),
-    "memory_critical_celsius": Rule("critical", (("memory_crit", thousandths),)),
+    "memory_critical_celsius": Rule("celsius", (("memory_crit", thousandths),)),
     "core_clock_hertz": Rule("hertz", (("sclk_input", integer), ("pp_dpm_sclk", _present_clock)), "core_clock_hertz"),
-    "core_clock_max_hertz": Rule("hertz", (("pp_dpm_sclk", _highest_clock),)),
+    "core_clock_max_hertz": Rule("highest hertz", (("pp_dpm_sclk", _highest_clock),)),
     "memory_clock_hertz": Rule(
         "hertz", (("mclk_input", integer), ("pp_dpm_mclk", _present_clock)), "memory_clock_hertz"
     ),
-    "memory_clock_max_hertz": Rule("hertz", (("pp_dpm_mclk", _highest_clock),)),
+    "memory_clock_max_hertz": Rule("highest hertz", (("pp_dpm_mclk", _highest_clock),)),
     "voltage_volts": Rule("volts", (("vddgfx_input", thousandths),), "voltage_volts"),
     "fan_rpm": Rule("rpm", (("fan1_input", integer),), "fan_rpm"),
     "link_width": Rule("width", (("current_link_width", integer),)),

@@ -196,7 +196,7 @@ def blocking(project: Project, environment: Mapping[str, str] | None = None) -> 
     return [one for one in merged(found) if one.status == BLOCKS]
 
 
-GPU_CHECKS = ("kernel.amdgpu", "dev.kfd.exists", "dev.perm", "env.conflict", "env.override")
+GPU_CHECKS = ("kernel.amdgpu", "dev.kfd.exists", "dev.perm", "gfx.results", "env.conflict", "env.override")
 
 
 def refuse(findings: Sequence[Finding]) -> None:

@@ -106,12 +106,13 @@ def memory_bytes(device: Row, sample: Row) -> tuple[int | None, int | None]:
 
 
 def memory(device: Row, sample: Row) -> Span:
-    """Return `38.2/192.0 GiB`, with `GTT` behind it where that is what is meant."""
+    """Return `38.2/192.0 GiB` or what is known of it, with `GTT` behind it where that is what is meant."""
     used, total = memory_bytes(device, sample)
     if used is None and total is None:
         return UNKNOWN
-    text = f"{_gibibytes(used)}/{_gibibytes(total)} GiB{' GTT' * uses_gtt(device, sample)}"
-    return text, memory_level(device, sample)
+    text = "/".join(f"{count / GIB:.1f}" for count in (used, total) if count is not None)
+    part = " in all" if used is None else " in use" if total is None else ""
+    return f"{text} GiB{part}{' GTT' * uses_gtt(device, sample)}", memory_level(device, sample)
 
 
 def memory_share(device: Row, sample: Row) -> float | None:
@@ -126,10 +127,6 @@ def memory_level(device: Row, sample: Row) -> str:
     if share is None:
         return ""
     return "bad" if share * 100 >= FULL_PERCENT else "warn" if share * 100 >= ALMOST_FULL_PERCENT else "good"
-
-
-def _gibibytes(count: int | None) -> str:
-    return "-" if count is None else f"{count / GIB:.1f}"
 
 
 def clocks(sample: Row) -> Span:

@@ -26,6 +26,7 @@ ALL: tuple[Check, ...] = (
     driver.atomics,
     driver.answers,
     gpus.description,
+    gpus.results,
     nodes.permission,
     nodes.gid_mismatch,
     nodes.render_exists,

@@ -10,6 +10,8 @@ from rocmlab.devices.visibility.conflicts import OVERRIDE, node_numbers
 from rocmlab.doctor.model import BLOCKS, CONTAINER, HOST, WARNS, Verdict, blocks, check, note, ok, skip, warns
 from rocmlab.doctor.situation import Situation
 
+OTHERS = "choose other GPUs: make up GPUS=…; or the CPU: make up BACKEND=cpu"
+
 
 def _one_per_card(gpus: list[Device]) -> list[Device]:
     """Return one device for each PCI address: partitions share their card."""
@@ -37,12 +39,13 @@ def description(s: Situation) -> Verdict | list[Verdict]:
     "the frameworks have kernels for every GPU",
     looks_at="each GPU's ISA target in the table of support (devices/gfx.csv), the base image, and the overrides",
     why="TensorFlow ignores targets that are not on its list, and computes on the CPU; other libraries crash or "
-    "find no kernels (tensorflow-upstream#3169).",
-    fix="`HSA_OVERRIDE_GFX_VERSION` of the GPU's generation in `.env`, per node where GPUs differ",
+    "find no kernels (tensorflow-upstream#3169). A target that the table does not have may be newer or older than it.",
+    fix="`HSA_OVERRIDE_GFX_VERSION` of the GPU's generation in `.env`, per node where GPUs differ; for an unknown "
+    "target one multiplication in the lab",
     severity=BLOCKS,
     unless=lambda s: s.no_amd,
 )
-def support(s: Situation) -> Verdict:
+def support(s: Situation) -> Verdict | list[Verdict]:
     """Look each target up."""
     if s.no_rocm:
         return note(s.no_rocm, *map(str, s.pci_gpus))
@@ -51,33 +54,70 @@ def support(s: Situation) -> Verdict:
     if not s.chosen:
         return skip("no GPU is chosen, or none can be used")
     seen: list[str] = []
-    lacking: list[Device] = []
-    hopeless: list[Device] = []
+    found: dict[str, list[Device]] = {}
     for gpu in s.chosen:
         target = products.target(gpu.gfx)
         in_tensorflow = {True: "yes", False: "no", None: "unknown"}[target.is_in_tensorflow]
-        support_word = " ".join(filter(None, [target.support, target.support_note])) or "unknown"
-        seen.append(f"{gpu.pci_address} {gpu.gfx}: ROCm {support_word}, TensorFlow {in_tensorflow}")
-        if target.is_in_tensorflow or not target.is_known or _is_overridden(s, gpu):
-            continue
-        (lacking if target.override else hopeless).append(gpu)
-    if hopeless:
+        seen.append(f"{gpu.pci_address} {gpu.gfx}: ROCm: {target.support_text}; TensorFlow: {in_tensorflow}")
+        if not _is_overridden(s, gpu):
+            found.setdefault(target.outlook, []).append(gpu)
+    fired = []
+    if hopeless := found.get("unsupported"):
         fire = warns if len(hopeless) < len(s.chosen) else blocks
-        return fire(
-            f"{hopeless[0].name} ({hopeless[0].gfx}) has no kernels in this ROCm",
-            products.target(hopeless[0].gfx).notes or "it is no longer supported, or never was",
-            "choose other GPUs: make up GPUS=…; or the CPU: make up BACKEND=cpu",
-            *seen,
+        fired.append(
+            fire(
+                f"{hopeless[0].name} ({hopeless[0].gfx}) has no kernels in this ROCm",
+                products.target(hopeless[0].gfx).caveat,
+                OTHERS,
+                *seen,
+            )
         )
-    if lacking:
-        return warns(
-            f"TensorFlow ignores {lacking[0].name} ({lacking[0].gfx})",
-            "its list of targets does not have it, so it would compute on the CPU; the kernels of "
-            f"{products.target(lacking[0].gfx).override} run on it",
-            _override_lines(s, lacking),
-            *seen,
+    if unlisted := found.get("unknown"):
+        fired.append(
+            warns(
+                f"{unlisted[0].name} ({unlisted[0].gfx or 'target unknown'}): support is unknown, it may not work",
+                f"{products.target(unlisted[0].gfx).caveat}: it is newer than the list, or older than ROCm",
+                f"rocmlab doctor --only compute.torch      # in the lab: one multiplication shows it\n{OTHERS}",
+                *seen,
+            )
         )
-    return ok(*seen)
+    if lacking := found.get("override"):
+        fired.append(_needs_override(s, lacking, seen))
+    return fired or ok(*seen)
+
+
+def _needs_override(s: Situation, lacking: list[Device], seen: list[str]) -> Verdict:
+    return warns(
+        f"TensorFlow ignores {lacking[0].name} ({lacking[0].gfx})",
+        "its list of targets does not have it, so it would compute on the CPU; the kernels of "
+        f"{products.target(lacking[0].gfx).override} run on it",
+        _override_lines(s, lacking),
+        *seen,
+    )
+
+
+@check(
+    "gfx.results",
+    "no GPU is known to compute wrong results",
+    looks_at="each GPU's ISA target in the table of support (devices/gfx.csv)",
+    why="The packages for some targets install, load and compute wrong numbers without an error (unsloth#8412).",
+    fix="other GPUs, or the CPU",
+    severity=BLOCKS,
+    is_quick=True,
+    unless=lambda s: s.no_kfd_gpus,
+)
+def results(s: Situation) -> Verdict:
+    """Look for targets that are known for it; with an override they run another target's kernels."""
+    seen = [f"{gpu.pci_address} {gpu.gfx}" for gpu in s.chosen]
+    wrong = [gpu for gpu in s.chosen if gpu.support == "wrong" and not _is_overridden(s, gpu)]
+    if not wrong:
+        return ok(*seen)
+    return blocks(
+        f"{wrong[0].name} ({wrong[0].gfx}) would compute wrong results",
+        products.target(wrong[0].gfx).caveat,
+        OTHERS,
+        *seen,
+    )
 
 
 def _is_overridden(s: Situation, gpu: Device) -> bool:
