@@ -8,12 +8,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hosts import Gpu, make_host
+from hosts import Gpu, make_host, make_node, write_node
 
 from rocmlab.cli.table import device_lines, table_lines
 from rocmlab.devices import sample
+from rocmlab.devices.model import device_id
 from rocmlab.devices.rocm import Rocm
+from rocmlab.telemetry.smi_table import table
 
+BANK = ((1, 24 << 30),)
 RADEON_SENSORS = {
     "hwmon/hwmon2/name": "radeon\n",
     "hwmon/hwmon2/temp1_input": "41000\n",
@@ -54,6 +57,53 @@ class TestSupport:
         rows = [device.as_dict() for device in Rocm().discover(make_host(tmp_path, *gpus))]
 
         assert [line.endswith("yes") for line in table_lines(rows, 160)[1:]] == [True, True]
+
+
+class TestPartitionsWithoutCards:
+    """A KFD topology alone of eight MI300X in CPX mode, one of whose 64 nodes is missing."""
+
+    def _host(self, root: Path) -> Path:
+        make_host(root)
+        node = 2
+        for gpu in range(8):
+            for part in range(8):
+                if (gpu, part) == (3, 0):
+                    continue
+                card = Gpu(node, (0x05 + 0x10 * gpu) << 8 | part, 126 + node, 90402, 0x74A1, 0xA000 + gpu, banks=BANK)
+                write_node(root, node, card)
+                make_node(root / f"dev/dri/renderD{card.minor}")
+                node += 1
+        return root
+
+    def test_nodes_that_share_a_unique_id_are_partitions_of_one_gpu(self, tmp_path: Path) -> None:
+        """Older kernels number them as PCI functions, so that their addresses differ."""
+        found, problems = Rocm().examine(self._host(tmp_path))
+
+        assert (len(found), problems) == (63, [])
+        assert {gpu.pci_address for gpu in found} == {f"0000:{0x05 + 0x10 * gpu:02x}:00.0" for gpu in range(8)}
+        assert [gpu.partition for gpu in found[:8]] == list(range(8))
+        assert [gpu.partition for gpu in found[24:31]] == list(range(1, 8))
+        assert [gpu.index for gpu in found] == [gpu.smi_index for gpu in found] == list(range(63))
+
+    def test_smi_groups_them_and_shows_their_memory(self, tmp_path: Path) -> None:
+        """Two lines for each GPU, and nothing about sensors that no one reports."""
+        rows = [
+            device.as_dict() | {"id": device_id(device), "sample": None}
+            for device in Rocm().discover(self._host(tmp_path))
+        ]
+
+        lines = ["".join(text for text, _ in line) for line in table(rows, {}, 120)][1:]
+
+        assert len(lines) == 16
+        assert lines[0].endswith("no reading, 24.0 GiB")
+        assert lines[1].rstrip().endswith("7 more partitions, 24.0 GiB each")
+        assert lines[7].rstrip().endswith("6 more partitions, 24.0 GiB each")
+
+    def test_two_whole_gpus_with_one_id_stay_two(self, tmp_path: Path) -> None:
+        """Cards that cannot be divided are where they are, whatever their unique ids."""
+        found = Rocm().discover(make_host(tmp_path, Gpu(1, 0x0300, 128), Gpu(2, 0x0301, 129)))
+
+        assert [(gpu.pci_address, gpu.partition) for gpu in found] == [("0000:03:00.0", None), ("0000:03:00.1", None)]
 
 
 class TestOlderThanRocm:

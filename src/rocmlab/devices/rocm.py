@@ -87,7 +87,8 @@ def _join(gpus: tuple[KfdNode, ...], described: Cards) -> tuple[list[Joined], li
             )
         problems += _damage(node, render)
         pairs.append((node, card, render))
-    addresses = [card.address if card and card.address else node.pci_address for node, card, _ in pairs]
+    shared = Counter(node.unique_id for node in gpus if node.gfx in PARTITIONED)
+    addresses = [_address(node, card, is_shared=shared[node.unique_id] > 1) for node, card, _ in pairs]
     counts = Counter(address for address in addresses if address)
     seen: Counter[str] = Counter()
     joined = []
@@ -103,6 +104,17 @@ def _join(gpus: tuple[KfdNode, ...], described: Cards) -> tuple[list[Joined], li
     return joined, problems
 
 
+def _address(node: KfdNode, card: Card | None, *, is_shared: bool) -> str | None:
+    """Return where a node's GPU is. Without its card, partitions on other functions show by the unique id they share.
+
+    All partitions of a GPU have its unique id; older kernels number them as functions of its PCI address.
+    """
+    if card and card.address:
+        return card.address
+    is_partition = is_shared and node.unique_id is not None and node.pci_address is not None
+    return f"{node.pci_address[:-1]}0" if is_partition and node.pci_address else node.pci_address
+
+
 def _whole_card(node: KfdNode, described: Cards) -> Card | None:
     """Return the card of a partition that an older kernel numbers by the function of the PCI address."""
     whole = described.by_address.get(f"{(node.pci_address or '')[:-1]}0")
@@ -110,11 +122,11 @@ def _whole_card(node: KfdNode, described: Cards) -> Card | None:
 
 
 def _partition(node: KfdNode, card: Card | None, rank: int, *, is_alone: bool) -> int | None:
-    """Return the number of a partition: from `location_id`, or by node order on kernels that do not report it."""
+    """Return the number of a partition: from `location_id`, or by node order where that has none."""
     has_modes = card is not None and card.text("current_compute_partition", COMPUTE_MODES) is not None
     if is_alone:
         return 0 if has_modes else None
-    return node.partition_bits or rank if has_modes or node.gfx in PARTITIONED else None
+    return node.partition_number or rank if has_modes or node.gfx in PARTITIONED else None
 
 
 def _damage(node: KfdNode, render: Card | None) -> list[Problem]:

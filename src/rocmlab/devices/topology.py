@@ -48,9 +48,10 @@ class KfdNode:
         return f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
 
     @property
-    def partition_bits(self) -> int:
-        """The number of the partition that newer kernels put into the top four bits of `location_id`."""
-        return (self.value("location_id", 2**32 - 1) or 0) >> 28
+    def partition_number(self) -> int:
+        """The number of a partition: the top four bits of `location_id`, on older kernels the PCI function."""
+        location = self.value("location_id", 2**32 - 1) or 0
+        return location >> 28 or location & 7
 
     @property
     def render_minor(self) -> int | None:

@@ -67,7 +67,8 @@ def _entries(devices: Sequence[Row], samples: Mapping[str, Row], hung: Sequence[
         elif sample.get("is_asleep"):
             entry.message = ("asleep", "dim")
         elif is_silent:
-            entry.message = ("no reading", "warn")
+            size = device.get("vram_bytes")
+            entry.message = (f"no reading, {size / cells.GIB:.1f} GiB" if size else "no reading", "warn")
         entries.append(entry)
     return entries
 
@@ -92,9 +93,13 @@ def _add_part(entries: list[_Entry], device: Row) -> None:
         if len(entry.others) > 1:
             entry.spans[name] = ("-".join(texts), entry.spans[name][1])
     entry.spans["name"] = ("", "")
-    size, count = first.get("vram_bytes"), len(entry.others)
-    each = f", {size / cells.GIB:.1f} GiB{' each' * (count > 1)}" if size else ""
-    entry.message = (f"{count} more partition{'s' * (count > 1)}{each}, with the sensors of the GPU above", "dim")
+    count, whole = len(entry.others), entries[-2]
+    sizes = [part["vram_bytes"] / cells.GIB for part in entry.others if part.get("vram_bytes")]
+    each = f", {min(sizes):.1f} GiB{' each' * (count > 1)}" if sizes else ""
+    if sizes and max(sizes) - min(sizes) >= 0.1:
+        each = f", {min(sizes):.1f} to {max(sizes):.1f} GiB"
+    sensors = ", with the sensors of the GPU above" if cells.has_reading(whole.sample) else ""
+    entry.message = (f"{count} more partition{'s' * (count > 1)}{each}{sensors}", "dim")
 
 
 def _titles(entries: Sequence[_Entry]) -> dict[str, str]:
