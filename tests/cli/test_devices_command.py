@@ -164,9 +164,10 @@ class TestTable:
             ]
         )
         assert "62.0 GiB GTT" in lines[3]
-        assert lines[4].startswith("HIP -  0    0000:03:00.0")
-        assert lines[4].endswith("  no: /dev/dri/renderD130 is missing")
-        assert lines[5].startswith("CPU")
+        assert lines[4].strip() == "GTT 62.0 GiB, where frameworks allocate; VRAM 0.5 GiB"
+        assert lines[5].startswith("HIP -  0    0000:03:00.0")
+        assert lines[5].endswith("  no: /dev/dri/renderD130 is missing")
+        assert lines[6].startswith("CPU")
         assert lines[-1].startswith("! fewer PCIe lanes")
 
     @pytest.mark.parametrize("columns", [80, 100, 120, 160, 200])

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from hosts import Gpu, make_host, make_node, write_node
@@ -104,6 +105,44 @@ class TestPartitionsWithoutCards:
         found = Rocm().discover(make_host(tmp_path, Gpu(1, 0x0300, 128), Gpu(2, 0x0301, 129)))
 
         assert [(gpu.pci_address, gpu.partition) for gpu in found] == [("0000:03:00.0", None), ("0000:03:00.1", None)]
+
+
+class TestApu:
+    """An APU with VRAM of its own and more GTT, as Strix Halo has."""
+
+    FILES: ClassVar[dict[str, str]] = {
+        "mem_info_vram_used": f"{1 << 30}\n",
+        "mem_info_gtt_total": f"{29 << 30}\n",
+        "mem_info_gtt_used": f"{2 << 30}\n",
+    }
+
+    @pytest.mark.parametrize(
+        ("bank_gib", "pool", "column", "reading"),
+        [
+            (29, "gtt", "29.0 GiB GTT", "GTT 2.0 of 29.0 GiB (hipMalloc is not counted); VRAM 1.0 of 4.0 GiB"),
+            (4, "vram", "4.0 GiB VRAM", "VRAM 1.0 of 4.0 GiB; GTT 2.0 of 29.0 GiB (hipMalloc is not counted)"),
+        ],
+    )
+    def test_both_memories_are_shown_the_one_of_frameworks_first(
+        self, tmp_path: Path, bank_gib: int, pool: str, column: str, reading: str
+    ) -> None:
+        """KFD's bank is the one that HIP allocates from: GTT on newer kernels, VRAM before."""
+        gpu = Gpu(1, 0xC500, 128, 110501, 0x1586, 0, vram_bytes=4 << 30, files=self.FILES, banks=((1, bank_gib << 30),))
+        root = make_host(tmp_path, gpu)
+        found = Rocm().discover(root)[0]
+        row = found.as_dict() | {"id": device_id(found)}
+        values = sample(found, root).as_dict()
+
+        lines = table_lines([row | {"sample": values}], 200)
+        screen = ["".join(text for text, _ in line) for line in table([row], {row["id"]: values}, 200)]
+
+        assert found.pool == pool
+        assert column in lines[1]
+        assert lines[2].strip().startswith(reading)
+        first, second = ("GTT 29.0", "VRAM 4.0") if pool == "gtt" else ("VRAM 4.0", "GTT 29.0")
+        assert table_lines([row], 200)[2].strip() == f"{first} GiB, where frameworks allocate; {second} GiB"
+        other = "VRAM 1.0/4.0" if pool == "gtt" else "GTT 2.0/29.0"
+        assert f"frameworks allocate from {pool.upper()}; {other} GiB; hipMalloc does not count" in screen[-1]
 
 
 class TestOlderThanRocm:

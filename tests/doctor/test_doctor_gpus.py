@@ -111,6 +111,39 @@ def test_an_integrated_gpu_alone_is_what_the_lab_is_for(tmp_path: Path) -> None:
     silent(at(tmp_path, STRIX)(), "igpu")
 
 
+APU_FILES = {"mem_info_gtt_total": f"{31 << 30}\n"}
+
+
+def _apu(bank_gib: int, vram_gib: int = 4) -> Gpu:
+    return Gpu(
+        1, 0xC500, 128, 110501, 0x1586, 0, vram_bytes=vram_gib << 30, files=APU_FILES, banks=((1, bank_gib << 30),)
+    )
+
+
+def test_the_limit_of_an_apus_memory(tmp_path: Path) -> None:
+    """A note has the kernel's parameter, GiB times 262,144; with that limit it is silent."""
+    look = at(tmp_path, _apu(31))
+    put(look.root, "proc/meminfo", f"MemTotal: {62 << 20} kB\nMemAvailable: {40 << 20} kB")
+    put(look.root, "sys/module/ttm/parameters/pages_limit", str(31 * 262144))
+
+    found = silent(look(), "apu.memory")
+    assert "at most 31.0 GiB" in found.reason
+    assert f"ttm.pages_limit={46 * 262144} (46 GiB)" in found.reason
+
+    put(look.root, "sys/bus/pci/devices/0000:c5:00.0/mem_info_gtt_total", str(46 << 30))
+    assert silent(look(), "apu.memory").reason == ""
+
+
+def test_an_older_kernel_gives_an_apu_its_own_memory_alone(tmp_path: Path) -> None:
+    """KFD's bank is the VRAM there; on a newer kernel it is GTT, and the check is silent."""
+    found = fires(at(tmp_path / "old", _apu(4))(), "apu.memory", WARNS)
+
+    assert found.problem.what.startswith("frameworks can use 4.0 GiB")
+    assert "6.10" in found.problem.fix
+    silent(at(tmp_path / "new", _apu(31))(), "apu.memory")
+    assert skipped(at(tmp_path / "card", TWO[0])(), "apu.memory") == "no APU is chosen"
+
+
 def width(root: Path, now: int, most: int) -> None:
     """Give the first card a link."""
     pci(

@@ -92,7 +92,7 @@ def table_lines(devices: Sequence[Row], width: int = DEFAULT_WIDTH) -> list[str]
         shared = common if device["backend"] != "cpu" else {}
         below = [_labelled(name, row[name]) for name in left_out if row[name] and name not in shared]
         lines += _wrapped(below, width)
-        lines += _wrapped(_reading(device.get("sample") or {}), width)
+        lines += _wrapped(_reading(device) or _two_memories(device), width)
         lines += _wrapped_text(reason, width) if reason else []
     reason = common.pop("why_not", "")
     lines += _wrapped([_labelled(name, value) for name, value in common.items()], width, EVERY)
@@ -140,10 +140,21 @@ def _usable(device: Row) -> tuple[str, str]:
 
 
 def _memory(device: Row) -> str:
-    """Return VRAM; on an APU and the CPU the host memory it may use, which is where models live there."""
-    if device.get("is_apu") and device.get("gtt_bytes"):
-        return f"{gibibytes(device['gtt_bytes'])} GTT"
+    """Return VRAM; on an APU the memory from which frameworks allocate, on the CPU the host's."""
+    if pool := device.get("pool"):
+        return f"{gibibytes(device[f'{pool}_bytes'])} {pool.upper()}"
     return gibibytes(device.get("gtt_bytes") if device["backend"] == "cpu" else device.get("vram_bytes"))
+
+
+def _two_memories(device: Row) -> list[str]:
+    """Return both memories of an APU, that from which frameworks allocate first."""
+    if not device.get("pool") or not device.get("gtt_bytes") or not device.get("vram_bytes"):
+        return []
+    first, second = ("gtt", "vram") if device["pool"] == "gtt" else ("vram", "gtt")
+    return [
+        f"{first.upper()} {gibibytes(device[f'{first}_bytes'])}, where frameworks allocate",
+        f"{second.upper()} {gibibytes(device[f'{second}_bytes'])}",
+    ]
 
 
 def link(device: Row) -> str:
@@ -246,26 +257,40 @@ def problem_lines(problem: Row, width: int = DEFAULT_WIDTH) -> list[str]:
     return [*lines, *([f"  fix: {first}"] if first else []), *(f"       {line}" for line in more)]
 
 
-def _reading(sample: Row) -> list[str]:
-    """Return a sample in short; unknown values are omitted."""
+def _reading(device: Row) -> list[str]:
+    """Return a device's sample in short; unknown values are omitted."""
+    sample = device.get("sample") or {}
 
     def formatted(form: str, value: float | None) -> str:
         return "" if value is None else form.format(value)
 
     if sample.get("is_asleep"):
         return ["asleep"]
-    used, total = sample.get("vram_used_bytes"), sample.get("vram_total_bytes")
-    if total is None or (sample.get("gtt_used_bytes") and not used):
-        used, total = sample.get("gtt_used_bytes"), sample.get("gtt_total_bytes")
     cap, hertz = sample.get("power_cap_watts"), sample.get("core_clock_hertz")
+    watts = formatted("{:.0f}", sample.get("power_watts"))
+    watts += (formatted(" of {:.0f}", cap) + " W") if watts else ""
     cells = [
         formatted("busy {:.0f} %", sample.get("busy_percent")),
-        f"memory {used / 2**30:.1f} of {gibibytes(total)}" if used is not None and total else "",
-        formatted("{:.0f}", sample.get("power_watts"))
-        + (formatted(" of {:.0f}", cap) if sample.get("power_watts") else ""),
+        *_memory_reading(device, sample),
+        watts,
         formatted("edge {:.0f} C", sample.get("edge_celsius")),
         formatted("junction {:.0f} C", sample.get("junction_celsius")),
         formatted("{:.0f} MHz", None if hertz is None else hertz / 1e6),
     ]
-    cells[2] = f"{cells[2]} W" if cells[2] else ""
     return [text for text in cells if text]
+
+
+def _memory_reading(device: Row, sample: Row) -> list[str]:
+    """Return the memory in use: on an APU of both kinds, that from which frameworks allocate first."""
+    sizes = {pool: (sample.get(f"{pool}_used_bytes"), sample.get(f"{pool}_total_bytes")) for pool in ("vram", "gtt")}
+    texts = {
+        pool: f"{used / 2**30:.1f} of {gibibytes(total)}"
+        for pool, (used, total) in sizes.items()
+        if used is not None and total
+    }
+    if not device.get("pool"):
+        return [f"memory {text}" for text in list(texts.values())[:1]]
+    if "gtt" in texts:
+        texts["gtt"] += " (hipMalloc is not counted)"
+    order = sorted(texts, key=lambda pool: pool != device["pool"])
+    return [f"{pool.upper()} {texts[pool]}" for pool in order]

@@ -45,6 +45,7 @@ class Device:
     compute_units: int | None = None  # streaming multiprocessors on cuda, cores on cpu
     is_apu: bool | None = None  # shares the host's memory
     gtt_bytes: int | None = None  # host memory that the GPU may use; an APU's models live there
+    pool: str | None = None  # where frameworks allocate on an APU: gtt or vram; None elsewhere
     link_width: int | None = None  # PCIe lanes in use
     link_width_max: int | None = None
     link_speed_gts: float | None = None  # PCIe gigatransfers per second per lane, now

@@ -334,14 +334,22 @@ def _of_card(card: Card) -> dict[str, Any]:
 
 
 def _memory(gpu: Joined, *, is_apu: bool | None) -> dict[str, Any]:
-    """Return VRAM and GTT: a partition's VRAM is the share KFD gives it, an APU's banks are a limit of GTT."""
+    """Return VRAM and GTT: a partition's VRAM is the share KFD gives it, an APU's banks are a limit of GTT.
+
+    HIP allocates from what KFD calls the banks: on an APU with more GTT than VRAM that is GTT since Linux 6.10, and
+    VRAM before.
+    """
     vram = gpu.card.number("mem_info_vram_total") if gpu.card and gpu.is_alone else None
     gtt = gpu.card.number("mem_info_gtt_total") if gpu.card else None
     if vram is None and not is_apu:
         vram = gpu.node.memory_bytes()
     if gtt is None and is_apu:
         gtt = gpu.node.memory_bytes()
-    return {"vram_bytes": vram, "gtt_bytes": gtt}
+    pool = None
+    if is_apu:
+        size = gpu.node.memory_bytes() or gtt
+        pool = "gtt" if size and size > (vram or 0) else "vram" if vram else None
+    return {"vram_bytes": vram, "gtt_bytes": gtt, "pool": pool}
 
 
 def _is_apu(gpu: Joined, gfx: str | None, device: int | None) -> bool | None:

@@ -93,6 +93,8 @@ def busy_level(value: float | None) -> str:
 
 def uses_gtt(device: Row, sample: Row) -> bool:
     """Return whether the memory to show is the host's: on an APU models live there, unless its own part is larger."""
+    if device.get("pool"):
+        return bool(device["pool"] == "gtt")
     gtt, vram = sample.get("gtt_total_bytes"), sample.get("vram_total_bytes")
     if device["backend"] == "cpu" or vram is None:
         return gtt is not None
@@ -113,6 +115,16 @@ def memory(device: Row, sample: Row) -> Span:
     text = "/".join(f"{count / GIB:.1f}" for count in (used, total) if count is not None)
     part = " in all" if used is None else " in use" if total is None else ""
     return f"{text} GiB{part}{' GTT' * uses_gtt(device, sample)}", memory_level(device, sample)
+
+
+def other_memory(device: Row, sample: Row) -> str:
+    """Return what an APU's other memory holds, and which of the two frameworks use; empty where it has no other."""
+    if not device.get("is_apu") or None in (sample.get("vram_total_bytes"), sample.get("gtt_total_bytes")):
+        return ""
+    names = ("GTT", "VRAM") if uses_gtt(device, sample) else ("VRAM", "GTT")
+    used, total = (sample.get(f"{names[1].lower()}_{kind}_bytes") for kind in ("used", "total"))
+    size = "/".join(f"{count / GIB:.1f}" for count in (used, total) if count is not None)
+    return f"frameworks allocate from {names[0]}; {names[1]} {size} GiB; hipMalloc does not count as GTT in use"
 
 
 def memory_share(device: Row, sample: Row) -> float | None:

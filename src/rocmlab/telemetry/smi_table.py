@@ -174,6 +174,8 @@ def _notes(entry: _Entry, layout: Layout) -> list[tuple[str, Span]]:
             notes.append((f"memory errors: {counts}", level))
         if cells.is_degraded(entry.device, entry.sample) and "link" not in layout.widths:
             notes.append((f"PCIe link {entry.spans['link'][0]}", "bad"))
+        if memory := cells.other_memory(entry.device, entry.sample):
+            notes.append((memory, "dim"))
     device = entry.device
     name = device.get("pci_address") if device["index"] is None else None  # HIP has no number for it
     return [(name or cells.number(device), note) for note in notes]

@@ -69,6 +69,7 @@ ALL: tuple[Check, ...] = (
     gpus.support,
     platform.shm,
     gpus.integrated,
+    gpus.apu_memory,
     masks.kernelspecs,
     engine.selinux,
     platform.iommu,

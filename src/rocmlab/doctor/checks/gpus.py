@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rocmlab.devices import Device, products
+from rocmlab.devices import Device, cpu, products
 from rocmlab.devices.rocm import DeniedNodes
 from rocmlab.devices.visibility.conflicts import OVERRIDE, node_numbers
 from rocmlab.doctor.model import BLOCKS, CONTAINER, HOST, WARNS, Verdict, blocks, check, note, ok, skip, warns
 from rocmlab.doctor.situation import Situation
 
+APU_SHARE = 0.75  # of the host's memory that an APU can be given without starving the rest
+PAGES_OF_A_GIB = 262_144  # of 4 KiB
 OTHERS = "choose other GPUs: make up GPUS=…; or the CPU: make up BACKEND=cpu"
 
 
@@ -168,6 +170,49 @@ def integrated(s: Situation) -> Verdict:
         *seen,
         about=HOST,
     )
+
+
+@check(
+    "apu.memory",
+    "an APU may use enough of the host's memory",
+    looks_at="`mem_info_vram_total` and `mem_info_gtt_total` of each APU, `/sys/module/ttm/parameters/pages_limit`, "
+    "and `/proc/meminfo`",
+    why="Models on an APU live in the host's memory (GTT), of which the kernel lets it use half by default; before "
+    "Linux 6.10 HIP uses the few hundred MiB of VRAM alone.",
+    fix="`ttm.pages_limit=N` among the kernel's parameters, N being GiB times 262,144",
+    unless=lambda s: s.no_kfd_gpus,
+)
+def apu_memory(s: Situation) -> Verdict:
+    """Compare what frameworks can allocate with what there is."""
+    found = [gpu for gpu in s.chosen if gpu.pool]
+    if not found:
+        return skip("no APU is chosen")
+    pages = s.number("sys/module/ttm/parameters/pages_limit")
+    memory = cpu.memory_in_use(s.text("proc/meminfo") or "")[1]
+    seen = [f"{gpu.pci_address}: VRAM {_gib(gpu.vram_bytes)}, GTT {_gib(gpu.gtt_bytes)}" for gpu in found]
+    seen.append(f"memory {_gib(memory)}, ttm.pages_limit {'unknown' if pages is None else pages}")
+    small = [gpu for gpu in found if gpu.pool == "vram" and (gpu.gtt_bytes or 0) > (gpu.vram_bytes or 0)]
+    if small:
+        return warns(
+            f"frameworks can use {_gib(small[0].vram_bytes)} on the APU {small[0].name}",
+            "before Linux 6.10 HIP allocates from an APU's VRAM alone, and not from the larger GTT",
+            "install Linux 6.10 or newer, or give the GPU more memory in the firmware (UMA frame buffer size)",
+            *seen,
+            about=HOST,
+        )
+    limit = max((gpu.gtt_bytes if gpu.pool == "gtt" else gpu.vram_bytes) or 0 for gpu in found)
+    more = int((memory or 0) * APU_SHARE) >> 30
+    if not limit or limit >> 30 >= more:
+        return ok(*seen)
+    return note(
+        f"frameworks can allocate at most {_gib(limit)} on {found[0].name}. For larger models add "
+        f"ttm.pages_limit={more * PAGES_OF_A_GIB} ({more} GiB) to the kernel's parameters and restart the machine",
+        *seen,
+    )
+
+
+def _gib(count: int | None) -> str:
+    return "unknown" if count is None else f"{count / (1 << 30):.1f} GiB"
 
 
 @check(
