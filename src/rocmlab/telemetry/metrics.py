@@ -31,7 +31,7 @@ GAUGES: tuple[tuple[str, str, Mapping[str, str], str, float], ...] = (
     ("memory_busy_ratio", "Share of time in which its memory controller worked.", {}, "memory_busy_percent", 100),
     ("vram_used_bytes", "Its own memory in use.", {}, "vram_used_bytes", 1),
     ("vram_total_bytes", "Its own memory.", {}, "vram_total_bytes", 1),
-    ("gtt_used_bytes", "Memory of the host that it uses; the driver does not count hipMalloc on an APU.", {}, "gtt_used_bytes", 1),
+    ("gtt_used_bytes", "Memory of the host that it uses; without hipMalloc on an APU.", {}, "gtt_used_bytes", 1),
     ("gtt_total_bytes", "Memory of the host that it may use.", {}, "gtt_total_bytes", 1),
     ("power_watts", "What it draws; the average where the driver gives one.", {}, "power_watts", 1),
     ("power_cap_watts", "What it may draw, as set.", {}, "power_cap_watts", 1),
