@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from situations import Looker, fires, silent, skipped
 
-from rocmlab.doctor import operation
+from rocmlab.doctor import checks, operation
 from rocmlab.doctor.model import BLOCKS, WARNS
 
 RIGHT = {"device": "AMD Radeon", "on_gpu": True, "version": "9.9", "wrong": 0, "of": 9216, "first": None}
@@ -92,6 +92,30 @@ class TestClobbered:
 
         silent(inside(), "tf.clobbered")
 
+    def test_empty_packages_of_the_public_index(self, inside: Looker, tmp_path: Path) -> None:
+        """They install without an error; AMD's own have content, and make it silent."""
+        listed = [("amd-torch-device-gfx1100", "0.0.1.dev0"), ("torch", "2.14.0")]
+        kernel(inside, tmp_path, "torch", prints(distributions=listed, placeholders=["amd-torch-device-gfx1100"]))
+
+        found = fires(inside(), "rocm.packages", WARNS)
+        assert found.problem.what == "amd-torch-device-gfx1100 is an empty placeholder"
+        assert "pip uninstall amd-torch-device-gfx1100" in found.problem.fix
+
+        kernel(inside, tmp_path, "torch", prints(distributions=[("amd-torch-device-gfx1100", "10.1.0")]))
+        silent(inside(), "rocm.packages")
+
+    def test_a_plugin_of_jax_that_does_not_fit(self, inside: Looker, tmp_path: Path) -> None:
+        """JAX compares three numbers; a build's suffix is no difference."""
+        listed = [("jaxlib", "0.12.0"), ("jax-rocm7-plugin", "0.10.2"), ("jax-rocm7-pjrt", "0.12.0+rocm7")]
+        kernel(inside, tmp_path, "torch", prints(distributions=listed))
+
+        found = [one for one in checks.BY_ID["rocm.packages"].run(inside()) if one.problem]
+        assert [one.problem.what for one in found] == ["jax-rocm7-plugin 0.10.2 does not fit jaxlib 0.12.0"]
+        assert "jax-rocm7-plugin==0.12.0" in fires(inside(), "rocm.packages", WARNS).problem.fix
+
+        kernel(inside, tmp_path, "torch", prints(distributions=[("jaxlib", "0.12.0"), ("jax-rocm7-plugin", "0.12.0")]))
+        silent(inside(), "rocm.packages")
+
     def test_what_a_real_interpreter_says(self, tmp_path: Path) -> None:
         """Packages are read and not imported: importing these would fail."""
         site = tmp_path / "site"
@@ -102,6 +126,7 @@ class TestClobbered:
             "tensorflow/__init__.py": "raise RuntimeError",
             "tensorflow/python/platform/build_info.py": "build_info = {'is_rocm_build': True}\n",
             "tensorflow_rocm-2.20.0.dist-info/METADATA": "Name: tensorflow_rocm\nVersion: 2.20.0\n",
+            "rocm_sdk_core-0.0.1.dist-info/METADATA": "Name: rocm_sdk_core\nVersion: 0.0.1\nSummary: Placeholder\n",
         }.items():
             (site / path).parent.mkdir(parents=True, exist_ok=True)
             (site / path).write_text(text)
@@ -111,6 +136,7 @@ class TestClobbered:
         assert found is not None
         assert {("torch", "2.13.0"), ("tensorflow-rocm", "2.20.0")} <= set(found.distributions)
         assert (found.tensorflow_rocm, found.torch_hip, found.torch_cuda) == (True, "7.2.1", None)
+        assert found.placeholders == ("rocm-sdk-core",)
 
 
 def is_alive(process: Path) -> bool:
@@ -169,6 +195,16 @@ class TestComputes:
         kernel(inside, tmp_path, "torch", f"echo '{said}'; exit 1")
 
         assert why in fires(inside(), "compute.torch", BLOCKS).problem.why
+
+    def test_a_crash_is_explained_by_what_pytorch_has_kernels_for(self, inside: Looker, tmp_path: Path) -> None:
+        """Its list of targets is printed before the operation; with the GPU's on it the crash has another cause."""
+        kernel(inside, tmp_path, "torch", f"echo '{operation.TARGETS}gfx1030 gfx90a'; kill -SEGV $$")
+        found = fires(inside(), "compute.torch", BLOCKS)
+        assert found.problem.why == "it has kernels for gfx1030, gfx90a and none for gfx1100"
+        assert "torch.cuda.get_arch_list(): gfx1030 gfx90a; this GPU: gfx1100" in found.evidence
+
+        kernel(inside, tmp_path, "torch", f"echo '{operation.TARGETS}gfx1100'; kill -SEGV $$")
+        assert "SIGSEGV" in fires(inside(), "compute.torch", BLOCKS).problem.why
 
     @pytest.mark.slow
     def test_a_hang_ends_at_the_limit_with_all_its_children(self, inside: Looker, tmp_path: Path) -> None:
@@ -248,6 +284,7 @@ class backends: mps = None
 class cuda:
     is_available = staticmethod(lambda: {on_gpu})
     get_device_name = staticmethod(lambda _: "AMD Fake")
+    get_arch_list = staticmethod(lambda: ["gfx1100", "gfx1201"])
 float32, __version__ = "float32", "9.9"
 class tensor:
     def __init__(self, rows, dtype, device): self.rows = rows
@@ -271,4 +308,5 @@ def test_the_operation_itself(tmp_path: Path, error: int, kind: str, on_gpu: boo
     found = operation.run("torch", interpreter, None, {"PYTHONPATH": str(tmp_path)}, 60)
 
     assert (found.kind, found.on_gpu) == (kind, on_gpu)
+    assert found.targets == (("gfx1100", "gfx1201") if on_gpu else ())
     assert ("1 of 9216 numbers are wrong: [5, 7]" in found.detail) is bool(error)

@@ -9,25 +9,31 @@ import json
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rocmlab.devices import Device, visibility
 from rocmlab.doctor import child
 
 MARK = "ROCMLAB-RESULT "
-DISTRIBUTIONS = r"tensorflow([-_](rocm|cpu|gpu|intel|macos|metal))?|tf[-_]nightly([-_]\w+)?|torch|keras|tf[-_]keras"
+TARGETS = "ROCMLAB-TARGETS "  # before the operation, which may crash: what PyTorch has kernels for
+DISTRIBUTIONS = (
+    r"tensorflow([-_](rocm|cpu|gpu|intel|macos|metal))?|tf[-_]nightly([-_]\w+)?|torch|keras|tf[-_]keras"
+    r"|jax|jaxlib|jax[-_]rocm\d+[-_](plugin|pjrt)|rocm[-_]sdk[-_].*|amd[-_]torch[-_]device.*"
+)
 
 INSPECT = (
     r"""
 import importlib.metadata, importlib.util, json, os, re
-listed = []
+listed, placeholders = [], []
 for one in importlib.metadata.distributions():
     name = one.metadata["Name"] or ""
     if re.fullmatch(r"""
     + repr(DISTRIBUTIONS)
     + r""", name, re.I):
         listed.append([name.lower().replace("_", "-"), one.version])
+        if (one.metadata["Summary"] or "").lower().startswith("placeholder"):
+            placeholders.append(listed[-1][0])
 def text(package, *path):
     spec = importlib.util.find_spec(package)
     for folder in (spec.submodule_search_locations or []) if spec else []:
@@ -39,6 +45,7 @@ def text(package, *path):
     return ""
 print("ROCMLAB-RESULT " + json.dumps({
     "distributions": sorted(listed),
+    "placeholders": sorted(placeholders),
     "build_info": text("tensorflow", "python", "platform", "build_info.py")[-8000:],
     "torch_version": text("torch", "version.py")[-8000:],
 }))
@@ -57,6 +64,8 @@ try:
         import torch
         mps = getattr(torch.backends, "mps", None)
         kind = "cuda" if torch.cuda.is_available() else "mps" if mps and mps.is_available() else "cpu"
+        if kind == "cuda":
+            print("ROCMLAB-TARGETS " + " ".join(torch.cuda.get_arch_list()), flush=True)
         product = torch.tensor(left, dtype=torch.float32, device=kind) @ torch.tensor(
             right, dtype=torch.float32, device=kind)
         found = product.cpu().tolist()
@@ -103,6 +112,7 @@ class Installed:
     tensorflow_rocm: bool | None = None
     torch_hip: str | None = None
     torch_cuda: str | None = None
+    placeholders: tuple[str, ...] = ()  # names of distributions that are empty
 
 
 @dataclass(frozen=True)
@@ -114,6 +124,7 @@ class Outcome:
     device: str = ""  # what the framework calls where it ran
     on_gpu: bool = False
     output: str = ""  # the end of what it printed
+    targets: tuple[str, ...] = ()  # what PyTorch has kernels for; empty where that is unknown
 
     @property
     def is_right(self) -> bool:
@@ -135,6 +146,7 @@ def inspect(interpreter: Interpreter, environment: Mapping[str, str], limit_seco
         tensorflow_rocm=rocm[1] == "True" if rocm else None,
         torch_hip=_assigned(str(result.get("torch_version", "")), "hip"),
         torch_cuda=_assigned(str(result.get("torch_version", "")), "cuda"),
+        placeholders=tuple(map(str, result.get("placeholders", []))),
     )
 
 
@@ -167,7 +179,15 @@ def run(
         env = visibility.apply(env, [device] if device else [])
     env["TF_CPP_MIN_LOG_LEVEL"] = "1"  # its errors are wanted
     code, output = child.run([interpreter.python, "-c", OPERATION, framework], env, limit_seconds)
-    last = [line.strip() for line in output.splitlines() if line.strip() and not line.startswith(MARK)]
+    outcome = _outcome(framework, code, output, limit_seconds)
+    told = re.search(rf"^{TARGETS}(.*)$", output, re.MULTILINE)
+    targets = re.findall(r"\bgfx[0-9a-f]+", told[1]) if told else []
+    return replace(outcome, targets=tuple(dict.fromkeys(targets)))
+
+
+def _outcome(framework: str, code: int | None, output: str, limit_seconds: float) -> Outcome:
+    """Return what a child's exit code and output mean."""
+    last = [line.strip() for line in output.splitlines() if line.strip() and not line.startswith((MARK, TARGETS))]
     tail = output[-4000:]
     message = _telling(last)
     if code is None:

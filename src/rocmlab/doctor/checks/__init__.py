@@ -58,6 +58,7 @@ ALL: tuple[Check, ...] = (
     cluster_nodes.links,
     frameworks.tensorflow_clobbered,
     frameworks.torch_clobbered,
+    frameworks.packages,
     frameworks.tensorflow_computes,
     frameworks.torch_computes,
     cluster_nodes.clock,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rocmlab.base import installation
 from rocmlab.devices import Device
+from rocmlab.devices.visibility.conflicts import OVERRIDE
 from rocmlab.doctor import operation
 from rocmlab.doctor.checks.masks import read_kernelspecs, variables
 from rocmlab.doctor.model import BLOCKS, CONTAINER, Check, Probe, Verdict, blocks, check, ok, skip, unknown, warns
@@ -17,6 +18,7 @@ from rocmlab.doctor.situation import Situation
 TITLES = {"tensorflow": "TensorFlow", "torch": "PyTorch"}
 TYPO_WHEEL = "2.14.0.600"
 LIMIT = "limit"
+OTHER_KERNELS = "see gfx.support: HSA_OVERRIDE_GFX_VERSION in .env, then: make up"
 
 
 def find(s: Situation, framework: str) -> Interpreter | None:
@@ -120,6 +122,64 @@ def torch_clobbered(s: Situation) -> Verdict:
     )
 
 
+@check(
+    "rocm.packages",
+    "AMD's packages are whole, and JAX's plugin fits",
+    sides=(CONTAINER,),
+    looks_at="the installed distributions `rocm-sdk-*`, `amd-torch-device-*`, `jaxlib` and `jax-rocm*` of both "
+    "kernels; nothing is imported",
+    why="On PyPI the names of AMD's packages for one GPU are empty placeholders, which install without an error. JAX "
+    "ignores a plugin of another version than jaxlib's, and computes on the CPU.",
+    fix="AMD's own index for the former, the same version for the latter",
+)
+def packages(s: Situation) -> Verdict | list[Verdict]:
+    """Look at what pip installed for both kernels."""
+    if s.backend != "rocm":
+        return skip(f"the lab's backend is {s.backend}")
+    seen: list[str] = []
+    found: list[Verdict] = []
+    for interpreter in filter(None, (find(s, framework) for framework in TITLES)):
+        installed = operation.inspect(interpreter, s.environment, s.limit_seconds * 5)
+        if installed is None:
+            continue
+        read = [interpreter.python, *(f"{name} {version}" for name, version in installed.distributions)]
+        seen += read
+        if installed.placeholders:
+            names = " ".join(installed.placeholders)
+            found.append(
+                warns(
+                    f"{installed.placeholders[0]} is an empty placeholder",
+                    "PyPI has AMD's package names without their content: no kernels for this GPU were installed",
+                    f"{interpreter.python} -m pip uninstall {names}, then install them from AMD's own index",
+                    *read,
+                )
+            )
+        found += _jax(interpreter, dict(installed.distributions), read)
+    return found or (ok(*seen) if seen else skip("there is no kernel `tensorflow` or `torch`"))
+
+
+def _jax(interpreter: Interpreter, versions: dict[str, str], read: list[str]) -> list[Verdict]:
+    """Return a warning for each of JAX's plugins whose version is not that of jaxlib."""
+    wanted = _release(versions.get("jaxlib", ""))
+    plugins = {name: version for name, version in versions.items() if name.startswith("jax-rocm")}
+    return [
+        warns(
+            f"{name} {version} does not fit jaxlib {versions['jaxlib']}",
+            "JAX ignores a plugin of another version, and computes on the CPU",
+            f"{interpreter.python} -m pip install '{name}=={wanted}'      # or a jax and jaxlib {_release(version)}",
+            *read,
+        )
+        for name, version in plugins.items()
+        if wanted and _release(version) != wanted
+    ]
+
+
+def _release(version: str) -> str:
+    """Return the first three numbers of a version, which JAX compares."""
+    found = re.match(r"\d+\.\d+\.\d+", version)
+    return found[0] if found else ""
+
+
 def _renew(s: Situation) -> str:
     if s.in_container:
         return "make down && make up      # on the host: a new container has the image's own packages"
@@ -165,6 +225,8 @@ def _judge(s: Situation, framework: str, device: Device | None, outcome: Outcome
     where = "the GPU behind /dev/dxg" if _is_wsl(s) else "the CPU"
     where = f"HIP {device.index} ({device.pci_address})" if device else where
     seen = [f"{where}: {outcome.detail}"] + ([f"computed on {outcome.device}"] if outcome.device else [])
+    if outcome.targets:
+        seen.append(f"torch.cuda.get_arch_list(): {' '.join(outcome.targets)}; this GPU: {_gfx(device)}")
     if device is None and s.simulated:
         seen.append("the GPUs are SIMULATED, so this ran on the CPU")
     if outcome.is_right and (outcome.on_gpu or (device is None and not _is_wsl(s))):
@@ -179,21 +241,27 @@ def _judge(s: Situation, framework: str, device: Device | None, outcome: Outcome
         why = "the GPU hangs, or its kernels are compiled at first use; " + outcome.detail
         fix = "rocmlab doctor --only compute." + framework + " --time-limit 600\nsudo dmesg | grep -i amdgpu"
     elif outcome.kind == "crash":
-        what, why, fix = _crash(title, where, device, outcome)
+        what, why, fix = _crash(s, title, where, device, outcome)
     else:
         what, why = f"{title} computed wrong numbers on {where}", outcome.detail
         fix = "do not trust this GPU's results: see pcie.atomics, gfx.support, env.override and userspace.driver above"
     return blocks(what, why, fix, *seen)
 
 
-def _crash(title: str, where: str, device: Device | None, outcome: Outcome) -> tuple[str, str, str]:
+def _crash(s: Situation, title: str, where: str, device: Device | None, outcome: Outcome) -> tuple[str, str, str]:
     what = f"{title} crashed in one multiplication on {where}"
     if re.search(r"Incompatible kernel and userspace", outcome.output):
         return what, "HSA: the kernel's driver is too old for this ROCm", "see userspace.driver: install a newer driver"
     if re.search(r"hipErrorNoBinaryForGpu|invalid device function|no kernel image", outcome.output, re.IGNORECASE):
-        gfx = device.gfx if device else "this target"
-        return what, f"it has no kernels for {gfx}", "see gfx.support: HSA_OVERRIDE_GFX_VERSION in .env, then: make up"
+        return what, f"it has no kernels for {_gfx(device)}", OTHER_KERNELS
+    is_overridden = any(name.startswith(OVERRIDE) for name in s.environment)  # then it runs another target's kernels
+    if device and device.gfx and outcome.targets and device.gfx not in outcome.targets and not is_overridden:
+        return what, f"it has kernels for {', '.join(outcome.targets)} and none for {device.gfx}", OTHER_KERNELS
     return what, outcome.detail, "sudo dmesg | grep -i amdgpu | tail -n 30      # on the host"
+
+
+def _gfx(device: Device | None) -> str:
+    return device.gfx if device and device.gfx else "an unknown target"
 
 
 def _made(framework: str) -> Check:
