@@ -51,7 +51,7 @@ def test_kernels_and_workers_inherit_none() -> None:
     environment = {**SECRETS, "HF_TOKEN": "hf", "PATH": "/bin"}
 
     inside = kernelspec.environment({"env": {"COPY": "a-${JUPYTER_TOKEN}-b", "OWN": "${HF_TOKEN}"}}, environment)
-    workers = Workers(environment, 1).environment
+    workers = Workers(environment).environment
 
     assert not [value for value in inside.values() if value.startswith("secret-")]
     assert inside["COPY"] == "a-${JUPYTER_TOKEN}-b"

@@ -228,7 +228,7 @@ def test_a_conversion_survives_its_process(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("rocmlab.runs.workers.converter.Link", Killed)
 
     async def several() -> list[str | None]:
-        workers = Workers(os.environ, 1)
+        workers = Workers(os.environ)
         convert = workers.converter.convert
         said = [await convert(tmp_path / f"{name}.ipynb", tmp_path / "out.html") for name in ("bad", "good")]
         workers.converter.stop()
@@ -331,7 +331,7 @@ def test_an_idle_worker_that_died_is_closed(tmp_path: Path) -> None:
     """Its socket and its file are not kept until the run ends."""
 
     async def count() -> tuple[int, int]:
-        workers = Workers(os.environ, 1)
+        workers = Workers(os.environ)
         first = workers.take()
         before = psutil.Process().num_fds()
         for _ in range(5):

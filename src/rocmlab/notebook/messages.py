@@ -40,25 +40,17 @@ class Waiting:
 
 
 class Messages:
-    """Handles the messages of a kernel.
-
-    Attributes:
-        waiting: the cell that runs; None if none does.
-        info: what the kernel says of itself; None until it answers.
-        is_subscribed: whether its output can be heard.
-        last_beat: when it has last shown that it lives.
-        final_output: the end of what its process has printed.
-    """
+    """Handles the messages of a kernel."""
 
     def __init__(self, running: Kernel, options: Options) -> None:
         self.channels = Channels(running.connection)
         self.widgets = Widgets(self._send_comm, options.overflow)
         self.poller = zmq.Poller()
-        self.waiting: Waiting | None = None
-        self.info: dict[str, Any] | None = None
-        self.is_subscribed = False
-        self.last_beat = time.monotonic()
-        self.final_output = ""
+        self.waiting: Waiting | None = None  # the cell that runs; None if none does
+        self.info: dict[str, Any] | None = None  # what the kernel reports about itself; None until it answers
+        self.is_subscribed = False  # whether its output can be heard
+        self.last_beat = time.monotonic()  # when it has last shown that it lives
+        self.final_output = ""  # the end of what its process has printed
         self._kernel = running
         self._options = options
         for each in (self.channels.iopub, self.channels.shell, self.channels.heartbeat):

@@ -59,7 +59,6 @@ class CellOutputs:
     def __init__(
         self, cell: dict[str, Any], title: str, display: Display, limit_bytes: int, overflow: OverflowLog
     ) -> None:
-        self.cell = cell
         self.outputs: list[Output] = []
         cell["outputs"] = self.outputs
         self._title = title

@@ -20,11 +20,7 @@ SLOWEST_SHARE = 0.05  # of the time that saving may take
 
 
 class Recorder:
-    """Writes states and times into a notebook's metadata, and saves it.
-
-    Attributes:
-        is_changed: whether the notebook may differ from what was saved last.
-    """
+    """Writes states and times into a notebook's metadata, and saves it."""
 
     def __init__(
         self, notebook: Notebook, save: Callable[[], None], every_seconds: float, warn: Callable[[str], None]
@@ -33,7 +29,7 @@ class Recorder:
         self._save = save
         self._every_seconds = every_seconds
         self._warn = warn
-        self.is_changed = True
+        self.is_changed = True  # whether the notebook may differ from what was saved last
         self._next_save = self._next_boundary = 0.0  # of `time.monotonic`: while a cell runs, and when one starts
         self._is_aborted = False
         self._started = datetime.now(timezone.utc)

@@ -12,18 +12,12 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Signals:
-    """Which signal has come.
-
-    Attributes:
-        number: of the signal that asks to stop; 0 if none did.
-        is_repeated: whether it has come again, and there is no more patience.
-        wake: becomes readable when one comes; None while no one listens.
-    """
+    """Which signal has come."""
 
     def __init__(self) -> None:
-        self.number = 0
-        self.is_repeated = False
-        self.wake: socket.socket | None = None
+        self.number = 0  # of the signal that requests to stop; 0 if none did
+        self.is_repeated = False  # whether it has come again, and there is no more patience
+        self.wake: socket.socket | None = None  # becomes readable when one comes; None while no one listens
 
     @contextlib.contextmanager
     def heard(self) -> Iterator[None]:

@@ -19,11 +19,7 @@ WIDEST = 10_000  # columns that a move to the right may reach
 
 
 class Screen:
-    """The text of one stream.
-
-    Attributes:
-        dropped_bytes: what a limited screen has let go.
-    """
+    """The text of one stream."""
 
     def __init__(self, keep_bytes: int | None = None) -> None:
         self._keep_bytes = keep_bytes  # None: everything
@@ -33,7 +29,7 @@ class Screen:
         self._row = 0
         self._column: int | None = None  # None: at the end of the line
         self._held = ""  # a sequence that has not come to its end
-        self.dropped_bytes = 0
+        self.dropped_bytes = 0  # what a limited screen has let go
 
     @property
     def size_bytes(self) -> int:

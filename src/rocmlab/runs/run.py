@@ -65,7 +65,7 @@ def run(
     """
     base = confidential.without(os.environ if environment is None else environment)
     rules = rules or Rules()
-    workers = Workers(base, slots.count, warm=rules.warm, fork_servers=fork_servers)
+    workers = Workers(base, warm=rules.warm, fork_servers=fork_servers)
     meters = meters or Meters()
     site = site or Here(workers, meters)
     limits, before = limits or Limits(), before or Before()

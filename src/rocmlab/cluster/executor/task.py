@@ -83,7 +83,7 @@ class _WorkerState:
         if self._workers is None:
             environment, fork_servers = own_environment(_first_environment()), _NodeForkServers(self.agent)
             # The runner converts.
-            self._workers = Workers(environment, 1, warm=warm, fork_servers=fork_servers, converts=False)
+            self._workers = Workers(environment, warm=warm, fork_servers=fork_servers, converts=False)
         return self._workers
 
 

@@ -1,4 +1,4 @@
-"""A head's description of its cluster, queried before anything joins it: its versions and its nodes.
+"""A head's description of its cluster, queried before anything joins it: its versions.
 
 Ray itself would find a wrong version or token only half way through a start, and report it in a traceback. As a program
 (`python -m rocmlab.cluster.node.handshake HOST:PORT`) it prints JSON: what asks in its own process keeps Ray's threads.
@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
@@ -31,7 +31,6 @@ class Handshake:
 
     ray: str
     python: str  # 3.11.7
-    addresses: list[str] = field(default_factory=list)  # of the living nodes
 
 
 def check_ray() -> str:
@@ -106,8 +105,7 @@ def ask(address: str) -> Handshake:
     try:
         client = raylet.GcsClient(address=address)
         facts = json.loads(client.internal_kv_get(b"CLUSTER_METADATA", b"cluster", timeout=10) or b"{}")
-        nodes = [each.node_manager_address for each in client.get_all_node_info(timeout=10).values() if each.state == 0]
-        return Handshake(str(facts["ray_version"]), str(facts["python_version"]), sorted(nodes))
+        return Handshake(str(facts["ray_version"]), str(facts["python_version"]))
     except exceptions.AuthenticationError as err:
         raise refused(address) from err
     except (exceptions.RpcError, exceptions.RaySystemError, ValueError, KeyError, TypeError) as err:

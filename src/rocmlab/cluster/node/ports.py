@@ -25,11 +25,6 @@ class Port:
     is_of_head: bool = False  # only the head listens there
     is_loopback: bool = False  # no other machine needs to reach it
 
-    @property
-    def default(self) -> int:
-        """The number where CLUSTER_PORT is not set; the first of a range."""
-        return FIRST + self.offset
-
 
 TABLE = (
     Port("head", "--port", 0, "where nodes join, and programs query the cluster's state", is_of_head=True),

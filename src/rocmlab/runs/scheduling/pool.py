@@ -16,16 +16,12 @@ Product = int  # GPUs that can stand for each other have the same: which product
 class Pool:
     """GPUs by their number, which is their place in the run: what is free is always in that order, so that runs repeat.
 
-    Attributes:
-        gpus: all of them, by number.
-        counts: how many there are of each product; the products are numbered in the order of their first.
-        left: how many are free of each product.
-        memory: bytes that a job can have of a GPU of each product, 0 if unknown.
+    Products are numbered in the order of their first.
     """
 
     def __init__(self, gpus: Sequence[Device]) -> None:
         """Begin with all free."""
-        self.gpus = tuple(gpus)
+        self.gpus = tuple(gpus)  # by number
         self._numbers = {gpu: number for number, gpu in enumerate(self.gpus)}
         self._by_id = {id(gpu): number for number, gpu in enumerate(self.gpus)}  # a hash of forty fields takes longer
         kinds: dict[Hashable, Product] = {}
@@ -33,8 +29,9 @@ class Pool:
         self._free: list[list[int]] = [[] for _ in kinds]  # numbers, in order, by product
         for number, product in enumerate(self._products):
             self._free[product].append(number)
-        self.counts = list(map(len, self._free))
-        self.left = list(self.counts)
+        self.counts = list(map(len, self._free))  # how many there are of each product
+        self.left = list(self.counts)  # how many of them are free
+        # Bytes that a job can have of a GPU of each product, 0 if unknown.
         self.memory = [memory_bytes(self.gpus[numbers[0]]) or 0 for numbers in self._free]
 
     def __iter__(self) -> Iterator[Device]:

@@ -32,15 +32,10 @@ class Demand:
 
 
 class Scheduler(ABC):
-    """The places of a run, given to jobs in the order of their turn.
+    """The places of a run, given to jobs in the order of their turn."""
 
-    Attributes:
-        gpus: of the run.
-        count: how many jobs with one GPU run side by side; at least 1.
-    """
-
-    gpus: tuple[Device, ...]
-    count: int
+    gpus: tuple[Device, ...]  # of the run
+    count: int  # how many jobs with one GPU run side by side; at least 1
 
     def __init__(self, *, is_mixed: bool = False) -> None:
         """Begin; with `is_mixed` every job may get GPUs of different products."""

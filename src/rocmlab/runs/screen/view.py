@@ -107,7 +107,6 @@ class View:
         self.never = 0  # jobs whose turn never came
         self.retries = 0
         self.running: dict[str, Running] = {}
-        self.width = 0  # of the longest name so far
         self._open = dict(expected or {})  # the jobs that have not ended, and how long they may take
         self._seconds: list[float] = [0, 0.0]  # how many jobs have ended here, and how long they took in all
 

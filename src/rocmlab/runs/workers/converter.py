@@ -18,17 +18,11 @@ ATTEMPTS = 2  # at a conversion; the process may have been killed for lack of me
 
 
 class Converter:
-    """It starts its process when there is something to convert, or may be soon.
-
-    Attributes:
-        environment: what the process inherits.
-        is_on: whether anything is converted.
-        is_busy: whether a notebook is being converted.
-    """
+    """It starts its process when there is something to convert, or may be soon."""
 
     def __init__(self, environment: Mapping[str, str], *, is_on: bool = True) -> None:
-        self.environment = environment
-        self.is_on = is_on
+        self.environment = environment  # which the process inherits
+        self.is_on = is_on  # whether anything is converted
         self._link: Link | None = None
         self._turn = asyncio.Lock()
 

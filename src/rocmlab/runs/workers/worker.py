@@ -35,19 +35,14 @@ MAX_SUMMARY_BYTES = 500_000  # of what is reported of a notebook; of more, the r
 
 
 class Worker:
-    """Executes one notebook and reports.
+    """Executes one notebook and reports."""
 
-    Attributes:
-        is_sound: whether the process can be trusted with another job.
-        starting: held while a kernel is being started.
-    """
-
-    starting = threading.Lock()
+    starting = threading.Lock()  # held while a kernel is being started
 
     def __init__(self, job: JobSpec, report: Report) -> None:
         self.job = job
         self.report = report
-        self.is_sound = True
+        self.is_sound = True  # whether the process can be trusted with another job
         self.lease = Lease.inherited(job.lease) if job.lease else None
 
     def run(self) -> Outcome:
@@ -194,15 +189,11 @@ def check_masks(running: Kernel, job: JobSpec, masks: dict[str, str | None]) -> 
 
 
 class LogFile(io.RawIOBase):
-    """A descriptor of a log, which is not worth a notebook: what a full disk does not take is dropped.
-
-    Attributes:
-        fault: why something was dropped; None if nothing was.
-    """
+    """A descriptor of a log, which is not worth a notebook: what a full disk does not take is dropped."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
-        self.fault: OSError | None = None
+        self.fault: OSError | None = None  # why something was dropped; None if nothing was
         self._descriptor = descriptor
 
     def writable(self) -> bool:

@@ -21,27 +21,18 @@ WORKER = "rocmlab.runs.workers.serving"
 
 
 class Workers:
-    """What the workers of a run have in common.
-
-    Attributes:
-        environment: what each process inherits; a job's own comes with the job.
-        slots: how many jobs may run at once.
-        warm: whether kernels may be forked from a process that has imported the framework; `auto` or `off`.
-        converter: makes HTML of executed notebooks.
-    """
+    """What the workers of a run have in common."""
 
     def __init__(
         self,
         environment: Mapping[str, str],
-        slots: int,
         *,
         warm: str = "auto",
         fork_servers: JobForkServers | None = None,
         converts: bool = True,
     ) -> None:
-        self.environment = confidential.without(environment)
-        self.slots = slots
-        self.warm = warm
+        self.environment = confidential.without(environment)  # of each process; a job's own comes with the job
+        self.warm = warm  # `auto`: kernels may be forked from a process that has imported the framework; or `off`
         self._fork_servers = fork_servers or JobForkServers()
         self._idle: list[Link] = []
         self._all: set[Link] = set()
