@@ -62,9 +62,7 @@ def run(path: Path, number: int) -> int:
 
 def _job(request: Request, key: str | None) -> Job:
     """Return the job as its notebook is now; one that has changed since the export is not run."""
-    if request.notebook is None:
-        again = selection.find([request.word], selection.notebooks_folder(os.environ))[0]
-        request = replace(request, notebook=str(again.notebook) if again.notebook else None, problem=again.problem)
+    request = resume.looked_for_again(request, selection.notebooks_folder(os.environ))
     job = replace(jobs_of([request])[0], name=request.name or request.word)
     if job.problem or not key or not job.key:
         return job

@@ -16,7 +16,7 @@ from rocmlab.base.errors import RocmlabError
 from rocmlab.batch import layout
 from rocmlab.batch.part import Part
 from rocmlab.reports import compare
-from rocmlab.runs.folder import RunFolder, now
+from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.jobs import EXIT_CODES, Job, Result, not_run
 from rocmlab.runs.outcome import resume, retries
 from rocmlab.runs.outcome.results import Run, versions
@@ -55,7 +55,7 @@ def collect(path: Path, wait_seconds: float = 0.0) -> Run:
             folder=folder,
             results=results,
             started=session.started,
-            seconds=_seconds(min(times), max(times)),
+            seconds=resume.seconds_between(min(times), max(times)),
             is_interrupted=False,
             slots=_most_at_once(results),
             versions=_versions(path, laid),
@@ -150,11 +150,6 @@ def _earlier(which: object, path: Path) -> dict[str, Any] | None:
     except RocmlabError as err:
         log.warning("nothing to compare with: %s", formatting.short(err.problem.what, 200))
         return None
-
-
-def _seconds(begin: str, end: str) -> float:
-    first, last = (datetime.fromisoformat((text or now()).replace("Z", "+00:00")) for text in (begin, end))
-    return max(0.0, (last - first).total_seconds())
 
 
 def _most_at_once(results: list[Result]) -> int:

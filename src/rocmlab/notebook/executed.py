@@ -77,7 +77,8 @@ def _dicts(value: object) -> list[dict[str, Any]]:
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
-def _text(value: object) -> str:
+def text_of(value: object) -> str:
+    """Return a text of a notebook, which may be a list of lines."""
     return "".join(map(str, value)) if isinstance(value, list) else "" if value is None else str(value)
 
 
@@ -94,13 +95,13 @@ def _error(cells: list[Notebook]) -> dict[str, Any] | None:
             continue
         outputs = [output for output in _dicts(cell.get("outputs")) if output.get("output_type") == "error"]
         last = outputs[-1] if outputs else {}
-        lines = _text(cell.get("source")).rstrip().splitlines()
+        lines = text_of(cell.get("source")).rstrip().splitlines()
         line = _failing_line(outputs)
         line = line if line and line <= len(lines) else None
         shown = formatting.around(lines, line or 1, SHOWN_LINES)
         return {
-            "name": _text(last.get("ename")) or "Error",
-            "value": ANSI.sub("", _text(last.get("evalue"))),
+            "name": text_of(last.get("ename")) or "Error",
+            "value": ANSI.sub("", text_of(last.get("evalue"))),
             "cell": max(1, number),  # counting code cells from 1, as on the screen
             "cell_index": index,  # in the executed notebook, from 0
             "source": "\n".join(lines[shown.start : shown.stop]),

@@ -63,7 +63,7 @@ def read_failure(job: Mapping[str, Any], folder: Path) -> Failure:
         return Failure(source=clean(error.get("source", "")), log=_tail(folder / left["log"]) if "log" in left else "")
     outputs = [output for output in cell.get("outputs", []) if isinstance(output, dict)]
     return Failure(
-        source=_excerpt(clean(_joined(cell.get("source", ""))), error.get("line", 1)),
+        source=_excerpt(clean(executed.text_of(cell.get("source", ""))), error.get("line", 1)),
         output=_shorten(clean("".join(_text(output) for output in outputs))).rstrip(),
         traceback=_shorten(clean("\n".join(_traceback(output) for output in outputs))).strip("\n"),
     )
@@ -81,9 +81,9 @@ def _cell(path: Path, index: int) -> dict[str, Any] | None:
 def _text(output: Mapping[str, Any]) -> str:
     """Return what an output reads like; an image has no text."""
     if output.get("output_type") == "stream":
-        return _joined(output.get("text", ""))
+        return executed.text_of(output.get("text", ""))
     data = output.get("data")
-    return _joined(data.get("text/plain", "")) + "\n" if isinstance(data, dict) else ""
+    return executed.text_of(data.get("text/plain", "")) + "\n" if isinstance(data, dict) else ""
 
 
 def _traceback(output: Mapping[str, Any]) -> str:
@@ -91,11 +91,6 @@ def _traceback(output: Mapping[str, Any]) -> str:
         return ""
     lines = output.get("traceback") or [f"{output.get('ename')}: {output.get('evalue')}"]
     return "\n".join(str(line) for line in lines)
-
-
-def _joined(text: object) -> str:
-    """Return a text of a notebook, which may be a list of lines."""
-    return "".join(str(part) for part in text) if isinstance(text, list) else str(text)
 
 
 def _excerpt(source: str, line: object) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -129,7 +130,7 @@ def read(folder: RunFolder) -> Session:
         raise _unreadable(folder, f"line {number}: {err if isinstance(err, ValueError) else repr(err)}") from err
     if session is None:
         raise _unreadable(folder, "it does not contain the jobs of the run: it is of an older rocmlab, or truncated")
-    return replace(session, seconds=sum(_seconds(*pair) for pair in times))
+    return replace(session, seconds=sum(itertools.starmap(seconds_between, times)))
 
 
 @contextlib.contextmanager
@@ -177,22 +178,23 @@ def _take(entry: Entry, event: Mapping[str, Any]) -> None:
         entry.begun, entry.result, entry.key = None, Result(**fields), key if isinstance(key, str) else None
 
 
-def _seconds(begin: str, end: str) -> float:
-    times = [datetime.fromisoformat(time.replace("Z", "+00:00")) for time in (begin, end)]
-    return max(0.0, (times[1] - times[0]).total_seconds())
+def seconds_between(begin: str, end: str) -> float:
+    """Return the time from one entry of a journal to another; 0 where a clock was set back."""
+    first, last = (datetime.fromisoformat(time.replace("Z", "+00:00")) for time in (begin, end))
+    return max(0.0, (last - first).total_seconds())
 
 
 def requests(session: Session, notebooks: Path) -> list[Request]:
     """Return the request; a notebook that was missing may be there by now."""
-    found = []
-    for entry in session.entries.values():
-        request = replace(entry.request, name=entry.name)
-        if request.notebook is None:
-            again = selection.find([request.word], notebooks)[0]
-            there = str(again.notebook) if again.notebook else None
-            request = replace(request, notebook=there, problem=again.problem)
-        found.append(request)
-    return found
+    return [replace(looked_for_again(each.request, notebooks), name=each.name) for each in session.entries.values()]
+
+
+def looked_for_again(request: Request, notebooks: Path) -> Request:
+    """Return a request whose notebook was missing as it is now; any other as it is."""
+    if request.notebook is not None:
+        return request
+    again = selection.find([request.word], notebooks)[0]
+    return replace(request, notebook=str(again.notebook) if again.notebook else None, problem=again.problem)
 
 
 def before(session: Session, jobs: Sequence[Job]) -> Before:
