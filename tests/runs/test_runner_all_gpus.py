@@ -12,6 +12,7 @@ from typing import Any
 
 import notebook_files
 import pytest
+from placing import take
 from watching import Watcher
 
 from rocmlab.base.errors import RocmlabError
@@ -133,7 +134,7 @@ def test_on_nvidia_the_masks_of_cuda_name_all_gpus(cpu: Device) -> None:
     """The same code assigns them; AMD's masks hide whatever they could show."""
     gpus = [Device("cuda", index, "NVIDIA H200", True, pci_address=f"0000:0{index}:00.0") for index in range(2)]
 
-    _, place = Slots(gpus, cpu).take([Job("a", "/a.ipynb", gpus="all", min_gpus=2)])
+    _, place = take(Slots(gpus, cpu), [Job("a", "/a.ipynb", gpus="all", min_gpus=2)])
 
     found = place.environment({})
     assert [gpu.index for gpu in place.gpus] == [0, 1]
@@ -282,7 +283,7 @@ def test_on_a_cluster_all_are_all_of_one_node(gpus: list[Device]) -> None:
     assert (small.problem(job), large.problem(job)) == (None, None)
     large.update([one])
     assert large.wanted(job) == 2
-    assert large.take([job]) is None
+    assert take(large, [job]) is None
     assert ClusterPlaces([one, pair], "none").wanted(job) == 0
 
 
@@ -294,7 +295,7 @@ def test_on_a_cluster_a_notebook_that_trains_with_ray_keeps_no_gpu_from_its_work
     request = resources.of(json.loads((NOTEBOOKS / "11_multi_node_torch.ipynb").read_text()))
     job = Job("a", "/a.ipynb", **request._asdict())
 
-    taken = places.take([job])
+    taken = take(places, [job])
 
     assert places.problem(job) is None
     assert taken is not None

@@ -21,6 +21,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
+from placing import take
 from watching import Watcher, eventually, is_alive
 
 from rocmlab.cli import main
@@ -565,7 +566,7 @@ def test_claims_are_settled_in_their_order(cpu: Device) -> None:
     """The oldest chooses among all GPUs that no job has, and the others are moved to what remains."""
     gpus = [hosts.device(number) for number in range(4)]
     slots = Slots(gpus, cpu)
-    places = [slots.take([job(name, count)])[1] for name, count in (("a", 1), ("b", 2))]
+    places = [take(slots, [job(name, count)])[1] for name, count in (("a", 1), ("b", 2))]
 
     before = [place.options() for place in places]
     places[0].settle([gpus[2]])
@@ -573,14 +574,14 @@ def test_claims_are_settled_in_their_order(cpu: Device) -> None:
     slots.release(places[0])
     widened = places[1].options()
     places[1].settle([gpus[3], gpus[1]])
-    _, third = slots.take([job("c", 2)])
+    _, third = take(slots, [job("c", 2)])
 
     assert before == [tuple(gpus), ()]
     assert after == (gpus[0], gpus[1], gpus[3])
     assert widened == tuple(gpus)
     assert places[1].gpus == (gpus[1], gpus[3])
     assert third.gpus == (gpus[0], gpus[2])
-    assert slots.take([job("d")]) is None
+    assert take(slots, [job("d")]) is None
 
 
 # -- Foreign processes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from placing import take
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device
@@ -19,10 +20,10 @@ def test_each_job_gets_one_gpu_of_its_own(gpus: list[Device], cpu: Device) -> No
     """Two GPUs hold two jobs, and the third waits for the first that is given back."""
     slots, waiting = Slots(gpus, cpu, cores=8), [job("a"), job("b"), job("c")]
 
-    first, second = slots.take(waiting), slots.take(waiting[1:])
-    none = slots.take(waiting[2:])
+    first, second = take(slots, waiting), take(slots, waiting[1:])
+    none = take(slots, waiting[2:])
     slots.release(second[1])
-    third = slots.take(waiting[2:])
+    third = take(slots, waiting[2:])
 
     assert [taken[0].name for taken in (first, second, third)] == ["a", "b", "c"]
     assert [taken[1].gpus[0].index for taken in (first, second, third)] == [0, 1, 1]
@@ -32,13 +33,13 @@ def test_each_job_gets_one_gpu_of_its_own(gpus: list[Device], cpu: Device) -> No
 def test_a_job_for_all_gpus_waits_and_is_not_overtaken(gpus: list[Device], cpu: Device) -> None:
     """Later jobs for one GPU would starve it; a job for the CPU takes nothing from it and goes ahead."""
     slots = Slots(gpus, cpu, cores=8)
-    _, running = slots.take([job("a")])
+    _, running = take(slots, [job("a")])
     waiting = [job("all", "all"), job("b"), job("c", 0), job("d", 0)]
 
-    overtaker = slots.take(waiting)
-    none = slots.take([each for each in waiting if each is not overtaker[0]])
+    overtaker = take(slots, waiting)
+    none = take(slots, [each for each in waiting if each is not overtaker[0]])
     slots.release(running)
-    after = slots.take(waiting[:2])
+    after = take(slots, waiting[:2])
 
     assert overtaker[0].name == "c"
     assert overtaker[1].devices == (cpu,)
@@ -54,7 +55,7 @@ def test_every_job_gets_its_turn_whatever_the_order(gpus: list[Device], cpu: Dev
     started, running = [], []
 
     while waiting or running:
-        while taken := slots.take(waiting):
+        while taken := take(slots, waiting):
             waiting.remove(taken[0])
             running.append(taken[1])
             started.append(taken[0])
@@ -69,7 +70,7 @@ def test_without_a_gpu_jobs_run_on_the_cpu_one_after_another(cpu: Device) -> Non
     """`all` of no GPUs is the CPU, and there is one place on it."""
     slots = Slots([], cpu, cores=4)
 
-    taken, none = slots.take([job("a", "all")]), slots.take([job("b")])
+    taken, none = take(slots, [job("a", "all")]), take(slots, [job("b")])
 
     assert taken[1].devices == (cpu,)
     assert taken[1].threads == 4
@@ -87,9 +88,9 @@ def test_gpus_that_are_not_there_are_never_replaced_by_the_cpu(gpus: list[Device
 def test_the_environment_pins_the_device_and_shares_the_cores(gpus: list[Device], cpu: Device) -> None:
     """Masks name the GPU, threads are cores by slots, and what the user set stays."""
     slots = Slots(gpus, cpu, cores=8)
-    _, zero = slots.take([job("zero")])
-    _, one = slots.take([job("one")])
-    _, processor = slots.take([job("processor", 0)])
+    _, zero = take(slots, [job("zero")])
+    _, one = take(slots, [job("one")])
+    _, processor = take(slots, [job("processor", 0)])
 
     found = one.environment({"PATH": "/bin", "OMP_NUM_THREADS": "3", "ROCR_VISIBLE_DEVICES": "1"})
 

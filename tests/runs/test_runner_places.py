@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from placing import take
 
 from rocmlab.devices import Device, discover
 from rocmlab.runs.jobs import Job
@@ -44,7 +45,7 @@ def test_a_job_gets_the_smallest_gpu_that_fits() -> None:
     """The big card stays free for who needs it."""
     slots = Slots(SMALL_AND_BIG, CPU)
 
-    found = [indices(slots.take([each])) for each in (job("a"), job("b", gib=20), job("c"))]
+    found = [indices(take(slots, [each])) for each in (job("a"), job("b", gib=20), job("c"))]
 
     assert found == [[1], [0], [2]]
 
@@ -52,13 +53,13 @@ def test_a_job_gets_the_smallest_gpu_that_fits() -> None:
 def test_the_only_big_gpu_is_kept_for_a_job_that_needs_it() -> None:
     """A small job waits for a small card although it came first; the big job goes ahead on the big card."""
     slots = Slots(SMALL_AND_BIG, CPU)
-    busy = [slots.take([job(name)]) for name in ("a", "b")]
+    busy = [take(slots, [job(name)]) for name in ("a", "b")]
     small, big = job("small"), job("big", gib=40)
 
-    first = slots.take([small, big])
-    second = slots.take([small])
+    first = take(slots, [small, big])
+    second = take(slots, [small])
     slots.release(busy[1][1])
-    third = slots.take([small])
+    third = take(slots, [small])
 
     assert (first[0], indices(first)) == (big, [0])
     assert second is None
@@ -69,18 +70,18 @@ def test_the_big_gpu_is_used_when_nobody_needs_it() -> None:
     """A GPU that no one waits for is not left idle."""
     slots = Slots(SMALL_AND_BIG, CPU)
 
-    assert [indices(slots.take([job(name)])) for name in "abc"] == [[1], [2], [0]]
+    assert [indices(take(slots, [job(name)])) for name in "abc"] == [[1], [2], [0]]
 
 
 def test_several_gpus_are_of_one_product_unless_they_may_be_mixed() -> None:
     """Equal name, gfx and memory; `all` is the largest such set."""
     gpus = [gpu(0, 48), gpu(1, 16), gpu(2, 16)]
 
-    assert indices(Slots(gpus, CPU).take([job("a", 2)])) == [1, 2]
-    assert indices(Slots(gpus, CPU).take([job("a", "all")])) == [1, 2]
-    assert indices(Slots(gpus, CPU).take([job("a", "all", mixed=True)])) == [0, 1, 2]
-    assert indices(Slots(gpus, CPU, is_mixed=True).take([job("a", 3)])) == [0, 1, 2]
-    assert indices(Slots(gpus, CPU).take([job("a", "all", 40)])) == [0]
+    assert indices(take(Slots(gpus, CPU), [job("a", 2)])) == [1, 2]
+    assert indices(take(Slots(gpus, CPU), [job("a", "all")])) == [1, 2]
+    assert indices(take(Slots(gpus, CPU), [job("a", "all", mixed=True)])) == [0, 1, 2]
+    assert indices(take(Slots(gpus, CPU, is_mixed=True), [job("a", 3)])) == [0, 1, 2]
+    assert indices(take(Slots(gpus, CPU), [job("a", "all", 40)])) == [0]
     problem = Slots(gpus, CPU).problem(job("a", 3))
     assert problem.what == "it asks for 3 GPUs"
     assert "this run has 2 of one product" in problem.why
@@ -119,13 +120,13 @@ def test_vram_that_others_use_is_waited_for() -> None:
     gpus = [gpu(0), gpu(1), gpu(2)]
     slots = Slots(gpus, CPU, free_vram=lambda device: free.get(device.index))
 
-    first = slots.take([job("a", gib=16)])
-    unknown = slots.take([job("b", gib=16)])
-    none = slots.take([job("c", gib=16)])
-    other = slots.take([job("c", gib=16), job("d")])
+    first = take(slots, [job("a", gib=16)])
+    unknown = take(slots, [job("b", gib=16)])
+    none = take(slots, [job("c", gib=16)])
+    other = take(slots, [job("c", gib=16), job("d")])
     slots.release(other[1])
     free[0] = 20 * GIB
-    last = slots.take([job("c", gib=16)])
+    last = take(slots, [job("c", gib=16)])
 
     assert [indices(each) for each in (first, unknown, other, last)] == [[1], [2], [0], [0]]
     assert none is None
@@ -137,8 +138,8 @@ def test_a_job_that_is_tried_again_gets_another_gpu_if_one_is_free() -> None:
     gpus = [gpu(0), gpu(1)]
     excluded = {"a": Place((gpus[0],), 1)}
 
-    elsewhere = Slots(gpus, CPU).take([job("a")], excluded)
-    alone = Slots(gpus[:1], CPU).take([job("a")], excluded)
+    elsewhere = take(Slots(gpus, CPU), [job("a")], excluded)
+    alone = take(Slots(gpus[:1], CPU), [job("a")], excluded)
 
     assert indices(elsewhere) == [1]
     assert elsewhere[1].options()[0] is gpus[1]
@@ -148,13 +149,13 @@ def test_a_job_that_is_tried_again_gets_another_gpu_if_one_is_free() -> None:
 def test_a_waiting_set_does_not_block_the_other_products() -> None:
     """A job for two small cards waits for these; a job for the big one continues."""
     slots = Slots(SMALL_AND_BIG, CPU)
-    running = slots.take([job("a")])
+    running = take(slots, [job("a")])
     waiting = [job("pair", 2), job("b", gib=10), job("big", gib=40)]
 
-    taken = slots.take(waiting)
-    nothing = slots.take(waiting[:2])
+    taken = take(slots, waiting)
+    nothing = take(slots, waiting[:2])
     slots.release(running[1])
-    pair = slots.take(waiting[:2])
+    pair = take(slots, waiting[:2])
 
     assert indices(taken) == [0]
     assert nothing is None or nothing[0].name != "b" or indices(nothing) == [0]
@@ -164,8 +165,8 @@ def test_a_waiting_set_does_not_block_the_other_products() -> None:
 def test_a_claim_never_takes_what_another_claim_cannot_do_without() -> None:
     """The only big card is not among the choices of a claim that could have a small one."""
     slots = Slots([gpu(0, 48), gpu(1, 16)], CPU)
-    _, small = slots.take([job("small")])
-    _, big = slots.take([job("big", gib=40)])
+    _, small = take(slots, [job("small")])
+    _, big = take(slots, [job("big", gib=40)])
 
     assert [each.index for each in small.options()] == [1]
     small.settle(small.options())
@@ -220,7 +221,7 @@ class Simulation:
 
     def step(self) -> None:
         """Place all that can be, then settle a claim or end a job."""
-        while taken := self.slots.take(self.queue.heads(), self.queue.excluded):
+        while taken := take(self.slots, self.queue.heads(), self.queue.excluded):
             asking, place = taken
             self.queue.remove(asking)
             assert len(place.gpus) == self.slots.wanted(asking)
@@ -288,12 +289,12 @@ def test_no_job_is_overtaken_for_ever(host: list[tuple[int, str]], wanted: int, 
     small = [job(f"small {number}", gib=gib) for number, gib in enumerate((None, 8))]
     running: list[Place] = []
     for each in small * len(gpus):
-        if taken := slots.take([each]):
+        if taken := take(slots, [each]):
             taken[1].settle(taken[1].options()[:1])
             running.append(taken[1])
 
     for _ in range(4 * len(gpus) + 4):
-        while taken := slots.take([large, *(each for each in small if not slots.problem(each))]):
+        while taken := take(slots, [large, *(each for each in small if not slots.problem(each))]):
             if taken[0] is large:
                 return
             taken[1].settle(taken[1].options()[:1])

@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+from placing import take
 
 from benchmarks import synthetic
 from rocmlab.base.errors import Problem, RocmlabError
@@ -34,7 +35,7 @@ def job(name: str = "a", **resources: object) -> Job:
 
 def taken(places: ClusterPlaces, *jobs: Job) -> RemotePlace:
     """Return the place of the next of these jobs."""
-    found = places.take(jobs)
+    found = take(places, jobs)
     assert found is not None
     assert isinstance(found[1], RemotePlace)
     return found[1]
@@ -47,7 +48,7 @@ def test_ray_has_twice_what_it_can_run_and_no_more() -> None:
     given = [taken(places, job(f"j{number}")) for number in range(6)]
 
     assert places.count == 3
-    assert places.take([job("more")]) is None
+    assert take(places, [job("more")]) is None
     places.release(given[0])
     assert taken(places, job("more")).never == ()
 
@@ -77,7 +78,7 @@ def test_jobs_without_a_gpu_have_a_window_of_their_own() -> None:
     given = [taken(places, job(f"c{number}", gpus=0)) for number in range(4)]
 
     assert [place.count for place in given] == [0] * 4
-    assert places.take([job("c4", gpus=0)]) is None
+    assert take(places, [job("c4", gpus=0)]) is None
     assert taken(places, job("c4", gpus=0), job("g")).count == 1
 
 
@@ -111,7 +112,7 @@ def test_a_job_that_ended_badly_is_tried_on_another_node() -> None:
     first.node_id = "one"
     places.release(first)
 
-    found = places.take([job()], {"a": first})
+    found = take(places, [job()], {"a": first})
 
     assert found is not None
     assert found[1].never == ("one",)  # type: ignore[attr-defined]
@@ -145,7 +146,7 @@ def test_gpus_are_limited_by_number_and_not_by_name() -> None:
 
     assert two.count == 2
     assert [taken(two, job(name)).count for name in "ab"] == [1, 1]
-    assert two.take([job("c")]) is None
+    assert take(two, [job("c")]) is None
     assert ClusterPlaces(nodes, "none").wanted(job()) == 0
     for words in ("0,1", "9", "0"):
         with pytest.raises(RocmlabError):
@@ -257,7 +258,7 @@ def test_small_jobs_do_not_fill_the_window_before_a_large_one() -> None:
 
     for number in range(8):
         places.release(running.pop())
-        found = places.take([large, job(f"next {number}")])
+        found = take(places, [large, job(f"next {number}")])
         assert found is None or found[0] is large
 
     assert found is not None
@@ -281,7 +282,7 @@ def test_a_job_that_ended_badly_on_one_of_many_nodes_is_tried_elsewhere() -> Non
     first = taken(places, pair)
     first.node_id = next(node for node in places.nodes if node != first.pinned)
     for _ in range(3 * MAX_NAMED_NODES):
-        found = places.take([pair], {"pair": first})
+        found = take(places, [pair], {"pair": first})
         if found is None:
             break
         assert found[1].pinned != first.node_id  # type: ignore[attr-defined]
@@ -290,7 +291,7 @@ def test_a_job_that_ended_badly_on_one_of_many_nodes_is_tried_elsewhere() -> Non
     last = taken(alone, pair)
     last.node_id = "one"
     alone.release(last)
-    again = alone.take([pair], {"pair": last})
+    again = take(alone, [pair], {"pair": last})
     assert again is not None
     assert again[1].pinned == "one"  # type: ignore[attr-defined]
 

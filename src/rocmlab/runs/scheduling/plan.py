@@ -69,7 +69,7 @@ class Queue:
 
     def take(self) -> tuple[Job, Place] | None:
         """Take out the job that can start now, and give it its place; None if none can."""
-        if taken := self._slots.take_next(self._heads, self._requested, self.excluded):
+        if taken := self._slots.take(self._heads, self._requested, self.excluded):
             self.remove(taken[0])
         return taken
 

@@ -65,25 +65,15 @@ class Scheduler(ABC):
         """Return why a job could never be placed."""
         return self.demand(self.resources(job)).problem
 
-    def take(self, jobs: Iterable[Job], excluded: Mapping[str, Place] | None = None) -> tuple[Job, Place] | None:
-        """Return the next of these jobs and its place; None if none can start now.
-
-        Args:
-            jobs: in the order of their turn.
-            excluded: by the name of a job, the place of its last attempt, whose GPUs or node others are preferred to.
-        """
-        waiting = [(0, job, self.resources(job)) for job in jobs]
-        return self.take_next(waiting, frozenset(each for _, _, each in waiting), excluded or {})
-
-    def take_next(
+    def take(
         self, waiting: Iterable[Waiting], requested: frozenset[Resources], excluded: Mapping[str, Place]
     ) -> tuple[Job, Place] | None:
-        """Do as `take` does; of the jobs that request the same the first is enough.
+        """Return the next job and its place; None if none can start now.
 
         Args:
-            waiting: in the order of their turn.
+            waiting: in the order of their turn; of the jobs that request the same the first is enough.
             requested: all that they request; the same object as long as it is the same.
-            excluded: as for `take`.
+            excluded: by the name of a job, the place of its last attempt, whose GPUs or node others are preferred to.
         """
         groups = self._available(requested)
         for _, job, resources in waiting:
