@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from rocmlab import reports
 from rocmlab.base import files
 from rocmlab.runs.jobs import EXIT_CODES, Result
 
@@ -49,6 +50,11 @@ def job(name: str, status: str = "ok", *, notebook: str = "", **fields: Any) -> 
         **fields,
     )
     return json.loads(json.dumps(result.as_dict()))
+
+
+def schema() -> dict[str, Any]:
+    """Return the published JSON Schema of `results.json`."""
+    return json.loads(Path(reports.__file__).with_name("results.schema.json").read_text(encoding="utf-8"))
 
 
 def files_of(has_run: bool) -> dict[str, str]:

@@ -15,7 +15,7 @@ import pytest
 import run_results
 
 from rocmlab.devices import Device
-from rocmlab.reports import failures, page, plots, schema, values
+from rocmlab.reports import SCHEMA_VERSION, failures, page, plots, values
 from rocmlab.runs import run
 from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.jobs import Result
@@ -315,11 +315,11 @@ def test_five_hundred_notebooks_fit_in_one_report(tmp_path: Path) -> None:
 
 def test_every_field_of_a_result_is_in_the_schema() -> None:
     """A new field cannot be forgotten in what is published."""
-    published = schema.load()["$defs"]["job"]["properties"]
+    published = run_results.schema()["$defs"]["job"]["properties"]
 
     assert set(run_results.job("a")) == set(Result.__dataclass_fields__)
     assert set(Result.__dataclass_fields__) - set(published) == set()
-    assert schema.load()["properties"]["schema"]["const"] == schema.VERSION == run_results.results()["schema"]
+    assert run_results.schema()["properties"]["schema"]["const"] == SCHEMA_VERSION == run_results.results()["schema"]
 
 
 @pytest.mark.parametrize(
@@ -338,8 +338,8 @@ def test_every_field_of_a_result_is_in_the_schema() -> None:
 def test_the_schema_refuses_what_is_wrong(path: tuple, value: object) -> None:
     """It is a real test of a file, not one that anything passes."""
     good = run_results.results(run_results.job("a"), run_results.job("b", "failed"), run_results.job("c", "not run"))
-    validator = jsonschema.Draft202012Validator(schema.load())
-    validator.check_schema(schema.load())
+    validator = jsonschema.Draft202012Validator(run_results.schema())
+    validator.check_schema(run_results.schema())
     validator.validate(good)
     bad = json.loads(json.dumps(good))
     place = bad
@@ -362,7 +362,7 @@ def test_a_real_run_leaves_a_report(tmp_path: Path, cpu: Device, run_folder: Run
     run.run(jobs, folder=run_folder, slots=Slots([], cpu), display=watcher)
 
     results = json.loads(run_folder.results_path.read_text(encoding="utf-8"))
-    jsonschema.Draft202012Validator(schema.load()).validate(results)
+    jsonschema.Draft202012Validator(run_results.schema()).validate(results)
     found = Page((run_folder.path / "report.html").read_text(encoding="utf-8"))
     assert "1 of 2 notebooks did not complete" in found.text
     assert found.text.index("so far <i>") < found.text.index("Traceback") < found.text.index("loss 0.25")

@@ -14,7 +14,7 @@ import run_results
 from rich.console import Console
 
 from rocmlab.base.errors import RocmlabError
-from rocmlab.reports import compare, page, schema
+from rocmlab.reports import compare, page
 from rocmlab.runs.command import main
 from rocmlab.runs.outcome import report
 from rocmlab.runs.screen import summary
@@ -148,7 +148,7 @@ def test_a_comparison_is_in_the_report_and_fits_the_schema(tmp_path: Path) -> No
     report.write(results, tmp_path)
 
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
-    jsonschema.Draft202012Validator(schema.load()).validate(results)
+    jsonschema.Draft202012Validator(run_results.schema()).validate(results)
     assert "Compared with 20261121T024751Z-night <span" in text
     assert "1 broken, 1 gone" in text
     assert "Not in this run: gone&lt;b&gt;" in text
@@ -260,7 +260,7 @@ def test_two_runs_of_the_command_are_compared(
     output = capsys.readouterr().out
     folder = next((tmp_path / "share/runs").glob("*-after"))
     results = json.loads((folder / "results.json").read_text())
-    jsonschema.Draft202012Validator(schema.load()).validate(results)
+    jsonschema.Draft202012Validator(run_results.schema()).validate(results)
     assert results["comparison"]["jobs"][0]["metrics"] == {"loss": [0.5, 0.25]}
     assert "-before: 1 broken" in output
     assert "ok → failed" in output
@@ -347,5 +347,5 @@ def test_device_use_that_moved_is_told() -> None:
     }
     assert [row["usage"] for row in rows[1:]] == [{}, {}, {}]
     results = {**run_results.results(*now), "comparison": found}
-    jsonschema.Draft202012Validator(schema.load()).validate(results)
+    jsonschema.Draft202012Validator(run_results.schema()).validate(results)
     assert "device use that changed" in page.render(results, {})

@@ -12,7 +12,7 @@ import pytest
 import run_results
 
 from rocmlab.base import formatting
-from rocmlab.reports import layout, page, plots, schema, tables, values
+from rocmlab.reports import layout, page, plots, tables, values
 from rocmlab.runs.outcome import report
 
 HOSTILE = "<script>alert(1)</script>\u202egnp.\nnext line" + "x" * 10_000
@@ -175,7 +175,7 @@ def test_earlier_attempts_are_told(tmp_path: Path) -> None:
         run_results.job("unlucky", "kernel died", attempts=[died, {**died, "files": {}}]),
         run_results.job("once"),
     )
-    jsonschema.Draft202012Validator(schema.load()).validate(results)
+    jsonschema.Draft202012Validator(run_results.schema()).validate(results)
     report.write(results, tmp_path)
     text = (tmp_path / "report.html").read_text()
 

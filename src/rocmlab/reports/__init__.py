@@ -2,3 +2,5 @@
 
 HTML = "report.html"
 JUNIT = "junit.xml"
+SCHEMA_VERSION = 1  # `schema` in `results.json`; the schema, in `results.schema.json`, documents when it changes
+NO_FAILURE = ("ok", "skipped")  # statuses of a job

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypedDict
 
 from rocmlab.base import records, safe
 from rocmlab.base.errors import RocmlabError
-from rocmlab.reports import schema
+from rocmlab.reports import SCHEMA_VERSION
 from rocmlab.reports.values import canonical, is_number, numbers, used
 
 LAST = "last"
@@ -120,8 +120,8 @@ def _other(runs: Path) -> str:
 
 def _check(found: object, path: Path, runs: Path) -> None:
     """Refuse what is not the `results.json` of a run, or is that of a newer rocmlab."""
-    if isinstance(found, dict) and isinstance(found.get("schema"), int) and found["schema"] > schema.VERSION:
-        why = f"its schema is {found['schema']}, and this one reads up to {schema.VERSION}"
+    if isinstance(found, dict) and isinstance(found.get("schema"), int) and found["schema"] > SCHEMA_VERSION:
+        why = f"its schema is {found['schema']}, and this one reads up to {SCHEMA_VERSION}"
         raise RocmlabError(f"{path} is of a newer rocmlab", why, "update rocmlab, or omit --compare")
     try:
         records.check(found, _Results, "it")

@@ -13,9 +13,8 @@ from typing import Any
 from urllib.parse import quote
 
 from rocmlab.base import formatting
-from rocmlab.reports import tables, values
+from rocmlab.reports import NO_FAILURE, tables, values
 from rocmlab.reports.failures import FORBIDDEN, Failure
-from rocmlab.reports.schema import NO_FAILURE
 
 NOISE = 0.05  # share by which VRAM and energy of the same work differ from run to run, readings being seconds apart
 USAGE: tuple[tuple[str, str, Callable[[float], str]], ...] = (

@@ -13,7 +13,7 @@ from rocmlab.base.errors import Problem
 from rocmlab.base.formatting import stem as stem
 from rocmlab.base.records import FilePath, Files, JobName, Time
 from rocmlab.notebook.outcome import Status as Status
-from rocmlab.reports.schema import NO_FAILURE as NO_FAILURE
+from rocmlab.reports import NO_FAILURE as NO_FAILURE
 
 if TYPE_CHECKING:
     from rocmlab.kernels.kernelspec import Kernelspec

@@ -14,7 +14,7 @@ from rocmlab import __version__
 from rocmlab.base import safe
 from rocmlab.notebook import executed
 from rocmlab.notebook.outcome import ERROR_NAMES, Outcome
-from rocmlab.reports import compare, schema
+from rocmlab.reports import SCHEMA_VERSION, compare
 from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.jobs import EXIT_CODES, NO_FAILURE, Job, Result, Status, not_run
 from rocmlab.runs.outcome import report
@@ -53,7 +53,7 @@ class Run:
         jobs = [result.as_dict() for result in self.results]
         compared = {} if self.earlier is None else {"comparison": compare.compare(jobs, self.earlier)}
         return {
-            "schema": schema.VERSION,
+            "schema": SCHEMA_VERSION,
             "run": {
                 "name": self.folder.path.name,
                 "folder": str(self.folder.path),
