@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import glob
-import json
 import logging
 import os
-import re
 import time
 import weakref
 from collections.abc import Iterator
@@ -18,14 +16,13 @@ from typing import Any
 
 from rocmlab.base import files, private, safe
 from rocmlab.base.errors import RocmlabError
+from rocmlab.runs import journal
 from rocmlab.runs.jobs import safe_name
 
 log = logging.getLogger("rocmlab")
 
 DRAFT = files.draft_of("(ipynb|html|json|xml)")
-READ_BYTES = 1 << 20  # of a journal at a time
 PARTS = "parts"  # of the folder of an exported run, each of which one job writes
-UNFINISHED = re.compile(r"t|tr|tru|f|fa|fal|fals|n|nu|nul|-|\d+[eE.+-]+|")  # a value of which the end is missing
 KINDS = {"notebook": ".ipynb", "html": ".html", "log": ".log", "samples": ".samples.jsonl"}
 
 
@@ -206,9 +203,8 @@ class RunFolder:
 
     def journal(self) -> Iterator[dict[str, Any]]:
         """Yield the journal's events; a line truncated by a crash is skipped."""
-        with self.journal_path.open("rb") as journal:
-            while lines := journal.readlines(READ_BYTES):
-                yield from (event for event in _events(lines) if isinstance(event, dict))
+        with self.journal_path.open("rb") as file:
+            yield from (event for _, event in journal.read(file) if isinstance(event, dict))
 
     def lines(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield the journal's events with the numbers of their lines; a line truncated by a crash is skipped.
@@ -217,63 +213,13 @@ class RunFolder:
             BadLineError: a line is neither an event nor truncated.
             OSError: the journal cannot be read.
         """
-        number = 0
-        with safe.reading(self.journal_path) as journal:
-            while lines := journal.readlines(READ_BYTES):
-                for line, event in zip(lines, _events(lines), strict=True):
-                    number += 1
-                    if isinstance(event, dict) and isinstance(event.get("event"), str):
-                        yield number, event
-                    elif not _is_torn(line):
-                        raise BadLineError(number, "it is not an event")
+        with safe.reading(self.journal_path) as file:
+            for number, (line, event) in enumerate(journal.read(file), 1):
+                if isinstance(event, dict) and isinstance(event.get("event"), str):
+                    yield number, event
+                elif not journal.is_torn(line):
+                    raise journal.BadLineError(number, "it is not an event")
 
     def save_results(self, results: dict[str, Any]) -> None:
         """Write `results.json`."""
         files.write_text(self.results_path, files.to_json(results) + "\n")
-
-
-class BadLineError(ValueError):
-    """A line of a file that cannot be used."""
-
-    def __init__(self, number: int, why: str) -> None:
-        super().__init__(f"line {number}: {why}")
-
-
-def _events(lines: list[bytes]) -> list[Any]:
-    """Return these lines of JSON parsed; None for one that is not JSON.
-
-    All in one call takes half the time, and the names in them are shared.
-    """
-    events = _parsed(b"[" + b",".join(lines) + b"]")
-    return events if events is not None and len(events) == len(lines) else [_parsed(line) for line in lines]
-
-
-def _parsed(text: bytes) -> Any:  # noqa: ANN401  any JSON value
-    try:
-        return json.loads(text.decode())
-    except (ValueError, RecursionError):  # also text that is not UTF-8
-        return None
-
-
-def _is_torn(line: bytes) -> bool:
-    """Return whether a line is the beginning of an event: its writer was ended, or the disk was full.
-
-    After a power failure a file system may have zeros in the place of a line's rest.
-    """
-    text = line.rstrip(b"\0\r\n\t ").decode("utf-8", errors="ignore")
-    if not text:
-        return True
-    if len(text) > 1 and not text.startswith('{"event"'[: len(text)]):
-        return False
-    try:
-        json.loads(text)
-    except json.JSONDecodeError as err:
-        rest = text[err.pos :]
-        return (
-            err.msg.startswith("Unterminated")
-            or ("escape" in err.msg and len(rest) < 8)
-            or bool(UNFINISHED.fullmatch(rest))
-        )
-    except RecursionError:
-        pass
-    return False

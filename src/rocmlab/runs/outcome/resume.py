@@ -15,8 +15,9 @@ from typing import Any
 
 from rocmlab.base import formatting, records, safe
 from rocmlab.base.errors import RocmlabError
-from rocmlab.runs.folder import KINDS, BadLineError, RunFolder
+from rocmlab.runs.folder import KINDS, RunFolder
 from rocmlab.runs.jobs import Attempt, Job, Request, Result
+from rocmlab.runs.journal import BadLineError
 from rocmlab.runs.outcome import entries, history, retries
 from rocmlab.runs.scheduling.plan import Before
 from rocmlab.runs.spec import keys, selection
