@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,7 +16,6 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "oracle"))
 sys.path.insert(0, str(Path(__file__).parent))
 
-import device_nodes
 import engines
 import leftovers
 import oracle_tools
@@ -112,14 +110,6 @@ def _forget_simulated_hosts(request: pytest.FixtureRequest, _leaves_nothing_behi
             file.unlink()
     if module := sys.modules.get("rocmlab.telemetry.processes"):
         module.finder.cache_clear()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Run no test of native labs while one of containers has device nodes on this host, which every lab would see."""
-    is_contained = any(map(item.get_closest_marker, ("container", "browser", "podman")))
-    with nullcontext() if is_contained else device_nodes.seen(alone=False):
-        return (yield)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -300,7 +300,8 @@ def test_something_else_at_the_heads_address_is_told_to_be_no_head() -> None:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
         environment["PYTHONPATH"] = str(Path(__file__).parents[2] / "src")
-        environment["RAY_gcs_rpc_server_connect_timeout_s"] = "1"
+        for timeout in ("connect", "reconnect"):  # seconds; Ray's own patience is half a minute
+            environment[f"RAY_gcs_rpc_server_{timeout}_timeout_s"] = "1"
 
         with pytest.raises(RocmlabError, match="does not answer as the head of a cluster"):
             handshake.ask_aside(address, environment)

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import device_nodes
 import pytest
 
 TENSORFLOW = """
@@ -83,20 +82,19 @@ def host_nodes(groups: Mapping[str, int], mode: int = 0o660) -> Iterator[None]:
     """
     if os.geteuid() != 0:
         pytest.skip("making device nodes needs root: run .ci/run")
-    with device_nodes.seen(alone=True):
-        folders = [Path(path).parent for path in groups if Path(path).parent != Path("/dev")]
-        taken = [path for path in (*map(Path, groups), *folders) if path.exists()]
-        if taken:
-            pytest.skip(f"this host has a {taken[0]} of its own")
-        try:
-            for path, gid in groups.items():
-                Path(path).parent.mkdir(exist_ok=True)
-                os.mknod(path, mode | stat.S_IFCHR, os.makedev(1, 3))
-                os.chown(path, 0, gid)
-                os.chmod(path, mode)
-            yield
-        finally:
-            for path in groups:
-                Path(path).unlink(missing_ok=True)
-            for folder in dict.fromkeys(folders):
-                folder.rmdir()
+    folders = [Path(path).parent for path in groups if Path(path).parent != Path("/dev")]
+    taken = [path for path in (*map(Path, groups), *folders) if path.exists()]
+    if taken:
+        pytest.skip(f"this host has a {taken[0]} of its own")
+    try:
+        for path, gid in groups.items():
+            Path(path).parent.mkdir(exist_ok=True)
+            os.mknod(path, mode | stat.S_IFCHR, os.makedev(1, 3))
+            os.chown(path, 0, gid)
+            os.chmod(path, mode)
+        yield
+    finally:
+        for path in groups:
+            Path(path).unlink(missing_ok=True)
+        for folder in dict.fromkeys(folders):
+            folder.rmdir()
