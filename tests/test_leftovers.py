@@ -8,6 +8,7 @@ from pathlib import Path
 import leftovers
 import pytest
 
+pytestmark = pytest.mark.slow
 pytest_plugins = "pytester"
 
 HEADER = "import os, subprocess, sys, threading, time\nimport pytest\n"

@@ -127,6 +127,7 @@ def check(folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_the_checks_find_nothing_here() -> None:
     """`make lint` passes them, without a network."""
     done = check(REPOSITORY)
@@ -134,6 +135,7 @@ def test_the_checks_find_nothing_here() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "changes", "shown"),
     [
