@@ -159,7 +159,7 @@ def test_masks_of_the_lab_narrow_what_a_node_offers(tmp_path: Path, monkeypatch:
 
 
 def test_a_machine_without_gpus_hides_all_from_its_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty mask would mean all of them to HIP."""
+    """An empty mask is easily taken for one that is not set."""
     wanted = plan_of(tmp_path, monkeypatch, HIP_VISIBLE_DEVICES="-1")
 
     environment = ray_node.ray_environment(wanted, {})

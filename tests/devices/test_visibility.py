@@ -42,7 +42,7 @@ class TestChildEnvironment:
         assert env["PATH"] == "/bin"
 
     def test_no_gpu_is_minus_one_never_empty(self) -> None:
-        """An empty mask means all GPUs to HIP, so a CPU job gets -1."""
+        """An empty mask is easily taken for one that is not set, so a CPU job gets -1."""
         assert visibility.child_environment([CPU])["HIP_VISIBLE_DEVICES"] == "-1"
         assert visibility.child_environment([])["CUDA_VISIBLE_DEVICES"] == "-1"
 
@@ -106,7 +106,7 @@ class TestMarkHidden:
         ("environment", "hidden"),
         [
             ({}, {}),
-            ({"HIP_VISIBLE_DEVICES": ""}, {}),
+            ({"HIP_VISIBLE_DEVICES": ""}, dict.fromkeys(range(4), "hidden by HIP_VISIBLE_DEVICES= (empty)")),
             ({"GPU_DEVICE_ORDINAL": "1", "AMD_VISIBLE_DEVICES": "1"}, {}),
             ({"HIP_VISIBLE_DEVICES": "1"}, dict.fromkeys((0, 2, 3), "hidden by HIP_VISIBLE_DEVICES=1")),
             ({"HIP_VISIBLE_DEVICES": "-1"}, dict.fromkeys(range(4), "hidden by HIP_VISIBLE_DEVICES=-1")),
@@ -141,14 +141,14 @@ class TestMarkHidden:
         assert [device.is_usable for device in marked] == [False, False, True]
 
     def test_nvidia_gpus_obey_cuda_alone(self) -> None:
-        """HIP's and ROCr's masks say nothing to NVIDIA's driver, and an empty CUDA mask nothing to HIP."""
+        """HIP's and ROCr's masks say nothing to NVIDIA's driver; an empty CUDA mask hides the GPUs of both."""
         mixed = [gpu(0), gpu(1), gpu(0, backend="cuda"), gpu(1, backend="cuda")]
 
         marked = visibility.mark_hidden(mixed, {"HIP_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "0"})
         empty = visibility.mark_hidden(mixed, {"CUDA_VISIBLE_DEVICES": ""})
 
         assert [device.is_usable for device in marked] == [False, True, True, False]
-        assert [device.is_usable for device in empty] == [True, True, False, False]
+        assert [device.is_usable for device in empty] == [False] * 4
 
     @given(
         st.dictionaries(st.sampled_from(visibility.VARIABLES), st.text(alphabet="0123x,- GPUab", max_size=12)),
@@ -175,7 +175,7 @@ class TestMarkHidden:
             ("rocm", {"CUDA_VISIBLE_DEVICES": "-1"}, True),
             ("rocm", {"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, True),
             ("rocm", {"ROCR_VISIBLE_DEVICES": ""}, True),
-            ("rocm", {"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": ""}, False),
+            ("rocm", {"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": ""}, True),
             ("rocm", {"HIP_VISIBLE_DEVICES": "9"}, False),
             ("rocm", {"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "-1"}, False),
             ("rocm", {}, False),
@@ -201,7 +201,7 @@ class TestNarrow:
             ({}, [], "-1"),
             ({"HIP_VISIBLE_DEVICES": "2,3,5"}, [0, 2], "2,5"),
             ({"HIP_VISIBLE_DEVICES": "2,3,5"}, [2, 0], "5,2"),
-            ({"HIP_VISIBLE_DEVICES": ""}, [1], "1"),
+            ({"HIP_VISIBLE_DEVICES": ""}, [], "-1"),
             ({"CUDA_VISIBLE_DEVICES": "3,1"}, [1], "1"),
             ({"HIP_VISIBLE_DEVICES": "GPU-ab,GPU-cd"}, [0, 1], "GPU-ab,GPU-cd"),
             ({"ROCR_VISIBLE_DEVICES": "2,3"}, [1], "3"),

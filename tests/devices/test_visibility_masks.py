@@ -34,7 +34,8 @@ def nvidia(index: int, name: str = "NVIDIA H100") -> Device:
         (None, "torch", [0, 1], 2),
         (None, "ray", [0, 1], 2),
         ("", "rocr", [], 0),
-        ("", "hip", [0, 1], 2),
+        ("", "hip", [], 0),
+        ("", "opencl", [], 0),
         ("", "torch", [], 0),
         ("", "ray", [], 0),
         ("-1", "rocr", [], 0),
@@ -216,14 +217,15 @@ def test_nvidias_rules(value: str | None, left: list[int]) -> None:
         ({"ROCR_VISIBLE_DEVICES": "2,3", "HIP_VISIBLE_DEVICES": "1"}, [3]),
         ({"ROCR_VISIBLE_DEVICES": "3,1", "HIP_VISIBLE_DEVICES": "1,0"}, [1, 3]),
         ({"ROCR_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "1"}, []),  # the same mask twice hides everything
-        ({"ROCR_VISIBLE_DEVICES": "2", "HIP_VISIBLE_DEVICES": ""}, [2]),
+        ({"ROCR_VISIBLE_DEVICES": "2", "HIP_VISIBLE_DEVICES": ""}, []),
         ({"ROCR_VISIBLE_DEVICES": "2,0", "CUDA_VISIBLE_DEVICES": "1"}, [0]),
         ({"ROCR_VISIBLE_DEVICES": ""}, []),
         ({"ROCR_VISIBLE_DEVICES": "0x2", "HIP_VISIBLE_DEVICES": f"GPU-{'3' * 16}"}, [2]),
         ({"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "3"}, [0]),
-        ({"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": "3"}, [3]),
+        ({"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": "3"}, []),
+        ({"HIP_VISIBLE_DEVICES": "3", "CUDA_VISIBLE_DEVICES": ""}, [3]),
         ({"CUDA_VISIBLE_DEVICES": "3"}, [3]),
-        ({"CUDA_VISIBLE_DEVICES": ""}, [0, 1, 2, 3]),
+        ({"CUDA_VISIBLE_DEVICES": ""}, []),
         ({"GPU_DEVICE_ORDINAL": "3"}, [0, 1, 2, 3]),  # OpenCL only
         ({"AMD_VISIBLE_DEVICES": "3"}, [0, 1, 2, 3]),  # read when a container starts, never later
     ],

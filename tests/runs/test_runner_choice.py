@@ -22,7 +22,7 @@ LAB = {"ROCMLAB_BACKEND": "rocm"}
         ({"HIP_VISIBLE_DEVICES": "1,0"}, None, [1, 0]),
         ({"CUDA_VISIBLE_DEVICES": "0"}, None, [0]),
         ({"ROCR_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "0"}, None, [1]),
-        ({"HIP_VISIBLE_DEVICES": ""}, None, [0, 1]),
+        ({"HIP_VISIBLE_DEVICES": ""}, None, []),
         ({"HIP_VISIBLE_DEVICES": "-1"}, None, []),
         ({"ROCR_VISIBLE_DEVICES": ""}, None, []),
         ({"HIP_VISIBLE_DEVICES": "1"}, "none", []),

@@ -2,8 +2,8 @@
 
 `HIP_VISIBLE_DEVICES` decides on ROCm and `CUDA_VISIBLE_DEVICES` mirrors it, so that both backends and both frameworks
 agree. `ROCR_VISIBLE_DEVICES` filters before HIP and would number a second time, so it is removed. `-1` hides every GPU;
-an empty value would mean *all* to HIP and *none* to PyTorch. What is written are indices as before any mask of this
-process, so a child of a masked process gets the right GPUs too.
+an empty value does so too, and is easily taken for one that is not set. What is written are indices as before any mask
+of this process, so a child of a masked process gets the right GPUs too.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def narrow(environment: Mapping[str, str], positions: Sequence[int]) -> dict[str
     if chosen and mask and rocr is None and UUIDS.fullmatch(mask) and chosen == list(range(mask.count(",") + 1)):
         changed: dict[str, str | None] = {**environment, HIP: mask, CUDA: mask, ORDINAL: None}
         return {variable: value for variable, value in changed.items() if value is not None}
-    for variable, value in ((name, mask or None), (ROCR, rocr)):  # HIP counts within what ROCr left
+    for variable, value in ((name, mask), (ROCR, rocr)):  # HIP counts within what ROCr left
         if value is not None and chosen:
             chosen = _picked(variable, value, chosen)
     return apply(environment, [Device("rocm", number, "", is_usable=True) for number in chosen])
@@ -160,12 +160,12 @@ def _picked(name: str, mask: str, positions: Sequence[int]) -> list[int]:
     Raises:
         RocmlabError: it is not a plain list of numbers, or is shorter.
     """
-    entries = mask.split(",")
+    entries = mask.split(",") if mask else []
     plain = len(set(entries)) == len(entries) and all(NUMBER.fullmatch(entry) for entry in entries)
     if not plain or max(positions) >= len(entries):
         raise RocmlabError(
             f"GPUs {list(positions)} cannot be picked from {shown(name, mask)}",
-            f"it leaves {len(entries)} GPU{'s' * (len(entries) > 1)}, counted from 0"
+            f"it leaves {len(entries)} GPU{'s' * (len(entries) != 1)}, counted from 0"
             if plain
             else "it is not a plain list of numbers: digits and commas, each number once",
             "name GPUs that it leaves, or set HIP_VISIBLE_DEVICES to those that are meant, such as 0,1",

@@ -11,6 +11,7 @@ from rocmlab.devices.model import Device
 from rocmlab.devices.visibility.masks import (
     CONTAINER,
     CUDA,
+    EMPTY_ENTRY,
     HIP,
     NUMBER,
     ORDER,
@@ -95,13 +96,15 @@ class _Process:
         return f"{unset}export {HIP}={numbers} {CUDA}={numbers}"
 
     def _meant(self) -> list[Device] | None:
-        """Return the GPUs a user meant; None if that is not clear."""
-        if hides_all(self.environment, "rocm"):
+        """Return the GPUs a user meant; None if that is not clear, as with an empty mask of HIP."""
+        masks = {name: value for name, value in self.environment.items() if value or name == ROCR}
+        if hides_all(masks, "rocm"):
             return []
+        value = masks.get(hip_variable(masks))
         left = self.gpus if self.rocr is None else meant(self.rocr, self.gpus)
-        if not self.value:
+        if value is None:
             return left if self.rocr is not None and left else None
-        return meant(self.value, left) or meant(self.value, self.gpus) or None
+        return meant(value, left) or meant(value, self.gpus) or None
 
 
 def meant(value: str, gpus: Sequence[Device]) -> list[Device]:
@@ -141,7 +144,7 @@ def _gpus(count: int) -> str:
 
 
 def _rocr_alone(process: _Process) -> Iterator[MaskProblem]:
-    if process.rocr is not None and not process.value:
+    if process.rocr is not None and process.value is None:
         yield MaskProblem(
             f"{shown(ROCR, process.rocr)} is set without {HIP}",
             f"Ray then does not start, and PyTorch counts its entries without reading the GPUs: {process.readings()}",
@@ -150,15 +153,23 @@ def _rocr_alone(process: _Process) -> Iterator[MaskProblem]:
 
 
 def _empty(process: _Process) -> Iterator[MaskProblem]:
-    name = HIP if HIP in process.environment else CUDA
-    if process.environment.get(name) == "":
-        other = f"as {shown(CUDA, process.value)} says" if process.value else "as all GPUs"
-        others = "PyTorch and Ray take it" if name == HIP else "PyTorch takes it"
+    if process.value == "":
+        cuda = process.environment.get(CUDA)
+        other = f", whatever {shown(CUDA, cuda)} says" if cuda and process.name == HIP else ""
         yield MaskProblem(
-            f"{name} is set and empty",
-            f"HIP and TensorFlow take that {other}, {others} as none: {process.readings()}",
+            f"{process.name} is set and empty",
+            f"HIP, TensorFlow and PyTorch take that as no GPU{other}: {process.readings()}",
             process.fix(),
         )
+
+
+def _empty_entry(process: _Process) -> Iterator[MaskProblem]:
+    if EMPTY_ENTRY in process.reading("rocr").odd:
+        why = (
+            "ROCr, which reads it first, fails at an empty entry: a program ends with SIGABRT "
+            "(`Unhandled exception` in hsa_ext_amd.cpp) or finds no GPU"
+        )
+        yield _word(process, "has an empty entry", why, ROCR)
 
 
 def _differ(process: _Process) -> Iterator[MaskProblem]:
@@ -219,6 +230,7 @@ def _unreadable(process: _Process) -> Iterator[MaskProblem]:
         indices = {entry for entry in plain if NUMBER.fullmatch(entry) or HEXADECIMAL.fullmatch(entry)}
         wrong = [entry for entry in plain if entry not in indices and not entry.startswith("GPU-")]
         if name == ROCR:
+            wrong = [] if EMPTY_ENTRY in process.reading("rocr").odd else wrong
             wrong = [entry for entry in wrong if not re.match(r"gpu-", entry.lower())]
         if wrong:
             why = f"{', '.join(map(repr, wrong[:4]))} is neither an index nor a UUID, and the list ends there"
@@ -262,7 +274,7 @@ def _without_id(gpus: Sequence[Device]) -> str:
 def _ordinal(process: _Process) -> Iterator[MaskProblem]:
     ordinal = process.environment.get(ORDINAL)
     opencl = process.reading("opencl").gpus
-    if ordinal and opencl != process.reading("hip").gpus:
+    if ordinal is not None and opencl != process.reading("hip").gpus:
         seen = ", ".join(str(gpu.index) for gpu in opencl)
         yield MaskProblem(
             f"{shown(ORDINAL, ordinal)} differs from {HIP}",
@@ -301,6 +313,7 @@ RULES: tuple[Callable[[_Process], Iterable[MaskProblem]], ...] = (
     _both,
     _rocr_alone,
     _empty,
+    _empty_entry,
     _differ,
     _spaces,
     _twice,

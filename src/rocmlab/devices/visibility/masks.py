@@ -1,7 +1,8 @@
 """What each program makes of a visibility mask: the same text means different GPUs to HIP, ROCr, PyTorch, Ray and CUDA.
 
 Sources, all read in the code that reads the variables: ROCr `amd_filter_device.cpp`, clr `rocdevice.cpp`, PyTorch 2.13
-`torch/cuda/__init__.py`, Ray 2.60 `amd_gpu.py`, AMD's container toolkit 1.3 `gpu-tracker.go`.
+`torch/cuda/__init__.py`, Ray 2.60 `amd_gpu.py`, AMD's container toolkit 1.3 `gpu-tracker.go`. AMD's own runtime
+is compared with what is said of HIP and ROCr: `tests/oracle/test_oracle_masks.py`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ SPACE = " \t\n\r\f\v"
 NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
 C_NUMBER = re.compile(r"([+-]?)(0X[0-9A-F]+|0[0-7]*|[1-9][0-9]*)")  # what strtol with base 0 reads to the end
 HEXADECIMAL = re.compile(r"0[xX].*|[0-9a-fA-F]{9,}", re.DOTALL)
+EMPTY_ENTRY = "an empty entry stops ROCm for every GPU"
 NO_UUID = "GPU-XX"  # what ROCm calls a GPU without a unique id
 
 
@@ -82,10 +84,10 @@ def _all(reading: _Reading) -> Mask:
 
 
 def _hip(reading: _Reading) -> Mask:
-    """HIP: empty is unset; the first entry that is not exactly an index or a known UUID ends the list."""
-    if not reading.value:
+    """HIP: empty is none; the first entry that is not exactly an index or a known UUID ends the list."""
+    if reading.value is None:
         return _all(reading)
-    for entry in _split(reading.value):
+    for entry in _split(reading.value) if reading.value else ():
         name = entry
         if "GPU-" in entry:
             found = (index for index, gpu in enumerate(reading.gpus) if entry in uuid(gpu))
@@ -106,7 +108,7 @@ def _rocr(reading: _Reading) -> Mask:
     for entry in _split(reading.value)[: len(reading.gpus)] if reading.value else ():
         text = entry.strip(SPACE).upper()
         if not text:
-            return reading.fail("an empty entry stops ROCm for every GPU")
+            return reading.fail(EMPTY_ENTRY)
         position = _by_prefix(text, reading.gpus) if text.startswith("G") else _c_integer(text)
         if position is None or not 0 <= position < len(reading.gpus):
             return reading.stop(entry, _no_gpu(entry, len(reading.gpus)))
@@ -225,7 +227,7 @@ def visible(environment: Mapping[str, str], devices: Sequence[Device], reader: s
     """Return the GPUs that one reader sees in a process with this environment, all its variables together.
 
     ROCr filters first, and HIP counts within what is left; CUDA_VISIBLE_DEVICES counts for HIP only where
-    HIP_VISIBLE_DEVICES is empty or not set.
+    HIP_VISIBLE_DEVICES is not set.
 
     Args:
         environment: of the process.
@@ -279,7 +281,7 @@ def counted(devices: Sequence[Device], backend: str) -> list[Device]:
 
 def hip_variable(environment: Mapping[str, str]) -> str:
     """Return which variable HIP reads here."""
-    return CUDA if not environment.get(HIP) and environment.get(CUDA) else HIP
+    return CUDA if HIP not in environment and CUDA in environment else HIP
 
 
 def uuid(gpu: Device) -> str:
@@ -330,10 +332,9 @@ def shown(name: str, value: str | None) -> str:
 
 
 def hides_all(environment: Mapping[str, str], backend: str) -> bool:
-    """Return whether a mask hides every GPU of this backend on purpose, by `-1` or another value for none."""
-    if backend == "cuda":
-        return environment.get(CUDA) in ("", *NONE_WORDS)
-    return environment.get(ROCR) in ("", *NONE_WORDS) or environment.get(hip_variable(environment)) in NONE_WORDS
+    """Return whether a mask hides every GPU of this backend on purpose: by `-1`, an empty value or another for none."""
+    names = (CUDA,) if backend == "cuda" else (ROCR, hip_variable(environment))
+    return any(environment.get(name) in ("", *NONE_WORDS) for name in names)
 
 
 def container_value(devices: Sequence[Device]) -> str:

@@ -25,8 +25,8 @@ WHERE = {True: ".env", False: "environment"}
     "the visibility masks agree",
     looks_at="HIP_, ROCR_, CUDA_ and AMD_VISIBLE_DEVICES, GPU_DEVICE_ORDINAL: of this process, or on the host of "
     "`.env`, which is all that reaches the container",
-    why="ROCR_ filters first and HIP_ counts what is left; an empty value means all to HIP and none to PyTorch; a "
-    "space ends the list. The usual result is a lab without GPUs (SwarmUI#565).",
+    why="ROCR_ filters first and HIP_ counts what is left; an empty value hides every GPU; a space ends the list, "
+    "and an empty entry of ROCR_ stops ROCm. The usual result is a lab without GPUs (SwarmUI#565).",
     fix="HIP_VISIBLE_DEVICES alone, digits and commas",
     severity=BLOCKS,
     is_quick=True,
