@@ -22,11 +22,6 @@ BADGE = """
 
 
 def svg(framework: str, label: str = "") -> str:
-    """Return an icon of 64 by 64 pixels.
-
-    Args:
-        framework: `tensorflow` or `torch`.
-        label: of the badge, such as `CPU` or `GPU 0`; none where the lab has no choice.
-    """
+    """Return an icon of a framework, 64 by 64 pixels, with a badge such as `CPU` where the lab has a choice."""
     badge = BADGE.format(color=BADGES["GPU" in label], label=escape(label)) if label else ""
     return SHAPE.format(color=COLORS[framework], initials=INITIALS[framework], badge=badge)

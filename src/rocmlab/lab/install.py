@@ -35,11 +35,7 @@ def write_defaults(prefix: Path) -> Path:
 
 
 def install_panel(prefix: Path) -> Path | None:
-    """Enable the GPU panel's half in the server, and copy the other, which is built, to where JupyterLab looks for it.
-
-    Returns:
-        The copy's folder; None in a checkout in which `scripts/build-frontend` was never run.
-    """
+    """Enable the panel's half in the server, and copy the other to where JupyterLab looks; None if it is not built."""
     enabled = prefix / "etc/jupyter/jupyter_server_config.d/rocmlab.json"
     enabled.parent.mkdir(parents=True, exist_ok=True)
     enabled.write_text(

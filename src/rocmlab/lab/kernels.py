@@ -20,10 +20,10 @@ PROVISIONERS = "jupyter_client.kernel_provisioners"
 
 
 def specification(name: str, python: str, constraints: str | None = None) -> dict[str, Any]:
-    """Return a kernel's kernel.json.
+    """Return the kernel.json of `tensorflow` or `torch`, which is also Keras' backend in it.
 
     Args:
-        name: `tensorflow` or `torch`; Keras uses that backend in it.
+        name: of the kernel.
         python: the interpreter that has the framework.
         constraints: a pip constraints file that keeps `%pip install` from replacing the framework.
     """
@@ -53,10 +53,7 @@ def specification(name: str, python: str, constraints: str | None = None) -> dic
 def install(prefix: Path, pythons: dict[str, str], constraints: str | None = None) -> list[Path]:
     """Write the kernelspecs below `prefix` and remove ipykernel's own `python3`, which has no framework to offer.
 
-    Args:
-        prefix: the environment of JupyterLab.
-        pythons: interpreter by kernel name.
-        constraints: see `specification`; applies to `tensorflow`, whose interpreter may be the base image's.
+    `constraints` is for `tensorflow`, whose interpreter may be the base image's; see `specification`.
     """
     folder = prefix / "share/jupyter/kernels"
     shutil.rmtree(folder / "python3", ignore_errors=True)
@@ -72,10 +69,9 @@ def install(prefix: Path, pythons: dict[str, str], constraints: str | None = Non
 
 
 def is_registered() -> bool:
-    """Return whether Jupyter finds our provisioner: a kernelspec that names one it cannot find is not offered at all.
+    """Return whether Jupyter finds our provisioner, as where rocmlab is installed: else it offers no kernelspec of it.
 
-    It can where rocmlab is installed, and not where it is only on the path. The entry points are read here, because
-    `importlib.metadata` takes longer to import than all the rest takes.
+    The entry points are read here, because `importlib.metadata` takes longer to import than all the rest takes.
     """
     for folder in sys.path:
         for path in Path(folder or ".").glob("rocmlab-*.dist-info/entry_points.txt"):

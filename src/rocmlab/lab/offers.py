@@ -106,11 +106,7 @@ def default_folder(environment: Mapping[str, str]) -> Path:
 
 
 def plain(folder: Path) -> dict[str, Spec]:
-    """Return the plain kernels that were made with the environment, by framework.
-
-    Raises:
-        RocmlabError: there are none.
-    """
+    """Return the plain kernels that were made with the environment, by framework; an error if there are none."""
     found = {name: spec for name in kernels.TITLES if (spec := _ours(folder / name))}
     if not found:
         raise RocmlabError(
@@ -128,10 +124,6 @@ def install(folder: Path, specs: Mapping[str, Spec], gpus: Gpus, home: Path | No
         gpus: of the lab.
         home: the user's own kernelspecs, in which Jupyter looks later: names that they use are left to them, and what
             an earlier lab generated there is removed; None where `folder` is that folder.
-
-    Raises:
-        RocmlabError: Jupyter could not start what would be offered.
-        OSError: the folder cannot be written.
     """
     if not kernels.is_registered():
         raise RocmlabError(

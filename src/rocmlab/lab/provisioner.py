@@ -59,10 +59,7 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
     _release: weakref.finalize[..., Any] | None = None
 
     async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401  Jupyter's own
-        """Take the lease, unless a runner has; add it, the masks and the banner to what will be started.
-
-        While the kernel's framework is being installed this waits for it.
-        """
+        """Wait for the framework; take the lease, unless a runner has; add it, masks and banner to the start."""
         kwargs = await super().pre_launch(**kwargs)
         kwargs["env"] = environment = confidential.without(kwargs["env"])
         if environment.get("ROCMLAB_LEASED") == "1":
@@ -157,11 +154,7 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
     # -- lease -----------------------------------------------------------------------------------------------------
 
     async def _own(self, environment: dict[str, str]) -> Owned:
-        """Return what the kernel has already, when it is restarted; else take it.
-
-        Raises:
-            RocmlabError: it is not available, or the driver or the share does not answer.
-        """
+        """Return what the kernel has already, when it is restarted; else take it, unless a driver or share hangs."""
         if self.owned and self.owned.lease:
             return self.owned
         title = kernels.framework_title(self.kernel_spec.metadata)
@@ -235,11 +228,7 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
 
 
 async def installed(prefix: Path, seconds: float = INSTALL_SECONDS) -> None:
-    """Wait until the frameworks of an environment are there.
-
-    Raises:
-        RocmlabError: they will not be, or not within that many seconds.
-    """
+    """Wait until the frameworks of an environment are there; raise RocmlabError if they will not be, or not in time."""
     deadline = time.monotonic() + seconds
     while not installation.is_whole(prefix):
         if problem := installation.obstacle(prefix):

@@ -17,14 +17,7 @@ def is_ours(environment: Mapping[str, str]) -> bool:
 
 
 def reject(*, path: str, **_: object) -> None:
-    """Reject a save at the top level, with what to do; JupyterLab shows it. The folder's mode would not stop root.
-
-    Args:
-        path: what is to be saved, relative to what JupyterLab shows.
-
-    Raises:
-        HTTPError: 403.
-    """
+    """Reject a save at the top level with status 403, which JupyterLab shows; the folder's mode would not stop root."""
     name = path.strip("/")
     if "/" not in name:
         raise HTTPError(

@@ -176,11 +176,7 @@ def _containers(lab: ContainerLab) -> list[str]:
 
 
 def _check_nothing_runs(lab: ContainerLab, container: str, code: int, output: str) -> None:
-    """Make sure that a container in which nothing could be started holds no run: it has ended, or is of another kind.
-
-    Raises:
-        EngineSilent: it is unknown.
-    """
+    """Raise EngineSilent unless a container in which nothing starts has ended, or is of a kind without runs."""
     if code in NO_SUCH_PROGRAM or container not in _containers(lab):
         return
     if lab.query("inspect", "--format", "{{.State.Restarting}}", container).strip() == "true":
@@ -218,10 +214,7 @@ def _terminals(lab: Lab) -> list[Work]:
 
 
 def foreground(table: str, family: set[int] | None) -> list[str]:
-    """Return the command lines in the foreground of terminals, from `ps` (pid, ppid, tpgid, args).
-
-    `family` are the processes to look at; None: all.
-    """
+    """Return the command lines in the foreground of terminals, from `ps`; of a family, unless that is None."""
     rows = [line.split(None, 3) for line in table.splitlines()]
     known = {
         int(row[0]): (int(row[1]), int(row[2]), row[3])

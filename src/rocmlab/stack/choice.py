@@ -82,12 +82,9 @@ def _too_old(root: Path) -> str | None:
 
 
 def choose(host: Host, backend: str = "auto", runtime: str = "auto", before: str = "") -> Choice:
-    """Choose backend and runtime.
+    """Choose backend and runtime; raise RocmlabError if a value is unknown, or what was requested cannot be used.
 
     `before` is the runtime of the lab that is there: `auto` does not leave Docker because it happens to be down.
-
-    Raises:
-        RocmlabError: a value is unknown, or a requested GPU or engine cannot be used.
     """
     check_value("BACKEND", backend, ("auto", *BACKENDS))
     check_value("RUNTIME", runtime, ("auto", *RUNTIMES))

@@ -48,11 +48,7 @@ def values(settings: Settings) -> dict[str, str]:
 
 
 def forget(settings: Settings, written: Mapping[str, str]) -> None:
-    """Write `.env` without the choice of a cluster; its token stays, so that the same cluster can come back.
-
-    Raises:
-        RocmlabError: the file cannot be written.
-    """
+    """Write `.env` without the choice of a cluster; its token stays, so that the same cluster can come back."""
     left = replace(settings, chosen={name: value for name, value in settings.chosen.items() if name not in NAMES[:-1]})
     kept = {name: value for name, value in written.items() if name in settings.written and name not in NAMES[:-1]}
     if files := kept.get("COMPOSE_FILE"):
@@ -85,11 +81,7 @@ class NativeNode(Daemon):
         return {**found, "CLUSTER_TOKEN": self.settings.last("CLUSTER_TOKEN")}
 
     def environment(self) -> dict[str, str]:
-        """Return what the lab's programs need to use the cluster: `ray.init()` finds it by these.
-
-        Raises:
-            RocmlabError: CLUSTER_ADDRESS is not this machine's.
-        """
+        """Return what the lab's programs need to use the cluster: `ray.init()` finds it by these."""
         if not self.settings.is_in_cluster:
             return {}
         head, port = self.settings.get("CLUSTER"), self.settings.get("CLUSTER_PORT")
@@ -114,15 +106,9 @@ class NativeNode(Daemon):
         return record.read(found[1] / "node.json") if found else None
 
     def start(self, environment: Mapping[str, str], gpus: str, say: Say) -> bool:
-        """Start the node in the background unless it runs as configured, and wait until it is part of its cluster.
+        """Start the node unless it runs with these settings and GPUs, and wait until it is part of its cluster.
 
-        Another choice of GPUs is another node.
-
-        Returns:
-            Whether a node was started.
-
-        Raises:
-            RocmlabError: it cannot start; nothing is left running.
+        Return whether it was started; raise RocmlabError, and leave nothing running, where that fails.
         """
         wanted = {**self.configuration(), "GPUS": gpus, "ROCMLAB_ROOT": self.settings.get("ROCMLAB_ROOT")}
         found = self.state()

@@ -57,11 +57,7 @@ class ContainerLab(ImageLab):
         return output
 
     def known_container(self, *, running_only: bool = True) -> str | None:
-        """Return the id of the lab's container, or None if there is none: for what would end or remove it.
-
-        Raises:
-            EngineSilent: the engine does not answer.
-        """
+        """Return the id of the lab's container, None if it has none; raise EngineSilent if there is no answer."""
         arguments = ["ps", "--quiet", "--no-trunc", *self._filters(), *([] if running_only else ["--all"])]
         found = self.query(*arguments).split()
         return found[0] if found else None
@@ -143,17 +139,14 @@ class ContainerLab(ImageLab):
         return self.engine("exec", self.container() or "", *command, timeout_seconds=15)
 
     def start(self, say: Say, *, force: bool = False) -> bool:
-        """Bring the container to the configured state and wait until JupyterLab answers.
+        """Bring the container to the configured state, wait until it answers, and return whether it was started.
 
         `force` also stops and starts a lab that runs as configured and does not answer.
 
-        Returns:
-            Whether a container was started.
-
         Raises:
             EngineSilent: the engine does not answer; nothing was changed.
-            RocmlabError: the port is taken, the engine refuses, or the lab dies at start; nothing that this call has
-                started is left running. Or the lab ran before as configured and does not answer; it runs on.
+            RocmlabError: the lab cannot start; nothing that this call has started is left running. A lab that ran as
+                configured before, and does not answer, runs on.
         """
         self._check_owner()
         if not server.is_free(self.port) and not self._publishes_port():
@@ -199,10 +192,7 @@ class ContainerLab(ImageLab):
         return self.query("inspect", "--format", "{{.Id}} {{.State.StartedAt}}", container) if container else ""
 
     def _restarts(self) -> str | None:
-        """Return how often the engine has restarted the container, as it does where start.sh reports an error.
-
-        None: the engine does not answer.
-        """
+        """Return how often the engine has restarted the container, as it does if start.sh fails; None: unknown."""
         try:
             container = self.known_container(running_only=False)
             return self.query("inspect", "--format", "{{.RestartCount}}", container).strip() if container else ""

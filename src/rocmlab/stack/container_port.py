@@ -43,10 +43,7 @@ def holder(
     values: Mapping[str, str],
     inside: set[Listener],
 ) -> Holder:
-    """Find who listens on the port: ours if the engine confirms that it is our container's.
-
-    `inside` collects sockets that were found inside the container, so that it is asked once.
-    """
+    """Find who listens on the port: ours if the engine confirms it; `inside` collects sockets of the container."""
     found = sockets.listeners(port)
     if found is None:
         return Holder(UNKNOWN)

@@ -44,11 +44,7 @@ def settings(folder: Path, port: int | None = None) -> Settings:
 
 
 def plan(folder: Path, given: Settings) -> Project:
-    """Decide how the demonstration runs; the simulated host must be there.
-
-    Raises:
-        RocmlabError: a setting is wrong, or a requested runtime is not available.
-    """
+    """Decide how the demonstration runs; the simulated host must be there."""
     project = projects.plan(folder, given)
     if project.choice.runtime in CONTAINERS:
         own_name = given.get("COMPOSE_PROJECT_NAME").removesuffix(f"-{GUEST}")
@@ -64,11 +60,7 @@ def clear(given: Settings) -> None:
 
 
 def start(project: Project, say: Say) -> Project:
-    """Build or install what is missing, and start the lab; return the project, another one where it became native.
-
-    Raises:
-        RocmlabError: it cannot be built or started.
-    """
+    """Build or install what is missing, and start the lab; return the project, another one where it became native."""
     with projects.locked(project, say):
         project = projects.prepare(project, say, persist=False)
         try:

@@ -42,10 +42,7 @@ def _quote(value: str) -> str:
 
 
 def update(text: str, values: Mapping[str, str | None], comments: Mapping[str, str]) -> str:
-    """Return `text` with these values: changed in place, added at the end, removed where None.
-
-    None removes the lines of a name; a comment is put above a name that is added.
-    """
+    """Return `text` with these values: changed in place, added at the end with a comment, removed where None."""
     lines: list[str] = []
     present: set[str] = set()
     old = parse(text)
@@ -102,11 +99,7 @@ def private(path: str, flags: int) -> int:
 
 
 def write(path: Path, text: str, mode: int = 0o600) -> None:
-    """Replace a file atomically; it is readable by its owner alone, for it may hold the token.
-
-    Raises:
-        RocmlabError: the folder cannot be written, or a value is not UTF-8.
-    """
+    """Replace a file atomically, readable by its owner alone: it may hold the token; an error if it cannot."""
     from rocmlab.base import files  # not before: `smi` reads only, and starts in milliseconds
 
     try:

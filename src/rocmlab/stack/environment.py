@@ -112,11 +112,7 @@ class Environment:
             return False  # what makes the environment again reports it
 
     def make_lab(self, say: Say) -> None:
-        """Make what JupyterLab needs, where there is no environment yet; else bring all of it up to date.
-
-        Raises:
-            RocmlabError: see `_make`.
-        """
+        """Make what JupyterLab needs, where there is no environment yet; else bring all of it up to date."""
         aside = self.project / environments.FOLDER / environments.ASIDE
         is_there = os.path.lexists(self.folder) and not was_made_by_us(self.folder)
         is_there = is_there or self.marker.exists() or self.part.exists() or os.path.lexists(aside)
@@ -126,20 +122,11 @@ class Environment:
             self._make(say, only_lab=True)
 
     def finish(self, say: Say) -> None:
-        """Install what `make_lab` has left, under a lab that runs; its kernelspecs stay as they are.
-
-        Raises:
-            RocmlabError: see `_make`; what JupyterLab needs is still there.
-        """
+        """Install what `make_lab` has left, under a lab that runs; its kernelspecs stay as they are."""
         self._make(say, is_serving=True)
 
     def make(self, say: Say, *, is_part_kept: bool = False) -> None:
-        """Make the environment, or bring it up to date; see `_make`.
-
-        Args:
-            say: prints progress.
-            is_part_kept: what `make_lab` has made fits, and stays as it is: a lab may run from it.
-        """
+        """Make the environment, or bring it up to date; `is_part_kept`: a lab may run from what `make_lab` has made."""
         if is_part_kept and not self.is_beside and self.is_part():
             self.finish(say)
             return
@@ -169,16 +156,12 @@ class Environment:
         return record | ({"jax_packages": self.jax_packages} if self.jax_packages else {})
 
     def _make(self, say: Say, *, only_lab: bool = False, is_serving: bool = False) -> None:
-        """Make the environment, or bring it up to date.
+        """Make the environment, or bring it up to date; where that fails, the one before is back in its place.
 
         Args:
             say: prints progress.
             only_lab: as far as JupyterLab needs it.
             is_serving: a JupyterLab runs from it: rocmlab and the kernelspecs are there, and stay as they are.
-
-        Raises:
-            RocmlabError: the interpreter does not fit, the disk is full, or pip failed. A new environment is removed.
-                Or the one that is serving would have to be replaced; it stays as it is.
         """
         made_from = self.fingerprint()  # what is checked out may change while this installs
         version = check_python(self.python)
@@ -215,11 +198,7 @@ class Environment:
         environments.remove(self.project / environments.FOLDER / environments.ASIDE)
 
     def _make_room(self, say: Say, *, is_serving: bool) -> None:
-        """Put what is there aside, for a new environment in its place.
-
-        Raises:
-            RocmlabError: it is the user's own, or a lab runs from it.
-        """
+        """Put what is there aside, unless a lab runs from it, or it is the user's own."""
         if is_serving:
             raise RocmlabError(
                 f"{self.folder} cannot be completed while JupyterLab runs",
@@ -253,11 +232,7 @@ class Environment:
         return record.items() <= found.items() and (folder / "bin/python").exists()
 
     def verify(self, interpreter: Path) -> None:
-        """Make sure that an interpreter's frameworks are builds for the backend, as the image's build does.
-
-        Raises:
-            RocmlabError: one is not, or cannot be imported.
-        """
+        """Raise RocmlabError unless an interpreter's frameworks are builds for the backend, as in the image."""
         program = str(self.project / "docker/build/verify.py")
 
         def check(framework: str) -> tuple[int, str]:
@@ -456,11 +431,7 @@ def pins(lock: str) -> str:
 
 
 def check_python(python: str) -> str:
-    """Make sure that the interpreter fits the locked packages, and return its version, such as `3.12`.
-
-    Raises:
-        RocmlabError: it is missing, or its version has no wheels.
-    """
+    """Return an interpreter's version, such as `3.12`; an error if the locked packages have no wheels for it."""
     code, output = process.capture([python, "-c", "import sys; print(*sys.version_info[:2])"])
     span = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
     fix = f"install one of Python {span} then: make up PYTHON=python3.12"
@@ -488,11 +459,7 @@ def was_made_by_us(folder: Path) -> bool:
 
 
 def create(python: str, folder: Path) -> None:
-    """Make an empty environment with pip, by `venv` or, where Debian left it out, by `virtualenv`.
-
-    Raises:
-        RocmlabError: neither works.
-    """
+    """Make an empty environment with pip, by `venv` or, where Debian left it out, by `virtualenv`."""
     code, output = process.capture([python, "-P", "-m", "venv", str(folder)], timeout_seconds=300)
     if code == 0:
         return

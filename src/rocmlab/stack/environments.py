@@ -22,13 +22,9 @@ def new_folder(project: Path) -> Path:
 
 
 def copy(source: Path, target: Path) -> None:
-    """Copy an environment so that neither changes with the other.
+    """Copy an environment so that neither changes with the other; scripts name their own interpreter.
 
-    Packages are hard links where the file system has them: pip removes a file and writes another, it does not write
-    into one. Everything else is copied, and scripts name their own interpreter.
-
-    Raises:
-        OSError: the disk is full, for example.
+    Packages are hard links where the file system has them: pip removes a file and writes another, not into one.
     """
     real = source.resolve()
 
@@ -90,10 +86,7 @@ def remove(folder: Path) -> None:
 
 
 def put_aside(project: Path, folder: Path, *, is_whole: bool) -> None:
-    """Make room where an environment is, and keep it until the new one is finished.
-
-    One that is not whole is removed.
-    """
+    """Make room where an environment is: a whole one is kept until the new one is finished, any other is removed."""
     aside = project / FOLDER / ASIDE
     if not is_whole:
         remove(folder)

@@ -22,11 +22,7 @@ HEAD = "# Written by `make up`: exactly the GPUs that GPUS names.\nservices:\n  
 
 
 def check(settings: Settings, choice: Choice, engine: Engine, devices: list[Device], root: Path) -> None:
-    """Make sure that the requested GPUs can be passed.
-
-    Raises:
-        RocmlabError: GPUS does not match any GPU, or GPU_PASSTHROUGH a way that does not work here.
-    """
+    """Raise RocmlabError unless the requested GPUs exist and can be passed in the requested way."""
     _check_cluster(settings, choice)
     _check_way(settings, choice, engine, root)
     if choice.is_rootless and choice.backend == "rocm" and not choice.is_wsl:

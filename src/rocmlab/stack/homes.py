@@ -61,19 +61,8 @@ def _has_files(path: Path) -> bool:
 def adopt(found: Iterable[Pending], home: Path, notebooks: Path, recovered: str = "") -> Iterator[str]:
     """Move files to the home; what is not hidden goes to a new folder of the notebooks, where it is seen.
 
-    Nothing is overwritten: a file whose place is taken by another one goes to `recovered-<time>` in the home.
-
-    Args:
-        found: files and folders.
-        home: the home.
-        notebooks: the folder of notebooks.
-        recovered: the name of the new folder, instead of one with the present time.
-
-    Yields:
-        One line for each file or folder that was moved.
-
-    Raises:
-        OSError: a file cannot be moved; it stays where it is.
+    Nothing is overwritten: a file whose place is taken by another one goes to `recovered-<time>` in the home. Yields
+    a line for each file or folder; one that cannot be moved stays, with an OSError.
     """
     recovered = recovered or _name_now()
     for source, name in found:
@@ -114,10 +103,7 @@ def _merge(source: Path, target: Path, aside: Path) -> bool:
 
 
 def _is_same_place(source: Path, target: Path) -> bool:
-    """Return whether two paths lead to one file or folder, so that removing the one would remove the other.
-
-    A second name of a file, a hard link, is not the same place.
-    """
+    """Return whether removing one path would remove the other, as it would not with a second name, a hard link."""
     if not os.path.lexists(target) or not os.path.samestat(source.lstat(), target.lstat()):
         return False
     return _is_folder(source) or os.path.samestat(source.parent.stat(), target.parent.stat())
@@ -184,11 +170,7 @@ def unpack(stream: IO[bytes], home: Path, notebooks: Path) -> Iterator[str]:
 
 
 def make_private(home: Path) -> None:
-    """Make the home on the share, or make sure that it is this user's alone: programs in it run as its user.
-
-    Raises:
-        RocmlabError: it is a link or another user's, or others can write it, for example where many share one folder.
-    """
+    """Make the home on the share; raise RocmlabError if others may write it: programs in it run as this user."""
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = home.lstat()
     is_private = not found.st_mode & 0o022 or not keeps_modes(found.st_dev)

@@ -52,8 +52,8 @@ class ImageLab(Lab):
     def environment(self) -> dict[str, str]:
         """The environment of every call of the engine: ours, with the settings in force on top.
 
-        What is passed into the lab comes from `.env` alone: a variable that happens to be set in this terminal and not
-        in the next one would make each `make up` a new container.
+        What is passed into the lab comes from `.env` alone: a variable of this terminal, which the next one lacks,
+        would make each `make up` a new container.
         """
         kept = {name: value for name, value in os.environ.items() if name not in PASSED_INTO_THE_LAB}
         return {**kept, **self.values}
@@ -132,11 +132,7 @@ class ImageLab(Lab):
             self.engine("tag", image, self.previous_image)
 
     def exchange_images(self) -> None:
-        """Give the previous image the name of the present one, and vice versa.
-
-        Raises:
-            RocmlabError: there is no previous image, or the engine reports an error.
-        """
+        """Give the previous image the name of the present one, and vice versa; raise RocmlabError if there is none."""
         present, previous = self.image_id(self.image), self.image_id(self.previous_image)
         if not previous:
             raise RocmlabError(f"the image {self.previous_image} is missing", "it was removed", "make up")
@@ -150,11 +146,7 @@ class ImageLab(Lab):
                 raise RocmlabError(f"the image {image} could not be named {name}", output.strip()[-400:], "make up")
 
     def prepare(self, say: Say, *, always: bool = False, only_lab: bool = False) -> None:
-        """Build the image unless it is current, or `always`, for what the digest leaves out (the notebooks' copy).
-
-        Raises:
-            RocmlabError: the base image could not be pulled, the disk is too full, or the build failed.
-        """
+        """Build the image unless it is current, or `always`, for what the digest leaves out (the notebooks' copy)."""
         self._hand_over_notebooks(say)
         if self.is_prepared() and not always:
             return

@@ -60,10 +60,7 @@ class Lab(ABC):
 
     @abstractmethod
     def prepare(self, say: Say, *, always: bool = False, only_lab: bool = False) -> None:
-        """Build or install whatever is missing, or `always`; visible progress, nothing half-made left behind.
-
-        With `only_lab` what JupyterLab does not need may be left to `start`, which has it installed in the background.
-        """
+        """Build or install what is missing, or `always`; `only_lab`: `start` may install the rest in the background."""
 
     @abstractmethod
     def disk(self) -> Path:
@@ -74,11 +71,7 @@ class Lab(ABC):
         """Return the folders that the lab writes to, as far as this host sees them; that of the share first."""
 
     def disk_problem(self) -> Problem | None:
-        """Return what is wrong where a disk that the lab writes to is nearly full.
-
-        Raises:
-            RocmlabError: MIN_FREE_DISK_GB is not a number.
-        """
+        """Return what is wrong where a disk that the lab writes to is nearly full."""
         return disk.problem(self.folders(), disk.minimum_bytes({disk.NAME: self.settings.get(disk.NAME)}))
 
     # -- server --------------------------------------------------------------------------------------------------

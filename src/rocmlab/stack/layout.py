@@ -20,11 +20,7 @@ STEPS: Mapping[int, Step] = {}  # by the version that a step starts from; a shar
 
 
 def version_of(share: Path) -> int:
-    """Return the version of a share's layout; one that nothing was written about is of version 1.
-
-    Raises:
-        RocmlabError: the file cannot be read, or does not have a version.
-    """
+    """Return the version of a share's layout, 1 where nothing was written; raise RocmlabError if it cannot be read."""
     path = share / FILE
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -40,11 +36,7 @@ def version_of(share: Path) -> int:
 
 
 def check(share: Path) -> int:
-    """Return the version of a share's layout that this version of rocmlab can use; nothing is written.
-
-    Raises:
-        RocmlabError: it is newer, or cannot be read.
-    """
+    """Return a share's version, unless this version of rocmlab is too old for it; nothing is written."""
     version = version_of(share)
     if version > VERSION:
         raise RocmlabError(
@@ -56,19 +48,12 @@ def check(share: Path) -> int:
 
 
 def prepare(share: Path, steps: Mapping[int, Step] | None = None, wanted: int = VERSION) -> list[str]:
-    """Migrate a share forward and write the version; after each step, so that an interrupted one is repeated.
+    """Migrate a share forward; return a line for each step, after which the version is written.
 
     Args:
         share: the folder; it must exist.
         steps: by the version that each starts from; None: those of this version of rocmlab.
         wanted: the version to reach.
-
-    Returns:
-        A line for each step.
-
-    Raises:
-        RocmlabError: the layout is newer, or cannot be read.
-        OSError: the share cannot be written.
     """
     version = check(share) if steps is None else version_of(share)
     lines = []

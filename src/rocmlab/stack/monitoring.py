@@ -38,11 +38,7 @@ class Monitoring:
     """The two services of one project, in its own network, so that they reach the lab by its name."""
 
     def __init__(self, project: Project, environment: Mapping[str, str] | None = None) -> None:
-        """Read the settings.
-
-        Raises:
-            RocmlabError: the lab is not Docker's, or is a node of a cluster, or a port is invalid.
-        """
+        """Read the settings; raise RocmlabError if the lab is not Docker's, or is a node of a cluster."""
         if project.choice.runtime != "docker":
             raise RocmlabError(
                 f"the monitoring needs a lab in Docker, and the runtime of this lab is {project.choice.runtime}",
@@ -76,11 +72,7 @@ class Monitoring:
         return f"http://127.0.0.1:{self.grafana_port}"
 
     def start(self, say: Say, services: tuple[str, ...] = SERVICES) -> None:
-        """Start the services, and wait until Prometheus answers.
-
-        Raises:
-            RocmlabError: the lab or Prometheus does not run, a port is taken, or an image could not be pulled.
-        """
+        """Start the services, and wait until Prometheus answers."""
         if not self.lab.is_running():
             raise RocmlabError("the lab is not running", "Prometheus reads the metrics from it", "make up")
         _metrics_token(self.project)

@@ -91,11 +91,7 @@ class NativeLab(Lab):
         self.venv.check_disk()
 
     def prepare(self, say: Say, *, always: bool = False, only_lab: bool = False) -> None:
-        """Make or update `.venv`, and the folders that JupyterLab shows.
-
-        Raises:
-            RocmlabError: see `Environment.make`.
-        """
+        """Make or update `.venv`, and the folders that JupyterLab shows."""
         if always or not (self.is_startable() if only_lab else self.is_prepared()):
             if not self.venv.is_part():
                 self.installer.end()  # what it installs is for other settings, and would be replaced
@@ -134,11 +130,7 @@ class NativeLab(Lab):
                 self._show()
 
     def runtime_folder(self) -> Path:
-        """Return a private folder for the kernels' sockets and keys, in /tmp where the project's path is too long.
-
-        Raises:
-            RocmlabError: the folder exists and belongs to someone else.
-        """
+        """Return a private folder for the kernels' sockets and keys, in /tmp where the project's path is too long."""
         folder = self.settings.state.resolve() / "runtime"
         if len(os.fsencode(folder)) > SOCKET_FOLDER_BYTES:
             digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:8]
@@ -225,18 +217,10 @@ class NativeLab(Lab):
         return process.capture(command, timeout_seconds=15)
 
     def start(self, say: Say, *, force: bool = False) -> bool:
-        """Start JupyterLab in the background unless it runs as configured, and wait until it answers.
+        """Start JupyterLab unless it runs as configured, wait until it answers, and return whether it was started.
 
-        Then what is missing in `.venv` is installed, and its packages are compiled, in the background as well.
-
-        `force` also stops and starts a server that runs as configured and does not answer.
-
-        Returns:
-            Whether a server was started.
-
-        Raises:
-            RocmlabError: the port is taken, or the server dies at start; nothing is left running. Or the server ran
-                before as configured and does not answer; it runs on.
+        Then what is missing in `.venv` is installed, and its packages are compiled, in the background as well. `force`
+        also stops and starts a server that runs as configured and does not answer; without, it runs on.
         """
         is_new = self._start(say, force=force)
         try:
@@ -307,11 +291,7 @@ class NativeLab(Lab):
         return self.node.state() or (last if last and last.failure else None)
 
     def start_node(self, say: Say) -> bool:
-        """Start this machine's Ray node unless it runs as configured, and return whether it was started.
-
-        Raises:
-            RocmlabError: it cannot start; it is not left running.
-        """
+        """Start this machine's Ray node unless it runs as configured, and return whether it was started."""
         return self.node.start(self.server_environment(), self.settings.get("GPUS"), say)
 
     def _start_node_too(self, say: Say) -> None:

@@ -19,12 +19,9 @@ REMOVED = "share/jupyter/kernels/python3/"  # of ipykernel's, by `lab.kernels`
 
 
 def unfinished(site: Path) -> list[Path]:
-    """Return the `.dist-info` folders of packages whose installation was interrupted.
+    """Return the `.dist-info` folders in `site-packages` of packages whose installation was interrupted.
 
     pip and uv write INSTALLER and RECORD after the package's files; RECORD has the size of each.
-
-    Args:
-        site: a folder `site-packages`.
     """
     return [each for each in sorted(site.glob("*.dist-info")) if not _is_complete(each)]
 
@@ -32,9 +29,7 @@ def unfinished(site: Path) -> list[Path]:
 def remove_unfinished(environment: Path, comes: Callable[[str], bool]) -> None:
     """Have packages whose installation was interrupted installed again: pip and uv keep what has a `.dist-info`.
 
-    Args:
-        environment: its folder.
-        comes: whether a package of this normalized name will be installed; others, such as a user's, are left alone.
+    `comes` returns whether a normalized name will be installed; other packages, such as a user's, are left alone.
     """
     for site in environment.glob(SITE):
         for folder in unfinished(site):
@@ -84,10 +79,7 @@ def needs_compiling(environment: Path) -> bool:
 
 
 def compile_all(environment: Path, interpreter: Path) -> None:
-    """Compile every package; each file is replaced in one step, so an interruption leaves no broken one.
-
-    What cannot be compiled, such as templates and files for another Python, is skipped.
-    """
+    """Compile every package that can be compiled; an interruption leaves no broken file."""
     sites = [str(each) for each in environment.glob(SITE)]
     process.capture([str(interpreter), "-P", "-m", "compileall", "-qq", *sites], timeout_seconds=COMPILE_SECONDS)
     (environment / COMPILED).touch()

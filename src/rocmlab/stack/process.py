@@ -32,10 +32,7 @@ def outputs(
     timeout_seconds: float = 60,
     keep: Sequence[int] = (),
 ) -> tuple[int, str, str]:
-    """Run a short program and return its exit code, output and errors; 1 and the reason as error if it cannot run.
-
-    The program has the descriptors `keep` as well.
-    """
+    """Run a short program with the descriptors `keep`; return exit code, output, errors; 1 and why if it cannot run."""
     try:
         done = subprocess.run(
             command,
@@ -55,10 +52,7 @@ def outputs(
 
 
 class EngineSilent(RocmlabError):
-    """An engine fails or does not answer in time, where that decides about a user's files or kernels.
-
-    No answer is an error, and never a "no".
-    """
+    """An engine does not answer where that decides about a user's files or kernels: an error, and never a "no"."""
 
 
 def attach(
@@ -104,13 +98,7 @@ def follow(
     cwd: Path | None = None,
     keep: Sequence[int] = (),
 ) -> tuple[int, list[str]]:
-    """Run a long program, write all it prints to `log`, and show what `show` makes of each line.
-
-    The program has the descriptors `keep` as well.
-
-    Returns:
-        The exit code and the last 40 lines.
-    """
+    """Run a long program, log all it prints, show what `show` makes of each line; return exit code and last lines."""
     log.parent.mkdir(parents=True, exist_ok=True)
     last: collections.deque[str] = collections.deque(maxlen=40)
     with (

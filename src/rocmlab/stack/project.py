@@ -42,11 +42,7 @@ from rocmlab.stack.settings import Settings
 
 
 def find() -> Path:
-    """Return the project folder: the nearest one upwards, or that of this source tree, which holds compose.yaml.
-
-    Raises:
-        RocmlabError: there is none, or it is not to be trusted; see `project_folder.check`.
-    """
+    """Return the project folder, nearest upwards or of this source tree; an error if none is to be trusted."""
     if (found := project_folder.nearest()) is not None:
         return found
     raise RocmlabError(
@@ -104,12 +100,9 @@ def _choose(settings: Settings, root: Path, runtime: str, before: str) -> tuple[
 
 
 def plan(folder: Path, settings: Settings | None = None, *, stays: bool = False) -> Project:
-    """Look at the host and decide; nothing is written.
+    """Look at the host and decide; nothing is written. Raise RocmlabError if what was requested is not available.
 
     With `stays` a native lab that is complete remains native although an engine is installed now; only `up` moves it.
-
-    Raises:
-        RocmlabError: a setting is wrong, or what was requested is not available.
     """
     settings = settings or configuration.load(folder)
     configuration.port_of(settings)
@@ -137,14 +130,7 @@ def plan(folder: Path, settings: Settings | None = None, *, stays: bool = False)
 
 
 def plan_again(folder: Path) -> tuple[Project, list[str]]:
-    """Plan as `plan` does, with new tokens in place of those that another process may know; nothing is written.
-
-    Returns:
-        The project, and a line for each such token.
-
-    Raises:
-        RocmlabError: see `plan`.
-    """
+    """Plan with new tokens in place of those that another process may know, and a line for each; nothing is written."""
     settings = configuration.load(folder)
     earlier = _described(settings, settings.read_env())
     if earlier is not None and sockets.listeners(int(earlier.values["PORT"])):
@@ -154,11 +140,7 @@ def plan_again(folder: Path) -> tuple[Project, list[str]]:
 
 
 def _use_root(settings: Settings) -> Path:
-    """Return `/`, or the simulated host that was chosen, and use it in this process and those that it starts.
-
-    Raises:
-        RocmlabError: the simulated host does not exist.
-    """
+    """Return `/`, or the simulated host that was chosen, and use it in this process and those that it starts."""
     chosen = settings.get("ROCMLAB_ROOT")
     root = Path(chosen or "/")
     if not (root / "sys").is_dir():
@@ -219,11 +201,7 @@ def prepare(
 
     With `persist` these settings stay chosen; not for a single run, which must not change those of a running lab.
 
-    Returns:
-        The project; another one, native, where no GPU is involved and the base image could not be pulled.
-
-    Raises:
-        RocmlabError: a file cannot be written, or building or installing failed.
+    Return the project; another one, native, where no GPU is involved and the base image could not be pulled.
     """
     persist = not project.settings.guest and (persist or not project.settings.env_path.exists())
     share = project.values["SHARE"]
@@ -253,10 +231,7 @@ def prepare(
 
 
 def restarts(project: Project) -> bool:
-    """Return whether `make up` would stop the lab of these settings that runs now; nothing stays written.
-
-    Compose derives it from `.env` and the overlay alone, so these are written and put back.
-    """
+    """Return whether `make up` would stop the lab that runs; what Compose needs for that is written and put back."""
     if not project.lab.is_known_to_run():
         return False
     written, put_back = dict(project.settings.written), _kept(project.settings)
@@ -309,11 +284,7 @@ def locked(project: Project, say: Say) -> Iterator[None]:
 
 
 def check_gpus_inside(project: Project, devices: Sequence[Mapping[str, Any]]) -> None:
-    """Make sure that a lab for GPUs has one; a lab without is stopped, because it would silently compute on the CPU.
-
-    Raises:
-        RocmlabError: none of the backend's GPUs is usable inside.
-    """
+    """Stop a lab for GPUs that has none, with an error: it would silently compute on the CPU."""
     backend = project.choice.backend
     if backend not in ("rocm", "cuda") or project.settings.get("GPUS") == "none" or project.choice.is_wsl:
         return
@@ -348,11 +319,7 @@ def write(project: Project, *, persist: bool = True) -> None:
 
 
 def reopen(folder: Path) -> Project:
-    """Return the project as the last `make up` left it, for commands that stop or read.
-
-    Raises:
-        RocmlabError: there was no `make up` yet, or the engine does not answer.
-    """
+    """Return the project as the last `make up` left it, for commands that stop or read; an error without one."""
     found = existing(folder)
     if found is None:
         raise RocmlabError("no lab found here", f"{folder / '.env'} does not describe one", "make up")

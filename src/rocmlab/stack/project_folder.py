@@ -32,11 +32,7 @@ class Untrusted(RocmlabError):
 
 
 def nearest() -> Path | None:
-    """Return the project folder: the nearest one upwards, else that of this source tree; None where there is none.
-
-    Raises:
-        Untrusted: see `check`.
-    """
+    """Return the project folder: the nearest one upwards, else that of this source tree; None where there is none."""
     here = Path.cwd()
     for folder in (here, *here.parents, Path(__file__).resolve().parents[3]):
         if (folder / "compose.yaml").is_file() and (folder / "docker/Dockerfile").is_file():
@@ -46,11 +42,7 @@ def nearest() -> Path | None:
 
 
 def check(folder: Path) -> None:
-    """Make sure that no other user has made the project folder or what in it decides about programs and secrets.
-
-    Raises:
-        Untrusted: something in it, or the target of a symbolic link there, is another user's or everybody's to write.
-    """
+    """Raise Untrusted if another user can have changed the project folder, or what in it decides about programs."""
     if is_exempt(folder):
         return
     for path in (*(folder / name for name in CHECKED), *_inside(folder)):

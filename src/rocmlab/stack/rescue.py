@@ -29,10 +29,7 @@ def take(engine: Engine, query: Query, program: str, container: str, state: Path
     """Stop a container of an earlier version and copy its user's files to `.rocmlab`; do nothing for any other.
 
     What was taken, and could not be moved on to the share, is not taken again until the container was started again.
-
-    Raises:
-        EngineSilent: the engine does not report what the container holds; nothing is lost, it is still there.
-        RocmlabError: a file cannot be copied; the container is stopped and still there.
+    Where it fails the container is still there.
     """
     started, *variables = query("inspect", "--format", ASKED, container).strip().split("\n")
     if any(line.startswith(MARK) for line in variables):
@@ -77,12 +74,9 @@ def changed(diff: str) -> list[str]:
 
 
 def give(command: Sequence[str], environment: Mapping[str, str], state: Path, say: Say) -> None:
-    """Unpack everything of earlier versions into the home on the share, and then remove it from `.rocmlab`.
+    """Unpack everything of earlier versions into the home on the share, and only then remove it from `.rocmlab`.
 
     `command` runs `python -m rocmlab.stack.homes` in a container of the new image, as the lab's user.
-
-    Raises:
-        RocmlabError: the files could not be unpacked; they stay in `.rocmlab`.
     """
     found = homes.pending(state)
     if not found:

@@ -102,11 +102,7 @@ def _for_container(settings: Settings, choice: Choice, devices: list[Device], ro
 
 
 def _pids_limit(settings: Settings) -> str:
-    """Return how many processes and threads a lab may have: the frameworks start several threads for each CPU.
-
-    Raises:
-        RocmlabError: the setting is not a number above 0, nor -1.
-    """
+    """Return how many processes and threads a lab may have: the frameworks start several threads for each CPU."""
     wanted = settings.get("PIDS_LIMIT") or str(PIDS + PIDS_PER_CPU * (os.cpu_count() or 1))
     if re.fullmatch(r"-1|[1-9]\d*", wanted):
         return wanted
@@ -138,10 +134,9 @@ def project_name(project: Path) -> str:
 
 
 def device_groups(root: Path) -> tuple[str, str]:
-    """Return two different numeric groups for `group_add`: that of the render nodes, and another of the GPU's nodes.
+    """Return two groups for `group_add`, of render nodes and of the GPU's other nodes; the entry point joins all.
 
-    Compose refuses equal entries, so where all nodes share one group the second place is filled with the usual video
-    group. The entry point looks at the nodes again and joins the group of each one.
+    Compose refuses equal entries, so where all nodes share one group the second place is the usual video group.
     """
     compute = nodes.kfd(root)
     renders = [str(node.gid) for node in nodes.render_nodes(root)]

@@ -18,14 +18,9 @@ MAX_RUNS = 300  # the newest; a run that still continues is hardly older
 
 
 def under_way(runs: Path) -> list[dict[str, Any]]:
-    """Return the runs that a process works on, newest first.
+    """Return the runs in a share's folder `runs` that a process works on, newest first; what is not known is None.
 
-    Args:
-        runs: the folder `runs` of a share.
-
-    Returns:
-        For each `name`, `since` (UTC, ISO 8601), `host`, `pid` (there), `jobs` and `finished` (counts), and `devices`
-        of the jobs that run; what is not known is None.
+    Each has `name`, `since` (UTC, ISO 8601), `host`, `pid` (there), `jobs` and `finished` (counts), and `devices`.
     """
     journals = sorted(runs.glob("*/journal.jsonl"), key=lambda path: path.parent.name, reverse=True)
     return [_described(path) for path in journals[:MAX_RUNS] if _is_locked(path)]
@@ -84,11 +79,7 @@ def _device(identity: dict[str, Any]) -> str:
 
 
 def events(journal: Path) -> Iterator[dict[str, Any]]:
-    """Yield the events of a journal, which may be larger than the memory.
-
-    Raises:
-        OSError: it cannot be read, or not to its end.
-    """
+    """Yield the events of a journal, which may be larger than the memory; raise OSError if it is not readable."""
     with journal.open("rb") as lines:
         for line in lines:
             try:

@@ -35,17 +35,14 @@ def ask(
     body: object = None,
     timeout_seconds: float = 2.0,
 ) -> tuple[int, Any]:
-    """Make a request with the lab's token, and with a body of JSON unless that is None, of our own server alone.
+    """Make a request, with a body of JSON unless that is None, with the lab's token and of our own server alone.
 
     The connection is made between two looks at who listens. If both find the same socket and it is our server's, that
     socket listened all the time in between, and no other one can have taken the connection; only then is the token
-    sent. What is not excluded: root, and other processes of this user.
-
-    The timeout is for each step of the exchange.
+    sent. What is not excluded: root, and other processes of this user. The timeout is for each step.
 
     Returns:
-        The HTTP status and the decoded JSON; status 0 where our server does not listen or nothing that speaks HTTP
-        answered. Redirections are not followed.
+        The HTTP status, of redirections as well, and the decoded JSON; 0 where our server does not answer.
     """
     before = verify()
     if before.kind != OURS:
@@ -82,10 +79,7 @@ def speaks(port: int) -> bool:
 
 
 def wait(port: int, answers: Callable[[], bool], is_alive: Callable[[], bool], timeout_seconds: float = 120.0) -> bool:
-    """Wait until the lab answers; return False when it died or the time is over.
-
-    The port is polled every 50 ms without the token, which costs about 1 ms.
-    """
+    """Wait until the lab answers, polling without the token, 1 ms each; return False if it died or the time is over."""
     deadline = time.monotonic() + timeout_seconds
     checked = time.monotonic()
     while time.monotonic() < deadline:

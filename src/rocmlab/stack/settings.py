@@ -397,9 +397,6 @@ def save(settings: Settings, resolved: Mapping[str, str]) -> None:
     """Write `.env` (mode 0600) with what was chosen and what was resolved; comments and other lines stay.
 
     `resolved` has the value of every name that Compose needs, chosen ones included.
-
-    Raises:
-        RocmlabError: the file cannot be written.
     """
     text = envfile.read(settings.env_path)
     values: dict[str, str | None] = {name: None for name in settings.written if name not in resolved}

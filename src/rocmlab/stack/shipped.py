@@ -37,10 +37,7 @@ NAMES = frozenset(
 
 
 def hand_over(settings: Settings, notebooks: Path, uid: int, gid: int, say: Say) -> None:
-    """Give a root's clone's own notebooks to the lab's user; do nothing as another user, or for another folder.
-
-    The notebooks of a demonstration were all written by rocmlab.
-    """
+    """Give a root's clone's own notebooks, or a demonstration's, to the lab's user; do nothing for another folder."""
     own = (settings.state if settings.guest else settings.project) / "notebooks"
     if os.geteuid() != 0 or own.is_symlink() or not own.is_dir() or notebooks.resolve() != own.resolve():
         return

@@ -70,9 +70,8 @@ def listeners(port: int, diagnosed: Diagnosis | None = None) -> tuple[Listener, 
     """Return every socket that may get a connection to 127.0.0.1 at this port; None where that is unknown.
 
     `diagnosed` returns all listeners on a port, or raises OSError if the kernel cannot report them: then /proc is read.
-
-    A socket bound to 127.0.0.1 itself is always preferred by the kernel to one bound to every address; so wildcards
-    count only where there is no exact one. More than one means SO_REUSEPORT: the kernel chooses.
+    The kernel prefers a socket bound to 127.0.0.1 itself to one bound to every address, so wildcards count only where
+    there is no exact one. More than one means SO_REUSEPORT: the kernel chooses.
     """
     if not HAS_PROC:
         return _listed(port)
@@ -91,11 +90,7 @@ def listeners(port: int, diagnosed: Diagnosis | None = None) -> tuple[Listener, 
 
 
 def _diagnosed(port: int) -> list[tuple[bytes, Listener]]:
-    """Return every listener on a port with its address, as the kernel reports by netlink.
-
-    Raises:
-        OSError: it does not.
-    """
+    """Return every listener on a port with its address, by netlink; raise OSError if the kernel reports none."""
     found = []
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, SOCK_DIAG) as kernel:
         kernel.settimeout(2.0)

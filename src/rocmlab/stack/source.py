@@ -69,11 +69,7 @@ def is_ancestor(project: Path, older: str, newer: str) -> bool:
 
 
 def fetched(project: Path) -> tuple[str, str]:
-    """Fetch from where the checkout comes from; return the newest commit there, and why it is the present one if it is.
-
-    Raises:
-        RocmlabError: the branch has commits of its own, so it cannot be moved forward.
-    """
+    """Fetch; return the newest commit upstream, and why it is the present one if it is; an error if they diverged."""
     present = head(project)
     code, upstream = git(project, "rev-parse", "--abbrev-ref", "--symbolic-full-name", "@{upstream}")
     if code:
@@ -127,11 +123,7 @@ def changes(project: Path, older: str, newer: str) -> list[str]:
 def move(project: Path, commit: str) -> list[Saved]:
     """Move the checkout to a commit; nothing that git does not track, and no notebook of the user's, is lost.
 
-    Returns:
-        Notebooks with local changes that the other version has as well: a copy of each is kept next to it.
-
-    Raises:
-        RocmlabError: a file is in the way, or git fails; nothing was moved.
+    Return copies of the notebooks with local changes that the other version has as well; an error moves nothing.
     """
     code, listed = git(project, "diff", "--name-status", "--no-renames", "-z", "HEAD", commit)
     fields = listed.split("\0")

@@ -40,10 +40,7 @@ def digest(values: Mapping[str, str]) -> str:
 
 
 def note(settings: Settings, port: int, holder: Holder) -> Holder:
-    """Remember that another process holds the port, and which tokens it may have been sent; return the holder.
-
-    If the port is not the one in `.env`, no browser has sent a token there.
-    """
+    """Remember that another process holds the port of `.env`, where browsers send tokens; return the holder."""
     state = settings.state
     written = settings.read_env() if holder.kind == OTHER else {}
     if written.get("PORT") != str(port) or not os.access(state, os.W_OK) or _is_changing(state):
@@ -68,11 +65,7 @@ def _is_changing(state: Path) -> bool:
 
 
 def renew(settings: Settings) -> list[str]:
-    """Forget the tokens that another process may know, so that new ones are made; nothing is written.
-
-    Returns:
-        A line for each token: that it is new, or, where the user has chosen it, that it should be changed.
-    """
+    """Forget tokens that another process may know, so that new ones are made, and return a line for each."""
     known = _read(settings.state)
     lines = []
     for name in NAMES:

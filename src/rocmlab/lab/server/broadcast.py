@@ -73,14 +73,7 @@ class Broadcast:
 
     @contextlib.contextmanager
     def viewer(self, sees_kernels: bool = True) -> Iterator[Viewer]:
-        """Have one more viewer.
-
-        Args:
-            sees_kernels: whether it may know of kernels and their notebooks.
-
-        Raises:
-            RocmlabError: there are too many.
-        """
+        """Have one more viewer, unless there are too many; `sees_kernels`: it may know of kernels and notebooks."""
         if self._is_closed or len(self._viewers) >= MAX_VIEWERS:
             raise RocmlabError(
                 "the server is shutting down" if self._is_closed else f"{MAX_VIEWERS} pages watch the GPUs already",
@@ -102,13 +95,7 @@ class Broadcast:
                 self._stopped()
 
     def send(self, name: str, whole: bytes, make_less: Callable[[], bytes] | None = None) -> None:
-        """Give an event to all viewers.
-
-        Args:
-            name: of the event.
-            whole: its bytes.
-            make_less: makes those for viewers who may not see kernels; None: the same.
-        """
+        """Give an event to all viewers; `make_less` makes it for those who may not see kernels; None: the same."""
         self._last[name] = event = Event(whole, make_less)
         for viewer in self._viewers:
             viewer.put(name, whole if viewer.sees_kernels else event.less)

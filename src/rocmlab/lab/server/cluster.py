@@ -56,12 +56,7 @@ class Cluster:
     """What is known of the other nodes; nothing is started before the first request."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ, command: Sequence[str] | None = None) -> None:
-        """Prepare.
-
-        Args:
-            environment: says whether this lab is a node of a cluster.
-            command: what starts the reader, by default this interpreter with the module.
-        """
+        """Prepare; `environment` says whether this lab is a node of a cluster, `command` starts the reader."""
         self.is_member = ray_node.is_wanted(environment)
         self.address = ""  # of the head
         self._environment = environment
@@ -119,11 +114,7 @@ class Cluster:
             self._again = asyncio.get_running_loop().time() + pause
 
     async def _answer(self) -> Row:
-        """Return the reader's answer.
-
-        Raises:
-            OSError, ValueError, asyncio.TimeoutError: its answer is missing or invalid.
-        """
+        """Return the reader's answer; raise OSError, ValueError or asyncio.TimeoutError if it is missing or invalid."""
         is_new = self._reader is None or self._reader.returncode is not None
         if is_new:
             self._reader = await asyncio.create_subprocess_exec(
@@ -148,12 +139,7 @@ class Cluster:
         return found
 
     async def _line(self, stream: asyncio.StreamReader, limit_seconds: float) -> bytes:
-        """Return the next line; what is late is waited for only where the head's port is open.
-
-        Raises:
-            asyncio.TimeoutError: there is none within the limit.
-            ValueError: there is no head that could be waited for.
-        """
+        """Return the next line; a late one is waited for only where the head's port is open, else a ValueError."""
         reading = asyncio.ensure_future(stream.readline())
         try:
             await asyncio.wait([reading], timeout=LATE_SECONDS)
@@ -164,11 +150,7 @@ class Cluster:
             reading.cancel()
 
     async def _reach(self) -> reach.Reach:
-        """Try the head's port.
-
-        Raises:
-            ValueError: there is no answer, not even that.
-        """
+        """Try the head's port; raise ValueError if not even that answers."""
         host, port = ports.split(self.address)
         try:
             return await self._reaching.do(lambda: reach.tcp(host, port, HEAD_SECONDS))

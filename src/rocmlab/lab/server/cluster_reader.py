@@ -49,11 +49,7 @@ def main() -> int:
 
 
 def look(environment: Mapping[str, str], limit_seconds: float) -> list[Row]:
-    """Return the living nodes with their GPUs, and those that were lost last.
-
-    Raises:
-        RocmlabError: the cluster does not answer.
-    """
+    """Return the living nodes with their GPUs, and those that were lost last."""
     import ray
 
     from rocmlab.cluster.node import probe

@@ -30,12 +30,9 @@ TOKEN = re.compile(r"([?&]token=)[^&\s\"'#]+")
 
 
 def take_secrets(server: Any) -> str:  # noqa: ANN401  jupyter_server's ServerApp
-    """Have the server read its token, remove all secrets from the environment, and return the token of metrics.
+    """Have the server read its token, remove all secrets from the environment, and return the token of metrics or "".
 
     Terminals and kernels inherit the environment of this process.
-
-    Returns:
-        An empty string where there is no token of metrics.
     """
     if not hosts.is_behind_hub(os.environ):
         _ = server.identity_provider.token  # read from JUPYTER_TOKEN or JUPYTER_TOKEN_FILE, once

@@ -42,12 +42,7 @@ Route = tuple[str, type[web.RequestHandler], dict[str, Any]]
 
 
 def routes(panel: Callable[[], Panel], metrics_token: str = "") -> list[Route]:
-    """Return all routes, without the base URL.
-
-    Args:
-        panel: is called when one of them is requested.
-        metrics_token: opens `metrics` and nothing else; empty: there is none.
-    """
+    """Return all routes, without the base URL; `metrics_token` opens `metrics` and nothing else; it may be empty."""
     given = {"panel": panel}
     return [
         (r"/rocmlab/api/devices", DevicesHandler, given),

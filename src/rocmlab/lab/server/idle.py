@@ -24,21 +24,13 @@ class Limits:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Limits:
-        """Return the limits from the settings.
-
-        Raises:
-            RocmlabError: one of them is no time.
-        """
+        """Return the limits from the settings; raise RocmlabError if one of them is no time."""
         warned = seconds(SETTING, environment.get(SETTING) or f"{DEFAULT_SECONDS:g}")
         return cls(warned or None, seconds(CULLING, environment.get(CULLING) or "0") or None)
 
 
 def seconds(name: str, text: str) -> float:
-    """Return a setting as a number; 0 is off.
-
-    Raises:
-        RocmlabError: it is none.
-    """
+    """Return a setting as a number, where 0 is off; raise RocmlabError if it is none."""
     try:
         number = float(text)
     except ValueError:
@@ -53,13 +45,7 @@ def seconds(name: str, text: str) -> float:
 def holders(
     kernels: Sequence[Mapping[str, Any]], processes: Sequence[GpuProcess] | None, limits: Limits
 ) -> list[dict[str, Any]]:
-    """Return the kernels that have long done nothing and keep GPU memory from others.
-
-    Args:
-        kernels: of this server.
-        processes: on the GPUs, with their owners; None if they were not requested.
-        limits: how long is long.
-    """
+    """Return the kernels that have long done nothing and keep GPU memory; processes are None if not known."""
     if limits.warned_seconds is None:
         return []
     found = []

@@ -43,11 +43,7 @@ class Kernels:
         return found
 
     async def act(self, kernel_id: str, action: str) -> None:
-        """Interrupt, restart or shut down a kernel.
-
-        Raises:
-            RocmlabError: there is no such kernel, or it could not be done.
-        """
+        """Interrupt, restart or shut down a kernel; raise RocmlabError if that could not be done."""
         if kernel_id not in self._kernels:
             raise UnknownKernelError(
                 f"kernel {kernel_id[:64]} not found",
@@ -91,9 +87,9 @@ def _name(session: Mapping[str, Any]) -> str | None:
 
 
 def _start_timeout_seconds() -> float:
-    """Return after how long a kernel no longer counts as starting: no client has used it, as with one of a script.
+    """Return after how long a kernel no longer counts as starting.
 
-    Its state is `starting` until the first message, however long ago it became ready.
+    Its state is `starting` until a client, such as a notebook, has sent it a message, however long it has been ready.
     """
     try:
         return idle.Limits.of(live.values()).warned_seconds or idle.DEFAULT_SECONDS

@@ -20,16 +20,7 @@ LEASED = ("rocm", "cuda")
 
 
 def leases(seen: Sequence[Device], shown: Shown, environment: Mapping[str, str] = os.environ) -> list[dict[str, Any]]:
-    """Return who holds which GPU: kernels of this server and of others, and jobs of the runner.
-
-    Args:
-        seen: the devices.
-        shown: what the server shows, by which notebooks are called.
-        environment: has ROCMLAB_SHARE.
-
-    Raises:
-        RocmlabError: it is not known.
-    """
+    """Return who holds which GPU: kernels of this server and of others, and jobs; an error if that is not known."""
     from rocmlab.kernels.leases import Leases
 
     share = environment.get("ROCMLAB_SHARE")

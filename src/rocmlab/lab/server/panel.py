@@ -36,13 +36,7 @@ class Panel:
     """One server's GPUs and kernels, for all viewers. Nothing is read while there is no viewer and nothing records."""
 
     def __init__(self, kernels: Any, sessions: Any, folder: Path) -> None:  # noqa: ANN401
-        """Prepare; nothing is looked at.
-
-        Args:
-            kernels: jupyter_server's manager of kernels.
-            sessions: that of sessions.
-            folder: what the server shows.
-        """
+        """Prepare, with jupyter_server's managers and the folder that it shows; nothing is looked at."""
         shown = Shown(folder)
         self.root = system_root()
         self.kernels = Kernels(kernels, sessions)
@@ -75,29 +69,17 @@ class Panel:
         }
 
     async def history(self, seconds: float, metrics: Sequence[str], is_packed: bool) -> bytes:
-        """Return as JSON what was sampled in the last seconds; of all metrics, if none is named.
-
-        Args:
-            seconds: how far back.
-            metrics: names of fields of a Sample.
-            is_packed: whether the JSON is to be compressed with gzip.
-
-        Raises:
-            WrongRequestError: there is no such metric.
-        """
+        """Return as JSON what was sampled in the last seconds, of these fields of a Sample, or of all if empty."""
         times, series = await telemetry.history(await self.telemetry.hub(), seconds, metrics)
         return await self._packing.do_own(lambda: history_json(times, series, is_packed))
 
     async def metrics(self, names: str, accept: str, sees_kernels: bool = True) -> tuple[bytes, str]:
-        """Return the current metrics in Prometheus' format, and their content type; also while there is no viewer.
+        """Return the current metrics for Prometheus, and their content type; also while there is no viewer.
 
         Args:
-            names: rocmlab, amd or both.
+            names: rocmlab, amd or both; others raise WrongRequestError.
             accept: that header of the request.
             sees_kernels: whether who asks may know of kernels and their notebooks.
-
-        Raises:
-            WrongRequestError: there are no such names.
         """
         telemetry.check_names(names)
         await self.state.kernels()
@@ -111,11 +93,7 @@ class Panel:
         )
 
     async def act(self, kernel_id: str, action: str) -> None:
-        """Apply an action to a kernel, and update all viewers immediately.
-
-        Raises:
-            RocmlabError: it could not be done.
-        """
+        """Apply an action to a kernel, and update all viewers immediately."""
         try:
             await self.kernels.act(kernel_id, action)
         finally:

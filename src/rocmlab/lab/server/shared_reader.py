@@ -26,23 +26,13 @@ class SharedReader(Generic[T]):
         self._under_way: asyncio.Future[T] | None = None
 
     async def do(self, work: Callable[[], T]) -> T:
-        """Return the result of the work, or of that which is under way.
-
-        Raises:
-            RocmlabError: there is none within the time limit.
-            Exception: what the work raised.
-        """
+        """Return or raise the result of the work, or of that which is under way; an error after the time limit."""
         if self._under_way is None or self._under_way.done():
             self._under_way = _started(work)
         return await self._result(self._under_way, self.limit_seconds)
 
     async def do_own(self, work: Callable[[], T]) -> T:
-        """Return the result of this work and of no other's: it is done when that which is under way has ended.
-
-        Raises:
-            RocmlabError: there is none within the time limit, waiting included.
-            Exception: what the work raised.
-        """
+        """Return the result of this work, which is done after that which is under way; the limit is for both."""
         loop = asyncio.get_running_loop()
         end = loop.time() + self.limit_seconds
         while self._under_way is not None and not self._under_way.done():

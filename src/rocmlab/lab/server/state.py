@@ -97,13 +97,7 @@ class State:
         told()
 
     async def now(self, snapshot: Snapshot | None, devices: Sequence[Device], failures: Sequence[Row]) -> Row:
-        """Return all of it, ready for JSON.
-
-        Args:
-            snapshot: the last one, with its processes.
-            devices: of the sampler; empty if it has not looked yet.
-            failures: of the sampler.
-        """
+        """Return all of it, ready for JSON; snapshot, devices and failures are the sampler's, as far as known."""
         problems: list[Row] = list(failures)
         holders: list[Row] = []
         rows: list[Row] = []

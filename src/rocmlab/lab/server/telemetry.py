@@ -57,11 +57,7 @@ class Telemetry:
         return list(self._hub.problems) if self._hub else []
 
     async def hub(self) -> Hub:
-        """Return the sampler, which does nothing by itself.
-
-        Raises:
-            Exception: it cannot be created; the message explains why.
-        """
+        """Return the sampler, which does nothing by itself; the error explains why it cannot be created."""
         if self._hub is None:
             hub, attribute = await self._start.do(lambda: _hub_of(self.root, self._kernels, self._shown))
             if self._hub is None:
@@ -76,11 +72,7 @@ class Telemetry:
                 yield snapshot
 
     async def now(self) -> Snapshot:
-        """Return a snapshot that is not older than a second: the watched one, else one that is taken for this alone.
-
-        Raises:
-            RocmlabError: no device answers.
-        """
+        """Return a snapshot that is not older than a second: the watched one, else one that is taken for this alone."""
         hub = await self.hub()
         latest = hub.latest
         if latest is not None and 0 <= time.time() - latest.time_seconds <= INTERVAL_SECONDS:
@@ -143,15 +135,9 @@ Series = dict[str, dict[str, list[float | None]]]
 
 
 async def history(hub: Hub, seconds: float, metrics: Sequence[str]) -> tuple[Times, Series]:
-    """Return times and series of each device. They may be a million numbers, so others have their turn between.
+    """Return times and series of each device, of these metrics or of all; an error if there is no such metric.
 
-    Args:
-        hub: of this server.
-        seconds: how far back.
-        metrics: names of fields of a Sample; empty: all.
-
-    Raises:
-        WrongRequestError: there is no such metric.
+    They may be a million numbers, so others have their turn between.
     """
     from rocmlab.telemetry.history import METRICS
 
@@ -176,11 +162,7 @@ async def history(hub: Hub, seconds: float, metrics: Sequence[str]) -> tuple[Tim
 
 
 def check_names(names: str) -> None:
-    """Refuse names of metrics that there are not.
-
-    Raises:
-        WrongRequestError: there are none.
-    """
+    """Raise WrongRequestError unless there are such names of metrics."""
     from rocmlab.telemetry.metrics import NAMES
 
     if names not in NAMES:

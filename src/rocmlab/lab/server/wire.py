@@ -46,15 +46,10 @@ def history_json(
     series: Mapping[str, Mapping[str, Sequence[float | None]]],
     is_packed: bool,
 ) -> bytes:
-    """Return a history as JSON; may take a second, so it is not for the event loop.
+    """Return times and series, by device, as JSON, perhaps compressed; it takes a second: not on the event loop.
 
     Values have six significant digits, which is what the 32-bit floats that they were kept as are good for, and times
     milliseconds: in full length they would be four times as many bytes.
-
-    Args:
-        times: Unix times, by device.
-        series: values, by device and metric; None is unknown.
-        is_packed: whether it is to be compressed with gzip.
     """
     instants = ",".join(
         f"{json.dumps(name)}:[{','.join(f'{each:.3f}' for each in all_of)}]" for name, all_of in times.items()

@@ -47,15 +47,12 @@ def status_of(source: str) -> os.stat_result | None:
 
 
 def create(task: Task, say: Say, look: Callable[[str], os.stat_result | None] = status_of) -> int:
-    """Back up; return 0, or 1 where something could not be read.
+    """Back up; return 0, or 1 where something could not be read. After an error what is complete is continued.
 
     Args:
         task: what to back up, and where to.
         say: prints a line.
         look: returns the status of a file that was read, which shows whether it changed meanwhile.
-
-    Raises:
-        RocmlabError: the backup could not be written; what is complete is kept, and the next attempt continues it.
     """
     while True:
         folder = _folder(Path(task.backup), task)
@@ -229,11 +226,7 @@ class _Maker:
         return True
 
     def _member(self, found: Found, part: Part) -> Entry:
-        """Write one member.
-
-        Raises:
-            _Unreadable: the source cannot be read; what was written of it must be taken back.
-        """
+        """Write one member; raise _Unreadable if the source cannot be read: what was written must be taken back."""
         status = found.status
         bits = 0o7777 & ~0o4000 & ~(0 if found.type == model.FOLDER else 0o2000)  # no setuid, no setgid programs
         entry = Entry(

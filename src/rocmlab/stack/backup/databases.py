@@ -47,10 +47,7 @@ def _by_sqlite(address: str, scratch: Path) -> bool:
 
 
 def _by_files(source: str, scratch: Path) -> bool:
-    """Copy the database with its log while neither changes, and let SQLite apply the log to the copy.
-
-    This is for a database on a read-only mount, whose shared memory cannot be opened.
-    """
+    """Copy a database of a read-only mount, where SQLite cannot open it, with its log while neither changes."""
     for _ in range(ATTEMPTS):
         remove(scratch)
         before = _state(source)

@@ -94,11 +94,7 @@ class Manifest:
 
 
 def read(folder: Path, *, shown: str = "") -> Manifest:
-    """Read a backup's manifest; what a crash has left of an incomplete last line is ignored.
-
-    Raises:
-        RocmlabError: it is missing or damaged, or a newer rocmlab wrote it.
-    """
+    """Read a backup's manifest, without a last line that a crash left incomplete; an error if it is damaged."""
     path, shown = folder / MANIFEST, shown or str(folder)
     try:
         data = path.read_bytes()

@@ -26,13 +26,7 @@ OF_THIS_CLONE = (  # settings that say where this clone's lab is and who may ent
 
 
 def run(project: Project, task: Task, say: Say) -> int:
-    """Run a task on the files of a project's lab, wherever they are.
-
-    A task comes without its folders, which are filled in here.
-
-    Raises:
-        RocmlabError: the files cannot be reached, or the work failed.
-    """
+    """Run a task, whose folders are filled in here, on the files of a project's lab, wherever they are."""
     if isinstance(project.lab, ContainerLab) and project.lab.is_built():
         return _in_a_container(project.lab, task)
     roots = _on_host(project)

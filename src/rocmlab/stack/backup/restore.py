@@ -39,12 +39,7 @@ class Outcome:
 
 
 def restore(task: Task, say: Say) -> int:
-    """Restore share and notebooks.
-
-    Raises:
-        RocmlabError: the backup is damaged or not safe, in which case nothing was touched; or the disk is full, or
-            it was interrupted.
-    """
+    """Restore share and notebooks; raise RocmlabError, and touch nothing, if the backup is damaged or not safe."""
     try:
         with interruptible():
             return _restore(task, say)

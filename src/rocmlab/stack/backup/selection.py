@@ -164,10 +164,7 @@ def _walk(task: Task, selection: Selection, root: str, folder: str, skipped: Map
 
 
 def _why_not(path: str, kind: int, task: Task) -> str:
-    """Return why a file or folder does not belong into a backup, empty if it does.
-
-    What a user put directly into `share/cache` or `share/leases` does.
-    """
+    """Return why a path does not belong into a backup; empty: it does, as a user's own file in share/cache."""
     parent, _, name = path.rpartition("/")
     if parent == LOCKS and kind == stat.S_IFREG and name.endswith((".lock", ".json")):
         return "a lock of this machine"

@@ -21,11 +21,7 @@ MAX_MODE = 0o3777  # a set-user-ID bit is never restored
 
 
 def find(given: Path) -> Path:
-    """Return the complete backup that a path means: itself, or the newest one in it.
-
-    Raises:
-        RocmlabError: there is none.
-    """
+    """Return the complete backup that a path means, itself or the newest one in it; an error if there is none."""
     if (given / SUMS).is_file():
         return given
     found = list(backups(given)) if given.is_dir() else []
@@ -42,12 +38,9 @@ def find(given: Path) -> Path:
 
 
 def verify(folder: Path, shown: str) -> Manifest:
-    """Return the manifest of a backup whose every byte is as it was written.
+    """Return the manifest of a backup whose every byte is as it was written; an error names the file that is not.
 
     `shown` is the same folder, as the user knows it.
-
-    Raises:
-        RocmlabError: a file is damaged or missing; the error names it.
     """
     sums = _sums(folder, shown)
     if _digest(folder, MANIFEST, shown) != sums.pop(MANIFEST, ""):
@@ -82,11 +75,7 @@ def _digest(folder: Path, name: str, shown: str) -> str:
 
 
 def check(folder: Path, manifest: Manifest, shown: str) -> None:
-    """Make sure that everything in a backup, whoever made it, stays below the folders that are restored.
-
-    Raises:
-        RocmlabError: an entry does not; nothing may be restored from such a backup.
-    """
+    """Raise RocmlabError unless everything in a backup, whoever made it, stays below the folders that are restored."""
     for entry in manifest.entries.values():
         if why := _fault(entry, manifest):
             raise _rejected(shown, entry.path, why)
@@ -144,10 +133,7 @@ def _check_part(path: Path, shown: str, expected: Mapping[int, Entry]) -> None:
 
 
 def escapes(entry: Entry, roots: Mapping[str, str]) -> bool:
-    """Return whether a symbolic link leads out of the folders that are restored.
-
-    A `..` after a name counts as leading out: that name may be a link itself.
-    """
+    """Return whether a link leads out of the restored folders; `..` after a name does: that may be a link itself."""
     target = entry.target
     if target.startswith("/"):
         allowed = (*LAB, *roots.values())

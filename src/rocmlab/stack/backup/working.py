@@ -44,11 +44,7 @@ def say_some(say: Say, lines: Sequence[str], maximum: int, more: str = "") -> No
 
 @contextmanager
 def locked(folder: Path, shown: str) -> Iterator[bool]:
-    """Hold an incomplete backup; yield False where another process has just completed it.
-
-    Raises:
-        RocmlabError: another process writes it.
-    """
+    """Hold an incomplete backup; yield False if another process has just completed it; an error if one writes."""
     try:
         file = open(folder / MANIFEST, "rb")  # noqa: SIM115
     except FileNotFoundError:
