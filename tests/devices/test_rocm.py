@@ -13,7 +13,7 @@ import pytest
 from hosts import Gpu, make_host, write, write_node, write_partition
 
 from rocmlab.devices import discover, sample
-from rocmlab.devices.rocm import Rocm
+from rocmlab.devices.rocm import Rocm, rocm_version
 
 MI300X = 0x74A1
 
@@ -420,3 +420,12 @@ class TestUsability:
             write(root / f"sys/bus/pci/devices/{address}/class", kind)
 
         assert len(Rocm().discover(root)) == 1
+
+
+def test_the_hosts_rocm_version_is_read(tmp_path: Path) -> None:
+    """/opt/rocm/.info/version may carry a build number behind a dash."""
+    (tmp_path / "opt/rocm/.info").mkdir(parents=True)
+    (tmp_path / "opt/rocm/.info/version").write_text("7.2.1-81\n")
+
+    assert rocm_version(tmp_path) == "7.2.1"
+    assert rocm_version(tmp_path / "elsewhere") is None

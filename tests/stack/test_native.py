@@ -23,7 +23,7 @@ from rocmlab.base import identity
 from rocmlab.base.errors import RocmlabError
 from rocmlab.lab import install, kernels
 from rocmlab.stack import homes, native, process, server, settings
-from rocmlab.stack.environment import Environment, check_python, create, rocm_version, without
+from rocmlab.stack.environment import Environment, check_python, create, without
 from rocmlab.stack.native import NativeLab
 
 pytestmark = pytest.mark.slow
@@ -492,11 +492,3 @@ class TestInstallation:
     def test_a_lock_loses_only_the_named_packages(self) -> None:
         """Hash lines go with their package, neighbours stay."""
         assert without("a==1 \\\n    --hash=x\nb==2 \\\n    --hash=y\n", {"a"}) == "b==2 \\\n    --hash=y\n"
-
-    def test_the_hosts_rocm_version_is_read(self, tmp_path: Path) -> None:
-        """/opt/rocm/.info/version may carry a build number behind a dash."""
-        (tmp_path / "opt/rocm/.info").mkdir(parents=True)
-        (tmp_path / "opt/rocm/.info/version").write_text("7.2.1-81\n")
-
-        assert rocm_version(tmp_path) == "7.2.1"
-        assert rocm_version(tmp_path / "elsewhere") is None

@@ -8,6 +8,7 @@ PCI address, then by partition.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -381,3 +382,9 @@ def _driver_version(root: Path) -> str:
         if words and words[0].isascii() and words[0].isprintable():
             return words[0][:40]
     return ""
+
+
+def rocm_version(root: Path) -> str | None:
+    """Return the version of ROCm here, such as `7.2.1`; None where it is missing. Source: /opt/rocm/.info/version."""
+    found = re.match(r"\d+\.\d+(\.\d+)?", roots.read_text(root / "opt/rocm/.info/version") or "")
+    return found[0] if found else None

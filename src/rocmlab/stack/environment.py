@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rocmlab.base import installation
 from rocmlab.base.errors import RocmlabError
+from rocmlab.devices.rocm import rocm_version
 from rocmlab.stack import envfile, environments, packages, process, source
 from rocmlab.stack.lab import Say
 
@@ -473,16 +474,6 @@ def create(python: str, folder: Path) -> None:
         lines[0] if lines else f"{python} -m venv failed",
         f"sudo apt install python{version}-venv" if sys.platform == "linux" else "install Python from python.org",
     )
-
-
-def rocm_version(root: Path) -> str | None:
-    """Return the ROCm version of a host, such as `7.2.1`. Source: `/opt/rocm/.info/version`."""
-    try:
-        text = (root / "opt/rocm/.info/version").read_text(encoding="utf-8")
-    except OSError:
-        return None
-    found = re.match(r"\d+\.\d+(\.\d+)?", text.strip())
-    return found[0] if found else None
 
 
 def amd_wheels(root: Path) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import filecmp
 import os
+import re
 import shutil
 import stat
 import sys
@@ -58,13 +59,13 @@ def _has_files(path: Path) -> bool:
     return any(names or any((Path(at) / name).is_symlink() for name in folders) for at, folders, names in os.walk(path))
 
 
-def adopt(found: Iterable[Pending], home: Path, notebooks: Path, recovered: str = "") -> Iterator[str]:
+def adopt(found: Iterable[Pending], home: Path, notebooks: Path) -> Iterator[str]:
     """Move files to the home; what is not hidden goes to a new folder of the notebooks, where it is seen.
 
     Nothing is overwritten: a file whose place is taken by another one goes to `recovered-<time>` in the home. Yields
     a line for each file or folder; one that cannot be moved stays, with an OSError.
     """
-    recovered = recovered or _name_now()
+    recovered = f"recovered-{stamp()}"
     for source, name in found:
         target = home / name if name.startswith(".") else notebooks / recovered / name
         if _is_same_place(source, target):
@@ -75,10 +76,6 @@ def adopt(found: Iterable[Pending], home: Path, notebooks: Path, recovered: str 
         yield f"moved {source} to {target}" + (
             "" if is_whole else f"; what was there already stays, the rest is in {aside}"
         )
-
-
-def _name_now() -> str:
-    return f"recovered-{stamp()}"
 
 
 def _merge(source: Path, target: Path, aside: Path) -> bool:
@@ -158,15 +155,14 @@ def pack(found: Iterable[Pending], into: IO[bytes]) -> None:
 
 def unpack(stream: IO[bytes], home: Path, notebooks: Path) -> Iterator[str]:
     """Move what `pack` wrote to the home; see `adopt`."""
-    recovered = _name_now()
     with tempfile.TemporaryDirectory(prefix=".moving-", dir=home) as name:
         folder = Path(name)
         with tarfile.open(fileobj=stream, mode="r|") as archive:
             safe = {"filter": "tar"} if hasattr(tarfile, "tar_filter") else {}
             archive.extractall(folder, **safe)  # type: ignore[arg-type]
-        for part in sorted(_entries(folder), key=lambda path: int(path.name)):
-            for line in adopt([(path, path.name) for path in _entries(part)], home, notebooks, recovered):
-                yield line.replace(f"{part}/", "", 1)
+        parts = sorted(_entries(folder), key=lambda path: int(path.name))
+        for line in adopt([(path, path.name) for part in parts for path in _entries(part)], home, notebooks):
+            yield re.sub(rf"{re.escape(name)}/\d+/", "", line, count=1)
 
 
 def make_private(home: Path) -> None:

@@ -129,8 +129,8 @@ def tasks() -> list[str] | None:
 
 def versions() -> dict[str, str | None]:
     """Return what must fit from node to node: rocmlab, Python, Ray, ROCm and the GPU's driver."""
-    from rocmlab.cluster.node.ray_node import rocm_version
     from rocmlab.devices import discover, system_root
+    from rocmlab.devices.rocm import rocm_version
 
     drivers = {each.driver for each in discover(environment={}) if each.backend in ("rocm", "cuda") and each.driver}
     return {

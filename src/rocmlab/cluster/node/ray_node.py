@@ -25,6 +25,7 @@ from rocmlab.base import confidential, cores
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cluster.node import ports, token
 from rocmlab.devices import Device, discover, is_simulated, system_root, visibility
+from rocmlab.devices.rocm import rocm_version
 
 OFF, HEAD = "off", "head"
 CPU_PLACE = "cpu_place"  # the resource that a job without a GPU takes
@@ -206,16 +207,6 @@ def _store_bytes() -> int:
     except OSError:
         return SMALLEST_STORE
     return max(SMALLEST_STORE, min(LARGEST_STORE, free))
-
-
-def rocm_version(root: Path) -> str | None:
-    """Return the version of ROCm here, such as `7.2.1`; None where there is none. Source: /opt/rocm/.info/version."""
-    try:
-        text = (root / "opt/rocm/.info/version").read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return None
-    found = re.match(r"\d+\.\d+(\.\d+)?", text.strip())
-    return found[0] if found else None
 
 
 def resources(plan: Plan) -> dict[str, int]:

@@ -63,8 +63,8 @@ def look(environment: Mapping[str, str], limit_seconds: float) -> list[Row]:
 
 def see() -> Row:
     """Return what a node shows: its GPUs as they are now, with who leases them; runs on that node."""
-    from rocmlab.cluster.node.ray_node import rocm_version
     from rocmlab.devices import discover, is_simulated, sample, system_root
+    from rocmlab.devices.rocm import rocm_version
     from rocmlab.lab.server import look as looking
     from rocmlab.lab.server.paths import Shown
     from rocmlab.telemetry.model import device_id
