@@ -201,17 +201,21 @@ class TestConsistency:
         assert whole.startswith(saved)
 
     @pytest.mark.slow
-    def test_a_file_that_changes_each_time_it_is_read_is_saved_and_named(self, lab: Lab) -> None:
+    def test_a_file_that_changes_each_time_it_is_read_is_saved_and_named(
+        self, lab: Lab, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """After some attempts its content of one instant is saved, and the backup reports it."""
+        status_of = create.status_of
         journal = lab.share / "journal.jsonl"
         journal.write_text("line\n")
 
         def busy(source: str) -> os.stat_result | None:
             with open(source, "a") as file:
                 file.write("line\n")
-            return create.status_of(source)
+            return status_of(source)
 
-        assert create.create(lab.task("create", lab.backups), lab.said.append, busy) == 0
+        monkeypatch.setattr(create, "status_of", busy)
+        assert create.create(lab.task("create", lab.backups), lab.said.append) == 0
         manifest = model.read(verify.find(lab.backups))
 
         assert manifest.entries["share/journal.jsonl"].was_changing
@@ -872,8 +876,9 @@ def as_second_user(program: str, *arguments: str) -> subprocess.CompletedProcess
     )
 
 
-def test_a_second_backup_at_the_same_time_leaves_the_first_one_alone(lab: Lab) -> None:
+def test_a_second_backup_at_the_same_time_leaves_the_first_one_alone(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is rejected before it touches a file; the part under way is not lost."""
+    status_of = create.status_of
     fill(lab)
     before = tree(lab.share)
     refused: list[str] = []
@@ -883,9 +888,10 @@ def test_a_second_backup_at_the_same_time_leaves_the_first_one_alone(lab: Lab) -
             with pytest.raises(RocmlabError) as caught:
                 create.create(lab.task("create", lab.backups), lab.said.append)
             refused.append(caught.value.problem.what)
-        return create.status_of(source)
+        return status_of(source)
 
-    assert create.create(lab.task("create", lab.backups), lab.said.append, meanwhile) == 0
+    monkeypatch.setattr(create, "status_of", meanwhile)
+    assert create.create(lab.task("create", lab.backups), lab.said.append) == 0
     backup = verify.find(lab.backups)
     lab.lose()
     lab.restore(backup)

@@ -28,7 +28,9 @@ def test_a_share_gets_its_version_once(tmp_path: Path) -> None:
     assert (tmp_path / layout.FILE).stat().st_mtime_ns == before
 
 
-def test_steps_go_forward_one_by_one_and_continue_where_they_were_interrupted(tmp_path: Path) -> None:
+def test_steps_go_forward_one_by_one_and_continue_where_they_were_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A step that fails is repeated; those before it are not."""
     done: list[int] = []
 
@@ -38,12 +40,13 @@ def test_steps_go_forward_one_by_one_and_continue_where_they_were_interrupted(tm
             raise OSError("the disk is full")
         done.append(2)
 
-    steps = {1: lambda share: done.append(1), 2: second}
+    monkeypatch.setattr(layout, "STEPS", {1: lambda share: done.append(1), 2: second})
+    monkeypatch.setattr(layout, "VERSION", 3)
     with pytest.raises(OSError, match="full"):
-        layout.prepare(tmp_path, steps, 3)
+        layout.prepare(tmp_path)
     assert version(tmp_path) == 2
 
-    assert layout.prepare(tmp_path, steps, 3) == ["the share's layout is now 3"]
+    assert layout.prepare(tmp_path) == ["the share's layout is now 3"]
     assert done == [1, 0, 2]
     assert version(tmp_path) == 3
 

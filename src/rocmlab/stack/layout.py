@@ -47,18 +47,12 @@ def check(share: Path) -> int:
     return version
 
 
-def prepare(share: Path, steps: Mapping[int, Step] | None = None, wanted: int = VERSION) -> list[str]:
-    """Migrate a share forward; return a line for each step, after which the version is written.
-
-    Args:
-        share: the folder; it must exist.
-        steps: by the version that each starts from; None: those of this version of rocmlab.
-        wanted: the version to reach.
-    """
-    version = check(share) if steps is None else version_of(share)
+def prepare(share: Path) -> list[str]:
+    """Migrate a share forward; return a line for each step, after which the version is written."""
+    version = check(share)
     lines = []
-    while version < wanted:
-        (STEPS if steps is None else steps)[version](share)
+    while version < VERSION:
+        STEPS[version](share)
         version += 1
         _write(share, version)
         lines.append(f"the share's layout is now {version}")

@@ -11,7 +11,6 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from rocmlab.base import identity
@@ -63,13 +62,10 @@ def _words(packed: bytes) -> bytes:
 EXACT = frozenset(map(_hexadecimal, ("127.0.0.1", "::ffff:127.0.0.1")))
 WILDCARDS = frozenset(map(_hexadecimal, ("0.0.0.0", "::", "::ffff:0.0.0.0")))
 
-Diagnosis = Callable[[int], "list[tuple[bytes, Listener]]"]
 
-
-def listeners(port: int, diagnosed: Diagnosis | None = None) -> tuple[Listener, ...] | None:
+def listeners(port: int) -> tuple[Listener, ...] | None:
     """Return every socket that may get a connection to 127.0.0.1 at this port; None where that is unknown.
 
-    `diagnosed` returns all listeners on a port, or raises OSError if the kernel cannot report them: then /proc is read.
     The kernel prefers a socket bound to 127.0.0.1 itself to one bound to every address, so wildcards count only where
     there is no exact one. More than one means SO_REUSEPORT: the kernel chooses.
     """
@@ -77,7 +73,7 @@ def listeners(port: int, diagnosed: Diagnosis | None = None) -> tuple[Listener, 
         return _listed(port)
     known: list[tuple[bytes, Listener]] | None
     try:
-        known = (diagnosed or _diagnosed)(port)
+        known = diagnosed(port)
     except OSError:  # a kernel without inet_diag
         known = _read(port)
     if known is None:
@@ -89,7 +85,7 @@ def listeners(port: int, diagnosed: Diagnosis | None = None) -> tuple[Listener, 
     return ()
 
 
-def _diagnosed(port: int) -> list[tuple[bytes, Listener]]:
+def diagnosed(port: int) -> list[tuple[bytes, Listener]]:
     """Return every listener on a port with its address, by netlink; raise OSError if the kernel reports none."""
     found = []
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, SOCK_DIAG) as kernel:

@@ -11,7 +11,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -46,26 +46,20 @@ def status_of(source: str) -> os.stat_result | None:
         return None
 
 
-def create(task: Task, say: Say, look: Callable[[str], os.stat_result | None] = status_of) -> int:
-    """Back up; return 0, or 1 where something could not be read. After an error what is complete is continued.
-
-    Args:
-        task: what to back up, and where to.
-        say: prints a line.
-        look: returns the status of a file that was read, which shows whether it changed meanwhile.
-    """
+def create(task: Task, say: Say) -> int:
+    """Back up; return 0, or 1 where something could not be read. After an error what is complete is continued."""
     while True:
         folder = _folder(Path(task.backup), task)
         with locked(folder, f"{task.shown}/{folder.name}") as is_there:
             if is_there:
-                return _create(task, folder, say, look)
+                return _create(task, folder, say)
 
 
-def _create(task: Task, folder: Path, say: Say, look: Callable[[str], os.stat_result | None]) -> int:
+def _create(task: Task, folder: Path, say: Say) -> int:
     shown = f"{task.shown}/{folder.name}"
     if folder.stat().st_mode & 0o077:
         say(f"WARNING: the disk of {task.shown} keeps no permissions: whoever can read it can read your keys and token")
-    maker = _Maker(task, folder, shown, say, look)
+    maker = _Maker(task, folder, shown, say)
     try:
         with interruptible():
             selection = select(task)
@@ -142,10 +136,8 @@ def _is_of(path: Path, task: Task) -> bool:
 
 
 class _Maker:
-    def __init__(
-        self, task: Task, folder: Path, shown: str, say: Say, look: Callable[[str], os.stat_result | None]
-    ) -> None:
-        self.task, self.folder, self.shown, self.say, self.look = task, folder, shown, say, look
+    def __init__(self, task: Task, folder: Path, shown: str, say: Say) -> None:
+        self.task, self.folder, self.shown, self.say = task, folder, shown, say
         manifest = model.read(folder)
         self.entries, self.parts = manifest.entries, manifest.parts
         self.earlier = dict(manifest.parts)  # of an attempt before this one
@@ -290,7 +282,7 @@ class _Maker:
                 found.update(piece)
                 count += len(piece)
             part.end(offset, dataclasses.replace(entry, size=count), is_shorter=count < before.st_size)
-            after = self.look(source)
+            after = status_of(source)  # which shows whether it changed meanwhile
         is_same = after is not None and entry.is_still(after) and count == before.st_size
         return dataclasses.replace(entry, size=count, sha256=found.hexdigest()), is_same
 
