@@ -17,7 +17,7 @@ from rocmlab.cli.main import ALIASES, COMMANDS, GROUPS
 from rocmlab.cli.parsers import parsers
 from rocmlab.doctor.checks import ALL
 from rocmlab.doctor.report import page
-from rocmlab.stack.settings import SETTINGS
+from rocmlab.stack.setting_table import SETTINGS
 
 CODE = re.compile(r"(`[^`]*`)")
 SPECIAL = re.compile(r"([*_\[\]])")

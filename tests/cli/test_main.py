@@ -14,7 +14,7 @@ import pytest
 from rocmlab.cli import main
 from rocmlab.cli.main import ALIASES, COMMANDS, GROUPS
 from rocmlab.cli.run import _from_make
-from rocmlab.stack.settings import SETTINGS
+from rocmlab.stack.setting_table import SETTINGS
 
 
 def rocmlab(

@@ -147,7 +147,7 @@ class TestShipped:
 
     def test_the_list_is_that_of_the_repository(self, repository: Path) -> None:
         """Every notebook that we ship is handed over, and no other."""
-        assert {path.name for path in (repository / "notebooks").glob("*_*.ipynb")} == shipped.NAMES
+        assert {path.stem for path in (repository / "notebooks").glob("*_*.ipynb")} == shipped.NAMES
 
     def test_only_our_own_notebooks_change_hands(self, tmp_path: Path) -> None:
         """A file of root's own, a link and a second name of another file stay root's."""

@@ -139,7 +139,7 @@ def _check_make_variables(environment: Mapping[str, str]) -> None:
         return  # inside the lab, or not called by make
     import difflib
 
-    from rocmlab.stack.settings import NAMES
+    from rocmlab.stack.setting_table import NAMES
 
     known = (*NAMES, *MAKE_VARIABLES, "ROCMLAB_SAFE_DIRECTORY")
     given = re.findall(r"(?:^|\s)([A-Za-z_]\w*)=", environment.get("MAKEFLAGS", "").partition("-- ")[2])

@@ -16,7 +16,7 @@ from rocmlab.stack import tokens, versions
 from rocmlab.stack.lab import Lab, Say
 from rocmlab.stack.native import NativeLab
 from rocmlab.stack.project import Project
-from rocmlab.stack.settings import SETTINGS
+from rocmlab.stack.setting_table import SETTINGS
 
 UNCHANGED = "nothing was changed: the lab keeps running with its current settings; the new ones are not applied"
 

@@ -155,13 +155,13 @@ def _choose_runtime(host: Host, backend: str, runtime: str, before: str) -> str:
     engines: dict[str, Engine | Podman] = {"docker": host.engine, "podman": host.podman}
     if runtime in CONTAINERS and not engines[runtime].is_usable:
         problem = engines[runtime].problem
-        raise (_error(problem) if problem else _no_engine(runtime))
+        raise (RocmlabError.of(problem) if problem else _no_engine(runtime))
     if runtime != "auto":
         return runtime
     if backend == "metal":
         return "native"
     if before == "docker" and host.engine.problem:
-        raise _error(host.engine.problem)
+        raise RocmlabError.of(host.engine.problem)
     podman_can = host.podman.is_usable and host.podman.gpu_problem(backend) is None
     if host.engine.is_usable:
         fits = before == "docker" or _engine_problem(host, backend, "docker") is None
@@ -170,7 +170,7 @@ def _choose_runtime(host: Host, backend: str, runtime: str, before: str) -> str:
         return "podman"
     for engine in engines.values():
         if engine.problem:
-            raise _error(engine.problem)
+            raise RocmlabError.of(engine.problem)
     return "native"
 
 
@@ -219,10 +219,6 @@ def _engine_problem(host: Host, backend: str, runtime: str) -> Problem | None:
             "install nvidia-container-toolkit; sudo nvidia-ctk runtime configure; sudo systemctl restart docker",
         )
     return problem
-
-
-def _error(problem: Problem) -> RocmlabError:
-    return RocmlabError.of(problem)
 
 
 def _reason(host: Host, backend: str, runtime: str, requested_backend: str, requested_runtime: str) -> str:

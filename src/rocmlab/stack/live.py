@@ -11,7 +11,8 @@ from rocmlab.base.live import INSIDE as INSIDE
 from rocmlab.base.live import NAMES as NAMES
 from rocmlab.base.live import VARIABLE as VARIABLE
 from rocmlab.stack import envfile
-from rocmlab.stack.settings import DEFAULTS, Settings
+from rocmlab.stack.setting_table import DEFAULTS
+from rocmlab.stack.settings import Settings
 
 
 def path_of(settings: Settings) -> Path:

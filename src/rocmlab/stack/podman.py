@@ -15,7 +15,8 @@ from rocmlab.stack.gpus import Passed
 from rocmlab.stack.image import PASSED_INTO_THE_LAB, PROXIES
 from rocmlab.stack.podman_engine import Podman
 from rocmlab.stack.progress import BuildProgress, PodmanProgress
-from rocmlab.stack.settings import NAMES, Settings
+from rocmlab.stack.setting_table import NAMES
+from rocmlab.stack.settings import Settings
 
 SECRETS = {"ca_bundle": "CA_BUNDLE", "pip_config": "PIP_CONFIG"}  # by name in the container: the variable with its path
 BUILD_ARGUMENTS = {  # by name in the Dockerfile: the variable

@@ -13,27 +13,12 @@ from pathlib import Path
 from rocmlab.stack.lab import Say
 from rocmlab.stack.settings import Settings
 
-NAMES = frozenset(
-    {
-        "00_hello_gpu.ipynb",
-        "01_mnist_fc.ipynb",
-        "02_mnist_cnn.ipynb",
-        "03_cpu_vs_gpu.ipynb",
-        "04_multi_gpu_torch.ipynb",
-        "05_multi_gpu_keras.ipynb",
-        "06_segmentation_unet.ipynb",
-        "07_bert_trec.ipynb",
-        "08_bert_inference_batches.ipynb",
-        "09_opencl_kernels.ipynb",
-        "10_share_and_resume.ipynb",
-        "11_multi_node_torch.ipynb",
-        "15_compare.ipynb",
-        "12_lora_finetune.ipynb",
-        "13_inference.ipynb",
-        "14_diffusion.ipynb",
-        "16_triton_kernel.ipynb",
-    }
-)
+NAMES = {
+    *("00_hello_gpu", "01_mnist_fc", "02_mnist_cnn", "03_cpu_vs_gpu", "04_multi_gpu_torch", "05_multi_gpu_keras"),
+    *("06_segmentation_unet", "07_bert_trec", "08_bert_inference_batches", "09_opencl_kernels"),
+    *("10_share_and_resume", "11_multi_node_torch", "12_lora_finetune", "13_inference", "14_diffusion", "15_compare"),
+    "16_triton_kernel",
+}
 
 
 def hand_over(settings: Settings, notebooks: Path, uid: int, gid: int, say: Say) -> None:
@@ -46,7 +31,7 @@ def hand_over(settings: Settings, notebooks: Path, uid: int, gid: int, say: Say)
     given = [own] if own.lstat().st_uid == 0 else []  # else `git pull` brings new files of root's
     for path in sorted(own.iterdir()):
         found = path.lstat()
-        is_ours = bool(settings.guest) or path.name in NAMES
+        is_ours = bool(settings.guest) or (path.suffix == ".ipynb" and path.stem in NAMES)
         if is_ours and stat.S_ISREG(found.st_mode) and found.st_uid == 0 and found.st_nlink == 1:
             given.append(path)
     for path in given:
