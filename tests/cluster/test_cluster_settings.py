@@ -12,7 +12,7 @@ from rocmlab.base.errors import RocmlabError
 from rocmlab.cli import cluster as verbs
 from rocmlab.cli import cluster_inside, main
 from rocmlab.cli.stopping import Consent
-from rocmlab.stack import cluster, envfile, settings
+from rocmlab.stack import cluster, envfile, requirements, settings
 from rocmlab.stack.environment import Environment
 
 TOKEN = "a1" * 32
@@ -103,8 +103,8 @@ def test_the_environment_gets_ray_only_for_a_cluster_and_keeps_it(project: Path)
     alone.folder.mkdir()
     both.marker.write_text(f'{{"fingerprint": "{both.fingerprint()}"}}')
 
-    assert "Ray, for the cluster" not in [step.title for step in alone.steps()]
-    assert next(step for step in both.steps() if "Ray" in step.title).arguments[-1].endswith("cluster.txt")
+    assert "Ray, for the cluster" not in [step.title for step in requirements.steps(alone)]
+    assert next(step for step in requirements.steps(both) if "Ray" in step.title).arguments[-1].endswith("cluster.txt")
     assert alone.is_current()
     both.marker.write_text(f'{{"fingerprint": "{alone.fingerprint()}"}}')
     assert not both.is_current()

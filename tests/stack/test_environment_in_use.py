@@ -16,7 +16,7 @@ from clones import NEEDS_NATIVE_PYTHON, Clone, clone, furnish, without_docker
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cli import cluster, stopping
-from rocmlab.stack import environment as environments
+from rocmlab.stack import environment, making, requirements
 from rocmlab.stack.environment import Environment
 
 pytestmark = pytest.mark.slow
@@ -62,11 +62,15 @@ def test_a_run_keeps_its_environment_from_being_changed(lab: Clone, verb: str) -
     assert (lab.folder / ".venv/rocmlab-environment.json").read_text() == before
 
 
-class Offline(Environment):
-    """An environment for which nothing can be installed."""
+def make_offline(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the CPU's environment where nothing can be installed."""
 
-    def _install(self, step: environments.Step, say: object) -> None:
+    def fail(*_: object) -> None:
         raise RocmlabError("installing failed", "no network")
+
+    monkeypatch.setitem(environment.NEEDED_BYTES, "cpu", 1)
+    monkeypatch.setattr(requirements, "install", fail)
+    making.make(Environment(project, "cpu", sys.executable, ""), lambda _: None)
 
 
 def present(folder: Path) -> None:
@@ -90,10 +94,9 @@ def test_an_environment_is_kept_until_the_new_one_is_finished(
     (tmp_path / "requirements").mkdir()
     for name in ("native", "uv"):
         (tmp_path / f"requirements/{name}.txt").write_text("")
-    monkeypatch.setitem(environments.NEEDED_BYTES, "cpu", 1)
 
     with pytest.raises(RocmlabError, match="installing failed"):
-        Offline(tmp_path, "cpu", sys.executable, "").make(lambda _: None)
+        make_offline(tmp_path, monkeypatch)
 
     assert (tmp_path / ".venv").is_symlink() == is_link
     assert (tmp_path / ".venv/rocmlab-environment.json").read_text() == '{"backend": "cuda"}'
@@ -111,10 +114,9 @@ def test_an_environment_that_was_kept_returns_after_a_sudden_end(
     (tmp_path / "requirements").mkdir()
     for name in ("native", "uv"):
         (tmp_path / f"requirements/{name}.txt").write_text("")
-    monkeypatch.setitem(environments.NEEDED_BYTES, "cpu", 1)
 
     with pytest.raises(RocmlabError, match="installing failed"):
-        Offline(tmp_path, "cpu", sys.executable, "").make(lambda _: None)
+        make_offline(tmp_path, monkeypatch)
 
     assert (tmp_path / ".venv/rocmlab-environment.json").read_text() == '{"backend": "cuda"}'
 

@@ -26,13 +26,14 @@ from rocmlab.base import identity, installation
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cli.upgrade import Attempt
 from rocmlab.lab import install
-from rocmlab.stack import packages, settings, source
+from rocmlab.stack import making, packages, requirements, settings, source
 from rocmlab.stack.choice import Choice
-from rocmlab.stack.environment import LAB_LOCKS, MADE, Environment, check_python, without
+from rocmlab.stack.environment import MADE, Environment, check_python
 from rocmlab.stack.installing import Installer
 from rocmlab.stack.lab import Say
 from rocmlab.stack.native import NativeLab
 from rocmlab.stack.project import Project
+from rocmlab.stack.requirements import LAB_LOCKS, without
 
 pytestmark = pytest.mark.slow
 
@@ -99,9 +100,9 @@ class Scene:
 
     def mark(self) -> None:
         """Note what the environment is made from."""
-        record = {"backend": "cpu", "python": check_python(sys.executable), "project": str(self.folder)}
-        record["fingerprint"] = self.venv.fingerprint()
-        (self.prefix / installation.PART).write_text(json.dumps(record))
+        record = self.venv.record_of(check_python(sys.executable))
+        text = json.dumps({**record, "fingerprint": self.venv.fingerprint()})
+        (self.prefix / installation.PART).write_text(text)
 
     @property
     def prefix(self) -> Path:
@@ -347,7 +348,7 @@ def test_what_pytorch_needs_and_its_companions_are_installed_after_an_interrupti
     scene.mark()
     scene.go()
 
-    scene.venv.finish(scene.lines.append)
+    making.finish(scene.venv, scene.lines.append)
 
     assert ["--no-index" in line for line in calls_for_torch(scene)] == [True, False]
     assert "--index-url https://index.example/whl" in calls_for_torch(scene)[1]
@@ -363,7 +364,7 @@ def test_without_an_index_a_pytorch_that_is_there_stays(scene: Scene) -> None:
     refuses = 'if "torch==2.13.0" in sys.argv and "--no-index" not in sys.argv:\n    sys.exit(1)\n'
     (scene.folder / "docker/build/install.py").write_text(INSTALLS + refuses)
 
-    scene.venv.finish(scene.lines.append)
+    making.finish(scene.venv, scene.lines.append)
 
     assert len(calls_for_torch(scene)) == 2
     assert scene.lab.is_prepared()
@@ -374,7 +375,7 @@ def test_a_pytorch_from_a_folder_has_companions_from_there(scene: Scene) -> None
     scene.venv.wheels = "/wheels"
     scene.go()
 
-    scene.venv.finish(scene.lines.append)
+    making.finish(scene.venv, scene.lines.append)
 
     assert len(calls_for_torch(scene)) == 1
     assert (scene.folder / "docker/build/companions.py.called").read_text() == "--no-index --find-links /wheels"
@@ -388,7 +389,7 @@ def test_another_python_replaces_it_in_the_foreground(scene: Scene) -> None:
     assert not scene.venv.is_part()
     assert not scene.lab.is_startable()
     with pytest.raises(RocmlabError, match="cannot be completed while JupyterLab runs"):
-        scene.venv.finish(scene.lines.append)
+        making.finish(scene.venv, scene.lines.append)
     scene.installer.begin(scene.venv)
 
     assert scene.installer.find() is None
@@ -440,9 +441,9 @@ def test_only_what_it_installs_is_installed_again(scene: Scene) -> None:
     (scene.folder / "requirements/native.txt").write_text("numpy==2.0\n")
     names = ["numpy", "typing-extensions", "torch", "torchvision", "triton", "nvidia-cublas", "rocmlab", "mine"]
 
-    assert [name for name in names if scene.venv.comes(name)] == ["numpy", "torch", "torchvision"]
+    assert [name for name in names if requirements.comes(scene.venv, name)] == ["numpy", "torch", "torchvision"]
     scene.venv.backend = "cuda"
-    assert [name for name in names if scene.venv.comes(name)] == names[1:6]
+    assert [name for name in names if requirements.comes(scene.venv, name)] == names[1:6]
 
 
 def test_a_copy_is_not_searched_for_what_was_interrupted(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -452,7 +453,7 @@ def test_a_copy_is_not_searched_for_what_was_interrupted(scene: Scene, monkeypat
     scene.venv.is_beside = True
     scene.go()
 
-    scene.venv.make(scene.lines.append)
+    making.make(scene.venv, scene.lines.append)
 
     assert searched == [scene.prefix]
     assert scene.venv.building is not None
@@ -487,7 +488,7 @@ def test_what_is_marked_as_whole_is_on_the_disk(scene: Scene, monkeypatch: pytes
     monkeypatch.setattr(os, "sync", lambda: whole.append(scene.lab.is_prepared()))
     scene.go()
 
-    scene.venv.finish(scene.lines.append)
+    making.finish(scene.venv, scene.lines.append)
 
     assert whole == [False]
     assert scene.lab.is_prepared()

@@ -22,8 +22,8 @@ from hosts import Gpu, make_host
 from rocmlab.base import identity
 from rocmlab.base.errors import RocmlabError
 from rocmlab.lab import install, kernels
-from rocmlab.stack import homes, native, process, server, settings
-from rocmlab.stack.environment import Environment, check_python, create, without
+from rocmlab.stack import homes, making, native, process, requirements, server, settings
+from rocmlab.stack.environment import Environment, check_python
 from rocmlab.stack.native import NativeLab
 
 pytestmark = pytest.mark.slow
@@ -391,7 +391,7 @@ class TestInstallation:
         said: list[str] = []
 
         with pytest.raises(RocmlabError, match="failed") as caught:
-            environment.make(said.append)
+            making.make(environment, said.append)
 
         assert not environment.folder.exists()
         assert "uv cannot be installed; pip installs the packages, which takes longer" in said
@@ -424,7 +424,7 @@ class TestInstallation:
         commands: list[list[str]] = []
         monkeypatch.setattr(process, "follow", lambda command, **_: commands.append(command) or (0, []))
 
-        Environment(tmp_path, "cpu", sys.executable, "")._pip(("harmless",), tmp_path / "install.log")
+        requirements.run_pip(Environment(tmp_path, "cpu", sys.executable, ""), ("harmless",))
 
         assert ("--no-compile" not in commands[0]) is is_compiled
 
@@ -437,11 +437,11 @@ class TestInstallation:
         cpu.interpreter.symlink_to(sys.executable)
         cpu.marker.write_text(json.dumps({"backend": "cpu", "python": version}))
 
-        assert cpu._matches({"backend": "cpu", "python": version}, cpu.folder)
-        assert not cpu._matches({"backend": "rocm", "python": version}, cpu.folder)
-        assert not cpu._matches({"backend": "cpu", "python": "3.99"}, cpu.folder)
+        assert cpu.matches({"backend": "cpu", "python": version}, cpu.folder)
+        assert not cpu.matches({"backend": "rocm", "python": version}, cpu.folder)
+        assert not cpu.matches({"backend": "cpu", "python": "3.99"}, cpu.folder)
         cpu.marker.unlink()
-        assert not cpu._matches({"backend": "cpu", "python": version}, cpu.folder)
+        assert not cpu.matches({"backend": "cpu", "python": version}, cpu.folder)
 
     def test_a_framework_for_another_backend_is_an_error(self, tmp_path: Path, repository: Path) -> None:
         """The CPU's TensorFlow in a lab for AMD GPUs would compute on the CPU and not report it."""
@@ -459,18 +459,18 @@ class TestInstallation:
         interpreter.chmod(0o755)
 
         with pytest.raises(RocmlabError, match="tensorflow is not what the backend rocm needs") as caught:
-            environment.verify(interpreter)
+            making.verify(environment, interpreter)
 
         assert "is not built with rocm" in caught.value.problem.why
 
     def test_without_venv_the_fix_names_the_package(self, tmp_path: Path) -> None:
         """Debian's python3 lacks venv until python3.X-venv is installed."""
         bare = tmp_path / "python3"
-        bare.write_text('#!/bin/sh\n[ "$1" = -c ] && echo 3.12 && exit 0\necho "ensurepip is not available"; exit 1\n')
+        bare.write_text('#!/bin/sh\necho "ensurepip is not available"; exit 1\n')
         bare.chmod(0o755)
 
         with pytest.raises(RocmlabError) as caught:
-            create(str(bare), tmp_path / "venv")
+            making.create(str(bare), "3.12", tmp_path / "venv")
 
         assert "python3.12-venv" in caught.value.problem.fix
 
@@ -482,7 +482,7 @@ class TestInstallation:
             "keras==3.1 \\\n    --hash=sha256:0\ntensorflow-cpu==2.21.0 \\\n    --hash=sha256:1\n"
         )
 
-        steps = list(Environment(tmp_path, "rocm", "python3", "https://index", "https://amd").steps())
+        steps = list(requirements.steps(Environment(tmp_path, "rocm", "python3", "https://index", "https://amd")))
         locked = (tmp_path / ".venv/native-rocm.txt").read_text()
 
         assert "tensorflow-rocm>=2.16" in [word for step in steps for word in step.arguments]
@@ -491,4 +491,6 @@ class TestInstallation:
 
     def test_a_lock_loses_only_the_named_packages(self) -> None:
         """Hash lines go with their package, neighbours stay."""
-        assert without("a==1 \\\n    --hash=x\nb==2 \\\n    --hash=y\n", {"a"}) == "b==2 \\\n    --hash=y\n"
+        lock = "a==1 \\\n    --hash=x\nb==2 \\\n    --hash=y\n"
+
+        assert requirements.without(lock, {"a"}) == "b==2 \\\n    --hash=y\n"

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from clones import NEEDS_NATIVE_PYTHON
 
-from rocmlab.stack.environment import Environment, check_python, pins
+from rocmlab.stack import requirements
+from rocmlab.stack.environment import Environment, check_python
 
 PLUGIN = "jax-rocm7-plugin==0.10.2"
 
@@ -82,8 +83,8 @@ def test_the_plugin_comes_last_under_constraints(tmp_path: Path) -> None:
         tmp_path, "cuda", "python3", "https://index", wheels="/wheels", jax_packages=f"{PLUGIN} other==1"
     )
 
-    titles = [step.title for step in given.steps()]
-    step = next(step for step in given.steps() if step.title.startswith("JAX"))
+    titles = [step.title for step in requirements.steps(given)]
+    step = next(step for step in requirements.steps(given) if step.title.startswith("JAX"))
     arguments = list(step.arguments)
     constraints = Path(arguments[arguments.index("--constraint") + 1]).read_text()
 
@@ -91,14 +92,15 @@ def test_the_plugin_comes_last_under_constraints(tmp_path: Path) -> None:
     assert arguments[-2:] == [PLUGIN, "other==1"]
     assert arguments[arguments.index("--find-links") + 1] == "/wheels"
     assert constraints == "jax==0.10.2 ; python_full_version >= '3.11'\ntorch==2.13.0\n"
-    assert not [s for s in Environment(tmp_path, "cuda", "python3", "").steps() if s.title.startswith("JAX")]
+    plain = requirements.steps(Environment(tmp_path, "cuda", "python3", ""))
+    assert not [step for step in plain if step.title.startswith("JAX")]
 
 
 def test_pins_are_a_lock_without_hashes() -> None:
     """Markers stay; comments and hashes go, which pip refuses in constraints next to packages without any."""
-    assert pins("# made\na==1 \\\n    --hash=x\nb==2 ; sys_platform == 'linux' \\\n    --hash=y\nc==3\n") == (
-        "a==1\nb==2 ; sys_platform == 'linux'\nc==3\n"
-    )
+    lock = "# made\na==1 \\\n    --hash=x\nb==2 ; sys_platform == 'linux' \\\n    --hash=y\nc==3\n"
+
+    assert requirements.pins(lock) == "a==1\nb==2 ; sys_platform == 'linux'\nc==3\n"
 
 
 @NEEDS_NATIVE_PYTHON
@@ -108,11 +110,8 @@ def test_another_plugin_gets_a_new_environment(tmp_path: Path) -> None:
     plain, with_plugin = (Environment(tmp_path, "cpu", sys.executable, "", jax_packages=it) for it in ("", PLUGIN))
     plain.interpreter.parent.mkdir(parents=True)
     plain.interpreter.symlink_to(sys.executable)
-    record = {"backend": "cpu", "python": version}
 
-    plain.marker.write_text(json.dumps(record))
-    assert plain._matches(record, plain.folder)
-    assert not with_plugin._matches({**record, "jax_packages": PLUGIN}, with_plugin.folder)
-    plain.marker.write_text(json.dumps({**record, "jax_packages": PLUGIN}))
-    assert with_plugin._matches({**record, "jax_packages": PLUGIN}, with_plugin.folder)
-    assert not plain._matches(record, plain.folder)
+    for made, other in ((plain, with_plugin), (with_plugin, plain)):
+        made.marker.write_text(json.dumps(made.record_of(version)))
+        assert made.matches(made.record_of(version), made.folder)
+        assert not other.matches(other.record_of(version), other.folder)

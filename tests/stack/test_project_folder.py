@@ -198,10 +198,11 @@ def test_a_module_in_the_current_folder_is_not_run(tmp_path: Path, repository: P
 @NEEDS_NATIVE_PYTHON
 def test_an_environment_of_the_users_own_is_neither_removed_nor_replaced(folder: Path) -> None:
     """A `.venv` that rocmlab did not make."""
+    from rocmlab.stack import making
     from rocmlab.stack.environment import Environment, was_made_by_us
 
     assert not was_made_by_us(folder / ".venv")
     with pytest.raises(projects.RocmlabError, match="was not made by rocmlab"):
-        Environment(folder, "cpu", sys.executable, "").make(lambda _: None)
+        making.make(Environment(folder, "cpu", sys.executable, ""), lambda _: None)
 
     assert (folder / ".venv/bin/python").exists()

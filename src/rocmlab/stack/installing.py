@@ -22,7 +22,7 @@ from pathlib import Path
 import rocmlab
 from rocmlab.base import files, identity, installation
 from rocmlab.base.errors import Problem, RocmlabError
-from rocmlab.stack import packages
+from rocmlab.stack import making, packages
 from rocmlab.stack.daemon import Daemon
 from rocmlab.stack.environment import Environment
 from rocmlab.stack.lab import Say
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str]) -> int:
     os.nice(INSTALL_NICENESS)
     try:
         if environment.is_part():
-            environment.finish(_say)
+            making.finish(environment, _say)
     except Exception as err:
         with suppress(OSError):  # the disk is full, for example
             _say(str(err) if isinstance(err, (RocmlabError, OSError)) else traceback.format_exc())

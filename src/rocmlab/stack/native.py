@@ -18,7 +18,7 @@ from rocmlab.cluster.node import record
 from rocmlab.cluster.node.record import Record
 from rocmlab.devices import visibility
 from rocmlab.devices.discovery import discover
-from rocmlab.stack import environments, homes, layout, live, process, server, tokens
+from rocmlab.stack import environments, homes, layout, live, making, process, server, tokens
 from rocmlab.stack.cluster import NativeNode
 from rocmlab.stack.daemon import last_lines
 from rocmlab.stack.environment import Environment, was_made_by_us
@@ -97,9 +97,9 @@ class NativeLab(Lab):
                 self.installer.end()  # what it installs is for other settings, and would be replaced
             with self.installer.paused(say):
                 if only_lab:
-                    self.venv.make_lab(say)
+                    making.make_lab(self.venv, say)
                 elif always or not self.is_prepared():  # it may have been finished meanwhile
-                    self.venv.make(say, is_part_kept=not always)
+                    making.make(self.venv, say, is_part_kept=not always)
         if not self.notebooks.is_dir():
             raise RocmlabError(
                 f"NOTEBOOKS_DIR={self.settings.get('NOTEBOOKS_DIR')} is not a folder",

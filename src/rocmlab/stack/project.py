@@ -32,12 +32,13 @@ from rocmlab.stack.choice import CONTAINERS, Choice
 from rocmlab.stack.container import ContainerLab
 from rocmlab.stack.docker import DockerLab
 from rocmlab.stack.engine import Engine
-from rocmlab.stack.environment import Environment, amd_wheels, backend_of
+from rocmlab.stack.environment import Environment, backend_of
 from rocmlab.stack.image import BaseImageUnreachable
 from rocmlab.stack.lab import Lab, Say
 from rocmlab.stack.native import NativeLab
 from rocmlab.stack.podman import PodmanLab
 from rocmlab.stack.podman_engine import Podman
+from rocmlab.stack.requirements import amd_wheels
 from rocmlab.stack.settings import Settings
 
 
