@@ -83,7 +83,8 @@ shutil.copytree(Path(sys.prefix, "etc/jupyter"), venv.folder / "etc/jupyter", di
 shutil.copytree(Path(sys.prefix, "share/jupyter"), venv.folder / "share/jupyter", dirs_exist_ok=True)
 kernel = str(venv.interpreter)
 install.main(["--prefix", str(venv.folder), "--tensorflow", kernel, "--torch", kernel])
-venv.marker.write_text(json.dumps({**venv.record_of(version), "fingerprint": venv.fingerprint()}))
+record = {"backend": venv.backend, "python": version, "project": str(venv.project)}
+venv.marker.write_text(json.dumps({**record, "fingerprint": venv.fingerprint()}))
 """
 
 

@@ -114,15 +114,18 @@ class TestServer:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("is_ours", [True, False])
-    def test_a_server_whose_record_is_lost_is_known_by_all_that_it_shows(self, lab: NativeLab, is_ours: bool) -> None:
+    def test_a_server_of_an_earlier_version_is_known_by_all_that_it_shows(self, lab: NativeLab, is_ours: bool) -> None:
         """Command line, folder, user and socket together; an editor that shows all but the socket survives."""
         port = lab.port if is_ours else free_port()
         words = (str(port), "-m", "jupyterlab", f"--ServerApp.root_dir={lab.view}")
-        (lab.view / "work").mkdir()
-        with process(sys.executable, "-c", LISTENING, *words, folder=lab.view / "work") as server:
+        with process(sys.executable, "-c", LISTENING, *words, folder=lab.view) as server:
+            found = identity.find(server.pid)
             deadline = time.monotonic() + 20
             while not lab.is_running() and is_ours and time.monotonic() < deadline:
+                record(lab, pid=server.pid)
                 time.sleep(0.05)
+            record(lab, pid=server.pid)
+            assert found is not None
 
             assert lab.is_running() == is_ours
             lab.stop(lambda _: None)

@@ -80,12 +80,20 @@ class Daemon:
     def find(self) -> Process | None:
         """Return the recorded process, if it is running."""
         facts = self.recorded()
-        pid, token = facts.get("pid"), facts.get("mark")
-        process = identity.find(pid) if isinstance(pid, int) and token else None
+        pid = facts.get("pid")
+        process = identity.find(pid) if isinstance(pid, int) else None
         if process is None or identity.uid_of(process.pid) not in identity.own_uids():
             return None
-        is_same = process.started == facts.get("started")
-        return process if is_same and identity.variable(process.pid, self.variable) == token else None
+        if token := facts.get("mark"):
+            is_same = process.started == facts.get("started")
+            is_same = is_same and identity.variable(process.pid, self.variable) == token
+        else:
+            is_same = self._is_unmarked(process, facts)
+        return process if is_same else None
+
+    def _is_unmarked(self, process: Process, facts: Mapping[str, Any]) -> bool:
+        """Return whether a process is ours that an earlier version recorded without a token."""
+        return False
 
     def forget(self) -> None:
         """Remove the record of the process, which has exited."""
