@@ -87,6 +87,7 @@ class TestSupport:
         found = fires(look(), "gfx.results", BLOCKS)
         assert "gfx1033" in found.problem.what
         assert "unsloth#8412" in found.problem.why
+        assert "gfx.results" in skipped(look(), "gfx.support")
 
         look.chosen = {"GPUS": "0"}
         silent(look(), "gfx.results")

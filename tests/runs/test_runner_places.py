@@ -107,10 +107,13 @@ def test_vram_that_is_not_there_is_a_problem(asking: Job, gpus: list[Device], wh
 
 
 def test_vram_counts_the_memory_of_an_apu_and_not_of_the_cpu() -> None:
-    """An APU's models lie in the host's memory; a job that wants the CPU wants no VRAM."""
-    apu = gpu(0, 2, is_apu=True, gtt_bytes=60 * GIB)
+    """It is the host's or its own, never both together; a job that wants the CPU wants no VRAM."""
+    apu = gpu(0, 2, is_apu=True, gtt_bytes=60 * GIB, pool="gtt")
+    older = gpu(0, 2, is_apu=True, gtt_bytes=60 * GIB, pool="vram")
 
     assert Slots([apu], CPU).problem(job("a", gib=48)) is None
+    assert Slots([apu], CPU).problem(job("a", gib=61)) is not None
+    assert Slots([older], CPU).problem(job("a", gib=48)) is not None
     assert Slots([apu], CPU).problem(job("a", 0, 500)) is None
 
 

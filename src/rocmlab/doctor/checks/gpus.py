@@ -85,6 +85,8 @@ def support(s: Situation) -> Verdict | list[Verdict]:
         )
     if lacking := found.get("override"):
         fired.append(_needs_override(s, lacking, seen))
+    if not fired and "wrong" in found:
+        return skip("a GPU computes wrong results, which gfx.results reports", *seen)
     return fired or ok(*seen)
 
 

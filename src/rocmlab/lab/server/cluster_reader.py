@@ -80,7 +80,7 @@ def see() -> Row:
     shown = []
     for device in devices:
         now = sample(device, root) if device.is_usable else None
-        is_shared = bool(device.is_apu)
+        is_shared = device.pool == "gtt"
         used, total = (
             (None, device.gtt_bytes if is_shared else device.vram_bytes)
             if now is None

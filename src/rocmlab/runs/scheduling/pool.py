@@ -108,10 +108,8 @@ class Pool:
 
 
 def memory_bytes(gpu: Device) -> int | None:
-    """Return the memory that a GPU's jobs can have; None if unknown. An APU's models lie in the host's memory."""
-    if gpu.is_apu and gpu.vram_bytes is not None:
-        return gpu.vram_bytes + (gpu.gtt_bytes or 0)
-    return gpu.vram_bytes
+    """Return the memory that a GPU's jobs can have; None if unknown. On most APUs that is the host's (GTT)."""
+    return gpu.gtt_bytes if gpu.pool == "gtt" else gpu.vram_bytes
 
 
 def kind_of(gpu: Device) -> Hashable:
