@@ -101,6 +101,7 @@ test-hermetic: .venv-test/ready ## Run those that need no container, browser, Ra
 test-long: .venv-test/ready ## Run what tests by chance at its full number, before a release
 	@CHAOS_KILLS=240 BROKEN_TREES=10000 scripts/test --hermetic .venv-test/bin/python \
 	  tests/runs/test_runner_chaos.py tests/devices/test_broken_trees.py -n 0 -rP
+	@RANDOM_MASKS=20000 scripts/test .venv-test/bin/python tests/oracle/test_oracle_masks.py
 lint: .venv-test/ready ## Check style, types, words and workflows
 	@.venv-test/bin/ruff check . && .venv-test/bin/ruff format --check . && .venv-test/bin/mypy && scripts/check-words && scripts/check-workflows
 docs: .venv-docs/ready ## Build the documentation in site/ (RUN_FOLDER=share/runs/… with executed notebooks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,6 @@ import pytest
 
 from rocmlab.simulation import environment
 
-PROBE = Path(__file__).with_name("hip_probe.c")
 NO_DEVICE = 100  # hipErrorNoDevice
 TIMEOUT_SECONDS = 300
 MASKS = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
@@ -38,12 +38,19 @@ def version() -> str:
 
 
 @functools.cache
-def probe(folder: Path) -> Path:
-    """Compile the program that asks HIP."""
-    target = folder / "hip_probe"
-    command = ["gcc", "-std=gnu11", "-O1", "-Wall", "-Werror", "-o", target, PROBE, "-ldl"]
+def probe(folder: Path, name: str = "hip_probe") -> Path:
+    """Compile one of the programs that ask the runtime; their source is next to this file."""
+    target, source = folder / name, Path(__file__).with_name(f"{name}.c")
+    if not (compiler := shutil.which("cc") or shutil.which("gcc")):
+        pytest.skip("no C compiler: sudo apt-get install gcc libc6-dev")
+    command = [compiler, "-std=gnu11", "-O1", "-Wall", "-Werror", "-o", target, source, "-ldl"]
     subprocess.run(command, check=True, capture_output=True, timeout=120)
     return target
+
+
+def library(name: str) -> str:
+    """Return the file name of one of the runtime's libraries, such as libamdhip64.so.7."""
+    return next((folder() / "root/usr/lib/x86_64-linux-gnu").glob(f"{name}.so.[0-9]")).name
 
 
 def start(host: Path, *command: str | Path, stdin: str = "", variables: Mapping[str, str] | None = None) -> str:
@@ -66,7 +73,6 @@ def seen(
         environments: variables of each process.
         whole: all that HIP says of a GPU, in place of its PCI address alone.
     """
-    library = next((folder() / "root/usr/lib/x86_64-linux-gnu").glob("libamdhip64.so.[0-9]")).name
     lines = [
         "\t".join(f"{name}={value}".replace("\t", "\x1f") for name, value in variables.items()) + "\n"
         for variables in environments
@@ -74,7 +80,7 @@ def seen(
     program = probe(built)
 
     def answers(part: Sequence[str]) -> list[dict[str, Any]]:
-        printed = start(host, program, library, *(["whole"] if whole else []), stdin="".join(part))
+        printed = start(host, program, library("libamdhip64"), *(["whole"] if whole else []), stdin="".join(part))
         return [json.loads(line) for line in printed.splitlines()]
 
     lanes = min(4, len(lines))
