@@ -12,9 +12,9 @@ from typing import Any
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.stack import sockets
-from rocmlab.stack.sockets import NOBODY, OTHER, OURS, UNKNOWN, Holder, Listener, trusted
+from rocmlab.stack.sockets import OTHER, OURS, UNKNOWN, Holder, trusted
 
-__all__ = ["NOBODY", "OTHER", "OURS", "UNKNOWN", "Holder", "Listener", "trusted"]
+__all__ = ["OTHER", "OURS", "UNKNOWN", "Holder"]
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the loopback needs no proxy
 POLL_SECONDS = 0.05
 RETRY_SECONDS = 0.5  # where something answers and is not our server: verifying costs more than a poll

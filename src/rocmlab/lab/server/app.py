@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jupyter_server.extension.application import ExtensionApp
 from tornado.ioloop import PeriodicCallback
+from tornado.web import HTTPError
 
 from rocmlab.base import live
-from rocmlab.lab import top_level
 from rocmlab.lab.server import guard, handlers
 from rocmlab.lab.server.idle import CULLING
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from rocmlab.lab.extension import Culling
     from rocmlab.lab.server.panel import Panel
 
+TOP = "/home/jovyan"  # of the image
 RECORDING = "RECORD_GPUS"
 LOOK_SECONDS = 3.0  # at the settings: one `stat`
 
@@ -45,8 +47,8 @@ class PanelApp(ExtensionApp):
     def initialize_handlers(self) -> None:
         """Add our routes, and reject what would be saved where nothing persists."""
         server: Any = self.serverapp
-        if top_level.is_ours(os.environ):
-            server.contents_manager.register_pre_save_hook(top_level.reject)
+        if has_only_links(os.environ):
+            server.contents_manager.register_pre_save_hook(reject_at_top)
         guard.install(server)
         self.handlers.extend(handlers.routes(self.panel, guard.take_secrets(server)))
         server.io_loop.add_callback(self._watch_settings)
@@ -89,3 +91,20 @@ class PanelApp(ExtensionApp):
             self._culling.stop()
         if self._panel:
             await self._panel.close()
+
+
+def has_only_links(environment: Mapping[str, str]) -> bool:
+    """Return whether the top level only shows work/ and share/; a hub mounts a home that persists in its place."""
+    runtime = environment.get("ROCMLAB_RUNTIME")
+    return runtime == "native" or (runtime in ("docker", "podman") and not os.access(TOP, os.W_OK))
+
+
+def reject_at_top(*, path: str, **_: object) -> None:
+    """Reject a save at the top level with status 403, which JupyterLab shows; the folder's mode would not stop root."""
+    name = path.strip("/")
+    if "/" not in name:
+        raise HTTPError(
+            403,
+            f"{name} was not saved: this level holds only work/ and share/, and anything else in it would be lost. "
+            "Open the folder work (or share) and save it there; what you typed is still in the browser.",
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,11 @@ IN_ITS_SECTION = "cluster."  # the panel queries the cluster itself, and shows i
 LEASED = ("rocm", "cuda")
 
 
-def leases(seen: Sequence[Device], shown: Shown, environment: Mapping[str, str] = os.environ) -> list[dict[str, Any]]:
+def leases(seen: Sequence[Device], shown: Shown) -> list[dict[str, Any]]:
     """Return who holds which GPU: kernels of this server and of others, and jobs; an error if that is not known."""
     from rocmlab.kernels.leases import Leases
 
-    share = environment.get("ROCMLAB_SHARE")
+    share = os.environ.get("ROCMLAB_SHARE")
     if not share:
         raise RocmlabError(
             "leases cannot be shown",

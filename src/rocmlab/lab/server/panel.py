@@ -7,12 +7,13 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device, is_simulated, system_root
-from rocmlab.lab.server import less, telemetry
+from rocmlab.lab.server import telemetry
 from rocmlab.lab.server.broadcast import Broadcast
 from rocmlab.lab.server.cluster import Cluster
 from rocmlab.lab.server.kernels import Kernels, Row
@@ -87,7 +88,7 @@ class Panel:
         devices = self.telemetry.devices
         leases = await self.state.leases(devices)
         if not sees_kernels:
-            snapshot, leases = less.of_snapshot(snapshot), less.of_leases(leases)
+            snapshot, leases = _without_owners(snapshot), _without_holders(leases)
         return await self._writing.do_own(
             lambda: telemetry.exposition(snapshot, devices, names, accept, leases, self.root)
         )
@@ -198,11 +199,26 @@ class Panel:
 
 
 def _snapshot_events(snapshot: Snapshot) -> tuple[bytes, Callable[[], bytes]]:
-    return event("snapshot", snapshot.as_dict()), lambda: event("snapshot", less.of_snapshot(snapshot).as_dict())
+    return event("snapshot", snapshot.as_dict()), lambda: event("snapshot", _without_owners(snapshot).as_dict())
 
 
 def _state_events(state: Row) -> tuple[bytes, Callable[[], bytes]]:
-    return event("state", state), lambda: event("state", less.of_state(state))
+    """Return a state for all, and for those who may not read kernels: its leases and problems."""
+    return event("state", state), lambda: event(
+        "state", {**state, "kernels": [], "idle_holders": [], "leases": _without_holders(state["leases"])}
+    )
+
+
+def _without_owners(snapshot: Snapshot) -> Snapshot:
+    """Return it without whose the processes are; their commands name kernels and notebooks as well."""
+    if not snapshot.processes:
+        return snapshot
+    return replace(snapshot, processes=tuple(replace(each, owner=None, command=None) for each in snapshot.processes))
+
+
+def _without_holders(leases: Sequence[Row]) -> list[Row]:
+    """Return which GPUs are leased, and not by which notebook."""
+    return [{**lease, "notebook": None, "kernel_id": None} for lease in leases]
 
 
 def _lasting(state: Row) -> Row:
