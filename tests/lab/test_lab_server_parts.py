@@ -296,10 +296,12 @@ def test_the_warning_can_be_off_and_a_wrong_limit_is_refused() -> None:
         idle.Limits.of({"IDLE_GPU_WARNING_SECONDS": "soon"})
 
 
-def test_leases_without_a_share_say_why(tmp_path: Path) -> None:
+def test_leases_without_a_share_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is nowhere to look."""
+    monkeypatch.delenv("ROCMLAB_SHARE", raising=False)
+
     with pytest.raises(RocmlabError, match="ROCMLAB_SHARE"):
-        look.leases([], Shown(tmp_path), {})
+        look.leases([], Shown(tmp_path))
 
 
 def test_no_text_ends_the_configuration_of_the_page() -> None:

@@ -76,19 +76,9 @@ def wait(prefix: Path, say: Callable[[str], None]) -> None:
 
 def is_locked(project: Path) -> bool:
     """Return whether something installs into the environment of a project."""
-    try:
-        descriptor = os.open(project / LOCK, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False  # a file system without locks
-    finally:
-        os.close(descriptor)
-    return False
+    from rocmlab.base import files  # not before: most commands only look whether an environment is whole
+
+    return files.is_locked(project / LOCK)
 
 
 def take(project: Path, say: Callable[[str], None] | None) -> int | None:

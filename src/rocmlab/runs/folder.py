@@ -121,14 +121,7 @@ class RunFolder:
 
     def is_going(self) -> bool:
         """Return whether a process works on this run."""
-        try:
-            with self.journal_path.open("rb") as journal:
-                fcntl.flock(journal, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        return False
+        return files.is_locked(self.journal_path)
 
     def is_stub(self) -> bool:
         """Return whether it ended before it had begun: no complete line in its journal, no results, no process."""

@@ -8,13 +8,13 @@ the tokens.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from rocmlab.base import files
 from rocmlab.stack import envfile
 from rocmlab.stack.server import OTHER, Holder
 from rocmlab.stack.settings import Settings
@@ -43,25 +43,15 @@ def note(settings: Settings, port: int, holder: Holder) -> Holder:
     """Remember that another process holds the port of `.env`, where browsers send tokens; return the holder."""
     state = settings.state
     written = settings.read_env() if holder.kind == OTHER else {}
-    if written.get("PORT") != str(port) or not os.access(state, os.W_OK) or _is_changing(state):
+    if written.get("PORT") != str(port) or not os.access(state, os.W_OK):
+        return holder
+    if files.is_locked(state / "lock"):  # a command starts or stops the lab: its server may not be known just now
         return holder
     known = _read(state)
     found = {**known, **{_digest_of(written[name]): f"port {port}: {holder}" for name in NAMES if written.get(name)}}
     if found.keys() != known.keys():
         envfile.write(state / FILE, json.dumps(found, indent=1) + "\n")
     return holder
-
-
-def _is_changing(state: Path) -> bool:
-    """Return whether a command starts or stops the lab: its server may not be known at that moment."""
-    try:
-        with open(state / "lock", encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def renew(settings: Settings) -> list[str]:
