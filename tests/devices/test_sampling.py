@@ -269,7 +269,13 @@ class TestSources:
 
     @pytest.mark.parametrize(
         ("signal", "speed", "fastest", "percent"),
-        [("0", "1395", "3100", 45.0), ("0", "1395", None, None), ("76", "0", "3100", 0.0), ("76", "0", None, 0.0)],
+        [
+            ("0", "1395", "3100", 45.0),
+            ("0", "1395", None, None),
+            ("76", "0", "3100", 0.0),
+            ("76", "0", None, 0.0),
+            ("65", "31", "3100", 1.0),
+        ],
     )
     def test_a_fan_that_contradicts_its_signal(
         self, host: Path, signal: str, speed: str, fastest: str | None, percent: float | None

@@ -58,7 +58,7 @@ CARDS = {
         memory_clock_max_hertz=920_000_000,
         voltage_volts=0.762,
         fan_rpm=5,
-        fan_percent=100 * 5 / 3500,  # its control signal is 0
+        fan_percent=0.0,
         link_width=16,
         link_speed_gts=8.0,
         pcie_replays=0,
@@ -83,7 +83,7 @@ CARDS = {
         memory_clock_max_hertz=875_000_000,
         voltage_volts=1.1,
         fan_rpm=29,
-        fan_percent=100 * 65 / 255,
+        fan_percent=100 * 29 / 3400,  # its control signal is 65
         link_width=16,
         link_speed_gts=16.0,
     ),

@@ -183,10 +183,11 @@ def fan_percent(signal: int | None, speed: int | None, fastest: int | None) -> f
     """Return how far a fan is driven, from its control signal, else from its speed.
 
     Where one of the two says that it stands still and the other that it turns, its speed is right: in zero-RPM mode the
-    signal stays, and a fan that the card controls by itself turns without one.
+    signal stays, and a fan that the card controls by itself turns without one. Less than a hundredth of its full speed
+    is how some sensors count a fan that stands still.
     """
     of_speed = 100 * speed / fastest if speed is not None and fastest else 0.0 if speed == 0 else None
-    if signal is not None and (speed is None or bool(speed) == bool(signal)):
+    if signal is not None and (speed is None or (speed > (fastest or 0) / 100) == (signal > 0)):
         of_speed = known("percent", 100 * signal / PWM_MAX, of_speed)
     percent = known("percent", of_speed)
     return None if percent is None else min(percent, 100.0)
