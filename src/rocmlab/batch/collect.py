@@ -116,11 +116,8 @@ def _result(part: Part, entry: resume.Entry, described: Mapping[str, Any], times
     if own.last is None:
         return replace(not_run(job), warnings=[NEVER], attempts=own.attempts)
     why = "its process was killed while it ran: by the scheduler, or because its machine stopped"
-    return Result(
-        name=job.name,
-        notebook=job.notebook,
-        parameters=job.parameters,
-        kernel=job.kernel,
+    return replace(
+        not_run(job),
         status="killed",
         exit_code=EXIT_CODES["killed"],
         started=own.last["started"],

@@ -24,9 +24,10 @@ def main(chosen: argparse.Namespace) -> int:
 
 
 def _node(chosen: argparse.Namespace) -> int:
-    from rocmlab.cluster.node import serving
+    from rocmlab.cluster.node import ray_node, serving
 
-    return serving.serve(os.environ, _say, folder=chosen.folder, cpus=chosen.cpus, store_bytes=chosen.store_bytes)
+    wanted = ray_node.plan(os.environ, folder=chosen.folder, cpus=chosen.cpus, store_bytes=chosen.store_bytes)
+    return serving.serve(wanted, os.environ, _say)
 
 
 def _say(line: str) -> None:

@@ -12,7 +12,6 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from rocmlab.base import identity
 from rocmlab.base.errors import RocmlabError
@@ -162,20 +161,12 @@ class Service:
             self.child.wait()
 
 
-def serve(
-    environment: Mapping[str, str],
-    say: Callable[[str], None],
-    *,
-    folder: Path | None = None,
-    cpus: int | None = None,
-    store_bytes: int | None = None,
-) -> int:
+def serve(wanted: Plan, environment: Mapping[str, str], say: Callable[[str], None]) -> int:
     """Be this machine's node until SIGTERM or SIGINT; see `Service.run`.
 
     Raises:
         RocmlabError: see there.
     """
-    wanted = ray_node.plan(environment, folder=folder, cpus=cpus, store_bytes=store_bytes)
     service = Service(wanted, say)
     signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     assert threading.current_thread() is threading.main_thread()

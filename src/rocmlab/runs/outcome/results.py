@@ -92,7 +92,7 @@ def result_of(
 ) -> Result:
     """Return the result of a job that has run, whatever its files contain."""
     try:
-        return _result(folder, job, place, outcome, _executed(folder, job, outcome), attempts)
+        return _result(folder, job, place, outcome, attempts)
     except Exception as err:
         log.debug("the files of %s cannot be read", job.name, exc_info=True)
         why = f"its files cannot be read: {type(err).__name__}: {err}"
@@ -124,13 +124,9 @@ def _executed(folder: RunFolder, job: Job, outcome: Outcome) -> executed.Execute
 
 
 def _result(
-    folder: RunFolder,
-    job: Job,
-    place: Place,
-    outcome: Outcome,
-    parsed: executed.Executed | None,
-    attempts: Sequence[Mapping[str, Any]],
+    folder: RunFolder, job: Job, place: Place, outcome: Outcome, attempts: Sequence[Mapping[str, Any]]
 ) -> Result:
+    parsed = _executed(folder, job, outcome)
     error = parsed.error if parsed else None
     recorded = parsed.recorded if parsed else {}
     usage = outcome.usage or [UNKNOWN] * len(place.devices)
@@ -139,11 +135,8 @@ def _result(
         status, error = "skipped", None
     if error is None and status not in NO_FAILURE:
         error = {"name": ERROR_NAMES.get(outcome.status, "Error"), "value": outcome.message}
-    return Result(
-        name=job.name,
-        notebook=job.notebook,
-        parameters=job.parameters,
-        kernel=job.kernel,
+    return replace(
+        not_run(job),
         status=status,
         exit_code=EXIT_CODES[status],
         started=outcome.started,
@@ -157,7 +150,6 @@ def _result(
         warnings=[*outcome.warnings, *(parsed.warnings if parsed else [])],
         simulated=any(device.simulated for device in place.devices) or recorded.get("simulated") is True,
         attempts=[dict(each) for each in attempts],
-        defaults=dict(job.defaults),
     )
 
 
