@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import oracle_hip
 import pytest
 
-from rocmlab.devices import Device, discover
+from rocmlab.devices import Device, discover, topology
 from rocmlab.simulation import KINDS, write_host
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
@@ -171,6 +172,31 @@ def test_faults_hide_the_same_gpus_from_both(tmp_path: Path, built: Path, profil
                 differing.append(f"{fault}: HIP {theirs}, rocmlab {ours}")
 
     assert differing == []
+
+
+def test_hip_orders_a_real_topology_as_rocmlab_does(tmp_path: Path, built: Path, captures: Path) -> None:
+    """Eight MI210 as a real kernel described them: HIP's indices are those of the nodes, its peers those of a hive.
+
+    The capture has neither memory nor caches nor DRM: these are the simulated host's.
+    """
+    root = write_host(tmp_path, profile="instinct", products=("mi210",))
+    nodes = root / "sys/devices/virtual/kfd/kfd/topology/nodes"
+    shutil.copytree(captures / "kfd/mi210x8-xgmi/nodes", nodes, dirs_exist_ok=True)
+    for path in nodes.glob("*/properties"):
+        caches = len(list((path.parent / "caches").iterdir()))
+        path.write_text(re.sub(r"(?m)^caches_count .*$", f"caches_count {caches}", path.read_text()))
+
+    answers = oracle_hip.seen(root, built, whole=True)[0]["gpus"]
+
+    real = topology.read(root).gpus
+    hives = [{turn for turn, other in enumerate(real) if other.hive == node.hive} for node in real]
+    assert [answer["address"] for answer in answers] == [node.pci_address for node in real]
+    assert [answer["uuid"] for answer in answers] == [node.unique_id for node in real]
+    assert [gpu.unique_id for gpu in usable(root)] == [node.unique_id for node in real]
+    assert [
+        {peer for peer, kind, _ in answer["peers"] if kind == XGMI} | {turn} for turn, answer in enumerate(answers)
+    ] == hives
+    assert sorted(answers, key=lambda answer: answer["address"]) != answers
 
 
 def test_rocminfo_counts_compute_units_as_rocmlab_does(tmp_path: Path) -> None:
