@@ -11,6 +11,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 RAY = "/opt/rocmlab/bin/ray"
 CONNECT = """
@@ -18,6 +19,7 @@ import ray
 ray.init(address="{address}:{port}", namespace="rocmlab", log_to_driver=False)
 print("connected", ray.get(ray.remote(lambda: 6 * 7).options(num_cpus=0).remote(), timeout=20))
 """
+SUBMITTED = ("--no-wait", "--", "true")
 HTTP = {"dashboard": 1886, "agent": 5}  # offsets from the head's port
 # Not /api/healthz, which tells anybody that the node is well, as a load balancer would ask.
 PATHS = ("/", "/api/version", "/api/jobs/", "/nodes?view=summary", "/api/v0/nodes", "/logs", "/metrics")
@@ -51,19 +53,18 @@ def main(address: str, port: str, token: str) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token} if token else {"RAY_AUTH_MODE": "disabled"}
     head = f"{address}:{port}"
-    found = {
-        "join": attempt(
-            [RAY, "start", f"--address={head}", "--num-cpus=1", "--object-store-memory=80000000"], environment
-        ),
-        "connect": attempt([sys.executable, "-c", CONNECT.format(address=address, port=port)], environment),
-        "list": attempt([RAY, "status", f"--address={head}"], environment),
+    urls = {name: f"http://{address}:{int(port) + offset}" for name, offset in HTTP.items()}
+    commands = {
+        "join": [RAY, "start", f"--address={head}", "--num-cpus=1", "--object-store-memory=80000000"],
+        "connect": [sys.executable, "-c", CONNECT.format(address=address, port=port)],
+        "list": [RAY, "status", f"--address={head}"],
+        **{f"submit to {name}": [RAY, "job", "submit", f"--address={urls[name]}", *SUBMITTED] for name in urls},
     }
-    for name, offset in HTTP.items():
-        url = f"http://{address}:{int(port) + offset}"
-        submit = [RAY, "job", "submit", f"--address={url}", "--no-wait", "--", "true"]
-        found[f"submit to {name}"] = attempt(submit, environment)
-        found |= {f"read {name} {path}": ask(url + path, token) for path in PATHS}
-    print(json.dumps(found))
+    with ThreadPoolExecutor() as pool:  # most of their time they wait for Ray to give up
+        found = {name: pool.submit(attempt, command, environment) for name, command in commands.items()}
+        for name, url in urls.items():
+            found |= {f"read {name} {path}": pool.submit(ask, url + path, token) for path in PATHS}
+    print(json.dumps({name: came.result() for name, came in found.items()}))
 
 
 if __name__ == "__main__":
