@@ -151,6 +151,8 @@ NOT_PRINTED = {
     "simulated": "ours",
     "is_apu": "the tools do not say",
     "architecture": "follows from gfx, in our data file",
+    "support": "follows from gfx, in our data file",
+    "pool": "the tools do not say; HIP's memory is compared with it in test_oracle_hip.py",
     "xgmi_hive": "the tools print links, not the hive they belong to",
     "sample.time_seconds": "ours",
     "sample.is_asleep": "the tools wake a sleeping GPU",
