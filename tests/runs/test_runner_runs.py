@@ -309,6 +309,7 @@ def test_processes_are_found_by_their_mark() -> None:
     env = {**os.environ, job_tokens.NAME: "a-mark-of-a-test"}
     with subprocess.Popen([sys.executable, "-c", script], env=env, stdout=subprocess.PIPE, text=True) as parent:
         pid = int(parent.stdout.readline())
+        parent.wait()  # it has the mark, too
 
         found = job_tokens.find("a-mark-of-a-test")
         left = job_tokens.end("a-mark-of-a-test", grace_seconds=0.5)
