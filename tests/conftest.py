@@ -165,6 +165,6 @@ def repository() -> Path:
 def captures(repository: Path) -> Path:
     """Real sysfs trees of AMD hardware, which are not part of the repository."""
     for folder in (repository / ".captures", repository.parent / "shared/captures"):
-        if folder.is_dir():
+        if all((folder / kind / "LICENSE").is_file() for kind in ("cards", "kfd")):  # which are fetched last
             return folder
     pytest.skip("no captures of real hardware: scripts/fetch-captures fetches them")

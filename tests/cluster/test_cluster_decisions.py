@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -320,6 +321,10 @@ def test_a_record_is_read_back_and_half_of_one_is_none(tmp_path: Path) -> None:
     assert record.read(path) == written
     assert str(written.failure) == "w\n  why: y\n  fix: f"
     assert not written.is_alive, "this process is no node"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(record, "is_node", {os.getpid()}.__contains__)
+        assert written.is_alive, "recorded without the time of its start, as before there was one"
+        assert not replace(written, started="another").is_alive
     path.write_text(path.read_text()[:20])
     assert record.read(path) is None
 

@@ -175,7 +175,7 @@ class TestMarkHidden:
             ("rocm", {"CUDA_VISIBLE_DEVICES": "-1"}, True),
             ("rocm", {"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, True),
             ("rocm", {"ROCR_VISIBLE_DEVICES": ""}, True),
-            ("rocm", {"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": ""}, True),
+            ("rocm", {"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": ""}, False),
             ("rocm", {"HIP_VISIBLE_DEVICES": "9"}, False),
             ("rocm", {"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "-1"}, False),
             ("rocm", {}, False),
@@ -187,7 +187,7 @@ class TestMarkHidden:
     def test_hiding_all_on_purpose_is_told_from_an_accident(
         self, backend: str, environment: dict[str, str], expected: bool
     ) -> None:
-        """`-1` is meant so; a GPU that is not there is not."""
+        """`-1` is meant so; a GPU that is not there is not, nor is an empty line of `.env`."""
         assert visibility.hides_all(environment, backend) is expected
 
 

@@ -9,6 +9,7 @@ import pytest
 from hosts import Gpu
 from situations import TWO, Looker, fires, host, pci, put, silent, skipped
 
+from rocmlab.devices import topology
 from rocmlab.devices.rocm import DeniedNodes, Rocm
 from rocmlab.doctor import checks
 from rocmlab.doctor.checks import gpus as gpus_checks
@@ -81,7 +82,7 @@ class TestSupport:
         assert texts[1][0].endswith("gfx1153: ROCm: not supported; TensorFlow: no")
 
     def test_a_target_that_computes_wrong_results(self, tmp_path: Path) -> None:
-        """It blocks, next to another card as well, until it is not chosen or runs another target's kernels."""
+        """It blocks, next to another card and with an override as well, until it is not chosen."""
         look = at(tmp_path, TWO[0], Gpu(2, 0x0600, 129, gfx_target_version=100303))
 
         found = fires(look(), "gfx.results", BLOCKS)
@@ -93,7 +94,8 @@ class TestSupport:
         silent(look(), "gfx.results")
         look.chosen = {}
         look.env_file(HSA_OVERRIDE_GFX_VERSION_2="10.3.0")
-        silent(look(), "gfx.results")
+        fires(look(), "gfx.results", BLOCKS)
+        assert "gfx.results" in skipped(look(), "gfx.support")
 
 
 def test_an_integrated_gpu_among_the_cards(tmp_path: Path) -> None:
@@ -243,6 +245,28 @@ def test_a_gpu_that_a_container_was_not_given_has_its_atomics(tmp_path: Path) ->
 
     assert "0000:06:00.0 was not given to this container" in silent(look(), "pcie.atomics").evidence
     assert Rocm().discover(look.root)[1].why_not == "/dev/dri/renderD129 is missing"
+
+
+def test_a_denied_node_and_a_damaged_one_are_no_missing_atomics(tmp_path: Path) -> None:
+    """Each accounts for one GPU that KFD does not list; a damaged node of a CPU accounts for none."""
+    look = at(tmp_path, *TWO, side="container")
+    nodes = look.root / "sys/class/kfd/kfd/topology/nodes"
+    (look.root / "rocmlab-faults.json").write_text(
+        json.dumps({"sys/class/kfd/kfd/topology/nodes/1/properties": "EPERM"})
+    )
+    (nodes / "2/properties").write_text("")
+    assert [one.status for one in checks.BY_ID["pcie.atomics"].run(look())] == ["unknown"]
+
+    put(look.root, "sys/class/kfd/kfd/topology/nodes/0/gpu_id", "0")
+    (nodes / "0/properties").write_text("")
+    assert topology.read(look.root).damaged == (2,)
+
+
+def test_a_card_older_than_rocm_may_sleep(look: Looker) -> None:
+    """Beside a GPU that ROCm uses, a GCN 1 card for the screen in D3cold needs no advice."""
+    pci(look.root, "0000:09:00.0", "amdgpu", device="0x6613", power_state="D3cold")
+
+    assert "0000:09:00.0" not in str(checks.BY_ID["runtimepm"].run(look()))
 
 
 def test_an_override_for_one_partition_is_not_for_the_others(tmp_path: Path) -> None:

@@ -298,7 +298,7 @@ def test_a_share_that_does_not_answer_in_time_is_a_refusal(host: Host, monkeypat
 
 
 class Competitor(threading.Thread):
-    """Tries to take any GPU, over and over."""
+    """Tries to take any GPU, a thousand times a second."""
 
     def __init__(self, host: Host) -> None:
         super().__init__(daemon=True)
@@ -326,7 +326,7 @@ class Competitor(threading.Thread):
 
 
 def test_a_restart_keeps_the_lease(host: Host) -> None:
-    """A competitor that never stops trying does not get the GPU in eight restarts, polite ones and sudden ones."""
+    """A competitor that tries all the time does not get the GPU in eight restarts, polite ones and sudden ones."""
     host.offer()
 
     async def scenario() -> None:

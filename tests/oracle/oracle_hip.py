@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -90,5 +91,6 @@ def seen(
 
 
 def addresses(answer: Mapping[str, Any]) -> list[str] | None:
-    """Return the PCI addresses that HIP sees; None where its process was killed."""
+    """Return the PCI addresses that HIP sees; None where it aborted its process."""
+    assert answer.get("signal") in (None, signal.SIGABRT), answer
     return None if "signal" in answer else [gpu["address"] for gpu in answer["gpus"]]

@@ -45,13 +45,18 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> object:
         yield
 
 
-def look(host: Path, *paths: str) -> dict[str, object]:
-    """Return what a Python program sees there."""
-    command = [sys.executable, "-m", "rocmlab", "simulate", "--run", host, "--", sys.executable, "-c", LOOK, *paths]
+def run(host: Path, *program: str) -> subprocess.CompletedProcess[str]:
+    """Run a program there, which succeeds."""
+    command = [sys.executable, "-m", "rocmlab", "simulate", "--run", host, "--", *program]
     around = {**os.environ, "PYTHONPATH": SOURCES}
     done = subprocess.run(command, env=around, capture_output=True, text=True, check=True, timeout=60)
     assert done.stderr.startswith("SIMULATED: ")
-    return json.loads(done.stdout)
+    return done
+
+
+def look(host: Path, *paths: str) -> dict[str, object]:
+    """Return what a Python program sees there."""
+    return json.loads(run(host, sys.executable, "-c", LOOK, *paths).stdout)
 
 
 @needs_compiler
@@ -80,6 +85,47 @@ class TestPrograms:
         assert "cannot be opened" in str(reasons[0])
         assert "device rules" in str(reasons[1])
 
+    def test_a_program_changes_no_file_of_the_host(self, tmp_path: Path) -> None:
+        """Neither by opening one for writing nor by making one."""
+        host = write_host(tmp_path)
+        before = {path: path.read_bytes() for path in host.rglob("*") if path.is_file()}
+        paths = ("/sys/class/drm/renderD128/device/power_state", "/sys/class/kfd/new")
+        program = (
+            "import os, sys\n"
+            "for path in sys.argv[1:]:\n"
+            "    for flags in (os.O_WRONLY, os.O_RDWR, os.O_RDWR | os.O_CREAT):\n"
+            "        try: os.open(path, flags)\n"
+            "        except OSError as err: print(err.strerror)\n"
+        )
+
+        done = run(host, sys.executable, "-c", program, *paths)
+
+        assert done.stdout.splitlines() == ["Permission denied"] * 6
+        assert {path: path.read_bytes() for path in host.rglob("*") if path.is_file()} == before
+
+    def test_a_device_stays_open_however_often_others_are_opened(self, tmp_path: Path) -> None:
+        """Monitors open the nodes again and again; a program that changes its title overwrites its environment."""
+        program = (
+            "import ctypes, fcntl, os\n"
+            "kept = os.open('/dev/kfd', os.O_RDWR)\n"
+            "for _ in range(5000): os.close(os.open('/dev/dri/renderD128', os.O_RDWR))\n"
+            "libc = ctypes.CDLL(None)\n"
+            "libc.getenv.restype = ctypes.c_void_p\n"
+            "ctypes.memset(libc.getenv(b'ROCMLAB_ROOT'), 0, 4)\n"
+            "print(fcntl.ioctl(kept, 0x80084B01, bytes(8))[:4], os.listdir('/sys/class/kfd/kfd/topology/nodes'))\n"
+        )
+
+        done = run(write_host(tmp_path), sys.executable, "-c", program)
+
+        assert done.stdout.startswith("b'\\x01\\x00\\x00\\x00' ['"), done.stderr
+
+    def test_a_program_ends_as_elsewhere_when_its_reader_has_gone(self, tmp_path: Path) -> None:
+        """Python ignores SIGPIPE; what it becomes does not."""
+        done = run(write_host(tmp_path), "sh", "-c", "yes | head -n 1")
+
+        assert done.stdout == "y\n"
+        assert "Broken pipe" not in done.stderr
+
     def test_what_was_preloaded_stays(self, tmp_path: Path) -> None:
         """The driver comes first, and the program's commands see the host as well."""
         around = environment(write_host(tmp_path), {"LD_PRELOAD": "libother.so"})
@@ -93,6 +139,20 @@ class TestPrograms:
 
         assert main(["simulate", "--run", str(host), "--", "no-such-program"]) == 2
         assert "no-such-program cannot be started" in capsys.readouterr().err
+
+
+@needs_compiler
+def test_a_cache_that_the_loader_cannot_name_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would omit the driver with a warning, and the program would see this machine; a relative one is not used."""
+    host = write_host(tmp_path / "host")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a b"))
+    with pytest.raises(RocmlabError, match="cannot be started") as raised:
+        environment(host, {})
+    assert "XDG_CACHE_HOME" in raised.value.problem.fix
+
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert environment(host, {})["LD_PRELOAD"].startswith(f"{tmp_path}/home/.cache/rocmlab/")
 
 
 def test_without_a_compiler_the_error_names_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,6 +170,7 @@ def test_without_a_compiler_the_error_names_the_package(tmp_path: Path, monkeypa
     ("arguments", "words"),
     [
         (["--run", "HOST"], "--run takes a simulated host and, after --, a program"),
+        (["--run", "HOST", "--", ""], "--run takes a simulated host"),
         (["--run", "HOST", "--live", "--", "true"], "--run takes a simulated host"),
         (["HOST", "--", "true"], "a program after -- is for --run"),
         (["--run", "HOST", "--", "true"], "is not a simulated host"),

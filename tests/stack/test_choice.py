@@ -184,6 +184,12 @@ class TestInspect:
             choose(host, "rocm", "native")
         assert "GCN 1 (Tahiti)" in caught.value.problem.why
 
+    def test_a_card_older_than_rocm_leaves_the_cpu_also_with_a_kfd_node(self, tmp_path: Path) -> None:
+        """The kernel gives Hawaii (GCN 2) one."""
+        root = make_host(tmp_path, Gpu(1, 0x0300, 128, gfx_target_version=70001, device_id=0x67B0))
+
+        assert choose(replace(inspect(ABSENT, root), simulated=None), runtime="native").backend == "cpu"
+
     @pytest.mark.parametrize(("lent", "expected"), [([], True), (["libcuda.so.1"], False), (["nvidia-smi"], False)])
     def test_wsl_is_told_by_its_node(self, tmp_path: Path, lent: list[str], expected: bool) -> None:
         """/dev/dxg serves every vendor's GPU; NVIDIA's driver for WSL, where Windows lends it, tells whose it is."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ def main(command: str, arguments: Sequence[str]) -> int:
     options, program = list(arguments[:at]), list(arguments[at + 1 :])
     chosen = parser.parse_args(options)
     if chosen.run:
-        if sorted(options) != sorted(["--run", chosen.folder]) or not program:
+        if sorted(options) != sorted(["--run", chosen.folder]) or not "".join(program[:1]):
             parser.error(
                 "--run takes a simulated host and, after --, a program: rocmlab simulate --run DIR -- rocminfo"
             )
@@ -59,6 +60,7 @@ def _become(folder: Path, program: Sequence[str]) -> int:
     """Replace this process by a program that sees the GPUs of a simulated host."""
     around = environment(folder, os.environ)
     print(f"SIMULATED: {program[0]} sees the GPUs of {folder}, which compute nothing", file=sys.stderr, flush=True)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and a program would inherit that
     try:
         os.execvpe(program[0], list(program), around)
     except OSError as err:

@@ -66,10 +66,9 @@ class Target:
     @property
     def caveat(self) -> str:
         """Why it may not work, in one sentence; empty where it works."""
-        known_reason = self.notes or "it is no longer supported, or never was"
         return {
             "unknown": f"no list of ROCm's targets has {self.gfx or 'its target'}, so it may not work",
-            "unsupported": f"ROCm has no kernels for {self.gfx}: {known_reason}",
+            "unsupported": f"ROCm's usual packages have no kernels for {self.gfx}: {self.notes or self.support_text}",
             "wrong": f"ROCm's packages for {self.gfx} install and compute wrong results ({self.support_note})",
         }.get(self.outlook, "")
 

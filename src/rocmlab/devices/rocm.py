@@ -291,7 +291,7 @@ class _Host:
 
     def _why_no_compute(self, card: Card, path: str | None, found: Topology) -> str:
         if generation := products.never_supported(card.device):
-            return f"it is {generation}, which ROCm has never supported: the CPU computes"
+            return f"it is {generation}, which ROCm has never supported"
         if card.driver is None:
             if topology.is_built_in(self.root):
                 return "no driver is bound to it, and amdgpu is built into the kernel: sudo dmesg | grep -i amdgpu"

@@ -112,6 +112,8 @@ def read(root: Path) -> Topology:
     for number in sorted({int(name) for name in roots.list_names(folder) if NODE_NAME.fullmatch(name)}):
         properties = parse_properties(roots.read_text(f"{folder}/{number}/properties"))
         if "simd_count" not in properties:
+            if roots.read_integer(f"{folder}/{number}/gpu_id") == 0:
+                continue  # a CPU
             (denied if roots.is_denied(f"{folder}/{number}/properties") else damaged).append(number)
         elif properties.get("simd_count", 0) > 0:
             gpus.append(KfdNode(number, properties, f"{folder}/{number}"))

@@ -6,7 +6,7 @@
  * ever runs. What a request answers is a reading of the kernel's sources and not a recording of one.
  * ROCMLAB_SIMULATED_TRACE=1 prints each request on stderr.
  *
- * An opened device is a memfd, and its inode says which device it is, so that dup, fork and close need no care. Memory
+ * An opened device is a memfd, and its size says which device it is, so that dup, fork and close need no care. Memory
  * that the kernel would map is private and anonymous: pages exist from when they are touched, and nothing is shared.
  *
  *   cc -shared -fPIC -O1 -o driver.so driver.c -ldl -lpthread        (needs the headers of the C library, no others)
@@ -32,8 +32,8 @@
 
 #define MAX_GPUS 64
 #define MAX_EVENTS 4096
-#define MAX_OPENED 4096
 #define KFD (-1) /* in place of a render node's minor */
+#define MAX_MINOR 0xfffff
 #define ROOM 4096
 #define TRACE(...) (is_traced ? (void)fprintf(stderr, "simulated driver: " __VA_ARGS__) : (void)0)
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
@@ -98,7 +98,8 @@ static void add_gpu(int node) {
 }
 
 __attribute__((constructor)) static void start(void) {
-  host = getenv("ROCMLAB_ROOT");
+  const char *root = getenv("ROCMLAB_ROOT");
+  host = root ? strdup(root) : NULL; /* programs that set their title write over the environment */
   is_traced = getenv("ROCMLAB_SIMULATED_TRACE") != NULL;
   for (int node = 0; host && node < 2 * MAX_GPUS && gpu_count < MAX_GPUS; node++) add_gpu(node);
 }
@@ -111,22 +112,15 @@ static struct gpu *gpu_of(uint32_t id) {
 
 /* ---- Device nodes ---- */
 
-static struct {
-  dev_t device;
-  ino_t inode;
-  int minor;
-} opened[MAX_OPENED];
-static int opened_count;
+/* The size of the memfd of an opened device, less its minor: no other file without a name is that large. */
+#define MARK INT64_C(0x726f636d00000000)
 
 static int is_opened(int file, int *minor) {
   struct stat found;
-  if (file < 0 || !opened_count || syscall(SYS_newfstatat, file, "", &found, AT_EMPTY_PATH)) return 0;
-  for (int i = opened_count - 1; i >= 0; i--)
-    if (opened[i].device == found.st_dev && opened[i].inode == found.st_ino) {
-      *minor = opened[i].minor;
-      return 1;
-    }
-  return 0;
+  if (file < 0 || syscall(SYS_newfstatat, file, "", &found, AT_EMPTY_PATH) || found.st_nlink) return 0;
+  if (found.st_size < MARK + KFD || found.st_size > MARK + MAX_MINOR) return 0;
+  *minor = found.st_size - MARK;
+  return 1;
 }
 
 static int is_device(const char *path, int *minor) {
@@ -168,13 +162,10 @@ static int open_device(const char *path, int flags, int minor) {
   int file = error ? -1 : memfd_create(path + 5, flags & O_CLOEXEC ? MFD_CLOEXEC : 0);
   TRACE("open %s: %s\n", path, error ? strerror(error) : "opened");
   if (file < 0) return fail(error ? error : errno);
-  syscall(SYS_newfstatat, file, "", &found, AT_EMPTY_PATH);
-  pthread_mutex_lock(&lock);
-  int i = opened_count < MAX_OPENED ? opened_count++ : MAX_OPENED - 1;
-  opened[i].device = found.st_dev;
-  opened[i].inode = found.st_ino;
-  opened[i].minor = minor;
-  pthread_mutex_unlock(&lock);
+  if (minor > MAX_MINOR || ftruncate(file, MARK + minor)) {
+    close(file);
+    return fail(EIO);
+  }
   return file;
 }
 
@@ -475,7 +466,9 @@ static int open_at(int folder, const char *path, int flags, mode_t mode) {
   char room[ROOM];
   int minor;
   if (is_device(path, &minor)) return open_device(path, flags, minor);
-  return syscall(SYS_openat, folder, served(path, room), flags, mode);
+  const char *used = served(path, room);
+  if (used == room && flags & (O_WRONLY | O_RDWR | O_CREAT | O_TRUNC)) return fail(EACCES); /* programs change no host */
+  return syscall(SYS_openat, folder, used, flags, mode);
 }
 
 #define OPEN(name, folder, ...)                                                   \
@@ -494,7 +487,9 @@ OPEN(openat64, folder, int folder COMMA)
 
 FILE *fopen(const char *path, const char *mode) {
   char room[ROOM];
-  return REAL(fopen)(served(path, room), mode);
+  const char *used = served(path, room);
+  if (used == room && strpbrk(mode, "wa+")) return fail(EACCES), NULL;
+  return REAL(fopen)(used, mode);
 }
 FILE *fopen64(const char *, const char *) __attribute__((alias("fopen")));
 

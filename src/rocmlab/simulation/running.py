@@ -31,7 +31,14 @@ def environment(host: Path, base: Mapping[str, str]) -> dict[str, str]:
     """
     if not is_ours(host):
         raise RocmlabError(f"{host} is not a simulated host", "", "write one: rocmlab simulate NEW_FOLDER")
-    preloaded = " ".join(filter(None, (str(driver()), base.get("LD_PRELOAD"))))
+    library = str(driver())
+    if any(character in library for character in " :"):
+        raise RocmlabError(
+            f"programs cannot be started with {library}",
+            "the loader takes a space or a colon in LD_PRELOAD for the end of a path",
+            "set XDG_CACHE_HOME to a folder without them",
+        )
+    preloaded = " ".join(filter(None, (library, base.get("LD_PRELOAD"))))
     return {**base, "ROCMLAB_ROOT": str(host.resolve()), "LD_PRELOAD": preloaded}
 
 
@@ -46,7 +53,8 @@ def driver(folder: Path | None = None) -> Path:
             "programs cannot be started on a simulated host here", "AMD's runtime exists for Linux", "use Linux"
         )
     if folder is None:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rocmlab"
+        chosen = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        folder = (chosen if chosen.is_absolute() else Path.home() / ".cache") / "rocmlab"
     made = folder / f"simulated-driver-{hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]}.so"
     if not made.exists():
         folder.mkdir(parents=True, exist_ok=True)

@@ -57,7 +57,7 @@ def inspect(engine: Engine, root: Path, podman: Podman | None = None) -> Host:
     too_old = _too_old(root)
     return Host(
         engine=engine,
-        has_amd=has_kfd and bool(topology.read(root).gpus or (nodes.render_nodes(root) and not too_old)),
+        has_amd=has_kfd and not too_old and bool(topology.read(root).gpus or nodes.render_nodes(root)),
         has_nvidia=cuda.has_device_nodes(root),
         has_nvidia_toolkit="nvidia" in engine.runtimes or shutil.which("nvidia-ctk") is not None,
         has_rocm=(root / "opt/rocm").exists(),

@@ -35,7 +35,8 @@ class Record:
     @property
     def is_alive(self) -> bool:
         """Return whether its process runs, and is not another one with the same number."""
-        return is_node(self.pid) and self.started == identity.start_of(self.pid)
+        # one that was recorded before `started` was is known by its command alone
+        return is_node(self.pid) and self.started in (None, identity.start_of(self.pid))
 
     @property
     def failure(self) -> Problem | None:

@@ -167,7 +167,7 @@ def _empty_entry(process: _Process) -> Iterator[MaskProblem]:
     if EMPTY_ENTRY in process.reading("rocr").odd:
         why = (
             "ROCr, which reads it first, fails at an empty entry: a program ends with SIGABRT "
-            "(`Unhandled exception` in hsa_ext_amd.cpp) or finds no GPU"
+            "(`Unhandled exception` in hsa_ext_amd.cpp)"
         )
         yield _word(process, "has an empty entry", why, ROCR)
 

@@ -332,9 +332,13 @@ def shown(name: str, value: str | None) -> str:
 
 
 def hides_all(environment: Mapping[str, str], backend: str) -> bool:
-    """Return whether a mask hides every GPU of this backend on purpose: by `-1`, an empty value or another for none."""
-    names = (CUDA,) if backend == "cuda" else (ROCR, hip_variable(environment))
-    return any(environment.get(name) in ("", *NONE_WORDS) for name in names)
+    """Return whether a mask hides every GPU of this backend on purpose: by `-1` or another value for none.
+
+    An empty mask of HIP hides them, too, and is mostly meant to be none: it is reported.
+    """
+    if backend == "cuda":
+        return environment.get(CUDA) in ("", *NONE_WORDS)
+    return environment.get(ROCR) in ("", *NONE_WORDS) or environment.get(hip_variable(environment)) in NONE_WORDS
 
 
 def container_value(devices: Sequence[Device]) -> str:

@@ -149,7 +149,7 @@ def vfio(s: Situation) -> Verdict:
     """Look for GPUs bound to vfio-pci."""
     if not s.pci_gpus:
         return skip("no AMD GPU on the PCI bus")
-    bound = [gpu for gpu in s.pci_gpus if gpu.driver == "vfio-pci"]
+    bound = [gpu for gpu in s.pci_gpus if gpu.driver == "vfio-pci" and not gpu.never_supported]
     if not bound:
         return ok(*map(str, s.pci_gpus))
     address = bound[0].address
@@ -177,14 +177,14 @@ def atomics(s: Situation) -> Verdict:
     """Compare the PCI bus with the topology."""
     bound = [gpu for gpu in s.pci_gpus if gpu.driver == "amdgpu" and not gpu.never_supported]
     if not bound:
-        return skip("no GPU on the PCI bus is bound to amdgpu")
+        return skip("no GPU that ROCm supports is bound to amdgpu")
     listed = {gpu.pci_address for gpu in s.passed}
     skipped = [gpu for gpu in bound if gpu.address not in listed]
     if not skipped:
         return ok(*(f"{gpu.address} is in the KFD topology" for gpu in bound))
     if len(skipped) <= len(s.kfd.denied):
         return ok(*(f"{gpu.address} was not given to this container" for gpu in skipped))
-    if len(skipped) <= len(s.kfd.damaged):
+    if len(skipped) <= len(s.kfd.denied) + len(s.kfd.damaged):
         return unknown("the kernel's description of a GPU is damaged, see gpu.description", *map(str, skipped))
     fire = warns if len(skipped) < len(bound) else blocks
     return fire(

@@ -61,7 +61,7 @@ def support(s: Situation) -> Verdict | list[Verdict]:
         target = products.target(gpu.gfx)
         in_tensorflow = {True: "yes", False: "no", None: "unknown"}[target.is_in_tensorflow]
         seen.append(f"{gpu.pci_address} {gpu.gfx}: ROCm: {target.support_text}; TensorFlow: {in_tensorflow}")
-        if not _is_overridden(s, gpu):
+        if target.outlook == "wrong" or not _is_overridden(s, gpu):
             found.setdefault(target.outlook, []).append(gpu)
     fired = []
     if hopeless := found.get("unsupported"):
@@ -111,9 +111,9 @@ def _needs_override(s: Situation, lacking: list[Device], seen: list[str]) -> Ver
     unless=lambda s: s.no_kfd_gpus,
 )
 def results(s: Situation) -> Verdict:
-    """Look for targets that are known for it; with an override they run another target's kernels."""
+    """Look for targets that are known for it; other targets' kernels, by an override, are no better there."""
     seen = [f"{gpu.pci_address} {gpu.gfx}" for gpu in s.chosen]
-    wrong = [gpu for gpu in s.chosen if gpu.support == "wrong" and not _is_overridden(s, gpu)]
+    wrong = [gpu for gpu in s.chosen if gpu.support == "wrong"]
     if not wrong:
         return ok(*seen)
     return blocks(
@@ -292,10 +292,11 @@ def large_bar(s: Situation) -> Verdict:
 )
 def asleep(s: Situation) -> Verdict:
     """Look at power states."""
-    seen = [f"{gpu.address}: power_state {gpu.power_state}" for gpu in s.pci_gpus if gpu.power_state]
+    usable = [gpu for gpu in s.pci_gpus if not gpu.never_supported]
+    seen = [f"{gpu.address}: power_state {gpu.power_state}" for gpu in usable if gpu.power_state]
     if not seen:
-        return skip("no GPU reports its power state")
-    cold = [gpu for gpu in s.pci_gpus if gpu.power_state == "D3cold"]
+        return skip("no GPU that ROCm supports reports its power state")
+    cold = [gpu for gpu in usable if gpu.power_state == "D3cold"]
     if not cold:
         return ok(*seen)
     return warns(

@@ -25,7 +25,7 @@ class Options(TypedDict, total=False):
     memory: int | None
     retries: Annotated[int, lambda value: type(value) is int and 0 <= value <= MAX_RETRIES]
     fail_fast: bool
-    engine: Annotated[str, lambda value: value in ENGINES] | None
+    engine: Annotated[str, lambda value: value in (*ENGINES, "papermill")] | None  # papermill's own: until 2026-11-23
     warm: Literal["auto", "off"]
     compare: records.FilePath | None
 

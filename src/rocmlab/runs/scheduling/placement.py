@@ -170,6 +170,6 @@ def free_vram(gpu: Device) -> int | None:
     from rocmlab.devices import sample
 
     now = DRIVERS.now(f"the memory of {gpu.pci_address or gpu.name}", lambda: sample(gpu))
-    if gpu.is_apu or now is None or now.vram_used_bytes is None or gpu.vram_bytes is None:
+    if gpu.pool == "gtt" or now is None or now.vram_used_bytes is None or gpu.vram_bytes is None:
         return None
     return max(0, gpu.vram_bytes - now.vram_used_bytes)
