@@ -108,7 +108,7 @@ def _join(gpus: tuple[KfdNode, ...], described: Cards) -> tuple[list[Joined], li
 def _address(node: KfdNode, card: Card | None, *, is_shared: bool) -> str | None:
     """Return where a node's GPU is. Without its card, partitions on other functions show by the unique id they share.
 
-    All partitions of a GPU have its unique id; older kernels number them as functions of its PCI address.
+    With older drivers all partitions of a GPU have its unique id, and are functions of its PCI address.
     """
     if card and card.address:
         return card.address

@@ -23,7 +23,8 @@ def select(devices: Sequence[Device], choice: str) -> list[Device]:
         devices: what there is; the CPU is skipped.
         choice: `all` (or nothing), `none`, or a list of indices as before any mask (`0,2`), ranges (`0-3`), PCI
             addresses (the domain may be omitted) and unique ids (or their first 5 characters or more, behind `GPU-`
-            where these are all decimal digits). An address or id of a GPU in partitions means all its partitions.
+            where these are all decimal digits). An address of a GPU in partitions means all of
+            them, and so does its id where they share it, as with older drivers.
 
     Raises:
         RocmlabError: the choice names a GPU that is missing, cannot be used, is named twice, or is not clear.
