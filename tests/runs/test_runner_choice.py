@@ -22,7 +22,6 @@ LAB = {"ROCMLAB_BACKEND": "rocm"}
         ({"HIP_VISIBLE_DEVICES": "1,0"}, None, [1, 0]),
         ({"CUDA_VISIBLE_DEVICES": "0"}, None, [0]),
         ({"ROCR_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "0"}, None, [1]),
-        ({"HIP_VISIBLE_DEVICES": ""}, None, []),
         ({"HIP_VISIBLE_DEVICES": "-1"}, None, []),
         ({"ROCR_VISIBLE_DEVICES": ""}, None, []),
         ({"HIP_VISIBLE_DEVICES": "1"}, "none", []),
@@ -43,6 +42,14 @@ def test_a_run_stays_within_the_masks_of_the_lab(
     chosen = choose_gpus([*devices, cpu], choice, {**LAB, **environment})
 
     assert [gpu.index for gpu in chosen] == indices
+
+
+def test_an_empty_mask_is_an_error_and_no_run_on_the_cpu(gpus: list[Device], cpu: Device) -> None:
+    """HIP sees no GPU then; who wants that writes -1."""
+    with pytest.raises(RocmlabError) as caught:
+        choose_gpus([*gpus, cpu], None, {**LAB, "HIP_VISIBLE_DEVICES": ""})
+
+    assert "HIP_VISIBLE_DEVICES" in str(caught.value)
 
 
 @pytest.mark.parametrize("choice", ["0,1", "0000:03:00.0", "2"])
