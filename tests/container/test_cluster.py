@@ -6,7 +6,6 @@ Each has two simulated GPUs. The notebooks need no framework: each notes where i
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import re
@@ -155,9 +154,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, base_image: str, network: 
         printed = labs["head"].make("cluster-up").stdout
         joining = re.search(r"make cluster-join HEAD=(\S+) CLUSTER_TOKEN=(\S+)", printed)
         assert joining, printed
+        head, token = joining.groups()
         with ThreadPoolExecutor() as pool:
-            join = functools.partial(Clone.make, HEAD=joining[1], CLUSTER_TOKEN=joining[2])
-            list(pool.map(join, (labs["one"], labs["two"]), ["cluster-join"] * 2))
+            workers = (labs["one"], labs["two"])
+            list(pool.map(lambda lab: lab.make("cluster-join", HEAD=head, CLUSTER_TOKEN=token), workers))
         found = Cluster(labs, share)
         until(lambda: found.alive() == 3, "three nodes")
         yield found

@@ -29,15 +29,19 @@ def fetches(script: Path, folder: Path) -> bool:
     return done.returncode == 1
 
 
+def digest(script: Path) -> bytes:
+    """Return what `ready` holds for this version of the script."""
+    return subprocess.run(["sha256sum"], input=script.read_bytes(), capture_output=True, check=True).stdout
+
+
 def test_they_are_made_anew_where_the_script_has_changed(repository: Path, tmp_path: Path) -> None:
     """`ready` holds a digest of the script that made them; one of an older script, or an empty one, does not count."""
     script = tmp_path / "make-oracles"
     shutil.copy2(repository / "scripts/make-oracles", script)
     folder = tmp_path / "oracles"
     (folder / "hip").mkdir(parents=True)
-    digest = subprocess.run(["sha256sum"], input=script.read_bytes(), capture_output=True, check=True).stdout
     for ready in ("ready", "hip/ready"):
-        (folder / ready).write_bytes(digest)
+        (folder / ready).write_bytes(digest(script))
     assert not fetches(script, folder)
 
     with open(script, "a", encoding="utf-8") as file:
@@ -54,8 +58,7 @@ def test_without_the_runtime_the_tools_are_there_and_the_reason_is_written(repos
     script = repository / "scripts/make-oracles"
     folder = tmp_path / "oracles"
     folder.mkdir()
-    digest = subprocess.run(["sha256sum"], input=script.read_bytes(), capture_output=True, check=True).stdout
-    (folder / "ready").write_bytes(digest)
+    (folder / "ready").write_bytes(digest(script))
 
     assert not fetches(script, folder)
     assert not (folder / "hip/ready").exists()

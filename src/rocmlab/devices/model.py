@@ -58,6 +58,11 @@ class Device:
     xgmi_hive: str | None = None  # 16 hex digits, the same for GPUs linked by xGMI
     serial: str | None = None  # of the card
 
+    @property
+    def memory_bytes(self) -> int | None:
+        """How much frameworks can allocate on a GPU; None if unknown. On most APUs that is the host's (GTT)."""
+        return self.gtt_bytes if self.pool == "gtt" else self.vram_bytes
+
     def as_dict(self) -> dict[str, Any]:
         """Return all fields, ready for JSON."""
         return dict(vars(self))

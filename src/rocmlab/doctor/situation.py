@@ -228,10 +228,9 @@ class Situation:
     @property
     def no_rocm(self) -> str:
         """Say why nothing about the driver of AMD GPUs applies; empty where it does."""
-        if self.no_amd or self.passed or not self.pci_gpus:
+        if self.no_amd or self.passed or self.candidates or not self.pci_gpus:
             return self.no_amd
-        too_old = [gpu.never_supported for gpu in self.pci_gpus]
-        return "" if None in too_old else f"{too_old[0]}: ROCm has never supported it, and the CPU computes"
+        return f"{self.pci_gpus[0].never_supported}: ROCm has never supported it, and the CPU computes"
 
     @property
     def no_kfd_gpus(self) -> str:
@@ -319,6 +318,11 @@ class Situation:
         """The AMD display and compute devices of the PCI bus (classes 0x03 and 0x12)."""
         found = sorted(Cards(self.root).by_address.items())
         return [PciGpu(address, card.device or 0, card.driver, card.text("power_state")) for address, card in found]
+
+    @property
+    def candidates(self) -> list[PciGpu]:
+        """Those of `pci_gpus` that are not older than ROCm."""
+        return [gpu for gpu in self.pci_gpus if not gpu.never_supported]
 
     @fact
     def driver_is_live(self) -> bool:

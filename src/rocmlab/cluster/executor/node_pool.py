@@ -9,7 +9,7 @@ from itertools import islice
 from rocmlab.cluster.executor.nodes import RemoteNode
 from rocmlab.devices import Device
 from rocmlab.runs.jobs import Resources
-from rocmlab.runs.scheduling.pool import kind_of, memory_bytes
+from rocmlab.runs.scheduling.pool import kind_of
 
 MAX_NAMED_NODES = 64  # in what is sent to Ray with one job; the longest list of a cluster of as many nodes is complete
 
@@ -100,4 +100,4 @@ class NodePool:
 
 
 def _features(gpus: Sequence[Device]) -> Features:
-    return len(gpus), min((memory_bytes(gpu) or 0 for gpu in gpus), default=0), len(set(map(kind_of, gpus))) == 1
+    return len(gpus), min((gpu.memory_bytes or 0 for gpu in gpus), default=0), len(set(map(kind_of, gpus))) == 1

@@ -36,7 +36,7 @@ from rocmlab.kernels import kernelspec
 from rocmlab.kernels.recipes import Recipe
 from rocmlab.notebook.outcome import Outcome
 from rocmlab.runs.scheduling.place import Place
-from rocmlab.runs.scheduling.pool import kind_of, memory_bytes
+from rocmlab.runs.scheduling.pool import kind_of
 from rocmlab.runs.scheduling.usage import Meters
 from rocmlab.runs.workers.forking import Group, JobForkServers
 from rocmlab.runs.workers.supervisor import Event, Supervisor
@@ -212,7 +212,7 @@ class _Job:
 
     def _check(self, gpus: tuple[Device, ...], count: int) -> None:
         needed = self.job.vram_bytes
-        small = [gpu for gpu in gpus if (memory_bytes(gpu) or 0) < (needed or 0)]
+        small = [gpu for gpu in gpus if (gpu.memory_bytes or 0) < (needed or 0)]
         is_mixed = len(set(map(kind_of, gpus))) > 1 and not self.remote.place.resources.is_mixed
         if len(gpus) == count and not small and not is_mixed:
             return

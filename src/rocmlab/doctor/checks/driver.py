@@ -67,7 +67,7 @@ def amdgpu(s: Situation) -> Verdict:
     is_built_in = topology.is_built_in(s.root)
     if is_built_in:
         read = "/sys/module/amdgpu has no initstate: the driver is built into the kernel"
-    without = [gpu for gpu in s.pci_gpus if gpu.driver is None and not gpu.never_supported]
+    without = [gpu for gpu in s.candidates if gpu.driver is None]
     if is_built_in and without and not any(gpu.driver == "amdgpu" for gpu in s.pci_gpus):
         return blocks(
             f"amdgpu is built into the kernel and has not taken the AMD GPU at {without[0].address}",
@@ -82,7 +82,7 @@ def amdgpu(s: Situation) -> Verdict:
     if s.driver_is_live:
         version = s.text("sys/module/amdgpu/version")
         return ok(read, *([f"/sys/module/amdgpu/version: {version}"] if version else []))
-    found = [gpu for gpu in s.pci_gpus if gpu.driver not in NO_AMDGPU and not gpu.never_supported]
+    found = [gpu for gpu in s.candidates if gpu.driver not in NO_AMDGPU]
     if not found:
         others = [str(gpu) for gpu in s.pci_gpus]
         return skip("every AMD GPU has another driver on purpose", *others) if others else unknown("no GPU seen", read)
@@ -149,7 +149,7 @@ def vfio(s: Situation) -> Verdict:
     """Look for GPUs bound to vfio-pci."""
     if not s.pci_gpus:
         return skip("no AMD GPU on the PCI bus")
-    bound = [gpu for gpu in s.pci_gpus if gpu.driver == "vfio-pci" and not gpu.never_supported]
+    bound = [gpu for gpu in s.candidates if gpu.driver == "vfio-pci"]
     if not bound:
         return ok(*map(str, s.pci_gpus))
     address = bound[0].address
@@ -175,7 +175,7 @@ def vfio(s: Situation) -> Verdict:
 )
 def atomics(s: Situation) -> Verdict:
     """Compare the PCI bus with the topology."""
-    bound = [gpu for gpu in s.pci_gpus if gpu.driver == "amdgpu" and not gpu.never_supported]
+    bound = [gpu for gpu in s.candidates if gpu.driver == "amdgpu"]
     if not bound:
         return skip("no GPU that ROCm supports is bound to amdgpu")
     listed = {gpu.pci_address for gpu in s.passed}

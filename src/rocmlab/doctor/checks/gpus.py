@@ -202,7 +202,7 @@ def apu_memory(s: Situation) -> Verdict:
             *seen,
             about=HOST,
         )
-    limit = max((gpu.gtt_bytes if gpu.pool == "gtt" else gpu.vram_bytes) or 0 for gpu in found)
+    limit = max(gpu.memory_bytes or 0 for gpu in found)
     more = int((memory or 0) * APU_SHARE) >> 30
     if not limit or limit >> 30 >= more:
         return ok(*seen)
@@ -292,11 +292,10 @@ def large_bar(s: Situation) -> Verdict:
 )
 def asleep(s: Situation) -> Verdict:
     """Look at power states."""
-    usable = [gpu for gpu in s.pci_gpus if not gpu.never_supported]
-    seen = [f"{gpu.address}: power_state {gpu.power_state}" for gpu in usable if gpu.power_state]
+    seen = [f"{gpu.address}: power_state {gpu.power_state}" for gpu in s.candidates if gpu.power_state]
     if not seen:
         return skip("no GPU that ROCm supports reports its power state")
-    cold = [gpu for gpu in usable if gpu.power_state == "D3cold"]
+    cold = [gpu for gpu in s.candidates if gpu.power_state == "D3cold"]
     if not cold:
         return ok(*seen)
     return warns(

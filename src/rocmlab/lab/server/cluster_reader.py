@@ -82,7 +82,7 @@ def see() -> Row:
         now = sample(device, root) if device.is_usable else None
         is_shared = device.pool == "gtt"
         used, total = (
-            (None, device.gtt_bytes if is_shared else device.vram_bytes)
+            (None, device.memory_bytes)
             if now is None
             else (now.gtt_used_bytes, now.gtt_total_bytes)
             if is_shared

@@ -13,7 +13,7 @@ from rocmlab.runs.jobs import Resources
 from rocmlab.runs.scheduling.chosen import choose_gpus as choose_gpus
 from rocmlab.runs.scheduling.outlook import Outlooks
 from rocmlab.runs.scheduling.place import Place
-from rocmlab.runs.scheduling.pool import Pool, memory_bytes
+from rocmlab.runs.scheduling.pool import Pool
 from rocmlab.runs.scheduling.scheduler import CPU, Demand, Group, Scheduler
 from rocmlab.runs.scheduling.sharing import Claims
 
@@ -75,7 +75,7 @@ class Slots(Scheduler):
     def _problem(self, resources: Resources, wanted: int, most: int) -> Problem | None:
         """Return why a job could never be placed: it requests more GPUs, or more VRAM, than there is."""
         if resources.vram_bytes and (wanted or resources.gpus != 0) and not most:
-            sizes = sorted({gigabytes(memory_bytes(gpu)) or "an unknown amount" for gpu in self.gpus})
+            sizes = sorted({gigabytes(gpu.memory_bytes) or "an unknown amount" for gpu in self.gpus})
             return Problem(
                 f"it asks for GPUs with {gigabytes(resources.vram_bytes)} of VRAM",
                 f"those of this run have {', '.join(sizes)}" if sizes else "this run has no GPU",

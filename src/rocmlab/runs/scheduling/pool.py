@@ -32,7 +32,7 @@ class Pool:
         self.counts = list(map(len, self._free))  # how many there are of each product
         self.left = list(self.counts)  # how many of them are free
         # Bytes that a job can have of a GPU of each product, 0 if unknown.
-        self.memory = [memory_bytes(self.gpus[numbers[0]]) or 0 for numbers in self._free]
+        self.memory = [self.gpus[numbers[0]].memory_bytes or 0 for numbers in self._free]
 
     def __iter__(self) -> Iterator[Device]:
         """Go through what is free."""
@@ -107,19 +107,14 @@ class Pool:
                 self.left[self._products[number]] += 1
 
 
-def memory_bytes(gpu: Device) -> int | None:
-    """Return the memory that a GPU's jobs can have; None if unknown. On most APUs that is the host's (GTT)."""
-    return gpu.gtt_bytes if gpu.pool == "gtt" else gpu.vram_bytes
-
-
 def kind_of(gpu: Device) -> Hashable:
     """Return the properties by which GPUs are interchangeable: what it is, and what memory its jobs can have."""
-    return gpu.backend, gpu.gfx, gpu.name, gpu.vram_bytes, memory_bytes(gpu)
+    return gpu.backend, gpu.gfx, gpu.name, gpu.vram_bytes, gpu.memory_bytes
 
 
 def sets_of(resources: Resources, gpus: Iterable[Device]) -> list[list[Device]]:
     """Return the sets of GPUs from which a job may have any: one for each product, or one of all."""
-    fitting = [gpu for gpu in gpus if not resources.vram_bytes or (memory_bytes(gpu) or 0) >= resources.vram_bytes]
+    fitting = [gpu for gpu in gpus if not resources.vram_bytes or (gpu.memory_bytes or 0) >= resources.vram_bytes]
     if resources.is_mixed:
         return [fitting] if fitting else []
     sets: dict[Hashable, list[Device]] = {}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from rocmlab.devices import Device
 from rocmlab.runs.jobs import Resources
 from rocmlab.runs.scheduling.place import Place
-from rocmlab.runs.scheduling.pool import Pool, memory_bytes, sets_of
+from rocmlab.runs.scheduling.pool import Pool, sets_of
 
 
 class Claims:
@@ -75,7 +75,7 @@ class Claims:
 
     def _with_room(self, resources: Resources, gpus: Iterable[Device]) -> list[Device]:
         """Return the GPUs that have as much VRAM free as is requested, as far as that is known."""
-        fitting = (gpu for gpu in gpus if (memory_bytes(gpu) or 0) >= (resources.vram_bytes or 0))
+        fitting = (gpu for gpu in gpus if (gpu.memory_bytes or 0) >= (resources.vram_bytes or 0))
         return [gpu for gpu in fitting if self._has_room(resources, gpu)]
 
     def _move_others(self, place: Place, gpus: Sequence[Device]) -> None:
