@@ -1,9 +1,10 @@
 """Add torchvision and torchaudio of the same build as an environment's PyTorch, or omit them and say why.
 
-Usage: PYTHON companions.py [PIP'S OPTIONS], run by the interpreter that has PyTorch; the options say where that came
-from. Other places have builds of the same version for other hardware (PyPI: CUDA), whose libraries cannot be loaded
-next to this PyTorch. So each is imported once and removed again if it fails: a lab without it works, and
-`transformers` and others find out that it is missing, while a broken one stops them at import.
+Usage: PYTHON companions.py EXTRAS [PIP'S OPTIONS], run by the interpreter that has PyTorch; the options say where that
+came from, and EXTRAS what was requested of it: `[device-gfx1100]`, or nothing. Other places have builds of the same
+version for other hardware (PyPI: CUDA), whose libraries cannot be loaded next to this PyTorch. So each is imported once
+and removed again if it fails: a lab without it works, and `transformers` and others find out that it is missing, while
+a broken one stops them at import.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ def problem(name: str) -> str | None:
     return (done.stderr.strip().splitlines() or ["it cannot be imported"])[-1] if done.returncode else None
 
 
-def add(name: str, options: list[str]) -> str:
+def add(name: str, extras: str, options: list[str]) -> str:
     """Install one of them where a build matches; return a sentence for the log."""
     before = additions.installed()
     if name not in before:
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as kept:
             kept.write(additions.constraints(before))
             kept.flush()
-            program = [sys.executable, install.__file__, "--quiet", "--constraint", kept.name, *options, name]
+            program = [sys.executable, install.__file__, "--quiet", "--constraint", kept.name, *options, name + extras]
             done = subprocess.run(program, capture_output=True, text=True, check=False)
         if done.returncode:
             why = next((line for line in done.stderr.splitlines() if line.startswith("ERROR: ")), "pip failed")
@@ -55,12 +56,12 @@ def add(name: str, options: list[str]) -> str:
     return f"{name} {importlib.metadata.version(name)}"
 
 
-def main(options: list[str]) -> None:
+def main(extras: str, options: list[str]) -> None:
     """Add both."""
     for name in NAMES:
-        sys.stdout.write(add(name, options) + "\n")
+        sys.stdout.write(add(name, extras, options) + "\n")
         sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(sys.argv[1], sys.argv[2:])

@@ -1,4 +1,4 @@
-"""Print what this image was built from, as JSON: record.py BACKEND BASE_IMAGE TENSORFLOW_PYTHON."""
+"""Print what this image was built from, as JSON: record.py BACKEND BASE_IMAGE TENSORFLOW_PYTHON IMAGE GFX."""
 
 from __future__ import annotations
 
@@ -20,17 +20,22 @@ def versions(python: str) -> dict[str, str]:
     return json.loads(subprocess.run([python, "-c", VERSIONS], capture_output=True, check=True).stdout)
 
 
-def main(backend: str, base_image: str, tensorflow: str) -> None:
-    """Print the record."""
-    rocm = Path("/opt/rocm/.info/version")  # legacy ROCm; wheels of the newer ones carry their version themselves
+def main(backend: str, base_image: str, tensorflow: str, image: str, gfx: str) -> None:
+    """Print the record; without TensorFlow, its interpreter is an empty string."""
+    rocm = Path("/opt/rocm/.info/version")
+    pythons = {"lab": sys.executable, "tensorflow": tensorflow, "torch": "/opt/torch/bin/python"}
     record = {
         "backend": backend,
         "base_image": base_image,
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "rocm": rocm.read_text().strip() if rocm.exists() else None,
-        "interpreters": {"lab": sys.executable, "tensorflow": tensorflow, "torch": "/opt/torch/bin/python"},
+        "image": image,
+        "gfx": gfx.split(",") if gfx else None,  # None: what the base has
+        "interpreters": {name: python for name, python in pythons.items() if python},
     }
     record["versions"] = {name: versions(python) for name, python in record["interpreters"].items()}
+    # ROCm's wheels carry its version themselves.
+    wheel = record["versions"]["torch"].get("rocm-sdk-core")
+    record["rocm"] = rocm.read_text().strip() if rocm.exists() else wheel
     json.dump(record, sys.stdout, indent=1)
 
 

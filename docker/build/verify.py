@@ -1,6 +1,6 @@
 """Stop the build when an environment is not what its backend promises.
 
-Usage: PYTHON verify.py BACKEND tensorflow|torch|jax|lab|cluster [JAX_PACKAGES|CLUSTER], run by the interpreter in
+Usage: PYTHON verify.py BACKEND tensorflow|torch|jax|lab|cluster [GFX|JAX_PACKAGES|CLUSTER], run by the interpreter in
 question. No GPU is needed.
 """
 
@@ -25,8 +25,8 @@ def tensorflow(backend: str) -> None:
     )
 
 
-def torch(backend: str) -> None:
-    """Check what the imported PyTorch was built for."""
+def torch(backend: str, gfx: str = "") -> None:
+    """Check what the imported PyTorch was built for, and that it has the kernels for each target of a slim image."""
     import torch
 
     found = {"rocm": torch.version.hip, "cuda": torch.version.cuda}
@@ -40,7 +40,15 @@ def torch(backend: str) -> None:
             f"error: PyTorch {torch.__version__} is built for a GPU ({found}), gigabytes that the cpu backend cannot "
             "use: set TORCH_INDEX to an index with CPU builds, or put such a wheel into WHEELS"
         )
-    sys.stderr.write(f"PyTorch {torch.__version__}: {found}\n")
+    for target in filter(None, gfx.split(",")):
+        name = f"amd-torch-device-{target}"
+        version = importlib.metadata.version(name)
+        if version != torch.__version__:  # PyPI has empty placeholders of these names
+            sys.exit(
+                f"error: {name} {version} does not belong to PyTorch {torch.__version__}, so a {target} would have no "
+                "kernels: set TORCH_INDEX to AMD's index, where both are of one version"
+            )
+    sys.stderr.write(f"PyTorch {torch.__version__}: {found} {gfx}\n")
 
 
 def jax(backend: str, packages: str = "") -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from containers import Container, docker
+from containers import Container, docker, mirror
 
 REPOSITORY = Path(__file__).parents[2]
 INPUTS = (
@@ -102,17 +102,6 @@ def make_project(tmp_path_factory: pytest.TempPathFactory):
         return project
 
     return make
-
-
-def mirror() -> dict[str, str]:
-    """Find what this machine's pip uses: a folder of wheels, a CA bundle, a configuration, a PyTorch index."""
-    links = next((path for path in os.environ.get("PIP_FIND_LINKS", "").split() if Path(path).is_dir()), "")
-    bundles = (os.environ.get(name, "") for name in ("PIP_CERT", "SSL_CERT_FILE"))
-    return {
-        "WHEELS": links,
-        "CA_BUNDLE": next((path for path in bundles if Path(path).is_file()), ""),
-        "PIP_CONFIG": next((path for path in [os.environ.get("PIP_CONFIG_FILE", "")] if Path(path).is_file()), ""),
-    }
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -44,6 +45,17 @@ def watched_container(name: str, limit_seconds: float = 1200) -> Iterator[list[l
         told = json.loads(watch.communicate(timeout=60)[0])  # which closes its input
         assert told["looks"] > 1
         found.extend(listeners.Listener(**one) for one in told["found"])
+
+
+def mirror() -> dict[str, str]:
+    """Find what this machine's pip uses: a folder of wheels, a CA bundle, a configuration, a PyTorch index."""
+    links = next((path for path in os.environ.get("PIP_FIND_LINKS", "").split() if Path(path).is_dir()), "")
+    bundles = (os.environ.get(name, "") for name in ("PIP_CERT", "SSL_CERT_FILE"))
+    return {
+        "WHEELS": links,
+        "CA_BUNDLE": next((path for path in bundles if Path(path).is_file()), ""),
+        "PIP_CONFIG": next((path for path in [os.environ.get("PIP_CONFIG_FILE", "")] if Path(path).is_file()), ""),
+    }
 
 
 class Container:

@@ -29,6 +29,8 @@ def wheel(folder: Path, name: str, version: str, files: Mapping[str, str], requi
     """Write a wheel that pip accepts."""
     module = name.replace("-", "_")
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nSummary: A stand-in for tests.\n"
+    extras = [it.split("'")[1] for it in requires if "extra ==" in it]
+    metadata += "".join(f"Provides-Extra: {each}\n" for each in extras)
     contents = {
         **files,
         f"{module}-{version}.dist-info/METADATA": metadata + "".join(f"Requires-Dist: {it}\n" for it in requires),

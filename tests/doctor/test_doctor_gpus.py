@@ -305,3 +305,19 @@ def test_what_no_gpu_tells_is_no_finding(look: Looker) -> None:
     (look.root / "sys/class/drm/renderD128/device/power_state").unlink(missing_ok=True)
 
     assert "power state" in skipped(look(), "runtimepm")
+
+
+class TestSlimImage:
+    """An image with the kernels of some GPUs only."""
+
+    def test_a_gpu_that_it_was_not_built_for(self, tmp_path: Path) -> None:
+        """A card was exchanged: the next `make up` builds for it; with the right targets no override is needed."""
+        look = at(tmp_path, NAVI23)
+        look.env_file(ROCMLAB_IMAGE_GFX="gfx1100")
+
+        found = fires(look(), "gfx.support", BLOCKS)
+        assert "has no kernels in this slim image" in found.problem.what
+        assert "make up IMAGE=full" in found.problem.fix
+
+        look.env_file(ROCMLAB_IMAGE_GFX="gfx1100,gfx1032")
+        silent(look(), "gfx.support")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from rocmlab.kernels import kernelspec
 from rocmlab.lab import install
 
 
@@ -29,6 +30,18 @@ def test_only_the_bases_interpreter_is_constrained(tmp_path: Path) -> None:
 
     assert spec(tmp_path, "tensorflow")["env"]["PIP_CONSTRAINT"] == "/etc/constraints.txt"
     assert "PIP_CONSTRAINT" not in spec(tmp_path, "torch")["env"]
+
+
+def test_a_slim_image_explains_the_framework_that_it_lacks(tmp_path: Path) -> None:
+    """The launcher has an entry whose cells are answered by how to get it; no framework is started for it."""
+    install.main(["--prefix", str(tmp_path), "--torch", "b", "--tensorflow", "", "--is-slim"])
+
+    found = spec(tmp_path, "tensorflow")
+    assert found["display_name"] == "TensorFlow (not in this image)"
+    assert "rocmlab.lab.refusal" in found["argv"]
+    assert "make up IMAGE=full" in json.loads(found["env"]["ROCMLAB_REFUSAL"])["fix"]
+    assert kernelspec.absence(found) == "this image has no TensorFlow"
+    assert kernelspec.absence(spec(tmp_path, "torch")) is None
 
 
 def test_ipykernels_own_kernel_goes(tmp_path: Path) -> None:

@@ -64,6 +64,14 @@ class TestAuto:
 
         assert expected == (choice.backend, choice.runtime)
 
+    def test_an_image_for_another_host_needs_no_gpu_here(self) -> None:
+        """GFX names its targets; without GFX the missing GPU is an error."""
+        chosen = choose(Host(RUNNING), "rocm", is_for_another_host=True)
+
+        assert (chosen.backend, chosen.runtime) == ("rocm", "docker")
+        with pytest.raises(RocmlabError, match="no usable AMD GPU"):
+            choose(Host(RUNNING), "rocm")
+
     def test_why_it_is_not_docker_is_said(self) -> None:
         """In the one line that `make up` prints first."""
         assert "because the snap package of Docker" in choose(Host(SNAP, has_amd=True, podman=ROOTFUL)).why

@@ -52,7 +52,7 @@ def vision(folder: Path, version: str, torch: str, program: str = "") -> None:
 
 def add(python: Path, wheels: Path) -> tuple[str, bool]:
     """Run the program; return its line on torchvision, and whether that is installed."""
-    command = [python, PROGRAM, "--no-index", "--find-links", wheels]
+    command = [python, PROGRAM, "", "--no-index", "--find-links", wheels]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     there = subprocess.run([python, "-c", "import torchvision"], capture_output=True, check=False).returncode == 0
     subprocess.run([python, "-m", "pip", "uninstall", "--quiet", "--yes", "torchvision"], check=True)

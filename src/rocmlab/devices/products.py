@@ -49,6 +49,7 @@ class Target:
     support: str | None = None  # yes (on AMD's list for ROCm), partly, dropped, no, wrong
     support_note: str = ""  # since when, or for which cards
     is_in_tensorflow: bool | None = None  # on the accept-list of tensorflow-rocm
+    has_wheels: bool = False  # whether AMD has PyTorch wheels for just this target
     override: str | None = None  # the usual HSA_OVERRIDE_GFX_VERSION where a library lacks the target
     is_apu: bool | None = None  # whether it exists only inside processors
     products: str = ""
@@ -116,6 +117,7 @@ def target(gfx: str | None) -> Target:
         support=row["support"] or None,
         support_note=row["support_note"],
         is_in_tensorflow=row["tensorflow"] == "yes",
+        has_wheels=row["wheels"] == "yes",
         override=row["override"] or None,
         is_apu=row["apu"] == "yes",
         products=row["products"],

@@ -40,6 +40,13 @@ class Kernelspec:
         return provisioner.get("provisioner_name", OURS[0]) in OURS
 
 
+def absence(specification: Mapping[str, Any]) -> str | None:
+    """Return why a kernelspec has no framework behind it, such as `this image has no TensorFlow`; None if it has."""
+    ours = (specification.get("metadata") or {}).get("rocmlab")
+    why = ours.get("absent") if isinstance(ours, Mapping) else None
+    return why if isinstance(why, str) else None
+
+
 def preload(specification: Mapping[str, Any]) -> Any:  # noqa: ANN401  any JSON value
     """Return what a kernelspec names to be imported before the first cell; None if it names nothing."""
     ours = (specification.get("metadata") or {}).get("rocmlab")

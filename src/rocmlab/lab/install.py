@@ -56,9 +56,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tensorflow", metavar="PYTHON", help="the interpreter that has TensorFlow")
     parser.add_argument("--torch", metavar="PYTHON", help="the interpreter that has PyTorch")
     parser.add_argument("--constraints", metavar="FILE", help="pip constraints for the TensorFlow kernel")
+    parser.add_argument("--is-slim", action="store_true", help="a framework that is not given is not in the image")
     chosen = parser.parse_args(arguments)
     pythons = {name: python for name in kernels.TITLES if (python := getattr(chosen, name))}
-    kernels.install(chosen.prefix, pythons, chosen.constraints)
+    without = {"tensorflow": kernels.ABSENT} if chosen.is_slim and "tensorflow" not in pythons else {}
+    kernels.install(chosen.prefix, pythons, chosen.constraints, without)
     write_defaults(chosen.prefix)
     if install_panel(chosen.prefix) is None:
         log.warning("JupyterLab gets no GPU panel: it is not built (scripts/build-frontend)")

@@ -40,7 +40,7 @@ c.FileContentsManager.delete_to_trash = False
 # Only the kernels that have a framework: `tensorflow` and `torch`.
 c.KernelSpecManager.ensure_native_kernel = False
 # The launcher's first card, and what a notebook without a kernel is offered first.
-c.MultiKernelManager.default_kernel_name = "tensorflow"
+c.MultiKernelManager.default_kernel_name = "torch" if os.environ.get("ROCMLAB_IMAGE_GFX") else "tensorflow"
 # Sockets in the runtime directory, which only the lab user may enter; ipykernel warns of open TCP ports, rightly.
 c.KernelManager.transport = "ipc"
 # jupyter_server counts its pings in milliseconds, tornado reads the same numbers as seconds and warns of them in every

@@ -12,10 +12,16 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from rocmlab.base.errors import Problem
 from rocmlab.lab import icons
 
 TITLES = {"tensorflow": "TensorFlow", "torch": "PyTorch"}
 PROVISIONER = "rocmlab-provisioner"  # as pyproject.toml registers `rocmlab.lab.provisioner`
+ABSENT = Problem(  # where an image is made without TensorFlow
+    "this image has no TensorFlow",
+    "a slim image has PyTorch alone, for exactly this host's GPUs; Keras computes with PyTorch or JAX in it",
+    "for a Keras notebook: Kernel > Change Kernel… > PyTorch\nfor TensorFlow itself, on the host: make up IMAGE=full",
+)
 PROVISIONERS = "jupyter_client.kernel_provisioners"
 
 
@@ -50,18 +56,39 @@ def specification(name: str, python: str, constraints: str | None = None) -> dic
     }
 
 
-def install(prefix: Path, pythons: dict[str, str], constraints: str | None = None) -> list[Path]:
+def absent(name: str, problem: Problem) -> dict[str, Any]:
+    """Return the kernel.json of a framework that this environment is made without: each cell is answered by why."""
+    return {
+        "argv": [sys.executable, "-m", "rocmlab.lab.refusal", "-f", "{connection_file}"],
+        "display_name": f"{TITLES[name]} (not in this image)",
+        "language": "python",
+        "env": {"ROCMLAB_REFUSAL": json.dumps({"name": "NotInThisImage", **vars(problem)})},
+        "metadata": {"rocmlab": {"framework": name, "absent": problem.what}},
+    }
+
+
+def install(
+    prefix: Path, pythons: dict[str, str], constraints: str | None = None, without: Mapping[str, Problem] | None = None
+) -> list[Path]:
     """Write the kernelspecs below `prefix` and remove ipykernel's own `python3`, which has no framework to offer.
 
-    `constraints` is for `tensorflow`, whose interpreter may be the base image's; see `specification`.
+    Args:
+        prefix: of JupyterLab's environment.
+        pythons: the interpreter of each framework.
+        constraints: for `tensorflow`, whose interpreter may be the base image's; see `specification`.
+        without: frameworks that are explained instead, by name.
     """
     folder = prefix / "share/jupyter/kernels"
     shutil.rmtree(folder / "python3", ignore_errors=True)
     written: list[Path] = []
-    for name, python in pythons.items():
+    specs = {
+        name: specification(name, python, constraints if name == "tensorflow" else None)
+        for name, python in pythons.items()
+    }
+    specs |= {name: absent(name, problem) for name, problem in (without or {}).items()}
+    for name, spec in specs.items():
         path = folder / name / "kernel.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        spec = specification(name, python, constraints if name == "tensorflow" else None)
         path.write_text(json.dumps(spec, indent=1) + "\n", encoding="utf-8")
         path.with_name(icons.FILE).write_text(icons.svg(name), encoding="utf-8")
         written.append(path)

@@ -22,6 +22,7 @@ from rocmlab.base import files
 from rocmlab.base.errors import RocmlabError
 from rocmlab.base.safe import printable
 from rocmlab.devices import Device
+from rocmlab.kernels import kernelspec
 from rocmlab.kernels.gpus import Gpus
 from rocmlab.lab import icons, kernels
 
@@ -40,6 +41,9 @@ class Offer:
     label: str  # behind the framework's title
     gpus: int | str  # what is requested of the provisioner
     badge: str  # on the icon
+
+
+ABSENT = Offer("", "", 0, "")  # of a framework that the image does not have
 
 
 @dataclass
@@ -134,7 +138,7 @@ def install(folder: Path, specs: Mapping[str, Spec], gpus: Gpus, home: Path | No
     changes = Changes()
     folder.mkdir(parents=True, exist_ok=True)
     for framework, spec in specs.items():
-        for offer in offers(gpus):
+        for offer in [ABSENT] if kernelspec.absence(spec) else offers(gpus):
             name = framework + offer.suffix
             taken = next((each for each in (folder, home) if each and _is_not_ours(each / name)), None)
             if taken:
@@ -179,6 +183,8 @@ def asks_for(spec: Spec) -> int | str:
 
 def _derived(spec: Spec, framework: str, offer: Offer) -> Spec:
     derived = copy.deepcopy(spec)
+    if kernelspec.absence(spec):
+        return derived
     title = kernels.TITLES[framework]
     derived["display_name"] = f"{title} ({offer.label})" if offer.label else title
     config = {"provisioner_name": kernels.PROVISIONER, "config": {"gpus": offer.gpus}}

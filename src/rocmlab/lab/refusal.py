@@ -1,7 +1,7 @@
-"""The kernel in place of one that got no GPU: every cell is answered by who has them and what can be done.
+"""The kernel in place of one that got no GPU, or has no framework: every cell is answered by why and what can be done.
 
-Started by `rocmlab.lab.provisioner` as `python -m rocmlab.lab.refusal -f FILE`. Nothing of a cell is executed, least of
-all silently on the CPU. A restart requests a GPU again, and starts the real kernel if there is one.
+Started as `python -m rocmlab.lab.refusal -f FILE`, by `rocmlab.lab.provisioner` or by a kernelspec. Nothing of a cell
+is executed, least of all silently on the CPU. A restart requests a GPU again, and starts the real kernel if it can.
 """
 
 from __future__ import annotations
@@ -21,19 +21,24 @@ NAME = "NoFreeGPU"
 
 
 def reason() -> dict[str, str]:
-    """Return what the provisioner left in the environment: what, why and fix."""
+    """Return what was left in the environment: what, why and fix, and the name of the error."""
     try:
         found = json.loads(os.environ[REASON])
-        return {name: str(found[name]) for name in ("what", "why", "fix")}
-    except (KeyError, ValueError, TypeError):
-        return {"what": "this kernel got no GPU", "why": "it was not started by JupyterLab", "fix": "restart it"}
+        return {"name": NAME, **{name: str(text) for name, text in found.items() if found["what"] and found["fix"]}}
+    except (KeyError, ValueError, TypeError, AttributeError):
+        return {
+            "name": NAME,
+            "what": "this kernel got no GPU",
+            "why": "it was not started by JupyterLab",
+            "fix": "restart it",
+        }
 
 
 def lines() -> list[str]:
     """Return the text for the user."""
     found = reason()
     return [
-        f"{NAME}: {found['what']}",
+        f"{found['name']}: {found['what']}",
         "",
         *found["why"].splitlines(),
         "",
@@ -64,7 +69,7 @@ class RefusalKernel(Kernel):
 
     async def do_execute(self, code: str, silent: bool, *_: Any, **__: Any) -> dict[str, Any]:  # noqa: ANN401
         """Execute nothing."""
-        error = {"ename": NAME, "evalue": reason()["what"], "traceback": lines()}
+        error = {"ename": reason()["name"], "evalue": reason()["what"], "traceback": lines()}
         if not silent:
             self.send_response(self.iopub_socket, "error", error)  # type: ignore[no-untyped-call]
         return {"status": "error", "execution_count": self.execution_count, **error}

@@ -81,15 +81,18 @@ def _too_old(root: Path) -> str | None:
     return f"{found[0][0]} is {found[0][1]}" if found and all(generation for _, generation in found) else None
 
 
-def choose(host: Host, backend: str = "auto", runtime: str = "auto", before: str = "") -> Choice:
+def choose(
+    host: Host, backend: str = "auto", runtime: str = "auto", before: str = "", *, is_for_another_host: bool = False
+) -> Choice:
     """Choose backend and runtime; raise RocmlabError if a value is unknown, or what was requested cannot be used.
 
-    `before` is the runtime of the lab that is there: `auto` does not leave Docker because it happens to be down.
+    `before` is the runtime of the lab that is there: `auto` does not leave Docker because it happens to be down. An
+    image for another host's AMD GPUs needs none here.
     """
     check_value("BACKEND", backend, ("auto", *BACKENDS))
     check_value("RUNTIME", runtime, ("auto", *RUNTIMES))
     chosen = _choose_backend(host, runtime) if backend == "auto" else backend
-    if backend != "auto":
+    if backend != "auto" and not (backend == "rocm" and is_for_another_host):
         _check_present(host, chosen)
     where = _choose_runtime(host, chosen, runtime, before)
     _check_usable(host, chosen, where)

@@ -17,7 +17,7 @@ from rocmlab.stack.lab import Lab, Say
 from rocmlab.stack.progress import BuildProgress, PullProgress
 from rocmlab.stack.settings import Settings
 
-NEEDED_BYTES = {"rocm": 60e9, "cuda": 25e9, "cpu": 8e9}  # for the base image unpacked and our layers
+NEEDED_BYTES = {"rocm": 60e9, "cuda": 25e9, "cpu": 8e9, "slim": 15e9}  # for the base image unpacked and our layers
 PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY")  # which the build needs as well
 PASSED_INTO_THE_LAB = (  # where `.env` has them; the same as those of compose.yaml's `environment`, but for proxies
     *("ALLOWED_HOSTS", "AMD_LOG_LEVEL", "GPU_MAX_HW_QUEUES", "HF_TOKEN"),
@@ -63,6 +63,7 @@ class ImageLab(Lab):
         """A digest of all the image is made from; the image carries it as the label `rocmlab.inputs`."""
         names = ("BASE_IMAGE", "TORCH_INDEX", "JAX_PACKAGES", "ROCMLAB_BACKEND")
         facts = {name: self.values.get(name, "") for name in names}
+        facts |= {name: value for name, value in self.values.items() if name.startswith("ROCMLAB_IMAGE_")}
         facts |= {"CLUSTER": "1"} if self.settings.is_in_cluster else {}
         return source.digest(self.settings.project, source.IMAGE_SOURCES, facts)
 
@@ -194,7 +195,8 @@ class ImageLab(Lab):
         """Raise RocmlabError unless what has still to be pulled and built fits on the engine's disk."""
         if self.is_built() or not Path(self.engine_root).exists():
             return  # only our layers change, or the engine's disk is not visible from here
-        needed, free = NEEDED_BYTES[self.backend], shutil.disk_usage(self.engine_root).free
+        kind = self.values.get("ROCMLAB_IMAGE_KIND", self.backend)
+        needed, free = NEEDED_BYTES[kind], shutil.disk_usage(self.engine_root).free
         needed = min(needed, 8e9) if self.has_base() else needed
         if free < needed:
             raise RocmlabError(

@@ -22,6 +22,8 @@ SECRETS = {"ca_bundle": "CA_BUNDLE", "pip_config": "PIP_CONFIG"}  # by name in t
 BUILD_ARGUMENTS = {  # by name in the Dockerfile: the variable
     "BASE_IMAGE": "BASE_IMAGE",
     "BACKEND": "ROCMLAB_BACKEND",
+    "IMAGE": "ROCMLAB_IMAGE_KIND",
+    "GFX": "ROCMLAB_IMAGE_GFX",
     "TORCH_VERSION": "TORCH_VERSION",
     "TORCH_INDEX": "TORCH_INDEX",
     "JAX_PACKAGES": "JAX_PACKAGES",
@@ -35,6 +37,7 @@ DEFAULTS = {  # compose.yaml's
     "NB_UID": "1000",
     "NB_GID": "100",
     "TORCH_VERSION": "2.13.0",
+    "ROCMLAB_IMAGE_KIND": "full",
     "PIDS_LIMIT": "8192",
     "LOG_MAX_SIZE": "10m",
 }

@@ -17,6 +17,7 @@ from rocmlab.stack import (
     cluster,
     envfile,
     gpus,
+    image_kind,
     layout,
     live,
     podman_engine,
@@ -34,6 +35,7 @@ from rocmlab.stack.docker import DockerLab
 from rocmlab.stack.engine import Engine
 from rocmlab.stack.environment import Environment, backend_of
 from rocmlab.stack.image import BaseImageUnreachable
+from rocmlab.stack.image_kind import ImageKind
 from rocmlab.stack.lab import Lab, Say
 from rocmlab.stack.native import NativeLab
 from rocmlab.stack.podman import PodmanLab
@@ -64,6 +66,7 @@ class Project:
     previous: dict[str, str] = field(default_factory=dict)  # what `.env` said before this command
     root: Path = Path("/")  # of the host, or of a simulated one
     passed: gpus.Passed = field(default_factory=gpus.Passed)  # what a container is given of the GPUs
+    kind: ImageKind = field(default_factory=ImageKind)
     live_changes: list[str] = field(default_factory=list)  # settings that this command changed in the running lab
 
     @property
@@ -74,7 +77,7 @@ class Project:
 
 def notes(project: Project) -> list[str]:
     """Return notes and warnings about this lab, a line each."""
-    choice, lines = project.choice, []
+    choice, lines = project.choice, [project.kind.note] if project.kind.note else []
     if choice.is_wsl:
         lines.append(
             "WSL2: GPUs work through /dev/dxg, but nothing lists them here: no metrics, no groups, no choice of single "
@@ -97,7 +100,9 @@ def _choose(settings: Settings, root: Path, runtime: str, before: str) -> tuple[
     needs_podman = runtime == "podman" or (runtime == "auto" and not is_fit)
     podman = podman_engine.probe() if needs_podman else Podman(is_usable=False)
     found = choosing.inspect(engine, root, podman)
-    return choosing.choose(found, settings.get("BACKEND"), runtime, before), engine, podman
+    away = settings.get("GFX") != ""
+    chosen = choosing.choose(found, settings.get("BACKEND"), runtime, before, is_for_another_host=away)
+    return chosen, engine, podman
 
 
 def plan(folder: Path, settings: Settings | None = None, *, stays: bool = False) -> Project:
@@ -165,14 +170,15 @@ def _assemble(settings: Settings, choice: Choice, engine: Engine, podman: Podman
     # A container does not inherit the masks of this terminal.
     devices = discover(root, {} if choice.runtime in CONTAINERS else None)
     gpus.check(settings, choice, engine, devices, root)
-    values = resolve.resolve(settings, choice, devices, root)
+    kind = image_kind.decide(settings, choice, devices)
+    values = resolve.resolve(settings, choice, devices, root, kind)
     passed = gpus.Passed()
     if choice.runtime in CONTAINERS:
         passed = gpus.passed(settings, choice, devices, root)
     elif choice.backend == "rocm":
         values["TENSORFLOW_INDEX"] = settings.get("TENSORFLOW_INDEX") or amd_wheels(root)
     lab = _lab(settings, choice, values, engine, podman, passed)
-    return Project(settings, choice, values, lab, settings.read_env(), root, passed)
+    return Project(settings, choice, values, lab, settings.read_env(), root, passed, kind)
 
 
 def _lab(

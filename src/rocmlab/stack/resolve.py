@@ -13,8 +13,9 @@ from pathlib import Path
 from rocmlab.base import hosts
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device, nodes
-from rocmlab.stack import cluster, gpus, live
+from rocmlab.stack import cluster, gpus, image_kind, live
 from rocmlab.stack.choice import CONTAINERS, Choice
+from rocmlab.stack.image_kind import ImageKind
 from rocmlab.stack.settings import BASE_IMAGES, TORCH_INDEXES, Settings, qualified
 
 INSTINCT = re.compile(r"gfx9(06|08|0a|42|50)")
@@ -24,8 +25,12 @@ LAB_UID = 1000  # jovyan, as in docker-stacks
 VIDEO_GIDS = ("44", "39")  # what Debian and Fedora call video; only used to fill a place in group_add
 
 
-def resolve(settings: Settings, choice: Choice, devices: list[Device], root: Path) -> dict[str, str]:
+def resolve(
+    settings: Settings, choice: Choice, devices: list[Device], root: Path, kind: ImageKind | None = None
+) -> dict[str, str]:
     """Return the value of every variable that the Compose files and the native lab read."""
+    kind = kind or ImageKind()
+    index = TORCH_INDEXES[choice.backend if kind.name == image_kind.FULL else kind.name]
     values = {
         "PORT": settings.get("PORT"),
         "JUPYTER_TOKEN": settings.last("JUPYTER_TOKEN") or secrets.token_hex(32),
@@ -33,7 +38,8 @@ def resolve(settings: Settings, choice: Choice, devices: list[Device], root: Pat
         "SHARE": _share(settings, choice),
         "ROCMLAB_BACKEND": choice.backend,
         "ROCMLAB_RUNTIME": choice.runtime,
-        "TORCH_INDEX": settings.chosen.get("TORCH_INDEX", TORCH_INDEXES[choice.backend]),
+        "TORCH_INDEX": settings.chosen.get("TORCH_INDEX", index),
+        **kind.values,
     }
     hosts.parse(settings.get(hosts.SETTING))
     if "/" in values["SHARE"] or choice.runtime not in CONTAINERS:
@@ -50,7 +56,7 @@ def resolve(settings: Settings, choice: Choice, devices: list[Device], root: Pat
     if choice.is_simulated:
         values["ROCMLAB_ROOT"] = str(root)
     if choice.runtime in CONTAINERS:
-        values |= _for_container(settings, choice, devices, root)
+        values |= _for_container(settings, choice, devices, root, kind)
     # A derived value that a user changed in `.env` stays: an additional overlay in COMPOSE_FILE, for example.
     return values | {name: value for name, value in settings.chosen.items() if name in values and name != "SHARE"}
 
@@ -81,12 +87,14 @@ def _check_folder(settings: Settings, name: str, value: str) -> None:
         )
 
 
-def _for_container(settings: Settings, choice: Choice, devices: list[Device], root: Path) -> dict[str, str]:
+def _for_container(
+    settings: Settings, choice: Choice, devices: list[Device], root: Path, kind: ImageKind
+) -> dict[str, str]:
     uid = _owner(settings.path(settings.get("NOTEBOOKS_DIR")))
     render, video = device_groups(root)
     name = settings.last("COMPOSE_PROJECT_NAME") or project_name(settings.project)
     files = {"COMPOSE_FILE": ":".join(gpus.overlays(settings, choice)), "COMPOSE_PATH_SEPARATOR": ":"}
-    base = BASE_IMAGES[_kind(choice.backend, devices)]
+    base = BASE_IMAGES[_kind(choice.backend, devices) if kind.name == image_kind.FULL else kind.name]
     return {
         **(files if choice.runtime == "docker" else {}),
         "COMPOSE_PROJECT_NAME": name,

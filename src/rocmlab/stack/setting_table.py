@@ -86,6 +86,19 @@ SETTINGS = (
         page="security.md",
     ),
     Setting(
+        "IMAGE",
+        "full",
+        "for AMD GPUs: full (on rocm/tensorflow, every GPU) or slim (PyTorch for exactly this host's GPUs)",
+        page="images.md",
+    ),
+    Setting(
+        "GFX",
+        "",
+        "the ISA targets of a slim image for another host: gfx1100, or several with commas",
+        otherwise="those of this host's GPUs",
+        page="images.md",
+    ),
+    Setting(
         "BASE_IMAGE", "", "the image to build on, by tag or digest", otherwise="by backend and GPU", page="images.md"
     ),
     Setting(

@@ -22,15 +22,20 @@ BASE_IMAGES = {  # source and date of each tag: docs/images.md
     "instinct": "rocm/tensorflow:rocm10.0-ubuntu24.04-py3.12-tf2.21",
     "cuda": "tensorflow/tensorflow:2.17.0-gpu",
     "cpu": "ubuntu:24.04",
+    "slim": "ubuntu:24.04",
 }
 TORCH_INDEXES = {
     "rocm": "https://download.pytorch.org/whl/rocm7.2",
     "cuda": "https://download.pytorch.org/whl/cu126",
     "cpu": "https://download.pytorch.org/whl/cpu",
+    "slim": "https://stable.repo.amd.com/rocm/whl-next/",  # AMD's wheels for single targets, ROCm 10
     "metal": "",  # the wheel of pip's own index has MPS
 }
 # What `make up` derives for Compose. These are never a choice, or a copied `.env` would speak for another machine.
-INTERNAL = ("ROCMLAB_BACKEND", "ROCMLAB_RUNTIME", "ROCMLAB_IMAGE", "COMPOSE_PATH_SEPARATOR")
+INTERNAL = (
+    *("ROCMLAB_BACKEND", "ROCMLAB_RUNTIME", "ROCMLAB_IMAGE", "ROCMLAB_IMAGE_KIND", "ROCMLAB_IMAGE_GFX"),
+    "COMPOSE_PATH_SEPARATOR",
+)
 DERIVED = (*INTERNAL, "COMPOSE_FILE", "RENDER_GID", "VIDEO_GID")
 PATHS = ("WHEELS", "CA_BUNDLE", "PIP_CONFIG")  # found on this machine unless they are set
 MAY_BE_EMPTY = {"TORCH_INDEX"}  # empty has a meaning: pip's own index
@@ -115,10 +120,10 @@ def _of_another_machine(project: Path, values: Mapping[str, str]) -> dict[str, s
     if "ROCMLAB_BACKEND" not in values:
         return {}  # `make up` never wrote it: every line is a user's
     images = {*BASE_IMAGES.values(), *(qualified(name) for name in BASE_IMAGES.values())}
-    index = TORCH_INDEXES.get(values["ROCMLAB_BACKEND"])
+    indexes = (TORCH_INDEXES.get(values["ROCMLAB_BACKEND"]), TORCH_INDEXES["slim"])
     found = {"NB_UID": values["NB_UID"]} if "NB_UID" in values else {}
     found |= {"BASE_IMAGE": values["BASE_IMAGE"]} if values.get("BASE_IMAGE") in images else {}
-    found |= {"TORCH_INDEX": index} if index is not None and values.get("TORCH_INDEX") == index else {}
+    found |= {name: index for name, index in values.items() if name == "TORCH_INDEX" and index in indexes}
     paths = {name: values[name] for name in PATHS if name in values}
     return found | {name: path for name, path in paths.items() if not (project / os.path.expanduser(path)).exists()}
 

@@ -31,6 +31,8 @@ def find(s: Situation, framework: str) -> Interpreter | None:
     for path, spec in read_kernelspecs(s):
         argv = spec.get("argv")
         if f"/{framework}/kernel.json" in path and isinstance(argv, list) and argv and isinstance(argv[0], str):
+            if "rocmlab.lab.refusal" in argv:
+                return None  # the image is made without it
             given = variables(spec)
             path_variable = given.get("PATH", "").replace("${PATH}", s.environment.get("PATH", ""))
             return Interpreter(argv[0], {**given, **({"PATH": path_variable} if path_variable else {})})

@@ -11,6 +11,7 @@ from rocmlab.doctor.model import BLOCKS, CONTAINER, HOST, WARNS, Verdict, blocks
 from rocmlab.doctor.situation import Situation
 
 APU_SHARE = 0.75  # of the host's memory that an APU can be given without starving the rest
+SLIM_TARGETS = "ROCMLAB_IMAGE_GFX"  # for which a slim image was built, in it and in `.env`
 PAGES_OF_A_GIB = 262_144  # of 4 KiB
 OTHERS = "choose other GPUs: make up GPUS=…; or the CPU: make up BACKEND=cpu"
 
@@ -57,13 +58,15 @@ def support(s: Situation) -> Verdict | list[Verdict]:
         return skip("no GPU is chosen, or none can be used")
     seen: list[str] = []
     found: dict[str, list[Device]] = {}
+    slim = list(filter(None, s.lab_environment.get(SLIM_TARGETS, "").split(",")))
     for gpu in s.chosen:
         target = products.target(gpu.gfx)
         in_tensorflow = {True: "yes", False: "no", None: "unknown"}[target.is_in_tensorflow]
         seen.append(f"{gpu.pci_address} {gpu.gfx}: ROCm: {target.support_text}; TensorFlow: {in_tensorflow}")
-        if target.outlook == "wrong" or not _is_overridden(s, gpu):
+        if target.outlook == "wrong" or not (slim or _is_overridden(s, gpu)):
             found.setdefault(target.outlook, []).append(gpu)
-    fired = []
+    foreign = [gpu for gpu in s.chosen if slim and gpu.gfx not in slim and not _is_overridden(s, gpu)]
+    fired = [_not_in_slim(s, foreign, slim, seen)] if foreign else []
     if hopeless := found.get("unsupported"):
         fire = warns if len(hopeless) < len(s.chosen) else blocks
         fired.append(
@@ -88,6 +91,17 @@ def support(s: Situation) -> Verdict | list[Verdict]:
     if not fired and "wrong" in found:
         return skip("a GPU computes wrong results, which gfx.results reports", *seen)
     return fired or ok(*seen)
+
+
+def _not_in_slim(s: Situation, foreign: list[Device], slim: list[str], seen: list[str]) -> Verdict:
+    fire = warns if len(foreign) < len(s.chosen) else blocks
+    return fire(
+        f"{foreign[0].name} ({foreign[0].gfx or 'target unknown'}) has no kernels in this slim image",
+        f"the image was built for {', '.join(slim)}",
+        "make up                 # builds it for the GPUs that are here now, if AMD has wheels for them\n"
+        "make up IMAGE=full      # the image for every GPU",
+        *seen,
+    )
 
 
 def _needs_override(s: Situation, lacking: list[Device], seen: list[str]) -> Verdict:

@@ -63,10 +63,16 @@ class _Reader:
         default kernel. A kernel that the lab could have, such as `torch`, is not replaced.
         """
         own = notebook.metadata.get("kernelspec", {}).get("name")
-        default = next((name for name in (*LAB_KERNELS, "python3") if name in self.specs), None)
+        here = [name for name in (*LAB_KERNELS, "python3") if name in self.specs]
+        absent = {name: why for name in here if (why := kernelspec.absence(self.once(self.kernel, name).specification))}
+        default = next((name for name in here if name not in absent), None)
         is_known = own in self.specs or own in LAB_KERNELS
-        if named or not own or is_known or not default or not _is_python(notebook, own):
+        if named or not own or not default or not _is_python(notebook, own):
             return named or own, None
+        if own in absent:
+            return default, f"{absent[own]}; it runs with the kernel {default!r}, where Keras has its own backend"
+        if is_known:
+            return own, None
         return default, f"its kernel {own!r} was not found; it runs with the lab's default kernel {default!r}"
 
     def kernel(self, name: str | None) -> Kernelspec:

@@ -1,0 +1,94 @@
+"""Which image a lab for AMD GPUs is built as: on AMD's image for every GPU, or slim, for exactly this host's.
+
+`full` is built on rocm/tensorflow. `slim` is a small Ubuntu with PyTorch from AMD's wheels for single ISA targets:
+`torch[device-gfx1100]` brings the ROCm libraries with the kernels of gfx1100 and of no other GPU.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rocmlab.base.errors import RocmlabError
+from rocmlab.devices import Device, products
+from rocmlab.devices.visibility.conflicts import OVERRIDE, is_version
+from rocmlab.stack.choice import CONTAINERS, Choice, check_value
+from rocmlab.stack.settings import Settings
+
+FULL, SLIM = "full", "slim"
+KINDS = (FULL, SLIM)
+INSTEAD = "make up IMAGE=full, which has every GPU's kernels"
+
+
+@dataclass(frozen=True)
+class ImageKind:
+    """What is built, for which GPUs, and why it is not what was requested, if it is not."""
+
+    name: str = FULL
+    targets: tuple[str, ...] = ()  # of a slim image: gfx1100, …
+    note: str = ""
+
+    @property
+    def values(self) -> dict[str, str]:
+        """What the Compose files read, where it is not their default."""
+        if self.name == FULL:
+            return {}
+        return {"ROCMLAB_IMAGE_KIND": self.name, "ROCMLAB_IMAGE_GFX": ",".join(self.targets)}
+
+
+def decide(settings: Settings, choice: Choice, devices: Sequence[Device]) -> ImageKind:
+    """Return the kind of image for a host's GPUs, or for those that GFX names.
+
+    Raises:
+        RocmlabError: IMAGE or GFX has an unknown value, or no GPU is listed that the image could be for.
+    """
+    wanted, named = settings.get("IMAGE"), settings.get("GFX")
+    check_value("IMAGE", wanted, KINDS)
+    if wanted == FULL:
+        return ImageKind()
+    if choice.backend != "rocm" or choice.runtime not in CONTAINERS:
+        return ImageKind(note=f"IMAGE={wanted} has no effect: it is for AMD GPUs in a container, and this is neither")
+    if named:
+        return ImageKind(SLIM, _named(named))
+    present = [device.gfx for device in devices if device.backend == "rocm" and device.gfx]
+    if not present:
+        raise RocmlabError(
+            "IMAGE=slim was requested, and the ISA target of no AMD GPU is known here",
+            "WSL2 lists none" if choice.is_wsl else "the driver lists no GPU",
+            "name it: make up IMAGE=slim GFX=gfx1100; or: make up IMAGE=full",
+        )
+    present += _overrides(settings.read_env())
+    targets, without = _split(dict.fromkeys(present))
+    if not targets:
+        return ImageKind(note=f"IMAGE=slim is not possible, so the full image is used: AMD has no wheels for {without}")
+    note = f"AMD has no wheels for {without}, so that GPU does not work in the slim image ({INSTEAD})"
+    return ImageKind(SLIM, targets, note if without else "")
+
+
+def _named(text: str) -> tuple[str, ...]:
+    """Return the targets that GFX names; raise RocmlabError unless AMD has wheels for each."""
+    names = list(filter(None, re.split(r"[,;\s]+", text.strip())))
+    if odd := [name for name in names if not re.fullmatch(r"gfx[0-9]+[0-9a-f]{2}", name)]:
+        raise RocmlabError(
+            f"GFX={text} is not a list of ISA targets",
+            f"{odd[0]} is none; one is called gfx1100, and several are separated by commas",
+            "scripts/rocmlab devices shows those of the GPUs here",
+        )
+    targets, without = _split(dict.fromkeys(names))
+    if without or not targets:
+        raise RocmlabError(f"GFX={text} cannot be built as a slim image", f"AMD has no wheels for {without}", INSTEAD)
+    return targets
+
+
+def _split(names: Mapping[str, None]) -> tuple[tuple[str, ...], str]:
+    """Return the targets that AMD has wheels for, sorted, and the others as text."""
+    known = {name: products.target(name) for name in names}
+    usable = [name for name, target in known.items() if target.has_wheels and target.outlook != "wrong"]
+    return tuple(sorted(usable)), ", ".join(name for name in names if name not in usable)
+
+
+def _overrides(environment: Mapping[str, str]) -> list[str]:
+    """Return the targets that GPUs are made to look like: 10.3.0 is gfx1030."""
+    given = [value for name, value in environment.items() if name.startswith(OVERRIDE) and is_version(value)]
+    return [f"gfx{major}{int(minor):x}{int(step):x}" for major, minor, step in (each.split(".") for each in given)]
