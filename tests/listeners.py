@@ -11,6 +11,7 @@ import ipaddress
 import json
 import os
 import socket
+import struct
 import sys
 import threading
 import time
@@ -20,8 +21,20 @@ from pathlib import Path
 from types import TracebackType
 
 PROC = Path("/proc")
+OWN = PROC / "self/net"
 TABLES = ("tcp", "tcp6", "udp", "udp6")
 LISTEN, UNCONNECTED = "0A", "07"  # include/net/tcp_states.h; 07 is TCP_CLOSE: a UDP socket without a peer
+# The kernel's answer to `ss`: it walks the listening sockets only, in a fortieth of the time of /proc/net, which walks
+# all. Source: include/uapi/linux/{netlink,sock_diag,inet_diag}.h
+NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, DUMP = 4, 20, 0x301  # 0x301: NLM_F_REQUEST | NLM_F_DUMP
+HEADER, REQUEST = struct.Struct("=IHHII"), struct.Struct("=BBBxI48x")  # nlmsghdr; inet_diag_req_v2
+NLMSG_ERROR, NLMSG_DONE = 2, 3
+KINDS = (
+    ("tcp", socket.AF_INET, socket.IPPROTO_TCP, int(LISTEN, 16)),
+    ("tcp6", socket.AF_INET6, socket.IPPROTO_TCP, int(LISTEN, 16)),
+    ("udp", socket.AF_INET, socket.IPPROTO_UDP, int(UNCONNECTED, 16)),
+    ("udp6", socket.AF_INET6, socket.IPPROTO_UDP, int(UNCONNECTED, 16)),
+)
 SECONDS_BETWEEN = 0.02
 VARIABLE = "ROCMLAB_TEST_WATCHED"  # carried by every process of what is watched
 
@@ -132,9 +145,11 @@ class Watch:
         """Look once."""
         self.looks += 1
         known = self._others | set(self.found)
-        fresh = [
-            row for row in _rows(self._net) if row.inode not in known and (self._everywhere or not row.is_loopback)
-        ]
+        try:
+            rows = _told() if self._net == OWN else _rows(self._net)
+        except OSError:  # this kernel, or this container, does not answer
+            rows = _rows(self._net)
+        fresh = [row for row in rows if row.inode not in known and (self._everywhere or not row.is_loopback)]
         if not fresh:
             return
         # Who has a socket that was seen just now is found among processes that are looked for afterwards.
@@ -178,6 +193,42 @@ def _rows(net: Path) -> list[Listener]:
                 row = Listener(table, _address(address), int(port, 16), int(fields[9]), int(fields[7]), None, "")
                 found.append(row)
     return found
+
+
+def _told() -> list[Listener]:
+    """Return the same of this process's namespace, from the kernel's answers.
+
+    Raises:
+        OSError: it gives none.
+    """
+    found = []
+    for name, family_, protocol, state in KINDS:
+        for body in _dump(family_, protocol, 1 << state):
+            (port,) = struct.unpack_from("!H", body, 4)
+            uid, inode = struct.unpack_from("=II", body, 64)
+            size = 4 if family_ == socket.AF_INET else 16
+            address = socket.inet_ntop(family_, body[8 : 8 + size])
+            if inode:  # 0: a connection that was not accepted yet
+                found.append(Listener(name, address, port, inode, uid, None, ""))
+    return found
+
+
+def _dump(family_: int, protocol: int, states: int) -> list[bytes]:
+    """Return an inet_diag_msg for each socket of a kind that is in one of these states."""
+    found = []
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as kernel:
+        request = REQUEST.pack(family_, protocol, 0, states)
+        kernel.send(HEADER.pack(HEADER.size + len(request), SOCK_DIAG_BY_FAMILY, DUMP, 1, 0) + request)
+        while True:
+            data = kernel.recv(1 << 16)
+            while data:
+                length, kind, *_ = HEADER.unpack_from(data)
+                if kind == NLMSG_DONE:
+                    return found
+                if kind == NLMSG_ERROR:
+                    raise OSError(-struct.unpack_from("=i", data, HEADER.size)[0], "the kernel lists no sockets")
+                found.append(data[HEADER.size : length])
+                data = data[(length + 3) & ~3 :]
 
 
 def _address(text: str) -> str:
