@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from hosts import Gpu, make_host, write, write_node, write_partition
 
-from rocmlab.devices import discover, sample
+from rocmlab.devices import discover, sample, visibility
 from rocmlab.devices.rocm import Rocm, rocm_version
+from rocmlab.simulation import write_host
 
 MI300X = 0x74A1
 
@@ -310,6 +311,31 @@ class TestPartitions:
             gpu.render_node for gpu in found
         ]
         assert [f"/dev/dri/card{number}" for number in (0, 1, 2, 3, 8, 9, 10, 11)] == [gpu.card_node for gpu in found]
+
+    @pytest.mark.parametrize("with_bits", [True, False])
+    def test_partitions_of_a_card_that_is_no_first_function(self, tmp_path: Path, with_bits: bool) -> None:
+        """A virtual function has partitions from 0, too: the number is not the function of the card."""
+        files = {"current_compute_partition": "DPX\n"}
+        card = Gpu(1, 0x0502, 128, 90402, MI300X, vram_bytes=192 << 30, banks=((1, 96 << 30),), files=files)
+        root = make_host(tmp_path, card)
+        location = card.location | 1 << 28 if with_bits else card.location
+        write_node(root, 2, card, location_id=location, drm_render_minor=129)
+        write_partition(root, 1, 1, 129)
+
+        found = Rocm().discover(root)
+
+        assert [(gpu.pci_address, gpu.partition) for gpu in found] == [("0000:05:00.2", 0), ("0000:05:00.2", 1)]
+
+    def test_a_partition_knows_the_id_of_its_board(self, tmp_path: Path) -> None:
+        """KFD gives each an id of its own with newer drivers, and the card's is what rocm-smi prints."""
+        found = Rocm().discover(write_host(tmp_path / "host", profile="instinct", gpus=2, partition="dpx"))
+        boards = [gpu.board_id for gpu in found]
+
+        assert len({gpu.unique_id for gpu in found}) == 4
+        assert boards[0] == boards[1] != boards[2] == boards[3]
+        assert visibility.select(found, f"GPU-{boards[0]}") == found[:2]
+        whole = Rocm().discover(write_host(tmp_path / "whole", profile="instinct", gpus=1))
+        assert whole[0].board_id == whole[0].unique_id
 
     def test_rocm_smi_counts_by_address_then_partition(self, tmp_path: Path) -> None:
         """The second card has the lower address, so its partitions come first there."""

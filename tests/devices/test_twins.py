@@ -12,7 +12,7 @@ import pytest
 from hosts import Gpu, make_host, make_node, write_node
 
 from rocmlab.cli.table import device_lines, table_lines
-from rocmlab.devices import sample
+from rocmlab.devices import Device, discover, sample
 from rocmlab.devices.model import device_id
 from rocmlab.devices.rocm import Rocm
 from rocmlab.telemetry.smi_table import table
@@ -24,6 +24,11 @@ RADEON_SENSORS = {
     "hwmon/hwmon2/temp1_crit": "120000\n",
     "hwmon/hwmon2/fan1_input": "900\n",
 }
+
+
+def device_rows(found: list[Device]) -> list[str]:
+    """Return the first line of each in the table of `rocmlab devices`."""
+    return [line for line in table_lines([device.as_dict() for device in found], 160) if line.startswith("HIP")]
 
 
 class TestSupport:
@@ -51,6 +56,31 @@ class TestSupport:
         assert lines[1].endswith(word)
         assert reason in " ".join(" ".join(lines[2:]).split())
         assert device_lines(rows)[0].endswith(f"SIMULATED {word}")
+
+    @pytest.mark.parametrize(
+        ("environment", "support"),
+        [
+            ({"HSA_OVERRIDE_GFX_VERSION": "10.3.0"}, ["overridden", "works", "wrong", "overridden"]),
+            ({"HSA_OVERRIDE_GFX_VERSION_1": "10.3.0"}, ["overridden", "works", "wrong", "unsupported"]),
+            ({"HSA_OVERRIDE_GFX_VERSION_9": "10.3.0"}, ["override", "works", "wrong", "unsupported"]),
+            ({"HSA_OVERRIDE_GFX_VERSION": "gfx1030"}, ["override", "works", "wrong", "unsupported"]),
+        ],
+    )
+    def test_an_override_is_seen_as_the_doctor_sees_it(
+        self, tmp_path: Path, environment: dict[str, str], support: list[str]
+    ) -> None:
+        """A GPU that passes for a supported one has no caveat; one with wrong results keeps it."""
+        versions = (100302, 110000, 100303, 100101)
+        gpus = [Gpu(n, n << 8, 127 + n, gfx_target_version=v) for n, v in enumerate(versions, 1)]
+
+        found = discover(make_host(tmp_path, *gpus), environment)[:4]
+
+        assert [gpu.support for gpu in found] == support
+        words = {"wrong": "wrong results", "unsupported": "unsupported"}
+        shown = [
+            line.rstrip().endswith(words.get(s, "yes")) for line, s in zip(device_rows(found), support, strict=True)
+        ]
+        assert shown == [True] * 4
 
     def test_a_supported_card_is_usable_without_a_remark(self, tmp_path: Path) -> None:
         """Also one that TensorFlow needs an override for, which the doctor knows how to set."""
@@ -143,6 +173,25 @@ class TestApu:
         assert table_lines([row], 200)[2].strip() == f"{first} GiB, where frameworks allocate; {second} GiB"
         other = "VRAM 1.0/4.0" if pool == "gtt" else "GTT 2.0/29.0"
         assert f"frameworks allocate from {pool.upper()}; {other} GiB; hipMalloc does not count" in screen[-1]
+
+    @pytest.mark.parametrize(("bank_gib", "most"), [(19, 19), (40, 29)])
+    def test_the_smaller_of_two_limits_is_what_frameworks_can_allocate(
+        self, tmp_path: Path, bank_gib: int, most: int
+    ) -> None:
+        """KFD's bank and the card's GTT have limits of their own; both sizes stay readable."""
+        gpu = Gpu(1, 0xC500, 128, 110501, 0x1586, 0, vram_bytes=4 << 30, files=self.FILES, banks=((1, bank_gib << 30),))
+        root = make_host(tmp_path, gpu)
+        found = Rocm().discover(root)[0]
+        row = found.as_dict() | {"id": device_id(found)}
+        values = sample(found, root).as_dict()
+
+        lines = table_lines([row], 200)
+        screen = ["".join(text for text, _ in line) for line in table([row], {row["id"]: values}, 200)]
+
+        assert (found.memory_bytes, found.pool_bytes, found.gtt_bytes) == (most << 30, most << 30, 29 << 30)
+        assert f" {most}.0 GiB GTT " in lines[1]
+        assert ("frameworks allocate at most 19.0 GiB;" in lines[2]) == (most == 19)
+        assert any(f"2.0/{most}.0 GiB" in line for line in screen)
 
 
 class TestOlderThanRocm:

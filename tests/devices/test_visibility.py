@@ -6,9 +6,11 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hosts import device as gpu
+from hosts import make_node
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -269,6 +271,22 @@ class TestNarrow:
         assert env["HIP_VISIBLE_DEVICES"] == env["CUDA_VISIBLE_DEVICES"] == mask
         assert "GPU_DEVICE_ORDINAL" not in env
 
+    @pytest.mark.parametrize("hip", ["", "-1", "0"])
+    def test_nvidias_driver_reads_its_own_mask_alone(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hip: str
+    ) -> None:
+        """A mask of ROCm hides nothing on a host with NVIDIA GPUs alone, and stops nothing there; on others it does."""
+        masks = {"HIP_VISIBLE_DEVICES": hip, "ROCR_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": "4,6"}
+        monkeypatch.setenv("ROCMLAB_ROOT", str(tmp_path))
+        make_node(tmp_path / "dev/nvidia0")
+
+        assert visibility.narrow(masks, [1])["CUDA_VISIBLE_DEVICES"] == "6"
+        del masks["CUDA_VISIBLE_DEVICES"]
+        assert visibility.narrow(masks, [1])["CUDA_VISIBLE_DEVICES"] == "1"
+        make_node(tmp_path / "dev/kfd")
+        with pytest.raises(RocmlabError, match="cannot be picked"):
+            visibility.narrow(masks, [1])
+
     @pytest.mark.parametrize("mask", ["-1", "abc", "0, 1", "GPU-ab"])
     def test_the_cpu_can_be_had_under_any_mask(self, mask: str) -> None:
         """No GPU is picked, so none has to be read."""
@@ -386,6 +404,20 @@ class TestSelect:
         assert indices(visibility.select(parts, "c1:00.0")) == [0, 1, 2, 3]
         assert indices(visibility.select(parts, "GPU-" + "ab" * 8)) == [0, 1, 2, 3]
         assert indices(visibility.select(parts, "2")) == [2]
+
+    def test_the_id_of_a_board_is_all_of_its_partitions(self) -> None:
+        """Newer drivers give each partition an id of its own; rocm-smi prints the board's."""
+        board, other = "ab" * 8, "ab" * 7 + "cd"
+        ids = ("1" * 16, "2" * 15 + "a", "3" * 16)
+        parts = [gpu(n, "0000:c1:00.0", unique_id=ids[n], board_id=board, partition=n) for n in range(3)]
+        far = gpu(3, "0000:c2:00.0", unique_id="ab" * 4 + "0" * 8)
+
+        assert indices(visibility.select(parts, f"GPU-{board.upper()}")) == [0, 1, 2]
+        assert indices(visibility.select(parts, "GPU-22222")) == [1]
+        assert indices(visibility.select([*parts, far], f"{board},3")) == [0, 1, 2, 3]
+        for gpus in ([*parts, far], [*parts, gpu(3, "0000:c2:00.0", unique_id="f" * 16, board_id=other)]):
+            with pytest.raises(RocmlabError, match="may be one of 2"):
+                visibility.select(gpus, "GPU-abababab")
 
     def test_digits_are_an_index_before_they_are_an_id(self) -> None:
         """A unique id of digits alone is given whole or behind `GPU-`; fewer digits are an index, here or not."""

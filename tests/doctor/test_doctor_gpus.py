@@ -134,7 +134,24 @@ def test_the_limit_of_an_apus_memory(tmp_path: Path) -> None:
     assert f"ttm.pages_limit={46 * 262144} (46 GiB)" in found.reason
 
     put(look.root, "sys/bus/pci/devices/0000:c5:00.0/mem_info_gtt_total", str(46 << 30))
+    assert (
+        "at most 31.0 GiB" in silent(look(), "apu.memory").reason
+    )  # KFD's bank, from which HIP allocates, is as before
+    put(
+        look.root,
+        "sys/class/kfd/kfd/topology/nodes/1/mem_banks/0/properties",
+        f"heap_type 1\nsize_in_bytes {46 << 30}\n",
+    )
     assert silent(look(), "apu.memory").reason == ""
+
+
+def test_a_limit_of_the_card_is_named(tmp_path: Path) -> None:
+    """amdgpu.gttsize may leave less than ttm.pages_limit does: raising the latter alone would change nothing."""
+    look = at(tmp_path, _apu(40))
+    put(look.root, "proc/meminfo", f"MemTotal: {62 << 20} kB\nMemAvailable: {40 << 20} kB")
+    put(look.root, "sys/module/ttm/parameters/pages_limit", str(40 * 262144))
+
+    assert "without a smaller amdgpu.gttsize" in silent(look(), "apu.memory").reason
 
 
 def test_an_older_kernel_gives_an_apu_its_own_memory_alone(tmp_path: Path) -> None:

@@ -153,6 +153,8 @@ NOT_PRINTED = {
     "architecture": "follows from gfx, in our data file",
     "support": "follows from gfx, in our data file",
     "pool": "the tools do not say; HIP's memory is compared with it in test_oracle_hip.py",
+    "pool_bytes": "the same",
+    "board_id": "rocm-smi prints it in place of a partition's own, which is compared",
     "xgmi_hive": "the tools print links, not the hive they belong to",
     "sample.time_seconds": "ours",
     "sample.is_asleep": "the tools wake a sleeping GPU",

@@ -40,8 +40,8 @@ FIELDS: dict[str, Callable[[Device], Any]] = {  # of HIP's answer, from our desc
     "uuid": lambda gpu: gpu.unique_id or "XX",
     "gfx": lambda gpu: gpu.gfx,
     "units": lambda gpu: gpu.compute_units,
-    "total": lambda gpu: gpu.gtt_bytes if gpu.pool == "gtt" else gpu.vram_bytes,
-    "free": lambda gpu: gpu.gtt_bytes if gpu.pool == "gtt" else gpu.vram_bytes,
+    "total": lambda gpu: gpu.memory_bytes,
+    "free": lambda gpu: gpu.memory_bytes,
     "name": lambda gpu: gpu.name,
 }
 Applies = Callable[[Device, Any, Any], bool]  # to a device, HIP's value and ours

@@ -142,8 +142,13 @@ def _usable(device: Row) -> tuple[str, str]:
 def _memory(device: Row) -> str:
     """Return VRAM; on an APU the memory from which frameworks allocate, on the CPU the host's."""
     if pool := device.get("pool"):
-        return f"{gibibytes(device[f'{pool}_bytes'])} {pool.upper()}"
+        return f"{gibibytes(_pool_bytes(device))} {pool.upper()}"
     return gibibytes(device.get("gtt_bytes") if device["backend"] == "cpu" else device.get("vram_bytes"))
+
+
+def _pool_bytes(device: Row) -> int | None:
+    total: int | None = device[f"{device['pool']}_bytes"]
+    return device.get("pool_bytes") or total
 
 
 def _two_memories(device: Row) -> list[str]:
@@ -151,8 +156,10 @@ def _two_memories(device: Row) -> list[str]:
     if not device.get("pool") or not device.get("gtt_bytes") or not device.get("vram_bytes"):
         return []
     first, second = ("gtt", "vram") if device["pool"] == "gtt" else ("vram", "gtt")
+    total, limit = device[f"{first}_bytes"], _pool_bytes(device)
+    most = "" if limit == total else f" at most {gibibytes(limit)}"
     return [
-        f"{first.upper()} {gibibytes(device[f'{first}_bytes'])}, where frameworks allocate",
+        f"{first.upper()} {gibibytes(total)}, where frameworks allocate{most}",
         f"{second.upper()} {gibibytes(device[f'{second}_bytes'])}",
     ]
 

@@ -48,7 +48,7 @@ def survey(
         from rocmlab.devices import visibility
 
         problems += visibility.problems(masks, found)
-        found = visibility.mark_hidden(found, masks)
+        found = visibility.mark_overridden(visibility.mark_hidden(found, masks), masks)
     return sorted(found, key=lambda device: (device.backend == "cpu", not device.is_usable)), problems
 
 

@@ -35,17 +35,20 @@ class Device:
     vram_bytes: int | None = None  # total
     simulated: bool = False  # read from a simulated host
 
+    board_id: str | None = None  # unique id of the card whose partition it is; newer drivers give each one of its own
     smi_index: int | None = None  # what rocm-smi and amd-smi (nvidia-smi) call it: rank by PCI address
     kfd_node: int | None = None  # node of the KFD topology, whose order is that of HIP
     kfd_id: int | None = None  # gpu_id of the KFD topology, which names its files under kfd/proc
     card_node: str | None = None  # /dev/dri/card0
     pci_id: str | None = None  # vendor and device: 1002:744c
     architecture: str | None = None  # CDNA2, RDNA3, …
-    support: str | None = None  # ROCm on its target: works, override, unsupported, wrong or unknown; None elsewhere
+    # ROCm on its target: works, override (with one), overridden, unsupported, wrong or unknown; None elsewhere
+    support: str | None = None
     compute_units: int | None = None  # streaming multiprocessors on cuda, cores on cpu
     is_apu: bool | None = None  # shares the host's memory
     gtt_bytes: int | None = None  # host memory that the GPU may use; an APU's models live there
     pool: str | None = None  # where frameworks allocate on an APU: gtt or vram; None elsewhere
+    pool_bytes: int | None = None  # how much of it: KFD has a limit of its own (its memory bank)
     link_width: int | None = None  # PCIe lanes in use
     link_width_max: int | None = None
     link_speed_gts: float | None = None  # PCIe gigatransfers per second per lane, now
@@ -61,7 +64,7 @@ class Device:
     @property
     def memory_bytes(self) -> int | None:
         """How much frameworks can allocate on a GPU; None if unknown. On most APUs that is the host's (GTT)."""
-        return self.gtt_bytes if self.pool == "gtt" else self.vram_bytes
+        return self.pool_bytes or (self.gtt_bytes if self.pool == "gtt" else self.vram_bytes)
 
     def as_dict(self) -> dict[str, Any]:
         """Return all fields, ready for JSON."""

@@ -97,7 +97,7 @@ def _join(gpus: tuple[KfdNode, ...], described: Cards) -> tuple[list[Joined], li
         is_alone = counts[address or ""] <= 1
         rank = seen[address or ""]
         seen[address or ""] += 1
-        partition = _partition(node, card, rank, is_alone=is_alone)
+        partition = _partition(node, card, address, rank, is_alone=is_alone)
         if rank and partition is None:
             problems.append(_same_place(node, address))
         drm = render if render and render.card is not None else card if card and not card.renders else None
@@ -122,12 +122,12 @@ def _whole_card(node: KfdNode, described: Cards) -> Card | None:
     return whole if whole and whole.text("current_compute_partition", COMPUTE_MODES) else None
 
 
-def _partition(node: KfdNode, card: Card | None, rank: int, *, is_alone: bool) -> int | None:
+def _partition(node: KfdNode, card: Card | None, address: str | None, rank: int, *, is_alone: bool) -> int | None:
     """Return the number of a partition: from `location_id`, or by node order where that has none."""
     has_modes = card is not None and card.text("current_compute_partition", COMPUTE_MODES) is not None
     if is_alone:
         return 0 if has_modes else None
-    return node.partition_number or rank if has_modes or node.gfx in PARTITIONED else None
+    return node.partition_number(address) or rank if has_modes or node.gfx in PARTITIONED else None
 
 
 def _damage(node: KfdNode, render: Card | None) -> list[Problem]:
@@ -227,6 +227,7 @@ class _Host:
             pci_address=gpu.address,
             render_node=path,
             unique_id=node.unique_id or (_unique_id(card) if card else None),
+            board_id=_unique_id(card) if card and gpu.partition is not None else None,
             simulated=self.is_simulated,
             smi_index=self.smi.get(node.number),
             kfd_node=node.number,
@@ -338,19 +339,24 @@ def _memory(gpu: Joined, *, is_apu: bool | None) -> dict[str, Any]:
     """Return VRAM and GTT: a partition's VRAM is the share KFD gives it, an APU's banks are a limit of GTT.
 
     HIP allocates from what KFD calls the banks: on an APU with more GTT than VRAM that is GTT since Linux 6.10, and
-    VRAM before.
+    VRAM before. KFD takes the limit of all GTT (`ttm.pages_limit`), the card may have more or less (`amdgpu.gttsize`):
+    the smaller one is what can be allocated.
     """
     vram = gpu.card.number("mem_info_vram_total") if gpu.card and gpu.is_alone else None
     gtt = gpu.card.number("mem_info_gtt_total") if gpu.card else None
-    if vram is None and not is_apu:
-        vram = gpu.node.memory_bytes()
-    if gtt is None and is_apu:
-        gtt = gpu.node.memory_bytes()
-    pool = None
-    if is_apu:
-        size = gpu.node.memory_bytes() or gtt
-        pool = "gtt" if size and size > (vram or 0) else "vram" if vram else None
-    return {"vram_bytes": vram, "gtt_bytes": gtt, "pool": pool}
+    banks = gpu.node.memory_bytes()
+    if not is_apu:
+        return {"vram_bytes": banks if vram is None else vram, "gtt_bytes": gtt}
+    gtt = banks if gtt is None else gtt
+    size = banks or gtt
+    pool = "gtt" if size and size > (vram or 0) else "vram" if vram else None
+    total = {"gtt": gtt, "vram": vram}.get(pool or "")
+    return {
+        "vram_bytes": vram,
+        "gtt_bytes": gtt,
+        "pool": pool,
+        "pool_bytes": min(total, banks) if total and banks else total,
+    }
 
 
 def _is_apu(gpu: Joined, gfx: str | None, device: int | None) -> bool | None:

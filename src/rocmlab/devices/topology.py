@@ -47,11 +47,13 @@ class KfdNode:
             return None
         return f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
 
-    @property
-    def partition_number(self) -> int:
-        """The number of a partition: the top four bits of `location_id`, on older kernels the PCI function."""
+    def partition_number(self, address: str | None) -> int:
+        """Return which partition of the GPU at `address` it is: the top four bits of `location_id` count them.
+
+        On older kernels it is the PCI function, counted from that of the GPU.
+        """
         location = self.value("location_id", 2**32 - 1) or 0
-        return location >> 28 or location & 7
+        return location >> 28 or max(0, (location & 7) - int((address or "0")[-1]))
 
     @property
     def render_minor(self) -> int | None:

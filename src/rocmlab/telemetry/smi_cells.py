@@ -102,9 +102,10 @@ def uses_gtt(device: Row, sample: Row) -> bool:
 
 
 def memory_bytes(device: Row, sample: Row) -> tuple[int | None, int | None]:
-    """Return used and total bytes of the memory where models live."""
+    """Return used and total bytes of the memory where models live; the total is what frameworks can allocate of it."""
     pool = "gtt" if uses_gtt(device, sample) else "vram"
-    return sample.get(f"{pool}_used_bytes"), sample.get(f"{pool}_total_bytes")
+    used, total, limit = sample.get(f"{pool}_used_bytes"), sample.get(f"{pool}_total_bytes"), device.get("pool_bytes")
+    return used, min(total, limit) if total and limit else total
 
 
 def memory(device: Row, sample: Row) -> Span:

@@ -11,9 +11,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from rocmlab.base.errors import Problem, RocmlabError
+from rocmlab.devices import cuda, nodes
 from rocmlab.devices.model import Device
+from rocmlab.devices.roots import system_root
 from rocmlab.devices.visibility.choice import select
 from rocmlab.devices.visibility.masks import (
     CUDA,
@@ -43,6 +46,7 @@ __all__ = [
     "container_value",
     "hides_all",
     "mark_hidden",
+    "mark_overridden",
     "narrow",
     "parse",
     "problems",
@@ -117,6 +121,23 @@ def mark_hidden(devices: Sequence[Device], environment: Mapping[str, str]) -> li
     ]
 
 
+def mark_overridden(devices: Sequence[Device], environment: Mapping[str, str]) -> list[Device]:
+    """Return the devices; those that pass for another target by an override have the support `overridden`.
+
+    One that computes wrong results does so with another's kernels, too, and one that works needs none.
+    """
+    from rocmlab.devices.visibility import conflicts
+
+    numbers = conflicts.node_numbers(devices)
+    return [
+        replace(device, support="overridden")
+        if device.support in ("override", "unsupported", "unknown")
+        and conflicts.override_of(environment, numbers.get(-1 if device.index is None else device.index))
+        else device
+        for device in devices
+    ]
+
+
 def _filters(environment: Mapping[str, str], devices: Sequence[Device]) -> list[tuple[str, Mask]]:
     """Return the masks that hide GPUs here, in the order in which they act."""
     return [
@@ -130,6 +151,7 @@ def narrow(environment: Mapping[str, str], positions: Sequence[int]) -> dict[str
     """Return `environment` with masks that leave only some of the GPUs that it leaves already.
 
     This needs no look at the GPUs: it reads the masks alone, so it works where only the framework finds them (WSL2).
+    On a host with NVIDIA GPUs alone the masks of ROCm hide nothing, and are not read.
 
     Args:
         environment: of the child, with the masks it has so far.
@@ -139,19 +161,24 @@ def narrow(environment: Mapping[str, str], positions: Sequence[int]) -> dict[str
         RocmlabError: the masks leave fewer GPUs, are not read alike by all programs (spaces, repeated words), or name
             GPUs by something other than numbers; only a list of UUIDs may be handed on, whole and in its order.
     """
-    name, chosen = hip_variable(environment), list(positions)
+    is_cuda = _is_cuda_alone(system_root())
+    name, chosen = CUDA if is_cuda else hip_variable(environment), list(positions)
     if len(set(chosen)) < len(chosen) or min(chosen, default=0) < 0:
         raise RocmlabError(
             f"GPUs {chosen} cannot be picked", "each is a number of at least 0, and is named once", "name each GPU once"
         )
-    mask, rocr = environment.get(name), environment.get(ROCR)
+    mask, rocr = environment.get(name), None if is_cuda else environment.get(ROCR)
     if chosen and mask and rocr is None and UUIDS.fullmatch(mask) and chosen == list(range(mask.count(",") + 1)):
-        changed: dict[str, str | None] = {**environment, HIP: mask, CUDA: mask, ORDINAL: None}
+        changed: dict[str, str | None] = {**environment, HIP: mask, CUDA: mask, ROCR: None, ORDINAL: None}
         return {variable: value for variable, value in changed.items() if value is not None}
     for variable, value in ((name, mask), (ROCR, rocr)):  # HIP counts within what ROCr left
         if value is not None and chosen:
             chosen = _picked(variable, value, chosen)
     return apply(environment, [Device("rocm", number, "", is_usable=True) for number in chosen])
+
+
+def _is_cuda_alone(root: Path) -> bool:
+    return cuda.has_device_nodes(root) and nodes.kfd(root) is None
 
 
 def _picked(name: str, mask: str, positions: Sequence[int]) -> list[int]:

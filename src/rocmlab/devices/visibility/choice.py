@@ -24,7 +24,7 @@ def select(devices: Sequence[Device], choice: str) -> list[Device]:
         choice: `all` (or nothing), `none`, or a list of indices as before any mask (`0,2`), ranges (`0-3`), PCI
             addresses (the domain may be omitted) and unique ids (or their first 5 characters or more, behind `GPU-`
             where these are all decimal digits). An address of a GPU in partitions means all of
-            them, and so does its id where they share it, as with older drivers.
+            them, and so does the id of its board.
 
     Raises:
         RocmlabError: the choice names a GPU that is missing, cannot be used, is named twice, or is not clear.
@@ -90,9 +90,12 @@ class _Choice:
         is_index = text == entry and text.isdecimal() and len(text) != WHOLE_ID
         if len(text) < MIN_ID or is_index:
             return []
-        known = [(device, (device.unique_id or "").lower().removeprefix("gpu-")) for device in self.gpus]
-        found = [device for device, identity in known if identity.startswith(text)]
-        return self._one(entry, found, same=lambda device: device.unique_id)
+        found: dict[Device, str] = {}  # the id that begins so: its own, or else that of the board
+        for device in self.gpus:
+            for identity in (device.unique_id, device.board_id):
+                if (identity or "").lower().removeprefix("gpu-").startswith(text):
+                    found.setdefault(device, identity or "")
+        return self._one(entry, list(found), same=found.__getitem__)
 
     def _one(
         self, entry: str, found: list[Device], same: Callable[[Device], object] = lambda device: device

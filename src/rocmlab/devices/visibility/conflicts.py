@@ -381,6 +381,12 @@ def is_version(value: str) -> bool:
     return found is not None and all(int(n) <= most for n, most in zip(found.groups(), VERSION_LIMITS, strict=True))
 
 
+def override_of(environment: Mapping[str, str], number: int | None) -> str | None:
+    """Return the version that the GPU with this node number of ROCm passes for; None without an override."""
+    value = environment.get(f"{OVERRIDE}_{number}") or environment.get(OVERRIDE)
+    return value if value and number is not None and is_version(value) else None
+
+
 def node_numbers(devices: Sequence[Device]) -> dict[int, int]:
     """Return ROCm's own node number of every GPU by index: the KFD node, less the GPUs before it that are closed."""
     nodes = [(gpu.kfd_node, gpu.index) for gpu in devices if gpu.backend == "rocm" and gpu.kfd_node is not None]

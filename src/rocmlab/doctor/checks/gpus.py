@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rocmlab.devices import Device, cpu, products
 from rocmlab.devices.rocm import DeniedNodes
-from rocmlab.devices.visibility.conflicts import OVERRIDE, node_numbers
+from rocmlab.devices.visibility.conflicts import OVERRIDE, node_numbers, override_of
 from rocmlab.doctor.model import BLOCKS, CONTAINER, HOST, WARNS, Verdict, blocks, check, note, ok, skip, warns
 from rocmlab.doctor.situation import Situation
 
@@ -139,8 +139,7 @@ def results(s: Situation) -> Verdict:
 
 
 def _is_overridden(s: Situation, gpu: Device) -> bool:
-    number = _node_numbers(s).get(gpu.kfd_node)
-    return any(s.lab_environment.get(name) for name in (OVERRIDE, f"{OVERRIDE}_{number}"))
+    return override_of(s.lab_environment, _node_numbers(s).get(gpu.kfd_node)) is not None
 
 
 def _node_numbers(s: Situation) -> dict[int | None, int]:
@@ -191,11 +190,11 @@ def integrated(s: Situation) -> Verdict:
 @check(
     "apu.memory",
     "an APU may use enough of the host's memory",
-    looks_at="`mem_info_vram_total` and `mem_info_gtt_total` of each APU, `/sys/module/ttm/parameters/pages_limit`, "
-    "and `/proc/meminfo`",
+    looks_at="`mem_info_vram_total`, `mem_info_gtt_total` and KFD's memory bank of each APU, "
+    "`/sys/module/ttm/parameters/pages_limit`, and `/proc/meminfo`",
     why="Models on an APU live in the host's memory (GTT), of which the kernel lets it use half by default; before "
     "Linux 6.10 HIP uses the few hundred MiB of VRAM alone.",
-    fix="`ttm.pages_limit=N` among the kernel's parameters, N being GiB times 262,144",
+    fix="`ttm.pages_limit=N` among the kernel's parameters, N being GiB times 262,144, and no smaller `amdgpu.gttsize`",
     unless=lambda s: s.no_kfd_gpus,
 )
 def apu_memory(s: Situation) -> Verdict:
@@ -205,7 +204,11 @@ def apu_memory(s: Situation) -> Verdict:
         return skip("no APU is chosen")
     pages = s.number("sys/module/ttm/parameters/pages_limit")
     memory = cpu.memory_in_use(s.text("proc/meminfo") or "")[1]
-    seen = [f"{gpu.pci_address}: VRAM {_gib(gpu.vram_bytes)}, GTT {_gib(gpu.gtt_bytes)}" for gpu in found]
+    seen = [
+        f"{gpu.pci_address}: VRAM {_gib(gpu.vram_bytes)}, GTT {_gib(gpu.gtt_bytes)}; "
+        f"frameworks can allocate {_gib(gpu.memory_bytes)}"
+        for gpu in found
+    ]
     seen.append(f"memory {_gib(memory)}, ttm.pages_limit {'unknown' if pages is None else pages}")
     small = [gpu for gpu in found if gpu.pool == "vram" and (gpu.gtt_bytes or 0) > (gpu.vram_bytes or 0)]
     if small:
@@ -216,13 +219,17 @@ def apu_memory(s: Situation) -> Verdict:
             *seen,
             about=HOST,
         )
-    limit = max(gpu.memory_bytes or 0 for gpu in found)
+    largest = max(found, key=lambda gpu: gpu.memory_bytes or 0)
+    limit = largest.memory_bytes
     more = int((memory or 0) * APU_SHARE) >> 30
     if not limit or limit >> 30 >= more:
         return ok(*seen)
+    parameters = f"ttm.pages_limit={more * PAGES_OF_A_GIB} ({more} GiB)"
+    if pages and pages << 12 > limit:  # the card's own limit is smaller than that of all GTT
+        parameters += ", without a smaller amdgpu.gttsize,"
     return note(
-        f"frameworks can allocate at most {_gib(limit)} on {found[0].name}. For larger models add "
-        f"ttm.pages_limit={more * PAGES_OF_A_GIB} ({more} GiB) to the kernel's parameters and restart the machine",
+        f"frameworks can allocate at most {_gib(limit)} on {largest.name}. For larger models set {parameters} "
+        "among the kernel's parameters and restart the machine",
         *seen,
     )
 

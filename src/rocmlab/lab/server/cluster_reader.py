@@ -68,6 +68,7 @@ def see() -> Row:
     from rocmlab.lab.server import look as looking
     from rocmlab.lab.server.paths import Shown
     from rocmlab.telemetry.model import device_id
+    from rocmlab.telemetry.smi_cells import memory_bytes
 
     root = system_root()
     devices = [device for device in discover(root) if device.backend != "cpu"]
@@ -80,14 +81,7 @@ def see() -> Row:
     shown = []
     for device in devices:
         now = sample(device, root) if device.is_usable else None
-        is_shared = device.pool == "gtt"
-        used, total = (
-            (None, device.memory_bytes)
-            if now is None
-            else (now.gtt_used_bytes, now.gtt_total_bytes)
-            if is_shared
-            else (now.vram_used_bytes, now.vram_total_bytes)
-        )
+        used, total = memory_bytes(vars(device), vars(now)) if now else (None, device.memory_bytes)
         shown.append(
             {
                 "id": device_id(device),

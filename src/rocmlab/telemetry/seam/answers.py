@@ -10,6 +10,7 @@ from typing import Any
 
 from rocmlab.devices import Device, Sample
 from rocmlab.devices.nvml import GIGATRANSFERS
+from rocmlab.telemetry.smi_cells import memory_bytes
 
 GENERATIONS = {speed: generation for generation, speed in GIGATRANSFERS.items()}
 MEGA, MILLI = 1_000_000, 1000
@@ -71,13 +72,11 @@ def _address(device: Device) -> tuple[int, int, int, int]:
 
 
 def memory(device: Device, sample: Sample) -> Mapping[str, Any] | None:
-    """Return `nvmlMemory_t`: VRAM, and on an APU also the host's memory that it may use, where its models are."""
-    total, used = sample.vram_total_bytes, sample.vram_used_bytes
-    if device.is_apu and sample.gtt_total_bytes is not None and sample.gtt_used_bytes is not None:
-        total, used = (total or 0) + sample.gtt_total_bytes, (used or 0) + sample.gtt_used_bytes
+    """Return `nvmlMemory_t` of the memory that `rocmlab smi` shows: VRAM, or GTT where an APU's frameworks allocate."""
+    used, total = memory_bytes(vars(device), vars(sample))
     if total is None or used is None:
         return None
-    return {"total": total, "used": used, "free": total - used, "reserved": 0}
+    return {"total": total, "used": used, "free": max(0, total - used), "reserved": 0}
 
 
 def utilization(device: Device, sample: Sample) -> Mapping[str, Any] | None:
