@@ -14,6 +14,12 @@ from rocmlab.doctor import checks
 from rocmlab.doctor.model import BLOCKS, WARNS
 from rocmlab.doctor.situation import Situation
 from rocmlab.simulation import KINDS, write_host
+from rocmlab.simulation.cards import add_card
+from rocmlab.simulation.faults import apply_faults, parse_fault
+from rocmlab.simulation.hosts import plan
+from rocmlab.simulation.system import add_driver, add_system
+from rocmlab.simulation.topology import add_topology
+from rocmlab.simulation.trees import Tree
 
 READ_OF_A_SLEEPER = {  # what the kernel answers from memory
     "uevent",
@@ -215,3 +221,23 @@ def test_every_fault_is_explained(tmp_path: Path) -> None:
     ).stdout
 
     assert [kind for kind in KINDS if kind not in text or f"`{kind}`" not in page] == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_faults_combine(kind: str) -> None:
+    """Any two of them, on one card of two, leave a host that can be described; a card that has gone stays gone."""
+    host = plan("instinct", 2)
+    fixed = Tree()
+    add_system(fixed, host)
+    add_driver(fixed)
+    add_topology(fixed, host, mode=0o666, gid=None)
+    for gpu in host.gpus:
+        add_card(fixed, host, gpu, mode=0o666, gid=None)
+    gone = f"{host.gpus[0].folder}/"
+    for other in KINDS:
+        tree = Tree(dict(fixed.files), dict(fixed.links), dict(fixed.nodes), set(fixed.folders))
+
+        apply_faults(tree, host, [parse_fault(f"{kind}:0"), parse_fault(f"{other}:0")])
+
+        left = [path for path in tree.files if path.startswith(gone)]
+        assert bool(left) != bool({"vanish", "lost"} & {kind, other}), (kind, other, left)

@@ -85,6 +85,63 @@ class TestPrograms:
         assert "cannot be opened" in str(reasons[0])
         assert "device rules" in str(reasons[1])
 
+    def test_access_says_what_opening_would(self, tmp_path: Path) -> None:
+        """Programs that ask first, by access or faccessat, see the faults of nodes, and a host that they cannot change."""
+        host = write_host(tmp_path, gpus=3, faults=["unreadable-node:0", "denied-node:1"])
+        program = (
+            "import ctypes, os\n"
+            "libc = ctypes.CDLL(None, use_errno=True)\n"
+            "def ask(path, mode, function='access'):\n"
+            "    path = path.encode()\n"
+            "    failed = libc.access(path, mode) if function == 'access' else libc.faccessat(-100, path, mode, 0x200)\n"
+            "    return failed and os.strerror(ctypes.get_errno())\n"
+            "for number in (128, 129, 130, 131):\n"
+            "    path = f'/dev/dri/renderD{number}'\n"
+            "    print(ask(path, 6), ask(path, 4, 'faccessat'), ask(path, 0), sep=', ')\n"
+            "print(ask('/sys/class/kfd/kfd/topology/generation_id', 4), ask('/sys/class/kfd/kfd/topology', 2))\n"
+        )
+
+        done = run(host, sys.executable, "-c", program)
+
+        assert done.stdout.splitlines() == [
+            "Permission denied, Permission denied, 0",
+            "Operation not permitted, Operation not permitted, 0",
+            "0, 0, 0",
+            ", ".join(["No such file or directory"] * 3),
+            "0 Permission denied",
+        ]
+
+    def test_requests_are_traced(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Those of both kinds of nodes, each with its number, and what is not known is called so."""
+        monkeypatch.setenv("ROCMLAB_SIMULATED_TRACE", "1")
+        program = (
+            "import fcntl, os\n"
+            "for path, request in (('/dev/kfd', 0x80084B01), ('/dev/dri/renderD128', 0xC010640C), "
+            "('/dev/dri/renderD128', 0x647F)):\n"
+            "    try: fcntl.ioctl(os.open(path, os.O_RDWR), request, bytes(16))\n"
+            "    except OSError: pass\n"
+        )
+
+        lines = run(write_host(tmp_path), sys.executable, "-c", program).stderr.splitlines()
+
+        assert [line.partition("driver: ")[2] for line in lines if ": request" in line] == [
+            "/dev/kfd: request 0x01",
+            "/dev/dri/renderD128: request 0x0c",
+            "/dev/dri/renderD128: request 0x7f",
+            "/dev/dri/renderD128: request 0x7f is unknown",
+        ]
+
+    def test_a_program_keeps_its_own_python_path(self, tmp_path: Path) -> None:
+        """From a clone as well, which puts itself in front; rocmlab itself imports nothing from the current folder."""
+        host = write_host(tmp_path / "host")
+        (tmp_path / "json.py").write_text("raise SystemExit('the json of the current folder')\n")
+        around = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": ":/of/the/user"}
+        command = [Path(SOURCES).parent / "scripts/rocmlab", "simulate", "--run", host, "--", "printenv", "PYTHONPATH"]
+
+        done = subprocess.run(command, env=around, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+
+        assert (done.returncode, done.stdout) == (0, f"{SOURCES}::/of/the/user\n"), done.stderr
+
     def test_a_program_changes_no_file_of_the_host(self, tmp_path: Path) -> None:
         """Neither by opening one for writing nor by making one."""
         host = write_host(tmp_path)

@@ -152,13 +152,18 @@ static int may_open(const struct stat *node) {
   return is_member;
 }
 
-static int open_device(const char *path, int flags, int minor) {
+/* The error with which a device node opens; 0 if it does. */
+static int error_of(const char *path) {
   char inside[ROOM];
   struct stat found;
   snprintf(inside, sizeof inside, "%s%s", host, path);
+  if (syscall(SYS_newfstatat, AT_FDCWD, inside, &found, 0)) return ENOENT;
   int error = fault_of(path);
-  if (!error && syscall(SYS_newfstatat, AT_FDCWD, inside, &found, 0)) error = ENOENT;
-  if (!error && !may_open(&found)) error = EACCES;
+  return error ? error : may_open(&found) ? 0 : EACCES;
+}
+
+static int open_device(const char *path, int flags, int minor) {
+  int error = error_of(path);
   int file = error ? -1 : memfd_create(path + 5, flags & O_CLOEXEC ? MFD_CLOEXEC : 0);
   TRACE("open %s: %s\n", path, error ? strerror(error) : "opened");
   if (file < 0) return fail(error ? error : errno);
@@ -404,6 +409,7 @@ static int query(const struct gpu *gpu, const struct amdgpu_query *request) {
 static int ask_drm(int minor, unsigned number, void *at) {
   struct drm_version *version = at;
   struct gpu *gpu = NULL;
+  TRACE("/dev/dri/renderD%d: request 0x%02x\n", minor, number);
   for (int i = 0; i < gpu_count; i++)
     if ((int)gpus[i].minor == minor) gpu = &gpus[i];
   switch (number) {
@@ -418,7 +424,7 @@ static int ask_drm(int minor, unsigned number, void *at) {
   case DRM_CAPABILITY: ((struct drm_capability *)at)->value = 1; return 0;
   case DRM_QUERY:
     if (gpu) return query(gpu, at); /* fall through */
-  default: TRACE("renderD%d does not know request 0x%02x\n", minor, number); return fail(gpu ? EINVAL : ENODEV);
+  default: TRACE("/dev/dri/renderD%d: request 0x%02x is unknown\n", minor, number); return fail(gpu ? EINVAL : ENODEV);
   }
 }
 
@@ -503,10 +509,22 @@ ssize_t readlink(const char *path, char *to, size_t size) {
   return syscall(SYS_readlinkat, AT_FDCWD, served(path, room), to, size);
 }
 
-int access(const char *path, int mode) {
+/* As opening would end: for a device node by its faults and its mode, and nothing of the host can be written. */
+static int access_at(int folder, const char *path, int mode, int flags) {
   char room[ROOM];
-  return syscall(SYS_faccessat, AT_FDCWD, served(path, room), mode);
+  int minor;
+  const char *used = served(path, room);
+  if (mode != F_OK && is_device(path, &minor)) {
+    int error = mode & X_OK ? EACCES : error_of(path);
+    return error ? fail(error) : 0;
+  }
+  if (used == room && mode & W_OK) return fail(EACCES);
+  return flags ? syscall(SYS_faccessat2, folder, used, mode, flags) : syscall(SYS_faccessat, folder, used, mode);
 }
+int access(const char *path, int mode) { return access_at(AT_FDCWD, path, mode, 0); }
+int euidaccess(const char *path, int mode) { return access_at(AT_FDCWD, path, mode, AT_EACCESS); }
+int eaccess(const char *path, int mode) { return access_at(AT_FDCWD, path, mode, AT_EACCESS); }
+int faccessat(int folder, const char *path, int mode, int flags) { return access_at(folder, path, mode, flags); }
 
 /* A simulated device node is shown as the character device that it stands for. */
 static int stat_at(int file, const char *path, void *to, int flags) {

@@ -93,6 +93,11 @@ def adjust_host(host: Host, faults: Sequence[Fault]) -> Host:
 Apply = Callable[[Tree, Gpu, Fault, dict[str, str]], None]  # to one of the GPUs that have the fault; reads that fail
 
 
+def _is_present(tree: Tree, gpu: Gpu) -> bool:
+    """Return whether the card is on the bus, and not gone by an earlier fault."""
+    return f"{gpu.folder}/vendor" in tree.files
+
+
 def _vanish(tree: Tree, gpu: Gpu, fault: Fault, reads: dict[str, str]) -> None:
     _lost(tree, gpu, fault, reads)
     tree.put(f"{topology.KFD}/topology", generation_id=3)
@@ -115,7 +120,7 @@ def _failing_read(error: str, default: tuple[str, ...]) -> Apply:
         names = (fault.detail,) if fault.detail else default
         paths = [f"{gpu.folder}/{name}" for name in names]
         present = [path for path in paths if path in tree.files]
-        if fault.detail and not present:
+        if fault.detail and not present and _is_present(tree, gpu):
             raise RocmlabError(
                 f"--fault {fault.kind}: {fault.detail} is not a file of GPU {gpu.number}",
                 f"its folder is /{gpu.folder}",
@@ -135,7 +140,8 @@ SENSOR_ENDS = ("_input", "_average", "pwm1")
 def _unreadable_node(tree: Tree, gpu: Gpu, fault: Fault, reads: dict[str, str]) -> None:
     for partition in gpu.partitions:
         path = f"dev/dri/renderD{partition.render}"
-        tree.nodes[path] = replace(tree.nodes[path], mode=0)
+        if path in tree.nodes:
+            tree.nodes[path] = replace(tree.nodes[path], mode=0)
 
 
 def _denied_node(tree: Tree, gpu: Gpu, fault: Fault, reads: dict[str, str]) -> None:
@@ -161,9 +167,9 @@ def _no_driver(tree: Tree, gpu: Gpu, fault: Fault, reads: dict[str, str]) -> Non
     for path in inside:
         if path.rpartition("/")[0] != gpu.folder or path.rpartition("/")[2] not in kept:
             tree.remove(path)
-    tree.put_lines(
-        f"{gpu.folder}/uevent", tree.files[f"{gpu.folder}/uevent"].decode().splitlines()[1:]
-    )  # without DRIVER=
+    if _is_present(tree, gpu):
+        lines = tree.files[f"{gpu.folder}/uevent"].decode().splitlines()
+        tree.put_lines(f"{gpu.folder}/uevent", [line for line in lines if not line.startswith("DRIVER=")])
     for platform in cards.platforms(gpu):
         tree.remove(cards.xcp_folder(platform))
     for path in [path for path in tree.links if path.startswith((f"{gpu.folder}/drm", f"{gpu.folder}/hwmon"))]:
@@ -177,6 +183,8 @@ def _consumer(tree: Tree, gpu: Gpu, fault: Fault, reads: dict[str, str]) -> None
 
 
 def _asleep(tree: Tree, gpu: Gpu, fault: Fault, reads: dict[str, str]) -> None:
+    if not _is_present(tree, gpu):
+        return
     tree.put(gpu.folder, power_state="D3hot" if gpu.product.is_apu else "D3cold")  # the board cuts a card's power
     tree.put(f"{gpu.folder}/power", runtime_status="suspended", control="auto")
 
