@@ -86,14 +86,15 @@ class TestPrograms:
         assert "device rules" in str(reasons[1])
 
     def test_access_says_what_opening_would(self, tmp_path: Path) -> None:
-        """Programs that ask first, by access or faccessat, see the faults of nodes, and a host that they cannot change."""
+        """Programs that ask first, by access or faccessat, see faults of nodes, and files that they cannot change."""
         host = write_host(tmp_path, gpus=3, faults=["unreadable-node:0", "denied-node:1"])
         program = (
             "import ctypes, os\n"
             "libc = ctypes.CDLL(None, use_errno=True)\n"
             "def ask(path, mode, function='access'):\n"
             "    path = path.encode()\n"
-            "    failed = libc.access(path, mode) if function == 'access' else libc.faccessat(-100, path, mode, 0x200)\n"
+            "    failed = (libc.access(path, mode) if function == 'access' else\n"
+            "              libc.faccessat(-100, path, mode, 0x200))\n"
             "    return failed and os.strerror(ctypes.get_errno())\n"
             "for number in (128, 129, 130, 131):\n"
             "    path = f'/dev/dri/renderD{number}'\n"
@@ -138,7 +139,9 @@ class TestPrograms:
         around = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": ":/of/the/user"}
         command = [Path(SOURCES).parent / "scripts/rocmlab", "simulate", "--run", host, "--", "printenv", "PYTHONPATH"]
 
-        done = subprocess.run(command, env=around, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            command, env=around, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        )
 
         assert (done.returncode, done.stdout) == (0, f"{SOURCES}::/of/the/user\n"), done.stderr
 

@@ -65,3 +65,18 @@ def test_without_the_runtime_the_tools_are_there_and_the_reason_is_written(repos
     first = (folder / "hip/why-not").stat().st_mtime_ns
     assert not fetches(script, folder)
     assert (folder / "hip/why-not").stat().st_mtime_ns == first
+
+
+def test_a_runtime_stays_until_a_new_one_is_there(repository: Path, tmp_path: Path) -> None:
+    """One that an older version of the script unpacked is better than none."""
+    script = repository / "scripts/make-oracles"
+    folder = tmp_path / "oracles"
+    (folder / "hip").mkdir(parents=True)
+    (folder / "ready").write_bytes(digest(script))
+    for name in ("ready", "start"):
+        (folder / "hip" / name).write_text("of an older version\n")
+
+    assert not fetches(script, folder)
+    assert sorted(path.name for path in (folder / "hip").iterdir()) == ["ready", "start", "why-not"]
+    assert (folder / "hip/ready").read_text() == "of an older version\n"
+    assert sorted(path.name for path in folder.iterdir()) == ["hip", "lock", "ready"]

@@ -9,10 +9,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rocmlab import __version__
 from rocmlab.base.errors import Problem
 from rocmlab.devices import Device
 
 ROCR = "ROCR_VISIBLE_DEVICES"
+# Of the messages between a run and its nodes: `remote_job`, what that holds, and what nodes answer. It is raised with
+# every change of them, because clones of one version differ; tests/cluster/test_protocol.py compares it with their
+# shape.
+PROTOCOL = 1
+SPOKEN = f"{__version__} (protocol {PROTOCOL})"
 
 
 @dataclass(frozen=True)
@@ -35,17 +41,16 @@ class RemoteNode:
 def describe(version: str, node_id: str, name: str) -> RemoteNode:
     """Return, on a node, what it has: the GPUs that Ray may give out, and why it cannot be used.
 
-    The version is that of the runner's rocmlab.
+    The version is that of the runner's rocmlab and of its messages.
     """
-    from rocmlab import __version__
     from rocmlab.devices import discover, visibility
 
     problem = masked(os.environ)
-    if __version__ != version:
+    if version != SPOKEN:
         problem = Problem(
-            f"it has rocmlab {__version__}",
+            f"it has rocmlab {SPOKEN}",
             f"the run is of rocmlab {version}, and their messages may be incompatible",
-            "use one version on both: make cluster-join again on that machine",
+            "use one version on both (git pull): make cluster-join again on that machine",
         )
     return RemoteNode(node_id, name, tuple(visibility.remaining(discover(), os.environ)), problem)
 

@@ -1,4 +1,4 @@
-"""What a run gives to Ray: what its jobs have in common, and each job."""
+"""What a run gives to Ray: what its jobs have in common, and each job. A change needs a new `nodes.PROTOCOL`."""
 
 from __future__ import annotations
 

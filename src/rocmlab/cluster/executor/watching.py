@@ -9,9 +9,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rocmlab import __version__
 from rocmlab.cluster.executor import nodes
-from rocmlab.cluster.executor.nodes import RemoteNode
+from rocmlab.cluster.executor.nodes import SPOKEN, RemoteNode
 from rocmlab.cluster.node import session
 
 log = logging.getLogger("rocmlab")
@@ -101,7 +100,7 @@ class NodeWatch:
         describe = ray.remote(nodes.describe)
         for each, name in new.items():
             options = describe.options(num_cpus=0, max_retries=0, scheduling_strategy=session.only_on(each))
-            self._pending[each] = options.remote(__version__, each, name)
+            self._pending[each] = options.remote(SPOKEN, each, name)
 
     def _heard(self, names: Mapping[str, str], now: float) -> dict[str, RemoteNode]:
         """Return the nodes' answers, by node; a node that fails is queried again later."""
