@@ -280,6 +280,7 @@ def test_strix_point_with_its_topology(captures: Path, tmp_path: Path) -> None:
         is_apu=True,
         gtt_bytes=16441004032,
         pool="gtt",
+        pool_bytes=16441004032,
         link_width=16,
         link_width_max=16,
         link_speed_gts=16.0,
