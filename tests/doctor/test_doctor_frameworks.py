@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from situations import Looker, fires, silent, skipped
+from hosts import Gpu
+from situations import Looker, fires, host, silent, skipped
 
 from rocmlab.doctor import checks, operation
 from rocmlab.doctor.model import BLOCKS, WARNS
@@ -70,6 +71,14 @@ class TestClobbered:
         kernel(inside, tmp_path, "tensorflow", installed(("tensorflow-rocm", "2.14.0.600"), rocm=True))
 
         assert "gfx1030gfx1100" in fires(inside(), "tf.clobbered", BLOCKS).problem.why
+
+    def test_instinct_is_on_the_list_of_the_wheel_with_the_typing_error(self, tmp_path: Path) -> None:
+        """Seen in the wheel: it refuses gfx1030 and gfx1100 alone, and accepts MI300X and what is older."""
+        mi300x = Gpu(1, 0x0300, 128, gfx_target_version=90402, device_id=0x74A1)
+        look = Looker(host(tmp_path / "host", mi300x), tmp_path / "project", side="container")
+        kernel(look, tmp_path, "tensorflow", installed(("tensorflow-rocm", "2.14.0.600"), rocm=True))
+
+        silent(look(), "tf.clobbered")
 
     def test_pytorch_for_cuda(self, inside: Looker, tmp_path: Path) -> None:
         """`torch.version.hip` is read from its file; AMD's wheel makes it silent."""
@@ -149,6 +158,30 @@ def is_alive(process: Path) -> bool:
 
 class TestComputes:
     """One multiplication on each device; whatever happens to it is a finding."""
+
+    def test_a_refusal_of_tensorflow_is_the_reason(self, inside: Looker, tmp_path: Path) -> None:
+        """It computes on the CPU and explains why in one line of its log, which is information to it."""
+        refusal = (
+            "2026-11-24 00:20:01.1: I core/gpu_device.cc:2335] Ignoring visible gpu device (device: 0, name: "
+            "AMD Radeon RX 7900 XTX, pci bus id: 0000:03:00.0) with AMDGPU version : gfx1100. The supported AMDGPU "
+            "versions are gfx1030gfx1100, gfx900."
+        )
+        later = "2026-11-24 00:20:02.1: I tensorflow/core/util.cc:1] slightly different results due to round-off errors"
+        program = f"[ $TF_CPP_MIN_LOG_LEVEL = 0 ] && echo '{refusal}' >&2; echo '{later}' >&2; "
+        program += prints(**{**RIGHT, "on_gpu": False})
+        kernel(inside, tmp_path, "tensorflow", program)
+
+        found = fires(inside(), "compute.tensorflow", BLOCKS)
+
+        assert found.problem.why.startswith("TensorFlow ignores it: AMDGPU version : gfx1100. The supported AMDGPU")
+        assert "HSA_OVERRIDE_GFX_VERSION" in found.problem.fix
+
+    def test_information_is_no_reason_for_a_crash(self, inside: Looker, tmp_path: Path) -> None:
+        """TensorFlow's greeting has the word errors in it."""
+        greeting = "2026-11-24 00:20:02.1: I tensorflow/core/util.cc:1] different results due to round-off errors"
+        kernel(inside, tmp_path, "tensorflow", f"echo 'HSA fault' >&2; echo '{greeting}' >&2; exit 3")
+
+        assert "HSA fault" in fires(inside(), "compute.tensorflow", BLOCKS).problem.why
 
     def test_right_numbers_on_each_device(self, inside: Looker, tmp_path: Path) -> None:
         """Each child has exactly one GPU, by its mask, and no ROCR mask."""

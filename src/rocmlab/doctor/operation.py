@@ -177,7 +177,7 @@ def run(
     env = {**environment, **interpreter.env}
     if is_masked:
         env = visibility.apply(env, [device] if device else [])
-    env["TF_CPP_MIN_LOG_LEVEL"] = "1"  # its errors are wanted
+    env["TF_CPP_MIN_LOG_LEVEL"] = "0"  # its errors are wanted, and that it ignores a GPU is information to it
     code, output = child.run([interpreter.python, "-c", OPERATION, framework], env, limit_seconds)
     outcome = _outcome(framework, code, output, limit_seconds)
     told = re.search(rf"^{TARGETS}(.*)$", output, re.MULTILINE)
@@ -209,7 +209,8 @@ def _outcome(framework: str, code: int | None, output: str, limit_seconds: float
 
 
 def _telling(lines: Sequence[str]) -> str:
-    """Return the most informative line of a program's output."""
+    """Return the most informative line of a program's output; TensorFlow's mere information is none."""
+    lines = [line for line in lines if not re.match(r"\S+ \S+: I ", line)] or lines
     errors = [line for line in lines if re.search(r"error|fail|abort|fault|hsa|hip", line, re.IGNORECASE)]
     return ([*lines[-1:], *errors[-1:]] or ["it printed nothing"])[-1][:300]
 

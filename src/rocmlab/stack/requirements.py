@@ -46,7 +46,7 @@ def steps(environment: Environment, *, is_serving: bool = False) -> Iterator[Ste
     content = "JupyterLab and the runner" if environment.backend == "rocm" else "JupyterLab, the runner and TensorFlow"
     yield Step(f"{content} ({count} packages)", (*LOCKED, str(lock)))
     if environment.backend == "rocm":
-        # The public index ends with 2.14.0.600, which ignores every Radeon: a typo in its list of targets.
+        # The public index ends with 2.14.0.600, which ignores RX 6800 to 7900: a typo in its list of targets.
         wanted = ("--no-deps", "--pre", "--find-links", environment.tensorflow_index, "tensorflow-rocm>=2.16")
         yield Step("AMD's TensorFlow", wanted)
     yield _torch_step(environment)

@@ -17,6 +17,7 @@ from rocmlab.doctor.situation import Situation
 
 TITLES = {"tensorflow": "TensorFlow", "torch": "PyTorch"}
 TYPO_WHEEL = "2.14.0.600"
+TYPO_ACCEPTS = ("gfx900", "gfx906", "gfx908", "gfx90a", "gfx940", "gfx941", "gfx942")  # as it prints them
 LIMIT = "limit"
 OTHER_KERNELS = "see gfx.support: HSA_OVERRIDE_GFX_VERSION in .env, then: make up"
 
@@ -49,7 +50,7 @@ def find(s: Situation, framework: str) -> Interpreter | None:
     looks_at="the installed distributions named tensorflow…, and the build information inside the package; nothing is "
     "imported",
     why="`pip install` of anything that requires `tensorflow` puts the CPU or CUDA build over AMD's; 2.14.0.600, the "
-    "newest tensorflow-rocm of PyPI, ignores every Radeon because of a typo.",
+    "newest tensorflow-rocm of PyPI, ignores RX 6800 to 7900 because of a typo, and has no other Radeon since RX 5000.",
     fix="`make build` and `make up` (a container's own changes go with it); `make clean && make up` (native)",
     severity=BLOCKS,
 )
@@ -66,9 +67,11 @@ def tensorflow_clobbered(s: Situation) -> Verdict:
     if s.backend != "rocm":
         return ok(*seen)
     versions = dict(found.distributions)
-    if versions.get("tensorflow-rocm") == TYPO_WHEEL:
+    refused = [gpu for gpu in s.chosen if gpu.gfx not in TYPO_ACCEPTS]
+    if versions.get("tensorflow-rocm") == TYPO_WHEEL and (refused or not s.chosen):
+        names = ", ".join(dict.fromkeys(f"{gpu.name} ({gpu.gfx})" for gpu in refused)) or "every Radeon since RX 5000"
         return blocks(
-            f"tensorflow-rocm {TYPO_WHEEL} ignores every Radeon",
+            f"tensorflow-rocm {TYPO_WHEEL} ignores {names}",
             "its list of targets has the typo `gfx1030gfx1100` (tensorflow-upstream#2410, #2488, #2524)",
             "pip uninstall tensorflow-rocm, then take AMD's wheel for your ROCm: make clean && make up",
             *seen,
@@ -235,6 +238,8 @@ def _judge(s: Situation, framework: str, device: Device | None, outcome: Outcome
         return ok(*seen)
     if outcome.is_right:
         what, why = f"{title} computed on the CPU and not on {where}", "it does not see the GPU that it was given"
+        if told := re.search(r"Ignoring visible gpu device \(.*?\)(?: with)? (.+)", outcome.output):
+            return blocks(what, f"{title} ignores it: {told[1]}", OTHER_KERNELS, *seen)
         fix = "see tf.clobbered, torch.clobbered, gfx.support and env.conflict above"
     elif outcome.kind == "missing":
         return warns(f"{title} cannot be imported", outcome.detail, _renew(s), *seen)
