@@ -306,10 +306,10 @@ class TestPlan:
         for name, value in {**words, "ROCMLAB_ROOT": str(make_host(tmp_path / "host")), "BACKEND": "cpu"}.items():
             monkeypatch.setenv(name, value)
 
-        def choose(host: Host, backend: str, runtime: str, before: str) -> Choice:
+        def choose(host: Host, backend: str, runtime: str, before: str, **others: bool) -> Choice:
             if runtime == "native":
                 raise RocmlabError("this host has an AMD GPU, and no ROCm to use it", "", "")
-            return real(host, backend, runtime, before)
+            return real(host, backend, runtime, before, **others)
 
         real = projects.choosing.choose
         monkeypatch.setattr(projects.choosing, "choose", choose)

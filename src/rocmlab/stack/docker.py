@@ -29,6 +29,10 @@ class DockerLab(ContainerLab):
         """Return a command of Compose for this project."""
         return ["docker", "compose", "--project-directory", str(self.settings.project), *arguments]
 
+    def _manifest(self, image: str) -> str:
+        code, text = self.engine("buildx", "imagetools", "inspect", "--raw", image, timeout_seconds=15)
+        return text if code == 0 else ""
+
     def _build_command(self) -> list[str]:
         return self.compose("--progress", "plain", "build", SERVICE)
 

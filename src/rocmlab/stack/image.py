@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rocmlab import __version__
 from rocmlab.base.errors import RocmlabError
-from rocmlab.stack import envfile, process, shipped, source
+from rocmlab.stack import envfile, image_size, process, shipped, source
 from rocmlab.stack.lab import Lab, Say
 from rocmlab.stack.progress import BuildProgress, PullProgress
 from rocmlab.stack.settings import Settings
@@ -205,12 +205,32 @@ class ImageLab(Lab):
                 f"{self.program} system prune, or move the engine's storage to a larger disk",
             )
 
+    def _manifest(self, image: str) -> str:
+        """Return an image's manifest from its registry, as JSON; empty where the engine does not tell."""
+        return ""
+
+    def _announced(self, base: str, download_bytes: int) -> list[str]:
+        """Return what a user should know before gigabytes are pulled."""
+        kind = self.values.get("ROCMLAB_IMAGE_KIND", self.backend)
+        size = f"{download_bytes / 1e9:.1f} GB" if download_bytes else "a size that its registry does not tell"
+        lines = [f"pulling {base}: {size} to download"]
+        lines.append(f"  the {self.backend} image needs about {NEEDED_BYTES[kind] / 1e9:.0f} GB of disk with it")
+        if Path(self.engine_root).exists() and self.engine_root:
+            lines[-1] += f"; {shutil.disk_usage(self.engine_root).free / 1e9:.0f} GB are free in {self.engine_root}"
+        if kind == "rocm":
+            lines.append(
+                "  make up IMAGE=slim downloads about 3 GB and needs 10: PyTorch for exactly these GPUs, no TensorFlow"
+            )
+        return lines
+
     def _pull_base(self, say: Say) -> None:
         base = self.values["BASE_IMAGE"]
         if self.has_base():
             return
-        say(f"pulling {base}")
-        shown = PullProgress()
+        sizes = image_size.layers(self._manifest, base)
+        for line in self._announced(base, sum(sizes.values())):
+            say(line)
+        shown = PullProgress(sizes)
         code, last = process.follow(
             [self.program, "pull", base], log=self.settings.state / "pull.log", show=shown, env=self.environment
         )

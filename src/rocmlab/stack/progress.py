@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Callable, Mapping
 
 
 class BuildProgress:
@@ -91,17 +93,41 @@ def explained(dockerfile: str) -> list[tuple[re.Pattern[str], str]]:
 
 
 class PullProgress:
-    """Shows a pull: how many layers are done."""
+    """Shows a pull: how much has arrived where sizes are known, and how many layers are done.
 
-    def __init__(self) -> None:
+    Args:
+        sizes: in bytes, by a layer's digest; empty if unknown.
+        clock: seconds.
+    """
+
+    def __init__(self, sizes: Mapping[str, int] | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.layers: dict[str, str] = {}
+        self.sizes = {digest.partition(":")[2][:12]: size for digest, size in (sizes or {}).items()}
+        self.clock = clock
+        self.began = clock()
 
     def __call__(self, line: str) -> str | None:
         """Return what to show of a line, if anything."""
         found = re.match(r"^([0-9a-f]{12}): (.+)$", line)
         if not found:
             return None
-        before = sum(state == "Pull complete" for state in self.layers.values())
+        before = self._count("Pull complete"), self._arrived()
         self.layers[found[1]] = found[2]
-        done = sum(state == "Pull complete" for state in self.layers.values())
-        return f"  {done} of {len(self.layers)} layers" if done != before else None
+        if self._count("Pull complete") != before[0]:
+            return f"  {self._count('Pull complete')} of {len(self.layers)} layers"
+        return self._bytes() if self._arrived() != before[1] else None
+
+    def _count(self, state: str) -> int:
+        return sum(each == state for each in self.layers.values())
+
+    def _arrived(self) -> int:
+        done = ("Download complete", "Already exists", "Extracting", "Pull complete")
+        return sum(self.sizes.get(layer, 0) for layer, state in self.layers.items() if state.startswith(done))
+
+    def _bytes(self) -> str:
+        arrived, total = self._arrived(), sum(self.sizes.values())
+        shown = f"  {arrived / 1e9:.1f} of {total / 1e9:.1f} GB"
+        if arrived >= total:
+            return f"{shown}: unpacking"
+        left = (self.clock() - self.began) * (total - arrived) / arrived
+        return f"{shown}, about {left / 60:.0f} min left" if left > 90 else f"{shown}, about {left:.0f} s left"
