@@ -146,7 +146,7 @@ class Watch:
         self.looks += 1
         known = self._others | set(self.found)
         try:
-            rows = _told() if self._net == OWN else _rows(self._net)
+            rows = answered_by_kernel() if self._net == OWN else _rows(self._net)
         except OSError:  # this kernel, or this container, does not answer
             rows = _rows(self._net)
         fresh = [row for row in rows if row.inode not in known and (self._everywhere or not row.is_loopback)]
@@ -195,7 +195,7 @@ def _rows(net: Path) -> list[Listener]:
     return found
 
 
-def _told() -> list[Listener]:
+def answered_by_kernel() -> list[Listener]:
     """Return the same of this process's namespace, from the kernel's answers.
 
     Raises:

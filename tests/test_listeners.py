@@ -38,7 +38,9 @@ def opened() -> Iterator[set[tuple[str, str, int, int]]]:
         yield made
 
 
-@pytest.mark.parametrize("look", [listeners._told, lambda: listeners._rows(listeners.OWN)], ids=["kernel", "proc"])
+@pytest.mark.parametrize(
+    "look", [listeners.answered_by_kernel, lambda: listeners._rows(listeners.OWN)], ids=["kernel", "proc"]
+)
 def test_sockets_that_wait_are_found_and_no_others(look, opened: set[tuple[str, str, int, int]]) -> None:
     """Of each kind, with address, port and user; connections on the same port are not among them."""
     ports = {port for _, _, port, _ in opened}
@@ -57,7 +59,7 @@ def test_what_is_open_for_a_moment_is_seen(answers: bool, monkeypatch: pytest.Mo
         raise OSError("no")
 
     if not answers:
-        monkeypatch.setattr(listeners, "_told", silent)
+        monkeypatch.setattr(listeners, "answered_by_kernel", silent)
     with Watch(os.getpid()) as watch, socket.create_server(("127.0.0.1", 0)), socket.create_server(("", 0)) as one:
         port = one.getsockname()[1]
         looks = watch.looks
