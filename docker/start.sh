@@ -251,8 +251,14 @@ use_packages() { # of `pip install --user`: for the very interpreter they were i
 }
 
 use_caches() { # compiled kernels belong to one ROCm version and one target, and outlive the container
-  local rocm=/opt/rocm/.info/version platform=$ROCMLAB_BACKEND targets
-  if [[ -r $rocm ]]; then platform=rocm$(cut -d- -f1 "$rocm"); fi
+  local rocm=/opt/rocm/.info/version platform=$ROCMLAB_BACKEND wheel targets
+  wheel=$(compgen -G '/opt/torch/lib/python3*/site-packages/rocm_sdk_core-*.dist-info' || true) # of a slim image
+  if [[ -r $rocm ]]; then
+    platform=rocm$(cut -d- -f1 "$rocm")
+  elif [[ $wheel ]]; then
+    wheel=${wheel##*rocm_sdk_core-}
+    platform=rocm${wheel%.dist-info}
+  fi
   targets=$(gfx_targets)
   local cache=$ROCMLAB_SHARE/cache/$platform-${targets:-any}
   (umask 002 && mkdir -p "$cache") 2>/dev/null || check_folder "$ROCMLAB_SHARE/cache" SHARE

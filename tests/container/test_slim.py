@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import standins
+from containers import TOKEN as LAB_TOKEN
 from containers import Container, docker, mirror
 
 pytestmark = pytest.mark.container
@@ -34,6 +35,13 @@ setup(
     install_requires=["rocm-sdk-core=={ROCM}"],
     extras_require={{"libraries": ["rocm-sdk-libraries=={ROCM}"], **devices}},
 )
+"""
+
+
+OFFERED = f"""
+import urllib.request
+address = "http://127.0.0.1:8888/api/kernelspecs?token={LAB_TOKEN}"
+print(urllib.request.urlopen(address).read().decode())
 """
 
 
@@ -165,13 +173,15 @@ def test_the_launcher_explains_how_to_get_tensorflow(slim_image: str) -> None:
         container.wait_for_server()
         torch = container.execute("torch", "import torch; print(torch.version.hip)")
         kernel = json.loads(container.exec("cat", "/opt/rocmlab/share/jupyter/kernels/tensorflow/kernel.json"))
-        configured = container.exec("grep", "-c", "ROCMLAB_IMAGE_GFX", "/opt/rocmlab/etc/jupyter/jupyter_config.py")
+        offered = json.loads(container.exec("start.sh", "python3", "-c", OFFERED))
+        caches = container.exec("ls", "/home/jovyan/share/cache")
         answer = container.execute("tensorflow", "print('computed')")
         plan = container.exec("start.sh", "rocmlab", "run", "--dry-run", "01_mnist_fc")
 
     assert torch == f"{ROCM}\n"
     assert kernel["display_name"] == "TensorFlow (not in this image)"
-    assert configured.strip() == "1"
+    assert offered["default"] == "torch"
+    assert f"rocm{ROCM}-" in caches  # compiled kernels are of one ROCm
     assert answer == "NotInThisImage: this image has no TensorFlow\n"
     assert "make up IMAGE=full" in kernel["env"]["ROCMLAB_REFUSAL"]  # which a page shows below it
     assert "it runs with the kernel 'torch'" in plan

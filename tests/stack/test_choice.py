@@ -68,7 +68,8 @@ class TestAuto:
         """GFX names its targets; without GFX the missing GPU is an error."""
         chosen = choose(Host(RUNNING), "rocm", is_for_another_host=True)
 
-        assert (chosen.backend, chosen.runtime) == ("rocm", "docker")
+        assert (chosen.backend, chosen.runtime, chosen.is_wsl) == ("rocm", "docker", False)
+        assert choose(Host(RUNNING, has_wsl_gpu=True), "rocm", is_for_another_host=True).is_wsl
         with pytest.raises(RocmlabError, match="no usable AMD GPU"):
             choose(Host(RUNNING), "rocm")
 

@@ -11,6 +11,8 @@ from rocmlab.devices import Device, discover
 from rocmlab.simulation import write_host
 from rocmlab.stack import image_kind, resolve, settings
 from rocmlab.stack.choice import Choice
+from rocmlab.stack.docker import DockerLab
+from rocmlab.stack.engine import Engine
 from rocmlab.stack.image_kind import ImageKind
 
 ROCM = Choice("rocm", "docker", "test")
@@ -24,7 +26,8 @@ def decided(tmp_path: Path, *targets: str, choice: Choice = ROCM, **flags: str) 
 
 def test_without_a_wish_the_image_is_the_full_one(tmp_path: Path) -> None:
     """Every GPU's kernels, on AMD's own image."""
-    assert decided(tmp_path, "gfx1100") == ImageKind("full")
+    assert decided(tmp_path, "gfx1100", "gfx906") == ImageKind("full", possible=("gfx1100",))
+    assert decided(tmp_path, choice=Choice("cpu", "docker", "")) == ImageKind("full")
 
 
 def test_a_slim_image_is_for_the_gpus_that_are_here(tmp_path: Path) -> None:
@@ -118,3 +121,16 @@ def test_a_slim_image_has_its_own_base_and_index(tmp_path: Path) -> None:
     assert own["TORCH_INDEX"] == "https://example.org/whl"
     assert full["BASE_IMAGE"].startswith("rocm/tensorflow:")
     assert not [name for name in full if name.startswith("ROCMLAB_IMAGE_")]
+
+
+def test_a_single_command_for_the_cpu_builds_nothing_slim(tmp_path: Path) -> None:
+    """`.env` describes a slim lab, and `make run-notebooks BACKEND=cpu` does not rewrite it; Compose reads it, too."""
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / ".env").write_text("ROCMLAB_BACKEND=rocm\nROCMLAB_IMAGE_KIND=slim\nROCMLAB_IMAGE_GFX=gfx1100\n")
+    given = settings.load(tmp_path, {"BACKEND": "cpu"})
+    cpu = Choice("cpu", "docker", "test")
+    values = resolve.resolve(given, cpu, [], tmp_path, image_kind.decide(given, cpu, []))
+
+    environment = DockerLab(given, values, Engine(is_usable=True)).environment
+
+    assert (environment["ROCMLAB_IMAGE_KIND"], environment["ROCMLAB_IMAGE_GFX"]) == ("full", "")

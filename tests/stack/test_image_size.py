@@ -58,10 +58,20 @@ def test_a_pull_shows_bytes_and_what_is_left() -> None:
     assert show(f"{'b' * 12}: Pulling fs layer") is None
     assert show(f"{'5' * 12}: Pulling fs layer") is None
     now = 160.0
-    assert show(f"{'5' * 12}: Download complete") == "  1.0 of 10.0 GB, about 9 min left"
+    assert show(f"{'5' * 12}: Download complete") == "  1.0 GB of 10.0 GB, about 9 min left"
     now = 400.0
-    assert show(f"{'b' * 12}: Download complete") == "  10.0 of 10.0 GB: unpacking"
+    assert show(f"{'b' * 12}: Download complete") == "  10.0 GB of 10.0 GB: unpacking"
     assert show(f"{'5' * 12}: Pull complete") == "  1 of 2 layers"
+
+
+def test_what_is_here_already_is_not_downloaded() -> None:
+    """As when an interrupted pull goes on: the rest would seem to arrive at once."""
+    now = 0.0
+    show = PullProgress({BIG: 9 * 10**9, SMALL: 10**9}, lambda: now)
+
+    assert show(f"{'b' * 12}: Already exists") is None
+    now = 100.0
+    assert show(f"{'5' * 12}: Download complete") == "  1.0 GB of 1.0 GB: unpacking"
 
 
 def test_a_pull_of_unknown_size_shows_layers() -> None:

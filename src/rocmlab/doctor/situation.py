@@ -364,6 +364,9 @@ class Situation:
     def rocm_version(self) -> str | None:
         """The ROCm release that the lab uses: of this side's /opt/rocm, else by the base image's tag."""
         told = re.match(r"\d+\.\d+(\.\d+)?", self.text("opt/rocm/.info/version") or "")
+        if told is None and self.side == CONTAINER:  # a slim image: ROCm is in wheels
+            recorded = re.search(r'"rocm": "(\d+\.\d+(?:\.\d+)?)', self.text("etc/rocmlab-build.json") or "")
+            return recorded[1] if recorded else None
         if self.side == CONTAINER or self.runtime == "native":
             return told[0] if told else None
         if not self.project:

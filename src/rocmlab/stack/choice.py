@@ -92,7 +92,8 @@ def choose(
     check_value("BACKEND", backend, ("auto", *BACKENDS))
     check_value("RUNTIME", runtime, ("auto", *RUNTIMES))
     chosen = _choose_backend(host, runtime) if backend == "auto" else backend
-    if backend != "auto" and not (backend == "rocm" and is_for_another_host):
+    is_away = backend == "rocm" and is_for_another_host and host.simulated is None
+    if backend != "auto" and not is_away:
         _check_present(host, chosen)
     where = _choose_runtime(host, chosen, runtime, before)
     _check_usable(host, chosen, where)
@@ -100,7 +101,7 @@ def choose(
         backend=chosen,
         runtime=where,
         why=_reason(host, chosen, where, backend, runtime),
-        is_wsl=chosen == "rocm" and not host.has_amd,
+        is_wsl=chosen == "rocm" and not host.has_amd and not (is_for_another_host and not host.has_wsl_gpu),
         is_simulated=host.simulated is not None,
         is_rootless=where == "podman" and host.podman.is_rootless,
     )

@@ -14,10 +14,10 @@ from rocmlab import __version__
 from rocmlab.base.errors import RocmlabError
 from rocmlab.stack import envfile, image_size, process, shipped, source
 from rocmlab.stack.lab import Lab, Say
-from rocmlab.stack.progress import BuildProgress, PullProgress
+from rocmlab.stack.progress import BuildProgress, PullProgress, readable
 from rocmlab.stack.settings import Settings
 
-NEEDED_BYTES = {"rocm": 60e9, "cuda": 25e9, "cpu": 8e9, "slim": 15e9}  # for the base image unpacked and our layers
+NEEDED_BYTES = {"rocm": 60e9, "cuda": 25e9, "cpu": 8e9, "slim": 10e9}  # for the base image unpacked and our layers
 PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY")  # which the build needs as well
 PASSED_INTO_THE_LAB = (  # where `.env` has them; the same as those of compose.yaml's `environment`, but for proxies
     *("ALLOWED_HOSTS", "AMD_LOG_LEVEL", "GPU_MAX_HW_QUEUES", "HF_TOKEN"),
@@ -46,6 +46,7 @@ class ImageLab(Lab):
         self.engine_root = engine_root  # where the engine keeps images
         self.backend = values["ROCMLAB_BACKEND"]
         self.image = values["ROCMLAB_IMAGE"]
+        self.slim_targets: tuple[str, ...] = ()  # what a slim image would be for, where the full one is used
         self.has_built = False  # by this very process
 
     @cached_property
@@ -56,7 +57,8 @@ class ImageLab(Lab):
         would make each `make up` a new container.
         """
         kept = {name: value for name, value in os.environ.items() if name not in PASSED_INTO_THE_LAB}
-        return {**kept, **self.values}
+        # What `.env` says of a slim image is not for a single command with another backend or image.
+        return {**kept, "ROCMLAB_IMAGE_KIND": "full", "ROCMLAB_IMAGE_GFX": "", **self.values}
 
     @property
     def inputs(self) -> str:
@@ -193,7 +195,7 @@ class ImageLab(Lab):
 
     def check_disk(self) -> None:
         """Raise RocmlabError unless what has still to be pulled and built fits on the engine's disk."""
-        if self.is_built() or not Path(self.engine_root).exists():
+        if (self.is_built() and self.has_base()) or not Path(self.engine_root).exists():
             return  # only our layers change, or the engine's disk is not visible from here
         kind = self.values.get("ROCMLAB_IMAGE_KIND", self.backend)
         needed, free = NEEDED_BYTES[kind], shutil.disk_usage(self.engine_root).free
@@ -212,14 +214,17 @@ class ImageLab(Lab):
     def _announced(self, base: str, download_bytes: int) -> list[str]:
         """Return what a user should know before gigabytes are pulled."""
         kind = self.values.get("ROCMLAB_IMAGE_KIND", self.backend)
-        size = f"{download_bytes / 1e9:.1f} GB" if download_bytes else "a size that its registry does not tell"
+        size = readable(download_bytes) if download_bytes else "a size that its registry does not tell"
         lines = [f"pulling {base}: {size} to download"]
+        if kind == "slim":
+            lines.append("  then AMD's wheels of PyTorch and ROCm, about 2 GB for one target")
         lines.append(f"  the {self.backend} image needs about {NEEDED_BYTES[kind] / 1e9:.0f} GB of disk with it")
         if Path(self.engine_root).exists() and self.engine_root:
             lines[-1] += f"; {shutil.disk_usage(self.engine_root).free / 1e9:.0f} GB are free in {self.engine_root}"
-        if kind == "rocm":
+        if kind == "rocm" and self.slim_targets:
+            targets = ", ".join(self.slim_targets)
             lines.append(
-                "  make up IMAGE=slim downloads about 3 GB and needs 10: PyTorch for exactly these GPUs, no TensorFlow"
+                f"  make up IMAGE=slim downloads about 3 GB and needs 10: PyTorch for {targets}, no TensorFlow"
             )
         return lines
 

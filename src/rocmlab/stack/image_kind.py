@@ -28,6 +28,7 @@ class ImageKind:
     name: str = FULL
     targets: tuple[str, ...] = ()  # of a slim image: gfx1100, …
     note: str = ""
+    possible: tuple[str, ...] = ()  # what a slim image would be for, where nothing was requested
 
     @property
     def values(self) -> dict[str, str]:
@@ -45,13 +46,14 @@ def decide(settings: Settings, choice: Choice, devices: Sequence[Device]) -> Ima
     """
     wanted, named = settings.get("IMAGE"), settings.get("GFX")
     check_value("IMAGE", wanted, KINDS)
+    is_amd = choice.backend == "rocm" and choice.runtime in CONTAINERS
+    present = [device.gfx for device in devices if device.backend == "rocm" and device.gfx]
     if wanted == FULL:
-        return ImageKind()
-    if choice.backend != "rocm" or choice.runtime not in CONTAINERS:
+        return ImageKind(possible=_split(dict.fromkeys(present))[0] if is_amd else ())
+    if not is_amd:
         return ImageKind(note=f"IMAGE={wanted} has no effect: it is for AMD GPUs in a container, and this is neither")
     if named:
         return ImageKind(SLIM, _named(named))
-    present = [device.gfx for device in devices if device.backend == "rocm" and device.gfx]
     if not present:
         raise RocmlabError(
             "IMAGE=slim was requested, and the ISA target of no AMD GPU is known here",

@@ -92,6 +92,11 @@ def explained(dockerfile: str) -> list[tuple[re.Pattern[str], str]]:
     return found
 
 
+def readable(size_bytes: float) -> str:
+    """Return a size such as `9.1 GB` or `30 MB`."""
+    return f"{size_bytes / 1e9:.1f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.0f} MB"
+
+
 class PullProgress:
     """Shows a pull: how much has arrived where sizes are known, and how many layers are done.
 
@@ -121,12 +126,13 @@ class PullProgress:
         return sum(each == state for each in self.layers.values())
 
     def _arrived(self) -> int:
-        done = ("Download complete", "Already exists", "Extracting", "Pull complete")
+        done = ("Download complete", "Extracting", "Pull complete")
         return sum(self.sizes.get(layer, 0) for layer, state in self.layers.items() if state.startswith(done))
 
     def _bytes(self) -> str:
-        arrived, total = self._arrived(), sum(self.sizes.values())
-        shown = f"  {arrived / 1e9:.1f} of {total / 1e9:.1f} GB"
+        here = [layer for layer, state in self.layers.items() if state == "Already exists"]  # nothing to download
+        arrived, total = self._arrived(), sum(size for layer, size in self.sizes.items() if layer not in here)
+        shown = f"  {readable(arrived)} of {readable(total)}"
         if arrived >= total:
             return f"{shown}: unpacking"
         left = (self.clock() - self.began) * (total - arrived) / arrived

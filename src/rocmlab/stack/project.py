@@ -100,7 +100,7 @@ def _choose(settings: Settings, root: Path, runtime: str, before: str) -> tuple[
     needs_podman = runtime == "podman" or (runtime == "auto" and not is_fit)
     podman = podman_engine.probe() if needs_podman else Podman(is_usable=False)
     found = choosing.inspect(engine, root, podman)
-    away = settings.get("GFX") != ""
+    away = settings.get("GFX") != "" and settings.get("IMAGE") == image_kind.SLIM
     chosen = choosing.choose(found, settings.get("BACKEND"), runtime, before, is_for_another_host=away)
     return chosen, engine, podman
 
@@ -178,6 +178,8 @@ def _assemble(settings: Settings, choice: Choice, engine: Engine, podman: Podman
     elif choice.backend == "rocm":
         values["TENSORFLOW_INDEX"] = settings.get("TENSORFLOW_INDEX") or amd_wheels(root)
     lab = _lab(settings, choice, values, engine, podman, passed)
+    if isinstance(lab, ContainerLab):
+        lab.slim_targets = kind.possible
     return Project(settings, choice, values, lab, settings.read_env(), root, passed, kind)
 
 

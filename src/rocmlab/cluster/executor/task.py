@@ -231,6 +231,8 @@ class _Job:
             spec = kernelspec.find(str(self.job.kernel))
         except Exception as err:
             return Outcome("failed", f"its kernel {self.job.kernel!r} cannot be used on this node: {err}")
+        if why := kernelspec.absence(spec.specification):
+            return Outcome("failed", f"its kernel {self.job.kernel!r} cannot be used on this node: {why}")
         job = replace(self.job, notebook=str(path), kernelspec=spec)
         workers, limits = self.state.workers(self.remote_run.warm), self.remote.limits
         self.supervisor = Supervisor(job, place, self.folder, limits, self.tell, workers, self.state.meters)

@@ -98,7 +98,7 @@ def _not_in_slim(s: Situation, foreign: list[Device], slim: list[str], seen: lis
     return fire(
         f"{foreign[0].name} ({foreign[0].gfx or 'target unknown'}) has no kernels in this slim image",
         f"the image was built for {', '.join(slim)}",
-        "make up                 # builds it for the GPUs that are here now, if AMD has wheels for them\n"
+        "make up GFX=            # builds it for the GPUs that are here now, if AMD has wheels for them\n"
         "make up IMAGE=full      # the image for every GPU",
         *seen,
     )

@@ -63,17 +63,26 @@ class _Reader:
         default kernel. A kernel that the lab could have, such as `torch`, is not replaced.
         """
         own = notebook.metadata.get("kernelspec", {}).get("name")
+        if named or not own:
+            return named or own, None
         here = [name for name in (*LAB_KERNELS, "python3") if name in self.specs]
-        absent = {name: why for name in here if (why := kernelspec.absence(self.once(self.kernel, name).specification))}
+        absent = {name: why for name in LAB_KERNELS if (why := self._absence(name))}
         default = next((name for name in here if name not in absent), None)
         is_known = own in self.specs or own in LAB_KERNELS
-        if named or not own or not default or not _is_python(notebook, own):
-            return named or own, None
+        if not default or not _is_python(notebook, own):
+            return own, None
         if own in absent:
             return default, f"{absent[own]}; it runs with the kernel {default!r}, where Keras has its own backend"
         if is_known:
             return own, None
         return default, f"its kernel {own!r} was not found; it runs with the lab's default kernel {default!r}"
+
+    def _absence(self, name: str) -> str | None:
+        """Return why a kernel of the lab's has no framework; None where it has, or is not here."""
+        try:
+            return kernelspec.absence(self.once(self.kernel, name).specification)
+        except RocmlabError:
+            return None
 
     def kernel(self, name: str | None) -> Kernelspec:
         """Return a kernelspec.
