@@ -146,6 +146,13 @@ class TestApu:
         "mem_info_gtt_used": f"{2 << 30}\n",
     }
 
+    def look(self, tmp_path: Path, bank_gib: int) -> tuple[Device, dict, dict]:
+        """Return the APU with a memory bank of this size, its row in tables, and a sample of it."""
+        gpu = Gpu(1, 0xC500, 128, 110501, 0x1586, 0, vram_bytes=4 << 30, files=self.FILES, banks=((1, bank_gib << 30),))
+        root = make_host(tmp_path, gpu)
+        found = Rocm().discover(root)[0]
+        return found, found.as_dict() | {"id": device_id(found)}, sample(found, root).as_dict()
+
     @pytest.mark.parametrize(
         ("bank_gib", "pool", "column", "reading"),
         [
@@ -157,11 +164,7 @@ class TestApu:
         self, tmp_path: Path, bank_gib: int, pool: str, column: str, reading: str
     ) -> None:
         """KFD's bank is the one that HIP allocates from: GTT on newer kernels, VRAM before."""
-        gpu = Gpu(1, 0xC500, 128, 110501, 0x1586, 0, vram_bytes=4 << 30, files=self.FILES, banks=((1, bank_gib << 30),))
-        root = make_host(tmp_path, gpu)
-        found = Rocm().discover(root)[0]
-        row = found.as_dict() | {"id": device_id(found)}
-        values = sample(found, root).as_dict()
+        found, row, values = self.look(tmp_path, bank_gib)
 
         lines = table_lines([row | {"sample": values}], 200)
         screen = ["".join(text for text, _ in line) for line in table([row], {row["id"]: values}, 200)]
@@ -179,11 +182,7 @@ class TestApu:
         self, tmp_path: Path, bank_gib: int, most: int
     ) -> None:
         """KFD's bank and the card's GTT have limits of their own; both sizes stay readable."""
-        gpu = Gpu(1, 0xC500, 128, 110501, 0x1586, 0, vram_bytes=4 << 30, files=self.FILES, banks=((1, bank_gib << 30),))
-        root = make_host(tmp_path, gpu)
-        found = Rocm().discover(root)[0]
-        row = found.as_dict() | {"id": device_id(found)}
-        values = sample(found, root).as_dict()
+        found, row, values = self.look(tmp_path, bank_gib)
 
         lines = table_lines([row], 200)
         screen = ["".join(text for text, _ in line) for line in table([row], {row["id"]: values}, 200)]

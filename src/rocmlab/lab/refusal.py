@@ -24,7 +24,7 @@ def reason() -> dict[str, str]:
     """Return what was left in the environment: what, why and fix, and the name of the error."""
     try:
         found = json.loads(os.environ[REASON])
-        return {"name": NAME, **{name: str(text) for name, text in found.items() if found["what"] and found["fix"]}}
+        return {"name": str(found.get("name", NAME)), **{name: str(found[name]) for name in ("what", "why", "fix")}}
     except (KeyError, ValueError, TypeError, AttributeError):
         return {
             "name": NAME,

@@ -101,7 +101,7 @@ def choose(
         backend=chosen,
         runtime=where,
         why=_reason(host, chosen, where, backend, runtime),
-        is_wsl=chosen == "rocm" and not host.has_amd and not (is_for_another_host and not host.has_wsl_gpu),
+        is_wsl=chosen == "rocm" and host.has_wsl_gpu and not host.has_amd,
         is_simulated=host.simulated is not None,
         is_rootless=where == "podman" and host.podman.is_rootless,
     )

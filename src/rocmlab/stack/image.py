@@ -47,6 +47,7 @@ class ImageLab(Lab):
         self.backend = values["ROCMLAB_BACKEND"]
         self.image = values["ROCMLAB_IMAGE"]
         self.slim_targets: tuple[str, ...] = ()  # what a slim image would be for, where the full one is used
+        self.kind = values.get("ROCMLAB_IMAGE_KIND", self.backend)  # of which NEEDED_BYTES has the size
         self.has_built = False  # by this very process
 
     @cached_property
@@ -197,8 +198,7 @@ class ImageLab(Lab):
         """Raise RocmlabError unless what has still to be pulled and built fits on the engine's disk."""
         if (self.is_built() and self.has_base()) or not Path(self.engine_root).exists():
             return  # only our layers change, or the engine's disk is not visible from here
-        kind = self.values.get("ROCMLAB_IMAGE_KIND", self.backend)
-        needed, free = NEEDED_BYTES[kind], shutil.disk_usage(self.engine_root).free
+        needed, free = NEEDED_BYTES[self.kind], shutil.disk_usage(self.engine_root).free
         needed = min(needed, 8e9) if self.has_base() else needed
         if free < needed:
             raise RocmlabError(
@@ -213,15 +213,14 @@ class ImageLab(Lab):
 
     def _announced(self, base: str, download_bytes: int) -> list[str]:
         """Return what a user should know before gigabytes are pulled."""
-        kind = self.values.get("ROCMLAB_IMAGE_KIND", self.backend)
         size = readable(download_bytes) if download_bytes else "a size that its registry does not tell"
         lines = [f"pulling {base}: {size} to download"]
-        if kind == "slim":
+        if self.kind == "slim":
             lines.append("  then AMD's wheels of PyTorch and ROCm, about 2 GB for one target")
-        lines.append(f"  the {self.backend} image needs about {NEEDED_BYTES[kind] / 1e9:.0f} GB of disk with it")
+        lines.append(f"  the {self.backend} image needs about {NEEDED_BYTES[self.kind] / 1e9:.0f} GB of disk with it")
         if Path(self.engine_root).exists() and self.engine_root:
             lines[-1] += f"; {shutil.disk_usage(self.engine_root).free / 1e9:.0f} GB are free in {self.engine_root}"
-        if kind == "rocm" and self.slim_targets:
+        if self.kind == "rocm" and self.slim_targets:
             targets = ", ".join(self.slim_targets)
             lines.append(
                 f"  make up IMAGE=slim downloads about 3 GB and needs 10: PyTorch for {targets}, no TensorFlow"

@@ -37,7 +37,6 @@ DEFAULTS = {  # compose.yaml's
     "NB_UID": "1000",
     "NB_GID": "100",
     "TORCH_VERSION": "2.13.0",
-    "ROCMLAB_IMAGE_KIND": "full",
     "PIDS_LIMIT": "8192",
     "LOG_MAX_SIZE": "10m",
 }

@@ -123,7 +123,8 @@ def _of_another_machine(project: Path, values: Mapping[str, str]) -> dict[str, s
     indexes = (TORCH_INDEXES.get(values["ROCMLAB_BACKEND"]), TORCH_INDEXES["slim"])
     found = {"NB_UID": values["NB_UID"]} if "NB_UID" in values else {}
     found |= {"BASE_IMAGE": values["BASE_IMAGE"]} if values.get("BASE_IMAGE") in images else {}
-    found |= {name: index for name, index in values.items() if name == "TORCH_INDEX" and index in indexes}
+    index = values.get("TORCH_INDEX")
+    found |= {"TORCH_INDEX": index} if index is not None and index in indexes else {}
     paths = {name: values[name] for name in PATHS if name in values}
     return found | {name: path for name, path in paths.items() if not (project / os.path.expanduser(path)).exists()}
 
