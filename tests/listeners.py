@@ -125,6 +125,7 @@ class Watch:
         self._roots, self._variable, self._everyone, self._everywhere = roots, variable, everyone, everywhere
         self._net = root / "self/net"
         self._others: set[int] = set()  # inodes that are known to be other processes'
+        self._new_udp: set[int] = set()  # inodes that the look before saw first
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -149,7 +150,9 @@ class Watch:
             rows = answered_by_kernel() if self._net == OWN else _rows(self._net)
         except OSError:  # this kernel, or this container, does not answer
             rows = _rows(self._net)
-        fresh = [row for row in rows if row.inode not in known and (self._everywhere or not row.is_loopback)]
+        fresh = self._lasting(
+            [row for row in rows if row.inode not in known and (self._everywhere or not row.is_loopback)]
+        )
         if not fresh:
             return
         # Who has a socket that was seen just now is found among processes that are looked for afterwards.
@@ -160,6 +163,17 @@ class Watch:
                 self.found[row.inode] = _owned(row, owners.get(row.inode))
             else:
                 self._others.add(row.inode)
+
+    def _lasting(self, rows: list[Listener]) -> list[Listener]:
+        """Omit UDP sockets that no look before this one saw.
+
+        One that connects, as for a name's address, has a port on every address until it has its peer.
+        Source: inet_dgram_connect() in net/ipv4/af_inet.c.
+        """
+        udp = {row.inode for row in rows if row.protocol.startswith("udp")}
+        lasting = [row for row in rows if row.inode not in udp or row.inode in self._new_udp]
+        self._new_udp = udp
+        return lasting
 
     def _watch(self) -> None:
         while not self._ended.wait(SECONDS_BETWEEN):

@@ -67,3 +67,17 @@ def test_what_is_open_for_a_moment_is_seen(answers: bool, monkeypatch: pytest.Mo
             pass
 
     assert [(each.address, each.port, each.pid) for each in watch.found.values()] == [("0.0.0.0", port, os.getpid())]
+
+
+def test_a_udp_socket_counts_when_two_looks_saw_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that connects has a port on every address for a moment; one that stays, and any that listens, is reported."""
+    passing, staying = (listeners.Listener("udp", "0.0.0.0", port, port, 1000, None, "") for port in (40001, 40002))
+    listening = listeners.Listener("tcp", "0.0.0.0", 40003, 40003, 1000, None, "")
+    answers = iter([[passing, staying, listening], [staying, listening], [staying]])
+    monkeypatch.setattr(listeners, "answered_by_kernel", lambda: next(answers))
+    watch = Watch(everyone=True)
+
+    for _ in range(3):
+        watch.look()
+
+    assert sorted(one.port for one in watch.found.values()) == [40002, 40003]
