@@ -144,15 +144,15 @@ class TestUp:
         assert job["recorded"]["acceptance"]["value"] >= 0.945
 
     def test_training_on_several_devices_opens_no_port(self, lab: Clone, first_up: str) -> None:
-        """PyTorch's own launcher and Ray: all that listens in the container outside its loopback is JupyterLab.
+        """PyTorch's own launcher: all that listens in the container outside its loopback is JupyterLab.
 
-        05, whose backend opens no port at all, and all others are watched in the native lab.
+        Ray is watched in the containers of a cluster, and all notebooks in the native lab.
         """
         with watched_container(container(lab)) as found:
-            notebooks = "04_multi_gpu_torch 11_multi_node_torch"
-            done = lab.make("run-notebooks", NOTEBOOKS=notebooks, PARAMS="quick=true")
+            few = "quick=true samples=2560 blocks=1"
+            done = lab.make("run-notebooks", NOTEBOOKS="04_multi_gpu_torch", PARAMS=few)
 
-        assert done.stdout.count("ok") >= 2
+        assert "1 ok" in done.stdout, done.stdout
         assert [str(one) for one in found if (one.protocol[:3], one.port) != ("tcp", 8888)] == []
 
     def test_a_signal_reaches_the_run_inside(self, lab: Clone, first_up: str) -> None:
