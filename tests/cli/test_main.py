@@ -108,6 +108,14 @@ def test_a_mistyped_make_variable_is_refused(repository: Path) -> None:
     assert "did you mean PORT=?" in done.stderr
 
 
+def test_a_value_of_several_words_is_no_second_variable(repository: Path) -> None:
+    """`PARAMS="quick=true epochs=2"` reaches us with a backslash before the space; what follows a value is checked."""
+    words = r" -- PARAMS=quick=true\ epochs=2"
+
+    assert rocmlab(repository, "devices", MAKEFLAGS=words).returncode == 0
+    assert "PROT= is not a setting" in rocmlab(repository, "devices", MAKEFLAGS=f"{words} PROT=9000").stderr
+
+
 def test_a_system_error_is_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
