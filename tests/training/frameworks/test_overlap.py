@@ -115,6 +115,7 @@ def alone(tmp_path):
 
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     yield
+    dist.barrier()  # until gloo's thread has released every tensor: the end of the group waits for that thread
     dist.destroy_process_group()
 
 

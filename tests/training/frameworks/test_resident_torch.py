@@ -422,6 +422,9 @@ def test_parallel_modules_train_and_share_their_metrics(torch, fit_resident):
             )
             for module in modules
         ]
+        # gloo's thread may still have to release a tensor, for which it needs the interpreter's lock; who drops the
+        # last reference to the group has that lock, and would wait for the thread for ever.
+        torch.distributed.barrier()
     finally:
         torch.distributed.destroy_process_group()
 
