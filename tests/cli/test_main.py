@@ -108,9 +108,10 @@ def test_a_mistyped_make_variable_is_refused(repository: Path) -> None:
     assert "did you mean PORT=?" in done.stderr
 
 
-def test_a_value_of_several_words_is_no_second_variable(repository: Path) -> None:
-    """`PARAMS="quick=true epochs=2"` reaches us with a backslash before the space; what follows a value is checked."""
-    words = r" -- PARAMS=quick=true\ epochs=2"
+@pytest.mark.parametrize("value", [r"quick=true\ epochs=2", "ends-with-a-backslash\\\\"])
+def test_a_value_is_no_second_variable_and_hides_none(repository: Path, value: str) -> None:
+    """Make writes a backslash before a space and a backslash of a value; what follows the value is checked."""
+    words = f" -- PARAMS={value}"
 
     assert rocmlab(repository, "devices", MAKEFLAGS=words).returncode == 0
     assert "PROT= is not a setting" in rocmlab(repository, "devices", MAKEFLAGS=f"{words} PROT=9000").stderr

@@ -142,8 +142,9 @@ def _check_make_variables(environment: Mapping[str, str]) -> None:
     from rocmlab.stack.setting_table import NAMES
 
     known = (*NAMES, *MAKE_VARIABLES, "ROCMLAB_SAFE_DIRECTORY")
-    # A space in a value has a backslash there: PARAMS=quick=true\ epochs=2
-    given = re.findall(r"(?:^|(?<!\\)\s)([A-Za-z_]\w*)=", environment.get("MAKEFLAGS", "").partition("-- ")[2])
+    # A space or a backslash in a value has a backslash before it: PARAMS=quick=true\ epochs=2
+    words = r"(?:^|\s)([A-Za-z_]\w*)=(?:\\.|\S)*"
+    given = re.findall(words, environment.get("MAKEFLAGS", "").partition("-- ")[2])
     for name in given:
         if name not in known:
             near = difflib.get_close_matches(name.upper(), known, 1)
