@@ -108,17 +108,6 @@ class Late:
         return future
 
 
-@pytest.fixture
-def alone(tmp_path):
-    """Make this process the only rank."""
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
-    yield
-    dist.barrier()  # until gloo's thread has released every tensor: the end of the group waits for that thread
-    dist.destroy_process_group()
-
-
 def tied():
     """Return a network whose embedding makes its output also."""
     import torch

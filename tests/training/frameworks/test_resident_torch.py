@@ -401,32 +401,25 @@ def test_several_inputs_autocast_and_modes(torch, fit_resident):
     assert not module.norm.training
 
 
+@pytest.mark.usefixtures("alone")
 def test_parallel_modules_train_and_share_their_metrics(torch, fit_resident):
     """A module in DistributedDataParallel ends where the plain one does; its logs are those of all processes."""
     x, y = digits()
-    store = torch.distributed.HashStore()
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        modules = [plain(torch), torch.nn.parallel.DistributedDataParallel(plain(torch))]
-        fits = [
-            fit_resident(
-                module,
-                x,
-                y,
-                batch_size=16,
-                shuffle=False,
-                verbose=0,
-                validation_data=(x, y),
-                optimizer=torch.optim.SGD(module.parameters(), 0.1),
-                loss=torch.nn.functional.cross_entropy,
-            )
-            for module in modules
-        ]
-        # gloo's thread may still have to release a tensor, for which it needs the interpreter's lock; who drops the
-        # last reference to the group has that lock, and would wait for the thread for ever.
-        torch.distributed.barrier()
-    finally:
-        torch.distributed.destroy_process_group()
+    modules = [plain(torch), torch.nn.parallel.DistributedDataParallel(plain(torch))]
+    fits = [
+        fit_resident(
+            module,
+            x,
+            y,
+            batch_size=16,
+            shuffle=False,
+            verbose=0,
+            validation_data=(x, y),
+            optimizer=torch.optim.SGD(module.parameters(), 0.1),
+            loss=torch.nn.functional.cross_entropy,
+        )
+        for module in modules
+    ]
 
     for one, other in zip(*(module.parameters() for module in modules), strict=True):
         torch.testing.assert_close(one, other)
