@@ -19,7 +19,7 @@ export WHEN ?=
 export RUN_FOLDER ?=
 TESTS ?= tests
 
-.PHONY: help up run run-notebooks nvitop url status logs shell down build upgrade rollback clean backup restore devices smi top leases kernels demo doctor monitoring monitoring-down cluster-up cluster-join cluster-status cluster-down bench test test-fast test-hermetic test-long lint docs docs-serve lock
+.PHONY: help up run run-notebooks nvitop url status logs shell down build upgrade rollback clean backup restore devices smi top leases kernels demo doctor monitoring monitoring-down cluster-up cluster-join cluster-status cluster-down bench test test-fast test-hermetic test-long test-rocm lint docs docs-serve lock
 
 help: ## Explain the targets
 	@awk 'BEGIN {FS = ":.*## "; print "rocmlab: the Jupyter workstation for AMD GPUs\n"} \
@@ -102,6 +102,8 @@ test-long: .venv-test/ready ## Run what tests by chance at its full number, befo
 	@CHAOS_KILLS=240 BROKEN_TREES=10000 scripts/test --hermetic .venv-test/bin/python \
 	  tests/runs/test_runner_chaos.py tests/devices/test_broken_trees.py -n 0 -rP
 	@RANDOM_MASKS=20000 scripts/test .venv-test/bin/python tests/oracle/test_oracle_masks.py
+test-rocm: .venv-test/ready ## Build on AMD's real TensorFlow (3 GB) and run it on SIMULATED GPUs (root, Docker)
+	@PYTHONPATH=src .venv-test/bin/python -m pytest -p no:random_order -v --durations 10 -m rocm tests/container/test_rocm_tensorflow.py
 lint: .venv-test/ready ## Check style, types, words and workflows
 	@.venv-test/bin/ruff check . && .venv-test/bin/ruff format --check . && .venv-test/bin/mypy && scripts/check-words && scripts/check-workflows
 docs: .venv-docs/ready ## Build the documentation in site/ (RUN_FOLDER=share/runs/… with executed notebooks)

@@ -121,6 +121,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         ),
         "oracle": lambda: oracle_tools.missing(),
         "podman": lambda: engines.missing_podman(),
+        "rocm": lambda: engines.missing_for_rocm(),
         "cluster": lambda: "" if find_spec("ray") else "no Ray: pip install -r requirements/test.txt",
     }
     for item in items:

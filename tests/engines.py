@@ -37,6 +37,14 @@ def missing() -> str:
 
 
 @functools.cache
+def missing_for_rocm() -> str:
+    """Say why no base image with AMD's TensorFlow can be made here, or nothing."""
+    if os.geteuid() != 0:
+        return "making a base image from packages needs root: run it as root on Debian"
+    return missing() or ("" if shutil.which("mmdebstrap") else "no mmdebstrap: sudo apt install mmdebstrap")
+
+
+@functools.cache
 def missing_podman() -> str:
     """Say why Podman cannot be tried here, or nothing."""
     if os.geteuid() != 0:

@@ -22,6 +22,30 @@ class test:
     is_built_with_rocm = staticmethod(lambda: {rocm})
     is_built_with_cuda = staticmethod(lambda: False)
 """
+# Of /opt/torch: most of what these take to install, and no check of the build looks at any of it. The
+# CPU image of the other tests has all of it.
+UNUSED_BESIDE_TORCH = (
+    "accelerate",
+    "datasets",
+    "h5py",
+    "hf-xet",
+    "huggingface-hub",
+    "keras",
+    "networkx",
+    "optree",
+    "pandas",
+    "peft",
+    "pocl-binary-distribution",
+    "pyarrow",
+    "pydantic-core",
+    "pyopencl",
+    "regex",
+    "scikit-learn",
+    "sympy",
+    "tensorboard-data-server",
+    "tokenizers",
+    "transformers",
+)
 TORCH = "from torch import version\n__version__ = {version!r}\n"
 
 

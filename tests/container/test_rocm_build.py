@@ -18,30 +18,7 @@ from clones import clone, lighten
 from containers import Container, docker
 
 pytestmark = pytest.mark.container
-# Of /opt/torch and of the kernel: most of what these take to install, and no check of the build looks at any of it. The
-# CPU image of the other tests has all of it.
-UNUSED_BESIDE_TORCH = (
-    "accelerate",
-    "datasets",
-    "h5py",
-    "hf-xet",
-    "huggingface-hub",
-    "keras",
-    "networkx",
-    "optree",
-    "pandas",
-    "peft",
-    "pocl-binary-distribution",
-    "pyarrow",
-    "pydantic-core",
-    "pyopencl",
-    "regex",
-    "scikit-learn",
-    "sympy",
-    "tensorboard-data-server",
-    "tokenizers",
-    "transformers",
-)
+# Of the kernel, as of /opt/torch (standins.UNUSED_BESIDE_TORCH).
 UNUSED_IN_KERNEL = ("contourpy", "fonttools", "kiwisolver", "matplotlib", "numpy", "pillow")
 DOCKERFILE = """
 FROM {base}
@@ -101,7 +78,7 @@ def make_light(make_project):
 
     def make(**settings: str):
         project = make_project("rocm", **settings)
-        lighten(project.folder / "requirements/torch.txt", *UNUSED_BESIDE_TORCH)
+        lighten(project.folder / "requirements/torch.txt", *standins.UNUSED_BESIDE_TORCH)
         return project
 
     return make
@@ -229,7 +206,7 @@ def test_make_up_takes_an_amd_host_without_being_told(
     """
     name = f"rocmlab-test-rocm-{os.getpid()}"
     found = clone(tmp_path_factory.mktemp("rocm-up") / "rocmlab", COMPOSE_PROJECT_NAME=name, **rocm_settings)
-    lighten(found.folder / "requirements/torch.txt", *UNUSED_BESIDE_TORCH)
+    lighten(found.folder / "requirements/torch.txt", *standins.UNUSED_BESIDE_TORCH)
     try:
         done = found.make("up", succeeds=False)
 

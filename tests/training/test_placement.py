@@ -10,6 +10,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from rocmlab.base.errors import RocmlabError
+from rocmlab.simulation import environment, write_host
 from rocmlab.training import network, placement
 
 
@@ -99,6 +100,15 @@ def test_torch_on_rocm_is_told_from_cuda(monkeypatch):
     assert found == expected
     install_torch(monkeypatch, ["NVIDIA H200"])
     assert placement.describe("torch")["backend"] == "cuda"
+
+
+def test_a_gpu_of_the_simulated_driver_is_marked(monkeypatch, tmp_path):
+    """PyTorch lists it as it does a real one; the CPU, which does compute, has no mark."""
+    install_torch(monkeypatch, ["AMD Instinct MI300X"], hip="7.2")
+    host = write_host(tmp_path, gpus=1)
+    monkeypatch.setenv("LD_PRELOAD", environment(host, {})["LD_PRELOAD"])
+
+    assert [one["simulated"] for one in placement.visible("torch")] == [True, False]
 
 
 def test_torch_on_a_mac_is_metal(monkeypatch):

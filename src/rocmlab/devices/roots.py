@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 LIMIT_BYTES = 65536
 INTEGER_LIMIT = 2**64  # what a kernel file can mean; anything beyond is damage
 FAULTS_FILE = "rocmlab-faults.json"
+SIMULATED_DRIVER = "simulated-driver-"  # so begins the name of the library that programs on a simulated host load
 HANG_POLL_SECONDS = 0.05
 
 on_read: Callable[[str], None] | None = None  # told of every file before it is read, for a watchdog
@@ -43,6 +44,11 @@ def system_root() -> Path:
 def is_simulated(root: Path) -> bool:
     """Return whether `root` is a simulated host and not this machine."""
     return os.path.realpath(root) != "/"
+
+
+def has_simulated_driver() -> bool:
+    """Return whether this process was started on a simulated host, so that a framework lists that host's GPUs, too."""
+    return SIMULATED_DRIVER in os.environ.get("LD_PRELOAD", "")
 
 
 def read_bytes(path: Path | str, limit: int = LIMIT_BYTES) -> bytes | None:

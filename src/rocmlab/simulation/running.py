@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rocmlab.base.errors import RocmlabError
+from rocmlab.devices.roots import SIMULATED_DRIVER
 from rocmlab.simulation.writer import is_ours
 
 SOURCE = Path(__file__).with_name("driver.c")
@@ -55,7 +56,7 @@ def driver(folder: Path | None = None) -> Path:
     if folder is None:
         chosen = Path(os.environ.get("XDG_CACHE_HOME", ""))
         folder = (chosen if chosen.is_absolute() else Path.home() / ".cache") / "rocmlab"
-    made = folder / f"simulated-driver-{hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]}.so"
+    made = folder / f"{SIMULATED_DRIVER}{hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]}.so"
     if not made.exists():
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as draft:

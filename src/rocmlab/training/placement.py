@@ -17,6 +17,7 @@ from typing import Any
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import discover
+from rocmlab.devices.roots import has_simulated_driver
 from rocmlab.training import more_gpus, network
 
 Description = dict[str, Any]  # backend, name, index, pci, simulated
@@ -70,7 +71,8 @@ def visible(framework: str) -> list[Description]:
     """Describe every device `framework` may use in this process: GPUs in its own order, then the CPU.
 
     Each has `backend` (rocm, cuda, metal, cpu), `name`, `index` (the framework's number), `pci` (None if the
-    framework does not report it) and `simulated` (always False: a framework computes on what exists).
+    framework does not report it) and `simulated` (an AMD GPU where `rocmlab simulate --run` started this
+    process).
     """
     return [*_reader(framework)(), _cpu()]
 
@@ -131,7 +133,8 @@ def _cpu() -> Description:
 
 
 def _description(backend: str, name: str, index: int, pci: str | None = None) -> Description:
-    return {"backend": backend, "name": name, "index": index, "pci": pci, "simulated": False}
+    simulated = backend == "rocm" and has_simulated_driver()
+    return {"backend": backend, "name": name, "index": index, "pci": pci, "simulated": simulated}
 
 
 def _reader(framework: str) -> Callable[[], list[Description]]:
