@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device, visibility
-from rocmlab.devices.visibility import conflicts
+from rocmlab.devices.visibility import conflicts, overrides
 
 FOUR = [  # the toolkit counts by PCI address: 2,3,0,1
     gpu(number, unique_id=f"{number + 10:x}" * 16, gfx="gfx1100", kfd_node=number + 1, smi_index=(number + 2) % 4)
@@ -162,8 +162,8 @@ def test_a_problem_says_by_its_kind_what_it_is_about() -> None:
     kinds = [type(problem) for problem in visibility.problems(environment, FOUR)]
 
     masks = [conflicts.MaskProblem] * 2
-    assert kinds == [*masks, conflicts.FatalOverride, conflicts.OverrideProblem]
-    assert issubclass(conflicts.FatalOverride, conflicts.OverrideProblem)
+    assert kinds == [*masks, overrides.FatalOverride, overrides.OverrideProblem]
+    assert issubclass(overrides.FatalOverride, overrides.OverrideProblem)
 
 
 def test_the_fix_for_two_kinds_names_the_node_that_needs_it() -> None:
@@ -173,7 +173,7 @@ def test_the_fix_for_two_kinds_names_the_node_that_needs_it() -> None:
     problems = visibility.problems({"HSA_OVERRIDE_GFX_VERSION": "11.0.0"}, gpus)
 
     assert problems[0].fix == "unset HSA_OVERRIDE_GFX_VERSION; export HSA_OVERRIDE_GFX_VERSION_1=11.0.0"
-    assert conflicts.node_numbers(gpus) == {0: 1, 1: 2}  # the closed GPU has no number
+    assert overrides.node_numbers(gpus) == {0: 1, 1: 2}  # the closed GPU has no number
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_the_fix_for_two_kinds_names_the_node_that_needs_it() -> None:
 )
 def test_a_gfx_version_is_read_as_rocm_reads_it(value: str, expected: bool) -> None:
     """Three decimal numbers within their limits and nothing behind them, as sscanf takes them."""
-    assert conflicts.is_version(value) is expected
+    assert overrides.is_version(value) is expected
 
 
 class TestNvidia:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device, products
-from rocmlab.devices.visibility.conflicts import OVERRIDE, is_version
+from rocmlab.devices.visibility.overrides import OVERRIDE, is_version
 from rocmlab.stack.choice import CONTAINERS, Choice, check_value
 from rocmlab.stack.settings import Settings
 

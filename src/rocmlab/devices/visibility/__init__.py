@@ -126,13 +126,13 @@ def mark_overridden(devices: Sequence[Device], environment: Mapping[str, str]) -
 
     One that computes wrong results does so with another's kernels, too, and one that works needs none.
     """
-    from rocmlab.devices.visibility import conflicts
+    from rocmlab.devices.visibility import overrides
 
-    numbers = conflicts.node_numbers(devices)
+    numbers = overrides.node_numbers(devices)
     return [
         replace(device, support="overridden")
         if device.support in ("override", "unsupported", "unknown")
-        and conflicts.override_of(environment, numbers.get(-1 if device.index is None else device.index))
+        and overrides.override_of(environment, numbers.get(-1 if device.index is None else device.index))
         else device
         for device in devices
     ]
@@ -203,7 +203,7 @@ def _picked(name: str, mask: str, positions: Sequence[int]) -> list[int]:
 def problems(environment: Mapping[str, str], devices: Sequence[Device]) -> list[Problem]:
     """Return every conflict between the masks (and the gfx overrides) of a process, each with what it does and a fix.
 
-    Each is a `conflicts.MaskProblem` or a `conflicts.OverrideProblem`.
+    Each is a `conflicts.MaskProblem` or a `overrides.OverrideProblem`.
     """
     from rocmlab.devices.visibility import conflicts  # only the doctor asks
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rocmlab.base import installation
 from rocmlab.devices import Device
-from rocmlab.devices.visibility.conflicts import OVERRIDE
+from rocmlab.devices.visibility.overrides import OVERRIDE
 from rocmlab.doctor import operation
 from rocmlab.doctor.checks.masks import read_kernelspecs, variables
 from rocmlab.doctor.model import BLOCKS, CONTAINER, Check, Probe, Verdict, blocks, check, ok, skip, unknown, warns

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rocmlab.devices import Device, cpu, products
 from rocmlab.devices.rocm import DeniedNodes
-from rocmlab.devices.visibility.conflicts import OVERRIDE, node_numbers, override_of
+from rocmlab.devices.visibility.overrides import OVERRIDE, node_numbers, override_of
 from rocmlab.doctor.model import BLOCKS, CONTAINER, HOST, WARNS, Verdict, blocks, check, note, ok, skip, warns
 from rocmlab.doctor.situation import Situation
 

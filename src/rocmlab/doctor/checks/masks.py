@@ -12,7 +12,8 @@ from pathlib import Path
 
 from rocmlab.base.errors import Problem
 from rocmlab.devices import products, visibility
-from rocmlab.devices.visibility.conflicts import OVERRIDE, FatalOverride, MaskProblem, OverrideProblem
+from rocmlab.devices.visibility.conflicts import MaskProblem
+from rocmlab.devices.visibility.overrides import OVERRIDE, FatalOverride, OverrideProblem
 from rocmlab.doctor.model import BLOCKS, CONTAINER, HOST, WARNS, Verdict, blocks, check, ok, skip, warns
 from rocmlab.doctor.situation import CONTAINER_RUNTIMES, Situation
 from rocmlab.stack.image import PASSED_INTO_THE_LAB
