@@ -203,7 +203,7 @@ def _picked(name: str, mask: str, positions: Sequence[int]) -> list[int]:
 def problems(environment: Mapping[str, str], devices: Sequence[Device]) -> list[Problem]:
     """Return every conflict between the masks (and the gfx overrides) of a process, each with what it does and a fix.
 
-    Each is a `conflicts.MaskProblem` or a `overrides.OverrideProblem`.
+    Each is a `conflicts.MaskProblem` or an `overrides.OverrideProblem`.
     """
     from rocmlab.devices.visibility import conflicts  # only the doctor asks
 

@@ -29,6 +29,7 @@ def find(environment: Mapping[str, str], devices: Sequence[Device]) -> Iterator[
     The node is ROCm's own number: CPUs count, and GPUs that this process may not open do not.
     """
     numbers = node_numbers(devices)
+    gpus = counted(devices, "rocm")
     for name, value in sorted(environment.items()):
         if name != OVERRIDE and not name.startswith(OVERRIDE + "_"):
             continue
@@ -39,7 +40,7 @@ def find(environment: Mapping[str, str], devices: Sequence[Device]) -> Iterator[
                 f"unset {name}",
             )
         node = name.removeprefix(OVERRIDE + "_")
-        if name != OVERRIDE and counted(devices, "rocm") and node not in {str(number) for number in numbers.values()}:
+        if name != OVERRIDE and gpus and node not in {str(number) for number in numbers.values()}:
             listed = ", ".join(f"GPU {gpu} is node {number}" for gpu, number in numbers.items())
             yield OverrideProblem(
                 f"{shown(name, value)} does not match any GPU", listed or "no GPU has a node here", f"unset {name}"
