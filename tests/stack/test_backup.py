@@ -811,27 +811,6 @@ class TestWhatIsOmitted:
         assert any("NOT in the backup, could not be read: share" in line for line in lab.said)
         assert not any("is complete" in line for line in lab.said)
 
-    @pytest.mark.parametrize("is_there_already", [False, True])
-    def test_files_of_an_earlier_container_come_back_in_the_home(self, lab: Lab, is_there_already: bool) -> None:
-        """They wait in `.rocmlab/old-home` to be moved to the share, and there is no other copy of them."""
-        waiting = lab.folder / "project/.rocmlab/old-home/0123abcd/.ssh"
-        waiting.mkdir(parents=True)
-        (waiting / "id").write_text("key")
-        home = lab.share / "home"
-        if is_there_already:
-            (home / "recovered-old-home").mkdir(parents=True)
-            (home / "recovered-old-home/0123abcd").write_text("another")
-        before = tree(lab.share)
-
-        backup = lab.back_up()
-        lab.lose()
-        lab.restore(backup)
-
-        after = tree(lab.share)
-        assert before.items() <= {**after, "home": before.get("home")}.items()
-        assert [path.read_text() for path in home.glob("recovered-old-home*/0123abcd/.ssh/id")] == ["key"]
-        assert any(".rocmlab/old-home, are saved as share/home/recovered-old-home" in line for line in lab.said)
-
     def test_many_are_counted(self, lab: Lab) -> None:
         """The manifest has what the list does not."""
         for number in range(30):

@@ -87,8 +87,8 @@ def running(_folder: Path) -> Iterator[NativeLab]:
     install.main(["--prefix", str(_folder / "prefix")])
     shutil.copytree(_folder / "prefix/etc/jupyter", found.settings.state / "config")
     kernels.install(_folder / "data-prefix", {"torch": sys.executable})
-    (found.settings.state / "data").mkdir(parents=True, exist_ok=True)
-    (found.settings.state / "data/kernels").symlink_to(_folder / "data-prefix/share/jupyter/kernels")
+    (found.home / ".local/share/jupyter").mkdir(parents=True, exist_ok=True)
+    (found.home / ".local/share/jupyter/kernels").symlink_to(_folder / "data-prefix/share/jupyter/kernels")
     found.start(lambda _: None)
     yield found
     found.stop(lambda _: None)

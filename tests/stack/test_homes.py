@@ -1,145 +1,43 @@
-"""Moving what earlier versions kept elsewhere to the home on the share: every byte stays, nothing is overwritten."""
+"""The folder that JupyterLab shows, and who owns the notebooks that come with the project."""
 
 from __future__ import annotations
 
-import io
 import os
 from pathlib import Path
 
 import pytest
 
-from rocmlab.stack import homes, rescue, settings, shipped
+from rocmlab.stack import homes, settings, shipped
 
 
 def write(folder: Path, **files: str) -> None:
-    """Write files; in their names `__` stands for a slash, and a leading `dot_` for a dot."""
+    """Write files; in their names `__` stands for a slash."""
     for name, text in files.items():
-        path = folder / name.replace("dot_", ".").replace("__", "/")
+        path = folder / name.replace("__", "/")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    """An empty home."""
-    (tmp_path / "home").mkdir()
-    return tmp_path / "home"
+class TestRecover:
+    """Files in the folder that JupyterLab shows, which only root can write to."""
 
+    def test_they_are_moved_to_the_notebooks(self, tmp_path: Path) -> None:
+        """Hidden ones also, whatever of the same name is there; our links stay, and an empty folder moves nothing."""
+        view, notebooks = tmp_path / "view", tmp_path / "notebooks"
+        write(tmp_path, view__saved="new", view__deep__note="a", notebooks__saved="old")
+        (tmp_path / "view/.ssh").mkdir()
+        (tmp_path / "view/.ssh/id").write_text("key")
+        homes.show(view, {"work": notebooks})
 
-@pytest.fixture
-def notebooks(tmp_path: Path) -> Path:
-    """An empty folder of notebooks."""
-    (tmp_path / "notebooks").mkdir()
-    return tmp_path / "notebooks"
+        lines = list(homes.recover(view, notebooks))
+        again = list(homes.recover(view, notebooks))
 
-
-def test_hidden_files_go_home_and_others_to_the_notebooks(tmp_path: Path, home: Path, notebooks: Path) -> None:
-    """A notebook is seen in the file browser, a key is not; both are there, once."""
-    state = tmp_path / ".rocmlab"
-    write(state, config__a="settings", data__b="trusted", home__c="notebook")
-    write(state / homes.OLD / "1234", dot_ssh__id="key", Untitled="first")
-    write(state / homes.OLD / "5678", Untitled="second")
-
-    lines = list(homes.adopt(homes.pending(state), home, notebooks))
-
-    recovered = next(notebooks.iterdir())
-    assert (home / ".jupyter/a").read_text() == "settings"
-    assert (home / ".local/share/jupyter/b").read_text() == "trusted"
-    assert (home / ".ssh/id").read_text() == "key"
-    assert (recovered / "c").read_text() == "notebook"
-    assert (recovered / "Untitled").read_text() == "first"
-    assert next(home.glob("recovered-*/Untitled")).read_text() == "second"
-    assert len(lines) == 6
-    assert homes.pending(state) == []
-
-
-def test_what_is_there_already_stays(tmp_path: Path, home: Path, notebooks: Path) -> None:
-    """A newer file is not overwritten, an equal one is not doubled, and folders are merged."""
-    write(tmp_path, old__deep__other="old", old__deep__same="same", old__deep__free="free")
-    write(home, dot_deep__other="new", dot_deep__same="same")
-
-    list(homes.adopt([(tmp_path / "old/deep", ".deep")], home, notebooks))
-
-    assert (home / ".deep/other").read_text() == "new"
-    assert (home / ".deep/free").read_text() == "free"
-    assert [path.read_text() for path in home.glob("recovered-*/.deep/*")] == ["old"]
-    assert not (tmp_path / "old/deep").exists()
-
-
-def test_a_file_is_not_merged_with_itself(tmp_path: Path) -> None:
-    """View and home are one folder, by name or by a link: nothing moves, and nothing is lost; hard links are merged."""
-    home = tmp_path / "home"
-    write(home, dot_ssh__id="key", dot_bashrc="mine")
-    (tmp_path / "view").symlink_to(home)
-    os.link(home / ".bashrc", tmp_path / ".bashrc")
-
-    for view in (home, tmp_path / "view"):
-        assert list(homes.adopt(homes.strays(view), home, tmp_path)) == []
-        assert homes._merge(view / ".bashrc", home / ".bashrc", home / "aside")
-        assert homes._merge(view / ".ssh", home / ".ssh", home / "aside")
-    list(homes.adopt([(tmp_path / ".bashrc", ".bashrc")], home, tmp_path))
-
-    assert (home / ".bashrc").read_text() == "mine"
-    assert (home / ".ssh/id").read_text() == "key"
-    assert not (tmp_path / ".bashrc").exists()
-
-
-def test_a_stream_carries_modes_links_and_bytes(tmp_path: Path, home: Path, notebooks: Path) -> None:
-    """What the host packs is unpacked in the container as it was; links are not followed."""
-    write(tmp_path, dot_ssh__id="key", book="x" * 100_000)
-    (tmp_path / ".ssh/id").chmod(0o600)
-    (tmp_path / ".link").symlink_to("/etc/shadow")
-    stream = io.BytesIO()
-
-    homes.pack([(tmp_path / name, name) for name in (".ssh", ".link", "book")], stream)
-    stream.seek(0)
-    lines = list(homes.unpack(stream, home, notebooks))
-
-    assert (home / ".ssh/id").read_text() == "key"
-    assert (home / ".ssh/id").stat().st_mode & 0o777 == 0o600
-    assert os.readlink(home / ".link") == "/etc/shadow"
-    assert next(notebooks.glob("recovered-*/book")).stat().st_size == 100_000
-    assert sorted(path.name for path in home.iterdir()) == [".link", ".ssh"]
-    assert lines[0].startswith("moved .ssh to ")
-
-
-def test_what_is_unpacked_is_in_one_folder_however_long_it_takes(
-    tmp_path: Path, home: Path, notebooks: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Files of one earlier container are found in one place, also when a second passes between two of them."""
-    write(tmp_path, old__deep__book="a", old__note="b")
-    times = map(str, range(10))
-    monkeypatch.setattr(homes, "stamp", lambda: next(times))
-    stream = io.BytesIO()
-    homes.pack([(tmp_path / "old" / name, name) for name in ("deep", "note")], stream)
-    stream.seek(0)
-
-    list(homes.unpack(stream, home, notebooks))
-
-    (recovered,) = notebooks.iterdir()
-    assert sorted(path.name for path in recovered.iterdir()) == ["deep", "note"]
-
-
-def test_a_move_to_another_file_system_keeps_all(home: Path, notebooks: Path) -> None:
-    """/dev/shm is another file system than the share."""
-    source = Path("/dev/shm") / f"rocmlab-test-{os.getpid()}"
-    if not source.parent.is_dir() or source.parent.stat().st_dev == home.stat().st_dev:
-        pytest.skip("there is no second file system in /dev/shm")
-    write(source, a="first", b__c="second")
-
-    list(homes.adopt([(source, ".moved")], home, notebooks))
-
-    assert (home / ".moved/a").read_text() == "first"
-    assert (home / ".moved/b/c").read_text() == "second"
-    assert not source.exists()
-
-
-def test_only_what_is_beside_work_and_share_is_taken_from_a_container() -> None:
-    """The engine lists what a container's own layer has: names at the top, once; no mount, and nothing removed."""
-    listed = "C /home\nC /home/jovyan\nA /home/jovyan/.ssh\nA /home/jovyan/.ssh/id\nD /home/jovyan/gone\n"
-    listed += "A /home/jovyan/my notes.txt\nC /home/jovyan/work\nA /home/jovyan/share\nA /tmp/x\n"
-
-    assert rescue.changed(listed) == [".ssh", "my notes.txt"]
+        (recovered,) = notebooks.glob("recovered-*")
+        assert [(recovered / name).read_text() for name in ("saved", "deep/note", ".ssh/id")] == ["new", "a", "key"]
+        assert (notebooks / "saved").read_text() == "old"
+        assert [path.name for path in view.iterdir()] == ["work"]
+        assert len(lines) == 3
+        assert again == []
 
 
 class TestShipped:

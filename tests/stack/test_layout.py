@@ -20,35 +20,12 @@ def version(share: Path) -> int:
 
 def test_a_share_gets_its_version_once(tmp_path: Path) -> None:
     """That of a lab that knew no versions is 1, and nothing is written again."""
-    assert layout.prepare(tmp_path) == []
+    layout.prepare(tmp_path)
     before = (tmp_path / layout.FILE).stat().st_mtime_ns
-    assert layout.prepare(tmp_path) == []
+    layout.prepare(tmp_path)
 
     assert version(tmp_path) == 1
     assert (tmp_path / layout.FILE).stat().st_mtime_ns == before
-
-
-def test_steps_go_forward_one_by_one_and_continue_where_they_were_interrupted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A step that fails is repeated; those before it are not."""
-    done: list[int] = []
-
-    def second(share: Path) -> None:
-        if len(done) < 2:
-            done.append(0)
-            raise OSError("the disk is full")
-        done.append(2)
-
-    monkeypatch.setattr(layout, "STEPS", {1: lambda share: done.append(1), 2: second})
-    monkeypatch.setattr(layout, "VERSION", 3)
-    with pytest.raises(OSError, match="full"):
-        layout.prepare(tmp_path)
-    assert version(tmp_path) == 2
-
-    assert layout.prepare(tmp_path) == ["the share's layout is now 3"]
-    assert done == [1, 0, 2]
-    assert version(tmp_path) == 3
 
 
 def test_a_newer_layout_is_rejected_and_names_both(tmp_path: Path) -> None:

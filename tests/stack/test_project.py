@@ -150,6 +150,9 @@ class TestSettings:
         assert "waiting for another" in said[0]
 
 
+ENGINE = 'case "$1" in ps) echo 123abc;; inspect) echo ROCMLAB_HOME=/home;; esac\nexit 0\n'
+
+
 class TestOtherRuntime:
     """One project has one lab."""
 
@@ -160,7 +163,7 @@ class TestOtherRuntime:
         """It is known by what `.env` said before, for by then the new `.env` is written."""
         calls = tmp_path / "calls"
         program = tmp_path / "podman"
-        program.write_text(f'#!/bin/sh\necho "$*" >>{calls}\n[ "$1" = ps ] && echo 123abc\nexit 0\n')
+        program.write_text(f'#!/bin/sh\necho "$*" >>{calls}\n{ENGINE}')
         program.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
         found = project(tmp_path, "cpu")
@@ -178,7 +181,7 @@ class TestOtherRuntime:
         calls = tmp_path / "calls"
         for name in ("docker", "podman"):
             program = tmp_path / name
-            program.write_text(f'#!/bin/sh\necho "{name} $*" >>{calls}\n[ "$1" = ps ] && echo 123abc\nexit 0\n')
+            program.write_text(f'#!/bin/sh\necho "{name} $*" >>{calls}\n{ENGINE}')
             program.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
         names = ("ROCMLAB_BACKEND", "JUPYTER_TOKEN", "SHARE", "ROCMLAB_IMAGE", "COMPOSE_PROJECT_NAME", "COMPOSE_FILE")

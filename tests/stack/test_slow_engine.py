@@ -10,33 +10,28 @@ from test_docker import lab as docker_lab
 from test_podman import lab as podman_lab
 
 from rocmlab.base.errors import RocmlabError
-from rocmlab.stack import busy, homes, rescue
+from rocmlab.stack import busy
 from rocmlab.stack.container import ContainerLab
 from rocmlab.stack.docker import DockerLab
 
 ID = "abcdef0123456789"
-# One container of an earlier version, with one file in its layer. Which command fails is written in the file `fails`,
-# as its first words; `after NAME COMMAND` lets it fail from then on.
+# One container. Which command fails is written in the file `fails`, as its first words.
 PROGRAM = f"""#!/bin/sh
 cd "$(dirname "$0")"
 echo "$*" >>calls
 while read -r words; do
   case "$*" in "$words"*) echo "context deadline exceeded" >&2; exit 1;; esac
 done <fails
-[ -e "after-$1" ] && cat "after-$1" >>fails
 case "$1" in
   ps) case "$*" in *oneoff=True*) ;; *) echo {ID};; esac;;
   inspect) case "$*" in
     *Restarting*) echo false;;
-    *StartedAt*Env*) printf '2026-01-01T00:00:0%s.1Z\\nPATH=/bin\\n' "$(cat starts)";;
-    *StartedAt*) echo "{ID} $(cat starts)";;
+    *StartedAt*) echo "{ID} 1";;
     *Hostname*) echo inside;;
     *RestartCount*) echo 0;;
     *Labels*) echo;;
-    *) echo PATH=/bin;;
+    *) cat home;;
   esac;;
-  diff) printf 'C /home/jovyan\\nA /home/jovyan/notes.txt\\n';;
-  cp) echo saved >"$3";;
   exec) case "$*" in *"-o pid="*) echo "1 0 -1 tini";; *python*) echo '[]';; *) printf 't\\nm\\n';; esac;;
 esac
 """
@@ -51,16 +46,12 @@ class Stub:
         (folder / name).write_text(PROGRAM)
         (folder / name).chmod(0o755)
         (folder / "calls").touch()
-        (folder / "starts").write_text("1")
+        (folder / "home").write_text("ROCMLAB_HOME=/home")
         self.fail()
 
     def fail(self, *words: str) -> None:
         """Let commands that begin so fail from now on."""
         (self.folder / "fails").write_text("".join(f"{each}\n" for each in words))
-
-    def fail_after(self, command: str, words: str) -> None:
-        """Let commands that begin so fail once another one was run."""
-        (self.folder / f"after-{command}").write_text(f"{words}\n")
 
     def calls(self, word: str) -> list[str]:
         """Return the commands that began so."""
@@ -75,75 +66,35 @@ def docker(tmp_path: Path) -> Stub:
 
 @pytest.fixture
 def lab(docker: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DockerLab:
-    """A Docker lab whose container is that of an earlier version."""
+    """A Docker lab whose container runs."""
     (tmp_path / ".rocmlab").mkdir()
     environment = {"PATH": f"{docker.folder}:/bin:/usr/bin"}
     return docker_lab(tmp_path, environment, monkeypatch, COMPOSE_PROJECT_NAME="x", METRICS_TOKEN="m", SHARE="share")
 
 
-def take(lab: ContainerLab) -> list[str]:
-    """Take the earlier container's files, and return what is said."""
-    said: list[str] = []
-    rescue.take(lab.engine, lab.query, lab.program, ID, lab.settings.state, said.append)
-    return said
+class TestHome:
+    """A container of a development version, in whose own layer the home is."""
 
+    def test_it_is_not_removed(self, lab: DockerLab, docker: Stub) -> None:
+        """`down` and `up` end with an error that names the command which copies the files out."""
+        (docker.folder / "home").write_text("PATH=/bin")
 
-def kept(lab: ContainerLab) -> list[Path]:
-    """Return what was taken, and drafts."""
-    state = lab.settings.state
-    return [*(state / homes.OLD).glob("*"), *state.glob("old-home.*")]
+        for remove in (lab.stop, lab.start):
+            with pytest.raises(RocmlabError, match="not on the share") as caught:
+                remove(print)
 
+        assert f"docker cp {ID[:12]}:/home/jovyan" in caught.value.problem.fix
+        assert docker.calls("compose") == []
 
-class TestRescue:
-    """Files in the layer of an earlier container, which is removed afterwards."""
-
-    def test_an_engine_that_answers_gives_the_files(self, lab: DockerLab) -> None:
-        """The container is stopped, and the file is kept."""
-        said = take(lab)
-
-        assert [path.read_text() for each in kept(lab) for path in each.iterdir()] == ["saved\n"]
-        assert len(said) == 1
-
-    @pytest.mark.parametrize("command", ["inspect", "diff", "stop", "cp"])
-    def test_each_question_without_an_answer_is_an_error(self, lab: DockerLab, docker: Stub, command: str) -> None:
-        """Or the container would be removed with the files in it."""
+    @pytest.mark.parametrize("command", ["ps", "inspect"])
+    def test_what_removes_the_container_gives_up_before(self, lab: DockerLab, docker: Stub, command: str) -> None:
+        """The engine does not answer: `down` ends with an error, and Compose is not called."""
         docker.fail(command)
-
-        with pytest.raises(RocmlabError, match="deadline"):
-            take(lab)
-
-        assert kept(lab) == []
-
-    def test_the_second_look_is_no_empty_one(self, lab: DockerLab, docker: Stub) -> None:
-        """The engine fails after the container was stopped: nothing is said to be kept."""
-        docker.fail_after("stop", "diff")
-
-        with pytest.raises(RocmlabError, match="deadline"):
-            take(lab)
-
-        assert kept(lab) == []
-
-    def test_what_removes_the_container_gives_up_before(self, lab: DockerLab, docker: Stub) -> None:
-        """`docker ps` fails: `down` and `up` end with an error, and Compose is not called."""
-        docker.fail("ps")
 
         with pytest.raises(RocmlabError, match="does not answer"):
             lab.stop(print)
-        with pytest.raises(RocmlabError, match="does not answer"):
-            lab._rescue(print)
 
         assert docker.calls("compose") == []
-
-    def test_what_could_not_be_moved_is_not_taken_again(self, lab: DockerLab, docker: Stub) -> None:
-        """The share is full: each `make up` tries to move what is there; a container that ran again is taken again."""
-        take(lab)
-        assert take(lab) == []
-        assert len(kept(lab)) == len(docker.calls("cp")) == 1
-
-        (docker.folder / "starts").write_text("2")
-        take(lab)
-
-        assert len(kept(lab)) == 2
 
 
 class TestRunning:
@@ -186,7 +137,6 @@ class TestRunning:
         """It runs unchanged and does not answer: an error with FORCE=1 as the way out, which stops and starts it."""
         monkeypatch.setattr("rocmlab.stack.server.wait", lambda *_: False)
         monkeypatch.setattr("rocmlab.stack.server.is_free", lambda _: True)
-        monkeypatch.setattr("rocmlab.stack.rescue.take", lambda *_: None)
 
         with pytest.raises(RocmlabError, match="the lab runs and does not answer") as caught:
             lab.start(print)
@@ -202,7 +152,6 @@ class TestRunning:
     ) -> None:
         """`compose up` fails and has not touched it; what it has started is removed."""
         monkeypatch.setattr("rocmlab.stack.server.is_free", lambda _: True)
-        monkeypatch.setattr("rocmlab.stack.rescue.take", lambda *_: None)
         docker.fail(f"compose --project-directory {lab.settings.project} --progress quiet up")
 
         with pytest.raises(RocmlabError, match="could not start"):

@@ -114,7 +114,7 @@ class TestServer:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("is_ours", [True, False])
-    def test_a_server_of_an_earlier_version_is_known_by_all_that_it_shows(self, lab: NativeLab, is_ours: bool) -> None:
+    def test_a_server_whose_record_is_lost_is_known_by_all_that_it_shows(self, lab: NativeLab, is_ours: bool) -> None:
         """Command line, folder, user and socket together; an editor that shows all but the socket survives."""
         port = lab.port if is_ours else free_port()
         words = (str(port), "-m", "jupyterlab", f"--ServerApp.root_dir={lab.view}")

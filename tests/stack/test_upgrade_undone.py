@@ -38,6 +38,7 @@ case "$*" in
 *rocmlab.inputs*) echo of-another-source ;;
 "image inspect"*-previous) [ ! -e {log}.gone ] || exit 1; echo sha256:previous ;;
 "image inspect"*) echo sha256:present ;;
+"inspect "*Config.Env*) echo ROCMLAB_HOME=/home ;;
 "ps "*) echo container ;;
 esac
 """

@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rocmlab.base import identity
 from rocmlab.base.errors import RocmlabError
@@ -91,9 +90,6 @@ class NativeNode(Daemon):
             **{name: self.settings.get(name) for name in NAMES[:-2] if self.settings.get(name)},
             **ray_node.client_environment(head, self.folder),
         }
-
-    def _is_unmarked(self, process: Process, facts: Mapping[str, Any]) -> bool:
-        return record.is_node(process.pid) and identity.folder_of(process.pid) == self.settings.project.resolve()
 
     def started(self) -> tuple[Process, Path] | None:
         """Return process and folder of the node that this project has started, if it is running."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cluster.node import ports, ray_node, record
 from rocmlab.cluster.node.record import Record
-from rocmlab.stack import container_port, envfile, process, rescue, server
+from rocmlab.stack import container_port, envfile, process, server
 from rocmlab.stack.image import ImageLab
 from rocmlab.stack.lab import Say, not_answering
 from rocmlab.stack.process import EngineSilent
@@ -21,13 +21,14 @@ from rocmlab.stack.server import Holder
 from rocmlab.stack.settings import Settings
 from rocmlab.stack.sockets import Listener
 
+HOME = "ROCMLAB_HOME=/"  # in the environment of an image whose home is on the share
+
 
 class ContainerLab(ImageLab):
     """One container with JupyterLab, made from the lab's image."""
 
     terminal_flags: tuple[str, ...] = ()  # of the engine's `run`: with a terminal
     piped_flags: tuple[str, ...] = ()  # without one
-    stdin_flags: tuple[str, ...] = ()  # with standard input, and no terminal
     owner_label = ""  # of the container: its project folder
 
     def __init__(self, settings: Settings, values: dict[str, str], engine_root: str = "") -> None:
@@ -68,7 +69,7 @@ class ContainerLab(ImageLab):
 
     def stop(self, say: Say) -> None:
         """Remove the container and its network; the volume stays."""
-        self._rescue(say)
+        self._check_home()
         code, output = self._remove()
         if code:
             fix = f"{self.program} ps, then retry: make down"
@@ -101,15 +102,16 @@ class ContainerLab(ImageLab):
     def _once(self, *arguments: str, flags: Sequence[str] = ()) -> tuple[list[str], Mapping[str, str]]:
         """Return the command that runs something in a container of its own, and the environment of that command."""
 
-    def _rescue(self, say: Say) -> None:
-        """Keep what a container of an earlier version has in its own layer; before any container is removed."""
-        if container := self.known_container(running_only=False):
-            rescue.take(self.engine, self.query, self.program, container, self.settings.state, say)
-
-    def _adopt(self, say: Say) -> None:
-        """Move what earlier versions kept outside the share into the home on the share."""
-        arguments = ("/opt/rocmlab/bin/python", "-m", "rocmlab.stack.homes")
-        rescue.give(*self._once(*arguments, flags=self.stdin_flags), self.settings.state, say)
+    def _check_home(self) -> None:
+        """Make sure that removing the container loses no file: its user's home is on the share."""
+        container = self.known_container(running_only=False)
+        if container and HOME not in self.query("inspect", "--format", "{{.Config.Env}}", container):
+            name = container[:12]
+            raise RocmlabError(
+                f"the home in the container {name} is not on the share",
+                "a development version made it, and files next to work/ and share/ would be removed with it",
+                f"{self.program} cp {name}:/home/jovyan ./old-home && {self.program} rm --force {name}, then retry",
+            )
 
     def is_running(self) -> bool:
         """Return whether the container runs."""
@@ -151,8 +153,7 @@ class ContainerLab(ImageLab):
         self._check_owner()
         if not server.is_free(self.port) and not self._publishes_port():
             server.check_free(self.port)
-        self._rescue(say)
-        self._adopt(say)
+        self._check_home()
         before = self._started()
         code, output = self._bring_up()
         if code:

@@ -84,16 +84,8 @@ class Daemon:
         process = identity.find(pid) if isinstance(pid, int) else None
         if process is None or identity.uid_of(process.pid) not in identity.own_uids():
             return None
-        if token := facts.get("mark"):
-            is_same = process.started == facts.get("started")
-            is_same = is_same and identity.variable(process.pid, self.variable) == token
-        else:
-            is_same = self._is_unmarked(process, facts)
-        return process if is_same else None
-
-    def _is_unmarked(self, process: Process, facts: Mapping[str, Any]) -> bool:
-        """Return whether a process is ours that an earlier version recorded without a token."""
-        return False
+        token, is_same = facts.get("mark"), process.started == facts.get("started")
+        return process if token and is_same and identity.variable(process.pid, self.variable) == token else None
 
     def forget(self) -> None:
         """Remove the record of the process, which has exited."""

@@ -20,7 +20,7 @@ class DockerLab(ContainerLab):
     product = "Docker"
     owner_label = "com.docker.compose.project.working_dir"
     root_template = "{{.DockerRootDir}}"
-    piped_flags = stdin_flags = ("-T",)
+    piped_flags = ("-T",)
 
     def __init__(self, settings: Settings, values: dict[str, str], engine: Engine) -> None:
         super().__init__(settings, values, engine.root)

@@ -1,4 +1,4 @@
-"""The layout of a share has a version: an older one is migrated forward step by step, a newer one is rejected.
+"""The layout of a share has a version, so that an older rocmlab rejects what a newer one has changed.
 
 Run as `python -m rocmlab.stack.layout SHARE` by a container's entry point; a native lab calls `prepare` itself.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rocmlab.base import files
@@ -15,8 +14,6 @@ from rocmlab.base.errors import RocmlabError
 
 VERSION = 1
 FILE = ".rocmlab/layout.json"
-Step = Callable[[Path], None]
-STEPS: Mapping[int, Step] = {}  # by the version that a step starts from; a share without the file is of version 1
 
 
 def version_of(share: Path) -> int:
@@ -35,8 +32,8 @@ def version_of(share: Path) -> int:
     raise RocmlabError(f"{path} does not have a version", f"it has {version!r}", f"check {path}")
 
 
-def check(share: Path) -> int:
-    """Return a share's version, unless this version of rocmlab is too old for it; nothing is written."""
+def check(share: Path) -> None:
+    """Raise RocmlabError if this version of rocmlab is too old for a share; nothing is written."""
     version = version_of(share)
     if version > VERSION:
         raise RocmlabError(
@@ -44,40 +41,26 @@ def check(share: Path) -> int:
             "a newer version of rocmlab has used it and may have moved files",
             "make upgrade, or choose another share: make up SHARE=./other-share",
         )
-    return version
 
 
-def prepare(share: Path) -> list[str]:
-    """Migrate a share forward; return a line for each step, after which the version is written."""
-    version = check(share)
-    lines = []
-    while version < VERSION:
-        STEPS[version](share)
-        version += 1
-        _write(share, version)
-        lines.append(f"the share's layout is now {version}")
-    if not (share / FILE).exists():
-        _write(share, version)
-    return lines
-
-
-def _write(share: Path, version: int) -> None:
+def prepare(share: Path) -> None:
+    """Write the version into a share that has none; raise RocmlabError for one that is too new."""
+    check(share)
     path = share / FILE
-    path.parent.mkdir(exist_ok=True)
-    files.write_text(path, json.dumps({"version": version}) + "\n", mode=0o644)
+    if not path.exists():
+        path.parent.mkdir(exist_ok=True)
+        files.write_text(path, json.dumps({"version": VERSION}) + "\n", mode=0o644)
 
 
 def main(arguments: list[str]) -> int:
     """Prepare the share of a container; an error is reported as everywhere, with exit code 2."""
     try:
-        lines = prepare(Path(arguments[0]))
+        prepare(Path(arguments[0]))
     except RocmlabError as err:
         sys.stderr.write(f"error: {err}\n")
         return err.exit_code
     except OSError as err:  # a share that cannot be written has its own error, see start.sh
-        lines = [f"the layout of the share is not written: {err}"]
-    for line in lines:
-        sys.stderr.write(f"rocmlab: {line}\n")
+        sys.stderr.write(f"rocmlab: the layout of the share is not written: {err}\n")
     return 0
 
 

@@ -108,26 +108,23 @@ class NativeLab(Lab):
             )
         for name in SHARE_FOLDERS:
             (self.share_folder / name).mkdir(parents=True, exist_ok=True)
-        for line in layout.prepare(self.share_folder):
-            say(line)
+        layout.prepare(self.share_folder)
         homes.make_private(self.home)
         self._show()
 
     def _show(self) -> None:
         homes.show(self.view, {"work": self.notebooks, "share": self.share_folder})
 
-    def _adopt(self, say: Say) -> None:
-        """Move what earlier versions kept outside the share, and what was written next to work/ and share/."""
-        if found := homes.pending(self.settings.state):
-            homes.unlock(self.view)
-            try:
-                for line in homes.adopt(found, self.home, self.notebooks):
-                    say(line)
-            except OSError as err:
-                why = f"{err.filename}: {err.strerror}"
-                raise RocmlabError("files of an earlier lab could not be moved to the share", why, "make up") from err
-            finally:
-                self._show()
+    def _recover(self, say: Say) -> None:
+        """Move what was written next to work/ and share/, as root can, to where it is kept."""
+        try:
+            for line in homes.recover(self.view, self.notebooks):
+                say(line)
+        except OSError as err:
+            why = f"{err.filename}: {err.strerror}"
+            raise RocmlabError(f"files in {self.view} could not be moved to work/", why, "make up") from err
+        finally:
+            self._show()
 
     def runtime_folder(self) -> Path:
         """Return a private folder for the kernels' sockets and keys, in /tmp where the project's path is too long."""
@@ -243,7 +240,7 @@ class NativeLab(Lab):
         self._stop_server()
         server.check_free(self.port)
         tokens.write(self.settings, self.values)
-        self._adopt(say)
+        self._recover(say)
         for name in (".jupyter", ".local/share/jupyter"):
             (self.home / name).mkdir(parents=True, exist_ok=True, mode=0o700)
         self._offer_kernels(say)

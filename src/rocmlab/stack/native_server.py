@@ -11,10 +11,6 @@ from rocmlab.stack import sockets
 from rocmlab.stack.daemon import Daemon
 from rocmlab.stack.sockets import NOBODY, OTHER, OURS, UNKNOWN, Holder, trusted
 
-TYPE_CHECKING = False  # `typing` itself would cost `smi` milliseconds
-if TYPE_CHECKING:
-    from typing import Any
-
 
 class ServerProcess(Daemon):
     """The server of one native lab, running or not."""
@@ -40,25 +36,19 @@ class ServerProcess(Daemon):
         for listener in sockets.listeners(self.port) or ():
             if listener.uid in identity.own_uids() and (pid := sockets.holder(listener)):
                 process = identity.find(pid)
-                if process and self._looks_like_ours(process, self.port):
+                if process and self._looks_like_ours(process):
                     return process
         return None
 
-    def _is_unmarked(self, process: Process, facts: Mapping[str, Any]) -> bool:
-        configuration = facts.get("configuration")
-        port = str(configuration.get("PORT", "")) if isinstance(configuration, dict) else ""
-        return self._looks_like_ours(process, int(port) if port.isdecimal() else self.port)
-
-    def _looks_like_ours(self, process: Process, port: int) -> bool:
+    def _looks_like_ours(self, process: Process) -> bool:
         """Return whether a process is a server of this very folder: by command line, folder, user and socket."""
         arguments = identity.arguments_of(process.pid)
         has_command = "jupyterlab" in arguments and f"--ServerApp.root_dir={self.home}" in arguments
         if not has_command or identity.uid_of(process.pid) not in identity.own_uids():
             return False
-        folder = identity.folder_of(process.pid)
-        if folder not in (self.home.resolve(), (self.home / "work").resolve()):  # the first: of an earlier version
+        if identity.folder_of(process.pid) not in (self.home.resolve(), (self.home / "work").resolve()):
             return False
-        return any(sockets.is_held_by(each, process.pid) for each in sockets.listeners(port) or ())
+        return any(sockets.is_held_by(each, process.pid) for each in sockets.listeners(self.port) or ())
 
     def holder(self) -> Holder:
         """Look who listens on the port: ours only if every socket there is held by our server."""

@@ -56,7 +56,6 @@ class PodmanLab(ContainerLab):
     owner_label = "rocmlab.project"
     root_template = "{{.Store.GraphRoot}}"
     terminal_flags = ("--interactive", "--tty")
-    stdin_flags = ("--interactive",)
 
     def __init__(self, settings: Settings, values: dict[str, str], podman: Podman, passed: Passed) -> None:
         super().__init__(settings, values, podman.root)

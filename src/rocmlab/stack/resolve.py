@@ -20,7 +20,7 @@ from rocmlab.stack.settings import BASE_IMAGES, TORCH_INDEXES, Settings, qualifi
 
 INSTINCT = re.compile(r"gfx9(06|08|0a|42|50)")
 PIDS, PIDS_PER_CPU = 4096, 256  # a kernel with both pools of TensorFlow, OpenBLAS and a loader: about 10 per CPU
-OURS = (".venv", ".git", ".rocmlab/home", ".rocmlab/environments", ".rocmlab/old-home")  # made and removed by programs
+OURS = (".venv", ".git", ".rocmlab/home", ".rocmlab/environments")  # made and removed by programs
 LAB_UID = 1000  # jovyan, as in docker-stacks
 VIDEO_GIDS = ("44", "39")  # what Debian and Fedora call video; only used to fill a place in group_add
 

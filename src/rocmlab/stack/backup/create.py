@@ -350,7 +350,6 @@ class _Maker:
         return final.name
 
     def _tell(self, selection: Selection) -> None:
-        _list(self.say, [f"  {note}" for note in selection.notes])
         _list(
             self.say,
             [f"  omitted {each['path']} ({each['why']}; {amount(each['bytes'])})" for each in selection.omitted],

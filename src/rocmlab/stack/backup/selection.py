@@ -11,12 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rocmlab.stack import homes
 from rocmlab.stack.backup.model import FILE, FOLDER, LINK, MANIFEST, PREFIX, SETTINGS, Task, is_draft
 
 LOCKS = "share/leases"
 CACHES = ("share/cache", "share/home/.cache")
-RESCUED = f"share/home/recovered-{homes.OLD}"  # where files of an earlier container are in a backup
 OWN = {  # in the project folder, which may be the notebooks folder
     ".venv": "`make up` installs it again",
     ".venv-test": "`make test` installs it again",
@@ -49,7 +47,6 @@ class Selection:
     found: list[Found] = field(default_factory=list)
     omitted: list[dict[str, Any]] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # notes for the user on the places in the backup
 
     def omit(self, path: str, why: str, files: int = 1, size_bytes: int = 0) -> None:
         """Note that something is omitted."""
@@ -94,25 +91,7 @@ def _roots(task: Task, selection: Selection) -> dict[str, str]:
             roots[name] = os.path.realpath(folder)
         else:
             selection.omit(name, f"it is the same folder as {first}, which is saved", 0)
-    return {**roots, **_rescued(task, selection, roots)}
-
-
-def _rescued(task: Task, selection: Selection, roots: Mapping[str, str]) -> dict[str, str]:
-    """Return the files of an earlier container that wait to be moved to the share: there is no other copy of them."""
-    folder = os.path.join(task.settings, ".rocmlab", homes.OLD)
-    try:
-        if not task.settings or not os.listdir(folder):
-            return {}
-    except FileNotFoundError:
-        return {}
-    except OSError as err:
-        selection.fail(RESCUED, err)
-        return {}
-    path = RESCUED
-    while "share" in roots and os.path.lexists(os.path.join(roots["share"], path.partition("/")[2])):
-        path += "~"  # the share has one of an earlier restore
-    selection.notes.append(f"files of an earlier container, which wait in .rocmlab/{homes.OLD}, are saved as {path}")
-    return {path: os.path.realpath(folder)}
+    return roots
 
 
 def _skipped(task: Task) -> dict[Identity | None, str]:
