@@ -122,7 +122,7 @@ def test_the_engine_says_that_it_takes_cdi_names(cdi_engine: CdiEngine) -> None:
     found = engine_probe.probe(cdi_engine.environment)
 
     assert found.is_usable
-    assert found.has_cdi
+    assert found.cdi_problem() is None
     assert found.cdi_folders == (str(cdi_engine.specification.parent),)
 
 

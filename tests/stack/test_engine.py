@@ -168,7 +168,7 @@ class TestProbe:
         """An engine with the feature off, or older than it, names none."""
         found = engine.probe(docker(tmp_path, info=json.dumps({**INFO, "CDISpecDirs": folders})))
 
-        assert found.has_cdi is expected
+        assert (found.cdi_problem() is None) is expected
         assert (found.cdi_problem() is None) is expected
 
     def test_desktop_rootless_and_remote_are_recognised(self, tmp_path: Path) -> None:

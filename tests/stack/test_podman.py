@@ -20,9 +20,10 @@ from rocmlab.stack.choice import Choice
 from rocmlab.stack.engine import Engine
 from rocmlab.stack.gpus import Passed
 from rocmlab.stack.image import PASSED_INTO_THE_LAB, PROXIES
-from rocmlab.stack.podman import BUILD_ARGUMENTS, DEFAULTS, SECRETS, PodmanLab
+from rocmlab.stack.podman import BUILD_ARGUMENTS, OF_COMPOSE, SECRETS, PodmanLab
 from rocmlab.stack.podman_engine import Podman
 from rocmlab.stack.progress import PodmanProgress
+from rocmlab.stack.requirements import TORCH_VERSION
 
 ROOTFUL = Podman(is_usable=True, version="5.4.2", oci_runtime="crun")
 PERSONAL = Podman(is_usable=True, version="4.3.1", oci_runtime="crun", is_rootless=True)
@@ -158,9 +159,9 @@ class TestSameAsCompose:
         defaults = {name: re.fullmatch(r"\$\{\w+:?-(.+)\}", str(arguments[name])) for name in ("TORCH_VERSION",)}
 
         assert set(arguments) - set(PROXIES) == set(BUILD_ARGUMENTS)
-        assert defaults["TORCH_VERSION"][1] == DEFAULTS["TORCH_VERSION"]
-        assert service["shm_size"] == f"${{SHM_SIZE:-{DEFAULTS['SHM_SIZE']}}}"
-        assert service["environment"]["NB_UID"] == f"${{NB_UID:-{DEFAULTS['NB_UID']}}}"
+        assert defaults["TORCH_VERSION"][1] == TORCH_VERSION
+        assert service["shm_size"] == f"${{SHM_SIZE:-{OF_COMPOSE['SHM_SIZE']}}}"
+        assert service["environment"]["NB_UID"] == f"${{NB_UID:-{OF_COMPOSE['NB_UID']}}}"
 
     def test_the_mounts_are_the_same(self, compose: dict, tmp_path: Path) -> None:
         """Share, notebooks and secrets at the same places."""

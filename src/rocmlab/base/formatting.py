@@ -121,6 +121,15 @@ def size(count: float | None) -> str:
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
 
 
+def amount(size_bytes: float) -> str:
+    """Return bytes in the units of disks and downloads: `512 B`, `1.5 GB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size_bytes < 1000:
+            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1000
+    return f"{size_bytes:.1f} TB"
+
+
 def energy(joules: float | None) -> str:
     """Return an energy as `830 J`, `41.2 Wh` or `2.66 kWh`; empty if unknown."""
     if joules is None:

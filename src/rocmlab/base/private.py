@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import stat
+from pathlib import Path
+
+from rocmlab.base.errors import RocmlabError
 
 UMASK = "NB_UMASK"  # set: the umask alone decides who may read runs
 PRIVATE_FOLDER = 0o750
@@ -23,3 +27,19 @@ def create(path: str, flags: int) -> int:
     """
     folder = os.stat(os.path.dirname(path) or os.curdir).st_mode
     return os.open(path, flags, 0o666 if folder & 0o007 else 0o666 & folder)
+
+
+def make_folder(folder: Path, why: str, otherwise: str = "") -> Path:
+    """Make a folder that its owner alone can open, and return it; an error if it is another user's, or open to others.
+
+    Args:
+        folder: its path.
+        why: what another user could do with it, for the error.
+        otherwise: the fix where it is another user's, and cannot be removed from /tmp.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        fix = otherwise if otherwise and found.st_uid != os.getuid() else f"rm -r {folder}"
+        raise RocmlabError(f"{folder} is not a private folder of this user", why, fix)
+    return folder

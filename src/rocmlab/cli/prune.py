@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rocmlab.base.errors import RocmlabError
+from rocmlab.base.formatting import amount
 
 TYPE_CHECKING = False  # `clean` without --runs needs none of it
 if TYPE_CHECKING:
@@ -59,27 +60,21 @@ def main(chosen: argparse.Namespace, age: str, *, is_forced: bool) -> int:
         print(f"no finished run is older than {age}; nothing was removed")
         return 0
     _list(old, "old")
-    total = _amount(sum(run.size for run in old))
+    total = amount(sum(run.size for run in old))
     count = f"{len(old)} run{'s' * (len(old) != 1)}"
     if not is_forced and not _agrees(f"remove {'this' if len(old) == 1 else 'these'} {count} ({total})? [y/N] ", age):
         print("nothing was removed")
         return 1
     removed = _do(project, age, seconds, [run.name for run in old])
-    print(f"removed {len(removed)} runs ({_amount(sum(run.size for run in removed))})")
+    print(f"removed {len(removed)} runs ({amount(sum(run.size for run in removed))})")
     return 0 if len(removed) == len(old) else 1
 
 
 def _list(runs: Sequence[OldRun], label: str) -> None:
     for run in runs:
-        size = f"{_amount(run.size)}, {run.files} files"
+        size = f"{amount(run.size)}, {run.files} files"
         why = f"; {run.kept_because}" if run.kept_because else ""
         print(f"  {label:5}  {run.name}  finished {run.finished[:10]}  {size}{why}")
-
-
-def _amount(size_bytes: float) -> str:
-    from rocmlab.stack.backup.model import amount
-
-    return amount(size_bytes)
 
 
 def _agrees(question: str, age: str) -> bool:

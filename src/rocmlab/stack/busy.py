@@ -92,9 +92,6 @@ def _look(lab: Lab) -> Found:
         return Found((), f"{err.problem.what}: {err.problem.why}")
 
 
-# -- kernels -------------------------------------------------------------------------------------------------------
-
-
 def _kernels(lab: Lab) -> list[Work] | None:
     """Return the kernels of the lab's server; None if it does not answer."""
     status, kernels = lab.ask("/api/kernels", timeout_seconds=ASK_TIMEOUT_SECONDS)
@@ -141,9 +138,6 @@ def _clock(text: str) -> str:
     ago = max(0.0, time.time() - seconds)
     shown = f"{ago:.0f} s" if ago < 90 else f"{ago / 60:.0f} min" if ago < 5400 else f"{ago / 3600:.0f} h"
     return f"{datetime.fromtimestamp(seconds, timezone.utc):%H:%M:%S} UTC ({shown} ago)"
-
-
-# -- headless runs -------------------------------------------------------------------------------------------------
 
 
 def _runs(lab: Lab) -> list[Work]:
@@ -197,9 +191,6 @@ def _run(run: Row, *, is_open: bool) -> Work:
     done = f", {run['finished']} of {run['jobs']} notebooks done" if run.get("jobs") else ""
     how = f"under way since {_clock(str(run.get('since') or ''))}{done}"
     return Work(f"the headless run {run['name']}", how, True, is_open, tuple(run.get("devices") or ()))
-
-
-# -- terminals -----------------------------------------------------------------------------------------------------
 
 
 def _terminals(lab: Lab) -> list[Work]:

@@ -55,6 +55,8 @@ def inspect(engine: Engine, root: Path, podman: Podman | None = None) -> Host:
     """Look at the host below `root`."""
     has_kfd = nodes.kfd(root) is not None
     too_old = _too_old(root)
+    of_windows = root / "usr/lib/wsl/lib"  # where its NVIDIA driver is: /dev/dxg serves the GPUs of every vendor
+    has_other = any((of_windows / name).exists() for name in ("nvidia-smi", "libcuda.so.1"))
     return Host(
         engine=engine,
         has_amd=has_kfd and not too_old and bool(topology.read(root).gpus or nodes.render_nodes(root)),
@@ -65,14 +67,9 @@ def inspect(engine: Engine, root: Path, podman: Podman | None = None) -> Host:
         amd_without_driver=None if has_kfd or too_old else next(iter(sorted(Cards(root).by_address)), None),
         amd_too_old=too_old,
         podman=podman or NO_PODMAN,
-        has_wsl_gpu=not has_kfd and (root / "dev/dxg").exists() and not _has_nvidia_for_wsl(root),
+        has_wsl_gpu=not has_kfd and (root / "dev/dxg").exists() and not has_other,
         simulated=str(root) if is_simulated(root) else None,
     )
-
-
-def _has_nvidia_for_wsl(root: Path) -> bool:
-    """Return whether Windows provides its NVIDIA driver: /dev/dxg serves the GPUs of every vendor."""
-    return (root / "usr/lib/wsl/lib/nvidia-smi").exists() or (root / "usr/lib/wsl/lib/libcuda.so.1").exists()
 
 
 def _too_old(root: Path) -> str | None:

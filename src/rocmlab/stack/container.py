@@ -245,8 +245,6 @@ class ContainerLab(ImageLab):
             remove = f"{self.program} volume rm {self.volume}"
             say(f"kept the volume {self.volume} (remove it and all results with: {remove})")
 
-    # -- inside --------------------------------------------------------------------------------------------------
-
     def inside(self) -> tuple[list[str], Mapping[str, str]] | None:
         """Return what runs rocmlab in the running container as the lab's own user, or None where none runs."""
         container = self.container()

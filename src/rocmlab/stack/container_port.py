@@ -57,7 +57,8 @@ def holder(
         )  # no listener at all: the engine forwards the port without a process (userland-proxy: false)
     elif kind == HOST:
         user = f"{values['NB_UID']}:{values['NB_GID']}"
-        is_ours = bool(found) and all(each in inside or _is_inside(engine, str(running), user, each) for each in found)
+        command = ("exec", "--user", user, str(running), "sh", "-c", HOLDS)
+        is_ours = bool(found) and all(each in inside or engine(*command, str(each.inode))[0] == 0 for each in found)
         inside |= set(found) if is_ours else set()
     else:
         is_ours = False
@@ -67,11 +68,6 @@ def holder(
     if found and running is None and engine("version")[0]:
         return Holder(UNKNOWN, found)  # the engine does not answer: it may be its own listener
     return Holder(OTHER, found) if found else Holder(NOBODY)
-
-
-def _is_inside(engine: Engine, container: str, user: str, listener: Listener) -> bool:
-    code, _ = engine("exec", "--user", user, container, "sh", "-c", HOLDS, str(listener.inode))
-    return code == 0
 
 
 def is_confirmed(state: Path, port: int, found: tuple[Listener, ...]) -> bool:

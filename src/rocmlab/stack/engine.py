@@ -50,11 +50,6 @@ class Engine:
         return "Docker Desktop" in self.operating_system or _is_desktop_socket(self.endpoint)
 
     @property
-    def has_cdi(self) -> bool:
-        """The engine takes devices by their CDI names."""
-        return bool(self.cdi_folders)
-
-    @property
     def is_rootless(self) -> bool:
         """A rootless engine cannot use the groups of the host's device nodes."""
         return any("rootless" in option for option in self.security)
@@ -94,7 +89,7 @@ class Engine:
 
     def cdi_problem(self) -> Problem | None:
         """Return why this engine takes no CDI names, or None if it does."""
-        if self.has_cdi:
+        if self.cdi_folders:
             return None
         return Problem(
             f"Docker engine {self.version} does not take GPUs by their CDI names",
@@ -115,14 +110,11 @@ def probe(environment: Mapping[str, str] | None = None) -> Engine:
     start = output.find("{")
     if code == 0 and start >= 0 and (facts := envfile.json_object(output[start:])).get("ServerVersion"):
         return _with_tools(client, facts, environment)
-    if _is_podman(client, output + error) or not _is_installed(environment, error):
+    is_podman = "emulate docker cli using podman" in (output + error).lower()  # of the package podman-docker
+    is_podman = is_podman or Path(os.path.realpath(client)).name == "podman"
+    if is_podman or not _is_installed(environment, error):
         return Engine(is_usable=False)
     return Engine(is_usable=False, problem=_why_down(error))
-
-
-def _is_podman(client: str, message: str) -> bool:
-    """Tell Podman's replacement of the `docker` command (the package podman-docker) from Docker itself."""
-    return Path(os.path.realpath(client)).name == "podman" or "emulate docker cli using podman" in message.lower()
 
 
 def _with_tools(client: str, facts: dict[str, Any], environment: Mapping[str, str]) -> Engine:
@@ -133,6 +125,8 @@ def _with_tools(client: str, facts: dict[str, Any], environment: Mapping[str, st
     about_client = facts.get("ClientInfo")
     context = str(about_client.get("Context") or "") if isinstance(about_client, dict) else ""
     endpoint = _endpoint(client, context, environment)
+    target = os.path.realpath(client)
+    is_snap = any("/snap/" in path for path in (client, target, root)) or Path(target).name == "snap"
     return Engine(
         is_usable=(problem := _version_problem(version) or _compose_problem(code, output)) is None,
         problem=problem,
@@ -141,7 +135,7 @@ def _with_tools(client: str, facts: dict[str, Any], environment: Mapping[str, st
         root=root,
         security=tuple(map(str, security)) if isinstance(security, list) else (),
         runtimes=tuple(runtimes) if isinstance(runtimes, dict) else (),
-        is_snap=_is_snap(client, root),
+        is_snap=is_snap,
         is_remote=endpoint.startswith(("tcp:", "ssh:", "http:", "https:")) and not _is_loopback(endpoint),
         context=context,
         endpoint=endpoint,
@@ -167,12 +161,6 @@ def _is_loopback(endpoint: str) -> bool:
 
 def _is_desktop_socket(endpoint: str) -> bool:
     return "/.docker/desktop/" in endpoint or "docker_engine_desktop" in endpoint
-
-
-def _is_snap(client: str, root: str) -> bool:
-    """Tell the snap package by its command, its files, or where its engine keeps images (/var/snap/docker/…)."""
-    target = os.path.realpath(client)
-    return any("/snap/" in path for path in (client, target, root)) or Path(target).name == "snap"
 
 
 def _version_problem(version: str) -> Problem | None:

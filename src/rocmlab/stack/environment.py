@@ -71,10 +71,6 @@ class Environment:
         fitting = {self.fingerprint(), replace(self, has_cluster=True).fingerprint()}  # Ray may be there unused
         return envfile.read_json(self.marker).get("fingerprint") in fitting
 
-    def has_lab(self) -> bool:
-        """Return whether JupyterLab can start from the present requirements; its frameworks may be missing yet."""
-        return self.is_current() or self.is_part()
-
     def is_part(self) -> bool:
         """Return whether it has what JupyterLab needs, from the present requirements, and `finish` can go on."""
         is_whole = installation.is_whole(self.folder)
@@ -98,8 +94,7 @@ class Environment:
 
     def matches(self, record: dict[str, str], folder: Path) -> bool:
         """Return whether an environment has this record."""
-        read = envfile.read_json(folder / MARKER) or envfile.read_json(folder / installation.PART)
-        found = {"jax_packages": "", **read}  # which some records lack
+        found = envfile.read_json(folder / MARKER) or envfile.read_json(folder / installation.PART)
         return record.items() <= found.items() and (folder / "bin/python").exists()
 
     def check_disk(self) -> None:

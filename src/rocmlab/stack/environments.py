@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -30,11 +31,8 @@ def copy(source: Path, target: Path) -> None:
 
     def link_or_copy(name: str, other: str) -> None:
         if "site-packages" in Path(name).relative_to(real).parts:
-            try:
+            with suppress(OSError):  # a file system without hard links
                 os.link(name, other, follow_symlinks=False)
-            except OSError:
-                pass  # a file system without hard links
-            else:
                 return
         shutil.copy2(name, other, follow_symlinks=False)
 

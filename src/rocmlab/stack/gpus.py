@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +22,12 @@ HEAD = "# Written by `make up`: exactly the GPUs that GPUS names.\nservices:\n  
 
 def check(settings: Settings, choice: Choice, engine: Engine, devices: list[Device], root: Path) -> None:
     """Raise RocmlabError unless the requested GPUs exist and can be passed in the requested way."""
-    _check_cluster(settings, choice)
+    if choice.runtime == "podman" and settings.is_in_cluster:
+        raise RocmlabError(
+            f"CLUSTER={settings.get('CLUSTER')} was requested, and this lab runs in Podman",
+            "a lab that is a node of a cluster runs in Docker, with the host's own network, or natively",
+            "make cluster-up RUNTIME=native (or RUNTIME=docker); or leave the cluster: make cluster-down",
+        )
     _check_way(settings, choice, engine, root)
     if choice.is_rootless and choice.backend == "rocm" and not choice.is_wsl:
         _check_openable(root)
@@ -57,15 +61,6 @@ def _check_openable(root: Path) -> None:
             f"the GPU's nodes belong to the groups {groups} (usually render and video), and you are not in them",
             "sudo usermod -aG render,video $USER, log in again, then: podman system migrate\n"
             "or, as root: sudo make up; or on the CPU: make up BACKEND=cpu",
-        )
-
-
-def _check_cluster(settings: Settings, choice: Choice) -> None:
-    if choice.runtime == "podman" and settings.is_in_cluster:
-        raise RocmlabError(
-            f"CLUSTER={settings.get('CLUSTER')} was requested, and this lab runs in Podman",
-            "a lab that is a node of a cluster runs in Docker, with the host's own network, or natively",
-            "make cluster-up RUNTIME=native (or RUNTIME=docker); or leave the cluster: make cluster-down",
         )
 
 
@@ -188,9 +183,6 @@ def _all_nodes(root: Path, *, openable: bool = False) -> tuple[str, ...]:
     return tuple(node.path for node in found if node.is_accessible or not openable)
 
 
-# -- Compose -------------------------------------------------------------------------------------------------------
-
-
 def overlay(given: Passed) -> str:
     """Return what a container is given as a Compose overlay."""
     text = HEAD
@@ -203,11 +195,6 @@ def overlay(given: Passed) -> str:
     if given.ids:
         text += _reservation("nvidia", given.ids, "!override")
     return text
-
-
-def overlay_of_a_run(text: str) -> str:
-    """Return the file for the overlay of a single run, by its content: the standing lab's is not touched."""
-    return OVERLAY.replace(".yaml", f".{hashlib.sha256(text.encode()).hexdigest()[:12]}.yaml")
 
 
 def _environment(variables: Sequence[tuple[str, str | None]]) -> str:

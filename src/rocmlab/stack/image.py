@@ -12,9 +12,10 @@ from pathlib import Path
 
 from rocmlab import __version__
 from rocmlab.base.errors import RocmlabError
+from rocmlab.base.formatting import amount
 from rocmlab.stack import envfile, image_size, process, shipped, source
 from rocmlab.stack.lab import Lab, Say
-from rocmlab.stack.progress import BuildProgress, PullProgress, readable
+from rocmlab.stack.progress import BuildProgress, PullProgress
 from rocmlab.stack.settings import Settings
 
 NEEDED_BYTES = {"rocm": 60e9, "cuda": 25e9, "cpu": 8e9, "slim": 10e9}  # for the base image unpacked and our layers
@@ -105,11 +106,6 @@ class ImageLab(Lab):
         share = self.values["SHARE"]
         return self.settings.path(share) if "/" in share else None
 
-    @property
-    def notebooks(self) -> Path:
-        """The folder shown as work/."""
-        return self.settings.path(self.values.get("NOTEBOOKS_DIR") or self.settings.get("NOTEBOOKS_DIR"))
-
     def has_base(self) -> bool:
         """Return whether the base image is here."""
         return self.image_id(self.values["BASE_IMAGE"]) != ""
@@ -151,7 +147,9 @@ class ImageLab(Lab):
 
     def prepare(self, say: Say, *, always: bool = False, only_lab: bool = False) -> None:
         """Build the image unless it is current, or `always`, for what the digest leaves out (the notebooks' copy)."""
-        self._hand_over_notebooks(say)
+        ids = [self.values.get(name, "") for name in ("NB_UID", "NB_GID")]
+        if all(text.isdigit() for text in ids):  # else start.sh reports what is wrong
+            shipped.hand_over(self.settings, self.notebooks, int(ids[0]), int(ids[1]), say)
         if self.is_prepared() and not always:
             return
         self.check_disk()
@@ -175,12 +173,6 @@ class ImageLab(Lab):
             )
         say(f"image {self.image} is built")
         self.has_built = True  # what has lost its name is removed when the new one's lab has answered
-
-    def _hand_over_notebooks(self, say: Say) -> None:
-        """Let the lab's user save the project's own notebooks, where root cloned them; see `shipped`."""
-        ids = [self.values.get(name, "") for name in ("NB_UID", "NB_GID")]
-        if all(text.isdigit() for text in ids):  # else start.sh reports what is wrong
-            shipped.hand_over(self.settings, self.notebooks, int(ids[0]), int(ids[1]), say)
 
     def _progress(self, dockerfile: str) -> BuildProgress:
         """Return what makes a few lines of a build's many."""
@@ -213,7 +205,7 @@ class ImageLab(Lab):
 
     def _announced(self, base: str, download_bytes: int) -> list[str]:
         """Return what a user should know before gigabytes are pulled."""
-        size = readable(download_bytes) if download_bytes else "a size that its registry does not tell"
+        size = amount(download_bytes) if download_bytes else "a size that its registry does not tell"
         lines = [f"pulling {base}: {size} to download"]
         if self.kind == "slim":
             lines.append("  then AMD's wheels of PyTorch and ROCm, about 2 GB for one target")

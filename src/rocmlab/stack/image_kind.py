@@ -60,7 +60,10 @@ def decide(settings: Settings, choice: Choice, devices: Sequence[Device]) -> Ima
             "WSL2 lists none" if choice.is_wsl else "the driver lists no GPU",
             "name it: make up IMAGE=slim GFX=gfx1100; or: make up IMAGE=full",
         )
-    present += _overrides(settings.read_env())
+    for name, value in settings.read_env().items():
+        if name.startswith(OVERRIDE) and is_version(value):  # what GPUs are made to look like: 10.3.0 is gfx1030
+            major, minor, step = value.split(".")
+            present.append(f"gfx{major}{int(minor):x}{int(step):x}")
     targets, without = _split(dict.fromkeys(present))
     if not targets:
         return ImageKind(note=f"IMAGE=slim is not possible, so the full image is used: AMD has no wheels for {without}")
@@ -88,9 +91,3 @@ def _split(names: Mapping[str, None]) -> tuple[tuple[str, ...], str]:
     known = {name: products.target(name) for name in names}
     usable = [name for name, target in known.items() if target.has_wheels and target.outlook != "wrong"]
     return tuple(sorted(usable)), ", ".join(name for name in names if name not in usable)
-
-
-def _overrides(environment: Mapping[str, str]) -> list[str]:
-    """Return the targets that GPUs are made to look like: 10.3.0 is gfx1030."""
-    given = [value for name, value in environment.items() if name.startswith(OVERRIDE) and is_version(value)]
-    return [f"gfx{major}{int(minor):x}{int(step):x}" for major, minor, step in (each.split(".") for each in given)]

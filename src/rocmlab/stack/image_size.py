@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from rocmlab.stack import envfile
 
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}  # of this machine: as registries call it
 
@@ -18,12 +19,12 @@ def layers(read: Callable[[str], str], image: str) -> dict[str, int]:
         read: returns the manifest of an image by its name, or an empty string.
         image: its name; for this machine's platform where there are several.
     """
-    manifest = _parsed(read(image))
+    manifest = envfile.json_object(read(image))
     listed = manifest.get("manifests")
     if isinstance(listed, list):
         wanted = ARCHITECTURES.get(platform.machine(), platform.machine())
         fitting = [each.get("digest") for each in listed if _is_for(each, wanted)]
-        manifest = _parsed(read(f"{repository(image)}@{fitting[0]}")) if fitting else {}
+        manifest = envfile.json_object(read(f"{repository(image)}@{fitting[0]}")) if fitting else {}
     found = manifest.get("layers")
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
         return {}
@@ -38,11 +39,3 @@ def repository(image: str) -> str:
 def _is_for(entry: Any, architecture: str) -> bool:  # noqa: ANN401  any JSON value
     found = entry.get("platform") if isinstance(entry, Mapping) else None
     return isinstance(found, Mapping) and (found.get("os"), found.get("architecture")) == ("linux", architecture)
-
-
-def _parsed(text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -16,7 +16,6 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import fields
 from pathlib import Path
 
 import rocmlab
@@ -51,7 +50,8 @@ class Installer(Daemon):
         try:
             self.end()  # without the lock it installs nothing more
             (environment.folder / installation.FAILURE).unlink(missing_ok=True)
-            command = [sys.executable, "-m", "rocmlab.stack.installing", _to_json(environment), str(lock)]
+            given = {**vars(environment), "project": str(environment.project), "building": None, "descriptors": ()}
+            command = [sys.executable, "-m", "rocmlab.stack.installing", json.dumps(given), str(lock)]
             variables = {**os.environ, "PYTHONPATH": str(Path(rocmlab.__file__).parents[1])}
             log = self.project / installation.LOG
             self.launch(command, variables, {}, log=log, cwd=self.project, keep=[lock])
@@ -80,17 +80,11 @@ class Installer(Daemon):
                 os.close(lock)
 
 
-def _to_json(environment: Environment) -> str:
-    given = {field.name: getattr(environment, field.name) for field in fields(environment)}
-    kept = {name: value for name, value in given.items() if name not in ("building", "descriptors")}
-    return json.dumps({**kept, "project": str(environment.project)})
-
-
 def main(arguments: Sequence[str]) -> int:
     """Install what is missing, show in the launcher how that ended, and compile; return the exit code."""
     given = json.loads(arguments[0])
     lock = int(arguments[1])
-    environment = Environment(**{**given, "project": Path(given["project"])}, descriptors=(lock,))
+    environment = Environment(**{**given, "project": Path(given["project"]), "descriptors": (lock,)})
     os.nice(INSTALL_NICENESS)
     try:
         if environment.is_part():

@@ -35,8 +35,7 @@ class Lab(ABC):
         self.values = values  # every variable that `make up` derived
         self.port = int(values["PORT"])
         self.token = values["JUPYTER_TOKEN"]
-
-    # -- image or environment ------------------------------------------------------------------------------------
+        self.notebooks = settings.path(values.get("NOTEBOOKS_DIR") or settings.get("NOTEBOOKS_DIR"))  # shown as work/
 
     @abstractmethod
     def is_prepared(self) -> bool:
@@ -73,8 +72,6 @@ class Lab(ABC):
     def disk_problem(self) -> Problem | None:
         """Return what is wrong where a disk that the lab writes to is nearly full."""
         return disk.problem(self.folders(), disk.minimum_bytes({disk.NAME: self.settings.get(disk.NAME)}))
-
-    # -- server --------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def is_running(self) -> bool:
@@ -122,8 +119,6 @@ class Lab(ABC):
     def answers(self) -> bool:
         """Return whether the lab's server accepts our token, which is sent to no other process."""
         return self.ask("/api/status")[0] == 200
-
-    # -- inside --------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def inside(self) -> tuple[list[str], Mapping[str, str]] | None:

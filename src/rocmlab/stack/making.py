@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from rocmlab.base import installation
@@ -47,7 +48,7 @@ def make(environment: Environment, say: Say, *, is_part_kept: bool = False) -> N
         present = environment.project / ".venv"
         if environment.matches(environment.record_of(check_python(environment.python)), present):
             if (present / installation.PART).exists():  # sizes of scripts in a copy are other ones
-                _remove_unfinished(environment, present)
+                packages.remove_unfinished(present, partial(requirements.comes, environment))
             say("copying .venv, so that the present environment is kept")
             environments.copy(present, environment.building)
         _make(environment, say)
@@ -75,7 +76,7 @@ def _make(environment: Environment, say: Say, *, only_lab: bool = False, is_serv
     try:
         environment.check_disk()
         environment.marker.unlink(missing_ok=True)
-        packages.forget_bytecode(environment.folder)
+        (environment.folder / packages.COMPILED).unlink(missing_ok=True)
         if is_new:
             say(f"making .venv with {environment.python} ({version})")
             create(environment.python, version, environment.folder)
@@ -86,7 +87,7 @@ def _make(environment: Environment, say: Say, *, only_lab: bool = False, is_serv
         else:
             is_continued = environment.part.exists()
             if is_continued and environment.building is None:
-                _remove_unfinished(environment, environment.folder)
+                packages.remove_unfinished(environment.folder, partial(requirements.comes, environment))
             steps = requirements.steps(environment, is_serving=is_serving)
             requirements.fill(environment, steps, say, is_continued=is_continued)
             verify(environment, environment.interpreter)
@@ -175,7 +176,3 @@ def verify(environment: Environment, interpreter: Path) -> None:
                 lines[0].removeprefix("error: "),
                 "make up JAX_PACKAGES=" if framework == "jax" and environment.jax_packages else fix,
             )
-
-
-def _remove_unfinished(environment: Environment, folder: Path) -> None:
-    packages.remove_unfinished(folder, lambda name: requirements.comes(environment, name))

@@ -39,18 +39,14 @@ class Monitoring:
 
     def __init__(self, project: Project, environment: Mapping[str, str] | None = None) -> None:
         """Read the settings; raise RocmlabError if the lab is not Docker's, or is a node of a cluster."""
-        if project.choice.runtime != "docker":
-            raise RocmlabError(
-                f"the monitoring needs a lab in Docker, and the runtime of this lab is {project.choice.runtime}",
-                "it is an overlay of the Compose project",
-                "`rocmlab monitoring` without arguments shows how to scrape this lab with your own Prometheus",
-            )
+        own = "`rocmlab monitoring` without arguments shows how to scrape this lab with your own Prometheus"
+        if (runtime := project.choice.runtime) != "docker":
+            what = f"the monitoring needs a lab in Docker, and the runtime of this lab is {runtime}"
+            raise RocmlabError(what, "it is an overlay of the Compose project", own)
         if project.settings.is_in_cluster:
-            raise RocmlabError(
-                "the monitoring runs in the network of the Compose project, and this lab is a node of a cluster",
-                "such a lab has the host's own network, where the other services do not reach it by its name",
-                "`rocmlab monitoring` without arguments shows how to scrape this lab with your own Prometheus",
-            )
+            what = "the monitoring runs in the network of the Compose project, and this lab is a node of a cluster"
+            why = "such a lab has the host's own network, where the other services do not reach it by its name"
+            raise RocmlabError(what, why, own)
         assert isinstance(project.lab, DockerLab)
         self.lab = project.lab
         environment = os.environ if environment is None else environment
@@ -159,8 +155,7 @@ def _ask(url: str) -> bytes | None:
 def _metrics_token(project: Project) -> str:
     if token := project.values.get("METRICS_TOKEN"):
         return token
-    why = "it was started by an earlier version of rocmlab"
-    raise RocmlabError("this lab has no token for Prometheus", why, "make up")
+    raise RocmlabError("this lab has no token for Prometheus", "METRICS_TOKEN is missing in .env", "make up")
 
 
 def scrape_configuration(project: Project) -> str:

@@ -7,11 +7,10 @@ import os
 import secrets
 import shutil
 import signal
-import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rocmlab.base import confidential, hosts, identity, installation
+from rocmlab.base import confidential, hosts, identity, installation, private
 from rocmlab.base.errors import Problem, RocmlabError
 from rocmlab.base.identity import Process
 from rocmlab.cluster.node import record
@@ -41,8 +40,7 @@ class NativeLab(Lab):
     def __init__(self, settings: Settings, values: dict[str, str], environment: Environment) -> None:
         super().__init__(settings, values)
         self.venv = environment
-        self.share_folder = (settings.project / os.path.expanduser(values["SHARE"])).resolve()
-        self.notebooks = (settings.project / os.path.expanduser(settings.get("NOTEBOOKS_DIR"))).resolve()
+        self.share_folder = settings.path(values["SHARE"])
         self.view = settings.state / "home"  # what JupyterLab shows: work/ and share/, and nothing can be saved in it
         self.home = self.share_folder / "home"  # JupyterLab's settings, workspaces and data
         self.log = settings.state / "jupyter.log"
@@ -50,15 +48,13 @@ class NativeLab(Lab):
         self.installer = Installer(settings.project)
         self.node = NativeNode(settings, environment.interpreter)
 
-    # -- environment ---------------------------------------------------------------------------------------------
-
     def is_prepared(self) -> bool:
         """Return whether `.venv` is current."""
         return self.venv.is_current()
 
     def is_startable(self) -> bool:
         """Return whether JupyterLab can start from `.venv`."""
-        return self.venv.has_lab()
+        return self.venv.is_current() or self.venv.is_part()
 
     def unfinished(self) -> str | Problem | None:
         """Return whether the frameworks are being installed, or why they are not."""
@@ -132,15 +128,7 @@ class NativeLab(Lab):
         if len(os.fsencode(folder)) > SOCKET_FOLDER_BYTES:
             digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:8]
             folder = Path(f"/tmp/rocmlab-{os.getuid()}-{digest}")
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-            raise RocmlabError(
-                f"{folder} is not a private folder of this user",
-                "another user could read the kernels' keys",
-                f"rm -r {folder}",
-            )
-        return folder
+        return private.make_folder(folder, "another user could read the kernels' keys")
 
     def server_environment(self) -> dict[str, str]:
         """Return the environment of the server and of everything it starts."""
@@ -179,8 +167,6 @@ class NativeLab(Lab):
             return env  # a mask that the host set for this user stays
         devices = [device for device in discover(root) if device.backend == backend]
         return visibility.apply(env, visibility.select(devices, choice))
-
-    # -- server --------------------------------------------------------------------------------------------------
 
     def is_running(self) -> bool:
         """Return whether the server process lives."""
@@ -321,8 +307,6 @@ class NativeLab(Lab):
             say(f"kept {self.view}: it holds files that are not of rocmlab; the next `make up` moves them to work/")
         removed = f"removed {self.venv.folder}" if is_ours else "no environment made by rocmlab found"
         say(f"{removed}; kept the share {self.share_folder}")
-
-    # -- inside --------------------------------------------------------------------------------------------------
 
     def run(self, arguments: Sequence[str]) -> int:
         """Run `rocmlab <arguments>` with the lab's interpreter and environment."""

@@ -83,8 +83,3 @@ def compile_all(environment: Path, interpreter: Path) -> None:
     sites = [str(each) for each in environment.glob(SITE)]
     process.capture([str(interpreter), "-P", "-m", "compileall", "-qq", *sites], timeout_seconds=COMPILE_SECONDS)
     (environment / COMPILED).touch()
-
-
-def forget_bytecode(environment: Path) -> None:
-    """Note that packages will be replaced."""
-    (environment / COMPILED).unlink(missing_ok=True)

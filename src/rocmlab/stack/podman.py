@@ -15,7 +15,8 @@ from rocmlab.stack.gpus import Passed
 from rocmlab.stack.image import PASSED_INTO_THE_LAB, PROXIES
 from rocmlab.stack.podman_engine import Podman
 from rocmlab.stack.progress import BuildProgress, PodmanProgress
-from rocmlab.stack.setting_table import NAMES
+from rocmlab.stack.requirements import TORCH_VERSION
+from rocmlab.stack.setting_table import DEFAULTS, NAMES
 from rocmlab.stack.settings import Settings
 
 SECRETS = {"ca_bundle": "CA_BUNDLE", "pip_config": "PIP_CONFIG"}  # by name in the container: the variable with its path
@@ -32,14 +33,7 @@ BUILD_ARGUMENTS = {  # by name in the Dockerfile: the variable
     "CREATED": "ROCMLAB_CREATED",
     "INPUTS": "INPUTS",
 }
-DEFAULTS = {  # compose.yaml's
-    "SHM_SIZE": "8gb",
-    "NB_UID": "1000",
-    "NB_GID": "100",
-    "TORCH_VERSION": "2.13.0",
-    "PIDS_LIMIT": "8192",
-    "LOG_MAX_SIZE": "10m",
-}
+OF_COMPOSE = {"SHM_SIZE": "8gb", "NB_UID": "1000", "NB_GID": "100", "PIDS_LIMIT": "8192"}  # its defaults
 SIMULATED_HOST = "/opt/simulated-host"
 WSL_LIBRARIES = "/usr/lib/wsl"
 
@@ -74,9 +68,7 @@ class PodmanLab(ContainerLab):
         """What Compose would read: `.env` but for the settings in it, those in force, and what was derived of them."""
         others = {name: value for name, value in self.settings.read_env().items() if name not in NAMES}
         chosen = {name: value for name, value in self.settings.chosen.items() if name in NAMES}
-        return {**DEFAULTS, **others, **chosen, **self.values}
-
-    # -- image ---------------------------------------------------------------------------------------------------
+        return {**DEFAULTS, **OF_COMPOSE, "TORCH_VERSION": TORCH_VERSION, **others, **chosen, **self.values}
 
     def _progress(self, dockerfile: str) -> BuildProgress:
         return PodmanProgress(dockerfile)
@@ -103,8 +95,6 @@ class PodmanLab(ContainerLab):
     def _secrets(self) -> list[tuple[str, str]]:
         paths = [(secret, self.variables.get(variable, "")) for secret, variable in SECRETS.items()]
         return [(secret, str(self.settings.path(path))) for secret, path in paths if path]
-
-    # -- container -----------------------------------------------------------------------------------------------
 
     def options(self) -> list[str]:
         """Return what makes the container, but for its name, its port, its labels and its restart policy."""

@@ -85,6 +85,9 @@ def _describe(facts: Mapping[str, Any], message: str) -> Podman:
     is_rootless = bool(_at(facts, "host", "security", "rootless"))
     problem = _remote_problem(facts) or _version_problem(version)
     problem = problem or (_rootless_problem(facts, message) if is_rootless else None)
+    controllers = _at(facts, "host", "cgroupControllers")
+    if is_rootless and _at(facts, "host", "cgroupVersion") != "v2":
+        controllers = None  # in version 1 Podman ignores the limits of a container that is not root's, with a warning
     return Podman(
         is_usable=problem is None,
         problem=problem,
@@ -92,17 +95,9 @@ def _describe(facts: Mapping[str, Any], message: str) -> Podman:
         is_rootless=is_rootless,
         oci_runtime=str(_at(facts, "host", "ociRuntime", "name") or ""),
         root=str(_at(facts, "store", "graphRoot") or ""),
-        controllers=_controllers(facts, is_rootless=is_rootless),
+        controllers=frozenset(map(str, controllers)) if isinstance(controllers, list) else frozenset(),
         has_selinux=bool(_at(facts, "host", "security", "selinuxEnabled")),
     )
-
-
-def _controllers(facts: Mapping[str, Any], *, is_rootless: bool) -> frozenset[str]:
-    """Return the controllers of control groups with which Podman can limit a container."""
-    listed = _at(facts, "host", "cgroupControllers")
-    found = frozenset(str(name) for name in listed) if isinstance(listed, list) else frozenset()
-    # In version 1 Podman ignores the limits of a container that is not root's, with a warning.
-    return frozenset() if is_rootless and _at(facts, "host", "cgroupVersion") != "v2" else found
 
 
 def _remote_problem(facts: Mapping[str, Any]) -> Problem | None:

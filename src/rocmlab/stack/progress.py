@@ -6,6 +6,8 @@ import re
 import time
 from collections.abc import Callable, Mapping
 
+from rocmlab.base.formatting import amount
+
 
 class BuildProgress:
     """Shows the steps of a BuildKit build by the comments that explain them in the Dockerfile.
@@ -41,10 +43,13 @@ class BuildProgress:
         found = next((text for shape, text in self.comments if shape.fullmatch(instruction)), plain)
         return re.split(r"[:;] ", found)[0]
 
+    def printed(self, last: list[str]) -> list[str]:
+        """Return what the steps themselves printed."""
+        return [re.sub(r"^#\d+ [\d.]+ ", "", line) for line in last if re.match(r"^#\d+ [\d.]+ ", line)]
+
     def error(self, last: list[str]) -> str:
         """Return the lines that explain a failed build."""
-        printed = [re.sub(r"^#\d+ [\d.]+ ", "", line) for line in last if re.match(r"^#\d+ [\d.]+ ", line)]
-        printed = [line for line in printed if line.strip() and not self.NOISE.search(line)]
+        printed = [line for line in self.printed(last) if line.strip() and not self.NOISE.search(line)]
         return "\n".join(printed[-8:]) or "\n".join(last[-4:])
 
 
@@ -69,10 +74,9 @@ class PodmanProgress(BuildProgress):
             return shown
         return None
 
-    def error(self, last: list[str]) -> str:
-        """Return the lines that explain a failed build."""
-        printed = [line for line in last if line.strip() and not self.OWN.match(line) and not self.NOISE.search(line)]
-        return "\n".join(printed[-8:]) or "\n".join(last[-4:])
+    def printed(self, last: list[str]) -> list[str]:
+        """Return what the steps themselves printed."""
+        return [line for line in last if not self.OWN.match(line)]
 
 
 def explained(dockerfile: str) -> list[tuple[re.Pattern[str], str]]:
@@ -90,11 +94,6 @@ def explained(dockerfile: str) -> list[tuple[re.Pattern[str], str]]:
                 found.append((shape, " ".join(comment).rstrip(".")))
             comment = []
     return found
-
-
-def readable(size_bytes: float) -> str:
-    """Return a size such as `9.1 GB` or `30 MB`."""
-    return f"{size_bytes / 1e9:.1f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.0f} MB"
 
 
 class PullProgress:
@@ -132,7 +131,7 @@ class PullProgress:
     def _bytes(self) -> str:
         here = [layer for layer, state in self.layers.items() if state == "Already exists"]  # nothing to download
         arrived, total = self._arrived(), sum(size for layer, size in self.sizes.items() if layer not in here)
-        shown = f"  {readable(arrived)} of {readable(total)}"
+        shown = f"  {amount(arrived)} of {amount(total)}"
         if arrived >= total:
             return f"{shown}: unpacking"
         left = (self.clock() - self.began) * (total - arrived) / arrived

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -72,7 +73,7 @@ class Project:
     @property
     def url(self) -> str:
         """The address to open in a browser, token included."""
-        return server.url(int(self.values["PORT"]), self.values["JUPYTER_TOKEN"])
+        return f"http://127.0.0.1:{self.values['PORT']}/lab?token={self.values['JUPYTER_TOKEN']}"
 
 
 def notes(project: Project) -> list[str]:
@@ -316,7 +317,8 @@ def write(project: Project, *, persist: bool = True) -> None:
     files = project.values.get("COMPOSE_FILE", "")
     if gpus.OVERLAY in files.split(":"):
         text = gpus.overlay(project.passed)
-        name = gpus.OVERLAY if persist else gpus.overlay_of_a_run(text)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:12]  # of a single run, which leaves the lab's as it is
+        name = gpus.OVERLAY if persist else gpus.OVERLAY.replace(".yaml", f".{digest}.yaml")
         envfile.write(project.settings.project / name, text, mode=0o644)
         project.values["COMPOSE_FILE"] = files.replace(gpus.OVERLAY, name)
         if isinstance(project.lab, ContainerLab):

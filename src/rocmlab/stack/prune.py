@@ -59,9 +59,10 @@ def find(runs: Path, older_than_seconds: float, now: float | None = None) -> lis
     found = []
     for path in sorted(runs.iterdir()) if runs.is_dir() and not runs.is_symlink() else ():
         end = _finished(path)
-        if end is None or now - _unix(end) <= older_than_seconds or _is_under_way(path):
+        if end is None or now - _unix(end) <= older_than_seconds:
             continue
-        found.append(_measured(path, end))
+        with _held(path) as is_held:  # else it is under way again
+            found += [_measured(path, end)] if is_held else []
     return found
 
 
@@ -107,11 +108,6 @@ def _finished(folder: Path) -> str | None:
 
 def _unix(text: str) -> float:
     return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
-
-
-def _is_under_way(folder: Path) -> bool:
-    with _held(folder) as is_held:
-        return not is_held
 
 
 @contextmanager

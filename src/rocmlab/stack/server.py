@@ -20,11 +20,6 @@ POLL_SECONDS = 0.05
 RETRY_SECONDS = 0.5  # where something answers and is not our server: verifying costs more than a poll
 
 
-def url(port: int, token: str) -> str:
-    """Return the address to open in a browser, token included."""
-    return f"http://127.0.0.1:{port}/lab?token={token}"
-
-
 def ask(
     port: int,
     token: str,
@@ -50,8 +45,12 @@ def ask(
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_seconds)
     try:
         connection.connect()
-        if verify() != before or (not before.listeners and _is_taken(port, connection.sock.getsockname()[1])):
+        if verify() != before:
             return 0, None
+        if not before.listeners:  # an engine forwards the port without one: who has taken the connection?
+            uid = sockets.accepted_by(port, connection.sock.getsockname()[1])
+            if uid is not None and not trusted(uid):
+                return 0, None
         headers = {"Authorization": f"token {token}"}
         connection.request(method, path, None if body is None else json.dumps(body).encode(), headers)
         answer = connection.getresponse()
@@ -61,12 +60,6 @@ def ask(
         return 0, None
     finally:
         connection.close()
-
-
-def _is_taken(port: int, client_port: int) -> bool:
-    """Return whether another user's process has a connection, where an engine forwards the port without a listener."""
-    uid = sockets.accepted_by(port, client_port)
-    return uid is not None and not trusted(uid)
 
 
 def speaks(port: int) -> bool:

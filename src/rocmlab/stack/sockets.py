@@ -110,18 +110,14 @@ def messages(kernel: socket.socket) -> list[bytes]:
         while len(data) >= HEADER.size:
             length, kind, flags, _, _ = HEADER.unpack_from(data)
             if kind == DONE:
-                if _error_of(data) < 0:  # a dump that fails ends so, and not with ERROR: no tcp_diag, for example
+                ended = data[HEADER.size : HEADER.size + 4]  # with an error number, 0 or none; see netlink(7)
+                if int.from_bytes(ended, sys.byteorder, signed=True) < 0:  # of a dump that failed: no tcp_diag, say
                     raise OSError
                 return found
             if kind == ERROR or length < HEADER.size or flags & INTERRUPTED:
                 raise OSError
             found.append(data[HEADER.size : length])
             data = data[(length + 3) & ~3 :]
-
-
-def _error_of(done: bytes) -> int:
-    """Return the error number with which a dump ended, 0 where it has none. Source: netlink(7), NLMSG_DONE."""
-    return int.from_bytes(done[HEADER.size : HEADER.size + 4], sys.byteorder, signed=True)
 
 
 def _listener(message: bytes, port: int) -> tuple[bytes, Listener] | None:

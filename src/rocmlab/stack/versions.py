@@ -71,20 +71,15 @@ def here(project: Project, commit: str | None = None) -> Version:
 def record(project: Project) -> None:
     """Remember that this version's lab has answered; the one before it is the previous one from now on."""
     current, previous = read(project.settings)
-    now = here(project, started_from(project))
+    lab = project.lab
+    found = lab.jupyter.recorded().get("commit") if isinstance(lab, NativeLab) and lab.is_running() else None
+    now = here(project, found if isinstance(found, str) else None)  # a server continues after a `git pull`
     if current is None or current == now:
         write(project.settings, now, previous)
     elif (now.image, now.runtime) == (current.image, current.runtime) and now.image:
         write(project.settings, now, previous)  # another commit that makes the same image
     else:
         write(project.settings, now, current)
-
-
-def started_from(project: Project) -> str | None:
-    """Return the commit that a native server was started from, which continues after a `git pull`; None: not known."""
-    lab = project.lab
-    found = lab.jupyter.recorded().get("commit") if isinstance(lab, NativeLab) and lab.is_running() else None
-    return found if isinstance(found, str) else None
 
 
 def obstacle(project: Project, previous: Version) -> RocmlabError | None:

@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import socket
-import stat
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rocmlab import __version__
-from rocmlab.base import confidential, cores
+from rocmlab.base import confidential, cores, private
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cluster.node import ports, token
 from rocmlab.devices import Device, discover, is_simulated, system_root, visibility
@@ -188,17 +187,8 @@ def check_folder(folder: Path) -> Path:
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder that its owner alone can open.
-
-    Raises:
-        RocmlabError: it exists, and belongs to another user or is open to others.
-    """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        # What is another's cannot be removed from /tmp; another port has another folder.
-        fix = f"rm -r {folder}" if found.st_uid == os.getuid() else "choose another CLUSTER_PORT, such as 7379"
-        raise RocmlabError(f"{folder} is not a private folder of this user", "another user could use the cluster", fix)
+    """Make a node's folder; raise RocmlabError if another user could use it. Another port has another folder."""
+    private.make_folder(folder, "another user could use the cluster", "choose another CLUSTER_PORT, such as 7379")
 
 
 def _store_bytes() -> int:

@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from rocmlab import __version__
+from rocmlab.base import files
 from rocmlab.base.errors import RocmlabError
-from rocmlab.stack import homes
+from rocmlab.base.formatting import amount
+from rocmlab.stack import envfile, homes
 from rocmlab.stack.backup import databases, model, parts
-from rocmlab.stack.backup.model import FILE, FORMAT, LINK, MANIFEST, PARTIAL, PREFIX, SUMS, Entry, Task, amount
+from rocmlab.stack.backup.model import FILE, FORMAT, LINK, MANIFEST, PARTIAL, PREFIX, SUMS, Entry, Task
 from rocmlab.stack.backup.parts import Part
 from rocmlab.stack.backup.selection import Found, Selection, backups, select
 from rocmlab.stack.backup.working import Progress, interruptible, locked, say_some
@@ -112,9 +114,7 @@ def _folder(backups_folder: Path, task: Task) -> Path:
     header = {"format": FORMAT, "rocmlab": __version__, "created": stamp, "project": task.project, "all": task.is_all}
     try:
         path.mkdir(mode=0o700)
-        descriptor = os.open(path / MANIFEST, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(json.dumps(header) + "\n")
+        files.write_text(path / MANIFEST, json.dumps(header) + "\n", 0o600)
     except OSError as err:
         raise RocmlabError(
             f"no backup can be made in {task.shown}", err.strerror or str(err), "make backup TO=/another/folder"
@@ -155,8 +155,6 @@ class _Maker:
         """Where copies of databases are made."""
         return self.folder / "database.draft"
 
-    # -- what belongs into it --------------------------------------------------------------------------------------
-
     def write(self, selection: Selection) -> None:
         """Write what is not in a complete part yet."""
         self.total = sum(found.size for found in selection.found)
@@ -183,7 +181,8 @@ class _Maker:
         if found.path in self.covered or self._is_available_elsewhere(found, selection):
             return
         if self.part is None:
-            self.part = Part(self.folder / self._next_name())
+            used = [int(match[1]) for name in self.parts if (match := re.fullmatch(r"files-(\d+)\.tar", name))]
+            self.part = Part(self.folder / f"files-{max(used, default=0) + 1:04}.tar")
         offset = self.part.size
         try:
             entry = self._member(found, self.part)
@@ -199,10 +198,6 @@ class _Maker:
         self.part.entries.append(entry)
         if self.part.size >= PART_BYTES:
             self._close()
-
-    def _next_name(self) -> str:
-        used = [int(match[1]) for name in self.parts if (match := re.fullmatch(r"files-(\d+)\.tar", name))]
-        return f"files-{max(used, default=0) + 1:04}.tar"
 
     def _is_available_elsewhere(self, found: Found, selection: Selection) -> bool:
         """Return whether a file is one of a data set, byte for byte, which can be fetched again."""
@@ -240,8 +235,6 @@ class _Maker:
                 raise _Unreadable from err
         part.begin(entry)
         return entry
-
-    # -- files -----------------------------------------------------------------------------------------------------
 
     def _file(self, found: Found, entry: Entry, part: Part) -> Entry:
         if databases.is_in_use(found.source) and databases.copy(found.source, self.scratch):
@@ -285,8 +278,6 @@ class _Maker:
             after = status_of(source)  # which shows whether it changed meanwhile
         is_same = after is not None and entry.is_still(after) and count == before.st_size
         return dataclasses.replace(entry, size=count, sha256=found.hexdigest()), is_same
-
-    # -- parts -----------------------------------------------------------------------------------------------------
 
     def _close(self) -> None:
         """End the part under way, read it back, and note in the manifest what it holds."""
@@ -336,13 +327,10 @@ class _Maker:
                 raise OSError(errno.ENOENT, f"{name}, which was complete, is missing")
             if parts.digest(self.folder / name) != digest:
                 raise OSError(errno.EIO, f"{name} has changed since it was written")
-        draft = self.folder / f".{SUMS}"
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write("".join(f"{digest}  {name}\n" for name, digest in sums.items()))
+        with files.replacing(self.folder / SUMS, 0o600) as file:
+            file.write("".join(f"{digest}  {name}\n" for name, digest in sums.items()).encode())
             file.flush()
             os.fsync(file.fileno())
-        os.replace(draft, self.folder / SUMS)
         self._tell(selection)
         final = self.folder.with_name(self.folder.name.removesuffix(PARTIAL))
         os.rename(self.folder, final)
@@ -359,7 +347,10 @@ class _Maker:
 
     def own(self) -> None:
         """Hand the backup to the user for whom a container made it."""
-        if self.task.owner is None or not _is_real_root() or not self.folder.exists():
+        if self.task.owner is None or os.geteuid() != 0 or not self.folder.exists():
+            return
+        ids = envfile.read(Path("/proc/self/uid_map")).split()[:2]
+        if ids and ids != ["0", "0"]:  # a rootless container, whose root is the user who started it
             return
         with contextlib.suppress(OSError):  # a file system without owners
             for path in (self.folder, *self.folder.iterdir()):
@@ -387,11 +378,3 @@ def _read_pieces(file: BinaryIO, size: int) -> Iterator[bytes]:
         if not piece:
             return
         yield piece
-
-
-def _is_real_root() -> bool:
-    """Return whether this process may give files away; in a rootless container root is the user who started it."""
-    try:
-        return os.geteuid() == 0 and Path("/proc/self/uid_map").read_text().split()[:2] == ["0", "0"]
-    except OSError:
-        return os.geteuid() == 0

@@ -149,12 +149,3 @@ def damaged(what: str, why: str, *files: str) -> RocmlabError:
         "(docs/backup.md)",
         exit_code=1,
     )
-
-
-def amount(size_bytes: float) -> str:
-    """Return a number of bytes as text: 1.5 GB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size_bytes < 1000:
-            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
-        size_bytes /= 1000
-    return f"{size_bytes:.1f} TB"

@@ -30,19 +30,13 @@ def run(project: Project, task: Task, say: Say) -> int:
     if isinstance(project.lab, ContainerLab) and project.lab.is_built():
         return _in_a_container(project.lab, task)
     roots = _on_host(project)
-    settings = str(project.settings.project) if task.kind == "create" else ""
-    if task.kind == "restore":
-        for folder in roots.values():
-            Path(folder).mkdir(parents=True, exist_ok=True)
-    return WORKS[task.kind](replace(task, roots=roots, settings=settings, owner=_owner_on_host(task, roots)), say)
-
-
-def _owner_on_host(task: Task, roots: Mapping[str, str]) -> tuple[int, int] | None:
-    """Return whose the restored files are to be where root restores them: the share's owner."""
-    if os.geteuid() != 0 or task.kind != "restore":
-        return None
-    found = os.stat(roots["share"])
-    return found.st_uid, found.st_gid
+    if task.kind == "create":
+        return create.create(replace(task, roots=roots, settings=str(project.settings.project)), say)
+    for folder in roots.values():
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    share = os.stat(roots["share"])
+    owner = (share.st_uid, share.st_gid) if os.geteuid() == 0 else None
+    return restore.restore(replace(task, roots=roots, owner=owner), say)
 
 
 def _on_host(project: Project) -> dict[str, str]:

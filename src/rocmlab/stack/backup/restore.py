@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import IO
 
 from rocmlab.base.errors import RocmlabError
+from rocmlab.base.formatting import amount
 from rocmlab.stack import homes
 from rocmlab.stack.backup import databases, model, parts, verify
-from rocmlab.stack.backup.model import FILE, FOLDER, LINK, Entry, Manifest, Task, amount
+from rocmlab.stack.backup.model import FILE, FOLDER, LINK, Entry, Manifest, Task
 from rocmlab.stack.backup.working import Progress, interruptible, say_some
 from rocmlab.stack.lab import Say
 
@@ -146,8 +147,6 @@ class _Restorer:
             else:
                 self._file(parent, name, entry, archive)
 
-    # -- folders ---------------------------------------------------------------------------------------------------
-
     @contextmanager
     def _opened(self, root: str, folders: list[str]) -> Iterator[int]:
         """Open a folder step by step, each of them a real one: a symbolic link on the way is never followed."""
@@ -185,8 +184,6 @@ class _Restorer:
                 os.utime(descriptor, ns=(entry.mtime_ns, entry.mtime_ns))
             finally:
                 os.close(descriptor)
-
-    # -- links and files -------------------------------------------------------------------------------------------
 
     def _link(self, parent: int, name: str, entry: Entry) -> None:
         found = _status(parent, name)

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rocmlab.base.errors import RocmlabError
-from rocmlab.stack.backup.model import MANIFEST, amount
+from rocmlab.base.formatting import amount
+from rocmlab.stack.backup.model import MANIFEST
 from rocmlab.stack.lab import Say
 
 PROGRESS_SECONDS = 5.0
