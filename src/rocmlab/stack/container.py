@@ -143,12 +143,8 @@ class ContainerLab(ImageLab):
     def start(self, say: Say, *, force: bool = False) -> bool:
         """Bring the container to the configured state, wait until it answers, and return whether it was started.
 
-        `force` also stops and starts a lab that runs as configured and does not answer.
-
-        Raises:
-            EngineSilent: the engine does not answer; nothing was changed.
-            RocmlabError: the lab cannot start; nothing that this call has started is left running. A lab that ran as
-                configured before, and does not answer, runs on.
+        Where it cannot start, nothing that this call has started is left running. A lab that ran as configured before
+        and does not answer runs on, unless `force` stops it. An engine that does not answer changes nothing.
         """
         self._check_owner()
         if not server.is_free(self.port) and not self._publishes_port():

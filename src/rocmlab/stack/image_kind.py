@@ -39,11 +39,7 @@ class ImageKind:
 
 
 def decide(settings: Settings, choice: Choice, devices: Sequence[Device]) -> ImageKind:
-    """Return the kind of image for a host's GPUs, or for those that GFX names.
-
-    Raises:
-        RocmlabError: IMAGE or GFX has an unknown value, or no GPU is listed that the image could be for.
-    """
+    """Return the kind of image for a host's GPUs, or those that GFX names; an error if IMAGE or GFX is not valid."""
     wanted, named = settings.get("IMAGE"), settings.get("GFX")
     check_value("IMAGE", wanted, KINDS)
     is_amd = choice.backend == "rocm" and choice.runtime in CONTAINERS

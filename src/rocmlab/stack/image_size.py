@@ -13,11 +13,9 @@ ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}  # of this machine: as r
 
 
 def layers(read: Callable[[str], str], image: str) -> dict[str, int]:
-    """Return the compressed size in bytes of each layer of an image, by digest; empty if the registry does not tell.
+    """Return the compressed bytes of each layer of an image, by digest, for this machine's platform.
 
-    Args:
-        read: returns the manifest of an image by its name, or an empty string.
-        image: its name; for this machine's platform where there are several.
+    Empty if the registry does not tell. `read` returns the manifest of an image by its name, or an empty string.
     """
     manifest = envfile.json_object(read(image))
     listed = manifest.get("manifests")

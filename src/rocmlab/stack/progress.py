@@ -97,12 +97,7 @@ def explained(dockerfile: str) -> list[tuple[re.Pattern[str], str]]:
 
 
 class PullProgress:
-    """Shows a pull: how much has arrived where sizes are known, and how many layers are done.
-
-    Args:
-        sizes: in bytes, by a layer's digest; empty if unknown.
-        clock: seconds.
-    """
+    """Shows a pull: how much has arrived where the sizes (bytes, by digest) are known, and how many layers are done."""
 
     def __init__(self, sizes: Mapping[str, int] | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.layers: dict[str, str] = {}

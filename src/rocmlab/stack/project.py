@@ -210,7 +210,6 @@ def prepare(
     """Write `.env`, and build or install what is missing; see `Lab.prepare`.
 
     With `persist` these settings stay chosen; not for a single run, which must not change those of a running lab.
-
     Return the project; another one, native, where no GPU is involved and the base image could not be pulled.
     """
     persist = not project.settings.guest and (persist or not project.settings.env_path.exists())

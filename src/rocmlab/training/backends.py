@@ -83,11 +83,7 @@ def facts(used: Description, framework: str | None = None) -> dict[str, Any]:
 
 
 def _of_kernel(present: str | None) -> str:
-    """Return the kernel's own backend.
-
-    Raises:
-        RocmlabError: there is none, or it is one that has no training (numpy, openvino).
-    """
+    """Return the kernel's own backend; an error if it has none, or one without training (numpy, openvino)."""
     own = present or os.environ.get(VARIABLE) or next(filter(_is_installed, TITLES), None)
     if own is None:
         raise RocmlabError(

@@ -30,11 +30,7 @@ TOKEN = "ROCMLAB_RANKS"  # not ROCMLAB_JOB: by that the runner finds what a dead
 
 
 def rank_environment(base: Mapping[str, str], count: int, gpus: Sequence[int]) -> dict[str, str]:
-    """Return the environment of a job's `count` ranks: the chosen GPUs and no other, an even share of the cores.
-
-    Raises:
-        RocmlabError: the masks of `base` do not leave these GPUs.
-    """
+    """Return the environment of `count` ranks: these GPUs, an even share of the cores; an error if masks hide them."""
     env = visibility.narrow(base, gpus)
     env["OMP_NUM_THREADS"] = env["MKL_NUM_THREADS"] = str(max(1, cores.count() // count))
     env["PYTHONUNBUFFERED"] = "1"  # lines appear when they are printed

@@ -141,12 +141,7 @@ def forget(gpus: Sequence[int], share: Path | None = None) -> None:
 
 
 def _attempt(rung: Rung, command: list[str], env: dict[str, str], count: int, kind: str, limit_seconds: float) -> float:
-    """Run all ranks of one rung and return the bandwidth in GB/s; no process outlives this.
-
-    Raises:
-        _AttemptError: the collective failed, or did not come back in time.
-        RocmlabError: the ranks did not even start.
-    """
+    """Run all ranks of one rung, none of which outlives this, and return GB/s; raise _AttemptError if it fails."""
     env = {**env, **rung.environment, "WORLD_SIZE": str(count), "NCCL_DEBUG": env.get("NCCL_DEBUG", "WARN")}
     with tempfile.TemporaryDirectory(prefix="rocmlab-probe-") as name:
         folder = Path(name)
@@ -164,12 +159,7 @@ def _attempt(rung: Rung, command: list[str], env: dict[str, str], count: int, ki
 
 
 def _await(ranks: Sequence[subprocess.Popen[str]], outputs: Sequence[Path], limit_seconds: float) -> None:
-    """Wait until every rank is done.
-
-    Raises:
-        _AttemptError: a rank failed after the start, or the time was up.
-        RocmlabError: a rank failed before it had its device, or never got it.
-    """
+    """Wait until every rank is done; raise _AttemptError if one fails later than at its start, or the time is up."""
     ready, deadline = False, time.monotonic() + START_SECONDS
     while True:
         codes = [one.poll() for one in ranks]

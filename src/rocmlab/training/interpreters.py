@@ -33,11 +33,7 @@ class Interpreter:
 
 
 def find(framework: str) -> Interpreter:
-    """Return the interpreter of the kernel that has `framework`; else this one, if it can import the framework.
-
-    Raises:
-        RocmlabError: neither was found.
-    """
+    """Return the interpreter of the kernel that has `framework`; else this one, or an error if it lacks that also."""
     for folder in _kernel_folders():
         path = folder / KERNELS.get(framework, framework) / "kernel.json"
         if not path.is_file():
@@ -60,11 +56,7 @@ def find(framework: str) -> Interpreter:
 
 
 def run(framework: str, *arguments: str | Path, time_limit_seconds: float = 120) -> str:
-    """Run Python with these arguments in a framework's own interpreter and return what it printed.
-
-    Raises:
-        RocmlabError: it failed or took too long; with its last lines.
-    """
+    """Run a framework's interpreter and return what it printed; an error with its last lines if it fails."""
     interpreter = find(framework)
     what = f"{framework}: python {' '.join(map(str, arguments))}"
     try:

@@ -86,11 +86,7 @@ def run(
 
 
 def reject_mixed(gpus: Sequence[Device]) -> None:
-    """Make sure that GPUs can share one job: one name, one gfx, no integrated graphics next to a card.
-
-    Raises:
-        RocmlabError: they cannot; with the largest group that can.
-    """
+    """Raise RocmlabError unless GPUs can share a job: one name, one gfx, no integrated graphics next to a card."""
     kinds: dict[tuple[str, str | None, bool], list[Device]] = {}
     for gpu in gpus:
         kinds.setdefault((gpu.name, gpu.gfx, bool(gpu.is_apu)), []).append(gpu)

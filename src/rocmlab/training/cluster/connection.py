@@ -158,11 +158,7 @@ def _start(workers: int) -> None:
 
 
 def _lock() -> None:
-    """Make an own Ray require a token: anyone on this machine could run programs in it otherwise.
-
-    Raises:
-        RocmlabError: Ray was imported without it, and no longer looks.
-    """
+    """Make an own Ray require a token, or anyone here could run programs in it; an error if it was imported without."""
     if "ray" in sys.modules and os.environ.get("RAY_AUTH_MODE") != "token":
         raise RocmlabError(
             "Ray was imported before cluster.connect()",

@@ -52,11 +52,7 @@ class RayStore(dist.Store):  # type: ignore[misc]  # PyTorch is missing when typ
         self._ask("put", self._named(key), _bytes(value))
 
     def get(self, key: str) -> bytes:
-        """Return a value, waiting until it is there.
-
-        Raises:
-            DistStoreError: it is not there when the store's time is up.
-        """
+        """Return a value, waiting until it is there; raise DistStoreError when the store's time is up."""
         seconds = self.timeout.total_seconds()
         value = self._ask("get", self._named(key), seconds, seconds=seconds)
         if value is None:
@@ -64,11 +60,7 @@ class RayStore(dist.Store):  # type: ignore[misc]  # PyTorch is missing when typ
         return bytes(value)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Wait until all keys have values.
-
-        Raises:
-            DistStoreError: they have not when the time is up.
-        """
+        """Wait until all keys have values; raise DistStoreError when the time is up."""
         seconds = (timeout or self.timeout).total_seconds()
         if not self._ask("wait", [self._named(key) for key in keys], seconds, seconds=seconds):
             raise _late(keys, seconds)

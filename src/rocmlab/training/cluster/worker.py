@@ -149,11 +149,7 @@ def members() -> list[placement.Description]:
 
 
 def described(found: Sequence[placement.Description]) -> list[placement.Description]:
-    """Return the workers' descriptions, with those `simulated` that share a CPU.
-
-    Raises:
-        RocmlabError: they are of different kinds.
-    """
+    """Return the workers' descriptions, with those `simulated` that share a CPU; an error if they differ in kind."""
     names = sorted({f"{one['backend']} {one['name']}" for one in found if one["backend"] != "cpu"})
     if len(names) > 1:
         raise RocmlabError(

@@ -34,11 +34,7 @@ def header(*shape: int) -> bytes:
 
 
 def shape_of(content: bytes, name: str) -> tuple[int, ...]:
-    """Return the shape that an idx file of unsigned bytes states, after checking that its length agrees.
-
-    Raises:
-        RocmlabError: the content is not an idx file of bytes, or is truncated.
-    """
+    """Return the shape that an idx file of unsigned bytes states; an error if it is another file, or truncated."""
     zero, kind, rank = struct.unpack(">HBB", content[:4]) if len(content) >= 4 else (1, 0, 0)
     start = 4 + 4 * rank
     if zero == 0 and kind == UNSIGNED_BYTE and len(content) >= start:
@@ -92,11 +88,7 @@ class StoredArray:
         self.kind, self.content = dtype.kind, content
 
     def as_bytes(self) -> bytes:
-        """Return the numbers as bytes: labels as they are, grey values from float32 of byte / 256.
-
-        Raises:
-            ValueError: numbers of another type, or grey values that no byte gives.
-        """
+        """Return labels as bytes, or grey values from float32 of byte / 256; raise ValueError for other numbers."""
         if self.kind == "i8":
             return self.content[0::8]  # labels 0 to 9: the lowest byte is enough
         if self.kind != "f4":
@@ -137,9 +129,5 @@ class _ArraysOnly(pickle.Unpickler):
 
 
 def load_pickle(stream: BufferedIOBase) -> Any:  # noqa: ANN401  whatever tuples the file holds
-    """Load a pickle of tuples of arrays; every array becomes a `StoredArray`.
-
-    Raises:
-        pickle.UnpicklingError: it names anything but arrays.
-    """
+    """Load a pickle of tuples of arrays, as `StoredArray`; raise UnpicklingError if it names anything else."""
     return _ArraysOnly(stream, encoding="bytes").load()

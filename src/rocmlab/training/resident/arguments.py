@@ -24,11 +24,7 @@ INTEGERS = (int, np.integer)
 
 
 def check(unknown: Collection[str], known: Collection[str], given: Mapping[str, object]) -> None:
-    """Reject names that are `unknown` to `fit_resident`, numbers out of range, and values that mean nothing.
-
-    Raises:
-        RocmlabError: there is one.
-    """
+    """Reject names that are `unknown` to `fit_resident`, numbers out of range, and values that mean nothing."""
     for name in unknown:
         raise _unknown(name, known)
     for name in MINIMA:
@@ -89,11 +85,7 @@ def _unknown(name: str, known: Collection[str]) -> RocmlabError:
 
 
 def frequency(validation_freq: object) -> int | frozenset[int]:
-    """Return how often to validate: every N epochs, or after the epochs of a list, counted from 1.
-
-    Raises:
-        RocmlabError: it is something else.
-    """
+    """Return how often to validate: every N epochs, or after those of a list, from 1; an error for anything else."""
     if isinstance(validation_freq, INTEGERS) and not isinstance(validation_freq, bool) and validation_freq >= 1:
         return int(validation_freq)
     if isinstance(validation_freq, (list, tuple, set, frozenset, range)):

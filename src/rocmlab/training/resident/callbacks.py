@@ -28,11 +28,7 @@ class Callbacks(Protocol):
 
 
 def of_keras(model: Model, callbacks: object, verbose: str | int, epochs: int, steps: int) -> tuple[Callbacks, Fit]:
-    """Return Keras' CallbackList with its progress line, and its History, which `model.history` is from now on.
-
-    Raises:
-        RocmlabError: something among the callbacks is not one.
-    """
+    """Return Keras' CallbackList with its progress line, and its History, which `model.history` is from now on."""
     import keras
 
     from rocmlab.training.resident.keras_history import KerasFit

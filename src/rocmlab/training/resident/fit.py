@@ -156,11 +156,7 @@ def _loop(model: Model, engine: Engine, data: Data, options: Options, callbacks:
 
 
 def _keras_backend(model: Model) -> str | None:
-    """Return the backend of a Keras model, or None for a torch module.
-
-    Raises:
-        RocmlabError: it is neither, or a model of Keras on a backend that cannot train.
-    """
+    """Return the backend of a Keras model, or None for a torch module; an error for others, which cannot train."""
     keras, torch = sys.modules.get("keras"), sys.modules.get("torch")
     if keras is not None and hasattr(keras, "Model") and isinstance(model, keras.Model):
         backend = str(keras.backend.backend())
@@ -181,11 +177,7 @@ def _keras_backend(model: Model) -> str | None:
 
 
 def _check_model(model: Model, is_keras: bool, optimizer: object, loss: object, metrics: object) -> None:
-    """Reject a model that cannot be trained as it is.
-
-    Raises:
-        RocmlabError: it is not compiled, or the arguments are those of the other kind of model.
-    """
+    """Reject a model that is not compiled, or whose arguments are those of the other kind of model."""
     if is_keras and not getattr(model, "compiled", False):
         raise RocmlabError(
             f"the model {model.name!r} is not compiled",

@@ -36,11 +36,7 @@ TO_TEST = ("trainable", "other", "metrics")
 
 
 class JaxEngine:
-    """One model's epochs on JAX's default device, or on those of `keras.distribution`.
-
-    Raises:
-        RocmlabError: the model's distribution spans several processes, or the memory allowed holds no two batches.
-    """
+    """One model's epochs on JAX's default device, or on those of `keras.distribution` in this process."""
 
     def __init__(self, model: Model, data: Data, options: Options) -> None:
         self._sharding = _data_sharding()

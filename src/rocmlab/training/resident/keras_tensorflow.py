@@ -21,12 +21,7 @@ from rocmlab.training.resident.tensorflow_pass import SENTENCES, Pass
 
 
 class TensorFlowEngine:
-    """One model's epochs on the device of its variables, or on those of its distribution strategy.
-
-    Raises:
-        RocmlabError: a batch has fewer samples than the strategy has replicas, or the memory allowed holds no two
-            batches.
-    """
+    """One model's epochs on the device of its variables, or on those of its distribution strategy."""
 
     def __init__(self, model: Model, data: Data, options: Options) -> None:
         self._model, self._data, self._options = model, data, options
@@ -143,11 +138,7 @@ class TensorFlowEngine:
         return self._strategy.experimental_distribute_values_from_function(on_replica)
 
     def _check_parts(self) -> None:
-        """Reject batches that leave a replica without a sample: the mean of nothing would spoil the weights.
-
-        Raises:
-            RocmlabError: one of the batches is that small.
-        """
+        """Reject batches that leave a replica without a sample: the mean of nothing would spoil the weights."""
         sets = [(self._data.train, True), *([(self._data.validation, False)] if self._data.validation else [])]
         last = min((one.count - 1) % self._options.batch(training=training) + 1 for one, training in sets)
         if last < self._replicas:

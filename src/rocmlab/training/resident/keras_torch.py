@@ -25,11 +25,7 @@ PARTS = ("_call_has_training_arg", "_compute_loss", "_loss_tracker", "_compile_m
 
 
 class TorchEngine:
-    """One Keras model's epochs on the device its variables are on.
-
-    Raises:
-        RocmlabError: the memory allowed holds no two batches.
-    """
+    """One Keras model's epochs on the device its variables are on."""
 
     def __init__(self, model: Untyped, data: Data, options: Options) -> None:
         self._model, self._seed = model, options.seed

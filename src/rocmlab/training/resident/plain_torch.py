@@ -23,11 +23,7 @@ from rocmlab.training.resident.torch_store import Batches, Untyped, join
 
 
 class ModuleEngine:
-    """One module's epochs on its device; under DistributedDataParallel each process trains its own part of the data.
-
-    Raises:
-        RocmlabError: it has no parameters, or the memory allowed holds no two batches.
-    """
+    """One module's epochs on its device; under DistributedDataParallel each process trains its own part of the data."""
 
     def __init__(self, module: Untyped, data: Data, options: Options) -> None:
         self._module, self._seed = module, options.seed
@@ -177,11 +173,7 @@ def call(module: Untyped, x: Tree) -> Untyped:
 
 
 def loss_of(loss: Untyped, outputs: Untyped, y: Tree, weight: Tree) -> torch.Tensor:
-    """Return the loss of a batch, (): the mean over its samples, each times its weight, as Keras takes it.
-
-    Raises:
-        RocmlabError: there are weights, but the loss gives no value per sample.
-    """
+    """Return a batch's loss, (), the weighted mean over samples; an error for weights without a loss per sample."""
     values = loss(outputs, y)
     if weight is None:
         return values if values.ndim == 0 else values.mean()
@@ -221,11 +213,7 @@ def _is_parallel(module: Untyped) -> bool:
 
 
 def _device(module: Untyped) -> torch.device:
-    """Return the device of the module's parameters.
-
-    Raises:
-        RocmlabError: it has none.
-    """
+    """Return the device of the module's parameters; an error if it has none."""
     for parameter in module.parameters():
         return torch.device(parameter.device)
     raise RocmlabError(

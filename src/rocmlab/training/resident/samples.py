@@ -11,11 +11,7 @@ from rocmlab.training.resident.engine import Array, Data, Samples, Tree, leaves,
 
 
 def gather(x: Tree, y: Tree, sample_weight: Tree, validation_data: Tree, floats: str | None) -> Data:
-    """Return training and validation samples as numpy arrays; `floats` is the type of every floating number.
-
-    Raises:
-        RocmlabError: something is not an array, the arrays differ in length, or `validation_data` has too many parts.
-    """
+    """Return training and validation samples as numpy arrays that fit together; `floats`: type of floating numbers."""
     train = _samples(x, y, sample_weight, floats, "the training data")
     if validation_data is None:
         return Data(train)
@@ -61,11 +57,7 @@ def _samples(x: Tree, y: Tree, sample_weight: Tree, floats: str | None, name: st
 
 
 def _array(value: Array, floats: str | None, name: str) -> Array:
-    """Return one array as numpy's, (samples, ...); floating numbers in the type `floats` unless that is None.
-
-    Raises:
-        RocmlabError: it is not an array.
-    """
+    """Return an array as numpy's, (samples, ...), floating numbers in the type `floats`; an error if it is not one."""
     if callable(getattr(value, "detach", None)):  # a torch tensor, perhaps on a GPU
         value = value.detach().cpu().numpy()
     is_series = hasattr(value, "to_numpy") and getattr(value, "ndim", 0) == 1  # Keras makes them a column also
