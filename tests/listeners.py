@@ -15,7 +15,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -64,19 +64,30 @@ class Listener:
         )
 
 
-def waiting(pids: Iterable[int] | None = None, *, everywhere: bool = True) -> list[Listener]:
+def pause() -> None:
+    """Wait between two looks."""
+    time.sleep(SECONDS_BETWEEN)
+
+
+def waiting(
+    pids: Iterable[int] | None = None, *, everywhere: bool = True, between: Callable[[], None] = pause
+) -> list[Listener]:
     """Return the listening TCP sockets and the bound UDP sockets of these processes, in their network namespaces.
+
+    It looks twice, as `Watch` does: see `Watch._lasting`.
 
     Args:
         pids: None: every socket of this namespace, anyone who has it.
         everywhere: False: omit those on the loopback.
+        between: called between the two looks.
     """
     chosen = None if pids is None else set(pids)
-    rows: dict[int, Listener] = {}
-    for one in _one_of_each_namespace(chosen):
-        for row in _rows(PROC / str(one) / "net"):
-            if everywhere or not row.is_loopback:
-                rows[row.inode] = row
+    nets = [PROC / one / "net" for one in _one_of_each_namespace(chosen)]
+    rows = {row.inode: row for net in nets for row in _rows(net) if everywhere or not row.is_loopback}
+    if any(row.protocol.startswith("udp") for row in rows.values()):
+        between()
+        lasting = {row.inode for net in nets for row in _rows(net)}
+        rows = {inode: row for inode, row in rows.items() if row.protocol.startswith("tcp") or inode in lasting}
     owners = _owners(set(rows), chosen)
     found = [_owned(row, owners.get(inode)) for inode, row in rows.items()]
     return [one for one in found if chosen is None or one.pid is not None]

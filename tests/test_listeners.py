@@ -81,3 +81,18 @@ def test_a_udp_socket_counts_when_two_looks_saw_it(monkeypatch: pytest.MonkeyPat
         watch.look()
 
     assert sorted(one.port for one in watch.found.values()) == [40002, 40003]
+
+
+def test_one_question_omits_a_udp_socket_that_connects_meanwhile() -> None:
+    """`waiting` looks twice also: a socket that has its peer by then waits for no one else."""
+    with ExitStack() as stack:
+        connecting, staying = (stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) for _ in range(2))
+        listening = stack.enter_context(socket.create_server(("", 0)))
+        for one in (connecting, staying):
+            one.bind(("0.0.0.0", 0))
+        names = {one.getsockname()[1]: name for one, name in ((connecting, "connecting"), (staying, "staying"))}
+        names[listening.getsockname()[1]] = "listening"
+
+        found = listeners.waiting({os.getpid()}, between=lambda: connecting.connect(("127.0.0.1", 9)))
+
+    assert {names[one.port] for one in found if one.port in names} == {"staying", "listening"}
