@@ -66,12 +66,32 @@ function throttling(reasons: string[]): Chip {
   return { text: `throttles: ${reasons.join(', ')}`, kind: 'warn', title: 'it runs slower than it could' };
 }
 
+/** What to call a target that ROCm does not support, as `rocmlab devices` does, and why it may not work. */
+const CAVEATS: Record<string, [string, string]> = {
+  unknown: ['may not work', "no list of ROCm's targets has it"],
+  unsupported: ['unsupported', "ROCm's usual packages have no kernels for it"],
+  wrong: ['wrong results', "ROCm's packages for it install and compute wrong results"]
+};
+const SUPPORT: Record<string, string> = {
+  works: 'supported',
+  override: 'works with HSA_OVERRIDE_GFX_VERSION, which is not set',
+  overridden: 'an override is set, so that it passes for another target'
+};
+
+function caveat(device: Device): [string, string] | undefined {
+  return device.support === null ? undefined : CAVEATS[device.support];
+}
+
 /** Return what a person should not overlook. */
 function chips(device: Device, sample: Sample | undefined): Chip[] {
   const found: Chip[] = [];
   const warn = (text: string, title = ''): number => found.push({ text, kind: 'warn', title });
   if (!device.is_usable && isGpu(device)) {
     warn('not usable', device.why_not ?? '');
+  }
+  const [word, why] = caveat(device) ?? [];
+  if (word !== undefined) {
+    warn(word, `${device.gfx ?? 'its target'}: ${why}; make doctor shows what to try`);
   }
   if (sample === undefined) {
     return found;
@@ -146,7 +166,6 @@ function fanText(sample: Sample): string {
 }
 
 function reported(device: Device, sample: Sample, joules: number | null): [string, string][] {
-  const vram = device.is_apu === true && sample.vram_total_bytes !== null;
   return [
     ['Core clock', clockText(sample.core_clock_hertz, sample.core_clock_max_hertz)],
     ['Memory clock', clockText(sample.memory_clock_hertz, sample.memory_clock_max_hertz)],
@@ -158,7 +177,23 @@ function reported(device: Device, sample: Sample, joules: number | null): [strin
     ['PCIe replays', sample.pcie_replays === null ? '' : String(sample.pcie_replays)],
     ['ECC errors', eccText(sample)],
     ['Performance level', sample.performance_level ?? ''],
-    ['VRAM set aside', vram ? bytesOf(sample.vram_used_bytes, sample.vram_total_bytes) : '']
+    ...memories(device, sample)
+  ];
+}
+
+/** Return both memories of an APU, and from which of them frameworks allocate. */
+function memories(device: Device, sample: Sample): [string, string][] {
+  if (device.pool === null) {
+    return [];
+  }
+  const gtt = sample.gtt_total_bytes === null ? '' : bytesOf(sample.gtt_used_bytes, sample.gtt_total_bytes);
+  const vram =
+    sample.vram_total_bytes === null ? '' : bytesOf(sample.vram_used_bytes, sample.vram_total_bytes);
+  const limit = device.pool_bytes === null ? '' : `, at most ${bytes(device.pool_bytes)}`;
+  return [
+    ['Frameworks allocate from', `${memoryName(device)}${limit}`],
+    ['GTT in use', gtt && `${gtt}; hipMalloc is not counted`],
+    ['VRAM in use', vram]
   ];
 }
 
@@ -170,6 +205,10 @@ function identity(device: Device): [string, string][] {
     [device.backend === 'cuda' ? 'nvidia-smi index' : 'SMI index', smi],
     ['Render node', device.render_node ?? ''],
     ['Target', device.gfx ?? ''],
+    [
+      'ROCm on this target',
+      device.support === null ? '' : (SUPPORT[device.support] ?? caveat(device)?.join(': ') ?? '')
+    ],
     [
       'Partition',
       device.partition === null ? '' : `${device.partition} (${device.compute_partition ?? UNKNOWN})`

@@ -13,12 +13,15 @@ export interface Device {
   is_usable: boolean;
   why_not: Unknown<string>;
   gfx: Unknown<string>;
+  support: Unknown<string>; // ROCm on its target: works, override, overridden, unsupported, wrong or unknown
   pci_address: Unknown<string>;
   render_node: Unknown<string>;
   smi_index: Unknown<number>;
   is_apu: Unknown<boolean>;
   vram_bytes: Unknown<number>;
   gtt_bytes: Unknown<number>;
+  pool: Unknown<string>; // where frameworks allocate on an APU: gtt or vram
+  pool_bytes: Unknown<number>; // how much of it they can allocate
   driver: Unknown<string>;
   partition: Unknown<number>;
   compute_partition: Unknown<string>;
@@ -204,25 +207,33 @@ export function isGpu(device: Device): boolean {
   return device.backend !== 'cpu';
 }
 
-/** Return whether a device's memory is that of the host: an APU keeps models in GTT, the CPU has nothing else. */
+/** Return whether a device's memory is that of the host: on most APUs frameworks allocate GTT, the CPU has no other. */
 export function usesHostMemory(device: Device): boolean {
-  return device.is_apu === true || device.backend === 'cpu';
+  return device.backend === 'cpu' || device.pool === 'gtt';
 }
 
-/** Return what is shown as a device's memory: GTT of an APU, the host's memory of the CPU, else VRAM. */
+/** Return what is shown as a device's memory: where frameworks allocate on an APU, the CPU's own, else VRAM. */
 export function memoryOf(
   device: Device,
   sample: Sample | undefined
 ): { used: number | null; total: number | null } {
   if (usesHostMemory(device)) {
-    return { used: sample?.gtt_used_bytes ?? null, total: sample?.gtt_total_bytes ?? device.gtt_bytes };
+    const total = sample?.gtt_total_bytes ?? device.gtt_bytes;
+    return { used: sample?.gtt_used_bytes ?? null, total: limited(device, total) };
   }
-  return { used: sample?.vram_used_bytes ?? null, total: sample?.vram_total_bytes ?? device.vram_bytes };
+  const total = sample?.vram_total_bytes ?? device.vram_bytes;
+  return { used: sample?.vram_used_bytes ?? null, total: limited(device, total) };
+}
+
+/** Return how much of an APU's memory frameworks can allocate, which may be less than there is. */
+function limited(device: Device, total: number | null): number | null {
+  const { pool_bytes: limit } = device;
+  return total === null || limit === null ? total : Math.min(total, limit);
 }
 
 export function memoryName(device: Device): string {
   if (device.backend === 'cpu') {
     return 'Memory';
   }
-  return device.is_apu === true ? 'GTT' : 'VRAM';
+  return usesHostMemory(device) ? 'GTT' : 'VRAM';
 }

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,12 +33,12 @@ IDLE_SECONDS = 4
 class Lab:
     """JupyterLab on a simulated host whose GPUs and processes the test changes."""
 
-    def __init__(self, host: Host, folder: Path) -> None:
+    def __init__(self, host: Host, folder: Path, products: Sequence[str] = ()) -> None:
         self.host = host
         self.root = folder / "host"
         self.work = folder / "work"
         self.uses: list[GpuUse] = []
-        self.live = Live(self.root, gpus=2, busy="0:40,1:80", processes=self.uses)
+        self.live = Live(self.root, gpus=2, busy="0:40,1:80", processes=self.uses, products=products)
         self.seconds = 0.0
         host.offer()
         install.main(["--prefix", str(host.prefix)])

@@ -15,7 +15,7 @@ from kernel_hosts import simulated_host
 from panel_labs import WAIT, Lab, card, contrast, kernel, numbers, open_page, open_panel, row, session, value
 from test_lab import picture
 
-from rocmlab.devices import sample
+from rocmlab.devices import Device, sample
 from rocmlab.simulation import GpuUse
 
 if TYPE_CHECKING:
@@ -70,6 +70,61 @@ def test_the_panel_shows_what_the_tree_has(lab: Lab, page: Page, complaints: lis
     assert [cell.replace("\xa0", " ") for cell in cells[:3]] == ["GPU 1", "7.0 GiB", "50 %"]
     assert page.locator(".rocmlab-Table th[scope=col]").count() == 7
     assert complaints == []
+
+
+def rewrite(file: Path, name: str, number: int | None) -> None:
+    """Replace one number of a file of the KFD topology."""
+    file.write_text(re.sub(rf"(?m)^{name} .*$", f"{name} {number}", file.read_text()))
+
+
+def details(page: Page, device: Device) -> dict[str, str]:
+    """Open the details of a card, and return what they say."""
+    card(page, device).locator("summary").click()
+    facts = card(page, device).locator("dl > div")
+    facts.first.wait_for(timeout=WAIT)
+    lines = (fact.replace("\xa0", " ").partition("\n") for fact in facts.all_inner_texts())
+    return {name: text.strip() for name, _, text in lines}
+
+
+def test_an_apu_shows_where_frameworks_allocate_and_a_target_whether_rocm_supports_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: Page
+) -> None:
+    """The memory that counts is the pool of `rocmlab devices`, GTT or VRAM; a target without support is marked."""
+    with simulated_host(tmp_path, monkeypatch) as host:
+        lab = Lab(host, tmp_path, products=("strix-halo", "strix-point"))
+        (small,) = host.devices[1:]
+        pci = lab.root / f"sys/bus/pci/devices/{small.pci_address}"
+        node = lab.root / f"sys/devices/virtual/kfd/kfd/topology/nodes/{small.kfd_node}"
+        rewrite(node / "properties", "gfx_target_version", 90002)
+        rewrite(node / "mem_banks/0/properties", "size_in_bytes", small.vram_bytes)  # as before Linux 6.10
+        (pci / "mem_info_gtt_used").write_text(f"{16 << 20}\n")
+        large, other = host.devices
+        assert [(each.gfx, each.support, each.pool) for each in (large, other)] == [
+            ("gfx1151", "works", "gtt"),
+            ("gfx902", "unsupported", "vram"),
+        ]
+        try:
+            lab.start()
+            open_page(page, lab)
+            for each in (large, other):
+                read = card(page, each).locator(".rocmlab-mod-memory .rocmlab-Chart-value")
+                read.filter(has_text=re.compile(r"^\d")).wait_for(timeout=WAIT)
+            titles = [card(page, each).locator(".rocmlab-mod-memory").inner_text() for each in (large, other)]
+            shown = [details(page, each) for each in (large, other)]
+            chips = [card(page, each).locator(".rocmlab-mod-warn").all_inner_texts() for each in (large, other)]
+            totals = [value(page, each, "memory").partition(" of ")[2] for each in (large, other)]
+        finally:
+            lab.stop()
+
+    assert [title.split()[0] for title in titles] == ["GTT", "VRAM"]
+    assert totals == [f"{(large.pool_bytes or 0) / GIB:.1f} GiB", "512 MiB"]
+    assert shown[0]["Frameworks allocate from"] == f"GTT, at most {totals[0]}"
+    assert shown[1]["Frameworks allocate from"] == "VRAM, at most 512 MiB"
+    assert "hipMalloc is not counted" in shown[0]["GTT in use"]
+    assert "VRAM in use" in shown[0]
+    assert shown[0]["ROCm on this target"] == "supported"
+    assert shown[1]["ROCm on this target"].startswith("unsupported: ROCm's usual packages have no kernels")
+    assert chips == [[], ["unsupported"]]
 
 
 def test_it_reacts_to_a_change_within_a_second_and_a_half(lab: Lab, page: Page) -> None:
