@@ -86,45 +86,43 @@ def details(page: Page, device: Device) -> dict[str, str]:
     return {name: text.strip() for name, _, text in lines}
 
 
+@pytest.mark.parametrize("pool", ["gtt", "vram"])
 def test_an_apu_shows_where_frameworks_allocate_and_a_target_whether_rocm_supports_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: Page
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: Page, pool: str
 ) -> None:
-    """The memory that counts is the pool of `rocmlab devices`, GTT or VRAM; a target without support is marked."""
+    """The memory that counts is the pool of `rocmlab devices`; a target without support is marked."""
     with simulated_host(tmp_path, monkeypatch) as host:
-        lab = Lab(host, tmp_path, products=("strix-halo", "strix-point"))
-        (small,) = host.devices[1:]
-        pci = lab.root / f"sys/bus/pci/devices/{small.pci_address}"
-        node = lab.root / f"sys/devices/virtual/kfd/kfd/topology/nodes/{small.kfd_node}"
-        rewrite(node / "properties", "gfx_target_version", 90002)
-        rewrite(node / "mem_banks/0/properties", "size_in_bytes", small.vram_bytes)  # as before Linux 6.10
-        (pci / "mem_info_gtt_used").write_text(f"{16 << 20}\n")
-        large, other = host.devices
-        assert [(each.gfx, each.support, each.pool) for each in (large, other)] == [
-            ("gfx1151", "works", "gtt"),
-            ("gfx902", "unsupported", "vram"),
-        ]
+        lab = Lab(host, tmp_path, products=("rx7900xtx", "strix-halo"))
+        if pool == "vram":  # as before Linux 6.10, on an older processor
+            apu = host.devices[1]
+            node = lab.root / f"sys/devices/virtual/kfd/kfd/topology/nodes/{apu.kfd_node}"
+            rewrite(node / "properties", "gfx_target_version", 90002)
+            rewrite(node / "mem_banks/0/properties", "size_in_bytes", apu.vram_bytes)
+        radeon, apu = host.devices
+        expected = ("gfx902", "unsupported") if pool == "vram" else ("gfx1151", "works")
+        assert (apu.gfx, apu.support, apu.pool) == (*expected, pool)
         try:
             lab.start()
             open_page(page, lab)
-            for each in (large, other):
-                read = card(page, each).locator(".rocmlab-mod-memory .rocmlab-Chart-value")
-                read.filter(has_text=re.compile(r"^\d")).wait_for(timeout=WAIT)
-            titles = [card(page, each).locator(".rocmlab-mod-memory").inner_text() for each in (large, other)]
-            shown = [details(page, each) for each in (large, other)]
-            chips = [card(page, each).locator(".rocmlab-mod-warn").all_inner_texts() for each in (large, other)]
-            totals = [value(page, each, "memory").partition(" of ")[2] for each in (large, other)]
+            read = card(page, apu).locator(".rocmlab-mod-memory .rocmlab-Chart-value")
+            read.filter(has_text=re.compile(r"^\d")).wait_for(timeout=WAIT)
+            title = card(page, apu).locator(".rocmlab-mod-memory").inner_text()
+            shown, other = details(page, apu), details(page, radeon)
+            chips = card(page, apu).locator(".rocmlab-mod-warn").all_inner_texts()
+            total = value(page, apu, "memory").partition(" of ")[2]
         finally:
             lab.stop()
 
-    assert [title.split()[0] for title in titles] == ["GTT", "VRAM"]
-    assert totals == [f"{(large.pool_bytes or 0) / GIB:.1f} GiB", "512 MiB"]
-    assert shown[0]["Frameworks allocate from"] == f"GTT, at most {totals[0]}"
-    assert shown[1]["Frameworks allocate from"] == "VRAM, at most 512 MiB"
-    assert "hipMalloc is not counted" in shown[0]["GTT in use"]
-    assert "VRAM in use" in shown[0]
-    assert shown[0]["ROCm on this target"] == "supported"
-    assert shown[1]["ROCm on this target"].startswith("unsupported: ROCm's usual packages have no kernels")
-    assert chips == [[], ["unsupported"]]
+    assert title.split()[0] == pool.upper()
+    assert total == f"{(apu.pool_bytes or 0) / GIB:.1f} GiB"
+    assert shown["Frameworks allocate from"] == f"{pool.upper()}, at most {total}"
+    assert "hipMalloc is not counted" in shown["GTT in use"]
+    assert "VRAM in use" in shown
+    supported = {"gtt": "supported", "vram": "unsupported: ROCm's usual packages have no kernels for it"}
+    assert shown["ROCm on this target"] == supported[pool]
+    assert chips == ["unsupported"] * (pool == "vram")
+    assert other["ROCm on this target"] == "supported"
+    assert not {"Frameworks allocate from", "GTT in use", "VRAM in use"} & set(other)
 
 
 def test_it_reacts_to_a_change_within_a_second_and_a_half(lab: Lab, page: Page) -> None:
