@@ -19,7 +19,7 @@ export WHEN ?=
 export RUN_FOLDER ?=
 TESTS ?= tests
 
-.PHONY: help up run run-notebooks nvitop url status logs shell down build upgrade rollback clean backup restore devices smi top leases kernels demo doctor monitoring monitoring-down cluster-up cluster-join cluster-status cluster-down bench test test-fast test-hermetic test-long test-rocm lint docs docs-serve lock
+.PHONY: help up run run-notebooks nvitop url status logs shell down build upgrade rollback clean backup restore devices smi top leases kernels packages demo doctor monitoring monitoring-down cluster-up cluster-join cluster-status cluster-down bench test test-fast test-hermetic test-long test-rocm lint docs docs-serve lock
 
 help: ## Explain the targets
 	@awk 'BEGIN {FS = ":.*## "; print "rocmlab: the Jupyter workstation for AMD GPUs\n"} \
@@ -47,6 +47,8 @@ leases: ## Say which kernel holds which GPU
 	@$(ROCMLAB) leases
 kernels: ## List what JupyterLab's launcher offers, and who has the GPUs
 	@$(ROCMLAB) kernels
+packages: ## List your own packages (scripts/rocmlab packages add NAME…, remove, sync)
+	@$(ROCMLAB) packages list
 demo: ## Show all of it on four SIMULATED GPUs, until Ctrl-C
 	@$(ROCMLAB) demo
 doctor: ## Say what is wrong and how to fix it

@@ -121,7 +121,7 @@ create_missing() { # the owner and the mode of what exists stay, whoever owns it
   done
   # In a share of root's, root creates what is missing. Where others can write they could put a link in its way.
   if [[ $(stat -c %u "$ROCMLAB_SHARE") != 0 || -n $(find "$ROCMLAB_SHARE" -maxdepth 0 -perm /022) ]]; then return; fi
-  for name in "${share_folders[@]}" home bench .rocmlab; do
+  for name in "${share_folders[@]}" home bench .rocmlab packages; do
     folder=$ROCMLAB_SHARE/$name
     if [[ ! -e $folder && ! -L $folder ]] && mkdir -m 0700 "$folder" 2>/dev/null; then
       chown --no-dereference "$NB_UID:$NB_GID" "$folder"

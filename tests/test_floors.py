@@ -19,17 +19,18 @@ ALLOWED: Mapping[str, set[str]] = {
     "devices": {"base"},
     "simulation": {"base", "devices"},
     "telemetry": {"base", "devices"},
-    "kernels": {"base", "devices"},
+    "packages": {"base"},
+    "kernels": {"base", "devices", "packages"},
     "notebook": {"base", "devices", "kernels"},
     "reports": {"base"},
-    "runs": {"base", "devices", "kernels", "notebook", "reports", "telemetry"},
+    "runs": {"base", "devices", "kernels", "notebook", "packages", "reports", "telemetry"},
     "cluster": {"base", "devices", "kernels", "notebook", "runs"},
     "batch": {"base", "devices", "kernels", "notebook", "reports", "runs"},
     "training": {"base", "cluster", "devices"},
     "benchmarking": {"base", "devices", "training"},
-    "stack": {"base", "cluster", "devices"},
-    "doctor": {"base", "cluster", "devices", "stack"},
-    "lab": {"base", "devices", "doctor", "kernels", "telemetry"},
+    "stack": {"base", "cluster", "devices", "packages"},
+    "doctor": {"base", "cluster", "devices", "packages", "stack"},
+    "lab": {"base", "devices", "doctor", "kernels", "packages", "telemetry"},
 }
 # Imports that the table does not allow: (module, package), and why they are needed.
 EXCEPTIONS: Mapping[tuple[str, str], str] = {
@@ -37,7 +38,7 @@ EXCEPTIONS: Mapping[tuple[str, str], str] = {
     ("lab.server.cluster_reader", "cluster"): "it reads the node's session in a process of its own",
 }
 NODE = "cluster.node"  # this half of `cluster` is for those below `runs`, and needs none of it
-STANDARD_LIBRARY_ONLY = ("base", "devices", "stack", "doctor", NODE)
+STANDARD_LIBRARY_ONLY = ("base", "devices", "packages", "stack", "doctor", NODE)
 
 
 def name_of(path: Path) -> str:

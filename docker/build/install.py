@@ -65,6 +65,13 @@ SWITCHES = {
     "require-hashes": {"UV_REQUIRE_HASHES": "1"},
 }
 PIPS_OWN = ("--disable-pip-version-check", "--no-compile", "--no-input")
+NAMED = {  # uv's are for all packages, and would replace what is there; pip's are for those that are named
+    "--upgrade": "--upgrade-package",
+    "-U": "--upgrade-package",
+    "--force-reinstall": "--reinstall-package",
+}
+WITH_VALUE = ("--constraint", "-c", "--requirement", "-r", "--editable", "-e", "--no-binary", "--only-binary")
+OFFLINE = "ROCMLAB_OFFLINE"  # from uv's cache alone, or not at all
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 
 
@@ -166,6 +173,26 @@ def split(arguments: list[str]) -> tuple[list[str], dict[str, str], dict[str, li
     return rest, found, added
 
 
+def named(rest: list[str]) -> list[str]:
+    """Return the arguments with those of pip that concern only the named packages as uv has them.
+
+    Raises:
+        Untranslatable: the packages are named in a file, or by an address.
+    """
+    wanted = [each for each in rest if each in NAMED]
+    if not wanted:
+        return rest
+    before = ["", *rest]
+    requirements = [
+        each for each, last in zip(rest, before, strict=False) if each[:1] != "-" and last not in WITH_VALUE
+    ]
+    names = [re.match(r"[A-Za-z0-9][\w.-]*(?=\s*([\[<>=!~;]|$))", each) for each in requirements]
+    if not names or not all(names) or any(each in WITH_VALUE[2:6] for each in rest):
+        raise Untranslatable(wanted[0].lstrip("-"))
+    options = [word for each in wanted for name in names if name for word in (NAMED[each], name[0])]
+    return [*options, *(each for each in rest if each not in NAMED)]
+
+
 def joined(added: Mapping[str, list[str]], environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of what is given by arguments beside pip's settings, those included.
 
@@ -195,6 +222,7 @@ def with_uv(arguments: list[str]) -> str:
         found = settings(listing.stdout) | given
         environment = own | translated(found, own)
         environment |= joined(added, environment)
+        rest = named(rest)
     except Untranslatable as err:
         return f"it has no equivalent of pip's setting {err}"
     except (SyntaxError, ValueError):
@@ -202,6 +230,7 @@ def with_uv(arguments: list[str]) -> str:
     options = ["--no-config", "--no-python-downloads", "--python", sys.executable, "--break-system-packages"]
     options += ["--no-index"] if is_true(found.get("no-index", "")) and "--no-index" not in rest else []
     options += ["--link-mode", "copy"] if BUILDS_PIP.exists() else []  # the build's cache is on another file system
+    options += ["--offline"] if os.environ.get(OFFLINE) else []
     options += [] if "--no-compile" in rest else ["--compile-bytecode"]
     command = [str(UV), "pip", "install", *options, *(each for each in rest if each not in PIPS_OWN)]
     try:
@@ -217,8 +246,8 @@ def main(arguments: list[str]) -> int:
     if BUILDS_PIP.exists():
         os.umask(0o002)  # files in the cache that all steps share keep the mode they got first
     why = with_uv(arguments)
-    if not why:
-        return 0
+    if not why or os.environ.get(OFFLINE):
+        return 1 if why else 0
     sys.stderr.write(f"pip installs, not uv: {why}\n")
     sys.stderr.flush()
     return subprocess.run([*PIP, "install", *arguments], check=False, close_fds=False).returncode

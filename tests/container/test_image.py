@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ pytestmark = pytest.mark.container
 UNITS = Path(__file__).parent / "units"
 COMMON = ("ipywidgets", "matplotlib", "pandas", "sklearn", "tensorboard", "tqdm")
 PACKAGES = {"tensorflow": COMMON, "torch": (*COMMON, "accelerate", "datasets", "peft", "transformers")}
+SITE = "import os, numpy; print(os.path.dirname(numpy.__path__[0]))"  # the folder with an interpreter's packages
 PYTHONS = {name: f"/opt/{name}/bin/python" for name in ("tensorflow", "torch", "rocmlab")}
 
 
@@ -89,24 +91,51 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheels")
     standins.wheel(folder, "harmless", "1.0", {"harmless.py": "answer = 42\n"})
     standins.wheel(folder, "tensorflow", "9.9", {"tensorflow/__init__.py": ""})
-    standins.wheel(folder, "wants-tensorflow", "1.0", {"wanting.py": ""}, ["tensorflow"])
+    standins.wheel(folder, "wants-tensorflow", "1.0", {"wanting.py": ""}, ["tensorflow>=9"])
     standins.wheel(folder, "torch", "9.9", {"torch/__init__.py": ""})
     standins.wheel(folder, "wants-torch", "1.0", {"wanting.py": ""}, ["torch>=9"])
     folder.chmod(0o755)
     return folder
 
 
+@pytest.fixture
+def share() -> Iterator[str]:
+    """A volume that containers share, one after the other."""
+    name = docker("volume", "create").strip()
+    yield name
+    docker("volume", "rm", name)
+
+
 @pytest.mark.parametrize("kernel", ["tensorflow", "torch"])
-def test_pip_in_a_notebook_adds_but_never_replaces_the_framework(image: str, wheels: Path, kernel: str) -> None:
-    """`%pip install` works for the lab user, and refuses a package that would bring another framework build."""
+def test_pip_in_a_notebook_adds_but_never_replaces_the_framework(
+    image: str, wheels: Path, share: str, kernel: str
+) -> None:
+    """`%pip install` adds to the share, rejects what would bring another build of a framework, and outlives containers.
+
+    Where the image has other packages, what is missing is reported, and `packages sync` installs it again.
+    """
     pip = "%pip install --no-index --find-links /wheels"
-    with Container(image, "--volume", f"{wheels}:/wheels:ro") as container:
+    mounts = [f"--volume={wheels}:/wheels:ro", f"--volume={share}:/home/jovyan/share"]
+    works = f"import harmless, {kernel} as it; print('answer', harmless.answer, 'version', it.__version__)"
+    with Container(image, *mounts) as container:
         container.wait_for_server()
 
         added = container.execute(kernel, f"{pip} harmless\nimport harmless; print('answer', harmless.answer)")
-        refused = container.execute(kernel, f"{pip} wants-{kernel}")
-        still = container.execute(kernel, f"import {kernel} as it; print('version', it.__version__)")
+        rejected = [container.execute(kernel, f"{pip} {name}") for name in (f"wants-{kernel}", kernel + "==9.9")]
+        still = container.execute(kernel, works)
 
     assert "answer 42" in added
-    assert "ERROR: Cannot install" in refused
-    assert "version 2." in still
+    assert all("ERROR: the packages cannot be installed" in each for each in rejected)
+    assert "answer 42 version 2." in still
+    with Container(image, *mounts) as container:
+        container.wait_for_server()
+        assert "answer 42 version 2." in container.execute(kernel, works)
+
+        site = container.exec(PYTHONS[kernel], "-c", SITE).strip()
+        container.exec("mkdir", f"{site}/another-1.0.dist-info")
+        assert "ModuleNotFoundError" in container.execute(kernel, works)
+        assert f"packages sync --kernel {kernel}" in container.as_lab_user("rocmlab", "packages", "list")
+
+        container.as_lab_user("rocmlab", "packages", "sync", "--kernel", kernel)
+
+        assert "answer 42 version 2." in container.execute(kernel, works)

@@ -28,7 +28,7 @@ from rocmlab.stack import live, settings
 pytestmark = pytest.mark.slow
 
 FIRST, SECOND = "0000:03:00.0", "0000:06:00.0"
-GETS = ("api/devices", "api/history", "api/stream", "api/kernels", "api/cluster", "metrics")
+GETS = ("api/devices", "api/history", "api/stream", "api/kernels", "api/cluster", "api/packages", "metrics")
 
 
 class Lab:

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from rocmlab.base.errors import Problem, RocmlabError
-from rocmlab.cli import prune, stopping
+from rocmlab.cli import packages, prune, stopping
 from rocmlab.cli.main import command_parser
 from rocmlab.cli.table import device_lines
 from rocmlab.cli.up import say
@@ -96,6 +96,7 @@ def status(project: Project, as_json: bool) -> int:
             "devices": devices,
             "cluster": cluster_state(project),
             "installation": _installation(project),
+            "packages": packages.of_lab(project.lab) if answers else None,
             "disk": asdict(full) if (full := project.lab.disk_problem()) else None,
         }
         print(json.dumps(facts, indent=1))
@@ -110,6 +111,7 @@ def status(project: Project, as_json: bool) -> int:
             print(f"{'devices' if number == 0 else '':10} {line}")
     if unfinished := project.lab.unfinished():
         print(f"kernels    {str(unfinished).replace(chr(10), chr(10) + ' ' * 9)}")
+    _print_packages(project, answers)
     if (node := cluster_state(project)) is not None:
         print(
             "\n".join(f"{'cluster' if number == 0 else '':10} {line}" for number, line in enumerate(node_lines(node)))
@@ -130,6 +132,11 @@ def _installation(project: Project) -> dict[str, Any]:
     if isinstance(unfinished, Problem):
         return {"state": "failed", "problem": unfinished.as_dict()}
     return {"state": "installing" if unfinished else "ready", "problem": None}
+
+
+def _print_packages(project: Project, answers: bool) -> None:
+    for line in packages.missing(project.lab) if answers else []:
+        print(f"packages   {line}")
 
 
 def cluster_state(project: Project) -> dict[str, Any] | None:

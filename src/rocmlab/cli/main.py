@@ -28,6 +28,7 @@ GROUPS = {
         "nvitop": ("rocmlab.cli.nvitop", "watch the GPUs with nvitop, AMD's included"),
         "leases": ("rocmlab.cli.leases", "show which kernel holds which GPU, and what uses one without a lease"),
         "kernels": ("rocmlab.cli.kernels", "list what JupyterLab's launcher offers, or install kernels for these GPUs"),
+        "packages": ("rocmlab.cli.packages", "add packages of your own to a kernel, which stay after upgrades"),
         "demo": ("rocmlab.cli.demo", "show the lab, its panel and smi on a simulated host with four GPUs"),
         "doctor": ("rocmlab.cli.doctor", "report what is wrong on the host and in the lab, and how to fix it"),
         "monitoring": ("rocmlab.cli.monitoring", "start Prometheus and Grafana next to the lab, or stop them"),

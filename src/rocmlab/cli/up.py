@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from rocmlab import __version__, doctor
-from rocmlab.cli import stopping
+from rocmlab.cli import packages, stopping
 from rocmlab.cli.main import command_parser
 from rocmlab.cli.table import device_lines
 from rocmlab.stack import project as projects
@@ -131,6 +131,8 @@ def start(
     print(f"  {'notebooks':9} {project.settings.get('NOTEBOOKS_DIR')}")
     if unfinished := project.lab.unfinished():
         print(f"  {'kernels':9} {unfinished}")
+    for line in packages.missing(project.lab):
+        print(f"  {'packages':9} {line}")
     print("\n  make run-notebooks   run them all headless\n  make down            stop; the share is kept")
     return 0
 

@@ -15,6 +15,7 @@ from rocmlab.kernels import connection, kernelspec, memory
 from rocmlab.kernels.cold import ColdProcess
 from rocmlab.kernels.forked import ForkedProcess, fork
 from rocmlab.kernels.kernelspec import Kernelspec
+from rocmlab.packages import overlays
 
 if TYPE_CHECKING:
     from rocmlab.kernels.leases import Lease
@@ -90,6 +91,7 @@ class LocalKernel:
         lease: Lease | None = None,
         fork_server: str | None = None,
     ) -> None:
+        specification = overlays.applied(specification, inherited)
         self._by_message = specification.get("interrupt_mode") == "message"
         self._scratch = connection.make_folder(inherited)
         self._out_of_memory = memory.oom_kills()
@@ -112,6 +114,7 @@ class LocalKernel:
                     output=write_end,
                     connection_file=file,
                     token=inherited.get(job_tokens.NAME),
+                    arguments=[kernelspec.WITHOUT_HISTORY, *kernelspec.package_arguments(specification)],
                 )
         except BaseException:
             os.close(read_end)

@@ -13,9 +13,11 @@ from string import Template
 from typing import Any
 
 from rocmlab.base import confidential
+from rocmlab.packages import overlays
 
 OURS = ("local-provisioner", "rocmlab-provisioner")  # ours takes a lease, which a job has already
 WITHOUT_HISTORY = "--HistoryManager.hist_file=:memory:"  # a shared history file locks out others
+FOLLOW_PACKAGES = "--InteractiveShellApp.extra_extensions=rocmlab.packages.in_kernel"  # after `%pip install`
 
 Specification = dict[str, Any]
 
@@ -79,8 +81,13 @@ def command(specification: Specification, folder: str, file: str) -> list[str]:
     for name, value in places.items():
         argv = [word.replace(f"{{{name}}}", value) for word in argv]
     if any(word.startswith("ipykernel") for word in argv):
-        argv.append(WITHOUT_HISTORY)
+        argv += [WITHOUT_HISTORY, *package_arguments(specification)]
     return [os.path.expanduser(word) for word in argv]
+
+
+def package_arguments(specification: Mapping[str, Any]) -> list[str]:
+    """Return the arguments with which an IPython kernel of ours can have packages of the user's own."""
+    return [FOLLOW_PACKAGES] if overlays.KERNEL in (specification.get("env") or {}) else []
 
 
 def interpreter(specification: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 from rocmlab.base.errors import Problem
 from rocmlab.lab import icons
+from rocmlab.packages import overlays
 
 TITLES = {"tensorflow": "TensorFlow", "torch": "PyTorch"}
 PROVISIONER = "rocmlab-provisioner"  # as pyproject.toml registers `rocmlab.lab.provisioner`
@@ -41,6 +42,8 @@ def specification(name: str, python: str, constraints: str | None = None) -> dic
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # the same for JAX
         "PYDEVD_DISABLE_FILE_VALIDATION": "1",  # no warning about frozen modules in every log
     }
+    if hook := overlays.hook_of(sys.executable):  # pip in this kernel installs into the user's overlay
+        environment |= {overlays.KERNEL: name, overlays.PYTHON: python, "PIP_PYTHON": str(hook)}
     if constraints:
         environment["PIP_CONSTRAINT"] = constraints
     metadata: dict[str, Any] = {"debugger": True, "rocmlab": {"framework": name}}

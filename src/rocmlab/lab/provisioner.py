@@ -31,12 +31,13 @@ from traitlets import Any as AnyTrait
 from rocmlab.base import confidential, installation, live
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import visibility
-from rocmlab.kernels import memory, ownership, recipes
+from rocmlab.kernels import kernelspec, memory, ownership, recipes
 from rocmlab.kernels.fork_servers import ForkServers
 from rocmlab.kernels.forked import ForkedProcess
 from rocmlab.kernels.forkserver import inheritance
 from rocmlab.kernels.ownership import Owned
 from rocmlab.lab import kernels
+from rocmlab.packages import overlays
 
 log = logging.getLogger("rocmlab")
 
@@ -66,6 +67,7 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
             return kwargs
         try:
             await installed(Path(sys.prefix))
+            self._use_packages(kwargs)
             owned = await self._own(environment)
             kwargs["env"] = owned.environment(environment)
         except RocmlabError as err:
@@ -73,7 +75,7 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
             self.log.warning("the kernel %s was refused: %s", self.kernel_id, err)
             return self._refused(kwargs, err)
         if any("ipykernel" in word for word in kwargs["cmd"]):  # only IPython kernels accept a banner
-            kwargs["cmd"] = [*kwargs["cmd"], _banner(owned)]
+            kwargs["cmd"] = [*kwargs["cmd"], *self._arguments(owned)]
         if owned.lease:
             kwargs["cmd"] = inheritance.keeping(kwargs["cmd"], owned.lease.descriptors)
             kwargs["pass_fds"] = (*kwargs.get("pass_fds", ()), *owned.lease.descriptors)
@@ -128,7 +130,7 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
         if live.get("WARM_KERNELS") == "off":
             return None
         self.cwd = str(kwargs.get("cwd") or os.getcwd())
-        name, spec = self.parent.kernel_name, self.kernel_spec.to_dict()
+        name, spec = self.parent.kernel_name, self._specification()
         recipe = await asyncio.to_thread(recipes.recipe, name, spec, kwargs["env"])
         if recipe is None:
             return None
@@ -139,7 +141,7 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
                 cwd=self.cwd,
                 connection_file=os.path.realpath(self.parent.connection_file),
                 descriptors=owned.lease.descriptors if owned.lease else (),
-                arguments=[_banner(owned)],
+                arguments=self._arguments(owned),
                 answer_seconds=FORK_SECONDS,
             )
         except Exception:  # forking is a way to be faster: a cold kernel is better than none
@@ -175,6 +177,22 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
         self.owned = owned = claim.result()
         self._release = weakref.finalize(self, owned.release)
         return owned
+
+    def _specification(self) -> dict[str, Any]:
+        """Return the kernelspec, with the interpreter of the user's own packages where there are some."""
+        return overlays.applied(self.kernel_spec.to_dict(), os.environ)
+
+    def _use_packages(self, kwargs: dict[str, Any]) -> None:
+        """Have that interpreter run the kernel, with its programs first on PATH."""
+        python = self._specification()["argv"][0]
+        if python != self.kernel_spec.argv[0]:
+            kwargs["cmd"] = [python, *kwargs["cmd"][1:]]
+            path = kwargs["env"].get("PATH", os.defpath)
+            kwargs["env"]["PATH"] = overlays.path_with(Path(python).parent.parent, path)
+
+    def _arguments(self, owned: Owned) -> list[str]:
+        """Return more arguments for an IPython kernel."""
+        return [_banner(owned), *kernelspec.package_arguments(self.kernel_spec.to_dict())]
 
     def _refused(self, kwargs: dict[str, Any], err: RocmlabError) -> dict[str, Any]:
         """Start in the kernel's place one that reports why, in the interpreter of this server."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rocmlab.base import installation
 from rocmlab.base.errors import RocmlabError
+from rocmlab.packages import companions
 from rocmlab.stack import environments, packages, process, requirements
 from rocmlab.stack.environment import MADE, Environment, check_python, was_made_by_us
 from rocmlab.stack.lab import Say
@@ -91,6 +92,7 @@ def _make(environment: Environment, say: Say, *, only_lab: bool = False, is_serv
             steps = requirements.steps(environment, is_serving=is_serving)
             requirements.fill(environment, steps, say, is_continued=is_continued)
             verify(environment, environment.interpreter)
+            _note_index(environment)
         if not is_serving:
             _register_kernels(environment)
         _finish(environment, {**record, "fingerprint": made_from}, only_lab=only_lab)
@@ -176,3 +178,9 @@ def verify(environment: Environment, interpreter: Path) -> None:
                 lines[0].removeprefix("error: "),
                 "make up JAX_PACKAGES=" if framework == "jax" and environment.jax_packages else fix,
             )
+
+
+def _note_index(environment: Environment) -> None:
+    """Note where PyTorch came from: a user's packages that are compiled for it come from the same place."""
+    address = companions.without_user(environment.torch_index)
+    (environment.folder / companions.INDEX).write_text(f"{address}\n", encoding="utf-8")

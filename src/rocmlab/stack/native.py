@@ -148,6 +148,7 @@ class NativeLab(Lab):
             "JUPYTER_PREFER_ENV_PATH": "1",
             "ROCMLAB_SHARE": str(self.share_folder),
             "ROCMLAB_NOTEBOOKS": str(self.notebooks),
+            "ROCMLAB_UV": str(self.settings.project / environments.UV),
             "ROCMLAB_BACKEND": self.values["ROCMLAB_BACKEND"],
             "ROCMLAB_RUNTIME": "native",
             hosts.SETTING: self.settings.get(hosts.SETTING),

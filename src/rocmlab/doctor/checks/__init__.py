@@ -51,6 +51,7 @@ ALL: tuple[Check, ...] = (
     cluster.head,
     lab.answers,
     lab.installed,
+    lab.own_packages,
     lab.devices,
     lab.groups,
     cluster.node,

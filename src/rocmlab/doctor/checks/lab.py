@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rocmlab.base.errors import Problem
 from rocmlab.devices import Device
-from rocmlab.doctor.model import BLOCKS, HOST, WARNS, Verdict, blocks, check, ok, skip, warns
+from rocmlab.doctor.checks.masks import read_kernelspecs
+from rocmlab.doctor.model import BLOCKS, CONTAINER, HOST, WARNS, Verdict, blocks, check, ok, skip, warns
 from rocmlab.doctor.situation import Situation
+from rocmlab.packages import installing, overlays
 
 NO_LAB = "no lab runs"
 
@@ -48,6 +51,31 @@ def installed(s: Situation) -> Verdict:
     if isinstance(found, Problem):
         return Verdict(WARNS, (), found)
     return ok(found or "nothing is missing")
+
+
+@check(
+    "lab.packages",
+    "the user's packages are installed for this image",
+    sides=(CONTAINER,),
+    looks_at="the list of each kernel in `packages/` of the share, and the overlay over its present interpreter",
+    why="After an upgrade, or with another image, what `rocmlab packages` and `%pip install` have added has to be "
+    "installed for the new interpreter; until then it cannot be imported.",
+    fix="`rocmlab packages sync`",
+)
+def own_packages(s: Situation) -> Verdict:
+    """Compare the lists with what is there."""
+    specs = {Path(path).parent.name: spec for path, spec in read_kernelspecs(s)}
+    seen: list[str] = []
+    for name in ("torch", "tensorflow"):
+        place = overlays.of_specification(specs.get(name, {}), s.environment.get(overlays.SHARE))
+        state = installing.state(place) if place else None
+        if state and not state.is_synchronised:
+            what = f"packages of the kernel {name} are not installed for this image"
+            fix = f"rocmlab packages sync --kernel {name}"
+            return warns(what, f"the list has {', '.join(state.requirements) or 'none any more'}", fix)
+        if state and state.requirements:
+            seen.append(f"{name}: {', '.join(state.requirements)}")
+    return ok(*seen) if seen else skip("there are none")
 
 
 def _how_to_start(s: Situation) -> str:

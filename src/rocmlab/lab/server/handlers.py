@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,7 @@ def routes(panel: Callable[[], Panel], metrics_token: str = "") -> list[Route]:
         (r"/rocmlab/api/kernels", KernelsHandler, given),
         (rf"/rocmlab/api/kernels/([\w-]+)/({'|'.join(ACTIONS)})", ActionHandler, given),
         (r"/rocmlab/api/cluster", ClusterHandler, given),
+        (r"/rocmlab/api/packages", PackagesHandler, given),
         (r"/rocmlab/metrics", MetricsHandler, {**given, "token": metrics_token}),
         *page.routes(),
     ]
@@ -122,6 +124,19 @@ class DevicesHandler(Handler):
         """Answer with every device and what is wrong."""
         with refusing("the devices cannot be listed"):
             self.answer(await self.panel.devices())
+
+
+class PackagesHandler(Handler):
+    """`GET api/packages`."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Answer with the user's packages of each kernel, and whether this image has them."""
+        from rocmlab.lab import packages  # most servers are never asked
+
+        with refusing("the packages cannot be listed"):
+            self.answer({"kernels": await asyncio.to_thread(packages.states, os.environ)})
 
 
 class HistoryHandler(Handler):

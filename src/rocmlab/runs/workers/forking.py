@@ -21,6 +21,7 @@ from rocmlab.kernels.fork_server import ForkServer
 from rocmlab.kernels.fork_servers import ForkServers
 from rocmlab.kernels.kernelspec import Kernelspec
 from rocmlab.kernels.recipes import Recipe
+from rocmlab.packages import overlays
 from rocmlab.runs.jobs import Job, Request
 
 log = logging.getLogger("rocmlab")
@@ -93,7 +94,8 @@ def recipe_of(spec: Kernelspec, environment: Mapping[str, str]) -> Recipe | None
     """Return how a fork server for the kernel of a job is started; None if the kernel has to start cold."""
     if not spec.is_local:
         return None
-    return recipes.recipe(spec.name, spec.specification, kernelspec.environment(spec.specification, environment))
+    specification = overlays.applied(spec.specification, environment)
+    return recipes.recipe(spec.name, specification, kernelspec.environment(specification, environment))
 
 
 @functools.lru_cache(maxsize=MAX_EARLY_REQUESTS)

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rocmlab.packages import overlays
 from rocmlab.stack.backup.model import FILE, FOLDER, LINK, MANIFEST, PREFIX, SETTINGS, Task, is_draft
 
 LOCKS = "share/leases"
 CACHES = ("share/cache", "share/home/.cache")
+PACKAGES = f"share/{overlays.CACHE}"
 OWN = {  # in the project folder, which may be the notebooks folder
     ".venv": "`make up` installs it again",
     ".venv-test": "`make test` installs it again",
@@ -149,6 +151,8 @@ def _why_not(path: str, kind: int, task: Task) -> str:
         return "a lock of this machine"
     if kind == stat.S_IFREG and is_draft(name):
         return "a draft of an interrupted restore"
+    if path == PACKAGES:
+        return "packages of your own, whose list is saved: `rocmlab packages sync` installs them again"
     return "a cache" if parent in CACHES and kind == stat.S_IFDIR and not task.is_all else ""
 
 

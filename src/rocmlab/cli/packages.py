@@ -1,0 +1,135 @@
+"""`rocmlab packages`: packages of the user's own, which outlive containers and upgrades."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+from rocmlab.base.arguments import add_command
+from rocmlab.base.errors import RocmlabError
+from rocmlab.cli.main import command_parser
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from rocmlab.stack.lab import Lab
+
+KERNELS = ("torch", "tensorflow")
+NOTES = """They are in an environment of their own on the share, over the lab's packages and for one kernel. pip \
+in a notebook installs there as well. The lab's TensorFlow, PyTorch and JAX stay; other packages of the lab may be \
+hidden by another version, and what that breaks is named. After an upgrade, or with another image: rocmlab packages \
+sync. Kernels that run already have new packages after the next `import`, other versions after a restart."""
+
+
+def main(command: str, arguments: Sequence[str]) -> int:
+    """Add, remove, list or synchronise packages in the lab."""
+    chosen = build_parser(command).parse_args(arguments)
+    if "ROCMLAB_RUNTIME" not in os.environ:
+        return _inside(command, arguments)
+    from rocmlab.lab import packages
+
+    if chosen.what == "list":
+        return _list(packages.states(os.environ), as_json=chosen.json)
+    from rocmlab.packages import installing, pip, report
+
+    place = packages.place(chosen.kernel, os.environ, _say)
+    if chosen.what == "add":
+        request = pip.parse(_as_pip(chosen))
+        assert request is not None  # the options above are those that it knows
+        outcome = installing.add(place, request.wanted, _say, request.options)
+    elif chosen.what == "remove":
+        outcome = installing.remove(place, chosen.names, _say)
+    else:
+        outcome = installing.sync(place, _say)
+    report.show(outcome, place)
+    return 1 if outcome.failed else 0
+
+
+def build_parser(command: str) -> argparse.ArgumentParser:
+    """Return the parser of `rocmlab packages`."""
+    parser = command_parser(command, example="add accelerate pandas<3", epilog=NOTES)
+    commands = parser.add_subparsers(dest="what", metavar="COMMAND", required=True)
+    texts = {
+        "add": ("install packages for a kernel, and note them in its list", "add --kernel tensorflow seaborn"),
+        "remove": ("remove packages from the list, with what nothing else in it needs", "remove seaborn"),
+        "list": ("list the packages, and whether this image has them", "list --json"),
+        "sync": ("install the list again, for this image", "sync --kernel torch"),
+    }
+    parsers = {
+        name: add_command(commands, name, text, example and f"rocmlab {command} {example}")
+        for name, (text, example) in texts.items()
+    }
+    for name in ("add", "remove", "sync"):
+        parsers[name].add_argument(
+            "--kernel", choices=KERNELS, default=KERNELS[0], help="whose packages (default: %(default)s)"
+        )
+    add = parsers["add"]
+    add.add_argument("names", nargs="+", metavar="NAME", help="a package, as pip takes it: name, name==1.0, path, URL")
+    add.add_argument("-U", "--upgrade", action="store_true", help="the newest version, also if one is there")
+    add.add_argument("--index-url", metavar="URL", help="from this index instead of pip's own")
+    add.add_argument("--find-links", metavar="DIR|URL", help="also from this folder or page of wheels")
+    add.add_argument("--no-index", action="store_true", help="from --find-links alone")
+    parsers["remove"].add_argument("names", nargs="+", metavar="NAME", help="a package of the list")
+    parsers["list"].add_argument("--json", action="store_true", help="print everything known, as JSON")
+    return parser
+
+
+def _as_pip(chosen: argparse.Namespace) -> list[str]:
+    """Return the arguments of `add` as pip has them."""
+    options = ["--upgrade"] if chosen.upgrade else []
+    options += ["--no-index"] if chosen.no_index else []
+    options += ["--index-url", chosen.index_url] if chosen.index_url else []
+    options += ["--find-links", chosen.find_links] if chosen.find_links else []
+    return [*options, "--", *chosen.names]
+
+
+def _inside(command: str, arguments: Sequence[str]) -> int:
+    """Have the lab do it: it has the interpreters, and its user owns the share."""
+    from rocmlab.stack import project as projects
+
+    lab = projects.reopen(projects.find()).lab
+    if lab.inside() is None:
+        raise RocmlabError("the lab is not running", "packages are for its kernels", "make up")
+    return lab.run([command, *arguments])
+
+
+def _list(states: Sequence[dict[str, Any]], *, as_json: bool) -> int:
+    if as_json:
+        print(json.dumps({"kernels": states}, indent=1))
+        return 0
+    for state in states:
+        if not state["packages"]:
+            print(f"{state['kernel']:<11} no packages of your own")
+        for number, each in enumerate(state["packages"]):
+            version = each["version"] or "not installed"
+            print(f"{state['kernel'] if number == 0 else '':<11} {each['requirement']:<30} {version}")
+        for line in state["hides"]:
+            print(f"{'':<11} {line}")
+        if state["fix"]:
+            print(f"{'':<11} not installed for this image: {state['fix']}")
+    return 0
+
+
+def of_lab(lab: Lab) -> list[dict[str, Any]] | None:
+    """Return what `list --json` has of a running lab; None: it does not answer, or is of an earlier version."""
+    status, found = lab.ask("/rocmlab/api/packages")
+    kernels = found.get("kernels") if status == 200 and isinstance(found, dict) else None
+    return kernels if isinstance(kernels, list) else None
+
+
+def missing(lab: Lab) -> list[str]:
+    """Return which packages are not installed for a running lab's image, a line with the command for each kernel."""
+    return [
+        f"{', '.join(one['requirement'] for one in each['packages'])} not installed for this image, "
+        f"kernel {each['kernel']}: scripts/{each['fix']}"
+        for each in of_lab(lab) or []
+        if each["fix"]
+    ]
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,1 @@
+"""Packages of the user's own: an overlay on the share, which is the interpreter of one kernel."""

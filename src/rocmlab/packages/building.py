@@ -1,0 +1,154 @@
+"""Making overlays: each is complete before a kernel can use it, and none is changed afterwards."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from rocmlab.base import files, virtual_environments
+from rocmlab.base.errors import RocmlabError
+from rocmlab.packages import overlays, protection
+from rocmlab.packages.base_packages import Base
+from rocmlab.packages.overlays import Place
+
+Say = Callable[[str], None]
+LOCK = "lock"
+BASE_PATHS = "rocmlab-base.pth"
+CONSTRAINTS = "rocmlab-constraints.txt"
+CREATE_SECONDS = 300
+
+
+@contextmanager
+def locked(place: Place, say: Say) -> Iterator[int]:
+    """Be the only one that changes a kernel's overlays; provide the lock's descriptor.
+
+    Raises:
+        RocmlabError: the share cannot be written.
+    """
+    path = place.folder / LOCK
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
+    except OSError as err:
+        raise RocmlabError(
+            f"packages cannot be installed below {place.folder}",
+            err.strerror or str(err),
+            "make the share writable for the lab's user: make doctor",
+        ) from err
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"waiting for another installation for the kernel {place.kernel}")
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def empty(place: Place, base: Base) -> Path:
+    """Make an overlay without packages, which no kernel uses yet, and return its folder."""
+    prefix = _new(place)
+    prefix.parent.mkdir(parents=True, exist_ok=True)
+    command = [place.python, "-m", "venv", "--without-pip", str(prefix)]
+    done = subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=CREATE_SECONDS, check=False)
+    if done.returncode:
+        shutil.rmtree(prefix, ignore_errors=True)
+        why = (done.stderr or done.stdout).strip()[-300:]
+        raise RocmlabError(f"{place.python} cannot make a virtual environment", why, "make up      # repairs the lab")
+    _finish(place, prefix, base)
+    return prefix
+
+
+def copy(place: Place, current: Path, base: Base) -> Path:
+    """Make an overlay with the packages of another one, which no kernel uses yet, and return its folder."""
+    prefix = _new(place)
+    virtual_environments.copy(current, prefix)
+    for name in (overlays.IN_USE, overlays.RECORD):
+        (prefix / name).unlink(missing_ok=True)
+    _finish(place, prefix, base)
+    return prefix
+
+
+def _new(place: Place) -> Path:
+    return place.own / datetime.now(timezone.utc).strftime("%Y-%m-%dT%H%M%S.%fZ")
+
+
+def _finish(place: Place, prefix: Path, base: Base) -> None:
+    """Write what makes an environment an overlay."""
+    lines = [f"import site; site.addsitedir({each!r})" for each in base.sites]
+    paths = overlays.site_of(prefix) / BASE_PATHS
+    paths.unlink(missing_ok=True)  # of a copy it is the other overlay's own file
+    paths.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    pins = prefix / CONSTRAINTS
+    pins.write_text("\n".join(protection.pins(base.versions)) + "\n", encoding="utf-8")
+    (prefix / "pip.conf").write_text(f"[install]\nconstraint = {pins}\n", encoding="utf-8")
+    variables = {overlays.SHARE: place.share, overlays.KERNEL: place.kernel, overlays.PYTHON: place.python}
+    if hook := overlays.hook_of(sys.executable):
+        variables["PIP_PYTHON"] = hook
+    words = " ".join(f"{name}={quote(str(value))}" for name, value in variables.items())
+    for name in ("pip", "pip3"):
+        script = prefix / "bin" / name
+        script.unlink(missing_ok=True)  # a copy may be a link to that of another overlay
+        script.write_text(f'#!/bin/sh\nexec env {words} {quote(str(prefix / "bin/python"))} -m pip "$@"\n')
+        script.chmod(0o755)
+
+
+def record_of(prefix: Path) -> dict[str, Any]:
+    """Return what an overlay was made from; empty where that cannot be read."""
+    try:
+        found = json.loads((prefix / overlays.RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def switch(place: Place, prefix: Path, listed: Sequence[str]) -> None:
+    """Have kernels that start from now on use an overlay; `listed` is what it was made for."""
+    record = {"kernel": place.kernel, "python": place.python, "requirements": list(listed)}
+    files.write_text(prefix / overlays.RECORD, files.to_json(record) + "\n")
+    draft = files.draft_path(place.own / overlays.CURRENT)
+    draft.symlink_to(prefix.name)
+    os.replace(draft, place.own / overlays.CURRENT)
+
+
+def leave(place: Place) -> None:
+    """Have kernels that start from now on use the lab's interpreter."""
+    (place.own / overlays.CURRENT).unlink(missing_ok=True)
+
+
+def remove_unused(place: Place) -> None:
+    """Remove what an interrupted installation left, and earlier overlays from which no kernel runs.
+
+    The one before the current stays: a kernel may just be starting from it.
+    """
+    for own in place.folder.glob("*/"):
+        current = os.readlink(own / overlays.CURRENT) if (own / overlays.CURRENT).is_symlink() else ""
+        prefixes = sorted(each for each in own.iterdir() if each.is_dir() and not each.is_symlink())
+        complete = [each for each in prefixes if each.name != current and (each / overlays.RECORD).exists()]
+        kept = {current, *(each.name for each in complete[-1:])}
+        for prefix in prefixes:
+            if prefix.name not in kept and not is_used(prefix):
+                shutil.rmtree(prefix, ignore_errors=True)
+
+
+def is_used(prefix: Path) -> bool:
+    """Return whether a kernel runs from an overlay, or that is unknown."""
+    try:
+        with (prefix / overlays.IN_USE).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False  # no kernel ever did
+    except OSError:
+        return True
+    return False

@@ -1,0 +1,339 @@
+"""Adding, removing and synchronising the packages of a kernel, without hiding the lab's frameworks.
+
+uv or pip install into a copy of the overlay, what came is examined, and only then kernels use the copy. So whatever
+fails or is interrupted, the packages before stay as they are.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rocmlab.base.errors import RocmlabError
+from rocmlab.packages import base_packages, building, companions, overlays, protection, requested
+from rocmlab.packages.base_packages import Base
+from rocmlab.packages.building import Say
+from rocmlab.packages.overlays import Place
+from rocmlab.packages.requested import Requirement
+
+PROGRAMS = (
+    Path(sys.prefix, "lib/rocmlab/install.py"),  # in an image
+    Path(__file__).parents[3] / "docker/build/install.py",  # in a native lab
+)
+UV = "ROCMLAB_UV"
+NO_CONSTRAINTS = "/etc/rocmlab-constraints.txt"  # of an image: every package of TensorFlow's interpreter
+CHECK_SECONDS = 120
+FAILURE = re.compile(r"^(ERROR|error)\b|No solution found")
+NOISE = re.compile(r"To fix this|\d\. |ERROR: ResolutionImpossible|pip installs, not uv")
+NOT_INHERITED = (
+    *("PIP_PYTHON", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "_PIP_RUNNING_IN_SUBPROCESS"),
+    *("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"),
+)
+
+
+@dataclass
+class Outcome:
+    """What an installation changed."""
+
+    prefix: Path | None  # the overlay in use now; None: none
+    changed: dict[str, str] = field(default_factory=dict)  # versions that are new in the overlay
+    hides: dict[str, tuple[str, str]] = field(default_factory=dict)  # the lab's version and the user's
+    breaks: list[str] = field(default_factory=list)  # what does not go together now, a sentence each
+    failed: dict[str, str] = field(default_factory=dict)  # requirements that cannot be installed, and why
+
+
+@dataclass(frozen=True)
+class State:
+    """Whether a kernel has what its list names."""
+
+    kernel: str
+    requirements: tuple[str, ...]
+    is_synchronised: bool
+
+
+def state(place: Place) -> State:
+    """Return whether the overlay over the present interpreter was made from the present list."""
+    texts = tuple(each.text for each in requested.read(place.share, place.kernel))
+    prefix = place.current()
+    made_from = building.record_of(prefix).get("requirements") if prefix else []
+    return State(place.kernel, texts, made_from == list(texts))
+
+
+def add(place: Place, wanted: Sequence[Requirement], say: Say, options: Sequence[str] = ()) -> Outcome:
+    """Install packages, and note them in the list.
+
+    Args:
+        place: of the kernel.
+        wanted: what to install.
+        say: gets a line of progress.
+        options: of pip, for this installation alone, such as `--upgrade`.
+
+    Raises:
+        RocmlabError: nothing was changed, and why.
+    """
+    with building.locked(place, say) as lock:
+        listed = requested.read(place.share, place.kernel)
+        current, base = place.current(), base_packages.read(place.python)
+        _check_synchronised(place, current, listed)
+        scratch = building.copy(place, current, base) if current else building.empty(place, base)
+        work = _Work(place, base, scratch, lock)
+        with work:
+            outcome = work.install(wanted, options)
+            kept = requested.with_added(listed, map(requested.without_secrets, wanted))
+            _adopt(place, scratch, kept)
+    return outcome
+
+
+def remove(place: Place, names: Sequence[str], say: Say) -> Outcome:
+    """Remove packages from the list, and with them what nothing else in it needs.
+
+    Raises:
+        RocmlabError: nothing was changed, and why.
+    """
+    normal = [requested.normal(each) for each in names]
+    with building.locked(place, say) as lock:
+        listed = requested.read(place.share, place.kernel)
+        current, base = place.current(), base_packages.read(place.python)
+        has = base_packages.installed(overlays.site_of(current)) if current else {}
+        for name in normal:
+            if name not in {each.name for each in listed}:
+                raise _not_listed(name, has, base)
+        kept = tuple(each for each in listed if each.name not in normal)
+        if not kept or current is None:
+            requested.write(place.share, place.kernel, kept)
+            building.leave(place)
+            building.remove_unused(place)
+            return Outcome(None)
+        work = _Work(place, base, building.empty(place, base), lock)
+        with work:
+            outcome = work.install(kept, keep=has)
+            _adopt(place, work.scratch, kept)
+    return outcome
+
+
+def sync(place: Place, say: Say) -> Outcome:
+    """Install the list for the present interpreter; what cannot be installed is reported, and stays in the list.
+
+    Raises:
+        RocmlabError: nothing was changed, and why.
+    """
+    with building.locked(place, say) as lock:
+        listed = requested.read(place.share, place.kernel)
+        if not listed:
+            building.leave(place)
+            return Outcome(None)
+        base = base_packages.read(place.python)
+        scratch = building.empty(place, base)
+        with _Work(place, base, scratch, lock) as work:
+            try:
+                outcome = work.install(listed)
+            except RocmlabError:
+                if len(listed) == 1:
+                    raise
+                outcome = Outcome(None)
+            if not outcome.prefix:
+                work.scratch = building.empty(place, base)  # the first attempt may have left something
+                shutil.rmtree(scratch, ignore_errors=True)
+                outcome = _one_by_one(work, listed, say)
+            _adopt(place, work.scratch, listed)
+    return outcome
+
+
+def _one_by_one(work: _Work, listed: Iterable[Requirement], say: Say) -> Outcome:
+    """Install what can be installed of a list."""
+    outcome = Outcome(work.scratch)
+    for each in listed:
+        before = work.scratch
+        try:
+            work.scratch = building.copy(work.place, before, work.base)
+            found = work.install([each])
+        except RocmlabError as err:
+            shutil.rmtree(work.scratch, ignore_errors=True)
+            work.scratch = before
+            outcome.failed[each.text] = err.problem.why or err.problem.what
+            say(f"{each.text} is not installed: {outcome.failed[each.text].splitlines()[0]}")
+            continue
+        shutil.rmtree(before, ignore_errors=True)
+        outcome = Outcome(work.scratch, {**outcome.changed, **found.changed}, found.hides, found.breaks, outcome.failed)
+    return outcome
+
+
+class _Work:
+    """An overlay that is being made; it is removed unless it comes into use."""
+
+    def __init__(self, place: Place, base: Base, scratch: Path, lock: int) -> None:
+        self.place = place
+        self.base = base
+        self.scratch = scratch
+        self.lock = lock  # which what installs has as well: a uv whose parent was killed still writes
+
+    def __enter__(self) -> _Work:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        current = self.place.current()
+        if current is None or current.name != self.scratch.name:
+            shutil.rmtree(self.scratch, ignore_errors=True)
+
+    @property
+    def site(self) -> Path:
+        """Where its packages are."""
+        return overlays.site_of(self.scratch)
+
+    def install(
+        self, wanted: Sequence[Requirement], options: Sequence[str] = (), keep: dict[str, str] | None = None
+    ) -> Outcome:
+        """Install, and examine what came.
+
+        Args:
+            wanted: what to install.
+            options: of pip, for all of it.
+            keep: versions that must not change.
+        """
+        before = base_packages.installed(self.site)
+        base_packages.write_stubs(self.base, self.site, before)
+        conflicts = self._conflicts()
+        arguments = [*options, *dict.fromkeys(word for each in wanted for word in _pairs(each.options))]
+        words = [word for each in arguments for word in (each if isinstance(each, tuple) else (each,))]
+        if keep is not None:
+            pins = self.scratch / "rocmlab-keep.txt"
+            pins.write_text("".join(f"{name}=={version}\n" for name, version in keep.items()), encoding="utf-8")
+            words += ["--constraint", str(pins)]
+        self.run([*words, *(word for each in wanted for word in each.arguments)], is_cached=keep is not None)
+        after = base_packages.installed(self.site)
+        self._examine(_changed(before, after), {each.name for each in wanted})
+        after = base_packages.installed(self.site)  # a companion may be of another build now
+        breaks = sorted(self._conflicts() - conflicts)
+        base_packages.remove_stubs(self.site)
+        lab = self.base.versions
+        hides = {name: (lab[name], version) for name, version in after.items() if lab.get(name, version) != version}
+        return Outcome(self.scratch, _changed(before, after), hides, breaks)
+
+    def _examine(self, changed: dict[str, str], names: set[str]) -> None:
+        lab = self.base.versions
+        if found := protection.replaced(changed, lab):
+            shown = ", ".join(f"{name} {changed[name]}" for name in found)
+            raise _rejected(f"{shown} would hide the lab's own, which is built for its GPUs")
+        if found := protection.second(changed, names, lab):
+            raise _rejected(
+                f"{', '.join(found)} would be installed because one of them needs it; this kernel has none, and the "
+                "index has builds for other hardware",
+                "use the kernel that has it (packages --kernel torch|tensorflow), or name it yourself",
+            )
+        wrong = companions.settle(changed, self.base, self.scratch, self.run)
+        if wrong:
+            raise _rejected("\n".join(wrong), f"take it from the index of the lab's {companions.PLACE}, or do without")
+
+    def run(self, arguments: Sequence[str], *, is_cached: bool = False) -> None:
+        """Run `pip install` with these arguments, by uv where it can.
+
+        Raises:
+            RocmlabError: it failed; its output is the reason.
+        """
+        program = next((each for each in PROGRAMS if each.exists()), None)
+        python = str(self.scratch / "bin/python")
+        command = [python, str(program)] if program else [python, "-m", "pip", "install"]
+        pins = str(self.scratch / building.CONSTRAINTS)
+        command += ["--disable-pip-version-check", "--no-input", "--no-compile", "--constraint", pins, *arguments]
+        environment = variables(self.place)
+        attempts = [{"ROCMLAB_OFFLINE": "1"}, {}] if is_cached and program else [{}]
+        for more in attempts:
+            done = subprocess.run(
+                command,
+                env={**environment, **more},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                check=False,
+                pass_fds=(self.lock,),
+            )
+            if not done.returncode:
+                return
+        raise RocmlabError(
+            "the packages cannot be installed",
+            reason(done.stdout),
+            "choose other versions; nothing was changed",
+            exit_code=1,
+        )
+
+    def _conflicts(self) -> set[str]:
+        """Return which packages do not go with each other, the lab's included, a sentence each."""
+        python = str(self.scratch / "bin/python")
+        uv = Path(os.environ.get(UV) or "/opt/uv", "bin/uv")
+        command = [python, "-m", "pip", "check"]
+        if os.access(uv, os.X_OK):
+            command = [str(uv), "pip", "check", "--no-config", "--python", python]
+        environment = variables(self.place)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=CHECK_SECONDS, check=False
+        )
+        lines = (done.stdout + done.stderr).replace("`", "").splitlines()
+        return {line.removeprefix("The package ").rstrip(".") for line in lines if " require" in line}
+
+
+def variables(place: Place) -> dict[str, str]:
+    """Return the environment of uv and pip: the user's settings, without what would install elsewhere."""
+    found = {name: text for name, text in os.environ.items() if name not in NOT_INHERITED}
+    if found.get("PIP_CONSTRAINT") == NO_CONSTRAINTS:  # our own pins take its place, and allow newer packages
+        del found["PIP_CONSTRAINT"]
+    return {**found, "PIP_CACHE_DIR": str(place.share / overlays.CACHE / "wheels")}
+
+
+def reason(output: str) -> str:
+    """Return what of uv's and pip's output says why it failed."""
+    lines = [line.rstrip() for line in output.splitlines() if line.strip() and not NOISE.match(line)]
+    first = next((number for number, line in enumerate(lines) if FAILURE.search(line)), max(0, len(lines) - 8))
+    return "\n".join(lines[first : first + 8])
+
+
+def _changed(before: dict[str, str], after: dict[str, str]) -> dict[str, str]:
+    return {name: version for name, version in after.items() if before.get(name) != version}
+
+
+def _pairs(options: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return options with their values."""
+    found: list[tuple[str, ...]] = []
+    for word in options:
+        if word.startswith("-") or not found:
+            found.append((word,))
+        else:
+            found[-1] = (*found[-1], word)
+    return found
+
+
+def _adopt(place: Place, scratch: Path, listed: Sequence[Requirement]) -> None:
+    """Have kernels use what was made; the list is written first: where this ends in between, `sync` is reported."""
+    requested.write(place.share, place.kernel, listed)
+    building.switch(place, scratch, [each.text for each in listed])
+    building.remove_unused(place)
+
+
+def _check_synchronised(place: Place, current: Path | None, listed: Sequence[Requirement]) -> None:
+    if listed and current is None:
+        raise RocmlabError(
+            f"the packages of the kernel {place.kernel} are not installed for this image yet",
+            f"the list has {', '.join(each.text for each in listed)}",
+            f"rocmlab packages sync --kernel {place.kernel}",
+        )
+
+
+def _rejected(why: str, fix: str = "choose other versions; nothing was changed") -> RocmlabError:
+    return RocmlabError("the packages were not installed", why, fix, exit_code=1)
+
+
+def _not_listed(name: str, has: dict[str, str], base: Base) -> RocmlabError:
+    if name in has:
+        why, fix = "another package of the list needs it", "remove that one: rocmlab packages list"
+    elif name in base.versions:
+        why, fix = "it belongs to the lab, and stays", "rocmlab packages list shows what is yours"
+    else:
+        why, fix = "it is not in the list", "rocmlab packages list"
+    return RocmlabError(f"{name} cannot be removed", why, fix, exit_code=1)

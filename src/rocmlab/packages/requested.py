@@ -1,0 +1,85 @@
+"""What a user wants in a kernel, kept on the share in `packages/<kernel>.json`: this outlives every image."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rocmlab.base import files
+from rocmlab.base.errors import RocmlabError
+
+FOLDER = "packages"
+NAME = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)\s*(?:\[[^]]*\])?\s*(?:[<>=!~;@(]|$)")
+SECRET = re.compile(r"//[^/@\s]+@")  # a user and password in an address
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """One thing that a user asked to be installed."""
+
+    text: str  # as pip takes it: `accelerate>=1`, a path, an address, or `-e PATH`
+    options: tuple[str, ...] = ()  # of pip, which say where it is
+
+    @property
+    def name(self) -> str:
+        """The package's normalized name; the text itself where that does not say it."""
+        match = NAME.match(self.text)
+        return normal(match[1]) if match else self.text
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """As arguments of pip."""
+        return tuple(self.text.split(" ", 1)) if self.text.startswith("-") else (self.text,)
+
+
+def normal(name: str) -> str:
+    """Return a package's name as all compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def path_of(share: Path, kernel: str) -> Path:
+    """Return the file with a kernel's list."""
+    return share / FOLDER / f"{kernel}.json"
+
+
+def read(share: Path, kernel: str) -> tuple[Requirement, ...]:
+    """Return a kernel's list; empty where none was written.
+
+    Raises:
+        RocmlabError: the file cannot be read: what is in there must not be replaced.
+    """
+    path = path_of(share, kernel)
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))["packages"]
+        return tuple(Requirement(str(each["requirement"]), tuple(map(str, each["options"]))) for each in found)
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError, LookupError, TypeError) as err:
+        why = f"{type(err).__name__}: {err}"
+        raise RocmlabError(f"the list of packages cannot be read: {path}", why, "correct or remove this file") from err
+
+
+def write(share: Path, kernel: str, listed: Iterable[Requirement]) -> None:
+    """Replace a kernel's list."""
+    path = path_of(share, kernel)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    packages = [{"requirement": each.text, "options": list(each.options)} for each in listed]
+    files.write_text(path, files.to_json({"packages": packages}) + "\n")
+
+
+def with_added(listed: Iterable[Requirement], added: Iterable[Requirement]) -> tuple[Requirement, ...]:
+    """Return a list with more requirements; one replaces an earlier one of the same package."""
+    found = {each.name: each for each in listed}
+    for each in added:
+        found.pop(each.name, None)
+        found[each.name] = each
+    return tuple(found.values())
+
+
+def without_secrets(requirement: Requirement) -> Requirement:
+    """Return a requirement as it may be kept in a file: addresses without users and passwords."""
+    clean = tuple(SECRET.sub("//", each) for each in requirement.options)
+    return Requirement(SECRET.sub("//", requirement.text), clean)

@@ -1,0 +1,92 @@
+"""`rocmlab packages`, as the lab runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from own_packages import has
+
+from rocmlab.cli import packages
+from rocmlab.lab import kernels
+from rocmlab.packages.overlays import Place
+
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("place", ["uv"], indirect=True)]
+SOURCE = Path(packages.__file__).parents[2]
+
+
+def rocmlab(place: Place, *arguments: str, code: int = 0) -> str:
+    """Run the command with the lab's interpreter, and return what it printed."""
+    prefix = Path(place.python).parents[1]
+    if not (prefix / "share/jupyter/kernels/torch").exists():
+        kernels.install(prefix, {"torch": place.python}, None, {"tensorflow": kernels.ABSENT})
+    lab = {"ROCMLAB_RUNTIME": "native", "ROCMLAB_SHARE": str(place.share), "PYTHONPATH": str(SOURCE)}
+    command = [place.python, "-m", "rocmlab", "packages", *arguments]
+    done = subprocess.run(command, env={**os.environ, **lab}, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    return done.stdout + done.stderr
+
+
+def test_packages_are_added_listed_and_removed(place: Place, wheels: Path) -> None:
+    """The list shows versions, what is hidden, and nothing of the kernel that the image lacks."""
+    assert "harmless 2.0" in rocmlab(place, "add", "harmless", "numpy==1.26.4")
+
+    (listed,) = json.loads(rocmlab(place, "list", "--json"))["kernels"]
+    assert listed == {
+        "kernel": "torch",
+        "packages": [
+            {"requirement": "harmless", "version": "2.0"},
+            {"requirement": "numpy==1.26.4", "version": "1.26.4"},
+        ],
+        "hides": ["numpy 1.26.4 hides the lab's 2.4.0"],
+        "is_synchronised": True,
+        "fix": "",
+    }
+    assert "harmless" in rocmlab(place, "list")
+
+    rocmlab(place, "remove", "harmless")
+    assert has(place) == {"numpy": "1.26.4"}
+
+
+def test_a_list_from_a_backup_is_installed_by_sync(place: Place) -> None:
+    """Before, the list says what is missing and the command."""
+    rocmlab(place, "add", "trains")
+    import shutil
+
+    shutil.rmtree(place.share / "cache")
+
+    assert "rocmlab packages sync --kernel torch" in rocmlab(place, "list")
+    assert "trains 1.0" in rocmlab(place, "sync")
+    assert has(place) == {"trains": "1.0", "helper": "1.0"}
+
+
+def test_what_cannot_be_installed_is_an_error(place: Place) -> None:
+    """With the reason; exit code 1: the work failed."""
+    assert "wants-torch" in rocmlab(place, "add", "wants-torch", code=1)
+    assert "this image has no TensorFlow" in rocmlab(place, "add", "--kernel", "tensorflow", "harmless", code=2)
+
+
+class Answering:
+    """A lab as `missing` needs it."""
+
+    def __init__(self, status: int, body: object) -> None:
+        self.answer = (status, body)
+
+    def ask(self, path: str) -> tuple[int, object]:
+        """Answer for one path."""
+        assert path == "/rocmlab/api/packages"
+        return self.answer
+
+
+def test_status_names_what_is_missing_and_the_command(place: Place) -> None:
+    """A lab of an earlier version, which does not know the question, is no error."""
+    state = {"kernel": "torch", "packages": [{"requirement": "a"}, {"requirement": "b>=1"}], "fix": "rocmlab fix"}
+    fine = {**state, "fix": ""}
+
+    assert packages.missing(Answering(200, {"kernels": [state, fine]})) == [
+        "a, b>=1 not installed for this image, kernel torch: scripts/rocmlab fix"
+    ]
+    assert packages.missing(Answering(404, None)) == []

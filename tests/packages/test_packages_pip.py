@@ -1,0 +1,149 @@
+"""Arguments of pip, names that are protected, and lists: functions of text."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rocmlab.packages import companions, pip, protection, report, requested
+from rocmlab.packages.installing import Outcome, reason
+from rocmlab.packages.overlays import Place
+from rocmlab.packages.requested import Requirement
+
+
+class TestArguments:
+    """`pip install …`."""
+
+    def test_where_packages_are_is_kept_for_the_next_image(self) -> None:
+        """What holds for this installation alone is not."""
+        words = ["-U", "--quiet", "--index-url=https://one/simple", "-f", "wheels", "a", "--pre", "b>=1"]
+
+        found = pip.parse(words)
+
+        assert found is not None
+        kept = ("--index-url", "https://one/simple", "--find-links", os.path.abspath("wheels"), "--pre")
+        assert found.wanted == [Requirement("a", kept), Requirement("b>=1", kept)]
+        assert found.options == ["--upgrade"]
+
+    def test_paths_do_not_depend_on_the_current_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """They are used again, by another command."""
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "a-1-py3-none-any.whl").touch()
+
+        found = pip.parse(
+            ["a-1-py3-none-any.whl", "./b", "-e", "c", "-r", "d.txt", "git+https://e/f", "g @ https://h/i"]
+        )
+
+        assert found is not None
+        paths = [f"{tmp_path}/a-1-py3-none-any.whl", f"{tmp_path}/b"]
+        more = [f"-e {tmp_path}/c", f"-r {tmp_path}/d.txt"]
+        assert [each.text for each in found.wanted] == [*paths, "git+https://e/f", "g @ https://h/i", *more]
+
+    @pytest.mark.parametrize("words", [["--target", "x", "a"], ["--prefix=x", "a"], ["--dry-run", "a"], ["--new", "a"]])
+    def test_what_only_pip_knows_is_left_to_it(self, words: list[str]) -> None:
+        """Another folder, a question, or an option of a newer pip."""
+        assert pip.parse(words) is None
+
+
+class TestProtection:
+    """By name."""
+
+    @pytest.mark.parametrize("name", ["torch", "tensorflow-rocm", "jaxlib", "nvidia-cublas-cu12", "triton", "xformers"])
+    def test_frameworks_and_what_is_compiled_for_them_are_pinned(self, name: str) -> None:
+        """Where the lab has them."""
+        pins = protection.pins({name: "1.0", "pandas": "3.0"})
+
+        assert f"{name}==1.0" in pins
+        assert not any("pandas" in each for each in pins)
+
+    @pytest.mark.parametrize(
+        "name", ["numpy", "torchmetrics", "nvidia-ml-py", "tensorflow-datasets", "keras", "jaxtyping"]
+    )
+    def test_others_are_not(self, name: str) -> None:
+        """Someone may need another version."""
+        assert protection.pins({name: "1.0"}) == []
+
+    def test_the_builds_of_tensorflow_are_one(self) -> None:
+        """Whichever the lab has protects the name that others require."""
+        lab = {"tensorflow-cpu": "2.21.0"}
+
+        assert protection.pins(lab) == ["tensorflow==2.21.0", "tensorflow-cpu==2.21.0"]
+        assert protection.replaced(["tensorflow", "tensorflow-rocm", "tensorflow-datasets"], lab) == [
+            "tensorflow",
+            "tensorflow-rocm",
+        ]
+
+    def test_one_that_is_not_there_comes_only_by_name(self) -> None:
+        """Else it would be a build for other hardware, which nothing asked for."""
+        assert protection.second(["torch", "numpy"], {"accelerate"}, {}) == ["torch"]
+        assert protection.second(["torch", "numpy"], {"torch"}, {}) == []
+        assert protection.second(["torch"], set(), {"torch": "1"}) == []
+
+
+class TestLists:
+    """What a user requested."""
+
+    def test_another_requirement_of_a_package_replaces_the_earlier(self) -> None:
+        """However its name is written."""
+        listed = [Requirement("My_Package>=1"), Requirement("b")]
+
+        assert requested.with_added(listed, [Requirement("my.package[extra]==2")]) == (
+            Requirement("b"),
+            Requirement("my.package[extra]==2"),
+        )
+
+    def test_what_is_written_is_read(self, tmp_path: Path) -> None:
+        """With options."""
+        listed = (Requirement("a", ("--index-url", "https://one/simple")), Requirement("-e /b"))
+
+        requested.write(tmp_path, "torch", listed)
+
+        assert requested.read(tmp_path, "torch") == listed
+        assert listed[1].arguments == ("-e", "/b")
+
+    def test_addresses_are_kept_without_passwords(self) -> None:
+        """Also those of the framework's index."""
+        secret = "https://me:word@one/simple"
+
+        assert requested.without_secrets(Requirement(f"a @ {secret}", (secret,))) == Requirement(
+            "a @ https://one/simple", ("https://one/simple",)
+        )
+        assert companions.without_user(secret) == "https://one/simple"
+
+
+def test_the_report_names_what_is_hidden_and_broken(tmp_path: Path) -> None:
+    """And how to go back."""
+    outcome = Outcome(tmp_path, {"numpy": "1.26.4"}, {"numpy": ("2.4.0", "1.26.4")}, ["jax requires numpy>=2"], {})
+
+    lines = report.lines(outcome, Place(tmp_path, "torch", "python"))
+
+    assert lines == [
+        "the kernel torch has now: numpy 1.26.4",
+        "note: numpy 1.26.4 hides the lab's 2.4.0, for this kernel",
+        "WARNING: jax requires numpy>=2",
+        "  fix: rocmlab packages remove NAME --kernel torch, or another version of it",
+    ]
+
+
+def test_the_reason_is_the_conflict() -> None:
+    """Not what pip advises in general, and not that pip installs where uv cannot."""
+    output = """Looking in links: /wheels
+ERROR: Cannot install fits==1.0 because these package versions have conflicting dependencies.
+
+The conflict is caused by:
+    fits 1.0 depends on torch<2.14
+    The user requested (constraint) torch==2.14.0
+
+To fix this you could try to:
+1. loosen the range of package versions you've specified
+ERROR: ResolutionImpossible: for help visit the documentation
+"""
+
+    assert reason(output).splitlines() == [
+        "ERROR: Cannot install fits==1.0 because these package versions have conflicting dependencies.",
+        "The conflict is caused by:",
+        "    fits 1.0 depends on torch<2.14",
+        "    The user requested (constraint) torch==2.14.0",
+    ]
