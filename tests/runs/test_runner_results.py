@@ -14,7 +14,7 @@ from rocmlab.base import files, formatting
 from rocmlab.base.errors import RocmlabError
 from rocmlab.notebook import executed
 from rocmlab.notebook.notebooks import title_of
-from rocmlab.notebook.outcome import Outcome, describe
+from rocmlab.notebook.outcome import Executed, Outcome, describe
 from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.jobs import Job
 from rocmlab.runs.outcome.results import result_of
@@ -110,13 +110,28 @@ def test_the_runner_corrects_the_cause_and_completes_what_was_not_saved(tmp_path
 def test_an_end_that_its_worker_has_saved_is_not_read_again(run_folder: RunFolder) -> None:
     """The worker's summary counts; the file, which has the same, is neither parsed nor written."""
     failed = {"name": "Timeout", "value": "a cell ran longer than 1 s", "cell": 2, "cell_index": 1}
-    outcome = Outcome("timeout", failed["value"], asdict(executed.Executed(1, 3, {"loss": 0.5}, failed)))
+    outcome = Outcome("timeout", failed["value"], Executed(1, 3, {"loss": 0.5}, failed))
     run_folder.file("a", "notebook").write_text("not parsed")
 
     found = result_of(run_folder, Job("a", "/a.ipynb"), Place((), 1), outcome, [])
 
     assert (found.status, found.cells_done, found.recorded, found.error) == ("timeout", 1, {"loss": 0.5}, failed)
     assert run_folder.file("a", "notebook").read_text() == "not parsed"
+
+
+@pytest.mark.parametrize("sent", [None, [], "text", {"cells_done": 1}, {"recorded": {"a": [[[[]]]] * 2}, "more": 1}])
+def test_a_summary_that_is_none_is_no_outcome(sent: object) -> None:
+    """A node may send anything in its place: the file is read instead, and the rest of the outcome counts."""
+    found = Outcome.of_json({**asdict(Outcome("failed", "why")), "notebook": sent})
+
+    assert (found.status, found.message, found.notebook) == ("failed", "why", None)
+
+
+def test_an_outcome_travels_as_json() -> None:
+    """What a worker reports is what its runner gets, the summary of the notebook included."""
+    sent = Outcome("failed", notebook=Executed(1, 2, {"loss": 0.5}, {"name": "Error"}, ["why"]), warnings=["slow"])
+
+    assert Outcome.of_json(json.loads(json.dumps(asdict(sent)))) == sent
 
 
 def test_a_torn_journal_is_read_up_to_the_tear(run_folder: RunFolder) -> None:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rocmlab.base import files, formatting, safe
 from rocmlab.base.formatting import ANSI
 from rocmlab.notebook.notebooks import is_injected
-from rocmlab.notebook.outcome import error_output
+from rocmlab.notebook.outcome import Executed, error_output
 
 RECORD = "application/vnd.rocmlab.record+json"  # rocmlab.training.metrics writes it
 OUR_ERRORS = ("Timeout", "Killed", "KernelDied")  # what cut a notebook short
@@ -24,17 +23,6 @@ DEEPEST_RECORD = 50  # levels; results, journal and report are written by code t
 SHOWN_LINES = 6  # of a failing cell
 
 Notebook = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Executed:
-    """The content of an executed notebook, as far as a result needs it."""
-
-    cells_done: int  # code cells that completed
-    cells_total: int  # code cells, without the one that papermill adds for parameters
-    recorded: dict[str, Any]
-    error: dict[str, Any] | None
-    warnings: list[str] = field(default_factory=list)
 
 
 def load(path: Path) -> Notebook | None:

@@ -5,10 +5,31 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
+
+from rocmlab.base import safe
 
 Status = Literal["ok", "skipped", "failed", "timeout", "killed", "kernel died", "not run"]
 ERROR_NAMES: dict[Status, str] = {"timeout": "Timeout", "killed": "Killed", "kernel died": "KernelDied"}
+
+
+class Usage(TypedDict):
+    """What a job used of one of its devices; None: unknown."""
+
+    peak_vram_bytes: int | None
+    mean_busy_percent: float | None
+    energy_joules: float | None
+
+
+@dataclass(frozen=True)
+class Executed:
+    """The content of an executed notebook, as far as a result needs it."""
+
+    cells_done: int  # code cells that completed
+    cells_total: int  # code cells, without the one that papermill adds for parameters
+    recorded: dict[str, Any]
+    error: dict[str, Any] | None
+    warnings: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -17,15 +38,25 @@ class Outcome:
 
     status: Status
     message: str = ""  # one sentence; empty where the notebook itself reports it
-    notebook: dict[str, Any] | None = None  # an `executed.Executed`; None: read the file, which may need a repair
+    notebook: Executed | None = None  # None: read the file, which may need a repair
     running_cell: int | None = None  # index of the cell that was running; None if none was
     warnings: list[str] = field(default_factory=list)
     started: str | None = None  # UTC, when its GPUs were leased; None if it never came to that
     seconds: float | None = None  # from then to its end
-    usage: list[dict[str, Any]] = field(default_factory=list)  # by device, in their order; see `Meters.end`
+    usage: list[Usage] = field(default_factory=list)  # by device, in their order; see `Meters.end`
     is_lost: bool = False  # with the machine that it ran on: no fault of its own
     is_unplaced: bool = False  # it has not begun: it needs another place
     why_cpu: str | None = None  # it has not begun: why it gets the CPU instead
+
+    @classmethod
+    def of_json(cls, found: dict[str, Any]) -> Outcome:
+        """Return the outcome that was sent as JSON, perhaps by another machine, whose summary may be invalid."""
+        notebook = found["notebook"]
+        try:
+            executed = None if safe.is_deeper(notebook) else Executed(**notebook)
+        except TypeError:
+            executed = None
+        return cls(**{**found, "notebook": executed})
 
 
 class Aborted(Exception):

@@ -102,8 +102,8 @@ class RemoteSupervisor:
             event = await self._heard.get()
             kind = event["event"]
             if kind == "ending":
-                outcome = event["ending"]
-                return Outcome(**{**outcome, "warnings": [*self._warnings, *outcome["warnings"]]})
+                outcome = Outcome.of_json(event["ending"])
+                return replace(outcome, warnings=[*self._warnings, *outcome.warnings])
             if kind in ("broken", "refused", "killed", "cancelled", "lost", "gone"):
                 return self._cut_short(kind, event)
             self._take(kind, event)

@@ -11,9 +11,8 @@ from importlib import metadata
 from typing import Any
 
 from rocmlab import __version__
-from rocmlab.base import safe
 from rocmlab.notebook import executed
-from rocmlab.notebook.outcome import ERROR_NAMES, Outcome
+from rocmlab.notebook.outcome import ERROR_NAMES, Executed, Outcome
 from rocmlab.reports import SCHEMA_VERSION, compare
 from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.jobs import EXIT_CODES, NO_FAILURE, Job, Result, Status, not_run
@@ -110,10 +109,10 @@ def result_of(
         )
 
 
-def _executed(folder: RunFolder, job: Job, outcome: Outcome) -> executed.Executed | None:
+def _executed(folder: RunFolder, job: Job, outcome: Outcome) -> Executed | None:
     """Return what the executed notebook contains; one that its worker could not finish is repaired."""
-    if outcome.notebook is not None and not safe.is_deeper(outcome.notebook):  # it may come from another machine
-        return executed.Executed(**outcome.notebook)
+    if outcome.notebook is not None:
+        return outcome.notebook
     path = folder.file(job.name, "notebook")
     if outcome.message:  # it did not end by itself, or not well
         name = ERROR_NAMES.get(outcome.status, "Error")

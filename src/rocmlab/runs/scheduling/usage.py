@@ -15,17 +15,17 @@ import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rocmlab.base import private
 from rocmlab.devices import Device, Sample, system_root
 from rocmlab.devices.integral import Integral
 from rocmlab.devices.readers import Reader, Readers
 from rocmlab.devices.recording import Recorder, device_id
+from rocmlab.notebook.outcome import Usage
 
 log = logging.getLogger("rocmlab")
 
-UNKNOWN: dict[str, Any] = {"peak_vram_bytes": None, "mean_busy_percent": None, "energy_joules": None}
+UNKNOWN: Usage = {"peak_vram_bytes": None, "mean_busy_percent": None, "energy_joules": None}
 GPUS = ("rocm", "cuda")  # backends whose devices can be read
 EVERY_SECONDS = 2.0
 YOUNG_SECONDS = 10.0  # a job's first seconds, in which most of what a short one does is done
@@ -53,7 +53,7 @@ class _Use:
         self.busy.add(now, sample.busy_percent)
         self.power.add(now, sample.power_watts)
 
-    def as_dict(self) -> dict[str, Any]:
+    def usage(self) -> Usage:
         mean = self.busy.mean
         return {
             "peak_vram_bytes": self.peak,
@@ -145,7 +145,7 @@ class Meters:
                 self._thread.start()
             self._lock.notify_all()
 
-    def end(self, job: str) -> list[dict[str, Any]]:
+    def end(self, job: str) -> list[Usage]:
         """Return what a job used of each of its devices, in their order; empty if it was never begun.
 
         A last reading is waited for, but no longer than 50 ms: a device that hangs holds no one up.
@@ -160,7 +160,7 @@ class Meters:
                 self._lock.notify_all()
                 self._lock.wait_for(lambda: all(source.read_at >= requested_at for source in sources), LAST_SECONDS)
             self._forget(uses)
-            return [use.as_dict() for use in uses]
+            return [use.usage() for use in uses]
 
     def flush(self, seconds: float) -> bool:
         """Wait until all that has been read is in the files, with a time limit; return whether it is."""

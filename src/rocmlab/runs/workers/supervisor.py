@@ -244,7 +244,7 @@ class Supervisor:
             await self.workers.end(worker)
 
     def _judge(self, code: int) -> Outcome:
-        own = Outcome(**self._ended["outcome"]) if self._ended is not None else None
+        own = Outcome.of_json(self._ended["outcome"]) if self._ended is not None else None
         # It may have ended by itself just when it was told to stop.
         if own is not None and (not self._stopped or own.status in ("ok", "failed", "timeout")):
             return own

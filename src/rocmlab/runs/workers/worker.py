@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from rocmlab.base.formatting import ANSI
 from rocmlab.kernels.leases import Lease
-from rocmlab.notebook.outcome import Aborted, Outcome
+from rocmlab.notebook.outcome import Aborted, Executed, Outcome
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -152,13 +152,13 @@ class Worker:
         )
 
 
-def summary(notebook: dict[str, Any]) -> dict[str, Any] | None:
+def summary(notebook: dict[str, Any]) -> Executed | None:
     """Return what a result needs of an executed notebook; None where the runner is to read the file."""
     from rocmlab.notebook import executed
 
     with contextlib.suppress(Exception):
-        found = asdict(executed.summarise(notebook))
-        if len(json.dumps(found)) < MAX_SUMMARY_BYTES:
+        found = executed.summarise(notebook)
+        if len(json.dumps(asdict(found))) < MAX_SUMMARY_BYTES:
             return found
     return None
 
