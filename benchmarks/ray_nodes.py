@@ -267,5 +267,5 @@ def _seconds(head: str, notebooks: Sequence[str], environment: Mapping[str, str]
     arguments = (head, environment["ROCMLAB_SHARE"], *notebooks)
     found = json.loads(run_module("ray_run", *arguments, limit_seconds=RUN_SECONDS, **environment).splitlines()[-1])
     if found["slots"] != slots:
-        raise RocmlabError(f"{head} has {found['slots']} slots", f"the benchmark needs {slots}", "run it once more")
+        raise RocmlabError(f"{head} has {found['slots']} slots", f"the benchmark needs {slots}", "run it again")
     return float(found["seconds"])

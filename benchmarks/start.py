@@ -123,7 +123,7 @@ def measure_cold(project: Project, runs: int, rows: Sequence[str]) -> Results:
     """Measure the first start on a bare machine with uv, and with pip in its place, in copies of the project.
 
     `cold_native` is `make up` until JupyterLab answers; `cold_image` builds the image. Nothing is taken from a cache of
-    either program: everything comes from the package index, so a distant index is measured, too.
+    either program: everything comes from the package index, so a distant index is measured as well.
 
     Raises:
         RocmlabError: a row of this name does not exist, or does not fit the project's runtime; a start failed.

@@ -168,7 +168,7 @@ def _failed(folder: Path) -> RocmlabError:
 def _cpu_seconds(runner: int, kernels: set[int]) -> float:
     """Return what a process and those below it have used, kernels and those below them omitted.
 
-    Children that have ended count, too: no kernel ends while this is measured.
+    Children that have ended count as well: no kernel ends while this is measured.
     """
     import psutil
 

@@ -149,6 +149,6 @@ def _first_cell(connection: Mapping[str, Any], code: str) -> dict[str, Any]:
         content = {"code": code, "silent": True, "user_expressions": {}, "allow_stdin": False, "stop_on_error": True}
         session.send(shell, "execute_request", content)
         if not shell.poll(CELL_SECONDS * 1000):
-            raise RocmlabError("a kernel of the benchmark does not answer", "", "rocmlab bench runner, once more")
+            raise RocmlabError("a kernel of the benchmark does not answer", "", "rocmlab bench runner, again")
         reply: dict[str, Any] = session.recv(shell)[1]["content"]
     return reply

@@ -42,7 +42,7 @@ class Host:
         return [device for device in discover() if device.backend == "rocm"]
 
     def offer(self) -> list[str]:
-        """Write the kernelspecs for the GPUs of now, and return their names."""
+        """Write the kernelspecs for the current GPUs, and return their names."""
         kernels.install(self.prefix, {"tensorflow": sys.executable, "torch": sys.executable})
         base = offers.plain(self.prefix / "share/jupyter/kernels")
         return offers.install(self.specs, base, gpus.look(os.environ)).written

@@ -56,7 +56,7 @@ def test_the_commands_page_has_every_command_and_option(reference: ModuleType) -
 
 
 def test_the_rest_of_a_command_line_is_called_as_in_the_help(reference: ModuleType) -> None:
-    """A command with its arguments is COMMAND on the page, too."""
+    """A command with its arguments is COMMAND on the page as well."""
     [record] = [parser for name, parser in parsers() if name == "record"]
 
     assert "| `COMMAND` | what to run, with its arguments |" in reference._command("record", record)

@@ -85,7 +85,7 @@ def settings(listing: str) -> dict[str, str]:
     for line in listing.splitlines():
         key, _, value = line.partition("=")
         section, _, name = key.partition(".")
-        if section in found and (text := str(ast.literal_eval(value))):  # pip goes on where one is empty
+        if section in found and (text := str(ast.literal_eval(value))):  # pip continues where one is empty
             found[section][name.lower().replace("_", "-")] = text
     return {name: value for section in SECTIONS for name, value in found[section].items()}
 
@@ -100,7 +100,7 @@ def translated(found: Mapping[str, str], environment: Mapping[str, str]) -> dict
 
     Args:
         found: pip's effective settings, see `settings`.
-        environment: the caller's variables, which pip and uv read, too.
+        environment: the caller's variables, which pip and uv read as well.
 
     Raises:
         Untranslatable: a setting has no equivalent; pip has to install.
@@ -145,7 +145,7 @@ def _variables(name: str, value: str) -> dict[str, str]:
 
 def _places(name: str, items: list[str]) -> dict[str, str]:
     """Return the setting of an index, of more of them, or of folders and pages with links to wheels."""
-    if name != "index-url":  # pip goes on without a folder that is not there, uv does not
+    if name != "index-url":  # pip continues without a folder that is not there, uv does not
         items = [each for each in items if is_there(each)]
     if any(each.startswith("http://") or ("," in each and name == "find-links") for each in items):
         raise Untranslatable(name)  # pip takes nothing from such an address unless its host is trusted, uv does

@@ -1,6 +1,6 @@
 """What MkDocs calls while it builds the site: generated parts, notebooks, and links that leave the documentation.
 
-A page asks for a generated part with a comment, `<!-- generated: NAME -->`, so it can be read in the repository, too.
+A page asks for a generated part with a comment, `<!-- generated: NAME -->`, so it can also be read in the repository.
 """
 
 from __future__ import annotations

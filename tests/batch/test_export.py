@@ -106,7 +106,7 @@ def test_every_end_has_its_exit_code_and_all_are_one_run(share: Path) -> None:
     assert all((folder / name).exists() for job in found.values() for name in job["files"].values())
     assert (folder / "report.html").exists()
     assert 'tests="3"' in (folder / "junit.xml").read_text(encoding="utf-8")
-    assert resume.read(RunFolder(folder)).entries["good"].result is not None, "`rocmlab run --resume` knows it, too"
+    assert resume.read(RunFolder(folder)).entries["good"].result is not None, "`rocmlab run --resume` knows it as well"
 
 
 def test_an_element_that_is_done_does_nothing(share: Path) -> None:

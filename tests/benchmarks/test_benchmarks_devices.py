@@ -1,4 +1,4 @@
-"""`rocmlab bench devices`: figures of whole commands, ours and theirs in turn."""
+"""`rocmlab bench devices`: figures of whole commands, ours and theirs alternately."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_devices_are_measured_against_another_command(two_gpus: Path, tmp_path: Path) -> None:
-    """Both as often, in turn, in milliseconds; the first round only fills caches and does not count."""
+    """Both as often, alternately, in milliseconds; the first round only fills caches and does not count."""
     log = tmp_path / "log"
     theirs = f"{sys.executable} -S -c \"open('{log}', 'a').write('x')\""
 

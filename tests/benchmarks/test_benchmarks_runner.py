@@ -1,4 +1,4 @@
-"""`rocmlab bench runner`: what a notebook costs, ours and papermill's in turn."""
+"""`rocmlab bench runner`: what a notebook costs, ours and papermill's alternately."""
 
 from __future__ import annotations
 

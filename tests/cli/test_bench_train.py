@@ -289,7 +289,7 @@ def test_a_report_without_notebooks_or_gpu_is_whole() -> None:
     plain = report()
     del plain["notebooks"]
 
-    assert "There is no GPU here" in page
+    assert "No GPU was found" in page
     assert "The notebooks" not in train_page.render(plain)
     shown = "\n".join(bench_train.lines(plain))
     assert "mnist_fc_torch: not measured, python has no torch" in shown

@@ -52,7 +52,7 @@ class Terminal:
         self.theirs = theirs  # kept open, so that its mode can be asked when the command has ended
 
     def resize(self, columns: int, rows: int) -> None:
-        """Change the size of the window; its programs are told."""
+        """Change the size of the window; its programs are notified."""
         fcntl.ioctl(self.ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def wait(self, is_true: Callable[[], object]) -> None:

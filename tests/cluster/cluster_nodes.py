@@ -30,7 +30,7 @@ KEPT = ("PATH", "HOME", "LANG", "USER", "LOGNAME", "TMPDIR", "SSL_CERT_FILE")
 
 
 def free_port() -> int:
-    """Return a CLUSTER_PORT whose neighbours are free, too."""
+    """Return a CLUSTER_PORT whose neighbours are free as well."""
     for first in range(31000, 45000, 50):
         if all(_is_free(first + port.offset) for port in ports.TABLE):
             return first

@@ -148,7 +148,7 @@ def test_a_worker_learns_how_its_children_ended(seen: dict[str, Any]) -> None:
 
 
 def test_each_node_says_what_it_has_and_runs(seen: dict[str, Any]) -> None:
-    """Devices, leases, versions and the running task are told, Ray's own helpers are not; nothing is unknown."""
+    """Devices, leases, versions and the running task are listed, Ray's own helpers are not; nothing is unknown."""
     told = seen["told"]
 
     assert [len([each for each in node["devices"] if each["backend"] == "rocm"]) for node in told["nodes"]] == [2, 2]

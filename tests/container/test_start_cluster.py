@@ -76,7 +76,7 @@ def test_a_signal_ends_the_lab_first_and_the_node_after_it(
 
 
 def test_the_labs_own_end_is_the_scripts(start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path) -> None:
-    """With its exit code, so that the engine starts the container again; the node ends, too."""
+    """With its exit code, so that the engine starts the container again; the node ends as well."""
     process = start(NODE, '#!/bin/bash\nuntil grep -q starts "${0%/*}/log"; do sleep 0.05; done\nexit 7\n')
 
     assert process.wait(30) == 7

@@ -49,7 +49,7 @@ def compose(lab: Clone, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_kernel_keeps_a_changed_setting_from_making_another_container(lab: Clone) -> None:
-    """It is named, container and `.env` are as they were, and plain `docker compose up` leaves the lab alone, too."""
+    """It is named, container and `.env` are as they were, and plain `docker compose up` also leaves the lab alone."""
     Server(f"127.0.0.1:{lab.port}", lab.env["JUPYTER_TOKEN"]).execute("torch", "kept = 42", keep=True)
     before, env = container(lab), (lab.folder / ".env").read_text()
 

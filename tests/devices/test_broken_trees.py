@@ -183,7 +183,7 @@ def _replace(path: Path, kind: str, content: bytes, value: bytes, number: int) -
 
 
 def _check(width: int, *, with_sample: bool = True) -> None:
-    """Read, sample and print the tree, and look at what comes out; the text has a table of the usual width, too."""
+    """Read, sample and print the tree, and look at what comes out; the text has a table of the usual width as well."""
     root = system_root()
     rows, problems = _found(root)
     for row in rows if with_sample else ():

@@ -286,7 +286,7 @@ class TestSelfDescribing:
         ids=["count too large", "padded", "count too small", "cut off", "unknown type", "no values"],
     )
     def test_what_is_certain_counts(self, data: bytes) -> None:
-        """Attributes before a damage are told, nothing after it."""
+        """Attributes before a damage are reported, nothing after it."""
         assert present(parse(data)) == {"power_watts": 600.0, "hotspot_celsius": 66.0}
 
     def test_an_empty_table_tells_nothing(self) -> None:

@@ -299,7 +299,7 @@ class TestPartitions:
 
     @pytest.mark.parametrize("with_bits", [True, False])
     def test_each_partition_is_a_gpu_of_its_own(self, tmp_path: Path, with_bits: bool) -> None:
-        """Partitions share the address and have a number, nodes and memory of their own; on older kernels, too."""
+        """Partitions share the address and have a number, nodes and memory of their own; on older kernels as well."""
         found = Rocm().discover(self._host(tmp_path, with_bits=with_bits))
 
         assert list(range(8)) == [gpu.index for gpu in found]
@@ -314,7 +314,7 @@ class TestPartitions:
 
     @pytest.mark.parametrize("with_bits", [True, False])
     def test_partitions_of_a_card_that_is_no_first_function(self, tmp_path: Path, with_bits: bool) -> None:
-        """A virtual function has partitions from 0, too: the number is not the function of the card."""
+        """A virtual function has partitions from 0 as well: the number is not the function of the card."""
         files = {"current_compute_partition": "DPX\n"}
         card = Gpu(1, 0x0502, 128, 90402, MI300X, vram_bytes=192 << 30, banks=((1, 96 << 30),), files=files)
         root = make_host(tmp_path, card)

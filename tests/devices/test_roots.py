@@ -112,7 +112,7 @@ class TestFaults:
 
     @pytest.mark.parametrize("word", ["EIO", "EBUSY", "no errno"])
     def test_a_faulty_file_cannot_be_read_by_any_path(self, tmp_path: Path, word: str) -> None:
-        """The fault names the real path; a path through links meets it, too."""
+        """The fault names the real path; a path through links meets it as well."""
         root = self._host(tmp_path, {"sys/devices/gpu/busy": word})
 
         assert roots.read_text(root / "sys/class/card0/busy") is None

@@ -219,7 +219,7 @@ class TestSources:
         assert found.busy_percent == 97.0
 
     def test_sensors_are_found_by_label(self, host: Path) -> None:
-        """The number of a temperature does not say which it is."""
+        """The number of a temperature does not identify it."""
         write(host, {f"{HWMON}/temp1_label": "mem\n", f"{HWMON}/temp3_label": "edge\n"})
 
         found = sampled(host)

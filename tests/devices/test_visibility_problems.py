@@ -49,7 +49,7 @@ CASES = [
     ({ROCR: "0", HIP: "0,1"}, FOUR, "are both set", "more entries", [0]),
     ({ROCR: "2,0", CUDA: "1"}, FOUR, "are both set", "GPU 0", [0]),
     ({HIP: ""}, FOUR, "is set and empty", "as no GPU: HIP and TensorFlow see no GPU", [0, 1, 2, 3]),
-    ({HIP: "", CUDA: "2"}, FOUR, "is set and empty", "whatever CUDA_VISIBLE_DEVICES=2 says", [2]),
+    ({HIP: "", CUDA: "2"}, FOUR, "is set and empty", "whatever CUDA_VISIBLE_DEVICES=2 names", [2]),
     ({HIP: "", ROCR: "2,1"}, FOUR, "is set and empty", "see no GPU", [2, 1]),
     ({CUDA: ""}, FOUR, "CUDA_VISIBLE_DEVICES is set and empty", "PyTorch counts 0", [0, 1, 2, 3]),
     ({HIP: "0, 1"}, FOUR, "contains a space", "see GPU 0, PyTorch counts 2, Ray counts 2", [0, 1]),

@@ -71,7 +71,7 @@ def seen(inside: Looker) -> Any:
 
 
 def noted(situation: Situation, id: str) -> Finding:
-    """Assert that a check remarks something without warning, and return the finding."""
+    """Assert that a check notes something without warning, and return the finding."""
     found = silent(situation, id)
     assert found.reason
     return found

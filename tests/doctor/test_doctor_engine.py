@@ -38,7 +38,7 @@ def test_an_engine_that_cannot_pass_a_gpu_is_fine_where_there_is_none(look: Look
     look.engine = dataclasses.replace(ENGINE, operating_system="Docker Desktop")
     look.backend, look.chosen = "cpu", {"BACKEND": "cpu"}
 
-    assert "no GPU to pass" in skipped(look(), "docker.desktop")
+    assert "no GPU was found to pass" in skipped(look(), "docker.desktop")
 
 
 def test_rootless_podman_is_fine_and_says_what_it_cannot_do(look: Looker) -> None:

@@ -69,7 +69,7 @@ def test_an_unknown_id_is_a_usage_error() -> None:
 
 
 def test_what_make_up_would_refuse_comes_before_the_engine(look: Looker) -> None:
-    """And is asked by `--quick`, too; without a plan it is all that can be said of the project."""
+    """And is asked by `--quick` as well; without a plan it is all that can be said of the project."""
     ids = [check.id for check in doctor.Wanted(quick=True).checks()]
     order = [check.id for check in checks.ALL]
     assert "lab.plan" in ids

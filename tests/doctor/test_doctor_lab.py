@@ -166,7 +166,7 @@ def asked(tmp_path, answer: str, code: int = 0) -> Any:
 
 
 def test_the_lab_is_asked_as_its_own_user(tmp_path) -> None:
-    """Through the entry point, which joins the groups; exit code 2 is an answer, too."""
+    """Through the entry point, which joins the groups; exit code 2 is an answer as well."""
     found = asked(tmp_path, 'noise\n{"findings": [], "uid": 1000}\n', code=2)
 
     assert found == {"findings": [], "uid": 1000}

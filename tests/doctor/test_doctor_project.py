@@ -135,7 +135,7 @@ class TestStale:
 
     def test_before_the_first_make_up_nothing_is_stale(self, look: Looker) -> None:
         """There is no `.env`."""
-        assert "no .env" in skipped(look(), "env.stale")
+        assert ".env does not exist" in skipped(look(), "env.stale")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")

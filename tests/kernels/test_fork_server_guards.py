@@ -197,7 +197,7 @@ def test_what_is_fixed_at_import_cannot_be_asked_for_otherwise(server: ForkServe
 
 
 def test_what_an_import_sets_is_what_a_kernel_gets(module: Any, tmp_path: Path) -> None:
-    """scikit-learn sets variables of OpenMP: a kernel has them, too, and is not rejected for them."""
+    """scikit-learn sets variables of OpenMP: a kernel has them as well, and is not rejected for them."""
     server = module("import os\nos.environ.setdefault('KMP_INIT_AT_FORK', 'FALSE')")
 
     with warm(server.address, tmp_path) as kernel:

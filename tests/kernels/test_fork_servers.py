@@ -170,7 +170,7 @@ def test_a_lease_is_the_kernels_own(server: ForkServer, tmp_path: Path) -> None:
     [("import os; os._exit(3)", 3), ("import os; os.kill(os.getpid(), 9)", -9), ("import os; os.abort()", -6)],
 )
 def test_how_it_ended_is_known(forked: LocalKernel, code: str, expected: int) -> None:
-    """An exit code is told from a signal, as of a child."""
+    """An exit code is distinguished from a signal, as of a child."""
     assert forked.exit_code() is None
     talk = Talk(forked.connection)
     talk.send(code)

@@ -231,7 +231,7 @@ def test_a_foreign_process_is_warned_of_and_its_gpu_taken_last(host: Host) -> No
 
 
 def test_a_share_without_locks_is_said_and_the_kernel_starts(host: Host) -> None:
-    """Where no lease can be had, the mask is set and the banner warns."""
+    """Where no lease is available, the mask is set and the banner warns."""
     host.offer()
     host.share.mkdir()
     (host.share / "leases").write_text("in the way")

@@ -126,7 +126,7 @@ class TestFolder:
     """What happens to a folder of kernelspecs."""
 
     def test_a_gpu_that_is_gone_takes_its_kernel_with_it(self, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The next start of the lab removes what was offered before and is no more."""
+        """The next start of the lab removes what was offered before and no longer is."""
         host.offer()
         simulate(host, monkeypatch, 1)
 

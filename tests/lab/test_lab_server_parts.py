@@ -317,7 +317,7 @@ def test_no_text_ends_the_configuration_of_the_page() -> None:
 
 
 def test_the_panel_is_installed_with_the_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server's half is enabled, and the built half replaces an older one; without it the lab does without."""
+    """The server's half is enabled, and the built half replaces an older one; without it the lab has no panel."""
     built = tmp_path / "built"
     (built / "static").mkdir(parents=True)
     (built / "package.json").write_text("{}")

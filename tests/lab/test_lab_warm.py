@@ -107,7 +107,7 @@ def test_a_cell_is_interrupted(host: Host, servers: ForkServers) -> None:
 def test_a_module_that_cannot_be_imported_means_cold_and_is_not_tried_again(
     host: Host, servers: ForkServers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A broken framework fails in its notebook, not at each start of a kernel in the background, too."""
+    """A broken framework fails in its notebook, not at each start of a kernel in the background as well."""
     path = host.specs / "torch/kernel.json"
     path.write_text(path.read_text().replace(PRELOADED, "no_such_module"))
     caplog.set_level("INFO", logger="rocmlab")

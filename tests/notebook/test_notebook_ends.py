@@ -1,4 +1,4 @@
-"""Real kernels that die, hang, stop, print too much or are told to stop: the notebook says what happened."""
+"""Real kernels that die, hang, stop, print too much or are asked to stop: the notebook shows what happened."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def test_too_much_text_keeps_its_start_and_its_end(tmp_path: Path, size: int) ->
 
 
 def test_output_without_end_does_not_become_endless_outputs() -> None:
-    """Two streams in turn make an output each time; even that has a bound."""
+    """Two alternating streams make an output each time; even that has a bound."""
     cell: dict = {}
     outputs = CellOutputs(cell, "cell 1", Display(), 10_000_000, OverflowLog(None, "the log"))
 

@@ -22,7 +22,7 @@ PARAMETER = re.compile(r"(\w+): (?:str|int|float|bool)(?: \| None)? = \S.*?  # \
 
 @pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
 def path(request):
-    """Return each notebook in turn."""
+    """Return each notebook, one after another."""
     return request.param
 
 

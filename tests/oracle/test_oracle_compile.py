@@ -53,7 +53,7 @@ def host_of_every_target(folder: Path) -> Path:
 
 
 def compiled(printed: str) -> dict[str, str]:
-    """Return by target the one that the code says it is for; options such as sramecc+ are left out."""
+    """Return by target the one that the code says it is for; options such as sramecc+ are omitted."""
     lines = [line.split() for line in printed.splitlines()]
     return {name.partition(":")[0]: meant.partition("--")[2].partition(":")[0] for name, meant, _ in lines}
 

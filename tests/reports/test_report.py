@@ -101,7 +101,7 @@ def test_a_good_run_says_so(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_run_says_so(tmp_path: Path) -> None:
-    """A job whose turn never came is not a failure."""
+    """A job that never started is not a failure."""
     waiting = run_results.job("b", "not run", error=None)
 
     found = write(tmp_path, run_results.job("a"), waiting, status="interrupted")
@@ -299,7 +299,7 @@ def test_without_matplotlib_there_are_tables(tmp_path: Path, monkeypatch: pytest
     found = write(tmp_path, *grid())
 
     assert "svg" not in found.tags
-    assert "There are no plots: matplotlib is not installed" in found.text
+    assert "Plots could not be drawn: matplotlib is not installed" in found.text
     assert "test_loss" in found.text
 
 

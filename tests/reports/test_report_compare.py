@@ -316,7 +316,7 @@ def test_names_in_the_table_are_never_markup() -> None:
 
 
 def test_device_use_that_moved_is_told() -> None:
-    """Peak VRAM of the fullest device and energy of all; what moves with the readings alone is no news."""
+    """Peak VRAM of the fullest device and energy of all; what moves with the readings alone is not reported."""
 
     def device(peak: int | None, joules: float | None) -> dict:
         return {**run_results.GPU, "peak_vram_bytes": peak, "mean_busy_percent": None, "energy_joules": joules}

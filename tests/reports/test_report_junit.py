@@ -62,7 +62,7 @@ def check(root: ElementTree.Element) -> None:
     ],
 )
 def test_each_end_has_its_element(status: str, fields: dict, tag: str | None) -> None:
-    """Only what completed is a passed test; only a job whose turn never came is skipped."""
+    """Only what completed is a passed test; only a job that never started is skipped."""
     root = parse(run_results.job("a", status, **fields))
 
     check(root)

@@ -53,7 +53,7 @@ def test_a_file_that_a_network_folder_shows_late_is_waited_for(folder: RunFolder
 
 
 def test_what_is_never_seen_is_named(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wait ends, and the names of the files are told."""
+    """The wait ends, and the names of the files are reported."""
     monkeypatch.setattr(delivery, "SEEN_SECONDS", 0.2)
 
     assert delivery.wait_until_seen(folder, "a", {"notebook": 3, "samples": 5, "log": 1}) == [

@@ -118,7 +118,7 @@ def test_a_dry_run_of_a_resume_says_what_is_skipped(project: Path, capsys: pytes
 
 
 def test_the_runs_of_a_share_are_listed_newest_first(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Ended, interrupted, going on and unreadable are distinguished; what never began is not a run."""
+    """Ended, interrupted, running and unreadable are distinguished; what never began is not a run."""
     share = project / "share"
     write_run(share, "20261103T000000Z-bad", run_results.job("a"), run_results.job("b", "failed"))
     short = share / "runs/20261104T000000Z-short"

@@ -51,7 +51,7 @@ def kill(pid: int) -> None:
 
 
 def test_a_device_is_leased_once(tmp_path: Path, gpus: list[Device]) -> None:
-    """A second lease of the same device fails, one of another succeeds, and a released one can be had again."""
+    """A second lease of the same device fails, one of another succeeds, and a released one can be leased again."""
     first, second = Leases(tmp_path / "leases"), Leases(tmp_path / "leases")
 
     lease = first.take(gpus[:1], ME)
@@ -199,7 +199,7 @@ class Schedules(RuleBasedStateMachine):
         self.random = random.Random(0)
 
     def teardown(self) -> None:
-        """When all have ended nothing is held: every device can be had at once."""
+        """When all have ended nothing is held: every device can be leased at once."""
         while self.live:
             self.end()
         lease = Leases(self.folder).take(self.devices, ME)
@@ -584,7 +584,7 @@ def test_claims_are_settled_in_their_order(cpu: Device) -> None:
     assert take(slots, [job("d")]) is None
 
 
-# -- Foreign processes
+# -- External processes
 
 
 @pytest.fixture
@@ -688,7 +688,7 @@ def test_nvml_lists_processes_by_uuid(host: Path, version: str) -> None:
 def test_the_verb_shows_who_has_what(
     tmp_path: Path, host: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """A leased GPU with its holder, the other with its foreign process; as text and as JSON."""
+    """A leased GPU with its holder, the other with its external process; as text and as JSON."""
     monkeypatch.setenv("ROCMLAB_ROOT", str(host))
     monkeypatch.setenv("ROCMLAB_SHARE", str(tmp_path / "share"))
     used, unused = discover(host, {})[:2]

@@ -33,7 +33,7 @@ while is_first:
 
 @contextlib.contextmanager
 def group() -> Iterator[list[str] | None]:
-    """Yield a command that starts another one in a control group with a limit on memory; None: none can be had."""
+    """Yield a command that starts another one in a control group with a limit on memory; None: none is available."""
     name = f"rocmlab-test-{secrets.token_hex(4)}"
     kinds = (  # where groups are, and the files of the limits
         (GROUPS, ("memory.max", "memory.swap.max")),

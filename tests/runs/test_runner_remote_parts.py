@@ -120,7 +120,7 @@ def watch_of() -> NodeWatch:
 
 
 def test_whoever_looks_no_change_is_lost(fake: FakeRay) -> None:
-    """A node that went and one that came are told by the watch, though a lost job has looked before it."""
+    """A node that went and one that came are reported by the watch, though a lost job has looked before it."""
     fake.alive = [A]
     watch = watch_of()
     watch.begin()
@@ -195,7 +195,7 @@ class NoSubmitter:
 
 
 def test_a_stop_that_follows_its_job_closely_is_heard(tmp_path: Path) -> None:
-    """The job is never given to Ray; a description that cannot be read is told, too."""
+    """The job is never given to Ray; a description that cannot be read is told as well."""
     notebook, order = tmp_path / "a.ipynb", tmp_path / "1"
     notebook.write_text("{}")
     order.write_bytes(pickle.dumps(RemoteJob(1, Job("a", str(notebook)), Limits(), RemotePlace((), 1))))

@@ -290,4 +290,4 @@ def test_a_record_that_is_nested_too_deeply_is_left_out() -> None:
     found = executed.summarise({"cells": [{"cell_type": "code", "outputs": outputs}]})
 
     assert list(found.recorded) == ["fine"]
-    assert found.warnings == ["a record that is nested deeper than 50 levels is left out"] * 2
+    assert found.warnings == ["a record that is nested deeper than 50 levels is omitted"] * 2

@@ -110,7 +110,7 @@ def _control_files(target: Target) -> str | None:
     secrets = [("read", str(target.lab.folder / ".env")), ("overwrite", str(target.lab.folder / ".env"))]
     for did in strangers.act(secrets, os.getuid()):
         if did.text is None:
-            return f"the owner is kept out, too: {did.error}"
+            return f"the owner is kept out as well: {did.error}"
     return None
 
 
@@ -168,7 +168,7 @@ def _control_processes(target: Target) -> str | None:
     pid = str(target.processes()[0].pid)
     own = strangers.act([("read", f"/proc/{pid}/environ"), ("send_signal", pid), ("memory", pid)], 0)
     if failed := [did.error for did in own if did.text is None]:
-        return f"root is kept out, too: {failed}"
+        return f"root is kept out as well: {failed}"
     seen = strangers.act([("read", f"/proc/{pid}/cmdline")])[0]
     return None if seen.text else "command lines are hidden here from everybody"
 

@@ -102,7 +102,7 @@ def test_a_vanished_gpu_takes_its_files_along(tmp_path: Path) -> None:
 
 
 def test_the_mark_says_by_which_numbers_the_list_counts(tmp_path: Path) -> None:
-    """Those of whoever wrote it: from another namespace of process ids they mean nothing. Others are not told."""
+    """Those of whoever wrote it: from another namespace of process ids they mean nothing. Others do not see them."""
     plain = write_host(tmp_path / "plain", gpus=1)
     listed = write_host(tmp_path / "listed", gpus=1, processes=[])
     mark = json.loads((listed / "rocmlab-simulated.json").read_text())

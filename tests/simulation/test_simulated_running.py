@@ -75,7 +75,7 @@ class TestPrograms:
         assert seen["/dev/dri/renderD130"] == "No such file or directory"
 
     def test_faults_of_nodes_act_on_a_program_as_on_rocmlab(self, tmp_path: Path) -> None:
-        """For root, too, who could open every file."""
+        """For root as well, who could open every file."""
         host = write_host(tmp_path, gpus=2, faults=["unreadable-node:0", "denied-node:1"])
         seen = look(host, "/dev/dri/renderD128", "/dev/dri/renderD129")
 

@@ -456,7 +456,7 @@ class TestRestore:
         assert any(f"kept share/changed as {kept.name}" in line for line in lab.said)
 
     def test_a_log_of_another_database_is_not_left_next_to_the_restored_one(self, lab: Lab) -> None:
-        """SQLite would apply it and destroy the database; it is kept under a new name, too."""
+        """SQLite would apply it and destroy the database; it is kept under a new name as well."""
         (lab.share / "a.sqlite").write_bytes(b"SQLite format 3\0 old")
         backup = lab.back_up()
         (lab.share / "a.sqlite").write_bytes(b"SQLite format 3\0 newer")

@@ -124,7 +124,7 @@ def test_a_slim_image_has_its_own_base_and_index(tmp_path: Path) -> None:
 
 
 def test_a_single_command_for_the_cpu_builds_nothing_slim(tmp_path: Path) -> None:
-    """`.env` describes a slim lab, and `make run-notebooks BACKEND=cpu` does not rewrite it; Compose reads it, too."""
+    """`.env` describes a slim lab, and `make run-notebooks BACKEND=cpu` does not rewrite it; Compose also reads it."""
     (tmp_path / "notebooks").mkdir()
     (tmp_path / ".env").write_text("ROCMLAB_BACKEND=rocm\nROCMLAB_IMAGE_KIND=slim\nROCMLAB_IMAGE_GFX=gfx1100\n")
     given = settings.load(tmp_path, {"BACKEND": "cpu"})

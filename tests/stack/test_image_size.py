@@ -21,7 +21,7 @@ def test_the_layers_of_one_manifest() -> None:
 
 
 def test_of_several_platforms_this_machines_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The list has attestations and other machines, too; the manifest itself is asked for by its digest."""
+    """The list has attestations and other machines as well; the manifest itself is asked for by its digest."""
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     listed = [
         {"digest": "sha256:1", "platform": {"os": "linux", "architecture": "arm64"}},
@@ -37,7 +37,7 @@ def test_of_several_platforms_this_machines_counts(monkeypatch: pytest.MonkeyPat
     "text", ["", "nonsense", "[]", '{"layers": [1]}', '{"manifests": [1, {}]}', '{"layers": [{}]}']
 )
 def test_a_registry_that_does_not_tell_is_no_error(text: str) -> None:
-    """The pull goes on without a size."""
+    """The pull continues without a size."""
     assert image_size.layers(lambda _: text, "a:1") == {}
 
 
@@ -65,7 +65,7 @@ def test_a_pull_shows_bytes_and_what_is_left() -> None:
 
 
 def test_what_is_here_already_is_not_downloaded() -> None:
-    """As when an interrupted pull goes on: the rest would seem to arrive at once."""
+    """As when an interrupted pull continues: the rest would seem to arrive at once."""
     now = 0.0
     show = PullProgress({BIG: 9 * 10**9, SMALL: 10**9}, lambda: now)
 

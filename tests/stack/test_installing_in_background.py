@@ -284,7 +284,7 @@ def test_make_clean_ends_it_and_removes_the_environment(scene: Scene) -> None:
 
 @pytest.mark.parametrize("always", [False, True])
 def test_other_commands_wait_for_it(scene: Scene, always: bool) -> None:
-    """`make run-notebooks` finds the environment whole then; `make build` and `upgrade` go through it once more."""
+    """`make run-notebooks` finds the environment whole then; `make build` and `upgrade` go through it again."""
     scene.begin()
     waiting = threading.Thread(target=lambda: scene.lab.prepare(scene.lines.append, always=always))
     waiting.start()
@@ -313,7 +313,7 @@ def test_after_a_failure_other_commands_install_in_the_foreground(scene: Scene) 
 
 
 def test_an_environment_that_another_version_began_is_made_in_the_foreground(scene: Scene) -> None:
-    """Its requirements have changed since, so JupyterLab's own packages may change, too."""
+    """Its requirements have changed since, so JupyterLab's own packages may change as well."""
     (scene.folder / "requirements/native.txt").write_text("# another version\n")
     scene.go()
 

@@ -54,7 +54,7 @@ def test_they_are_made_anew_where_the_script_has_changed(repository: Path, tmp_p
 
 
 def test_without_the_runtime_the_tools_are_there_and_the_reason_is_written(repository: Path, tmp_path: Path) -> None:
-    """Debian's experimental suite may be in pieces on a day; what is not fetched now is not tried again at once."""
+    """Debian's experimental suite may be in pieces on a day; what is not fetched now is not retried immediately."""
     script = repository / "scripts/make-oracles"
     folder = tmp_path / "oracles"
     folder.mkdir()

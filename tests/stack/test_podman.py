@@ -179,7 +179,7 @@ class TestSameAsCompose:
         assert "--volume=rocmlab-1_share:/home/jovyan/share" in options
 
     def test_what_else_compose_says_is_known(self, compose: dict) -> None:
-        """A new key in compose.yaml must be thought of here, too."""
+        """A new key in compose.yaml must be thought of here as well."""
         known = {"image", "build", "devices", "group_add", "ports", "environment", "secrets", "volumes", "shm_size"}
         known |= {"pids_limit", "mem_limit", "memswap_limit", "logging"}
 

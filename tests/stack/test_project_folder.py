@@ -33,7 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_folder_of_ours_is_found_from_below(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As ever."""
+    """As usual."""
     (folder / "notebooks/deep").mkdir(parents=True)
     monkeypatch.chdir(folder / "notebooks/deep")
 

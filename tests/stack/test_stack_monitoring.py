@@ -212,7 +212,7 @@ class TestDocker:
         assert "GRAFANA_PASSWORD" not in without
 
     def test_only_dockers_lab_has_containers_beside_it(self, folder: Path) -> None:
-        """Podman and the native lab are told how to do it themselves."""
+        """Podman and the native lab get instructions to do it themselves."""
         describe(folder, "podman")
 
         with pytest.raises(RocmlabError, match="this lab is podman"):

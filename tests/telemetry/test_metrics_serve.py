@@ -264,7 +264,7 @@ def listening(exposition: Exposition) -> Iterator[tuple[MetricsServer, str]]:
 
 
 def refused(server: MetricsServer) -> bytes:
-    """Return what comes at once to a client that has said nothing yet."""
+    """Return what comes at once to a client that has sent nothing yet."""
     with socket.create_connection(server.server_address[:2], timeout=60) as connection:
         return connection.makefile("rb").read()
 

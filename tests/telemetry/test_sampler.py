@@ -129,7 +129,7 @@ class TestTrouble:
 
         snapshot = sampler.read()
 
-        assert 4 <= time.monotonic() - began < 20  # six in turn would take 24
+        assert 4 <= time.monotonic() - began < 20  # six one after another would take 24
         assert [one.power_watts is None for one in snapshot.samples.values()] == [*[True] * 6, False, False]
         assert sampler.hanging == [device_id(device) for device in found[:6]]
         (tmp_path / roots.FAULTS_FILE).unlink()

@@ -191,7 +191,7 @@ def test_without_a_gpu_it_says_so(run: Callable[..., subprocess.CompletedProcess
 
     assert done.returncode == 2
     assert done.stdout == ""
-    assert "error: there is no GPU to show" in done.stderr
+    assert "error: no AMD GPU was found" in done.stderr
     assert "fix:" in done.stderr
 
 

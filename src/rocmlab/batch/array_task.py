@@ -131,7 +131,7 @@ def device_environment(base: Mapping[str, str], backend: str) -> dict[str, str]:
     """Return the environment in which the devices of this job are looked for.
 
     Slurm writes the same numbers into ROCR_VISIBLE_DEVICES and, on sites whose gres.conf names no vendor, into
-    CUDA_VISIBLE_DEVICES and GPU_DEVICE_ORDINAL, too. HIP would count the second within what the first has left: with
+    CUDA_VISIBLE_DEVICES and GPU_DEVICE_ORDINAL also. HIP would count the second within what the first has left: with
     GPU 1 alone it would find none. So only the first is believed on ROCm; the masks of the job's kernel are made from
     the devices that it leaves, as HIP_VISIBLE_DEVICES, by `rocmlab.devices.visibility`.
     """

@@ -142,7 +142,7 @@ def _template(
 
 
 def _security(args: argparse.Namespace) -> Document:
-    """Return who the pod is. The device plugin passes the nodes as they are, so their group must be its own, too."""
+    """Return who the pod is. The device plugin passes the nodes as they are, so their group must also be its own."""
     groups = {"supplementalGroups": sorted(set(args.group))} if args.group else {}
     return {
         "runAsUser": args.user,

@@ -40,7 +40,7 @@ class Group:
 
 
 class Exported(TypedDict):
-    """What is needed of a job when its turn has come."""
+    """What is needed of a job when it starts."""
 
     name: records.JobName
     notebook: records.FilePath
@@ -93,7 +93,7 @@ def read(folder: Path) -> Layout:
     except FileNotFoundError as err:
         raise RocmlabError(
             f"{folder} is not an exported run",
-            f"there is no {FILE} in it: no such run, or this machine does not have the share at the same path",
+            f"{FILE} is missing in it: no such run, or this machine does not have the share at the same path",
             "mount the share here as it is mounted where the run was exported",
         ) from err
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as err:

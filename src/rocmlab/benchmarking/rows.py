@@ -17,7 +17,7 @@ class Row:
     theirs: float | None
     ratio: float | None
     runs: int
-    spread: tuple[float, float]  # least and most of ours
+    spread: tuple[float, float]  # our smallest and largest value
 
     def as_dict(self) -> dict[str, object]:
         """Return the row, ready for JSON."""

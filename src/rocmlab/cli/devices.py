@@ -79,7 +79,7 @@ def _found(root: Path) -> tuple[list[Row], list[Row]]:
 
 
 def _add_samples(devices: Sequence[Row], root: Path) -> list[Row]:
-    """Read all devices at once, so that one that hangs costs only its own sample; return what hangs."""
+    """Read all devices at the same time, so that one that hangs costs only its own sample; return what hangs."""
 
     def reading(device: Device) -> Callable[[], Row]:
         return lambda: sample(device, root).as_dict()

@@ -109,4 +109,4 @@ def _states(share: Path) -> list[State]:
 def _lines(states: Sequence[State]) -> list[str]:
     mark = ["SIMULATED: not the GPUs of this machine"] if is_simulated(system_root()) else []
     lines = [line for state in states for line in state.lines()]
-    return [*mark, *(lines or ["no GPU found, so there is nothing to lease"])]
+    return [*mark, *(lines or ["no GPU found to lease"])]

@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if is_verbose:
         import logging
 
-        logging.basicConfig(level=logging.DEBUG, format="%(message)s")  # warnings are printed without it, too
+        logging.basicConfig(level=logging.DEBUG, format="%(message)s")  # warnings are also printed without it
     try:
         _check_make_variables(os.environ)
         module = importlib.import_module(COMMANDS[command][0])

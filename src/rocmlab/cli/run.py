@@ -120,7 +120,7 @@ def _from_make(environment: Mapping[str, str]) -> list[str]:
 def _inside(project: Project, word: str) -> str:
     """Return the path of a notebook or a list as the container sees it; other arguments unchanged.
 
-    A relative path that is a list here is translated, too: what the container finds by the same name may be another.
+    A relative path that is a list here is also translated: what the container finds by the same name may be another.
     """
     from rocmlab.runs.spec.selection import is_list
     from rocmlab.stack.container import ContainerLab

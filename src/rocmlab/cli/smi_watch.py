@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 ENTER = b"\x1b[?1049h\x1b[?25l\x1b[2J"  # the other screen, without cursor, empty
 LEAVE = b"\x1b[?25h\x1b[?1049l"
-BEGIN, END = "\x1b[?2026h\x1b[H", "\x1b[?2026l"  # show all of it at once, where the terminal can
+BEGIN, END = "\x1b[?2026h\x1b[H", "\x1b[?2026l"  # show all of it in one step, where the terminal can
 TO_END_OF_LINE, BELOW = "\x1b[K", "\x1b[J"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT)
 KEYS_TO_END = (b"q", b"Q", b"\x03")

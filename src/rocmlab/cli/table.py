@@ -14,7 +14,7 @@ GAP = "  "
 INDENT = " " * 7
 EVERY = "every GPU: "
 DEFAULT_WIDTH = 200
-MIN_NAME = 18  # a product name is cut no shorter; where even that has no room it stands below
+MIN_NAME = 18  # a product name is cut no shorter; where even that does not fit it is below
 # column: title in the table, label where it has no room there (none: it always stays)
 COLUMNS = {
     "number": ("GPU", ""),
@@ -67,7 +67,7 @@ def _short(device: Row) -> tuple[str, ...]:
 def table_lines(devices: Sequence[Row], width: int = DEFAULT_WIDTH) -> list[str]:
     """Return the full table: a title, a line a device, and below it what does not fit into `width` columns.
 
-    What no column has room for stands below the device, or once below the table if it is the same for every GPU. So
+    What fits in no column is below the device, or once below the table if it is the same for every GPU. So
     does the reason why a device cannot be used, or may not work.
     """
     if not devices:

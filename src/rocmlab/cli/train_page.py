@@ -174,7 +174,7 @@ def _notebooks(notebooks: Json) -> str:
         ],
         "µs per sample, logarithmic",
     )
-    none = "" if notebooks["gpu"] else " There is no GPU here, so there is no ratio."
+    none = "" if notebooks["gpu"] else " No GPU was found, so ratios are missing."
     length = "at full length" if notebooks["full"] else "as short runs, so that compiling may be part of a result"
     keys = _keys(f"GPU ({notebooks['gpu']})", "CPU") if notebooks["gpu"] else _keys("", "CPU")
     return (

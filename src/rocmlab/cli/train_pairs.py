@@ -69,7 +69,7 @@ def compare(*, full: bool, repeats: int, share: Path, say: Callable[[str], None]
     gpus = [gpu for gpu in choose_gpus(discover(), None, os.environ) if gpu.backend != "cpu" and not gpu.simulated]
     sides = {"gpu": "1", "cpu": "none"} if gpus else {"cpu": "none"}
     if not gpus:
-        say("there is no GPU here: the notebooks run on the CPU alone, and there is no ratio")
+        say("no GPU found: the notebooks run on the CPU alone, without a ratio")
     jobs: dict[str, list[Json]] = {side: [] for side in sides}
     names = ", ".join(one.prefix for one, _ in found)
     folders = []

@@ -47,7 +47,7 @@ def build_parser(command: str) -> argparse.ArgumentParser:
     listed = "\n".join(f"  {each.name:<{width}}  {each.meaning} (default: {each.usual})" for each in SETTINGS)
     parser = command_parser(
         command,
-        epilog=f"settings, given as NAME=value behind `make {command}`, in the environment or in .env:\n{listed}\n\n"
+        epilog=f"settings, given as NAME=value after `make {command}`, in the environment or in .env:\n{listed}\n\n"
         "docs/settings.md explains how they are remembered.",
     )
     stopping.add_options(parser)

@@ -242,7 +242,7 @@ class _Table:
         self._is_useful = True  # as far as its revision is known
         self._content: bytes | None = None
         self._form: tuple[int, bytes] | None = None  # length and first bytes of tables that `_columns` fit
-        self._columns: list[tuple[str, str, Column]] = []  # field, its unit, where it stands
+        self._columns: list[tuple[str, str, Column]] = []  # field, its unit, where it is
         self._throttle: Column | None = None
         self._energy: Column | None = None
 
@@ -295,7 +295,7 @@ class _Table:
             self._plan(content, table.revision)
 
     def _plan(self, content: bytes, revision: tuple[int, int]) -> None:
-        """Find out what of such a table is wanted, and whether that can be had without parsing all of it."""
+        """Find out what of such a table is wanted, and whether that is possible without parsing all of it."""
         told, columns = gpu_metrics.provided(revision), gpu_metrics.columns(revision)
         if told is None or columns is None:
             return

@@ -81,7 +81,7 @@ class Cards:
                 self.by_render[number] = card
         for key, card in known.items():
             if key.startswith("amdgpu_xcp_"):
-                continue  # a partition's render node; what there is to know stands with the PCI device
+                continue  # a partition's render node; its facts are those of the PCI device
             _identify(card)
             if card.is_amd and card.address:
                 self.by_address[card.address] = card

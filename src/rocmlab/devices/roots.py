@@ -47,7 +47,7 @@ def is_simulated(root: Path) -> bool:
 
 
 def has_simulated_driver() -> bool:
-    """Return whether this process was started on a simulated host, so that a framework lists that host's GPUs, too."""
+    """Return whether this process was started on a simulated host, so that a framework also lists that host's GPUs."""
     return SIMULATED_DRIVER in os.environ.get("LD_PRELOAD", "")
 
 
@@ -172,7 +172,7 @@ def announce_only(name: str) -> None:
 
 
 def _possible_roots(name: str) -> Iterator[str]:
-    """Yield what may be a simulated root: all that stands before a `/sys/`, `/proc/` or `/dev/`."""
+    """Yield what may be a simulated root: all that precedes a `/sys/`, `/proc/` or `/dev/`."""
     for mark in ("/sys/", "/proc/", "/dev/"):
         at = name.find(mark, 1)
         while at > 0:

@@ -28,8 +28,8 @@ def run(
 ) -> tuple[int | None, str]:
     """Return a program's exit code and output; the code is None where the limit was reached and all was killed.
 
-    With `own_session` all that the program starts is killed, too; without, Ctrl-C in the terminal reaches it: a thread
-    is not told. It starts in `/`: `python -m` imports from the current folder first, whose files may be anybody's.
+    With `own_session` all that the program starts is also killed; without, Ctrl-C in the terminal reaches it: a thread
+    is not notified. It starts in `/`: `python -m` imports from the current folder first, whose files may be anybody's.
     """
     try:
         child = subprocess.Popen(

@@ -63,7 +63,7 @@ class Membership:
     has_address: bool | None = None  # an interface of this side has that address; None: not looked at
     ports: tuple[Port, ...] = ()
     is_up: bool = False  # the lab runs, so its node should
-    failure: Problem | None = None  # what this lab's node said when it failed
+    failure: Problem | None = None  # what this lab's node reported when it failed
     head_reach: Reach | None = None  # None: not looked at
 
     @property

@@ -116,7 +116,7 @@ class Situation:
     limit_seconds: float = LIMIT_SECONDS
     operation_limit_seconds: float = 180.0  # for one framework on one device, its import included
     with_frameworks: bool = True
-    lab_report: Mapping[str, Any] | None = None  # host: what the lab's own doctor said
+    lab_report: Mapping[str, Any] | None = None  # host: the report of the lab's own doctor
     given: Mapping[str, Any] = field(default_factory=dict)  # facts by name that are known already
     _kept: dict[str, Any] = field(default_factory=dict, init=False, compare=False)  # a copy gathers again
 
@@ -287,7 +287,7 @@ class Situation:
 
     @fact
     def render_nodes(self) -> list[Node]:
-        """The render nodes of the AMD GPUs with a driver; those of other vendors' GPUs are no concern of ROCm."""
+        """The render nodes of the AMD GPUs with a driver; those of other vendors' GPUs do not matter for ROCm."""
         wanted = {gpu.render_node for gpu in self.passed}
         found = (self._node(node) for node in nodes.render_nodes(self.root) if node.path in wanted)
         return [node for node in found if node]

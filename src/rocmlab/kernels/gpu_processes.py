@@ -19,7 +19,7 @@ from rocmlab.devices.nvml import UNKNOWN_BYTES as UNKNOWN_BYTES
 from rocmlab.devices.processes import KFD_PROCESSES, MIN_BYTES
 from rocmlab.kernels.leases import Holder
 
-ATTEMPTS = 3  # a thread that asks NVML for other GPUs at the same moment may give its answer to this one, too
+ATTEMPTS = 3  # a thread that asks NVML for other GPUs at the same moment may also give its answer to this one
 
 if TYPE_CHECKING:
     from rocmlab.devices.nvml import Nvml

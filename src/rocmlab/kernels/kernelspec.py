@@ -86,7 +86,7 @@ def command(specification: Specification, folder: str, file: str) -> list[str]:
 
 
 def package_arguments(specification: Mapping[str, Any]) -> list[str]:
-    """Return the arguments with which an IPython kernel of ours can have packages of the user's own."""
+    """Return the arguments with which one of our IPython kernels can have packages of the user's own."""
     return [FOLLOW_PACKAGES] if overlays.KERNEL in (specification.get("env") or {}) else []
 
 

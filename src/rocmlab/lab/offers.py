@@ -99,7 +99,7 @@ def default_folder(environment: Mapping[str, str]) -> Path:
     """Return the folder in which Jupyter looks first: the lab's own, else the environment's if it is this user's."""
     base = base_folder()
     if own := environment.get("ROCMLAB_KERNELS"):
-        return Path(own)  # of this container: a home that persists would show them to other images, too
+        return Path(own)  # of this container: a home that persists would also show them to other images
     if preference := environment.get("JUPYTER_PREFER_ENV_PATH"):
         return user_folder(environment) if preference.lower() in NO_WORDS else base
     try:
@@ -120,7 +120,7 @@ def plain(folder: Path) -> dict[str, Spec]:
 
 
 def install(folder: Path, specs: Mapping[str, Spec], gpus: Gpus, home: Path | None = None) -> Changes:
-    """Write what is offered for these GPUs, and remove what was offered before and is no more.
+    """Write what is offered for these GPUs, and remove what was offered before and no longer is.
 
     Args:
         folder: of kernelspecs, one that Jupyter searches; it is made.
@@ -152,7 +152,7 @@ def install(folder: Path, specs: Mapping[str, Spec], gpus: Gpus, home: Path | No
 
 
 def remove(folder: Path, specs: Mapping[str, Spec]) -> Changes:
-    """Take back what `install` wrote; in the folder of the environment the plain kernels stay, as they were made."""
+    """Remove what `install` wrote; in the folder of the environment the plain kernels stay, as they were made."""
     changes = Changes()
     if folder == base_folder():
         for framework, spec in specs.items():

@@ -16,7 +16,7 @@ from rocmlab.packages.overlays import Place
 
 
 def places(environment: Mapping[str, str]) -> dict[str, Place]:
-    """Return where the packages of each kernel of ours are, by kernel; empty without a share."""
+    """Return where the packages of each of our kernels are, by kernel; empty without a share."""
     specs = offers.plain(offers.base_folder())
     found = {name: overlays.of_specification(spec, environment.get(overlays.SHARE)) for name, spec in specs.items()}
     return {name: place for name, place in found.items() if place}

@@ -32,7 +32,7 @@ class KernelDied(DeadKernelError):  # type: ignore[misc]
     """The kernel ended, stopped or hung while the notebook needed it."""
 
 
-_unsaved: set[Path] = set()  # outputs of ours that papermill saves again, after the engine has returned
+_unsaved: set[Path] = set()  # our outputs that papermill saves again, after the engine has returned
 
 
 class RocmlabEngine:

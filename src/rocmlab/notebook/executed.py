@@ -45,7 +45,7 @@ def summarise(notebook: Notebook) -> Executed:
         if not isinstance(bundle, dict):
             continue
         if safe.is_deeper(bundle, DEEPEST_RECORD):
-            warnings.append(f"a record that is nested deeper than {DEEPEST_RECORD} levels is left out")
+            warnings.append(f"a record that is nested deeper than {DEEPEST_RECORD} levels is omitted")
         else:
             recorded |= bundle
     return Executed(

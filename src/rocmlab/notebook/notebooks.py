@@ -1,4 +1,4 @@
-"""Notebooks in files, read as papermill reads them, written at once and quickly; and what their cells are called."""
+"""Notebooks in files, read as papermill reads them, written atomically and quickly; and what their cells are called."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def pieces(notebook: Mapping[str, Any]) -> Iterator[str]:
 
 
 def save(notebook: Mapping[str, Any], path: Path) -> None:
-    """Replace a file by a notebook, at once: a reader sees the old one or the new one."""
+    """Replace a file by a notebook, atomically: a reader sees the old one or the new one."""
     files.write_pieces(path, pieces(notebook))
 
 

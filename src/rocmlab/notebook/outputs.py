@@ -36,7 +36,7 @@ class OverflowLog:
 
     @staticmethod
     def made(path: Path) -> bool:
-        """Return whether a file is one of ours; what cannot be read is not."""
+        """Return whether a file is our own; what cannot be read is not."""
         try:
             if path.is_file():
                 with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM end a notebook in order; the second one at once."""
+"""SIGINT and SIGTERM end a notebook in order; the second one immediately."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.number = 0  # of the signal that requests to stop; 0 if none did
-        self.is_repeated = False  # whether it has come again, and there is no more patience
+        self.is_repeated = False  # whether it has come again, and is not to wait any longer
         self.wake: socket.socket | None = None  # becomes readable when one comes; None while no one listens
 
     @contextlib.contextmanager

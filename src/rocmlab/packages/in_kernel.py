@@ -1,4 +1,4 @@
-"""An extension of IPython, in kernels of ours: what `%pip install` has added can be imported without a restart.
+"""An extension of IPython, in our kernels: what `%pip install` has added can be imported without a restart.
 
 It runs in the kernel's own interpreter and imports the standard library alone. What is imported already stays as it is.
 """

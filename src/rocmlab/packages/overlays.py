@@ -72,7 +72,7 @@ def of_environment(environment: Mapping[str, str]) -> Place | None:
 
 
 def of_specification(specification: Mapping[str, Any], share: str | None) -> Place | None:
-    """Return the place of a kernelspec of ours; None if it is another, has no framework, or there is no share."""
+    """Return the place of our kernelspec; None if it is another, has no framework, or there is no share."""
     metadata, argv = specification.get("metadata"), specification.get("argv")
     ours = metadata.get("rocmlab") if isinstance(metadata, Mapping) else None
     kernel = ours.get("framework") if isinstance(ours, Mapping) and not ours.get("absent") else None

@@ -1,9 +1,9 @@
-"""What pip starts in a kernel of ours in the place of its interpreter: it brings `%pip install` to the overlay.
+"""What pip starts in our kernel in the place of its interpreter: it brings `%pip install` to the overlay.
 
 A kernel's environment has PIP_PYTHON, pip's own setting for "work in that environment": pip starts this program with
 the path of its runner and its arguments. So `%pip`, `!pip`, `python -m pip` and what a program starts have one way.
 
-pip of another environment, such as one that a notebook has made, goes on as if nothing was set.
+pip of another environment, such as one that a notebook has made, continues as if nothing was set.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def draw(group: Group, most: int = PLOTS) -> list[str]:
         import matplotlib
     except ImportError as err:
         raise RocmlabError(
-            "there are no plots", "matplotlib is not installed with rocmlab", "python -m pip install matplotlib"
+            "plots could not be drawn", "matplotlib is not installed with rocmlab", "python -m pip install matplotlib"
         ) from err
     layout = arrange(group)
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():

@@ -37,7 +37,7 @@ def _group(group: values.Group, most: int, most_rows: int) -> dict[str, Any]:
     except RocmlabError as err:
         problem = err.problem
     except Exception as err:  # any error from a library with odd values: the table has the same numbers
-        problem = Problem("there are no plots", f"{type(err).__name__}: {err}", "")
+        problem = Problem("plots could not be drawn", f"{type(err).__name__}: {err}", "")
     shown = group.metrics[:COLUMNS]
     rows = [
         {"job": job, "parameters": _parameters(job, group.varying), "cells": _cells(job, shown)}

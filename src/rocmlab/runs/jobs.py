@@ -30,7 +30,7 @@ Source = Literal["words", "yaml", "csv"]  # of the command line, or of a list
 INTERRUPTED = "the run was interrupted"  # the error of a job that ran then
 STOPPED = "it was stopped: "  # the beginning of the error of one that `--fail-fast` ended
 USAGE = 2  # the exit code of a job that could not be run at all
-MAX_NAME_BYTES = 180  # what is added to it must fit into the 255 bytes of a file name, too
+MAX_NAME_BYTES = 180  # what is added to it must also fit into the 255 bytes of a file name
 
 
 class Resources(NamedTuple):
@@ -57,7 +57,7 @@ class Request:
     is_mixed: bool | None = None
     timeout_seconds: float | None = None
     problem: Problem | None = None  # why there is no such notebook
-    source: Source = "words"  # where its parameters stand, so that an error can show what to write there
+    source: Source = "words"  # where its parameters are written, so that an error can show what to write there
 
     def resources(self, own: Resources) -> Resources:
         """Return what the job requests of its devices: this, and for the rest what its notebook requests itself."""
@@ -189,7 +189,7 @@ class Result:
 
 
 def not_run(job: Job, problem: Problem | None = None) -> Result:
-    """Return the result of a job that could not be run, or whose turn never came (no problem then)."""
+    """Return the result of a job that could not be run, or that never started (no problem then)."""
     problem = problem or job.problem
     return Result(
         name=job.name,
@@ -211,7 +211,7 @@ def describe(problem: Problem) -> dict[str, Any]:
 def name_uniquely(jobs: Sequence[Job]) -> list[Job]:
     """Give every job a name of its own that is safe as a file name: `a`, `a-2`, `a-3`."""
     taken: set[str] = set(safe.TAKEN)
-    numbers: dict[str, int] = {}  # by name, the last that was tried: ten thousand equal names are not looked at in turn
+    numbers: dict[str, int] = {}  # by name, the last that was tried: not all of ten thousand equal names are compared
     named: list[Job] = []
     for job in jobs:
         # `a.attempt1` is what an earlier attempt of `a` is called

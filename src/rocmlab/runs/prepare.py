@@ -113,7 +113,7 @@ def _begin_cluster(args: argparse.Namespace, means: Means) -> None:
 
 
 def _slots(args: argparse.Namespace, means: Means, requests: list[Request]) -> Scheduler:
-    """Return the places of the run; on this machine imports begin, too, while the jobs are looked at."""
+    """Return the places of the run; on this machine imports also begin, while the jobs are examined."""
     from rocmlab.devices import discover
     from rocmlab.runs.scheduling.placement import Slots, choose_gpus, free_vram
 

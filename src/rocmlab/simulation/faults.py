@@ -27,7 +27,7 @@ class Fault:
 
     @property
     def after_seconds(self) -> float:
-        """When a card goes; 0 for at once."""
+        """When a card goes; 0: from the start."""
         return float(self.detail) if self.kind in ("vanish", "lost") and self.detail else 0.0
 
 
@@ -217,7 +217,7 @@ KINDS: dict[str, tuple[Apply, str]] = {
     "no-kfd": (_no_kfd, "/dev/kfd is missing"),
     "no-driver": (_no_driver, "the driver amdgpu is not loaded; the cards are on the bus"),
     "degraded-link": (_nothing, "8 PCIe lanes in use of 16"),
-    "igpu": (_nothing, "the processor has a small GPU of its own besides (gfx1036)"),
+    "igpu": (_nothing, "the processor also has a small GPU of its own (gfx1036)"),
     "consumer": (_consumer, "files are missing as on consumer cards: no name, id, memory load, gpu_metrics"),
     "asleep": (_asleep, "the card is suspended"),
     "no-atomics": (_without_compute, "the slot does not pass PCIe atomics on, so KFD skips the card"),

@@ -310,5 +310,5 @@ class ContainerLab(ImageLab):
         return "docker compose cp lab:/home/jovyan/share/runs ./runs"
 
     def share(self) -> str:
-        """Say where the share is."""
+        """Return where the share is."""
         return str(self.share_folder or f"{self.product} volume {self.volume}")

@@ -200,12 +200,12 @@ class ImageLab(Lab):
             )
 
     def _manifest(self, image: str) -> str:
-        """Return an image's manifest from its registry, as JSON; empty where the engine does not tell."""
+        """Return an image's manifest from its registry, as JSON; empty where the engine does not report it."""
         return ""
 
     def _announced(self, base: str, download_bytes: int) -> list[str]:
         """Return what a user should know before gigabytes are pulled."""
-        size = amount(download_bytes) if download_bytes else "a size that its registry does not tell"
+        size = amount(download_bytes) if download_bytes else "a size that its registry does not report"
         lines = [f"pulling {base}: {size} to download"]
         if self.kind == "slim":
             lines.append("  then AMD's wheels of PyTorch and ROCm, about 2 GB for one target")

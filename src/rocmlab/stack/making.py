@@ -150,7 +150,7 @@ def _register_kernels(environment: Environment) -> None:
 def _finish(environment: Environment, record: dict[str, str], *, only_lab: bool) -> None:
     text = json.dumps(record, indent=1)
     if not only_lab:
-        os.sync()  # after a power cut, too, what is marked as whole is on the disk
+        os.sync()  # what is marked as whole is on the disk, also after a power cut
     (environment.part if only_lab else environment.marker).write_text(text + "\n", encoding="utf-8")
     if not only_lab and environment.part.exists():
         environment.part.unlink()

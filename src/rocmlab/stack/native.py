@@ -325,5 +325,5 @@ class NativeLab(Lab):
         return process.attach([os.environ.get("SHELL") or "bash"], env=self.server_environment(), cwd=self.notebooks)
 
     def share(self) -> str:
-        """Say where the share is."""
+        """Return where the share is."""
         return str(self.share_folder)

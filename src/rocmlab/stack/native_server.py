@@ -30,7 +30,7 @@ class ServerProcess(Daemon):
         super().remember(pid, configuration, commit=commit, **facts)
 
     def find(self) -> Process | None:
-        """Return the running server: that of the record, else one of ours that listens although its record is lost."""
+        """Return the running server: that of the record, else our own that listens although its record is lost."""
         if recorded := super().find():
             return recorded
         for listener in sockets.listeners(self.port) or ():

@@ -64,7 +64,7 @@ class Project:
     choice: Choice
     values: dict[str, str]  # what Compose and the native lab read
     lab: Lab
-    previous: dict[str, str] = field(default_factory=dict)  # what `.env` said before this command
+    previous: dict[str, str] = field(default_factory=dict)  # the content of `.env` before this command
     root: Path = Path("/")  # of the host, or of a simulated one
     passed: gpus.Passed = field(default_factory=gpus.Passed)  # what a container is given of the GPUs
     kind: ImageKind = field(default_factory=ImageKind)

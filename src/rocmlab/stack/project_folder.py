@@ -57,7 +57,7 @@ def check(folder: Path) -> None:
         if found.st_mode & stat.S_IWOTH and keeps_modes(found.st_dev):
             raise Untrusted(
                 f"{path} is writable for every user of this machine",
-                f"its mode is {found.st_mode & 0o7777:04o}, and rocmlab runs what this project says ({folder})",
+                f"its mode is {found.st_mode & 0o7777:04o}, and rocmlab runs files of this project ({folder})",
                 f"chmod -R o-w {folder}      # or, if it is meant so: export {VARIABLE}={folder}",
             )
 

@@ -63,7 +63,7 @@ def ask(
 
 
 def speaks(port: int) -> bool:
-    """Return whether a Jupyter server answers on this port, whosoever it is; nothing secret is sent."""
+    """Return whether a Jupyter server answers on this port, whichever it is; nothing secret is sent."""
     try:
         with OPENER.open(f"http://127.0.0.1:{port}/api", timeout=2.0) as answer:
             return bool(answer.status == 200)

@@ -13,7 +13,7 @@ class EnergyMeter:
     """Adds up what one device uses: by its own count where it has one that agrees with its power, else from its power.
 
     A count that stands still, runs backwards, or grows less than half or (after ten seconds) more than twice as fast as
-    the area below the power is not believed. What is told never falls.
+    the area below the power is not believed. What is reported never falls.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """What the devices did: each second of the last 15 minutes, and means of 10 seconds of the last 24 hours.
 
-Memory is flat: two columns of 32-bit floats for each number that a device has ever reported, 38 kB, allocated at once.
+Memory is flat: two columns of 32-bit floats for each number that a device has ever reported, 38 kB, allocated once.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class Hub:
         self._is_closed = False
 
     async def watch(self) -> AsyncGenerator[Snapshot, None]:
-        """Yield each Snapshot as it is taken, the latest one at once if it is fresh; a slow viewer misses some.
+        """Yield each Snapshot as it is taken, the latest one immediately if it is fresh; a slow viewer misses some.
 
         Close it (`contextlib.aclosing`) when the viewer is gone: as long as it is open, devices are read.
         """
@@ -140,7 +140,7 @@ class Hub:
         due = loop.time()
         self._processes = None  # those of the last viewing may have ended
         if "processes" in self._side and self._side["processes"].done():
-            del self._side_at["processes"]  # they are looked for at once
+            del self._side_at["processes"]  # they are looked for immediately
         self._begin("devices", FIND_SECONDS, self._find)
         await asyncio.wait([self._side["devices"]], timeout=FIRST_SECONDS)
         while self._is_wanted():

@@ -162,7 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
             text, content_type = self.server.exposition(self.headers.get("Accept", ""), names)
         except Exception:  # a scrape that fails must not end the server; Prometheus shows it as down
             log.exception("the metrics could not be made")
-            self._say(500, b"the metrics could not be made; the server's log says why\n")
+            self._say(500, b"the metrics could not be made; the server's log shows why\n")
             return
         self._say(200, text, ("Content-Type", content_type))
 

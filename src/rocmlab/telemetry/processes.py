@@ -4,8 +4,8 @@ Source: `/sys/class/kfd/kfd/proc/<pid>/{vram_<gpu_id>,sdma_<gpu_id>,stats_<gpu_i
 
 KFD lists every process under every GPU, so eight GPUs have eight files for one process and one use of a GPU. What a
 process has on the GPUs it is known to use is read each time. All else (other GPUs, copying, evictions, its name) is
-read in turn, at most `MAX_OTHER_READS` files each time: with a few processes that is all of it, with hundreds it is
-seen some rounds later. New processes are read whole.
+read by rounds, at most `MAX_OTHER_READS` files each: with a few processes that is all of it, with hundreds it is seen
+some rounds later. New processes are read whole.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads all devices at once, again and again; one that hangs, sleeps or is gone does not stop the others.
+"""Reads all devices at the same time, repeatedly; one that hangs, sleeps or is missing does not stop the others.
 
 A read that hangs in the driver cannot be interrupted. So the readings are taken by a thread; where it does not come
 back in time, each device that it has not read gets a thread of its own, and all of them together half as much time. A

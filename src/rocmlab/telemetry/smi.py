@@ -105,7 +105,7 @@ def _processor(view: View) -> Row:
 
 
 def _only_cpu(view: View) -> str:
-    """Say in one sentence that there is no GPU, and what the CPU does."""
+    """Return one sentence: no GPU was found, and what the CPU does."""
     device = next((device for device in view.devices if device["backend"] == "cpu"), None)
     if device is None:
         return "No device is selected."

@@ -65,7 +65,7 @@ WISHES = (
 
 
 def spans(device: Row, sample: Row) -> dict[str, Span]:
-    """Return what stands in every column."""
+    """Return the content of every column."""
     smi, address = device.get("smi_index"), device.get("pci_address")
     return {
         "gpu": (cells.number(device), "bold"),
@@ -133,7 +133,7 @@ def layout(rows: Sequence[Mapping[str, Span]], titles: Mapping[str, str], column
 
 
 def _with(found: Layout, wish: str, sizes: Mapping[str, int]) -> Layout | None:
-    """Return the layout with one wish fulfilled; None if there is nothing to show."""
+    """Return the layout with one more request; None if it has nothing to show."""
     if wish == "wide":
         return Layout(found.widths, 2, found.bar, found.busy_bar)
     if wish == "bar":

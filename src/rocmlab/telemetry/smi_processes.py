@@ -65,7 +65,7 @@ def table(processes: Sequence[Row], devices: Sequence[Row], columns: int) -> lis
 
 
 def _spans(process: Row, labels: Mapping[str, str], differ: bool) -> dict[str, Span]:
-    """Return what stands in every column; `differ`: this namespace counts processes otherwise than the driver."""
+    """Return the content of every column; `differ`: this namespace counts processes otherwise than the driver."""
     memory, units = process["vram_bytes"], process["compute_units_percent"]
     is_guess = "~" if process["is_estimated"] else ""
     shown = process["local_pid"] if differ else process["pid"]

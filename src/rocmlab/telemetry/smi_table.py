@@ -1,6 +1,6 @@
 """The devices of `rocmlab smi`, a line each, in as many columns as the screen has room for.
 
-What needs attention (missing PCIe lanes, memory errors, throttling, …) and has no room in a column stands below.
+What needs attention (missing PCIe lanes, memory errors, throttling, …) and does not fit in a column is below.
 """
 
 from __future__ import annotations

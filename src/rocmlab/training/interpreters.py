@@ -50,7 +50,7 @@ def find(framework: str) -> Interpreter:
         return Interpreter(sys.executable, {})
     raise RocmlabError(
         f"no interpreter with {framework} was found",
-        f"there is no kernelspec `{KERNELS.get(framework, framework)}`, and {sys.executable} cannot import it",
+        f"the kernelspec `{KERNELS.get(framework, framework)}` was not found, and {sys.executable} cannot import it",
         "run `make up`, which installs both frameworks and their kernels",
     )
 

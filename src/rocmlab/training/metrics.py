@@ -28,7 +28,7 @@ def record(**values: object) -> None:
         RocmlabError: no value, or one that JSON cannot hold.
     """
     if not values:
-        raise RocmlabError("record() was called without a value", "there is nothing to record", "record(accuracy=0.98)")
+        raise RocmlabError("record() was called without a value", "no result was given", "record(accuracy=0.98)")
     plain = {name: _plain(value, name) for name, value in values.items()}
     line = "recorded: " + ", ".join(f"{name}={_short(value)}" for name, value in plain.items())
     # sys.modules instead of an import: outside Jupyter, IPython may be missing, and importing it takes time.

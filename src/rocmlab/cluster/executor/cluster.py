@@ -69,7 +69,7 @@ class Cluster:
         self._turn = asyncio.Lock()  # jobs are handed over in the order in which they were taken
         self._supervisors: dict[int, RemoteSupervisor] = {}
         self._nodes: dict[str, RemoteNode] = {}
-        self._reported: set[str] = set()  # nodes that cannot be used, of which it was said
+        self._reported: set[str] = set()  # nodes that cannot be used, for which this was reported
         self._changed: Callable[[str | None], None] = lambda why: None
         self._pump: asyncio.Task[None] | None = None
         self._post = tempfile.TemporaryDirectory(prefix="rocmlab-commands-", ignore_cleanup_errors=True)

@@ -70,7 +70,7 @@ def pieces(folder: RunFolder, job: str) -> Iterator[dict[str, Any]]:
 
 
 def leave(folder: RunFolder, job: str, exchange: str) -> Iterator[dict[str, Any]]:
-    """Write what a job has left to a folder that the runner's machine reaches, too, and yield where it is."""
+    """Write what a job has left to a folder that the runner's machine also reaches, and yield where it is."""
     fsspec = _fsspec()
     for kind in folder.files(job):
         address = f"{exchange.rstrip('/')}/{folder.path.name}/{secrets.token_hex(4)}-{job}{KINDS[kind]}"

@@ -80,7 +80,7 @@ class NodeAgent:
 
 
 def scratch(run: str) -> Path:
-    """Return the folder on a node for what jobs of a run keep there until it is brought home."""
+    """Return the folder on a node for what jobs of a run keep there until it is copied back."""
     return Path(tempfile.gettempdir(), f"rocmlab-run-{run}")
 
 

@@ -1,8 +1,8 @@
 """Where the jobs of a run on a cluster may go. Which node and GPUs each gets is Ray's choice, within what is set here.
 
-Jobs are given to Ray in a window, about twice what it can run at once: enough that no GPU waits for the next, and few
-enough that a hundred thousand jobs are no burden. Ray does not keep GPUs free for a job that wants several of one node,
-so a node is chosen for it here, and jobs that come later stay away from that node until it has begun.
+Jobs are given to Ray in a window, about twice what it can run: enough that no GPU waits for the next, and few enough
+that a hundred thousand jobs are no burden. Ray does not keep GPUs free for a job that wants several of one node, so
+ a node is chosen for it here, and jobs that come later stay away from that node until it has begun.
 
 Ray gives out any of a node's GPUs. So a node whose GPUs differ is given only jobs for which each of them would do.
 """
@@ -23,7 +23,7 @@ from rocmlab.runs.scheduling.place import Place
 from rocmlab.runs.scheduling.placement import gigabytes
 from rocmlab.runs.scheduling.scheduler import CPU, Demand, Group, Scheduler
 
-WINDOW = 2  # times what can run at once
+WINDOW = 2  # times what can run at the same time
 
 
 @dataclass(eq=False)
@@ -40,7 +40,7 @@ class ClusterPlaces(Scheduler):
     """The GPUs of a cluster and one place for jobs without a GPU on each node."""
 
     def __init__(self, nodes: Sequence[RemoteNode], gpus: str | None = None, *, is_mixed: bool = False) -> None:
-        """Begin with what the cluster has now; `gpus` is `--gpus`: all (or None), none, or how many at once.
+        """Begin with what the cluster has now; `gpus` is `--gpus`: all (or None), none, or how many at the same time.
 
         Raises:
             RocmlabError: no node can be used, or the GPUs are not available.
@@ -183,7 +183,7 @@ class ClusterPlaces(Scheduler):
 
 
 def _limit(gpus: str | None) -> int | None:
-    """Return how many GPUs may be used at once; None: all of them."""
+    """Return how many GPUs may be used at the same time; None: all of them."""
     if gpus in (None, "all"):
         return None
     if gpus == "none":
@@ -193,7 +193,7 @@ def _limit(gpus: str | None) -> int | None:
     raise RocmlabError(
         f"--gpus {gpus} with --engine ray",
         "numbers and addresses name GPUs of one machine, and a cluster has several",
-        "--gpus all, none, or how many at once; each machine chooses its own: make cluster-join GPUS=0,2",
+        "--gpus all, none, or how many at the same time; each machine chooses its own: make cluster-join GPUS=0,2",
     )
 
 

@@ -17,7 +17,7 @@ from rocmlab.runs.jobs import INTERRUPTED, Job
 from rocmlab.runs.workers.supervisor import Event, Limits
 
 AGAIN_SECONDS = 3.0  # until a job that was lost before it began gets another place; by then it is seen which there are
-STOP_TIMEOUT_SECONDS = 10.0  # beyond the time to save, until a job that was told to stop is killed
+STOP_TIMEOUT_SECONDS = 10.0  # beyond the time to save, until a job that was asked to stop is killed
 LINES = ("job waits", "job leased")  # of the journal, that a job's node writes
 AWAY = "{node} does not have its notebook at the same place: it ran in a scratch folder there, without files next to it"
 
@@ -179,7 +179,7 @@ class RemoteSupervisor:
         self._in(self.limits.grace_seconds + STOP_TIMEOUT_SECONDS, self.kill)
 
     def kill(self) -> None:
-        """Have all of the job's processes ended at once, without saving."""
+        """Have all of the job's processes ended immediately, without saving."""
         if self._stop in ("kill", "force"):
             return
         self._stop = "kill"

@@ -273,7 +273,7 @@ class _Job:
         return path
 
     def results(self, ending: Outcome) -> Iterator[Event]:
-        """Yield the files that must be brought home, and at last how it ended."""
+        """Yield the files that must be copied back, and at last how it ended."""
         name, left = self.job.name, {}
         self.state.meters.flush(FLUSH_SECONDS)
         if self.is_shared:

@@ -18,7 +18,7 @@ log = logging.getLogger("rocmlab")
 EVERY_SECONDS = 2.0
 ANSWER_SECONDS = 60.0  # for a node to say what it has: its first process of Ray may have to start
 AGAIN_SECONDS = 10.0  # until a node is asked again that failed to say anything
-PREPARE_SECONDS = 0.5  # for which a process of Ray that is ready keeps its GPU, so that its fellows get ready, too
+PREPARE_SECONDS = 0.5  # for which a process of Ray that is ready keeps its GPU, so that the others also get ready
 PREPARED_SECONDS = 20.0  # after which what has not begun is given up: GPUs that others use are for jobs when they end
 SILENT_SECONDS = 20.0  # without an answer of the head, after which it is taken for gone
 HANGING_SECONDS = 80.0  # the same where a question to it does not return
@@ -34,7 +34,7 @@ class NodeWatch:
         self._changed = changed
         self._gone = gone
         self._lock = threading.Lock()  # no one waits for a node while having it
-        self._has_changed = False  # since it was last told
+        self._has_changed = False  # since it was last reported
         self._met: set[str] = set()  # nodes that were asked to get ready
         self._preparing: dict[Any, float] = {}  # since when, by reference
         self._pending: dict[str, Any] = {}  # by node, the reference to what it will say
@@ -123,7 +123,7 @@ class NodeWatch:
     def _prepare(self, gpus: dict[str, int]) -> None:
         """Start a process of Ray for each GPU of new nodes, while the jobs are still being looked at.
 
-        Ray has processes for tasks with a GPU, and others: these, too, ask for one.
+        Ray has processes for tasks with a GPU, and others: these also ask for one.
         """
         import ray
 

@@ -123,7 +123,7 @@ class Service:
         return RocmlabError(
             f"this machine's Ray node exited unexpectedly, with exit code {self.child.returncode}",
             "last log lines:\n" + "\n".join(self.last),
-            f"all it said: {self.plan.folder / 'ray/session_latest/logs'}; the head gone: make cluster-status there",
+            f"its logs: {self.plan.folder / 'ray/session_latest/logs'}; the head is gone: make cluster-status there",
             exit_code=1,
         )
 

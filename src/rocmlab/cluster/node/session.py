@@ -76,7 +76,7 @@ def _why(head: str, message: str) -> RocmlabError:
         return handshake.refused(head)
     return RocmlabError(
         f"the cluster at {head} cannot be used from this machine",
-        (message.strip().splitlines() or ["Ray does not say why"])[0][:300],
+        (message.strip().splitlines() or ["Ray does not report why"])[0][:300],
         "a program needs a node on its own machine: make cluster-join HEAD=… here; make cluster-status shows it",
     )
 
@@ -91,7 +91,7 @@ def only_on(node_id: str) -> Any:  # noqa: ANN401  a class of Ray
 def restore_signals() -> None:
     """Let this worker learn how its children ended: Ray has its workers ignore SIGCHLD, and they hand that on.
 
-    With it `subprocess` takes every exit code for 0, and `os.waitpid` finds no child. `granted` does this, too. It may
+    With it `subprocess` takes every exit code for 0, and `os.waitpid` finds no child. `granted` also does this. It may
     be called from any thread: an asynchronous actor never has the main one, where alone `signal.signal` works. As Ray
     does, it leaves what Python believes to have set as it is.
     """
@@ -103,7 +103,7 @@ def restore_signals() -> None:
 def granted() -> tuple[Device, ...]:
     """Return the GPUs that Ray gave this task or actor, in Ray's order; none: it requested none.
 
-    The worker's signals are put right, too; see `restore_signals`.
+    The worker's signals are also corrected; see `restore_signals`.
 
     Raises:
         RocmlabError: this is not a task, or a GPU that Ray gave is not among this machine's.

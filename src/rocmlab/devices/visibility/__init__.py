@@ -124,7 +124,7 @@ def mark_hidden(devices: Sequence[Device], environment: Mapping[str, str]) -> li
 def mark_overridden(devices: Sequence[Device], environment: Mapping[str, str]) -> list[Device]:
     """Return the devices; those that pass for another target by an override have the support `overridden`.
 
-    One that computes wrong results does so with another's kernels, too, and one that works needs none.
+    One that computes wrong results also does so with another's kernels, and one that works needs none.
     """
     from rocmlab.devices.visibility import overrides
 

@@ -144,7 +144,7 @@ def _rocr_alone(process: _Process) -> Iterator[MaskProblem]:
 def _empty(process: _Process) -> Iterator[MaskProblem]:
     if process.value == "":
         cuda = process.environment.get(CUDA)
-        other = f", whatever {shown(CUDA, cuda)} says" if cuda and process.name == HIP else ""
+        other = f", whatever {shown(CUDA, cuda)} names" if cuda and process.name == HIP else ""
         yield MaskProblem(
             f"{process.name} is set and empty",
             f"HIP, TensorFlow and PyTorch take that as no GPU{other}: {process.readings()}",
@@ -334,6 +334,6 @@ def _cuda(environment: Mapping[str, str], devices: Sequence[Device]) -> Iterator
         names = ", ".join(f"{gpu.index}={gpu.name}" for gpu in gpus)
         yield MaskProblem(
             f"{shown(CUDA, value)} may mean other GPUs than nvidia-smi numbers so",
-            f"without {ORDER}=PCI_BUS_ID CUDA puts the fastest GPU first; nvidia-smi says {names}",
+            f"without {ORDER}=PCI_BUS_ID CUDA puts the fastest GPU first; nvidia-smi lists {names}",
             f"export {ORDER}=PCI_BUS_ID",
         )

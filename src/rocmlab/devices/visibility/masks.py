@@ -195,7 +195,7 @@ def _container(reading: _Reading) -> Mask:
     for entry in (reading.value or "").split(","):
         positions = _toolkit_entry(entry, reading.gpus)
         if not positions and (reading.value or "") not in ("", *NONE_WORDS):
-            reading.odd.append(f"{entry!r} is left out")
+            reading.odd.append(f"{entry!r} is omitted")
         found.update(positions)
     reading.kept = sorted(found)
     return reading.result()
@@ -334,7 +334,7 @@ def shown(name: str, value: str | None) -> str:
 def hides_all(environment: Mapping[str, str], backend: str) -> bool:
     """Return whether a mask hides every GPU of this backend on purpose: by `-1` or another value for none.
 
-    An empty mask of HIP hides them, too, and is mostly meant to be none: it is reported.
+    An empty mask of HIP also hides them, and is mostly meant to be none: it is reported.
     """
     if backend == "cuda":
         return environment.get(CUDA) in ("", *NONE_WORDS)

@@ -30,7 +30,7 @@ def token(s: Situation) -> Verdict:
     seen = f"{found.place}: {found.length} characters{mode}"
     if not found.length:
         return warns(
-            f"there is no cluster token in {found.place}",
+            f"no cluster token found in {found.place}",
             "Ray's nodes accept only connections with the token, so this one cannot start",
             "make cluster-up"
             if member.role == HEAD
@@ -58,8 +58,8 @@ def token(s: Situation) -> Verdict:
     "cluster.address",
     "other machines can reach this one by the address that it gives them",
     looks_at="CLUSTER_ADDRESS against the addresses of this machine's interfaces",
-    why="Each node tells the others one address of its own. With 127.0.0.1, or one that it no longer has, it joins, "
-    "and nothing reaches it.",
+    why="Each node announces one address to the others. With 127.0.0.1, or one that it no longer has, it joins, and "
+    "nothing reaches it.",
     fix="`CLUSTER_ADDRESS=` the address of the network that all nodes share",
 )
 def address(s: Situation) -> Verdict:

@@ -52,7 +52,7 @@ def wsl(s: Situation) -> Verdict:
     "the amdgpu driver is loaded",
     looks_at="`/sys/module/amdgpu` (with `initstate` if it is a module, without if it is built into the kernel), the "
     "PCI bus and the KFD topology",
-    why="Without the driver there is no `/dev/kfd`, and the lab would compute on the CPU.",
+    why="Without the driver `/dev/kfd` is missing, and the lab would compute on the CPU.",
     fix="`sudo modprobe amdgpu`, and the kernel's log",
     severity=BLOCKS,
     is_quick=True,
@@ -192,7 +192,7 @@ def atomics(s: Situation) -> Verdict:
         "KFD skips GPUs that need PCIe atomics where the slot has none (`skipped device 1002:…, PCI rejects atomics` "
         "in the kernel's log)",
         "sudo dmesg | grep -i -E 'kfd|atomics'\n"
-        "if it says `PCI rejects atomics`: move the GPU to a slot attached to the CPU, without a riser",
+        "if it shows `PCI rejects atomics`: move the GPU to a slot attached to the CPU, without a riser",
         *map(str, skipped),
         about=HOST,
     )
@@ -203,7 +203,7 @@ def atomics(s: Situation) -> Verdict:
     "every GPU's driver answers",
     looks_at="one reading of each GPU, in a child process with a time limit",
     why="A hung GPU or SMU blocks every program that reads it; only a reset helps.",
-    fix="what the kernel says, then a reboot",
+    fix="what the kernel reports, then a reboot",
     severity=BLOCKS,
     unless=lambda s: s.no_kfd_gpus,
 )

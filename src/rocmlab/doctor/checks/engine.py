@@ -40,7 +40,7 @@ def _device_problem(s: Situation, kind: str, *, has: bool) -> Verdict:
     if problem is None:
         return ok(_reads(s))
     if s.engine.lab_problem() is None and s.no_amd and s.backend != "cuda":
-        return skip(f"{kind}, and there is no GPU to pass: {s.no_amd}", _reads(s))
+        return skip(f"{kind}, and no GPU was found to pass: {s.no_amd}", _reads(s))
     return _of(problem, _reads(s), is_fatal=s.asked_backend in ("auto", "rocm", "cuda"))
 
 
@@ -152,7 +152,7 @@ def rootless(s: Situation) -> Verdict:
     "SELinux lets containers use devices",
     sides=(HOST,),
     looks_at="`/sys/fs/selinux/enforce`, the boolean `container_use_devices`, and whether the engine labels",
-    why="An enforcing SELinux denies a container every device node, whatever its mode says (podman#15930).",
+    why="An enforcing SELinux denies a container every device node, whatever its mode is (podman#15930).",
     fix="`sudo setsebool -P container_use_devices=true`",
     unless=lambda s: s.no_kfd_gpus or _no_engine(s),
 )

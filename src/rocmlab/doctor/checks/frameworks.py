@@ -58,10 +58,10 @@ def tensorflow_clobbered(s: Situation) -> Verdict:
     """Look at what pip installed."""
     interpreter = find(s, "tensorflow")
     if interpreter is None:
-        return skip("there is no kernel `tensorflow`")
+        return skip("the kernel `tensorflow` was not found")
     found = operation.inspect(interpreter, s.environment, s.limit_seconds * 5)
     if found is None:
-        return unknown(f"{interpreter.python} does not say what is installed")
+        return unknown(f"{interpreter.python} does not report what is installed")
     seen = [f"{interpreter.python}", *(f"{name} {version}" for name, version in found.distributions)]
     seen.append(f"is_rocm_build: {found.tensorflow_rocm}")
     if s.backend != "rocm":
@@ -108,10 +108,10 @@ def torch_clobbered(s: Situation) -> Verdict:
     """Read PyTorch's version file."""
     interpreter = find(s, "torch")
     if interpreter is None:
-        return skip("there is no kernel `torch`")
+        return skip("the kernel `torch` was not found")
     found = operation.inspect(interpreter, s.environment, s.limit_seconds * 5)
     if found is None:
-        return unknown(f"{interpreter.python} does not say what is installed")
+        return unknown(f"{interpreter.python} does not report what is installed")
     seen = [interpreter.python, *(f"{name} {version}" for name, version in found.distributions)]
     seen.append(f"torch.version.hip: {found.torch_hip}, torch.version.cuda: {found.torch_cuda}")
     if s.backend != "rocm" or found.torch_hip:
@@ -160,7 +160,7 @@ def packages(s: Situation) -> Verdict | list[Verdict]:
                 )
             )
         found += _jax(interpreter, dict(installed.distributions), read)
-    return found or (ok(*seen) if seen else skip("there is no kernel `tensorflow` or `torch`"))
+    return found or (ok(*seen) if seen else skip("neither the kernel `tensorflow` nor `torch` was found"))
 
 
 def _jax(interpreter: Interpreter, versions: dict[str, str], read: list[str]) -> list[Verdict]:
@@ -200,7 +200,7 @@ def _computes(framework: str) -> Probe:
             return skip("--no-frameworks")
         interpreter = find(s, framework)
         if interpreter is None:
-            return skip(f"there is no kernel `{framework}`")
+            return skip(f"the kernel `{framework}` was not found")
         if _is_wsl(s):
             outcome = operation.run(
                 framework, interpreter, None, s.environment, s.operation_limit_seconds, is_masked=False

@@ -26,7 +26,7 @@ def _one_per_card(gpus: list[Device]) -> list[Device]:
     "the kernel describes every GPU completely",
     looks_at="the KFD topology and the DRM folders of each GPU, and whether they agree",
     why="Where the kernel's own description is damaged, names and numbers of GPUs cannot be trusted.",
-    fix="what the kernel's log says, then a restart of the machine",
+    fix="what the kernel's log shows, then a restart of the machine",
     unless=lambda s: s.no_amd,
 )
 def description(s: Situation) -> Verdict | list[Verdict]:

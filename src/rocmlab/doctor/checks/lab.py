@@ -46,7 +46,7 @@ def answers(s: Situation) -> Verdict:
 def installed(s: Situation) -> Verdict:
     """Say how far the environment is."""
     if s.project is None:
-        return skip("there is no project here")
+        return skip("no project found here")
     found = s.project.lab.unfinished()
     if isinstance(found, Problem):
         return Verdict(WARNS, (), found)
@@ -75,7 +75,7 @@ def own_packages(s: Situation) -> Verdict:
             return warns(what, f"the list has {', '.join(state.requirements) or 'none any more'}", fix)
         if state and state.requirements:
             seen.append(f"{name}: {', '.join(state.requirements)}")
-    return ok(*seen) if seen else skip("there are none")
+    return ok(*seen) if seen else skip("no packages were added")
 
 
 def _how_to_start(s: Situation) -> str:

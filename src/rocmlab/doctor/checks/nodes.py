@@ -95,7 +95,7 @@ def render_exists(s: Situation) -> Verdict:
 def permission(s: Situation) -> Verdict:
     """Check whether the user who computes may open the nodes."""
     if not s.compute_nodes:
-        return skip("there are no nodes to open")
+        return skip("no device nodes found to open")
     if s.for_container:
         return _for_the_entry_point(s)
     return _for_this_user(s)
@@ -172,7 +172,7 @@ def _refused(s: Situation, closed: Sequence[Node], seen: Sequence[str]) -> Verdi
 def gid_mismatch(s: Situation) -> Verdict:
     """Compare numbers with numbers."""
     if not s.compute_nodes:
-        return skip("there are no nodes")
+        return skip("no device nodes found")
     if s.uid == 0:
         return ok("uid 0 opens every node")
     missing = _missing(s.compute_nodes, s.groups)

@@ -19,7 +19,7 @@ SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
     "the kernel's driver and the lab's ROCm fit each other",
     looks_at="`/opt/rocm/.info/version` or the base image's tag, `uname -r`, `/sys/module/amdgpu/version`, and the "
     "table of releases (doctor/releases.csv)",
-    why="AMD tests a ROCm release with drivers up to a year older or newer; beyond, HIP may say `Incompatible kernel "
+    why="AMD tests a ROCm release with drivers up to a year older or newer; beyond, HIP may print `Incompatible kernel "
     "and userspace`, crash or compute wrongly (dstack#4151, hiptensorflow#63).",
     fix="a newer kernel or amdgpu-dkms, or an image of the driver's time (`make up BASE_IMAGE=…`)",
     unless=lambda s: s.no_kfd_gpus,

@@ -36,7 +36,7 @@ def plan(s: Situation) -> Verdict:
     if s.plan_problem:
         return Verdict(BLOCKS, (), s.plan_problem)
     if s.project is None:
-        return skip("there is no project here")
+        return skip("no project found here")
     choice = s.project.choice
     return ok(f"backend {choice.backend}, runtime {choice.runtime} ({choice.why})")
 
@@ -178,7 +178,7 @@ def stale(s: Situation) -> Verdict:
     if s.project is None:
         return skip(NO_PLAN)
     if not s.env_values:
-        return skip("there is no .env yet; `make up` writes it")
+        return skip(".env does not exist yet; `make up` writes it")
     if s.no_amd or not s.compute_nodes or s.runtime != "docker":
         return skip(s.no_amd or "no device node is passed")
     now = dict(zip(("RENDER_GID", "VIDEO_GID"), resolve.device_groups(s.root), strict=True))
@@ -204,7 +204,7 @@ def stale(s: Situation) -> Verdict:
 def _rewrite(s: Situation, now: dict[str, str]) -> None:
     """Write what `make up` would; the groups are always those of the nodes."""
     if s.project is None:
-        raise RocmlabError("there is no project here", NO_PLAN, "cd to your clone of rocmlab")
+        raise RocmlabError("no project found here", NO_PLAN, "cd to your clone of rocmlab")
     project = s.project
     for name, value in now.items():
         project.settings.chosen.pop(name, None)

@@ -204,7 +204,7 @@ class Server:
         code = None
         if found is not None:
             code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
-        with contextlib.suppress(OSError):  # the client is gone, too, and its end of file is next
+        with contextlib.suppress(OSError):  # the client has also exited, and its end of file is next
             messages.send(client.connection, {"exit": code})
 
     # -- ends ------------------------------------------------------------------------------------------------------

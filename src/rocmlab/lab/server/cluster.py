@@ -127,7 +127,7 @@ class Cluster:
             )
         reader = self._reader
         if reader is None or reader.stdin is None or reader.stdout is None:
-            raise ValueError("there is no reader")
+            raise ValueError("it has no reader")
         reader.stdin.write(b"look\n")
         await reader.stdin.drain()
         line = await self._line(reader.stdout, START_SECONDS if is_new else ANSWER_SECONDS)
@@ -161,9 +161,7 @@ class Cluster:
         """Return why there is no answer, mostly from the head's port."""
         fix = "on the head: make cluster-status, then: make cluster-up"
         if not self.address:
-            return Problem(
-                "this lab's Ray node is not running", "so there is no cluster to ask", "make logs; make cluster-up"
-            )
+            return Problem("this lab's Ray node is not running", "so it has no cluster", "make logs; make cluster-up")
         try:
             found = await self._reach()
             host, port = ports.split(self.address)

@@ -147,7 +147,7 @@ class HistoryHandler(Handler):
     async def get(self) -> None:
         """Answer with the series of the last seconds, of the metrics that are requested, else of all."""
         seconds = self._seconds()
-        with refusing("there is no history"):
+        with refusing("the history is not available"):
             asked = self.get_query_argument("metrics", "")
             is_packed = "gzip" in self.request.headers.get("Accept-Encoding", "")
             metrics = [each for each in asked.split(",") if each]
@@ -236,7 +236,7 @@ class MetricsHandler(Handler):
     async def get(self) -> None:
         """Answer with the current metrics, which are sampled for this if there is no viewer."""
         names = self.get_query_argument("names", "") or live.get(METRICS_SETTING) or "rocmlab"
-        with refusing("there are no metrics"):
+        with refusing("the metrics are not available"):
             accept, sees_kernels = self.request.headers.get("Accept", ""), await self.sees_kernels()
             text, content_type = await self.panel.metrics(names, accept, sees_kernels)
             self.set_header("Cache-Control", "no-store")

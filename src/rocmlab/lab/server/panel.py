@@ -155,14 +155,14 @@ class Panel:
         self._tasks = []
 
     async def _sample(self) -> None:
-        """Pass each snapshot on, in the same bytes to all; try again where it fails."""
+        """Pass each snapshot on, in the same bytes to all; retry where it fails."""
         while True:
             try:
                 async with aclosing(self.telemetry.watch()) as snapshots:  # type: ignore[type-var]
                     async for snapshot in snapshots:
                         self._snapshot, self._sampled_seconds, self._failure = snapshot, time.monotonic(), []
                         self.broadcast.send("snapshot", *_snapshot_events(snapshot))
-                        self._news.set()  # the state is looked at now, too, which saves the process a wake-up
+                        self._news.set()  # the state is also read now, which saves the process a wake-up
             except Exception as err:
                 self._failure = [failure("the GPUs cannot be sampled", err)]
             await asyncio.sleep(RETRY_SECONDS)

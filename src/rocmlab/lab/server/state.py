@@ -131,7 +131,7 @@ def _distinct(problems: Sequence[Row]) -> list[Row]:
 
 
 def _named(leases: Sequence[Row], kernels: Sequence[Row]) -> list[Row]:
-    # By the start, too: what was read of a device a moment ago may be the lease of the kernel before.
+    # Also by the start: what was read of a device a moment ago may be the lease of the kernel before.
     owners = {
         (device, kernel["since"]): kernel for kernel in kernels if kernel["since"] for device in kernel["devices"]
     }

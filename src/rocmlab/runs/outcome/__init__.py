@@ -1,1 +1,1 @@
-"""What came of a run, and of earlier ones: results, retries, going on, comparing, listing."""
+"""What came of a run, and of earlier ones: results, retries, continuing, comparing, listing."""

@@ -209,7 +209,7 @@ def before(session: Session, jobs: Sequence[Job]) -> Before:
             pass
         elif job.key is None or entry.key is None:
             results[job.name] = entry.result
-            why = job.problem.what if job.problem else "the journal does not say what it was"
+            why = job.problem.what if job.problem else "the journal does not show what it was"
             notes.append(f"{job.name}: its result is kept, but cannot be checked: {why}")
         elif job.key != entry.key:
             notes.append(f"{job.name}: run again, because its {keys.changes(entry.key, job.key)} changed")

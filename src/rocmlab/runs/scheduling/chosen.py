@@ -31,7 +31,7 @@ def choose_gpus(devices: Sequence[Device], choice: str | None, environment: Mapp
             raise RocmlabError(
                 f"this lab is for the backend {backend}, and no GPU can be used here",
                 "\n".join(reasons) or "the driver lists none",
-                "make up, which says more; to run on the CPU on purpose: --gpus none",
+                "make up, which shows more; to run on the CPU on purpose: --gpus none",
             )
         return chosen
     if choice == "0":
@@ -47,6 +47,6 @@ def choose_gpus(devices: Sequence[Device], choice: str | None, environment: Mapp
         raise RocmlabError(
             f"--gpus {choice} asks for {formatting.plural(int(choice), 'GPU')}",
             f"{have or 'none'} can be used here",
-            f"--gpus {instead}; `rocmlab devices` says why a GPU cannot be used",
+            f"--gpus {instead}; `rocmlab devices` shows why a GPU cannot be used",
         )
     return usable[: int(choice)]

@@ -39,7 +39,7 @@ def longest_first(jobs: Sequence[Job], seconds: Mapping[str, float]) -> list[Job
 
 
 class Queue:
-    """The jobs that wait for their turn. Those that request the same stand in one line, so that few are looked at."""
+    """The jobs that wait. Those that request the same are in one queue, so that few are examined."""
 
     def __init__(self, jobs: Sequence[Job], slots: Scheduler) -> None:
         self._slots = slots

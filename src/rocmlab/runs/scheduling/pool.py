@@ -43,7 +43,7 @@ class Pool:
         return self._find(gpu)[-1]
 
     def _find(self, gpu: Device) -> tuple[int, list[int], int, bool]:
-        """Return a GPU's number, the list in which it stands if it is free, where in it, and whether it does."""
+        """Return a GPU's number, the list that has it if it is free, where in it, and whether it does."""
         number = self.number(gpu)
         line = self._free[self._products[number]]
         at = bisect_left(line, number)
@@ -62,7 +62,7 @@ class Pool:
         return [product for product, memory in enumerate(self.memory) if memory >= (resources.vram_bytes or 0)]
 
     def most(self, resources: Resources) -> int:
-        """Return how many a job could ever have at once."""
+        """Return how many a job could ever have together."""
         counts = [self.counts[product] for product in self.large_enough(resources)]
         return sum(counts) if resources.is_mixed else max(counts, default=0)
 

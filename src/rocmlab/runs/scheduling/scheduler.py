@@ -43,7 +43,7 @@ class Scheduler(ABC):
         self._demands: dict[Resources, Demand] = {}
 
     def resources(self, job: Job) -> Resources:
-        """Return what a job requests; jobs with equal resources stand in one line."""
+        """Return what a job requests; jobs with equal resources are in one queue."""
         is_mixed = self._is_mixed or job.is_mixed
         return Resources(job.gpus, job.min_gpus, job.vram_bytes, is_mixed, job.takes_gpus_from_ray)
 

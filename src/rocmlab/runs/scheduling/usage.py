@@ -30,7 +30,7 @@ GPUS = ("rocm", "cuda")  # backends whose devices can be read
 EVERY_SECONDS = 2.0
 YOUNG_SECONDS = 10.0  # a job's first seconds, in which most of what a short one does is done
 YOUNG_EVERY_SECONDS = 0.5
-TOGETHER_SECONDS = 0.2  # readings that are due so soon after each other are taken at once
+TOGETHER_SECONDS = 0.2  # readings that are due so soon after each other are taken together
 FRESH_SECONDS = 3.5 * EVERY_SECONDS  # how old the reading may be that is shown as the last one
 LAST_SECONDS = 0.05  # how long the end of a job waits for its last reading at most; it takes 1 to 4 ms
 CLOSE_SECONDS = 0.5  # for a reading that does not return
@@ -105,7 +105,7 @@ class _Source:
 
     device: Device
     uses: list[_Use] = field(default_factory=list)
-    due: float = 0.0  # when the next reading is; 0: at once; infinite while one is taken
+    due: float = 0.0  # when the next reading is; 0: immediately; infinite while one is taken
     read_at: float = 0.0  # when the last reading began
     sample: Sample | None = None  # its last reading
     reader: Reader | None = None  # the thread's own
@@ -118,7 +118,7 @@ class _Source:
 
 
 class Meters:
-    """Reads the devices of running jobs. Its methods return at once, and may be called from any thread."""
+    """Reads the devices of running jobs. Its methods return immediately, and may be called from any thread."""
 
     def __init__(self, root: Path | None = None) -> None:
         """Read the host below `root`, by default `$ROCMLAB_ROOT` or `/`."""
@@ -132,7 +132,7 @@ class Meters:
         self._is_closed = False
 
     def begin(self, job: str, devices: Sequence[Device], samples: Path | None = None) -> None:
-        """Start to measure a job on its devices; the file `samples` is there at once, if anything can be read."""
+        """Start to measure a job on its devices; the file `samples` is there immediately, if anything can be read."""
         can_read = [device for device in devices if device.backend in GPUS]
         file = _File(samples, can_read) if samples is not None and can_read else None
         if file:

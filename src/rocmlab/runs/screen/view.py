@@ -104,7 +104,7 @@ class View:
         self.begin = time.monotonic()
         self.done = 0
         self.counts: Counter[str] = Counter()  # of the jobs that did not end ok, by their label
-        self.never = 0  # jobs whose turn never came
+        self.never = 0  # jobs that never started
         self.retries = 0
         self.running: dict[str, Running] = {}
         self._open = dict(expected or {})  # the jobs that have not ended, and how long they may take
@@ -199,7 +199,7 @@ class View:
         return line
 
     def never_line(self) -> Text | None:
-        """Return one line on all jobs whose turn never came; None if there are none."""
+        """Return one line on all jobs that never started; None if there are none."""
         from rich.text import Text
 
         if not self.never:

@@ -93,7 +93,7 @@ def _inputs(metadata: Mapping[str, Any], folder: Path, inputs: Inputs) -> list[l
     declared = ours.get("inputs", []) if isinstance(ours, Mapping) else []
     if not isinstance(declared, list) or not all(isinstance(each, str) for each in declared):
         raise RocmlabError(
-            f"its metadata says rocmlab.inputs = {declared!r}",
+            f"its metadata has rocmlab.inputs = {declared!r}",
             "this is not a list of files",
             'use {"rocmlab": {"inputs": ["data/x.csv"]}}; paths are relative to the notebook',
         )

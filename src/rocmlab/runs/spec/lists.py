@@ -303,7 +303,7 @@ def _header(row: Sequence[str], fail: Fail) -> list[str]:
         fix = 'save it with commas; a cell that has a comma needs quotes then: "0,5"'
         raise fail(f"its columns are separated by {name}", f"{header[0]!r} is one name: columns end at a comma", fix)
     if "notebook" not in header:
-        raise fail("there is no column `notebook`", f"its columns are {', '.join(header)}", "name the columns first")
+        raise fail("the column `notebook` is missing", f"its columns are {', '.join(header)}", "name the columns first")
     for name in header:
         if header.count(name) > 1:
             raise fail(f"the column {name!r} appears twice", "only one would count", "remove one of them")

@@ -23,7 +23,7 @@ FITTING: dict[str | None, tuple[type, ...]] = {"int": (int,), "float": (int, flo
 
 
 def jobs_of(requests: Sequence[Request]) -> list[Job]:
-    """Return a job for each request; what stands in the way of one is its `problem`, and no concern of the others."""
+    """Return a job for each request; what prevents one is its `problem`, and does not affect the others."""
     reader = _Reader()
     return [_examine(request, reader) for request in requests]
 
@@ -211,7 +211,7 @@ def _check_parameters(given: Mapping[str, Any], known: Mapping[str, Any], source
 
 
 def _written(name: str, value: str, source: Source) -> str:
-    """Return how a value is given where the job's parameters stand."""
+    """Return how a value is given where the job's parameters are written."""
     if source == "words":
         return f"-p {name}={value}"
     return f"write {value} in the column {name}" if source == "csv" else f"parameters: {{{name}: {value}}}"

@@ -62,7 +62,7 @@ def find_list(word: str, folder: Path) -> Path:
     raise RocmlabError(
         f"no such job list: {word}",
         f"it is neither here nor in {os.path.relpath(folder)}",
-        "correct its path; docs/running.md says how a list is written",
+        "correct its path; docs/running.md explains how a list is written",
     )
 
 

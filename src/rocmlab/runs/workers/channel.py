@@ -139,7 +139,7 @@ class Link:
         return -int(signal.SIGKILL)  # it hangs in a driver, and will be gone when that lets it go
 
     async def close(self) -> None:
-        """End it at once, when it gets no more commands."""
+        """End it immediately, when it gets no more commands."""
         self.process.kill()
         await asyncio.to_thread(self._wait, EXIT_SECONDS)
         if self._writer is not None:

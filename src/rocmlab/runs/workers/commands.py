@@ -53,7 +53,7 @@ class Commands:
         return json.loads(line), descriptors
 
     def stream(self) -> Iterator[Command]:
-        """Yield commands without descriptors, of which several may come at once, until the runner is gone."""
+        """Yield commands without descriptors, of which several may come together, until the runner exits."""
         rest = b""
         while True:
             try:
@@ -86,6 +86,6 @@ class Commands:
 def block_slow_import() -> None:
     """Keep jsonschema from building a grammar for IRIs, which no notebook has, for a second at its import.
 
-    Source: jsonschema does without `rfc3987_syntax` where it cannot be imported; JupyterLab's dependencies bring it.
+    Source: jsonschema works without `rfc3987_syntax` where it cannot be imported; JupyterLab's dependencies bring it.
     """
     sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]

@@ -52,7 +52,7 @@ class Converter:
         """
         is_quick = seconds < QUICK_SECONDS and 2 * cell > cells
         if self.is_on and (is_quick or cell >= cells):
-            with contextlib.suppress(OSError):  # said when there is something to convert
+            with contextlib.suppress(OSError):  # reported when something is to be converted
                 self._start()
 
     async def convert(self, notebook: Path, target: Path) -> str | None:

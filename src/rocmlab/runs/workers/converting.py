@@ -71,7 +71,7 @@ def _exporter(unused: tuple[str, ...]) -> HTMLExporter:
         extra_loaders=[DictLoader({"run.html.j2": template})], template_file="run.html.j2", embed_images=True
     )
     exporter.log = logging.getLogger("rocmlab.nbconvert")
-    exporter.log.setLevel(logging.ERROR)  # it warns of each plot without alternative text, which is no news to a runner
+    exporter.log.setLevel(logging.ERROR)  # it warns of each plot without alternative text, which no runner needs
     return exporter
 
 

@@ -33,7 +33,7 @@ class Supervised(Protocol):
         """Have it saved and left."""
 
     def kill(self) -> None:
-        """End all of its processes at once."""
+        """End all of its processes immediately."""
 
 
 class Site(Protocol):

@@ -73,7 +73,7 @@ class Supervisor:
         self._stopped: Literal["timeout", "interrupted"] | None = None
         self._killed_by_us = False
         self._running_cell: int | None = None
-        self._ended: Event | None = None  # the worker's last word
+        self._ended: Event | None = None  # the worker's last event
         self._warnings: list[str] = []
         self._claim = Claim(job, place, folder, self._warnings, see)
 
@@ -81,14 +81,14 @@ class Supervisor:
         """Wait until the job's GPUs are leased, and run it to its end; afterwards none of its processes is left.
 
         Raises:
-            OSError: no worker or no log could be had.
+            OSError: no worker could be started or no log opened.
         """
         started: str | None = None
         timer: asyncio.TimerHandle | None = None
         try:
             self._worker = self.workers.take()  # if it is new, it gets ready while the lease is awaited
             recipe = self.workers.recipe(self.job, self._environment())
-            self.workers.fork_server(self.job, recipe)  # it imports meanwhile, too
+            self.workers.fork_server(self.job, recipe)  # it also imports meanwhile
             if not await self._claim.settled(lambda: bool(self._stopped)) or self._stopped:
                 why_cpu = None if self._stopped else self._claim.why_not
                 return Outcome("not run", warnings=self._warnings, why_cpu=why_cpu)
@@ -222,7 +222,7 @@ class Supervisor:
         asyncio.get_running_loop().call_later(self.limits.grace_seconds, self._kill_worker)
 
     def kill(self) -> None:
-        """End all of the job's processes at once, without saving."""
+        """End all of the job's processes immediately, without saving."""
         self._stopped = self._stopped or "interrupted"
         self._killed_by_us = True
         self._kill_worker()
@@ -245,7 +245,7 @@ class Supervisor:
 
     def _judge(self, code: int) -> Outcome:
         own = Outcome.of_json(self._ended["outcome"]) if self._ended is not None else None
-        # It may have ended by itself just when it was told to stop.
+        # It may have ended by itself just when it was asked to stop.
         if own is not None and (not self._stopped or own.status in ("ok", "failed", "timeout")):
             return own
         if self._stopped == "timeout":
@@ -258,4 +258,4 @@ class Supervisor:
             return Outcome("killed", "its worker was killed (SIGKILL), perhaps because the memory was full")
         if code < 0:
             return Outcome("killed", f"its worker was ended by signal {-code}")
-        return Outcome("failed", f"its worker exited with code {code} before the notebook did; the log says why")
+        return Outcome("failed", f"its worker exited with code {code} before the notebook did; the log shows why")

@@ -65,7 +65,7 @@ class Worker:
         return outcome
 
     def _stop(self, number: int, _frame: object) -> None:
-        """Leave at once, before and after the notebook runs; the runner ends the kernel."""
+        """Leave immediately, before and after the notebook runs; the runner ends the kernel."""
         self._say(f"stopped by {signal.Signals(number).name}")
         os._exit(128 + number)
 

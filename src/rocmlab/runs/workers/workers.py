@@ -1,4 +1,4 @@
-"""The processes of a run: a worker for each slot, which takes its jobs in turn, and one that converts notebooks."""
+"""The processes of a run: a worker for each slot, which takes one job after another, and one for HTML."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def find(given: Path) -> Path:
             f"{(found[0] if found else given).name} was interrupted before its end",
             f"complete it: make backup TO={given.parent if (given / MANIFEST).is_file() else given}",
         )
-    raise RocmlabError(f"{given} is not a backup", f"there is no {SUMS} in it", "make restore FROM=/path/to/folder")
+    raise RocmlabError(f"{given} is not a backup", f"{SUMS} is missing in it", "make restore FROM=/path/to/folder")
 
 
 def verify(folder: Path, shown: str) -> Manifest:

@@ -32,7 +32,7 @@ def check(root: Path) -> None:
     """
     if not amd_gpus(root):
         raise RocmlabError(
-            "there is no GPU to show",
+            "no AMD GPU was found",
             "no AMD GPU with the driver amdgpu is here, and NVIDIA's library (libnvidia-ml.so.1) does not answer",
             "`rocmlab doctor` shows what is missing; docs/simulate.md shows how to try it without a GPU",
         )

@@ -79,7 +79,7 @@ def listen_on(address: str, number: str) -> None:
 
 
 def forget_master() -> None:
-    """Remove the address of a server that there is not: a program that a worker starts would open it."""
+    """Remove the address of a server that was never started: a program that a worker starts would open it."""
     for name in children.OF_A_NETWORK:
         os.environ.pop(name, None)
 

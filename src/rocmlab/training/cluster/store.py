@@ -86,7 +86,7 @@ class RayStore(dist.Store):  # type: ignore[misc]  # PyTorch is missing when typ
         return int(self._ask("count"))
 
     def has_extended_api(self) -> bool:
-        """Return that there is no more than this."""
+        """Return False: only these functions exist."""
         return False
 
     def _named(self, key: str) -> str:

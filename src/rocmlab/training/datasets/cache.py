@@ -43,7 +43,7 @@ def fetch(
 ) -> Path:
     """Return the folder with a data set's raw files, fetching what is not in the share.
 
-    Safe when several processes fetch at once: one does, the others wait and find it.
+    Safe when several processes fetch at the same time: one does, the others wait and find it.
 
     Args:
         name: one of `DATASETS`.

@@ -217,7 +217,7 @@ def _device(module: Untyped) -> torch.device:
     for parameter in module.parameters():
         return torch.device(parameter.device)
     raise RocmlabError(
-        f"{type(module).__name__} has no parameters", "there is nothing to train", "add layers to it in its __init__"
+        f"{type(module).__name__} has no parameters", "nothing in it can be trained", "add layers to it in its __init__"
     )
 
 

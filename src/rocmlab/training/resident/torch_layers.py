@@ -150,7 +150,7 @@ def _normalise(layer: Untyped, inputs: torch.Tensor) -> torch.Tensor:
     """Return the inputs with mean 0 and variance 1 in each channel, scaled and shifted; update the moving ones.
 
     As Keras has it, the variance is the biased one, of the batch and among the moving ones. The inputs are
-    (batch, ..., channels), or the channels second, as the layer's axis says.
+    (batch, ..., channels), or the channels second, by the layer's axis.
     """
     gamma, beta = (None if each is None else each.value for each in (layer.gamma, layer.beta))
     images = inputs.movedim(layer.axis, 1)  # no copy
