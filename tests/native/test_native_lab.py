@@ -152,6 +152,31 @@ def test_a_run_of_which_nothing_can_start_is_an_error_and_leaves_nothing(lab: Cl
     assert sorted((lab.folder / "share/runs").iterdir()) == before
 
 
+def test_packages_of_a_users_own_come_over_the_labs(lab: Clone, first_up: str) -> None:
+    """`%pip install` from the index: on the share, importable at once, next to the lab's PyTorch; `.venv` stays."""
+    (site,) = (lab.folder / ".venv").glob("lib/python3*/site-packages")
+    before = sorted(each.name for each in site.iterdir())
+    jupyter = Server(f"127.0.0.1:{lab.port}", lab.env["JUPYTER_TOKEN"])
+    says = "import sys, torch, torchmetrics; print('runs', sys.prefix, torch.__file__, torchmetrics.__version__)"
+
+    first = jupyter.execute("torch", f"%pip install torchmetrics\n{says}").partition("runs ")[2].split()
+    second = jupyter.execute("torch", says).partition("runs ")[2].split()
+
+    assert first[1:] == second[1:]
+    assert first[1].startswith(str(site.resolve()))
+    assert second[0].startswith(str(lab.folder / "share/cache/packages/torch"))
+    assert sorted(each.name for each in site.iterdir()) == before
+    listed = [line.split()[-2:] for line in lab.make("packages").stdout.splitlines()]
+    assert ["torchmetrics", second[2]] in listed
+    assert "packages sync" not in lab.make("status").stdout
+    (site / "another-1.0.dist-info").mkdir()  # as an upgrade brings
+    try:
+        assert "scripts/rocmlab packages sync --kernel torch" in lab.make("status").stdout
+        assert "ModuleNotFoundError" in jupyter.execute("torch", says)
+    finally:
+        (site / "another-1.0.dist-info").rmdir()
+
+
 def test_make_down_stops_it_and_keeps_the_share(lab: Clone, first_up: str) -> None:
     """Nothing answers any more; the data fetched by the notebooks is still there."""
     lab.make("down")

@@ -248,6 +248,34 @@ class TestInstaller:
         assert called["arguments"][-1] == "torch"
         assert "--constraint" not in called["arguments"]
 
+    def test_an_upgrade_is_of_the_named_packages(self, environment: Path, tmp_path: Path) -> None:
+        """As with pip: uv's own `--upgrade` would replace everything that is there."""
+        record = stand_in(tmp_path / "uv")
+
+        run(environment, "-U", "--force-reinstall", "--no-deps", "one[extra]>=1", "two", uv=tmp_path / "uv")
+
+        called = json.loads(record.read_text())["arguments"]
+        upgrades = [f"--{kind}-package {name}" for kind in ("upgrade", "reinstall") for name in ("one", "two")]
+        assert all(each in " ".join(called) for each in upgrades)
+        assert called[-3:] == ["--no-deps", "one[extra]>=1", "two"]
+        assert not {"-U", "--upgrade", "--force-reinstall"} & set(called)
+
+    @pytest.mark.parametrize("arguments", [["-U", "-r", "list.txt"], ["--upgrade", "./folder"]])
+    def test_pip_upgrades_what_is_not_named(self, install: ModuleType, arguments: list[str]) -> None:
+        """Which packages a file or folder has is not known here."""
+        with pytest.raises(install.Untranslatable, match=r"upgrade|U"):
+            install.named(arguments)
+
+    def test_from_the_cache_alone_or_not_at_all(self, environment: Path, tmp_path: Path) -> None:
+        """Where that is requested pip, which has no such cache, is not tried."""
+        record = stand_in(tmp_path / "uv", code=1)
+
+        done = run(environment, "one", uv=tmp_path / "uv", ROCMLAB_OFFLINE="1")
+
+        assert done.returncode == 1
+        assert "pip installs" not in done.stderr
+        assert "--offline" in json.loads(record.read_text())["arguments"]
+
     def test_settings_that_pip_rejects_are_not_ignored(self, environment: Path, tmp_path: Path) -> None:
         """A `pip.conf` with a mistake: pip's error, and nothing comes from the public index instead."""
         record = stand_in(tmp_path / "uv")

@@ -18,6 +18,7 @@ from rocmlab.kernels import gpus as lab_gpus
 from rocmlab.kernels.gpus import Gpus
 from rocmlab.lab import offers
 from rocmlab.lab.offers import Changes, Spec
+from rocmlab.packages import overlays
 
 
 def main(command: str, arguments: Sequence[str]) -> int:
@@ -136,7 +137,7 @@ def _row(name: str, path: Path, spec: Spec, gpus: Gpus, holders: dict[Device, st
     return {
         "name": name,
         "display_name": printable(str(spec.get("display_name", ""))),
-        "python": printable(str((spec.get("argv") or [""])[0])),
+        "python": printable(str((overlays.applied(spec, os.environ).get("argv") or [""])[0])),
         "path": str(path),
         "gpus": wanted,
         "devices": found,

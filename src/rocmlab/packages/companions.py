@@ -15,7 +15,10 @@ from rocmlab.packages import base_packages, overlays, protection
 from rocmlab.packages.base_packages import Base
 
 INDEX = "rocmlab-index"  # in the prefix of the lab's interpreter: where its PyTorch came from
-PLACE = "PyTorch (TORCH_INDEX)"
+FIX = (
+    "add a wheel of the same build first, with --index-url or --find-links;\n"
+    "or without it, where what you want can do without: %pip install --no-deps NAME"
+)
 IMPORT_SECONDS = 300
 CODE = "import {framework}, {module}"
 

@@ -112,7 +112,7 @@ def remove(place: Place, names: Sequence[str], say: Say) -> Outcome:
             return Outcome(None)
         work = _Work(place, base, building.empty(place, base), lock)
         with work:
-            outcome = work.install(kept, keep=has)
+            outcome = work.install(kept, keep=has, is_cached=True)
             _adopt(place, work.scratch, kept)
     return outcome
 
@@ -132,7 +132,7 @@ def sync(place: Place, say: Say) -> Outcome:
         scratch = building.empty(place, base)
         with _Work(place, base, scratch, lock) as work:
             try:
-                outcome = work.install(listed)
+                outcome = work.install(listed, is_cached=True)
             except RocmlabError:
                 if len(listed) == 1:
                     raise
@@ -152,7 +152,7 @@ def _one_by_one(work: _Work, listed: Iterable[Requirement], say: Say) -> Outcome
         before = work.scratch
         try:
             work.scratch = building.copy(work.place, before, work.base)
-            found = work.install([each])
+            found = work.install([each], is_cached=True)
         except RocmlabError as err:
             shutil.rmtree(work.scratch, ignore_errors=True)
             work.scratch = before
@@ -160,7 +160,8 @@ def _one_by_one(work: _Work, listed: Iterable[Requirement], say: Say) -> Outcome
             say(f"{each.text} is not installed: {outcome.failed[each.text].splitlines()[0]}")
             continue
         shutil.rmtree(before, ignore_errors=True)
-        outcome = Outcome(work.scratch, {**outcome.changed, **found.changed}, found.hides, found.breaks, outcome.failed)
+        changed, hides = {**outcome.changed, **found.changed}, {**outcome.hides, **found.hides}
+        outcome = Outcome(work.scratch, changed, hides, found.breaks, outcome.failed)
     return outcome
 
 
@@ -187,7 +188,12 @@ class _Work:
         return overlays.site_of(self.scratch)
 
     def install(
-        self, wanted: Sequence[Requirement], options: Sequence[str] = (), keep: dict[str, str] | None = None
+        self,
+        wanted: Sequence[Requirement],
+        options: Sequence[str] = (),
+        *,
+        keep: dict[str, str] | None = None,
+        is_cached: bool = False,
     ) -> Outcome:
         """Install, and examine what came.
 
@@ -195,6 +201,7 @@ class _Work:
             wanted: what to install.
             options: of pip, for all of it.
             keep: versions that must not change.
+            is_cached: whether what the cache has is enough; what it lacks comes from the index.
         """
         before = base_packages.installed(self.site)
         base_packages.write_stubs(self.base, self.site, before)
@@ -205,15 +212,16 @@ class _Work:
             pins = self.scratch / "rocmlab-keep.txt"
             pins.write_text("".join(f"{name}=={version}\n" for name, version in keep.items()), encoding="utf-8")
             words += ["--constraint", str(pins)]
-        self.run([*words, *(word for each in wanted for word in each.arguments)], is_cached=keep is not None)
+        self.run([*words, *(word for each in wanted for word in each.arguments)], is_cached=is_cached)
         after = base_packages.installed(self.site)
         self._examine(_changed(before, after), {each.name for each in wanted})
         after = base_packages.installed(self.site)  # a companion may be of another build now
         breaks = sorted(self._conflicts() - conflicts)
         base_packages.remove_stubs(self.site)
         lab = self.base.versions
-        hides = {name: (lab[name], version) for name, version in after.items() if lab.get(name, version) != version}
-        return Outcome(self.scratch, _changed(before, after), hides, breaks)
+        changed = _changed(before, after)
+        hides = {name: (lab[name], version) for name, version in changed.items() if lab.get(name, version) != version}
+        return Outcome(self.scratch, changed, hides, breaks)
 
     def _examine(self, changed: dict[str, str], names: set[str]) -> None:
         lab = self.base.versions
@@ -228,7 +236,7 @@ class _Work:
             )
         wrong = companions.settle(changed, self.base, self.scratch, self.run)
         if wrong:
-            raise _rejected("\n".join(wrong), f"take it from the index of the lab's {companions.PLACE}, or do without")
+            raise _rejected("\n".join(wrong), companions.FIX)
 
     def run(self, arguments: Sequence[str], *, is_cached: bool = False) -> None:
         """Run `pip install` with these arguments, by uv where it can.
