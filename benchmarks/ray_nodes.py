@@ -183,7 +183,7 @@ class _Nodes:
             "CLUSTER_PORT": str(plan.port),
             "CLUSTER_TOKEN": self.token,
             "ROCMLAB_ROOT": str(root),
-            "ROCMLAB_SHARE": str(share),  # its leases: those of one machine know one GPU at each PCI address
+            "ROCMLAB_SHARE": str(share),
         }
         share.mkdir()
         words = [sys.executable, "-m", "rocmlab", "cluster", "node", "--folder", str(folder)]

@@ -13,7 +13,8 @@ root=${ROCMLAB_ROOT:-}
 root=${root%/}
 top=/home/jovyan # what JupyterLab shows: work/ and share/; root's, so that nothing is saved where nothing persists
 home=$ROCMLAB_HOME
-share_folders=(data models runs cache leases)
+share_folders=(data models runs cache)
+leases=$root/run/lock/rocmlab # the host's, where it is mounted
 
 say() { printf 'rocmlab: %s\n' "$*" >&2; }
 
@@ -130,6 +131,11 @@ create_missing() { # the owner and the mode of what exists stay, whoever owns it
   done
 }
 
+open_leases() { # an engine makes the source of a mount for root alone, and this one is for every user of the host
+  if is_rootless || ! mountpoint -q "$leases" || ! is_new "$leases"; then return; fi
+  if [[ $(stat -c %a "$leases") == 755 ]]; then chmod 1777 "$leases"; fi
+}
+
 become_lab_user() {
   local groups
   use_ids
@@ -137,6 +143,7 @@ become_lab_user() {
   name_groups "$groups"
   if [[ $is_first ]]; then
     create_missing
+    open_leases
     make_runtime
     chown "$NB_UID:$NB_GID" "$JUPYTER_RUNTIME_DIR"
     keep_secrets
@@ -225,7 +232,7 @@ open_share() { # what the share lacks is created; what is there must be usable
         "on the host, move it away; or another share: make up SHARE=/path"
     fi
   done
-  for folder in "$ROCMLAB_SHARE"/{runs,cache,leases} "$home"; do check_folder "$folder" SHARE; done
+  for folder in "$ROCMLAB_SHARE"/{runs,cache} "$home"; do check_folder "$folder" SHARE; done
   if [[ $home != "$top" ]]; then check_private "$home"; fi # a hub gives its own
   if [[ ! -d $ROCMLAB_NOTEBOOKS ]]; then mkdir "$ROCMLAB_NOTEBOOKS" 2>/dev/null || true; fi # a hub mounts over it
   if ! is_read_only "$ROCMLAB_NOTEBOOKS"; then check_folder "$ROCMLAB_NOTEBOOKS" NOTEBOOKS_DIR; fi
@@ -233,6 +240,17 @@ open_share() { # what the share lacks is created; what is there must be usable
   for name in work share; do # so that ~/work and ~/share are what they always were
     if [[ ! -e $home/$name && ! -L $home/$name ]]; then ln -s "$top/$name" "$home/$name"; fi
   done
+}
+
+check_leases() { # without them two labs would take the same GPU
+  if [[ -e /dev/dxg || ($ROCMLAB_BACKEND == cpu && ! $root) ]]; then return; fi
+  if ! mountpoint -q "$leases"; then
+    say "no other lab of this host sees which GPUs are leased here: its folder /run/lock/rocmlab is not mounted (docs/kernels.md)"
+  elif [[ ! -w $leases || ! -x $leases ]]; then
+    fail "no GPU can be leased: $leases cannot be written by uid $(id -u)" "$(owner "$leases")" \
+      "on the host: echo 'd /run/lock/rocmlab 1777 root root -' | sudo tee /etc/tmpfiles.d/rocmlab.conf && \
+sudo systemd-tmpfiles --create /etc/tmpfiles.d/rocmlab.conf; of another LEASES_DIR: sudo chmod 1777 that folder"
+  fi
 }
 
 check_layout() { # a share that a newer version has used is rejected, an older one is migrated forward
@@ -330,6 +348,7 @@ if [[ ${NB_UMASK:-} ]]; then umask "$NB_UMASK"; fi
 if [[ $is_first ]]; then
   prove_access
   open_share
+  check_leases
   check_layout
 fi
 use_packages

@@ -116,7 +116,7 @@ def clone(folder: Path, **settings: str) -> Clone:
         if (REPOSITORY / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(REPOSITORY / name, folder / name)
-    dropped = ("ROCMLAB_", "PYTHONPATH", "VIRTUAL_ENV", "MAKE", "MFLAGS", "PYTEST_")
+    dropped = ("ROCMLAB_", "LEASES_DIR", "PYTHONPATH", "VIRTUAL_ENV", "MAKE", "MFLAGS", "PYTEST_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     return Clone(folder, {"PORT": str(free_port()), **settings}, environment)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -82,11 +83,19 @@ def _environment_of_its_own() -> Iterator[None]:
         os.environ.update(before)
 
 
+@pytest.fixture(scope="session")
+def _leases_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Paths of folders of leases, one for each test; this host's own is not touched."""
+    base = tmp_path_factory.mktemp("leases")
+    return (str(base / str(number)) for number in itertools.count())
+
+
 @pytest.fixture(autouse=True)
-def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch, _leases_folders: Iterator[str]) -> None:
     """Take away what the caller's environment says of rocmlab; `make test BACKEND=…` must not change a test."""
     for name in (*OURS, *(name for name in os.environ if name.startswith("ROCMLAB_"))):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("LEASES_DIR", next(_leases_folders))
 
 
 @pytest.fixture(scope="session", autouse=True)

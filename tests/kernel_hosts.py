@@ -34,7 +34,7 @@ class Host:
         self.share = folder / "share"
         self.prefix = folder / "prefix"
         self.specs = folder / "data/kernels"
-        self.leases = Leases.of_share(self.share)
+        self.leases = Leases.of_host()
 
     @property
     def devices(self) -> list[Device]:

@@ -52,7 +52,7 @@ def test_the_cluster_is_shown_until_its_worker_is_lost(
     worker = both.worker.environment
     monkeypatch.setenv("ROCMLAB_ROOT", worker["ROCMLAB_ROOT"])
     device = next(each for each in discover() if each.index == 1)
-    lease = Leases.of_share(Path(worker["ROCMLAB_SHARE"])).take([device], Holder.here("train.ipynb"))
+    lease = Leases.of_host(worker, Path(worker["ROCMLAB_ROOT"])).take([device], Holder.here("train.ipynb"))
     assert lease is not None
     page.set_viewport_size({"width": 1280, "height": 1500})
     page.emulate_media(color_scheme="light")

@@ -27,7 +27,7 @@ LINES = [  # what is typed before a tab, and the arguments that the command then
     ("run some\\ no", ["run", "some notebook.ipynb"]),
     ("doctor --only kernel.amd", ["doctor", "--only", "kernel.amdgpu"]),
     ("record --output some", ["record", "--output", "some notebook.ipynb"]),
-    ("leases --share fol", ["leases", "--share", "folder/"]),
+    ("run --share fol", ["run", "--share", "folder/"]),
 ]
 
 

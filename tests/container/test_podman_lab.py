@@ -14,6 +14,8 @@ from clones import printed_url
 from hosts import Gpu, make_host
 from podmans import Host
 
+from rocmlab.base import lease_folder
+
 pytestmark = [pytest.mark.container, pytest.mark.podman]
 NODES = {"/dev/kfd": 61104, "/dev/dri/renderD128": 61992, "/dev/dri/renderD129": 61993}
 OPEN = "import os; [os.close(os.open(path, os.O_RDWR)) for path in {paths}]; print(os.getuid(), sorted(os.getgroups()))"
@@ -164,10 +166,14 @@ class TestGpus:
 
     def test_the_lab_user_opens_every_node(self, host: Host, slim: str, request: pytest.FixtureRequest) -> None:
         """As root by their numeric groups; rootless by the user's own groups, which show as nogroup inside."""
+        leases = Path(lease_folder.USUAL)
+        if leases.is_dir() and not list(leases.iterdir()):  # as after a boot: Podman does not make what it mounts
+            leases.rmdir()
         with standins.host_nodes(NODES):
             host.load(slim, "rocm")
             printed = host.python(START, BACKEND="rocm")
             try:
+                can_lease = host.inside("bash", "-c", f"mountpoint -q {leases} && test -w {leases} && echo yes")
                 seen = host.inside("python3", "-c", OPEN.format(paths=list(NODES)))
                 log = host.run("podman", "logs", f"{host.lab.settings['COMPOSE_PROJECT_NAME']}-lab", succeeds=False)
             finally:
@@ -175,6 +181,7 @@ class TestGpus:
                 host.run("podman", "image", "rm", "--force", f"{host.lab.settings['COMPOSE_PROJECT_NAME']}:rocm")
 
         assert "rocm podman" in printed
+        assert can_lease == "yes\n"
         assert "error:" not in log
         if host.uid:
             assert seen.split(" ", 1) == ["1000", "[100, 65534, 65534, 65534]\n"]

@@ -160,3 +160,31 @@ def test_one_gpu_does_not_mind_the_iommu(tmp_path) -> None:
     (root / "sys/class/iommu/ivhd0").mkdir(parents=True)
 
     assert "several GPUs" in skipped(Looker(root, tmp_path / "project")(), "iommu.pt")
+
+
+def test_a_folder_of_leases_that_is_closed_or_not_sticky(look: Looker, tmp_path: Path) -> None:
+    """The finding has the command for this very folder; a lab that leases nothing is not asked."""
+    assert skipped(look(), "leases.folder") == "this lab leases no GPU"
+    folder = tmp_path / "leases"
+    look.values = {"ROCMLAB_LEASES": str(folder)}
+    assert "makes it" in silent(look(), "leases.folder").evidence[0]
+
+    folder.mkdir()
+    folder.chmod(0o777)
+    found = fires(look(), "leases.folder", BLOCKS)
+    assert found.problem.fix == f"on the host: sudo install -d -m 1777 {folder}"
+    assert not found.problem.why.endswith("None")
+
+    folder.chmod(0o1777)
+    assert "mode 1777" in silent(look(), "leases.folder").evidence[0]
+    folder.rmdir()
+    folder.symlink_to(tmp_path)
+    assert "a link" in fires(look(), "leases.folder", BLOCKS).problem.why
+
+
+def test_a_container_whose_leases_are_its_own(inside: Looker, tmp_path: Path) -> None:
+    """Nothing is mounted there; a lab for the CPU leases nothing, and a native one is on the host itself."""
+    assert "is the container's own" in fires(inside(), "leases.folder", WARNS).problem.why
+
+    inside.runtime = "native"
+    silent(inside(), "leases.folder")

@@ -81,7 +81,7 @@ def test_the_panel_shows_both_nodes_and_who_has_their_gpus(real: Real, monkeypat
     worker = real.pair.worker.environment
     monkeypatch.setenv("ROCMLAB_ROOT", worker["ROCMLAB_ROOT"])
     device = next(each for each in discover() if each.index == 1)
-    lease = Leases.of_share(Path(worker["ROCMLAB_SHARE"])).take([device], Holder.here("train.ipynb"))
+    lease = Leases.of_host(worker, Path(worker["ROCMLAB_ROOT"])).take([device], Holder.here("train.ipynb"))
     assert lease is not None
 
     told = real.told(lambda found: found["nodes"])

@@ -29,7 +29,7 @@ import json, os
 from pathlib import Path
 from rocmlab.devices import discover
 from rocmlab.kernels.leases import Leases
-leases = Leases.of_share(Path(os.environ["ROCMLAB_SHARE"]))
+leases = Leases.of_host()
 taken = [not leases.is_free(gpu) for gpu in discover(Path(os.environ["ROCMLAB_ROOT"])) if gpu.backend == "rocm"]
 Path(os.environ["ROCMLAB_SHARE"], "witness.json").write_text(json.dumps([taken, os.environ["HIP_VISIBLE_DEVICES"]]))
 """
@@ -39,6 +39,7 @@ SPRINT = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 def test_the_lease_is_there_before_the_kernels_first_line(host: Host, tmp_path: Path) -> None:
     """A start-up file of IPython, which runs before any cell, finds GPU 0 leased and the mask set."""
     host.offer()
+    host.share.mkdir()
     startup = tmp_path / "ipython/profile_default/startup"
     startup.mkdir(parents=True)
     (startup / "witness.py").write_text(WITNESS)
@@ -145,7 +146,7 @@ def test_a_lab_without_gpus_runs_the_plain_kernel_on_the_cpu(host: Host, monkeyp
 
     asyncio.run(scenario())
 
-    assert not (host.share / "leases").exists()
+    assert not host.leases.folder.exists()
 
 
 def test_a_gpu_lab_whose_gpus_are_gone_refuses(host: Host, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -230,16 +231,17 @@ def test_a_foreign_process_is_warned_of_and_its_gpu_taken_last(host: Host) -> No
     asyncio.run(scenario())
 
 
-def test_a_share_without_locks_is_said_and_the_kernel_starts(host: Host) -> None:
-    """Where no lease is available, the mask is set and the banner warns."""
+def test_a_host_without_locks_is_said_and_gives_no_gpu(host: Host) -> None:
+    """Where no lease can be taken the kernel shows why and the fix: another lab may have the GPU."""
     host.offer()
-    host.share.mkdir()
-    (host.share / "leases").write_text("in the way")
+    host.leases.folder.parent.mkdir(parents=True)
+    host.leases.folder.write_text("in the way")
 
     async def scenario() -> None:
         async with started("torch") as talk:
-            assert await talk.run(MASKS) == "0 0 None"
-            assert "warning: no lease" in (await talk.client.kernel_info(reply=True))["content"]["banner"]
+            answer = await talk.run("1")
+            assert "cannot be used" in answer
+            assert f"sudo rm {host.leases.folder}" in answer
 
     asyncio.run(scenario())
 
@@ -290,7 +292,7 @@ def test_a_share_that_does_not_answer_in_time_is_a_refusal(host: Host, monkeypat
         async with started("torch-all") as talk:
             assert "could not be read within 0.2 seconds" in await talk.run("1")
             release.set()
-            await until(lambda: (host.share / "leases").exists() and host.can_be_taken())
+            await until(lambda: host.leases.folder.exists() and host.can_be_taken())
 
     asyncio.run(scenario())
 

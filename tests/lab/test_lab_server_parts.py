@@ -10,11 +10,12 @@ import socket
 import threading
 from pathlib import Path
 
+import hosts
 import pytest
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import discover
-from rocmlab.kernels.leases import Holder, Leases
+from rocmlab.kernels.leases import Holder, Leases, key
 from rocmlab.lab import install
 from rocmlab.lab.server import idle, look, page, wire
 from rocmlab.lab.server.broadcast import MAX_VIEWERS, Broadcast, Viewer
@@ -296,12 +297,13 @@ def test_the_warning_can_be_off_and_a_wrong_limit_is_refused() -> None:
         idle.Limits.of({"IDLE_GPU_WARNING_SECONDS": "soon"})
 
 
-def test_leases_without_a_share_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is nowhere to look."""
-    monkeypatch.delenv("ROCMLAB_SHARE", raising=False)
+def test_leases_that_cannot_be_read_say_why(tmp_path: Path) -> None:
+    """A folder in the place of a lock is not taken for a free GPU."""
+    leases, gpu = Leases.of_host(), hosts.device(0)
+    (leases.folder / f"{key(gpu)}.lock").mkdir(parents=True)
 
-    with pytest.raises(RocmlabError, match="ROCMLAB_SHARE"):
-        look.leases([], Shown(tmp_path))
+    with pytest.raises(RocmlabError, match="cannot be leased"):
+        look.leases([gpu], Shown(tmp_path))
 
 
 def test_no_text_ends_the_configuration_of_the_page() -> None:
@@ -343,7 +345,7 @@ def test_the_lease_of_the_kernel_before_is_not_called_the_next_ones(
     """What was read a moment ago keeps its own notebook and start; once it is read again it is the new kernel's."""
     monkeypatch.setenv("ROCMLAB_SHARE", str(tmp_path))
     (gpu,) = [each for each in discover(write_host(tmp_path / "host", gpus=1)) if each.backend == "rocm"]
-    leases = Leases.of_share(tmp_path)
+    leases = Leases.of_host()
 
     class Kernels:
         async def rows(self) -> list[dict[str, object]]:

@@ -161,7 +161,7 @@ class Chaos:
         while True:
             took = time.monotonic() - begin
             left = list(self.processes())
-            held = [gpu.index for gpu in self.gpus if not Leases.of_share(self.share).is_free(gpu)]
+            held = [gpu.index for gpu in self.gpus if not Leases.of_host().is_free(gpu)]
             if not left and not held:
                 self.account.clean_seconds.append(took)
                 return

@@ -184,7 +184,7 @@ def test_a_gpu_that_somebody_keeps_is_left_out(
 ) -> None:
     """An open kernel may hold a GPU for days: after some seconds the notebook begins with the others, and warns."""
     monkeypatch.setattr(claim, "FEWER_SECONDS", 0.3)
-    lease = Leases.of_share(tmp_path / "share").take(three[1:2], Holder.here("/notebooks/a.ipynb"))
+    lease = Leases.of_host().take(three[1:2], Holder.here("/notebooks/a.ipynb"))
 
     done = execute(tmp_path, three, cpu, "all", "one")
 
@@ -202,7 +202,7 @@ def test_a_notebook_that_cannot_have_two_gpus_does_not_stop_the_run(
     """While someone keeps one of two GPUs it waits for a minute, then computes on the CPU, and the others go on."""
     monkeypatch.setattr(claim, "FEWER_SECONDS", 0.2)
     monkeypatch.setattr(claim, "CPU_SECONDS", 0.5)
-    lease = Leases.of_share(tmp_path / "share").take(gpus[:1], Holder.here("/notebooks/a.ipynb"))
+    lease = Leases.of_host().take(gpus[:1], Holder.here("/notebooks/a.ipynb"))
 
     done = execute(tmp_path, gpus, cpu, "all", "one", "all2")
 

@@ -151,7 +151,7 @@ def test_only_the_lock_counts(tmp_path: Path, gpus: list[Device], text: str | by
     lease.release()
 
     assert written == ME
-    assert damaged == Holder()
+    assert (damaged.notebook, damaged.started) == (None, None)
     assert "unknown" in str(damaged)
     assert locks.holder(gpus[0]) is None
 
@@ -170,10 +170,10 @@ def test_a_text_that_cannot_be_written_does_not_cost_the_lease(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("rocmlab.base.files.write_text", full)
+    monkeypatch.setattr("rocmlab.kernels.holders.write", full)
     lease = Leases(tmp_path).take(gpus[:1], ME)
 
-    assert Leases(tmp_path).holder(gpus[0]) == Holder()
+    assert Leases(tmp_path).holder(gpus[0]).notebook is None
     assert "No space left on device" in caplog.text
     lease.release()
 
@@ -349,7 +349,7 @@ def test_what_outlives_a_kernel_does_not_keep_its_lease(tmp_path: Path, gpus: li
     from jupyter_client import KernelManager
     from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 
-    locks = Leases(tmp_path / "leases")
+    locks = Leases.of_host()
     lease = locks.take(gpus, ME)
     launcher = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
 
@@ -444,7 +444,8 @@ Path("kernel.pid").write_text(str(os.getpid()))
 
 def test_the_kernel_alone_holds_the_lease_of_a_job(tmp_path: Path, gpus: list[Device], cpu: Device) -> None:
     """Its worker has closed its copy, the text names the kernel's process, and afterwards the GPU is free."""
-    seen = "from pathlib import Path; print('text', *(p.read_text() for p in Path('../share/leases').glob('*.json')))"
+    folder = os.environ["LEASES_DIR"]
+    seen = f"from pathlib import Path; print('text', *(p.read_text() for p in Path('{folder}').glob('*.json')))"
 
     done = execute(tmp_path, gpus[:1], cpu, HELD, seen)
 
@@ -454,12 +455,12 @@ def test_the_kernel_alone_holds_the_lease_of_a_job(tmp_path: Path, gpus: list[De
     holder = json.loads(said.partition("text ")[2].partition("}")[0] + "}")
     assert holder["pid"] == int((tmp_path / "notebooks/kernel.pid").read_text())
     assert holder["notebook"] == str(tmp_path / "notebooks/n.ipynb")
-    assert Leases.of_share(tmp_path / "share").is_free(gpus[0])
+    assert Leases.of_host().is_free(gpus[0])
 
 
 def test_jobs_go_around_a_leased_gpu(tmp_path: Path, gpus: list[Device], cpu: Device) -> None:
     """With GPU 0 leased by someone else, both notebooks run on GPU 1, one after the other, and it is said of both."""
-    lease = Leases.of_share(tmp_path / "share").take(gpus[:1], ME)
+    lease = Leases.of_host().take(gpus[:1], ME)
 
     done = execute(tmp_path, gpus, cpu, HELD, "import time; time.sleep(1.2)", count=2)
 
@@ -474,7 +475,7 @@ def test_a_job_waits_for_a_leased_gpu_and_says_who_has_it(
     tmp_path: Path, gpus: list[Device], cpu: Device, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One line names the holder, whose end starts the job."""
-    lease = Leases.of_share(tmp_path / "share").take(gpus[:1], ME)
+    lease = Leases.of_host().take(gpus[:1], ME)
 
     with caplog.at_level(logging.INFO), WhenItWaits(lease.release):
         done = execute(tmp_path, gpus[:1], cpu, HELD)
@@ -490,26 +491,26 @@ def test_a_job_waits_for_a_leased_gpu_and_says_who_has_it(
 
 def test_a_run_can_be_ended_while_it_waits(tmp_path: Path, gpus: list[Device], cpu: Device) -> None:
     """A signal ends the wait; the lease stays with its holder."""
-    lease = Leases.of_share(tmp_path / "share").take(gpus, ME)
+    lease = Leases.of_host().take(gpus, ME)
 
     with WhenItWaits(lambda: os.kill(os.getpid(), signal.SIGTERM)):
         done = execute(tmp_path, gpus, cpu, HELD)
 
     assert done.is_interrupted
     assert (done.results[0].status, done.results[0].exit_code) == ("not run", None)
-    assert not Leases.of_share(tmp_path / "share").is_free(gpus[0])
+    assert not Leases.of_host().is_free(gpus[0])
     lease.release()
 
 
-def test_without_locks_a_job_runs_and_says_so(tmp_path: Path, gpus: list[Device], cpu: Device) -> None:
-    """Where the folder is not available, the notebook is not lost, and the result does not claim a lease."""
-    (tmp_path / "share").mkdir()
-    (tmp_path / "share/leases").write_text("not a folder")
+def test_without_locks_a_job_does_not_run_and_says_why(tmp_path: Path, gpus: list[Device], cpu: Device) -> None:
+    """Where no lease can be taken no GPU is given away, which another may have; the error names the fix."""
+    Path(os.environ["LEASES_DIR"]).write_text("not a folder")
 
     done = execute(tmp_path, gpus[:1], cpu, "print(1)")
 
-    assert done.is_ok
-    assert "no lease" in done.results[0].warnings[0]
+    assert done.results[0].status == "failed"
+    assert "not a folder" in done.results[0].error["value"]
+    assert f"sudo rm {os.environ['LEASES_DIR']}" in done.results[0].error["value"]
 
 
 KILLED = """
@@ -534,7 +535,7 @@ def test_the_lease_of_a_run_lives_as_long_as_the_kernel(tmp_path: Path, victims:
     wait = "import os, time\nfrom pathlib import Path\nPath('pids').write_text(f'{os.getppid()} {os.getpid()}')\n"
     path = notebook_files.write(tmp_path / "n.ipynb", wait + "time.sleep(600)")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    locks, gpu = Leases(tmp_path / "leases"), hosts.device(0)
+    locks, gpu = Leases.of_host(), hosts.device(0)
     with subprocess.Popen([sys.executable, "-c", KILLED, str(path)], env=environment) as runner:
         assert eventually(
             lambda: len((tmp_path / "pids").read_text().split()) == 2 if (tmp_path / "pids").exists() else False, 60
@@ -686,15 +687,14 @@ def test_nvml_lists_processes_by_uuid(host: Path, version: str) -> None:
 
 
 def test_the_verb_shows_who_has_what(
-    tmp_path: Path, host: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    host: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     """A leased GPU with its holder, the other with its external process; as text and as JSON."""
     monkeypatch.setenv("ROCMLAB_ROOT", str(host))
-    monkeypatch.setenv("ROCMLAB_SHARE", str(tmp_path / "share"))
     used, unused = discover(host, {})[:2]
-    lease = Leases.of_share(tmp_path / "share").take([unused], ME)
+    lease = Leases.of_host().take([unused], ME)
 
-    codes = [main(["leases"]), main(["leases", "--json", "--share", str(tmp_path / "share")])]
+    codes = [main(["leases"]), main(["leases", "--json"])]
 
     lease.release()
     text, _, rest = capsys.readouterr().out.partition("{")

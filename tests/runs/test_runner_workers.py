@@ -491,7 +491,7 @@ def test_nothing_is_left_of_a_runner_that_is_killed(tmp_path: Path, last: str, m
     """Worker, converter, kernel, what left the kernel's group and session, and the job's folder are soon gone."""
     (tmp_path / "scratch").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "scratch"))
-    locks, gpu = Leases(tmp_path / "leases"), hosts.device(0)
+    locks, gpu = Leases.of_host(), hosts.device(0)
     with running(tmp_path, DESCENDANTS, READY + last) as (runner, worker, kernel, mark):
         helpers = [child.pid for child in psutil.Process(runner.pid).children()]
         assert eventually(lambda: len(job_tokens.find(mark)) >= 3, 10)
@@ -516,7 +516,7 @@ def test_nothing_is_left_of_a_runner_that_is_killed(tmp_path: Path, last: str, m
 
 def test_a_worker_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
     """The runner ends what it has left, even what hears no signal, and says what happened."""
-    locks, gpu = Leases(tmp_path / "leases"), hosts.device(0)
+    locks, gpu = Leases.of_host(), hosts.device(0)
     with running(tmp_path, DESCENDANTS, READY + NEVER_LETS_GO) as (runner, worker, kernel, mark):
         os.kill(worker, signal.SIGKILL)
         began = time.monotonic()
@@ -534,7 +534,7 @@ def test_a_worker_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
 
 def test_a_kernel_does_not_outlive_both(tmp_path: Path) -> None:
     """With runner and worker killed at once no one is there to end it but the operating system."""
-    locks, gpu = Leases(tmp_path / "leases"), hosts.device(0)
+    locks, gpu = Leases.of_host(), hosts.device(0)
     with running(tmp_path, READY + NEVER_LETS_GO) as (runner, worker, kernel, _):
         os.kill(worker, signal.SIGSTOP)  # so that it cannot do it
         runner.kill()

@@ -37,7 +37,6 @@ TO_CHANGE = (
     "src/rocmlab/__init__.py",
     "notebooks",
     "share",
-    "share/leases",
     "share/runs",
     "share/cache",
     "share/data",

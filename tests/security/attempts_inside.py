@@ -159,7 +159,6 @@ OF_ANOTHER = (
     "touch /home/jovyan/share/attack-other",
     "touch /home/jovyan/share/home/attack-other",
     "touch /home/jovyan/share/runs/attack-other",
-    "touch /home/jovyan/share/leases/attack-other",
     "touch /home/jovyan/share/cache/attack-other",
     "touch /home/jovyan/attack-other",
     "touch /opt/torch/attack-other",

@@ -184,7 +184,7 @@ class TestServer:
         listed = clients.ask(lab.port, lab.token, "/api/contents/", timeout_seconds=10)[1]
 
         assert {"share", "work"} == {entry["name"] for entry in listed["content"]}
-        assert {".rocmlab", "data", "models", "runs", "cache", "leases", "home"} == {
+        assert {".rocmlab", "data", "models", "runs", "cache", "home"} == {
             path.name for path in lab.share_folder.iterdir()
         }
 

@@ -15,6 +15,7 @@ from rocmlab.stack.engine import Engine
 
 TWO = (Gpu(1, 0x8300, 129), Gpu(2, 0x0300, 128, unique_id=7))
 ROCM = Choice("rocm", "docker", "test")
+CUDA = Choice("cuda", "docker", "test")
 SIMULATED = Choice("cpu", "docker", "test", is_simulated=True)
 ENGINE = Engine(is_usable=True, version="26.1.5")
 
@@ -22,14 +23,14 @@ ENGINE = Engine(is_usable=True, version="26.1.5")
 @pytest.mark.parametrize(
     ("choice", "flags", "files"),
     [
-        (ROCM, {}, []),
-        (ROCM, {"GPUS": "0"}, [gpus.OVERLAY]),
-        (ROCM, {"GPU_PASSTHROUGH": "cdi"}, [gpus.OVERLAY]),
+        (ROCM, {}, [gpus.LEASES_OVERLAY]),
+        (ROCM, {"GPUS": "0"}, [gpus.LEASES_OVERLAY, gpus.OVERLAY]),
+        (ROCM, {"GPU_PASSTHROUGH": "cdi"}, [gpus.LEASES_OVERLAY, gpus.OVERLAY]),
         (Choice("rocm", "docker", "test", is_wsl=True), {}, ["docker/compose.wsl.yaml"]),
         (SIMULATED, {}, ["docker/compose.cpu.yaml", "docker/compose.simulated.yaml"]),
         (SIMULATED, {"GPUS": "1"}, ["docker/compose.cpu.yaml", "docker/compose.simulated.yaml", gpus.OVERLAY]),
         (Choice("cpu", "docker", "test"), {"GPUS": "none"}, ["docker/compose.cpu.yaml"]),
-        (Choice("cuda", "docker", "test"), {"GPU_PASSTHROUGH": "cdi"}, ["docker/compose.cuda.yaml"]),
+        (CUDA, {"GPU_PASSTHROUGH": "cdi"}, ["docker/compose.cuda.yaml", gpus.LEASES_OVERLAY]),
     ],
 )
 def test_each_way_has_its_files(

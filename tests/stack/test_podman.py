@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from clones import free_port
 from hosts import Gpu, make_host
 
 from rocmlab.base.errors import RocmlabError
@@ -424,3 +425,38 @@ def test_a_build_of_podmans_is_shown_step_by_step() -> None:
 
     assert shown == ["  What the base lacks", "  RUN /build/environment /opt/build"]
     assert progress.error(lines[-2:]) == "error: no Python"
+
+
+# As Podman does: what is mounted must be there. Then it ends, so that no server is waited for.
+STRICT = """#!/bin/sh
+[ "$1" = run ] || exit 0
+for word; do
+  case $word in --volume=/*)
+    source=${word#--volume=}
+    [ -e "${source%%:*}" ] || { echo "Error: statfs ${source%%:*}: no such file or directory"; exit 125; }
+  esac
+done
+echo "everything that is mounted is there"
+exit 125
+"""
+
+
+def test_the_folder_of_the_leases_is_made_before_each_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A boot removes it, and Podman makes no source of a mount; it is for every user."""
+    (tmp_path / "podman").write_text(STRICT)
+    (tmp_path / "podman").chmod(0o755)
+    (tmp_path / "notebooks").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    folder = tmp_path / "lock"
+    found = lab(tmp_path, ROCMLAB_LEASES=str(folder), METRICS_TOKEN="m", PORT=str(free_port()))
+
+    with pytest.raises(RocmlabError, match="everything that is mounted is there"):
+        found.start(lambda _: None)
+
+    assert f"--volume={folder}:/run/lock/rocmlab" in found.options()
+    assert folder.stat().st_mode & 0o7777 == 0o1777
+
+
+def test_a_lab_for_the_cpu_mounts_no_leases(tmp_path: Path) -> None:
+    """It leases nothing, so a host whose folder is closed does not concern it."""
+    assert not any("/run/lock" in option for option in lab(tmp_path, ROCMLAB_BACKEND="cpu").options())

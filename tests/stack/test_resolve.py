@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import re
 from pathlib import Path
 
@@ -79,8 +80,8 @@ class TestValues:
     @pytest.mark.parametrize(
         ("backend", "files"),
         [
-            ("rocm", "compose.yaml"),
-            ("cuda", "compose.yaml:docker/compose.cuda.yaml"),
+            ("rocm", "compose.yaml:docker/compose.leases.yaml"),
+            ("cuda", "compose.yaml:docker/compose.cuda.yaml:docker/compose.leases.yaml"),
             ("cpu", "compose.yaml:docker/compose.cpu.yaml"),
         ],
     )
@@ -200,3 +201,33 @@ class TestPip:
 
         assert resolve.pip_environment(settings.load(tmp_path, {}), environment)["WHEELS"] == str(tmp_path / "links")
         assert resolve.pip_environment(settings.load(tmp_path, {"WHEELS": "/w"}), environment)["WHEELS"] == "/w"
+
+
+class TestLeases:
+    """The folder of the leases, which is the host's."""
+
+    def test_every_clone_means_the_same_folder(self, tmp_path: Path) -> None:
+        """By default and as set; a lab for the CPU has none, and a simulated host one below its root."""
+        root = make_host(tmp_path / "host", Gpu(1, 0x0300, 128))
+        clones = [tmp_path / name for name in ("a", "b")]
+        for clone in clones:
+            clone.mkdir()
+        simulated = Choice("cpu", "docker", "test", is_simulated=True)
+
+        assert [values(clone, root)["ROCMLAB_LEASES"] for clone in clones] == ["/run/lock/rocmlab"] * 2
+        assert values(tmp_path, root, LEASES_DIR="/srv/locks/")["ROCMLAB_LEASES"] == "/srv/locks"
+        assert values(tmp_path, root, simulated)["ROCMLAB_LEASES"] == f"{root}/run/lock/rocmlab"
+        assert "ROCMLAB_LEASES" not in values(tmp_path, root, Choice("cpu", "docker", "test"))
+
+    @pytest.mark.parametrize("folder", ["locks", "./locks", "~/locks", "/", "/a:/b"])
+    def test_a_folder_that_each_lab_would_read_differently_is_rejected(self, tmp_path: Path, folder: str) -> None:
+        """A relative path is another one in each clone."""
+        with pytest.raises(RocmlabError, match="is not an absolute path"):
+            values(tmp_path, make_host(tmp_path / "host", Gpu(1, 0x0300, 128)), LEASES_DIR=folder)
+
+    def test_a_lab_names_its_user_and_itself(self, tmp_path: Path) -> None:
+        """For those who read its leases; in the container the user has another name."""
+        found = values(tmp_path, tmp_path)
+
+        assert found["ROCMLAB_USER"] == pwd.getpwuid(os.getuid()).pw_name
+        assert found["ROCMLAB_LAB"] == found["COMPOSE_PROJECT_NAME"]

@@ -329,6 +329,9 @@ def test_what_sources_know_is_put_together() -> None:
     assert merged([]) == Owner("process")
 
 
+LEASE = "run/lock/rocmlab/holder-0123456789abcdef"  # the note that names the holder
+
+
 @pytest.mark.parametrize("program", [FORKED, FORKED.replace(b"kernels/forkserver/server", b"runner/warm/parent")])
 def test_a_damaged_note_is_no_note(tmp_path: Path, program: bytes) -> None:
     """A forked kernel whose lease's text is truncated is a kernel still."""
@@ -337,11 +340,11 @@ def test_a_damaged_note_is_no_note(tmp_path: Path, program: bytes) -> None:
     (folder / "cmdline").write_bytes(program)
     (folder / "environ").write_bytes(b"ROCMLAB_JOB=0123456789abcdef\0JPY_SESSION_NAME=/wrong.ipynb\0")
     (folder / "fd").mkdir()
-    (folder / "fd/9").symlink_to("/share/leases/m-rocm-0000-03-00.0.lock")
+    (folder / "fd/9").symlink_to(f"/{LEASE}.json")
     (tmp_path / "rocmlab-simulated.json").write_text("{}")
     found = []
     for text in ('{"notebook": "right.ipynb"}', '{"notebook": 5}', "{", "[]", ""):
-        hosts.write(folder / "root/share/leases/m-rocm-0000-03-00.0.json", text)
+        hosts.write(folder / f"root/{LEASE}.json", text)
         found.append(ProcSource(tmp_path).owner(GpuProcess("gpu", 70)))
 
     assert found == [Owner("kernel", notebook="right.ipynb"), *[Owner("kernel")] * 4]
@@ -351,7 +354,6 @@ def test_a_damaged_note_is_no_note(tmp_path: Path, program: bytes) -> None:
 
 
 JOB_TOKEN = "0123456789abcdef"
-LEASE = "share/leases/m-rocm-0000-03-00.0"
 
 
 @pytest.fixture
@@ -362,7 +364,7 @@ def forked(tmp_path: Path) -> Path:
     (folder / "cmdline").write_bytes(FORKED)
     (folder / "environ").write_bytes(f"ROCMLAB_JOB={JOB_TOKEN}\0TMPDIR=/scratch\0".encode())
     (folder / "fd").mkdir()
-    (folder / "fd/9").symlink_to(f"/{LEASE}.lock")
+    (folder / "fd/9").symlink_to(f"/{LEASE}.json")
     (tmp_path / "rocmlab-simulated.json").write_text("{}")
     return folder
 

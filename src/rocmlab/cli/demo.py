@@ -130,7 +130,7 @@ def _announce(project: Project, host: Path) -> None:
 
 def _show(live: Live, project: Project, state: Path, seconds: float | None) -> None:
     """Move the values: each leased GPU works for the kernel that has it."""
-    work = demo_work.Work(state / "share", live.folder)
+    work = demo_work.Work(live.folder)
     live.pattern = work.busy_percent
     began, looked = time.monotonic(), 0.0
     while seconds is None or time.monotonic() - began < seconds:

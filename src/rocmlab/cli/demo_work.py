@@ -86,7 +86,6 @@ def is_running(state: Path) -> bool:
 class Work:
     """Which GPUs are leased, and what their kernels seem to do."""
 
-    share: Path
     host: Path
     gpus: list[Device] = field(default_factory=list)
     since: dict[int, tuple[int, float]] = field(default_factory=dict)  # HIP index: its process, and from when on
@@ -98,9 +97,8 @@ class Work:
     def look(self, kernels: Sequence[Mapping[str, Any]], seconds: float) -> None:
         """See who has leased which GPU; kernels that are not the lab's own are jobs, which always work."""
         idle = {name for row in kernels if row.get("state") != "busy" for name in row.get("devices") or ()}
-        leases = Leases.of_share(self.share)
-        holders = {gpu: leases.holder(gpu) for gpu in self.gpus}
-        pids = {gpu.index: pid for gpu, holder in holders.items() if holder and (pid := _pid_here(holder))}
+        holders = Leases.of_host(root=self.host).held(self.gpus)
+        pids = {gpu.index: pid for gpu, holder in holders.items() if (pid := _pid_here(holder))}
         self.since = {
             gpu: before if (before := self.since.get(gpu)) and before[0] == pid else (pid, seconds)
             for gpu, pid in pids.items()

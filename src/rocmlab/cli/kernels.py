@@ -108,13 +108,10 @@ def _list(*, as_json: bool) -> None:
 
 def _holders(devices: Sequence[Device]) -> dict[Device, str | None]:
     """Return who has each GPU; None for one that is free."""
-    share = os.environ.get("ROCMLAB_SHARE")
-    if not share or not devices:
-        return dict.fromkeys(devices)
     from rocmlab.kernels.leases import Leases
 
-    leases = Leases.of_share(Path(share))
-    return {device: str(holder) if (holder := leases.holder(device)) else None for device in devices}
+    held = Leases.of_host().held(devices)
+    return {device: str(held[device]) if device in held else None for device in devices}
 
 
 def _row(name: str, path: Path, spec: Spec, gpus: Gpus, holders: dict[Device, str | None]) -> dict[str, Any]:

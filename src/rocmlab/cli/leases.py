@@ -7,10 +7,11 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
+from rocmlab.base import lease_folder
 from rocmlab.base.errors import RocmlabError
+from rocmlab.cli.devices import use_remembered_root
 from rocmlab.cli.main import command_parser
 from rocmlab.devices import Device, discover, is_simulated, system_root
 from rocmlab.kernels import gpu_processes
@@ -20,14 +21,15 @@ from rocmlab.telemetry.smi_cells import number
 
 
 def main(command: str, arguments: Sequence[str]) -> int:
-    """Print the leases of the share; exit code 0 whether there are any or not."""
+    """Print the leases of this host, whoever has them; exit code 0 whether there are any or not."""
     chosen = build_parser(command).parse_args(arguments)
-    share = Path(chosen.share).expanduser() if chosen.share else _share()
-    if share is None:
-        return _inside(command, arguments)
-    states = _states(share)
+    use_remembered_root()
+    leases = Leases.of_host(_environment())
+    if problem := lease_folder.problem(leases.folder):
+        raise RocmlabError.of(problem)
+    states = _states(leases)
     if chosen.json:
-        facts = {"simulated": is_simulated(system_root()), "folder": str(share / "leases")}
+        facts = {"simulated": is_simulated(system_root()), "folder": str(leases.folder)}
         print(json.dumps({**facts, "gpus": [state.as_dict() for state in states]}, indent=1))
     else:
         print("\n".join(_lines(states)))
@@ -38,32 +40,18 @@ def build_parser(command: str) -> argparse.ArgumentParser:
     """Return the parser of `rocmlab leases`."""
     parser = command_parser(command)
     parser.add_argument("--json", action="store_true", help="print everything known, as JSON")
-    parser.add_argument("--share", metavar="DIR", help="share whose leases to show (default: the lab's)")
     return parser
 
 
-def _share() -> Path | None:
-    """Return the lab's share; None where only the lab's container can see it."""
-    if found := os.environ.get("ROCMLAB_SHARE"):
-        return Path(found)
-    if os.environ.get("ROCMLAB_RUNTIME"):
-        return Path("share")
-    from rocmlab.stack import project as projects
+def _environment() -> dict[str, str]:
+    """Return the environment, with LEASES_DIR as the project here has it; inside a lab, the lab's own."""
+    if os.environ.get("ROCMLAB_RUNTIME") or os.environ.get(lease_folder.SETTING):
+        return dict(os.environ)
+    from rocmlab.stack import project_folder, settings
 
-    place = projects.reopen(projects.find()).lab.share()
-    return Path(place) if Path(place).is_absolute() else None
-
-
-def _inside(command: str, arguments: Sequence[str]) -> int:
-    """Ask the running lab; a container of its own would start for the question alone."""
-    from rocmlab.stack import project as projects
-
-    lab = projects.reopen(projects.find()).lab
-    if lab.is_running():
-        return lab.run([command, *arguments])
-    raise RocmlabError(
-        "the lab is not running", f"its leases are in the {lab.share()}, which only it can see", "make up"
-    )
+    folder = project_folder.nearest()
+    chosen = settings.load(folder).get(lease_folder.SETTING) if folder else ""
+    return {**os.environ, lease_folder.SETTING: chosen}
 
 
 @dataclass(frozen=True)
@@ -94,14 +82,14 @@ class State:
         ]
 
 
-def _states(share: Path) -> list[State]:
+def _states(leases: Leases) -> list[State]:
     """Return the state of every GPU, whether or not this process may use it: a mask does not hide who holds it."""
-    leases = Leases.of_share(share)
     gpus = [device for device in discover() if device.backend != "cpu"]
     seen = gpu_processes.in_time(gpus)
+    held = leases.held(gpus)
     found = []
     for gpu in gpus:
-        holder = leases.holder(gpu)
+        holder = held.get(gpu)
         found.append(State(gpu, holder, gpu_processes.unmanaged(seen[gpu], holder) if gpu in seen else None))
     return found
 

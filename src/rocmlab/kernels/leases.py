@@ -1,4 +1,4 @@
-"""Leases: the exclusive right of one kernel to some devices, as file locks in `<share>/leases/`.
+"""Leases: the exclusive right of one kernel to some devices, as file locks in a folder of the host.
 
 A lease is one `flock` for each device. Such a lock belongs to an open file description, which every process that
 inherits the descriptor shares, and the operating system drops it when the last of them has closed it or has died.
@@ -11,8 +11,9 @@ descriptor, and neither does the child of a child, so that nothing that outlives
 kernel forks itself and what continues running its code (the workers of a data loader) keeps the lease with it: they
 belong to its process group and end with it. `rocmlab.kernels.forkserver.inheritance` sees to both.
 
-Next to each lock is a file that names its holder. It is written after the lock was taken and is not removed with it:
-only the lock counts, and the file of a free lock means nothing.
+All users and labs of a host use the same folder (`rocmlab.base.lease_folder`), in which no one can remove or change the
+files of another. A lock is an empty file that everyone may open; a note names the holder (`rocmlab.kernels.holders`),
+and is held together with the locks. Only the locks count.
 """
 
 from __future__ import annotations
@@ -21,81 +22,30 @@ import contextlib
 import errno
 import fcntl
 import functools
-import getpass
 import hashlib
-import json
 import logging
 import os
 import re
+import secrets
 import socket
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from datetime import datetime, timezone
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rocmlab.base import files
-from rocmlab.base.safe import printable
-from rocmlab.devices import Device
-from rocmlab.devices.processes import namespace as pid_namespace
+from rocmlab.base import lease_folder
+from rocmlab.base.errors import Problem, RocmlabError
+from rocmlab.devices import Device, system_root
+from rocmlab.kernels import holders
+from rocmlab.kernels.holders import Holder as Holder
+from rocmlab.kernels.holders import flock as flock
 
 log = logging.getLogger("rocmlab")
 
 ATTEMPTS = 3  # at a set of devices; another process may take one between the look and the lock
-BUSY = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
-MAX_BYTES = 65536  # of a holder's file
-
-
-@dataclass(frozen=True)
-class Holder:
-    """Who holds a lease. Unknown is None: the file may be missing or truncated, and the lease is held all the same."""
-
-    owner: str | None = None  # the user
-    notebook: str | None = None  # its path
-    pid: int | None = None  # of the kernel; of the runner or worker until it runs
-    host: str | None = None  # host name, which in a container is the container's
-    namespace: int | None = None  # of the process ids, as /proc/self/ns/pid numbers it; None outside Linux
-    started: str | None = None  # UTC, ISO 8601
-
-    @classmethod
-    def here(cls, notebook: str) -> Holder:
-        """Return a holder for a notebook of this process and this moment."""
-        return cls(
-            owner=_user(),
-            notebook=notebook,
-            pid=os.getpid(),
-            host=socket.gethostname(),
-            namespace=pid_namespace(),
-            started=datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z"),
-        )
-
-    @classmethod
-    def read(cls, path: Path) -> Holder:
-        """Return what a file contains, whoever wrote it."""
-        try:
-            with path.open("rb") as file:
-                found = json.loads(file.read(MAX_BYTES))
-        except (OSError, ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
-            return cls()
-        known: dict[str, Any] = {}
-        for field in fields(cls):
-            value = found.get(field.name)
-            kind = int if field.name in ("pid", "namespace") else str
-            known[field.name] = value if isinstance(value, kind) and not isinstance(value, bool) else None
-        return cls(**known)
-
-    def __str__(self) -> str:
-        """Return it as one short line, without control characters."""
-        who = f"{self.owner or 'an unknown user'}" + (f" on {self.host}" if self.host else "")
-        parts = (
-            self.notebook or "an unknown notebook",
-            f"(process {self.pid} of {who}" if self.pid else f"({who}",
-            f"since {self.started})" if self.started else "since an unknown time)",
-        )
-        return printable(" ".join(parts))
+NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF)
 
 
 @dataclass
@@ -104,17 +54,18 @@ class Lease:
 
     devices: tuple[Device, ...]
     holder: Holder
-    descriptors: tuple[int, ...]
-    texts: tuple[Path, ...]  # of the locks, in the same order
+    descriptors: tuple[int, ...]  # of the locks, and of the note
+    names: tuple[str, ...]  # of the locks, in the same order
 
     def describe(self, holder: Holder) -> None:
-        """Write next to the locks who holds them. A file that cannot be written does not weaken the lock."""
+        """Write who holds the locks. A note that cannot be written does not weaken them."""
         self.holder = holder
-        for path in self.texts:
-            try:
-                files.write_text(path, files.to_json(asdict(holder)) + "\n")
-            except OSError as err:
-                log.warning("the lease is held, but its holder could not be written: %s: %s", path, err.strerror or err)
+        if not self.descriptors:
+            return
+        try:
+            holders.write(self.descriptors[-1], holder, self.names)
+        except OSError as err:
+            log.warning("the lease is held, but its holder could not be written: %s", err.strerror or err)
 
     def release(self) -> None:
         """Close this process's copies; the lease ends unless another process has one."""
@@ -124,16 +75,14 @@ class Lease:
 
     def as_dict(self) -> dict[str, Any]:
         """Return what the process that inherits the descriptors needs, ready for JSON."""
-        texts = [str(path) for path in self.texts]
-        return {"holder": asdict(self.holder), "descriptors": list(self.descriptors), "texts": texts}
+        return {"holder": asdict(self.holder), "descriptors": list(self.descriptors), "names": list(self.names)}
 
     @classmethod
     def inherited(cls, described: dict[str, Any]) -> Lease:
         """Return the lease that another process described; what this process starts does not inherit it by itself."""
         for descriptor in described["descriptors"]:
             os.set_inheritable(descriptor, False)
-        texts = tuple(map(Path, described["texts"]))
-        return cls((), Holder(**described["holder"]), tuple(described["descriptors"]), texts)
+        return cls((), Holder(**described["holder"]), tuple(described["descriptors"]), tuple(described["names"]))
 
     def passed_to(self, pid: int) -> None:
         """Name the kernel that has inherited the locks as their holder, and let go of them."""
@@ -142,7 +91,7 @@ class Lease:
 
 
 class Leases:
-    """The leases of one share. The same folder may be used by many processes and containers at once."""
+    """The leases of one host. The same folder may be used by many processes, users and containers at once."""
 
     def __init__(self, folder: Path, try_lock: Callable[[int, int], bool] | None = None) -> None:
         """Use a folder, which is made when the first lease is taken.
@@ -155,9 +104,14 @@ class Leases:
         self._try_lock = try_lock or flock
 
     @classmethod
-    def of_share(cls, share: Path) -> Leases:
-        """Return the leases of a share."""
-        return cls(share / "leases")
+    def of_host(cls, environment: Mapping[str, str] | None = None, root: Path | None = None) -> Leases:
+        """Return the leases of this host, or of the simulated one that the environment names."""
+        given = os.environ if environment is None else environment
+        return cls(lease_folder.path(given, root or system_root()))
+
+    def check(self) -> None:
+        """Make the folder, and raise RocmlabError unless this user can take leases in it."""
+        lease_folder.ensure(self.folder)
 
     def take(self, devices: Sequence[Device], holder: Holder) -> Lease | None:
         """Lease all of these devices, or none: None if one of them is leased.
@@ -166,24 +120,30 @@ class Leases:
         devices cannot block each other.
 
         Raises:
-            OSError: the folder cannot be written, or its file system has no locks.
+            RocmlabError: a lock or the note cannot be made or opened; the error names the fix.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        found = self._take(devices, holder)
+        return found if isinstance(found, Lease) else None
+
+    def _take(self, devices: Sequence[Device], holder: Holder) -> Lease | str:
+        """Return a lease, or the name of the lock that another has."""
+        self.check()
         descriptors: list[int] = []
         names = sorted({key(device) for device in devices})
         try:
             for name in names:
-                if (descriptor := self._lock(self._path(name))) is None:
-                    break
+                with self._explained(self._path(name)):
+                    descriptor = self._lock(self._path(name))
+                if descriptor is None:
+                    _close(descriptors)
+                    return name
                 descriptors.append(descriptor)
+            with self._explained(self.folder):
+                descriptors.append(holders.note(self.folder))
         except BaseException:
             _close(descriptors)
             raise
-        if len(descriptors) < len(names):
-            _close(descriptors)
-            return None
-        texts = tuple(self._text(name) for name in names)
-        lease = Lease(tuple(devices), holder, tuple(descriptors), texts)
+        lease = Lease(tuple(devices), holder, tuple(descriptors), tuple(names))
         lease.describe(holder)
         return lease
 
@@ -191,44 +151,83 @@ class Leases:
         """Lease `count` of these devices, the first that are free; None if too few are.
 
         Raises:
-            OSError: the folder cannot be written, or its file system has no locks.
+            RocmlabError: as of `take`.
         """
-        for _ in range(ATTEMPTS):
-            chosen = list(islice((device for device in devices if self.is_free(device)), count))
+        failures: Counter[str] = Counter()  # one may look free and not be: others only look, or keep a shared lock
+        for _ in range(ATTEMPTS + len(devices)):
+            likely = (device for device in devices if failures[key(device)] < ATTEMPTS and self.is_free(device))
+            chosen = list(islice(likely, count))
             if len(chosen) < count:
                 return None
-            if lease := self.take(chosen, holder):
-                return lease
+            found = self._take(chosen, holder)
+            if isinstance(found, Lease):
+                return found
+            failures[found] += 1
         return None
 
     def is_free(self, device: Device) -> bool:
         """Return whether a device is not leased.
 
         Raises:
-            OSError: the lock cannot be looked at.
+            RocmlabError: the lock cannot be looked at.
         """
-        try:
-            descriptor = _open(self._path(key(device)), create=False)
-        except FileNotFoundError:
-            return True
-        try:
-            return self._try_lock(descriptor, fcntl.LOCK_SH)  # two that look do not disturb each other
-        finally:
-            os.close(descriptor)
+        path = self._path(key(device))
+        with self._explained(path):
+            try:
+                descriptor = holders.opened(path)
+            except FileNotFoundError:
+                return True
+            try:
+                return self._try_lock(descriptor, fcntl.LOCK_SH)  # two that look do not disturb each other
+            finally:
+                os.close(descriptor)
 
     def holder(self, device: Device) -> Holder | None:
-        """Return who leases a device; None if it is free."""
-        return None if self.is_free(device) else Holder.read(self._text(key(device)))
+        """Return who leases a device, or keeps a shared lock so that no one can; None if it is free.
+
+        Raises:
+            RocmlabError: the lock cannot be looked at.
+        """
+        return self.held([device]).get(device)
+
+    def held(self, devices: Sequence[Device]) -> dict[Device, Holder]:
+        """Return who has each of these devices; free ones are omitted. See `holder`."""
+        leased = [device for device in devices if not self.is_free(device)]
+        claims = holders.read(self.folder) if leased else {}
+        found: dict[Device, Holder] = {}
+        for device in devices:
+            name = key(device)
+            if device in leased:
+                found[device] = holders.one_of(claims.get(name, ()), self._path(name))
+            elif kept := holders.sharers(self._path(name)):
+                found[device] = kept[0]
+        return found
+
+    @contextlib.contextmanager
+    def _explained(self, path: Path) -> Iterator[None]:
+        """Turn what the operating system says about a file of the folder into an error that names the fix."""
+        try:
+            yield
+        except OSError as err:
+            if found := lease_folder.problem(self.folder):
+                raise RocmlabError.of(found) from err
+            what, why = f"a GPU cannot be leased: {path}", err.strerror or str(err)
+            fix = f"see whose it is: ls -ld {path}\nthen, if it is not an empty file that all may read: sudo rm {path}"
+            if err.errno in NO_LOCKS:
+                fix = f"{lease_folder.SETTING} must be on a local file system with locks, such as {lease_folder.USUAL}"
+            elif err.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE):
+                fix = f"free what is used up, then retry; see: df -h {self.folder}; ulimit -n"
+            raise RocmlabError.of(Problem(what, why, fix)) from err
 
     def _lock(self, path: Path) -> int | None:
         """Return a descriptor that holds the lock; None if another holds it."""
         while True:
-            descriptor = _open(path, create=True)
+            descriptor = _opened(path)
             try:
                 if not self._try_lock(descriptor, fcntl.LOCK_EX):
                     os.close(descriptor)
                     return None
-                if _is_current(descriptor, path):
+                if holders.is_current(descriptor, path):
                     return descriptor
             except BaseException:
                 os.close(descriptor)
@@ -237,9 +236,6 @@ class Leases:
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.lock"
-
-    def _text(self, name: str) -> Path:
-        return self.folder / f"{name}.json"
 
 
 def key(device: Device) -> str:
@@ -264,37 +260,23 @@ def _machine() -> str:
     return hashlib.sha256(text.strip().encode()).hexdigest()[:8]
 
 
-def _user() -> str:
+def _opened(path: Path) -> int:
+    """Open a lock, and make it where it is missing; it appears with its mode, so that no other user is shut out.
+
+    It is opened before it is made: in such a folder Linux may refuse to "create" what another user has created.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        return holders.opened(path)
+    draft = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
+    descriptor = os.open(draft, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a uid without a name, as a container may have
-        return f"uid {os.getuid()}"
-
-
-def _open(path: Path, *, create: bool) -> int:
-    flags = os.O_CLOEXEC | os.O_NOFOLLOW
-    try:
-        return os.open(path, flags | os.O_RDWR | (os.O_CREAT if create else 0), 0o666)
-    except PermissionError:  # another user's file: it can be locked as long as it can be read
-        return os.open(path, flags | os.O_RDONLY)
-
-
-def flock(descriptor: int, kind: int) -> bool:
-    """Take a lock without waiting; return False if another has it."""
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except OSError as err:
-        if err.errno in BUSY:
-            return False
-        raise
-    return True
-
-
-def _is_current(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except FileNotFoundError:
-        return False
+        os.fchmod(descriptor, 0o644)  # whatever the umask
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, path)
+    finally:
+        os.close(descriptor)
+        draft.unlink(missing_ok=True)
+    return holders.opened(path)
 
 
 def _close(descriptors: Sequence[int]) -> None:

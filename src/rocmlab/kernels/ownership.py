@@ -8,10 +8,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
-from rocmlab.base import formatting
 from rocmlab.base.errors import RocmlabError
 from rocmlab.base.safe import printable
 from rocmlab.devices import Device, visibility
@@ -73,11 +71,11 @@ def claim(wanted: int | str, notebook: str | None, environment: Mapping[str, str
         wanted: that many GPUs, whichever are free (1 on a lab without GPUs is the CPU); `all` of them or nothing; 0 the
             CPU; or the PCI address of one.
         notebook: whose kernel it is.
-        environment: of the server, with its masks and the share.
+        environment: of the server, with its masks and the folder of the leases.
         title: of the framework, for messages.
 
     Raises:
-        RocmlabError: that is not available now; it names the holders.
+        RocmlabError: that is not available now; it names the holders. Or no lease can be taken on this host.
     """
     if isinstance(wanted, bool) or not isinstance(wanted, int | str) or (isinstance(wanted, int) and wanted < 0):
         raise RocmlabError(
@@ -125,14 +123,10 @@ def _options(wanted: int | str, gpus: Gpus, title: str) -> tuple[list[Device], i
 
 def _leased(options: Sequence[Device], count: int, holder: Holder, environment: Mapping[str, str], title: str) -> Owned:
     seen = gpu_processes.in_time(options)
-    if share := environment.get("ROCMLAB_SHARE"):
-        leases = Leases.of_share(Path(share))
-        owned = take(leases, options, count, holder, seen)
-        if owned is None:
-            raise _not_free(leases, options, count, title)
-    else:
-        why = "no lease: ROCMLAB_SHARE, the folder of the leases, is not set, so others may use this GPU meanwhile"
-        owned = Owned(_clean_first(options, seen)[:count], warnings=(why,))
+    leases = Leases.of_host(environment)
+    owned = take(leases, options, count, holder, seen)
+    if owned is None:
+        raise _not_free(leases, options, count, title)
     try:
         found = [*owned.warnings]
         if any(gpu_processes.in_time(owned.devices).values()):
@@ -149,22 +143,19 @@ def _leased(options: Sequence[Device], count: int, holder: Holder, environment: 
 def take(
     leases: Leases, options: Sequence[Device], count: int, holder: Holder, seen: Mapping[Device, Sequence[GpuProcess]]
 ) -> Owned | None:
-    """Lease some of these GPUs; None if too few are free. Without locks they are given without a lease, and a warning.
+    """Lease some of these GPUs; None if too few are free.
 
     Args:
-        leases: of the share.
+        leases: of the host.
         options: which may be given.
         count: how many are needed.
         holder: for whom.
         seen: processes that use them without a lease; these GPUs are taken last.
+
+    Raises:
+        RocmlabError: no lease can be taken here; a GPU is never given without one.
     """
-    clean_first = _clean_first(options, seen)
-    try:
-        lease = leases.pick(clean_first, count, holder)
-    except OSError as err:
-        where = f"{formatting.path(leases.folder)} cannot be locked ({err.strerror or err})"
-        why = f"no lease: {where}, so others may use its GPU meanwhile"
-        return Owned(clean_first[:count], warnings=(why,))
+    lease = leases.pick(_clean_first(options, seen), count, holder)
     return Owned(tuple(device for device in options if device in lease.devices), lease) if lease else None
 
 
@@ -182,7 +173,8 @@ def also_used(seen: Mapping[Device, Sequence[GpuProcess]], name: Callable[[Devic
 
 
 def _not_free(leases: Leases, options: Sequence[Device], count: int, title: str) -> RocmlabError:
-    held = [(device, leases.holder(device)) for device in options]
+    holders = leases.held(options)
+    held = [(device, holders.get(device)) for device in options]
     now = datetime.now(timezone.utc).strftime("%H:%M:%S")
     free = sum(holder is None for _, holder in held)
     if len(options) == 1:

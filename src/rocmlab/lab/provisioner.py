@@ -171,7 +171,7 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
             claim.add_done_callback(_release_late)
             raise RocmlabError(
                 f"the GPUs could not be read within {ANSWER_SECONDS:g} seconds",
-                "a driver or the share does not answer",
+                "a driver, or the folder of the leases, does not answer",
                 f"on the host: make doctor; meanwhile: Kernel > Change Kernel… > {title} (CPU)",
             )
         self.owned = owned = claim.result()

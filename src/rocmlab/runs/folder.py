@@ -75,7 +75,7 @@ class RunFolder:
 
     @property
     def share(self) -> Path:
-        """The share that contains it, and the leases."""
+        """The share that contains it."""
         return self.path.parent.parent
 
     def file(self, job: str, kind: str) -> Path:

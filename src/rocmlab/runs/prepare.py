@@ -160,6 +160,10 @@ def _task(
                 for problem in [job.problem or slots.problem(job)]
             )
         _check_not_inside(task)
+        if slots.gpus and not means.cluster:
+            from rocmlab.kernels.leases import Leases
+
+            Leases.of_host().check()  # before a folder is made and notebooks wait
     return task
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from rocmlab.base import lease_folder
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cluster.node import ports, ray_node, record
 from rocmlab.cluster.node.record import Record
@@ -150,6 +152,7 @@ class ContainerLab(ImageLab):
         if not server.is_free(self.port) and not self._publishes_port():
             server.check_free(self.port)
         self._check_home()
+        self._make_leases_folder()
         before = self._started()
         code, output = self._bring_up()
         if code:
@@ -174,6 +177,18 @@ class ContainerLab(ImageLab):
             raise not_answering(f"last log lines:\n{last}")
         self.stop(say)
         return self.start(say)
+
+    makes_mounts = False  # whether the engine, as root, makes the source of a mount where it is missing
+
+    def _make_leases_folder(self) -> None:
+        """Make the host's folder of leases where the lab needs it: it is gone after each boot.
+
+        Where this user may not, an engine that runs as root does, and the entry point opens it for all users.
+        """
+        folder = Path(self.values.get("ROCMLAB_LEASES") or "/")
+        if folder == Path("/") or (self.makes_mounts and not folder.exists() and not os.access(folder.parent, os.W_OK)):
+            return
+        lease_folder.ensure(folder)
 
     def _undo(self, before: str) -> bool:
         """Remove what this call has started, and return True; a container that ran before it, untouched, runs on."""
@@ -222,6 +237,9 @@ class ContainerLab(ImageLab):
                 last_line,
                 "make doctor shows which node is missing and why; then `make up`",
             )
+        folder = self.values.get("ROCMLAB_LEASES")
+        if folder and folder in last_line:
+            return RocmlabError.of(lease_folder.unusable(Path(folder), last_line))
         if "CDI device" in last_line:
             return RocmlabError(
                 "the engine does not know the GPU by its CDI name",
@@ -261,6 +279,7 @@ class ContainerLab(ImageLab):
         if container and self._is_current(container):
             return self._run_in(container, arguments, has_terminal=has_terminal)
         flags = self.terminal_flags if has_terminal else self.piped_flags
+        self._make_leases_folder()
         command, environment = self._once("rocmlab", *arguments, flags=flags)
         return process.attach(command, env=environment, cwd=self.settings.project)
 

@@ -21,6 +21,7 @@ class DockerLab(ContainerLab):
     owner_label = "com.docker.compose.project.working_dir"
     root_template = "{{.DockerRootDir}}"
     piped_flags = ("-T",)
+    makes_mounts = True
 
     def __init__(self, settings: Settings, values: dict[str, str], engine: Engine) -> None:
         super().__init__(settings, values, engine.root)

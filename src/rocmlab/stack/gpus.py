@@ -15,6 +15,7 @@ from rocmlab.stack.engine import Engine
 from rocmlab.stack.settings import Settings
 
 OVERLAY = ".rocmlab/compose.gpus.yaml"  # of the lab; a single run has one of its own
+LEASES_OVERLAY = "docker/compose.leases.yaml"
 CLUSTER_OVERLAY = "docker/compose.cluster.yaml"
 WAYS = ("nodes", "cdi")
 HEAD = "# Written by `make up`: exactly the GPUs that GPUS names.\nservices:\n  lab:\n"
@@ -107,12 +108,19 @@ def overlays(settings: Settings, choice: Choice) -> list[str]:
         files.append("docker/compose.wsl.yaml")
     if choice.is_simulated:
         files.append("docker/compose.simulated.yaml")
+    elif takes_leases(choice):
+        files.append(LEASES_OVERLAY)
     if settings.is_in_cluster:
         files.append(CLUSTER_OVERLAY)
     has_gpus = choice.backend in ("rocm", "cuda") or choice.is_simulated
     if has_gpus and (settings.get("GPUS") != "all" or _uses_cdi(settings, choice)):
         files.append(OVERLAY)
     return files
+
+
+def takes_leases(choice: Choice) -> bool:
+    """Return whether a lab's kernels lease GPUs. On WSL2 and a Mac nothing can reserve one, so nothing is leased."""
+    return choice.is_simulated or (choice.backend in ("rocm", "cuda") and not choice.is_wsl)
 
 
 def _asks_for_cdi(settings: Settings, choice: Choice) -> bool:

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rocmlab.base import confidential, hosts, identity, installation, private
+from rocmlab.base import confidential, hosts, identity, installation, lease_folder, private
 from rocmlab.base.errors import Problem, RocmlabError
 from rocmlab.base.identity import Process
 from rocmlab.cluster.node import record
@@ -27,7 +27,7 @@ from rocmlab.stack.native_server import ServerProcess
 from rocmlab.stack.server import Holder
 from rocmlab.stack.settings import Settings
 
-SHARE_FOLDERS = ("data", "models", "runs", "cache", "leases")
+SHARE_FOLDERS = ("data", "models", "runs", "cache")
 HUB = "JUPYTERHUB_"  # variables of a hub in whose terminal this is typed: they would make the lab one of its servers
 STOP_SECONDS = 10.0
 BUSY_SECONDS = 20.0  # a server whose machine swaps may need that long for an answer
@@ -151,6 +151,9 @@ class NativeLab(Lab):
             "ROCMLAB_UV": str(self.settings.project / environments.UV),
             "ROCMLAB_BACKEND": self.values["ROCMLAB_BACKEND"],
             "ROCMLAB_RUNTIME": "native",
+            lease_folder.SETTING: self.settings.get(lease_folder.SETTING),
+            "ROCMLAB_LAB": self.values.get("ROCMLAB_LAB", ""),
+            "ROCMLAB_USER": self.values.get("ROCMLAB_USER", ""),
             hosts.SETTING: self.settings.get(hosts.SETTING),
             live.VARIABLE: str(live.path_of(self.settings)),
             "KERAS_HOME": str(self.share_folder / "cache/keras"),
@@ -180,7 +183,7 @@ class NativeLab(Lab):
         kept = ("PORT", "JUPYTER_TOKEN", "METRICS_TOKEN", "SHARE", "ROCMLAB_BACKEND")
         found = {name: self.values.get(name, "") for name in kept}
         found |= {"NOTEBOOKS_DIR": str(self.notebooks), "GPUS": self.settings.get("GPUS"), "home": str(self.home)}
-        found |= {name: self.settings.get(name) for name in ("ROCMLAB_ROOT", hosts.SETTING)}
+        found |= {name: self.settings.get(name) for name in ("ROCMLAB_ROOT", lease_folder.SETTING, hosts.SETTING)}
         found |= self.node.configuration()
         return {**found, "environment": self.venv.fingerprint()}
 
@@ -224,6 +227,8 @@ class NativeLab(Lab):
             server.check_free(self.port)  # before anything that runs is stopped
         if is_configured and not force and self.is_running():
             raise not_answering(f"there was no answer in {BUSY_SECONDS:.0f} s")
+        if folder := self.values.get("ROCMLAB_LEASES"):
+            lease_folder.ensure(Path(folder))
         self._stop_server()
         server.check_free(self.port)
         tokens.write(self.settings, self.values)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
+from rocmlab.base import lease_folder
 from rocmlab.stack import envfile, live, podman_engine, process, tokens
 from rocmlab.stack.container import ContainerLab
 from rocmlab.stack.gpus import Passed
@@ -109,6 +110,8 @@ class PodmanLab(ContainerLab):
             options.append(f"--volume={root}:{SIMULATED_HOST}:ro")
             if Path(root, "dev").is_dir():  # writable: on a read-only mount no plain file counts as an open node
                 options.append(f"--volume={root}/dev:{SIMULATED_HOST}/dev")
+        if folder := variables.get("ROCMLAB_LEASES"):
+            options.append(f"--volume={folder}:{SIMULATED_HOST if root else ''}{lease_folder.USUAL}")
         if "/dev/dxg" in self.passed.nodes:
             options.append(f"--volume={WSL_LIBRARIES}:{WSL_LIBRARIES}:ro")
         options += [f"--env={name}" for name in self.lab_environment()]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import configparser
 import hashlib
 import os
+import pwd
 import re
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
-from rocmlab.base import hosts
+from rocmlab.base import hosts, lease_folder
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device, nodes
 from rocmlab.stack import cluster, gpus, image_kind, live
@@ -55,10 +56,34 @@ def resolve(
         values["ROCMLAB_LIVE_FOLDER"] = str(live.path_of(settings).parent)
     if choice.is_simulated:
         values["ROCMLAB_ROOT"] = str(root)
+    if gpus.takes_leases(choice):
+        values["ROCMLAB_LEASES"] = str(leases_folder(settings, root if choice.is_simulated else Path("/")))
+    values["ROCMLAB_LAB"] = settings.last("COMPOSE_PROJECT_NAME") or project_name(settings.project)
+    values["ROCMLAB_USER"] = _user()
     if choice.runtime in CONTAINERS:
         values |= _for_container(settings, choice, devices, root, kind)
     # A derived value that a user changed in `.env` stays: an additional overlay in COMPOSE_FILE, for example.
     return values | {name: value for name, value in settings.chosen.items() if name in values and name != "SHARE"}
+
+
+def leases_folder(settings: Settings, root: Path = Path("/")) -> Path:
+    """Return the host's folder of leases; raise RocmlabError if LEASES_DIR does not name one."""
+    chosen = settings.get(lease_folder.SETTING)
+    if not chosen.startswith("/") or os.path.normpath(chosen) == "/" or ":" in chosen:
+        raise RocmlabError(
+            f"{lease_folder.SETTING}={chosen} is not an absolute path of a folder",
+            "every lab of this host must mean the same folder by it",
+            f"make up {lease_folder.SETTING}={lease_folder.USUAL}",
+        )
+    return lease_folder.path({lease_folder.SETTING: os.path.normpath(chosen)}, root)
+
+
+def _user() -> str:
+    """Return who starts the lab, as this host knows them."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return f"uid {os.getuid()}"
 
 
 def _share(settings: Settings, choice: Choice) -> str:

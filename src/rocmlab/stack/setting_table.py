@@ -44,6 +44,13 @@ SETTINGS = (
         page="engines.md",
     ),
     Setting(
+        "LEASES_DIR",
+        "/run/lock/rocmlab",
+        "the host's folder of leases: the same for all labs and users, so that no two take one GPU",
+        details="An absolute path on a local file system. A simulated host has its own, below its root.",
+        page="kernels.md",
+    ),
+    Setting(
         "ROCMLAB_ROOT",
         "",
         "the folder of a simulated host; empty or /: this machine again",

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 # The lock of a lease, as rocmlab.kernels.leases names it: machine, backend, PCI address, partition.
-LOCK = re.compile(r"/leases/[^/]*?-(?P<device>[0-9a-f]{4,}-[0-9a-f]{2}-[0-9a-f]{2}\.[0-9a-f](?:-partition\d+)?)\.lock$")
+LOCK = re.compile(
+    r"/[0-9a-f]{8}-[^/]*?-(?P<device>[0-9a-f]{4,}-[0-9a-f]{2}-[0-9a-f]{2}\.[0-9a-f](?:-partition\d+)?)\.lock$"
+)
 # The fork server, as this and earlier versions name it; its kernels have its environment, not their own.
 FORK_SERVERS = ("/kernels/forkserver/server.py", "/runner/warm/parent.py")
 AGAIN_SECONDS = 10.0  # after a search that found no more, if nothing has changed

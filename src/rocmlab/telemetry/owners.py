@@ -4,8 +4,8 @@ From a process its parents are walked, the nearest first. The evidence in each c
 
 - Kernel of JupyterLab, started cold: its command names `kernel-<id>.json`, its environment has JPY_SESSION_NAME, the
   notebook's path when it was started.
-- Kernel of JupyterLab, forked from a fork server: command and environment are its. It holds the lock of its lease
-  open, and a note next to that lock names its owner.
+- Kernel of JupyterLab, forked from a fork server: command and environment are its. It holds open the
+  note that names the holder of its lease.
 - Job of a run, started cold: its environment has ROCMLAB_NOTEBOOK, ROCMLAB_RUN and ROCMLAB_JOB_NAME.
 - Job of a run, forked: it has written its own token over ROCMLAB_JOB, and the runner keeps a note of that name in its
   folder for temporary files as long as the job runs.
@@ -32,6 +32,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from rocmlab.base import lease_folder
 from rocmlab.devices import system_root
 from rocmlab.telemetry.isolated import FORK_SERVERS
 from rocmlab.telemetry.model import GpuProcess, Owner
@@ -46,7 +47,6 @@ else:
 
 TOKEN = re.compile(r"[0-9a-f]{16}")
 CONNECTION = re.compile(r"kernel-(?P<id>[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.json$")
-LOCK = re.compile(r"/leases/[^/]+\.lock$")
 NOTE_FOLDER = "rocmlab-job-"  # and the job token; the runner's
 NOTE = "owner.json"
 NOTE_BYTES = 65536
@@ -253,11 +253,9 @@ def _kernel(process: Process) -> Owner | None:
 
 
 def _lease_note(process: Process) -> str | None:
-    """Return the notebook that has the leases whose locks this process holds."""
-    for name in process.files.values():
-        if LOCK.search(name):
-            return _texts(process.path(f"{name.removesuffix('.lock')}.json")).get("notebook")
-    return None
+    """Return the notebook whose lease this process holds."""
+    note = next((name for name in process.files.values() if lease_folder.NOTE.search(name)), None)
+    return _texts(process.path(note)).get("notebook") if note else None
 
 
 def _texts(path: str) -> dict[str, str]:

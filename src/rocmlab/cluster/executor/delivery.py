@@ -35,7 +35,7 @@ class NodeFolder(RunFolder):
 
     @property
     def share(self) -> Path:
-        """The node's share, where its leases are, whichever folder the files go to."""
+        """The node's share, whichever folder the files go to."""
         return self._share
 
     def log(self, event: str, **facts: object) -> None:

@@ -98,7 +98,7 @@ def facts(share: str | None = None, nonce: str | None = None) -> Facts:
     problems: list[str] = []
     own = os.environ.get("ROCMLAB_SHARE") or share
     devices = _command_facts(["devices"], problems)
-    leases = _command_facts(["leases", "--share", own], problems) if own and Path(own).is_dir() else None
+    leases = _command_facts(["leases"], problems)
     return {
         "devices": devices and devices.get("devices"),
         "leases": leases and leases.get("gpus"),

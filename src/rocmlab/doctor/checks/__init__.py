@@ -69,6 +69,7 @@ ALL: tuple[Check, ...] = (
     cluster_nodes.gfx,
     platform.userspace,
     gpus.support,
+    platform.leases,
     platform.shm,
     gpus.integrated,
     gpus.apu_memory,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import platform as python_platform
 import re
+from pathlib import Path
 
+from rocmlab.base import lease_folder
 from rocmlab.doctor import releases
-from rocmlab.doctor.model import BLOCKS, CONTAINER, HOST, Verdict, blocks, check, ok, skip, unknown, warns
-from rocmlab.doctor.situation import Situation
+from rocmlab.doctor.model import BLOCKS, CONTAINER, HOST, Verdict, blocks, check, note, ok, skip, unknown, warns
+from rocmlab.doctor.situation import CONTAINER_RUNTIMES, Situation
 
 SMALL_SHM, TINY_SHM = 2**30, 64 * 2**20
 MONTHS_APART = 12
@@ -60,6 +62,50 @@ def userspace(s: Situation) -> Verdict:
         *seen,
         about=HOST,
     )
+
+
+@check(
+    "leases.folder",
+    "every lab of this host can lease GPUs, and sees the leases of the others",
+    looks_at="owner and mode of LEASES_DIR (`/run/lock/rocmlab`) on the host; in a container whether it is mounted",
+    why="With folders of their own two labs, or two users, take the same GPU without noticing.",
+    fix="the command that the finding prints, which makes the folder at each boot (deploy/tmpfiles.d/rocmlab.conf)",
+    severity=BLOCKS,
+)
+def leases(s: Situation) -> Verdict:
+    """Look at the folder, and change nothing."""
+    folder = _leases_folder(s)
+    if folder is None:
+        return skip("this lab leases no GPU")
+    if problem := lease_folder.problem(folder):
+        return blocks(problem.what, problem.why, problem.fix, about=HOST)
+    if s.side == CONTAINER and s.environment.get("ROCMLAB_RUNTIME") in CONTAINER_RUNTIMES:
+        if not lease_folder.is_mounted(folder):
+            return warns(
+                "no other lab of this host sees which GPUs are leased here",
+                f"{folder} is the container's own",
+                f"start the lab with `make up`; or docker run --volume {lease_folder.USUAL}:{lease_folder.USUAL}",
+                about=HOST,
+            )
+        return ok(f"{folder} is mounted")
+    try:
+        found = folder.lstat()
+    except OSError:
+        return ok(f"{folder} is missing; the first lab that starts makes it")
+    seen = f"{folder}: uid {found.st_uid}, mode {found.st_mode & 0o7777:o}"
+    if found.st_uid and not s.simulated:
+        why = f"uid {found.st_uid} owns it, and can remove the locks of others"
+        return note(f"{why}; to make it root's: {lease_folder.command(folder)}", seen)
+    return ok(seen)
+
+
+def _leases_folder(s: Situation) -> Path | None:
+    """Return the folder of this lab's leases; None if it takes none."""
+    if s.side == CONTAINER:
+        has_gpus = s.simulated or s.environment.get("ROCMLAB_BACKEND") in ("rocm", "cuda")
+        return lease_folder.path(s.environment, s.root) if has_gpus else None
+    planned = s.project.values.get("ROCMLAB_LEASES") if s.project else None
+    return Path(planned) if planned else None
 
 
 @check(

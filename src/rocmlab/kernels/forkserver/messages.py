@@ -13,7 +13,7 @@ from typing import Any
 
 LENGTH = struct.Struct("!I")
 MAX_BYTES = 4 * 1024 * 1024  # an environment is shorter: the system allows less for a whole command
-MAX_DESCRIPTORS = 64
+MAX_DESCRIPTORS = 250  # the kernel's limit is 253
 CHUNK_BYTES = 65536
 
 Message = dict[str, Any]

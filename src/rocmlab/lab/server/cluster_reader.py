@@ -77,7 +77,7 @@ def see() -> Row:
         held = looking.leases(devices, Shown(Path.home()))
         leases = {one["device"]: {name: one[name] for name in ("notebook", "owner", "host", "pid")} for one in held}
     except RocmlabError:
-        leases = {}  # a node without a share has none
+        leases = {}  # its folder of leases cannot be read
     shown = []
     for device in devices:
         now = sample(device, root) if device.is_usable else None

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device
 from rocmlab.lab.server.paths import Shown
 from rocmlab.lab.server.wire import problem_json
@@ -23,30 +21,12 @@ def leases(seen: Sequence[Device], shown: Shown) -> list[dict[str, Any]]:
     """Return who holds which GPU: kernels of this server and of others, and jobs; an error if that is not known."""
     from rocmlab.kernels.leases import Leases
 
-    share = os.environ.get("ROCMLAB_SHARE")
-    if not share:
-        raise RocmlabError(
-            "leases cannot be shown",
-            "ROCMLAB_SHARE, their folder, is not set in this server's environment",
-            "start the lab with make up",
-        )
-    found = Leases.of_share(Path(share))
-    held = []
-    for device in seen:
-        if device.backend not in LEASED:
-            continue
-        try:
-            holder = found.holder(device)
-        except OSError as err:
-            raise RocmlabError(
-                "leases cannot be shown",
-                f"{found.folder} cannot be read: {err.strerror or err}",
-                f"give the lab's user access to {found.folder}",
-            ) from err
-        if holder:
-            row = {"device": device_id(device), "index": device.index, "name": device.name, **asdict(holder)}
-            held.append({**row, "notebook": shown.of_lease(holder.notebook, holder.host)})
-    return held
+    held = Leases.of_host().held([device for device in seen if device.backend in LEASED])
+    rows = []
+    for device, holder in held.items():
+        row = {"device": device_id(device), "index": device.index, "name": device.name, **asdict(holder)}
+        rows.append({**row, "owner": holder.who(), "notebook": shown.of_lease(holder.notebook, holder.host)})
+    return rows
 
 
 def problems(root: Path) -> list[dict[str, Any]]:

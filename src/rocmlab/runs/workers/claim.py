@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rocmlab.base import formatting
+from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device
 from rocmlab.kernels import gpu_processes, ownership
 from rocmlab.kernels.leases import Holder, Lease, Leases
@@ -29,7 +30,7 @@ class Claim:
     """A job's claim to its place's GPUs, and the lease that it becomes. On the CPU there is nothing to lease.
 
     The first attempt is made at once, so that the run's message at a job's start is true. GPUs with other processes
-    are taken last, and with a warning. Without locks the job runs without a lease, also with a warning.
+    are taken last, and with a warning. Where no lease can be taken the job does not run; the error names the fix.
     """
 
     def __init__(
@@ -46,19 +47,20 @@ class Claim:
         self._folder = folder
         self._warnings = warnings  # of the job's result
         self._see = see  # called when it waits, and when it has what it waits for
-        self._leases = Leases.of_share(folder.share)
+        self._leases = Leases.of_host()
         self._count = len(place.gpus)
         self._waits_since: float | None = None  # it is its turn, and others have leased what it claims
         self.why_not: str | None = None  # why it has given up
+        self.failure: str | None = None  # why no lease can be taken here, and the fix
         self._is_settled = not place.gpus
         self._queried: set[Device] = set()  # whose drivers were asked for their processes
         self._seen = gpu_processes.in_time(self._gpus())  # their answers; none of one that hangs
         self._attempt()
 
     async def settled(self, is_stopped: Callable[[], bool]) -> bool:
-        """Wait until the GPUs are leased; False if the job was stopped before, or has given up (`why_not`)."""
+        """Wait until the GPUs are leased; False if the job was stopped, gives up (`why_not`), or cannot (`failure`)."""
         begin, pause, has_said = time.monotonic(), FIRST_SECONDS, False
-        while not self._is_settled:
+        while not self._is_settled and not self.failure:
             await asyncio.sleep(pause)
             if is_stopped():
                 return False
@@ -67,12 +69,16 @@ class Claim:
             if is_stopped():
                 return False
             self._attempt()
+            if self.failure:
+                break
             if is_its_turn and not self._is_settled and self._has_given_up():
                 return False
             if is_its_turn and not self._is_settled and not has_said:
                 self._say_who()
                 has_said = True
             pause = POLL_SECONDS
+        if self.failure:
+            return False
         if has_said:
             self._say_waited(time.monotonic() - begin)
         if self._place.gpus:
@@ -111,7 +117,11 @@ class Claim:
         if self._place.fewest and self._waits_since and time.monotonic() - self._waits_since >= FEWER_SECONDS:
             fewest = self._place.fewest
         for count in range(self._count, fewest - 1, -1):
-            owned = ownership.take(self._leases, options, count, Holder.here(self._job.notebook), self._seen)
+            try:
+                owned = ownership.take(self._leases, options, count, Holder.here(self._job.notebook), self._seen)
+            except RocmlabError as err:
+                self.failure = str(err)
+                return
             if owned is None:
                 continue
             self.lease = owned.lease
@@ -125,8 +135,8 @@ class Claim:
             return
 
     def _holders(self, besides: Sequence[Device] = ()) -> list[str]:
-        held = [(gpu, self._leases.holder(gpu)) for gpu in self._place.options() if gpu not in besides]
-        return [f"{_label(gpu)} is leased to {holder}" for gpu, holder in held if holder]
+        held = self._leases.held([gpu for gpu in self._place.options() if gpu not in besides])
+        return [f"{_label(gpu)} is leased to {holder}" for gpu, holder in held.items()]
 
     def _say_who(self) -> None:
         who = self._holders()

@@ -90,6 +90,8 @@ class Supervisor:
             recipe = self.workers.recipe(self.job, self._environment())
             self.workers.fork_server(self.job, recipe)  # it also imports meanwhile
             if not await self._claim.settled(lambda: bool(self._stopped)) or self._stopped:
+                if self._claim.failure and not self._stopped:
+                    return Outcome("failed", self._claim.failure, warnings=self._warnings)
                 why_cpu = None if self._stopped else self._claim.why_not
                 return Outcome("not run", warnings=self._warnings, why_cpu=why_cpu)
             started, self._begin = now(), time.monotonic()

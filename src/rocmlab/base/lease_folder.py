@@ -1,0 +1,112 @@
+"""The folder of the leases: one for the whole host, in which every user and every container makes and takes locks.
+
+It is like `/tmp`: anyone may make files there, and no one can remove or replace those of others. Whoever comes first
+makes it, or systemd-tmpfiles at each boot. It is empty after a boot, as no lease outlives one.
+
+A simulated host (`ROCMLAB_ROOT`) has its own below its root: its GPUs are not this machine's, nor another's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from rocmlab.base.errors import Problem, RocmlabError
+
+SETTING = "LEASES_DIR"
+USUAL = "/run/lock/rocmlab"
+NOTE = re.compile(r"/holder-[0-9a-f]{16}\.json$")  # the path of a note that names a holder
+MODE = 0o1777
+RULE = "/etc/tmpfiles.d/rocmlab.conf"
+
+
+def path(environment: Mapping[str, str], root: Path = Path("/")) -> Path:
+    """Return the folder that this environment names, or the usual one; on a simulated host the one below its root."""
+    if os.path.realpath(root) != "/":
+        return root / USUAL.lstrip("/")
+    return Path(environment.get(SETTING) or USUAL)
+
+
+def ensure(folder: Path) -> None:
+    """Make the folder where it is missing.
+
+    Raises:
+        RocmlabError: it cannot be made, or this user cannot make locks in it.
+    """
+    if not os.path.lexists(folder):
+        try:
+            _make(folder)
+        except FileExistsError:
+            pass  # another process was faster
+        except OSError as err:
+            raise RocmlabError.of(unusable(folder, f"it is missing and cannot be made: {err.strerror}")) from err
+    if found := problem(folder):
+        raise RocmlabError.of(found)
+
+
+def problem(folder: Path) -> Problem | None:
+    """Return why this user cannot lease GPUs there, or None; nothing is changed."""
+    try:
+        found = os.lstat(folder)
+    except FileNotFoundError:
+        parent = next(each for each in folder.parents if each.exists())
+        can_be_made = os.access(parent, os.W_OK | os.X_OK)
+        return None if can_be_made else unusable(folder, f"it is missing, and you may not write in {parent}")
+    except OSError as err:
+        return unusable(folder, err.strerror or str(err))
+    if not stat.S_ISDIR(found.st_mode):
+        what = "a link" if stat.S_ISLNK(found.st_mode) else "not a folder"
+        why = f"it is {what}, made by uid {found.st_uid}"
+        return Problem(_what(folder), why, f"look at it; then, on the host: sudo rm {folder}\n{command(folder)}")
+    if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+        return unusable(folder, "everyone can remove the locks of others in it: its mode has no sticky bit")
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        mode = f"it belongs to uid {found.st_uid} and gid {found.st_gid}, and its mode is {found.st_mode & 0o7777:o}"
+        return unusable(folder, f"uid {os.geteuid()} may not write in it: {mode}")
+    return None
+
+
+def is_mounted(folder: Path) -> bool:
+    """Return whether something is mounted there, also of the same file system. Source: /proc/self/mountinfo."""
+    try:
+        lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return False
+    return any(line.split(" ")[4:5] == [str(folder)] for line in lines)
+
+
+def unusable(folder: Path, why: str) -> Problem:
+    """Return the problem of a folder in which no lock can be made."""
+    return Problem(_what(folder), why, f"on the host: {command(folder)}")
+
+
+def command(folder: Path) -> str:
+    """Return the command that makes the folder for all users, and again at each boot."""
+    if str(folder) != USUAL:
+        return f"sudo install -d -m {MODE:o} {folder}"
+    rule = f"d {folder} {MODE:o} root root -"
+    return f"echo '{rule}' | sudo tee {RULE} && sudo systemd-tmpfiles --create {RULE}"
+
+
+def _what(folder: Path) -> str:
+    return f"{folder}, this host's folder of leases, cannot be used"
+
+
+def _make(folder: Path) -> None:
+    """Make it under another name first: no one meets it before it has its mode, which the umask would narrow."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = folder.with_name(f".{folder.name}-{secrets.token_hex(8)}")
+    draft.mkdir(mode=0o700)
+    try:
+        draft.chmod(MODE)
+        draft.rename(folder)  # one that another user has made meanwhile stays
+    except OSError:
+        with contextlib.suppress(OSError):
+            draft.rmdir()
+        if not os.path.lexists(folder):
+            raise

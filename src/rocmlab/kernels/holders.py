@@ -1,0 +1,294 @@
+"""Who holds a lease: a note in the folder of the leases, which its holder keeps locked as long as it has the lease.
+
+A note belongs to the user who wrote it, and no other can change it; one that is not locked is out of date. Its lock is
+one for writing (`F_OFD_SETLK`), which only who may write the file can take: no other user can make an old note count
+again. Like a `flock` it belongs to the open file, which the kernel inherits. What a note says is its writer's own
+account, so the uid, which the file system knows, is shown with it. A lock without a note is looked up in `/proc/locks`,
+which names the process that took it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import getpass
+import json
+import os
+import re
+import secrets
+import socket
+import stat
+import struct
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime, timezone
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from rocmlab.base.safe import printable
+from rocmlab.devices.processes import namespace as pid_namespace
+
+USER = "ROCMLAB_USER"  # who started the lab, for its container, whose own user has another name
+LAB = "ROCMLAB_LAB"  # the lab's name
+NAME = re.compile(r"holder-[0-9a-f]{16}\.json")
+MAX_BYTES = 65536  # of a note
+MAX_NOTES = 4096  # more are not read: only someone who wants to slow others down makes so many
+MAX_TEXT = 4096
+NUMBERS = ("pid", "namespace", "uid")
+ATTEMPTS = 20
+PAUSE_SECONDS = 0.005
+LOOK_AGAIN_SECONDS = 0.05  # who only looks at a lock has released it by then
+LOCK = struct.Struct("hhqqi4x")  # Linux's `struct flock`: type, whence, start, length, process
+PROC_LOCK = re.compile(r"\d+: FLOCK +ADVISORY +(?:READ|WRITE) +(\d+) ([0-9a-f]+):([0-9a-f]+):(\d+) ")
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who holds a lease. Unknown is None: the note may be missing or damaged, and the lease is held all the same."""
+
+    owner: str | None = None  # the user, as on the host
+    notebook: str | None = None  # its path
+    pid: int | None = None  # of the kernel; of the runner or worker until it runs
+    host: str | None = None  # host name, which in a container is the container's
+    namespace: int | None = None  # of the process ids, as /proc/self/ns/pid numbers it; None outside Linux
+    started: str | None = None  # UTC, ISO 8601
+    lab: str | None = None  # its name; None outside a lab
+    uid: int | None = None  # of the note's file, so as the file system says it; in a container 65534 may be any other
+
+    @classmethod
+    def here(cls, notebook: str) -> Holder:
+        """Return a holder for a notebook of this process and this moment."""
+        return cls(
+            owner=os.environ.get(USER) or _user(),
+            notebook=notebook,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            namespace=pid_namespace(),
+            started=datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z"),
+            lab=os.environ.get(LAB) or None,
+            uid=os.getuid(),
+        )
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any], uid: int | None) -> Holder:
+        """Return what a note says, whoever wrote it; `uid` is whose file it is."""
+        known: dict[str, Any] = {}
+        for field in fields(cls):
+            value = found.get(field.name)
+            kind = int if field.name in NUMBERS else str
+            known[field.name] = value if isinstance(value, kind) and not isinstance(value, bool) else None
+            if isinstance(known[field.name], str):
+                known[field.name] = known[field.name][:MAX_TEXT]
+        return cls(**{**known, "uid": uid})
+
+    def who(self) -> str:
+        """Return the user, and the uid unless it is this process's own: a name is only what a note claims."""
+        name = self.owner or "an unknown user"
+        return name if self.uid in (None, os.getuid()) or name == f"uid {self.uid}" else f"{name}, uid {self.uid}"
+
+    def __str__(self) -> str:
+        """Return it as one short line, without control characters."""
+        who = self.who() + (f" on {self.host}" if self.host else "") + (f", lab {self.lab}" if self.lab else "")
+        parts = (
+            self.notebook or "an unknown notebook",
+            f"(process {self.pid} of {who}" if self.pid else f"({who}",
+            f"since {self.started})" if self.started else "since an unknown time)",
+        )
+        return printable(" ".join(parts))
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a uid without a name, as a container may have
+        return f"uid {os.getuid()}"
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
+def note(folder: Path) -> int:
+    """Make a note, empty and locked, and return its descriptor. What this user's ended leases have left is removed.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    _remove_stale(folder)
+    for _ in range(ATTEMPTS):
+        path = folder / f"holder-{secrets.token_hex(8)}.json"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        try:
+            os.fchmod(descriptor, 0o644)  # whatever the umask: other users are to see who has the GPU
+            if _lock(descriptor) and is_current(descriptor, path):
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        with contextlib.suppress(OSError):  # someone looked at it just then
+            path.unlink()
+        os.close(descriptor)
+        time.sleep(PAUSE_SECONDS)
+    raise OSError(errno.EAGAIN, "other processes keep locking what this one has just made", str(folder))
+
+
+def write(descriptor: int, holder: Holder, names: Sequence[str]) -> None:
+    """Write into a note who has the locks of these names; in place, as the file is what is locked.
+
+    Raises:
+        OSError: the disk is full, for example.
+    """
+    content = (json.dumps({**asdict(holder), "locks": list(names)}) + "\n").encode()
+    content = content.ljust(os.fstat(descriptor).st_size)  # one write, which no reader finds half done
+    if os.pwrite(descriptor, content, 0) < len(content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _remove_stale(folder: Path) -> None:
+    for path in _paths(folder):
+        with contextlib.suppress(OSError):
+            descriptor = opened(path, os.O_RDWR)  # those of other users cannot be written
+            try:
+                if os.fstat(descriptor).st_uid == os.getuid() and _lock(descriptor):
+                    path.unlink()
+            finally:
+                os.close(descriptor)
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def read(folder: Path) -> dict[str, list[Holder]]:
+    """Return by the name of the lock who claims to hold it: one, unless someone claims what another has."""
+    found: dict[str, list[Holder]] = {}
+    for path in _paths(folder):
+        try:
+            descriptor = opened(path)
+        except OSError:
+            continue
+        try:
+            if _is_locked(descriptor):
+                holder, names = _content(descriptor)
+                for name in names:
+                    found.setdefault(name, []).append(holder)
+        except OSError:
+            continue
+        finally:
+            os.close(descriptor)
+    return found
+
+
+def one_of(claims: Sequence[Holder], lock: Path) -> Holder:
+    """Return the holder of a lock that is held, from all who claim it; several are named together."""
+    if len(claims) > 1:
+        return Holder(owner="one of " + "; ".join(sorted({claim.who() for claim in claims})))
+    return claims[0] if claims else next(iter(processes(lock)), Holder())
+
+
+def _lock(descriptor: int) -> bool:
+    """Lock a whole note; return False if another process has locked it."""
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
+
+
+def _is_locked(descriptor: int) -> bool:
+    """Return whether a note is locked for writing; looking takes no lock, so it disturbs no one."""
+    found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, LOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
+    kind: int = LOCK.unpack(found)[0]
+    return kind == fcntl.F_WRLCK
+
+
+def _content(descriptor: int) -> tuple[Holder, list[str]]:
+    uid = os.fstat(descriptor).st_uid
+    for _ in range(3):
+        try:
+            found = json.loads(os.pread(descriptor, MAX_BYTES, 0))
+        except (ValueError, RecursionError):
+            time.sleep(PAUSE_SECONDS / 5)  # it is being written
+            continue
+        if not isinstance(found, dict):
+            break
+        names = found.get("locks")
+        return Holder.of(found, uid), [str(name) for name in names] if isinstance(names, list) else []
+    return Holder(uid=uid), []
+
+
+def _paths(folder: Path) -> list[Path]:
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        return [Path(entry.path) for entry in islice((e for e in entries if NAME.fullmatch(e.name)), MAX_NOTES)]
+    return []
+
+
+def processes(lock: Path) -> list[Holder]:
+    """Return the processes, other than this one, that have taken a lock, as far as they are visible from here.
+
+    Source: `/proc/locks`. The uid is that of the process, and its name stands for the notebook's.
+    """
+    try:
+        found = os.stat(lock)
+        lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+    except (OSError, ValueError):
+        return []
+    wanted, mark = (os.major(found.st_dev), os.minor(found.st_dev), found.st_ino), f":{found.st_ino} "
+    pids = dict.fromkeys(
+        int(match[1])
+        for match in (PROC_LOCK.match(line) for line in lines if mark in line)
+        if match and (int(match[2], 16), int(match[3], 16), int(match[4])) == wanted
+    )
+    return [holder for pid in pids if pid != os.getpid() for holder in _process(pid)]
+
+
+def _process(pid: int) -> Iterator[Holder]:
+    with contextlib.suppress(OSError):
+        uid = os.stat(f"/proc/{pid}").st_uid
+        name = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+        yield Holder(owner=f"uid {uid}", notebook=f"the program {name}", pid=pid, namespace=pid_namespace(), uid=uid)
+
+
+def sharers(lock: Path) -> list[Holder]:
+    """Return who keeps a shared lock, so that no one else can lease the GPU; not who only looks at it."""
+    before = processes(lock)
+    if not before:
+        return []
+    time.sleep(LOOK_AGAIN_SECONDS)
+    return [holder for holder in processes(lock) if holder in before]
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def opened(path: Path, flags: int = os.O_RDONLY) -> int:
+    """Open a file of the folder to lock and read it; a link, FIFO or device that someone put there is rejected.
+
+    Raises:
+        OSError: it cannot be opened, or is not a regular file.
+    """
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return descriptor
+
+
+def flock(descriptor: int, kind: int) -> bool:
+    """Take a lock without waiting; return False if another has it."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except PermissionError:  # as some file systems say it
+        return False
+    return True
+
+
+def is_current(descriptor: int, path: Path) -> bool:
+    """Return whether a path still leads to the file that is open."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False))
+    except FileNotFoundError:
+        return False

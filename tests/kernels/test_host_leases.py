@@ -1,0 +1,412 @@
+"""Leases of a host with several users: real second user ids, one folder that is open to all as /run/lock is."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import hosts
+import pytest
+
+from rocmlab.base import lease_folder
+from rocmlab.devices import Device
+from rocmlab.kernels.leases import Holder, Leases, key
+
+ALICE, BOB = 1000, 65534
+GPUS = [hosts.device(number) for number in range(2)]
+NEEDS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root can be several users: sudo make test")
+pytestmark = NEEDS_ROOT
+
+# What a program begins with: it imports as root, whose interpreter others may not read, and then is the user for good.
+BEGINNING = """
+import encodings.ascii, encodings.idna, fcntl, getpass, glob, json, os, pwd, signal, struct, sys
+sys.path[:0] = json.loads(os.environ["SEARCHED"])
+os.umask(int(os.environ.get("UMASK", "022"), 8))
+from dataclasses import replace
+from pathlib import Path
+from rocmlab.base.errors import RocmlabError
+from rocmlab.devices import Device
+from rocmlab.kernels import holders
+from rocmlab.kernels.leases import Holder, Leases
+os.setgroups([])
+os.setresgid(*[int(os.environ["AS"])] * 3)
+os.setresuid(*[int(os.environ["AS"])] * 3)
+"""
+TAKER = """
+gpus = [Device(**each) for each in json.loads(sys.argv[1])]
+try:
+    lease = Leases.of_host().pick(gpus, int(sys.argv[2]), Holder.here(sys.argv[3]))
+except RocmlabError as err:
+    print(json.dumps(err.problem.as_dict()), flush=True)
+else:
+    print(json.dumps([gpu.index for gpu in lease.devices] if lease else None), flush=True)
+sys.stdin.read()
+"""
+
+
+@dataclass
+class Host:
+    """A folder like /run/lock, in which the folder of the leases is missing still."""
+
+    lock: Path
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the leases."""
+        return self.lock / "rocmlab"
+
+    @property
+    def leases(self) -> Leases:
+        """The leases, as root sees them."""
+        return Leases(self.folder)
+
+    def start(self, uid: int, code: str, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+        """Start a program of a user."""
+        environment = {"SEARCHED": json.dumps(sys.path), "LEASES_DIR": str(self.folder), "AS": str(uid)}
+        return subprocess.Popen(
+            [sys.executable, "-c", BEGINNING + code, *arguments],
+            env=environment | variables,
+            cwd=self.lock,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    @contextlib.contextmanager
+    def picked(
+        self, uid: int, gpus: list[Device] = GPUS, count: int = 1, **variables: str
+    ) -> Iterator[tuple[list[int] | Mapping[str, str] | None, subprocess.Popen[str]]]:
+        """A user's process that leases GPUs: which it got (or the problem), and the process, which has them."""
+        texts = json.dumps([gpu.as_dict() for gpu in gpus])
+        with self.start(uid, TAKER, texts, str(count), f"/of-{uid}.ipynb", **variables) as process:
+            assert process.stdout
+            try:
+                yield json.loads(process.stdout.readline()), process
+            finally:
+                process.kill()
+
+    def run(self, uid: int, code: str, *arguments: str) -> str:
+        """Run a program of a user, and return what it prints."""
+        with self.start(uid, code, *arguments) as process:
+            return process.communicate(timeout=60)[0].strip()
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    """Below /tmp: other users may not enter pytest's folders."""
+    base = Path(tempfile.mkdtemp(prefix="rocmlab-test-", dir="/tmp"))
+    base.chmod(0o755)
+    (base / "lock").mkdir()
+    (base / "lock").chmod(0o1777)
+    yield Host(base / "lock")
+    shutil.rmtree(base)
+
+
+@pytest.mark.parametrize("umask", ["022", "077"])
+def test_two_users_never_get_the_same_gpu(host: Host, umask: str) -> None:
+    """Whoever comes first makes the folder; the second gets the other GPU, the third none and reads who has them."""
+    with (
+        host.picked(ALICE, UMASK=umask) as (first, alice),
+        host.picked(BOB, UMASK=umask) as (second, bob),
+        host.picked(ALICE) as (third, _),
+    ):
+        held = host.leases.held(GPUS)
+
+    assert (first, second, third) == ([0], [1], None)
+    assert host.folder.stat().st_mode & 0o7777 == 0o1777
+    assert [(held[gpu].uid, held[gpu].notebook, held[gpu].pid) for gpu in GPUS] == [
+        (ALICE, f"/of-{ALICE}.ipynb", alice.pid),
+        (BOB, f"/of-{BOB}.ipynb", bob.pid),
+    ]
+    assert f"uid {ALICE}" in str(held[GPUS[0]])
+
+
+def test_the_lease_of_a_killed_process_is_there_for_another_user(host: Host) -> None:
+    """Nothing is left behind but a note that no longer counts, which its user's next lease removes."""
+    with host.picked(ALICE):
+        pass
+
+    with host.picked(BOB, GPUS[:1]) as (found, _):
+        holder = host.leases.holder(GPUS[0])
+        with host.picked(ALICE, GPUS[1:]):
+            notes = sorted(path.stat().st_uid for path in host.folder.glob("holder-*.json"))
+
+    assert found == [0]
+    assert holder is not None
+    assert holder.uid == BOB
+    assert notes == [ALICE, BOB]
+
+
+def test_no_other_user_can_remove_or_change_a_lock_or_note(host: Host) -> None:
+    """The folder is like /tmp, and its files are their owner's."""
+    attack = """
+for path in os.listdir("rocmlab"):
+    for harm in (os.unlink, lambda path: open(path, "a"), lambda path: os.rename(path, path + "x")):
+        try:
+            harm(f"rocmlab/{path}")
+            print("done:", path)
+        except PermissionError:
+            print("refused")
+"""
+    with host.picked(ALICE, [*GPUS], 2):
+        lines = host.run(BOB, attack).splitlines()
+        still = [host.leases.holder(gpu) for gpu in GPUS]
+
+    assert lines == ["refused"] * 9  # two locks, one note
+    assert [holder and holder.uid for holder in still] == [ALICE, ALICE]
+
+
+def test_an_old_note_of_another_user_cannot_be_made_to_count(host: Host) -> None:
+    """Bob has the GPU, leaves no note, and locks Alice's old one in every way he can: Bob is named, and not Alice."""
+    with host.picked(ALICE):
+        pass
+    forge = """
+lock = os.open(glob.glob("rocmlab/*.lock")[0], os.O_RDONLY)
+fcntl.flock(lock, fcntl.LOCK_EX)
+note = os.open(glob.glob("rocmlab/holder-*.json")[0], os.O_RDONLY)
+fcntl.flock(note, fcntl.LOCK_EX)
+try:
+    fcntl.fcntl(note, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0))
+except OSError as err:
+    print(err.errno, flush=True)
+fcntl.fcntl(note, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_RDLCK, 0, 0, 0, 0))
+print("ready", flush=True)
+sys.stdin.read()
+"""
+    with host.start(BOB, forge) as bob:
+        assert bob.stdout
+        said = [bob.stdout.readline().strip() for _ in range(2)]
+        holder = host.leases.holder(GPUS[0])
+        bob.kill()
+
+    assert said == ["9", "ready"]
+    assert holder is not None
+    assert (holder.uid, holder.pid) == (BOB, bob.pid)
+
+
+def test_a_false_claim_is_shown_with_the_other(host: Host) -> None:
+    """Bob's note says that he has Alice's GPU: both are named, since only the lock counts and it names no one."""
+    claim = """
+note = holders.note(Path("rocmlab"))
+holders.write(note, holders.Holder.here("/mine.ipynb"), [sys.argv[1]])
+print("ready", flush=True)
+sys.stdin.read()
+"""
+    with host.picked(ALICE, GPUS[:1]), host.start(BOB, claim, key(GPUS[0])) as bob:
+        assert bob.stdout
+        bob.stdout.readline()
+        holder = host.leases.holder(GPUS[0])
+        bob.kill()
+
+    assert f"uid {ALICE}" in str(holder)
+    assert f"uid {BOB}" in str(holder)
+    assert "/mine.ipynb" not in str(holder)
+
+
+SHARER = """
+fcntl.flock(os.open(f"rocmlab/{sys.argv[1]}.lock", os.O_RDONLY), fcntl.LOCK_SH)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_shared_lock_that_is_kept_blocks_one_gpu_and_is_named(host: Host) -> None:
+    """Nobody can lease that GPU, the others are still given, and it is shown whose process it is."""
+    with host.picked(ALICE, count=2):
+        pass
+    with host.start(BOB, SHARER, key(GPUS[0])) as bob:
+        assert bob.stdout
+        bob.stdout.readline()
+        with host.picked(ALICE) as (found, _):
+            held = host.leases.held(GPUS)
+            with host.picked(ALICE) as (none, _):
+                pass
+        bob.kill()
+
+    assert (found, none) == ([1], None)
+    assert (held[GPUS[0]].uid, held[GPUS[0]].pid) == (BOB, bob.pid)
+    assert held[GPUS[1]].uid == ALICE
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "folder", "closed"])
+def test_what_another_user_puts_in_the_place_of_a_lock_is_an_error(host: Host, kind: str) -> None:
+    """It is not followed, waited for or taken for a free GPU; the error names the file and how to remove it."""
+    with host.picked(ALICE, GPUS[1:]):
+        pass
+    lock = host.folder / f"{key(GPUS[0])}.lock"
+    make = {
+        "link": 'os.symlink("/etc/hostname", name)',
+        "fifo": "os.mkfifo(name)",
+        "folder": "os.mkdir(name)",
+        "closed": "os.close(os.open(name, os.O_CREAT, 0o000))",
+    }
+    host.run(BOB, f"name = {str(lock)!r}\n{make[kind]}")
+
+    with host.picked(ALICE) as (found, _):
+        pass
+
+    assert isinstance(found, dict)
+    assert str(lock) in found["what"]
+    assert f"sudo rm {lock}" in found["fix"]
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o777])
+def test_a_folder_that_is_no_good_is_an_error_with_the_command(host: Host, mode: int) -> None:
+    """Closed to this user, or open so that others remove locks; no other folder is used in its place."""
+    host.folder.mkdir()
+    host.folder.chmod(mode)
+
+    with host.picked(ALICE) as (found, _):
+        pass
+
+    assert isinstance(found, dict)
+    assert found["fix"] == f"on the host: sudo install -d -m 1777 {host.folder}"
+    assert list(host.folder.iterdir()) == []
+
+
+def test_where_the_folder_cannot_be_made_the_error_names_the_command(host: Host) -> None:
+    """As on distributions whose /run/lock is closed to ordinary users."""
+    host.lock.chmod(0o755)
+
+    with host.picked(ALICE) as (found, _):
+        pass
+
+    assert isinstance(found, dict)
+    assert "sudo install -d -m 1777" in found["fix"]
+    assert not host.folder.exists()
+    assert "systemd-tmpfiles --create" in lease_folder.command(Path(lease_folder.USUAL))
+
+
+def test_users_who_start_together_find_one_folder(host: Host) -> None:
+    """Eight processes of two users make it at the same moment: each GPU is leased once."""
+    with contextlib.ExitStack() as stack:
+        gpus = [hosts.device(number) for number in range(8)]
+        texts = json.dumps([gpu.as_dict() for gpu in gpus])
+        started = [
+            stack.enter_context(host.start((ALICE, BOB)[number % 2], TAKER, texts, "1", "n.ipynb"))
+            for number in range(8)
+        ]
+        found = [json.loads(process.stdout.readline()) for process in started if process.stdout]
+        for process in started:
+            process.kill()
+
+    assert sorted(found) == [[number] for number in range(8)]
+
+
+def test_simulated_hosts_have_leases_of_their_own(host: Host) -> None:
+    """Neither this machine's GPUs nor those of another simulated host are meant by theirs."""
+    roots = [host.lock / "a", host.lock / "b"]
+    environment = {"LEASES_DIR": str(host.folder)}
+    places = [Leases.of_host(environment, root) for root in (Path("/"), *roots)]
+
+    found = [place.take(GPUS[:1], Holder.here("n.ipynb")) for place in places]
+
+    assert all(found)
+    assert [place.folder for place in places] == [host.folder, *(root / "run/lock/rocmlab" for root in roots)]
+    for lease in found:
+        assert lease
+        lease.release()
+
+
+# A process that leases GPUs and has another one inherit them, as a runner has its kernel.
+PARENT = """
+gpus = [Device(**each) for each in json.loads(sys.argv[1])]
+lease = Leases.of_host().pick(gpus, int(sys.argv[2]), Holder.here("n.ipynb"))
+if lease is None:
+    print("null", flush=True)
+    os._exit(0)
+child = os.fork()
+if child == 0:
+    while True:
+        signal.pause()
+lease.describe(replace(lease.holder, pid=child))
+print(json.dumps([child, *(gpu.index for gpu in lease.devices)]), flush=True)
+signal.pause()
+"""
+KILLS = int(os.environ.get("LEASE_KILLS", "24"))
+SEED = int(os.environ.get("LEASE_SEED", "22"))
+
+
+@dataclass
+class Chaos:
+    """Who has which GPU: what the folder of the leases must say."""
+
+    host: Host
+    chance: random.Random
+    gpus: list[Device] = field(default_factory=lambda: [hosts.device(number) for number in range(4)])
+    live: list[tuple[set[int], set[int], subprocess.Popen[str]]] = field(default_factory=list)  # GPUs, pids, parent
+
+    def begin(self) -> None:
+        """Have a user lease one or two GPUs; with too few that are free there is no lease."""
+        uid, count = self.chance.choice((ALICE, BOB)), self.chance.choice((1, 1, 2))
+        texts = json.dumps([gpu.as_dict() for gpu in self.gpus])
+        parent = self.host.start(uid, PARENT, texts, str(count))
+        assert parent.stdout
+        found = json.loads(parent.stdout.readline())
+        if found is None:
+            assert len(self.held()) > len(self.gpus) - count, "GPUs were free, and none was given"
+            parent.communicate()
+            return
+        child, *numbers = found
+        self.live.append((set(numbers), {parent.pid, child}, parent))
+        assert len(self.held()) == sum(len(numbers) for numbers, _, _ in self.live), "leased twice"
+
+    def end(self) -> None:
+        """Kill a process that has a lease."""
+        numbers, pids, parent = self.chance.choice(self.live)
+        victim = self.chance.choice(sorted(pids))
+        os.kill(victim, signal.SIGKILL)
+        pids.discard(victim)
+        if victim == parent.pid:
+            parent.wait()
+        if not pids:
+            self.live.remove((numbers, pids, parent))
+            parent.communicate()
+
+    def held(self) -> set[int]:
+        """Return the GPUs that have a living holder."""
+        return {number for numbers, _, _ in self.live for number in numbers}
+
+    def is_as_expected(self) -> bool:
+        """Return whether exactly these are leased."""
+        return {gpu.index for gpu in self.gpus if not self.host.leases.is_free(gpu)} == self.held()
+
+
+def test_random_kills_of_two_users_leave_no_lease_and_make_none_twice(host: Host) -> None:
+    """Parents and those that inherited the lease are killed at random: a GPU is free when all who had it are dead."""
+    chaos, kills = Chaos(host, random.Random(SEED)), 0
+    try:
+        while kills < KILLS:
+            if not chaos.live or (len(chaos.live) < 4 and chaos.chance.random() < 0.5):
+                chaos.begin()
+            else:
+                chaos.end()
+                kills += 1
+            assert until(chaos.is_as_expected), f"after {kills} kills (LEASE_SEED={SEED})"
+    finally:
+        while chaos.live:
+            chaos.end()
+
+    assert until(chaos.is_as_expected)
+    assert host.leases.held(chaos.gpus) == {}
+
+
+def until(is_true: Callable[[], bool], seconds: float = 20.0) -> bool:
+    """Wait until something is true: the kernel closes the files of a killed process a moment later."""
+    deadline = time.monotonic() + seconds
+    while not is_true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
