@@ -17,7 +17,7 @@ from rocmlab.devices import discover
 from rocmlab.kernels.leases import Holder, Leases
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Locator, Page
 
 pytestmark = [pytest.mark.browser, pytest.mark.cluster]
 WAIT = WAIT_SECONDS * 1000  # milliseconds
@@ -45,6 +45,12 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, both: Pair) -> Iterator
             lab.stop()
 
 
+def wait_for_devices(*nodes: Locator) -> None:
+    """Wait until the GPUs of these nodes are shown: a node is listed before it has answered what it has."""
+    for node in nodes:
+        node.locator("tbody tr").nth(1).wait_for(timeout=WAIT)
+
+
 def test_the_cluster_is_shown_until_its_worker_is_lost(
     lab: Lab, page: Page, both: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,6 +69,7 @@ def test_the_cluster_is_shown_until_its_worker_is_lost(
 
     assert nodes.count() == 2
     head, other = nodes.nth(0), nodes.nth(1)
+    wait_for_devices(head, other)
     assert both.head.address in head.inner_text()
     assert head.locator(".rocmlab-Chip:visible").all_inner_texts() == ["head", "this lab", "SIMULATED"]
     assert other.locator(".rocmlab-Chip:visible").all_inner_texts() == ["SIMULATED"]
