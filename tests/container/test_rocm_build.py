@@ -164,12 +164,12 @@ def test_a_jax_that_would_not_find_its_plugin_stops_the_build(rocm_base: str, ma
         make_light(BASE_IMAGE=rocm_base, WHEELS=wheels, TORCH_INDEX="", JAX_PACKAGES=jax).build()
 
 
-def test_tensorflow_without_rocm_stops_the_build(make_base, make_project) -> None:
+def test_tensorflow_without_rocm_stops_the_build(make_base, make_light) -> None:
     """So would a TensorFlow that is not built with ROCm."""
     base = make_base("norocm", rocm=False)
 
     with pytest.raises(RuntimeError, match=r"is not built with rocm.*set BASE_IMAGE"):
-        make_project("rocm", BASE_IMAGE=base).build()
+        make_light(BASE_IMAGE=base).build()
 
 
 def test_base_without_tensorflow_stops_the_build(bare: str, make_project) -> None:
@@ -178,10 +178,10 @@ def test_base_without_tensorflow_stops_the_build(bare: str, make_project) -> Non
         make_project("rocm", BASE_IMAGE=bare).build()
 
 
-def test_conflict_with_the_base_stops_the_build(make_base, make_project) -> None:
+def test_conflict_with_the_base_stops_the_build(make_base, make_light) -> None:
     """A base too old for the kernel is named at once, not by a kernel that dies later."""
     base = make_base("old", rocm=True, traitlets="4.0")
-    project = make_project("rocm", BASE_IMAGE=base)
+    project = make_light(BASE_IMAGE=base)
     lighten(project.folder / "requirements/kernel.txt", *UNUSED_IN_KERNEL)
 
     with pytest.raises(RuntimeError, match=r"packages of \S+ do not go with the lab's.*traitlets"):
