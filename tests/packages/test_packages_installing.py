@@ -311,3 +311,22 @@ def test_no_overlay_without_a_package(place: Place) -> None:
     assert not place.share.exists()
     assert building.record_of(place.share) == {}
     assert os.path.basename(place.python) == "python"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
+def test_an_overlay_of_another_user_is_not_used(place: Place, add: Add) -> None:
+    """On a common share it would run another user's programs as this one; nor is one that everyone can write."""
+    add("harmless")
+    prefix = place.current()
+    assert prefix is not None
+
+    os.chown(prefix, 4242, 4242)
+    assert place.current() is None
+    os.chown(prefix, 0, 0)
+    assert place.current() == prefix
+    prefix.chmod(0o777)
+    assert place.current() is None
+    prefix.chmod(0o755)
+    (place.own / overlays.CURRENT).unlink()
+    (place.own / overlays.CURRENT).symlink_to("../../../../../usr")
+    assert place.current() is None

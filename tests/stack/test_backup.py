@@ -179,6 +179,20 @@ def test_caches_and_data_sets_are_omitted_and_named_unless_all_is_asked_for(lab:
     assert {"share/cache/rocm7/x", "share/data/mnist/images"} <= set(everything.entries)
 
 
+def test_packages_of_a_users_own_are_omitted_and_their_list_is_saved(lab: Lab) -> None:
+    """Even with all caches: they fit one image, and `packages sync` installs the list again."""
+    for name in ("cache/packages/torch/key/made/bin/tool", "cache/packages/wheels/uv/x", "packages/torch.json"):
+        (lab.share / name).parent.mkdir(parents=True, exist_ok=True)
+        (lab.share / name).write_text("{}")
+
+    saved = model.read(lab.back_up(is_all=True))
+
+    assert "share/packages/torch.json" in saved.entries
+    assert not [path for path in saved.entries if path.startswith("share/cache/packages/")]
+    (why,) = [each["why"] for each in saved.omitted if each["path"] == "share/cache/packages"]
+    assert "rocmlab packages sync" in why
+
+
 class TestConsistency:
     """The lab runs while it is backed up."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +62,16 @@ def current_in(own: Path) -> Path | None:
         name = os.readlink(own / CURRENT)
     except OSError:
         return None
-    return own / name if (own / name / "bin/python").exists() else None
+    return own / name if "/" not in name and _is_own(own / name) and (own / name / "bin/python").exists() else None
+
+
+def _is_own(prefix: Path) -> bool:
+    """Return whether an overlay is this user's, or root's: on a common share others could leave programs of theirs."""
+    try:
+        found = os.lstat(prefix)
+    except OSError:
+        return False
+    return found.st_uid in (os.geteuid(), 0) and stat.S_ISDIR(found.st_mode) and not found.st_mode & stat.S_IWOTH
 
 
 def of_environment(environment: Mapping[str, str]) -> Place | None:
