@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -47,6 +48,8 @@ FRAMEWORK_STEPS = {  # by the command that each step runs
     "/build/environment /opt/torch": "torch",
     "/build/torch": "torch",
     "/build/tensorflow": "tensorflow",
+    "/build/jax": "jax",
+    "/build/cluster": "ray",
 }
 
 
@@ -209,7 +212,10 @@ def _rebuilds(lab: DockerLab, runs: int) -> list[float]:
 
 
 def layer_sizes(lab: DockerLab) -> dict[str, float]:
-    """Return megabytes: `layers_mb` our layers without the frameworks, frameworks by name. From docker history."""
+    """Return megabytes: `layers_mb` our layers without the frameworks, frameworks by name, the base. From its history.
+
+    All rows together are the image on the disk, full or slim. A framework that was not requested has no row.
+    """
     code, output = process.capture(
         ["docker", "history", "--no-trunc", "--format", "{{json .}}", lab.image], env=lab.environment
     )
@@ -220,12 +226,12 @@ def layer_sizes(lab: DockerLab) -> dict[str, float]:
     )[1]
     layers = [json.loads(line) for line in output.splitlines()]
     ours = layers[: len(layers) - len(base.split())] if base else layers
-    sizes = {"layers_mb": 0.0}
+    sizes: defaultdict[str, float] = defaultdict(float, {"layers_mb": 0.0})
     for layer in ours:
         name = next((name for script, name in FRAMEWORK_STEPS.items() if f"{script} " in layer["CreatedBy"]), "")
-        key = f"layers_{name}_mb" if name else "layers_mb"
-        sizes[key] = sizes.get(key, 0.0) + megabytes(layer["Size"])
-    return sizes
+        sizes[f"layers_{name}_mb" if name else "layers_mb"] += megabytes(layer["Size"])
+    sizes["layers_base_mb"] += sum(megabytes(layer["Size"]) for layer in layers[len(ours) :])
+    return {name: size for name, size in sizes.items() if size or name == "layers_mb"}
 
 
 def megabytes(text: str) -> float:

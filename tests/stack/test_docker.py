@@ -233,12 +233,32 @@ class TestSizes:
         """All the units that docker history prints."""
         assert start.megabytes(text) == pytest.approx(megabytes)
 
-    def test_frameworks_are_counted_apart(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """PyTorch's layer has a row of its own and the base's layers none."""
+    @pytest.mark.parametrize(
+        ("steps", "expected"),
+        [
+            (
+                {"/build/tensorflow rocm full": "0B", "/build/torch 2.13.0 'index' ''": "600MB", "/build/jax ''": "0B"},
+                {"layers_torch_mb": 1000.0},
+            ),
+            (
+                {
+                    "/build/torch 2.13.0 index gfx1100": "5.2GB",
+                    "/build/jax plugin": "90MB",
+                    "/build/cluster on": "80MB",
+                },
+                {"layers_torch_mb": 5600.0, "layers_jax_mb": 90.0, "layers_ray_mb": 80.0},
+            ),
+        ],
+        ids=["full", "slim"],
+    )
+    def test_frameworks_are_counted_apart(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: dict[str, str], expected: dict[str, float]
+    ) -> None:
+        """Each framework that was requested has a row of its own, and so has the base; together they are the image."""
         history = [
             {"CreatedBy": "RUN /build/package /dist", "Size": "10MB"},
             {"CreatedBy": "RUN /build/environment /opt/torch 3.10 /requirements/torch.txt", "Size": "400MB"},
-            {"CreatedBy": "RUN /build/torch 2.13.0", "Size": "600MB"},
+            *({"CreatedBy": f"RUN {step}", "Size": size} for step, size in steps.items()),
             {"CreatedBy": "the base", "Size": "9GB"},
         ]
         answers = "\n".join(json.dumps(layer) for layer in history)
@@ -248,4 +268,4 @@ class TestSizes:
 
         sizes = start.layer_sizes(lab(tmp_path, {"PATH": f"{tmp_path}:/bin:/usr/bin"}, monkeypatch))
 
-        assert sizes == {"layers_mb": 10.0, "layers_torch_mb": 1000.0}
+        assert sizes == {"layers_mb": 10.0, "layers_base_mb": 9000.0, **expected}
