@@ -213,7 +213,7 @@ def test_make_up_takes_an_amd_host_without_being_told(
         assert "backend rocm, runtime docker (AMD GPU found" in done.stdout
         assert "error: the lab has no usable GPU for the backend rocm" in done.stdout
         assert not docker("ps", "--all", "--quiet", "--filter", f"label=com.docker.compose.project={name}").strip()
-        assert found.env["COMPOSE_FILE"] == "compose.yaml"
+        assert found.env["COMPOSE_FILE"] == "compose.yaml:docker/compose.leases.yaml"
         assert {found.env["RENDER_GID"], found.env["VIDEO_GID"]} == {"61104", "61992"}
 
         subprocess.run(
