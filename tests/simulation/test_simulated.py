@@ -171,6 +171,18 @@ class TestWriting:
             write_host(tmp_path, gpus=1)
         assert len(gpus(tmp_path)) == 2
 
+    def test_rewriting_keeps_the_leases(self, tmp_path: Path) -> None:
+        """Kernels may run on the host's GPUs: what they have leased stays theirs."""
+        lock = write_host(tmp_path) / "run/lock/rocmlab/a.lock"
+        lock.parent.mkdir(parents=True)
+        lock.touch()
+        before = lock.stat()
+
+        write_host(tmp_path, gpus=1)
+
+        assert os.path.samestat(before, lock.stat())
+        assert len(gpus(tmp_path)) == 1
+
     def test_rewriting_leaves_nothing_of_the_earlier_host(self, tmp_path: Path) -> None:
         """A folder written twice is the same as one written once."""
         write_host(tmp_path / "twice", profile="instinct", busy="90", faults=["eio:0"])

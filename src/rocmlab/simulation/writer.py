@@ -21,6 +21,7 @@ from rocmlab.simulation.loads import State, parse_busy, state_at
 from rocmlab.simulation.processes import GpuUse
 from rocmlab.simulation.trees import Tree
 
+KEPT = "run"  # what is leased of it now: kernels that run keep their leases
 TOP = ("sys", "dev", "proc", "etc", MARK, FAULTS_FILE)  # all that we write
 OPEN_TO_ALL = 0o666
 
@@ -144,7 +145,7 @@ def _claim(folder: Path) -> None:
     present = os.listdir(folder)
     if not present:
         return
-    others = sorted(set(present) - set(TOP))
+    others = sorted(set(present) - set(TOP) - {KEPT})
     if not is_ours(folder) or others:
         raise RocmlabError(
             f"{folder} is not empty",
