@@ -41,6 +41,26 @@ class TestArguments:
         more = [f"-e {tmp_path}/c", f"-r {tmp_path}/d.txt"]
         assert [each.text for each in found.wanted] == [*paths, "git+https://e/f", "g @ https://h/i", *more]
 
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            ("# mine\na>=1  # why\n\nb[extra]\n", ["a>=1", "b[extra]"]),
+            ("a==1 --hash=sha256:0\n", None),
+            ("-i https://one/simple\na\n", None),
+        ],
+    )
+    def test_a_file_of_requirements_is_each_of_them(
+        self, tmp_path: Path, text: str, expected: list[str] | None
+    ) -> None:
+        """So that each can be removed; one with hashes or options is kept as it is."""
+        path = tmp_path / "list.txt"
+        path.write_text(text)
+
+        found = pip.parse(["-r", str(path)])
+
+        assert found is not None
+        assert [each.text for each in found.wanted] == (expected or [f"-r {path}"])
+
     @pytest.mark.parametrize("words", [["--target", "x", "a"], ["--prefix=x", "a"], ["--dry-run", "a"], ["--new", "a"]])
     def test_what_only_pip_knows_is_left_to_it(self, words: list[str]) -> None:
         """Another folder, a question, or an option of a newer pip."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -88,12 +89,24 @@ def _request(found: argparse.Namespace) -> Request:
     kept = [f"--{each.replace('_', '-')}" if each in ("no_binary", "only_binary") else each for each in kept]
     texts = [_absolute(each) for each in found.packages]
     texts += [f"-e {each if '://' in each else os.path.abspath(each)}" for each in found.editable]
-    texts += [f"-r {os.path.abspath(each)}" for each in found.requirement]
+    texts += [text for each in found.requirement for text in _listed(each)]
     options = [word for value in found.constraint for word in ("--constraint", value)]
     names = ("upgrade", "force_reinstall", "no_build_isolation")
     options += [f"--{name.replace('_', '-')}" for name in names if getattr(found, name)]
     reach = {variable: value for name, variable in REACH.items() if (value := getattr(found, name))}
     return Request([Requirement(each, tuple(kept)) for each in texts], options, reach)
+
+
+def _listed(path: str) -> list[str]:
+    """Return what a requirements file has; the file itself where it has more than requirements, such as hashes."""
+    whole = [f"-r {path if '://' in path else os.path.abspath(path)}"]
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return whole  # pip reports it, or it is an address
+    lines = [line for each in text.splitlines() if (line := re.sub(r"(^|\s)#.*", "", each).strip())]
+    is_plain = all(re.match(r"[A-Za-z0-9]", line) and "\\" not in line and " --" not in line for line in lines)
+    return lines if lines and is_plain else whole
 
 
 def _absolute(text: str) -> str:
