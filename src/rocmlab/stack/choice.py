@@ -156,7 +156,14 @@ def _choose_runtime(host: Host, backend: str, runtime: str, before: str) -> str:
     engines: dict[str, Engine | Podman] = {"docker": host.engine, "podman": host.podman}
     if runtime in CONTAINERS and not engines[runtime].is_usable:
         problem = engines[runtime].problem
-        raise (RocmlabError.of(problem) if problem else _no_engine(runtime))
+        if problem:
+            raise RocmlabError.of(problem)
+        name, install = {"docker": ("the Docker engine", INSTALL_DOCKER), "podman": ("Podman", INSTALL_PODMAN)}[runtime]
+        raise RocmlabError(
+            f"RUNTIME={runtime} was requested, and {name} was not found",
+            "no engine is running or installed" if runtime == "docker" else "`podman` is not in PATH",
+            f"install {runtime.capitalize()} ({install}), or: make up RUNTIME=native",
+        )
     if runtime != "auto":
         return runtime
     if backend == "metal":
@@ -173,15 +180,6 @@ def _choose_runtime(host: Host, backend: str, runtime: str, before: str) -> str:
         if engine.problem:
             raise RocmlabError.of(engine.problem)
     return "native"
-
-
-def _no_engine(runtime: str) -> RocmlabError:
-    name, install = {"docker": ("the Docker engine", INSTALL_DOCKER), "podman": ("Podman", INSTALL_PODMAN)}[runtime]
-    return RocmlabError(
-        f"RUNTIME={runtime} was requested, and {name} was not found",
-        "no engine is running or installed" if runtime == "docker" else "`podman` is not in PATH",
-        f"install {runtime.capitalize()} ({install}), or: make up RUNTIME=native",
-    )
 
 
 def _check_usable(host: Host, backend: str, runtime: str) -> None:

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from rocmlab.base import identity
@@ -57,7 +58,7 @@ class Daemon:
         import subprocess
 
         log.unlink(missing_ok=True)
-        with open(log, "x", encoding="utf-8", opener=envfile.private) as file:
+        with open(log, "x", encoding="utf-8", opener=partial(os.open, mode=0o600)) as file:
             self.child = child = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,

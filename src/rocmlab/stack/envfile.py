@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -91,11 +90,6 @@ def json_object(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def private(path: str, flags: int) -> int:
-    """Open a file, as an opener of `open`; a new one is private to its owner."""
-    return os.open(path, flags, 0o600)
 
 
 def write(path: Path, text: str, mode: int = 0o600) -> None:

@@ -94,7 +94,8 @@ class Environment:
 
     def matches(self, record: dict[str, str], folder: Path) -> bool:
         """Return whether an environment has this record."""
-        found = envfile.read_json(folder / MARKER) or envfile.read_json(folder / installation.PART)
+        read = envfile.read_json(folder / MARKER) or envfile.read_json(folder / installation.PART)
+        found = {"jax_packages": "", **read}
         return record.items() <= found.items() and (folder / "bin/python").exists()
 
     def check_disk(self) -> None:

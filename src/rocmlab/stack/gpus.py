@@ -17,7 +17,6 @@ from rocmlab.stack.settings import Settings
 OVERLAY = ".rocmlab/compose.gpus.yaml"  # of the lab; a single run has one of its own
 LEASES_OVERLAY = "docker/compose.leases.yaml"
 CLUSTER_OVERLAY = "docker/compose.cluster.yaml"
-WAYS = ("nodes", "cdi")
 HEAD = "# Written by `make up`: exactly the GPUs that GPUS names.\nservices:\n  lab:\n"
 
 
@@ -66,7 +65,7 @@ def _check_openable(root: Path) -> None:
 
 
 def _check_way(settings: Settings, choice: Choice, engine: Engine, root: Path) -> None:
-    check_value("GPU_PASSTHROUGH", settings.get("GPU_PASSTHROUGH"), WAYS)
+    check_value("GPU_PASSTHROUGH", settings.get("GPU_PASSTHROUGH"), ("nodes", "cdi"))
     if not _asks_for_cdi(settings, choice):
         return
     if not _uses_cdi(settings, choice):

@@ -48,6 +48,8 @@ class ImageLab(Lab):
         self.engine_root = engine_root  # where the engine keeps images
         self.backend = values["ROCMLAB_BACKEND"]
         self.image = values["ROCMLAB_IMAGE"]
+        self.previous_image = f"{self.image}-previous"
+        self.healthy = settings.state / "healthy-image"  # has the id of the image whose lab has answered last
         self.slim_targets: tuple[str, ...] = ()  # what a slim image would be for, where the full one is used
         self.kind = values.get("ROCMLAB_IMAGE_KIND", self.backend)  # of which NEEDED_BYTES has the size
         self.has_built = False  # by this very process
@@ -115,16 +117,6 @@ class ImageLab(Lab):
         """Return an image's id, empty if it is missing."""
         code, output = self.engine("image", "inspect", "--format", "{{.Id}}", name)
         return output.strip() if code == 0 else ""
-
-    @property
-    def previous_image(self) -> str:
-        """The name of the image before the present one."""
-        return f"{self.image}-previous"
-
-    @property
-    def healthy(self) -> Path:
-        """The file with the id of the image whose lab has answered last."""
-        return self.settings.state / "healthy-image"
 
     def keep_previous(self, image: str) -> None:
         """Keep an image as the previous one, unless another one has worked and this one has not."""

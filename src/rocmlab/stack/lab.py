@@ -155,6 +155,6 @@ class Lab(ABC):
     def shell(self) -> int:
         """Open a shell inside the lab, as the lab's user."""
 
-    @abstractmethod
     def share(self) -> str:
         """Return where the share is, as text."""
+        return str(self.folders()[0])

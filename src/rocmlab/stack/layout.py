@@ -16,25 +16,18 @@ VERSION = 1
 FILE = ".rocmlab/layout.json"
 
 
-def version_of(share: Path) -> int:
-    """Return the version of a share's layout, 1 where nothing was written; raise RocmlabError if it cannot be read."""
+def check(share: Path) -> None:
+    """Raise RocmlabError if this version of rocmlab is too old for a share, or its version cannot be read."""
     path = share / FILE
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        version = found["version"]
+        version = json.loads(path.read_text(encoding="utf-8"))["version"]
     except FileNotFoundError:
-        return 1
+        return
     except (OSError, ValueError, KeyError, TypeError) as err:
         why = f"{type(err).__name__}: {err}"
         raise RocmlabError(f"the layout of the share cannot be read: {path}", why, f"check {path}") from err
-    if isinstance(version, int) and version > 0:
-        return version
-    raise RocmlabError(f"{path} does not have a version", f"it has {version!r}", f"check {path}")
-
-
-def check(share: Path) -> None:
-    """Raise RocmlabError if this version of rocmlab is too old for a share; nothing is written."""
-    version = version_of(share)
+    if not isinstance(version, int) or version < 1:
+        raise RocmlabError(f"{path} does not have a version", f"it has {version!r}", f"check {path}")
     if version > VERSION:
         raise RocmlabError(
             f"the share {share} has layout {version}, and this version of rocmlab knows layouts up to {VERSION}",

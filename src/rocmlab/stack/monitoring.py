@@ -56,16 +56,8 @@ class Monitoring:
         self.password = self.settings.last("GRAFANA_PASSWORD") or secrets.token_hex(24)
         self.prometheus_port = configuration.port_of(self.settings, "PROMETHEUS_PORT", "make monitoring")
         self.grafana_port = configuration.port_of(self.settings, "GRAFANA_PORT", "make monitoring")
-
-    @property
-    def prometheus_url(self) -> str:
-        """Where Prometheus is."""
-        return f"http://127.0.0.1:{self.prometheus_port}"
-
-    @property
-    def grafana_url(self) -> str:
-        """Where Grafana is."""
-        return f"http://127.0.0.1:{self.grafana_port}"
+        self.prometheus_url = f"http://127.0.0.1:{self.prometheus_port}"
+        self.grafana_url = f"http://127.0.0.1:{self.grafana_port}"
 
     def start(self, say: Say, services: tuple[str, ...] = SERVICES) -> None:
         """Start the services, and wait until Prometheus answers."""

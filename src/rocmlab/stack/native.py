@@ -328,7 +328,3 @@ class NativeLab(Lab):
     def shell(self) -> int:
         """Open a shell with the lab's environment."""
         return process.attach([os.environ.get("SHELL") or "bash"], env=self.server_environment(), cwd=self.notebooks)
-
-    def share(self) -> str:
-        """Return where the share is."""
-        return str(self.share_folder)

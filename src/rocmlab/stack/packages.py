@@ -42,11 +42,6 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def has(environment: Path, name: str) -> bool:
-    """Return whether a package is installed in an environment."""
-    return any(environment.glob(f"{SITE}/{name}-*.dist-info"))
-
-
 def _is_complete(information: Path) -> bool:
     if not (information / "INSTALLER").is_file():
         return False

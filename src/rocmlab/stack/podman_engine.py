@@ -83,8 +83,7 @@ def _at(facts: Mapping[str, object], *names: str) -> object:
 def _describe(facts: Mapping[str, Any], message: str) -> Podman:
     version = str(_at(facts, "version", "Version") or "")
     is_rootless = bool(_at(facts, "host", "security", "rootless"))
-    problem = _remote_problem(facts) or _version_problem(version)
-    problem = problem or (_rootless_problem(facts, message) if is_rootless else None)
+    problem = _problem(facts, version, message, is_rootless=is_rootless)
     controllers = _at(facts, "host", "cgroupControllers")
     if is_rootless and _at(facts, "host", "cgroupVersion") != "v2":
         controllers = None  # in version 1 Podman ignores the limits of a container that is not root's, with a warning
@@ -100,30 +99,23 @@ def _describe(facts: Mapping[str, Any], message: str) -> Podman:
     )
 
 
-def _remote_problem(facts: Mapping[str, Any]) -> Problem | None:
-    if not _at(facts, "host", "serviceIsRemote"):
+def _problem(facts: Mapping[str, Any], version: str, message: str, *, is_rootless: bool) -> Problem | None:
+    """Return what keeps this Podman from running the lab."""
+    if _at(facts, "host", "serviceIsRemote"):
+        return Problem(
+            "Podman is on another machine, or in a virtual one (CONTAINER_HOST, `podman system connection`)",
+            "the notebooks folder, the port on 127.0.0.1 and the GPU looked for are this machine's",
+            "unset CONTAINER_HOST CONTAINER_CONNECTION, or clone rocmlab on that machine and run `make up` there\n"
+            f"{WITHOUT_PODMAN}",
+        )
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST:
+        return Problem(
+            f"Podman {version} is too old",
+            "the lab needs 4.3: Debian 12 has 4.3, Debian 13 has 5.4, Ubuntu 24.04 has 4.9",
+            f"install a newer Podman, or Docker; {WITHOUT_PODMAN}",
+        )
+    if not is_rootless:
         return None
-    return Problem(
-        "Podman is on another machine, or in a virtual one (CONTAINER_HOST, `podman system connection`)",
-        "the notebooks folder, the port on 127.0.0.1 and the GPU looked for are this machine's",
-        "unset CONTAINER_HOST CONTAINER_CONNECTION, or clone rocmlab on that machine and run `make up` there\n"
-        f"{WITHOUT_PODMAN}",
-    )
-
-
-def _version_problem(version: str) -> Problem | None:
-    if tuple(map(int, re.findall(r"\d+", version)[:2])) >= OLDEST:
-        return None
-    oldest = ".".join(map(str, OLDEST))
-    return Problem(
-        f"Podman {version} is too old",
-        f"the lab needs {oldest}: Debian 12 has 4.3, Debian 13 has 5.4, Ubuntu 24.04 has 4.9",
-        f"install a newer Podman, or Docker; {WITHOUT_PODMAN}",
-    )
-
-
-def _rootless_problem(facts: Mapping[str, Any], message: str) -> Problem | None:
-    """Return what rootless Podman lacks on this host."""
     mapped = _at(facts, "host", "idMappings", "uidmap")
     ranges = [entry for entry in mapped if isinstance(entry, dict)] if isinstance(mapped, list) else []
     if sum(int(entry.get("size") or 0) for entry in ranges) < 65536:

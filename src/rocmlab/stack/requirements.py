@@ -130,7 +130,7 @@ def fill(environment: Environment, steps: Iterable[Step], say: Say, *, is_contin
     """Run these calls; `is_continued`: some of what they install is there already."""
     for step in steps:
         # One that is there is what the first arguments find.
-        was_there = step.has_companions and packages.has(environment.folder, "torch")
+        was_there = step.has_companions and any(environment.folder.glob(f"{packages.SITE}/torch-*.dist-info"))
         arguments = install(environment, step, say)
         if is_continued and was_there and step.fallback and arguments != step.fallback:
             run_pip(environment, step.fallback)  # what it needs may be missing; without an index it stays as it is

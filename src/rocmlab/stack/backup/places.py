@@ -65,24 +65,20 @@ def _in_a_container(lab: ContainerLab, task: Task) -> int:
         roots["share"] = ""  # which the backup says: nothing was ever started, or the volume is lost
     else:
         mounts.append(share)
+    owner: tuple[int, int] | None = os.getuid(), os.getgid()
+    if lab.program == "podman" and os.geteuid() != 0:
+        owner = None  # root of the container, who is the user of rootless Podman
+    elif not is_read_only:
+        owner = int(lab.values.get("NB_UID") or 1000), int(lab.values.get("NB_GID") or 100)
     inside = replace(
         task,
         backup="/backup",
         roots=roots,
         settings="/project" if task.kind == "create" else "",
-        owner=_owner_in_container(lab, task),
+        owner=owner,
     )
     command = volumes.command(lab, mounts, ["backup", "--job", inside.to_json()])
     return process.attach(command, env=lab.environment)
-
-
-def _owner_in_container(lab: ContainerLab, task: Task) -> tuple[int, int] | None:
-    """Return who is to own what is written; None: root of the container, who is the user of rootless Podman."""
-    if lab.program == "podman" and os.geteuid() != 0:
-        return None
-    if task.kind == "create":
-        return os.getuid(), os.getgid()
-    return int(lab.values.get("NB_UID") or 1000), int(lab.values.get("NB_GID") or 100)
 
 
 def restore_settings(project: Project, texts: Mapping[str, str], say: Say) -> None:

@@ -72,7 +72,13 @@ def select(task: Task) -> Selection:
         if before == (len(selection.found), len(selection.unreadable)):
             selection.fail(name, OSError(errno.ENOENT, f"{folder} was removed meanwhile"))
     for path in SETTINGS if task.settings else ():
-        _settings(selection, path, os.path.join(task.settings, path.partition("/")[2]))
+        source = os.path.join(task.settings, path.partition("/")[2])
+        try:
+            selection.found.append(Found(path, os.path.realpath(source), FILE, os.stat(source)))
+        except FileNotFoundError:
+            continue
+        except OSError as err:
+            selection.fail(path, err)
     return selection
 
 
@@ -110,17 +116,6 @@ def _identity(path: str) -> Identity | None:
     return found.st_dev, found.st_ino
 
 
-def _settings(selection: Selection, path: str, source: str) -> None:
-    try:
-        status = os.stat(source)
-    except FileNotFoundError:
-        return
-    except OSError as err:
-        selection.fail(path, err)
-        return
-    selection.found.append(Found(path, os.path.realpath(source), FILE, status))
-
-
 def _walk(task: Task, selection: Selection, root: str, folder: str, skipped: Mapping[Identity | None, str]) -> None:
     """Take a root, and what is in it in the order of names; a folder comes before what it holds."""
     waiting = [(root, folder)]
@@ -141,7 +136,14 @@ def _walk(task: Task, selection: Selection, root: str, folder: str, skipped: Map
             selection.found.append(Found(path, source, LINK if kind == stat.S_IFLNK else FILE, status))
         else:
             selection.found.append(Found(path, source, FOLDER, status))
-            waiting += _listed(selection, path, source)
+            try:
+                names = sorted(os.listdir(source), reverse=True)
+            except FileNotFoundError:
+                continue
+            except OSError as err:
+                selection.fail(path, err)
+                continue
+            waiting += [(f"{path}/{name}", os.path.join(source, name)) for name in names]
 
 
 def _why_not(path: str, kind: int, task: Task) -> str:
@@ -154,17 +156,6 @@ def _why_not(path: str, kind: int, task: Task) -> str:
     if path == PACKAGES:
         return "packages of your own, whose list is saved: `rocmlab packages sync` installs them again"
     return "a cache" if parent in CACHES and kind == stat.S_IFDIR and not task.is_all else ""
-
-
-def _listed(selection: Selection, path: str, source: str) -> list[tuple[str, str]]:
-    try:
-        names = sorted(os.listdir(source), reverse=True)
-    except FileNotFoundError:
-        return []
-    except OSError as err:
-        selection.fail(path, err)
-        return []
-    return [(f"{path}/{name}", os.path.join(source, name)) for name in names]
 
 
 def _measure(folder: str) -> tuple[int, int]:
