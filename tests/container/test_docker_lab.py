@@ -277,7 +277,7 @@ class TestShare:
     def test_a_container_with_files_of_its_own_is_not_removed(self, lab: Clone, first_up: str) -> None:
         """Its home is not on the share, as in a development version: `make up` and `make down` name the way out."""
         lab.make("up")
-        earlier = f"FROM {lab.env['ROCMLAB_IMAGE']}\nENV ROCMLAB_HOME=../jovyan\n"
+        earlier = f"FROM {lab.env['ROCMLAB_IMAGE']}\nENV ROCMLAB_HOME=../jovyan\nRUN chown jovyan /home/jovyan\n"
         subprocess.run(
             ["docker", "build", "--tag", "rocmlab-test/earlier:1", "-"], input=earlier, text=True, check=True
         )
