@@ -125,6 +125,23 @@ def test_a_run_of_which_half_was_taken_is_cancelled(share: Path, tmp_path: Path)
     assert (tmp_path / "cancelled").read_text() == "4711\n"
 
 
+@pytest.mark.parametrize("chosen", ["", "/run/lock/rocmlab"])
+def test_a_jobs_leases_are_its_own_unless_a_folder_is_given(share: Path, tmp_path: Path, chosen: str) -> None:
+    """Many clusters close /run/lock, and Slurm keeps jobs apart itself; the folder ends with the job."""
+    folder = export(share, "slurm", "one")
+    script = (folder / "slurm/array-1gpu.sh").read_text(encoding="utf-8")
+    line = next(line for line in script.splitlines() if " export job " in line)
+    (tmp_path / "array.sh").write_text(script.replace(line, 'echo "$LEASES_DIR"; (exit 1)'))
+    environment = {"PATH": "/usr/bin:/bin", "SLURM_ARRAY_TASK_ID": "0", **({"LEASES_DIR": chosen} if chosen else {})}
+
+    done = subprocess.run(["bash", tmp_path / "array.sh"], env=environment, capture_output=True, text=True, check=False)
+
+    used = done.stdout.strip()
+    assert done.returncode == 1
+    assert used == chosen if chosen else used.startswith("/tmp/rocmlab-leases-")
+    assert chosen or not Path(used).exists()
+
+
 def test_a_lab_in_a_container_is_not_where_the_nodes_look(share: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its interpreter is inside; with an image for the nodes it can export."""
     monkeypatch.setenv("ROCMLAB_RUNTIME", "docker")

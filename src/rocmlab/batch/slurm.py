@@ -59,6 +59,10 @@ set -u
 folder={shlex.quote(str(folder))}
 number=$(({group.first} + ${{1:-0}} + SLURM_ARRAY_TASK_ID))
 {_exports(environment, layout)}
+# Slurm gives a GPU to one job, so the job's leases may be its own; many nodes have no folder for those of all users.
+own=""
+trap 'if [ "$own" ]; then rm -rf "$own"; fi' EXIT
+if [ -z "${{LEASES_DIR:-}}" ]; then own=$(mktemp -d /tmp/rocmlab-leases-XXXXXXXX) && export LEASES_DIR="$own"; fi
 # Slurm tells every process of the job that its time is over. rocmlab saves and ends; this shell says how.
 told=no
 trap 'told=yes' TERM
