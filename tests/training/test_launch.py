@@ -363,6 +363,18 @@ def test_interpreter_comes_from_the_kernelspec(tmp_path, monkeypatch):
     assert found.environment()["KERAS_BACKEND"] == "torch"
 
 
+def test_variables_of_a_kernelspec_are_expanded_as_jupyter_does(tmp_path, monkeypatch):
+    """A kernelspec extends PATH, so programs of the system, such as a linker, are found by what it starts."""
+    write_kernel(tmp_path, "torch", "python", {"PATH": "/opt/torch/bin:${PATH}", "PRICE": "5 $ ${UNKNOWN}"})
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+
+    environment = interpreters.find("torch").environment()
+
+    assert environment["PATH"] == "/opt/torch/bin:/usr/bin:/bin"
+    assert environment["PRICE"] == "5 $ ${UNKNOWN}"
+
+
 def test_interpreter_falls_back_to_this_one(tmp_path, monkeypatch):
     """Without a kernelspec, this interpreter is used if it can import the framework, and else there is an error."""
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
@@ -393,6 +405,27 @@ def test_program_of_another_interpreter_is_run_and_its_output_returned(script, m
         interpreters.run("torch", "-c", "import sys; sys.exit(3)")
     with pytest.raises(RocmlabError, match=r"did not finish within 0\.5 seconds"):
         interpreters.run("torch", "-c", "import time; time.sleep(60)", time_limit_seconds=0.5)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("torch")
+def test_what_torch_compile_lacks_is_reported(script, tmp_path, monkeypatch):
+    """The first error that compiling a small function printed is the reason; where it works there is none."""
+    linker = "collect2: fatal error: cannot find 'ld'"
+    package = tmp_path / "site/torch.py"
+    package.parent.mkdir()
+    package.write_text(
+        "import os, sys\n"
+        "def ones(count, device): return device\n"
+        "def compile(function):\n"
+        "    if 'LD' in os.environ: return print\n"
+        f'    sys.exit("{linker}\\ncompilation terminated.")\n'
+    )
+    monkeypatch.setenv("PYTHONPATH", str(package.parent))
+
+    assert interpreters.compile_error("cuda:1") == linker
+    monkeypatch.setenv("LD", "found")
+    assert interpreters.compile_error("cuda:1") is None
 
 
 def test_ranks_keep_the_mark_of_the_job_that_started_them():

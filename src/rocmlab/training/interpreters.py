@@ -13,6 +13,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 
 from rocmlab.base.errors import RocmlabError
 
@@ -28,8 +29,9 @@ class Interpreter:
     env: dict[str, str]
 
     def environment(self) -> dict[str, str]:
-        """Return the whole environment for a child: this process's, changed by the kernelspec."""
-        return {**os.environ, **self.env}
+        """Return the whole environment for a child: this process's, changed by the kernelspec as jupyter_client does."""
+        own = {name: Template(value).safe_substitute(os.environ) for name, value in self.env.items()}
+        return {**os.environ, **own}
 
 
 def find(framework: str) -> Interpreter:
@@ -83,6 +85,24 @@ def run(framework: str, *arguments: str | Path, time_limit_seconds: float = 120)
             exit_code=1,
         )
     return done.stdout
+
+
+def compile_error(device: str, time_limit_seconds: float = 300) -> str | None:
+    """Return why `torch.compile` fails for a device, such as a missing linker; None if it works.
+
+    It compiles a small function in a process of its own, in PyTorch's interpreter.
+
+    Args:
+        device: as PyTorch names it: `cpu`, `cuda:0`.
+        time_limit_seconds: after which it counts as failed.
+    """
+    program = f"import torch; torch.compile(lambda x: (2 * x).relu().sum())(torch.ones(9, device={device!r}))"
+    try:
+        run("torch", "-c", program, time_limit_seconds=time_limit_seconds)
+    except RocmlabError as err:
+        errors = [line.strip() for line in err.problem.why.splitlines() if "error" in line.lower()]
+        return (errors or [err.problem.what])[0][:200]
+    return None
 
 
 def title(name: str) -> str | None:
