@@ -1,13 +1,20 @@
-"""Upgrade and rollback of a native lab: real git, a real JupyterLab, and nothing that is installed from an index."""
+"""Upgrade and rollback of a native lab: real git, pip and JupyterLab, and nothing that comes from an index.
+
+The new version's lock names one wheel of the test's own, which shows its environment the packages of these tests.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import sysconfig
+import zipfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -27,6 +34,8 @@ STUBS = {  # what pip installs and what is verified: the tests' environment has 
     "torch.py": "class version:\n    hip = cuda = None\n__version__ = '0'\n",
     "jax.py": "__version__ = '0'\n",
 }
+TORCH = "2.13.0"
+JUPYTER = ("etc/jupyter", "share/jupyter")  # what JupyterLab reads below the environment's folder
 
 
 def git(folder: Path, *words: str) -> str:
@@ -54,22 +63,54 @@ def older() -> str:
     return found.stdout.strip()
 
 
+def wheel(folder: Path, name: str, version: str, files: Mapping[str, bytes]) -> str:
+    """Write a wheel, and return its line of a lock."""
+    info = f"{name}-{version}.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nSummary: A synthetic one, for tests.\n"
+    tags = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    contents = {**files, f"{info}/METADATA": metadata.encode(), f"{info}/WHEEL": tags.encode()}
+    record = ""
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for place, content in contents.items():
+            archive.writestr(place, content)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+            record += f"{place},sha256={digest},{len(content)}\n"
+        archive.writestr(f"{info}/RECORD", f"{record}{info}/RECORD,,\n")
+    return f"{name}=={version} \\\n    --hash=sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}\n"
+
+
 @pytest.fixture
-def origin(tmp_path: Path) -> Path:
-    """A repository whose branch ends with the tree under test."""
+def wheels(tmp_path: Path) -> Path:
+    """A folder with all that the new version installs, and its lock."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    files = {name: text.encode() for name, text in STUBS.items() if name in ("tensorflow.py", "jax.py")}
+    files["packages_of_the_tests.pth"] = sysconfig.get_path("purelib").encode() + b"\n"
+    for path in (path for place in JUPYTER for path in Path(sys.prefix, place).rglob("*") if path.is_file()):
+        files[f"everything-1.data/data/{path.relative_to(sys.prefix)}"] = path.read_bytes()
+    (folder / "native.txt").write_text(wheel(folder, "everything", "1", files))
+    wheel(folder, "torch", TORCH, {"torch.py": STUBS["torch.py"].replace("'0'", repr(TORCH)).encode()})
+    return folder
+
+
+@pytest.fixture
+def origin(tmp_path: Path, wheels: Path) -> Path:
+    """A repository whose branch ends with the tree under test, but for its lock."""
     folder = tmp_path / "origin"
     subprocess.run(["git", "clone", "--quiet", "--shared", str(REPOSITORY), str(folder)], check=True)
     git(folder, "checkout", "--quiet", "-B", "main")
     for path in [path for path in folder.iterdir() if path.name != ".git"]:
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     clone(folder)
+    shutil.copy(wheels / "native.txt", folder / "requirements/native.txt")
     git(folder, "add", "--all")
     git(folder, "commit", "--quiet", "--allow-empty", "--message", "the version under test")
     return folder
 
 
 @pytest.fixture
-def user(tmp_path: Path, origin: Path) -> Iterator[Clone]:
+def user(tmp_path: Path, origin: Path, wheels: Path) -> Iterator[Clone]:
     """A user's clone at the older version, with a lab that runs, notebooks, a run and settings."""
     folder = tmp_path / "user"
     subprocess.run(["git", "clone", "--quiet", "--shared", str(origin), str(folder)], check=True)
@@ -77,6 +118,7 @@ def user(tmp_path: Path, origin: Path) -> Iterator[Clone]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("ROCMLAB_", "PYTHONPATH"))}
     for name in ("MAKEFLAGS", "MAKELEVEL", "VIRTUAL_ENV"):
         environment.pop(name, None)
+    environment |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels), "PIP_CONFIG_FILE": os.devnull}
     found = Clone(folder, {}, environment)
     found.environment["PATH"] = without_docker(found.environment["PATH"])
     found.settings["PORT"] = str(free_port())
