@@ -25,6 +25,11 @@ NEEDS_NATIVE_PYTHON = pytest.mark.skipif(sys.version_info < (3, 11), reason="the
 # In the environment of pip: it compiles nothing, which is half of its time; Python does so with what is imported, the
 # first time. For options that begin with `--no-` pip wants a false value.
 UNCOMPILED = {"PIP_NO_COMPILE": "0"}
+# Of requirements/native.txt: most of what it takes to install. Nothing that starts a lab or a kernel needs any of it.
+UNUSED_TO_START = (
+    *("accelerate", "datasets", "hf-xet", "huggingface-hub", "pandas", "peft", "pocl-binary-distribution", "pyarrow"),
+    *("pyopencl", "regex", "scikit-learn", "tensorboard", "tensorboard-data-server", "tokenizers", "transformers"),
+)
 
 
 @dataclass

@@ -10,17 +10,13 @@ from pathlib import Path
 import clients
 import pytest
 from clients import Server
-from clones import UNCOMPILED, Clone, clone, lighten, printed_url
+from clones import UNCOMPILED, UNUSED_TO_START, Clone, clone, lighten, printed_url
 
 from rocmlab.base import confidential, installation
 from rocmlab.stack import server
 
 pytestmark = pytest.mark.native
 INSTALL_SECONDS = 1200.0
-UNUSED = (
-    *("accelerate", "datasets", "hf-xet", "huggingface-hub", "pandas", "peft", "pocl-binary-distribution", "pyarrow"),
-    *("pyopencl", "regex", "scikit-learn", "tensorboard", "tensorboard-data-server", "tokenizers", "transformers"),
-)
 
 
 @pytest.fixture(scope="module")
@@ -222,7 +218,7 @@ def test_without_an_image_registry_the_lab_goes_native(tmp_path_factory: pytest.
     """With an engine but no base image to be had, and no GPU at stake: it reports it, goes native, and stays there."""
     found = clone(tmp_path_factory.mktemp("no-registry") / "rocmlab", BASE_IMAGE="registry.invalid/none:1")
     found.environment |= UNCOMPILED
-    lighten(found.folder / "requirements/native.txt", *UNUSED)
+    lighten(found.folder / "requirements/native.txt", *UNUSED_TO_START)
     try:
         first = found.make("up").stdout
         second = found.make("up").stdout

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import clients
 import pytest
-from clones import Clone
+from clones import UNUSED_TO_START, Clone, lighten
 
 pytestmark = [
     pytest.mark.native,
@@ -24,7 +24,7 @@ pytestmark = [
 THEMES = "/lab/api/settings/@jupyterlab/apputils-extension:themes"
 WORKSPACE = "/lab/api/workspaces/week"
 LAYOUT = {"data": {"week": {"monday": 1}}, "metadata": {"id": "week"}}
-CHANGED = (".env", ".rocmlab/written.json", "src/rocmlab/lab/icons.py")
+CHANGED = (".env", ".rocmlab/written.json", "src/rocmlab/lab/icons.py", "requirements/native.txt")
 LEVELS = 3  # of folders, below the one that JupyterLab opens
 
 
@@ -116,6 +116,7 @@ def tuesday(week: Week) -> None:
     """Upgrade to another version: the environment is made next to the running one, and switched to."""
     with (week.lab.folder / "src/rocmlab/lab/icons.py").open("a") as source:
         source.write("\n# another version\n")
+    lighten(week.lab.folder / "requirements/native.txt", *UNUSED_TO_START)  # it has fewer packages
     printed = week.lab.make("upgrade", FORCE="1").stdout
     assert "the new version works" in printed
     assert (week.lab.folder / ".venv").is_symlink()
