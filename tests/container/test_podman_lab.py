@@ -29,7 +29,7 @@ print(found.choice.backend, found.choice.runtime, found.choice.why)
 # The GPUs are those of a folder, whose /dev is this machine's.
 SUBSET = """
 from pathlib import Path
-from rocmlab.stack import podman_engine, project, settings
+from rocmlab.stack import live, podman_engine, project, settings
 from rocmlab.stack.choice import Choice
 from rocmlab.stack.engine import Engine
 podman = podman_engine.probe()
@@ -37,6 +37,7 @@ choice = Choice("rocm", "podman", "test", is_rootless=podman.is_rootless)
 found = project._assemble(settings.load(project.find()), choice, Engine(is_usable=False), podman, Path("{root}"))
 print("\\n".join(project.notes(found)))
 project.write(found)
+live.ensure_folder(found.settings)  # which `make up` does also: Podman mounts no folder that is missing
 found.lab.start(print)
 """
 
