@@ -29,7 +29,7 @@ class Interpreter:
     env: dict[str, str]
 
     def environment(self) -> dict[str, str]:
-        """Return the whole environment for a child: this process's, changed by the kernelspec as jupyter_client does."""
+        """Return the whole environment for a child: this process's, changed by the kernelspec as in Jupyter."""
         own = {name: Template(value).safe_substitute(os.environ) for name, value in self.env.items()}
         return {**os.environ, **own}
 
