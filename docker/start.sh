@@ -132,7 +132,14 @@ create_missing() { # the owner and the mode of what exists stay, whoever owns it
 }
 
 open_leases() { # an engine makes the source of a mount for root alone, and this one is for every user of the host
+  local source
   if is_rootless || ! mountpoint -q "$leases" || ! is_new "$leases"; then return; fi
+  # What is really mounted: the name may be another user's link to a folder of root's, whose mode must not change.
+  source=$(awk -v at="$leases" '$5 == at {print $4}' /proc/self/mountinfo | tail -n 1)
+  case $source in
+    /rocmlab | /lock/rocmlab | */run/lock/rocmlab) ;; # the root of /run/lock, of /run, or of / is a file system
+    *) return ;;
+  esac
   if [[ $(stat -c %a "$leases") == 755 ]]; then chmod 1777 "$leases"; fi
 }
 

@@ -146,6 +146,19 @@ def test_a_folder_that_the_engine_has_made_is_opened_for_every_user(image: str, 
     assert (status.st_uid, status.st_mode & 0o7777) == (0, 0o1777)
 
 
+def test_a_link_in_the_place_of_the_folder_opens_no_folder_of_roots(image: str, host: Path) -> None:
+    """Another user may put one there before the engine starts a lab again: what it leads to keeps its mode."""
+    private = host.parent / "configuration"
+    private.mkdir(mode=0o755)
+    (host / FOLDER).mkdir(parents=True)  # where the engine mounts in the read-only host; the link's end is the source
+    mounts = [f"--volume={host}:{INSIDE}:ro", f"--volume={host}/dev:{INSIDE}/dev", f"--env=ROCMLAB_ROOT={INSIDE}"]
+    mounts += [f"--volume={private}:{INSIDE}/{FOLDER}"]
+
+    subprocess.run(["docker", "run", "--rm", *mounts, image, "start.sh", "true"], capture_output=True, check=False)
+
+    assert private.stat().st_mode & 0o7777 == 0o755
+
+
 def test_owner_and_mode_of_a_folder_in_use_stay(image: str, host: Path) -> None:
     """It is the host's: the entry point changes nothing, and where the lab's user may not write it says the fix."""
     lease_folder.ensure(host / FOLDER)
