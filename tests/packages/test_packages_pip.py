@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rocmlab.packages import companions, pip, protection, report, requested
+from rocmlab.packages import building, companions, overlays, pip, protection, report, requested
 from rocmlab.packages.installing import Outcome, reason
 from rocmlab.packages.overlays import Place
 from rocmlab.packages.requested import Requirement
@@ -61,6 +61,15 @@ class TestArguments:
         assert found is not None
         assert [each.text for each in found.wanted] == (expected or [f"-r {path}"])
 
+    @pytest.mark.parametrize("words", [["-Uq", "a"], ["-qU", "a"], ["-qqq", "-U", "a"], ["-Uvvvi", "https://b", "a"]])
+    def test_short_options_may_be_in_one_word(self, words: list[str]) -> None:
+        """As pip takes them: such a command would otherwise be pip's own, around the list and the checks."""
+        found = pip.parse(words)
+
+        assert found is not None
+        assert [each.text for each in found.wanted] == ["a"]
+        assert found.options == ["--upgrade"]
+
     @pytest.mark.parametrize("words", [["--target", "x", "a"], ["--prefix=x", "a"], ["--dry-run", "a"], ["--new", "a"]])
     def test_what_only_pip_knows_is_left_to_it(self, words: list[str]) -> None:
         """Another folder, a question, or an option of a newer pip."""
@@ -95,11 +104,61 @@ class TestProtection:
             "tensorflow-rocm",
         ]
 
+    @pytest.mark.parametrize("name", ["triton-rocm", "pytorch-triton-rocm"])
+    def test_the_builds_of_triton_are_one(self, name: str) -> None:
+        """PyPI's is for CUDA, and would hide that of the lab."""
+        lab = {name: "3.7.0"}
+
+        assert set(protection.pins(lab)) == {f"{name}==3.7.0", "triton==3.7.0"}
+        assert protection.replaced(["triton", "numpy"], lab) == ["triton"]
+
     def test_one_that_is_not_there_comes_only_by_name(self) -> None:
         """Else it would be a build for other hardware, which nothing asked for."""
         assert protection.second(["torch", "numpy"], {"accelerate"}, {}) == ["torch"]
         assert protection.second(["torch", "numpy"], {"torch"}, {}) == []
         assert protection.second(["torch"], set(), {"torch": "1"}) == []
+
+
+class TestUnused:
+    """What an installation removes before it begins."""
+
+    def test_only_overlays_are_removed(self, tmp_path: Path) -> None:
+        """A folder that something else made stays, and so does all that a link leads to."""
+        place = Place(tmp_path / "share", "torch", "/opt/torch/bin/python")
+        own = place.folder / "python3.11-0123456789ab"
+        left = own / "2026-11-25T042801.281224Z"
+        left.mkdir(parents=True)
+        mine = tmp_path / "mine"
+        for name in ("2026-11-25T042801.281225Z", "thesis"):
+            (mine / name).mkdir(parents=True)
+        (place.folder / "link").symlink_to(mine)
+        (own / "notes").mkdir()
+        (place.folder / "file").touch()
+
+        building.remove_unused(place)
+
+        assert not left.exists()
+        assert (own / "notes").is_dir()
+        assert len(list(mine.iterdir())) == 2
+
+    @pytest.mark.parametrize("name", [".", "..", "other"])
+    def test_only_an_overlay_is_current(self, tmp_path: Path, name: str) -> None:
+        """A link to the folder above could make what another user put there the kernel's interpreter."""
+        for folder in (tmp_path / "own/bin", tmp_path / "bin", tmp_path / "own/other/bin"):
+            folder.mkdir(parents=True)
+            (folder / "python").touch()
+        (tmp_path / "own/current").symlink_to(name)
+
+        assert overlays.current_in(tmp_path / "own") is None
+
+    def test_a_share_that_cannot_be_read_costs_no_kernel(self, tmp_path: Path) -> None:
+        """It starts without the overlay."""
+        (tmp_path / "cache").write_text("a file where a folder is expected")
+        place = Place(tmp_path, "torch", str(tmp_path / "absent/bin/python"))
+        loop = Place(tmp_path / "loop", "torch", place.python)
+        (tmp_path / "loop").symlink_to("loop")
+
+        assert (place.current(), loop.current()) == (None, None)
 
 
 class TestLists:

@@ -81,7 +81,7 @@ def copy(place: Place, current: Path, base: Base) -> Path:
 
 
 def _new(place: Place) -> Path:
-    return place.own / datetime.now(timezone.utc).strftime("%Y-%m-%dT%H%M%S.%fZ")
+    return place.own / datetime.now(timezone.utc).strftime(overlays.NAME)
 
 
 def _finish(place: Place, prefix: Path, base: Base) -> None:
@@ -132,9 +132,10 @@ def remove_unused(place: Place) -> None:
 
     The one before the current stays: a kernel may just be starting from it.
     """
-    for own in place.folder.glob("*/"):
+    for own in (each for each in place.folder.iterdir() if each.is_dir() and not each.is_symlink()):
         current = os.readlink(own / overlays.CURRENT) if (own / overlays.CURRENT).is_symlink() else ""
-        prefixes = sorted(each for each in own.iterdir() if each.is_dir() and not each.is_symlink())
+        found = (each for each in own.iterdir() if overlays.is_name(each.name) and not each.is_symlink())
+        prefixes = sorted(found)
         complete = [each for each in prefixes if each.name != current and (each / overlays.RECORD).exists()]
         kept = {current, *(each.name for each in complete[-1:])}
         for prefix in prefixes:

@@ -25,6 +25,7 @@ IN_USE = "in-use"  # in an overlay: kernels that run from it have its lock
 RECORD = "rocmlab-overlay.json"  # in an overlay: what it was made from
 SITES = ("lib/python3*/site-packages", "lib/python3*/dist-packages", "lib/python3/dist-packages")
 INFORMATION = (".dist-info", ".egg-info")
+NAME = "%Y-%m-%dT%H%M%S.%fZ"  # of an overlay: when it was made
 OWN = "rocmlab-"  # its own version is no reason to install a user's packages again
 HOOK = "rocmlab-pip"  # next to rocmlab's own interpreter, see `packages.pip`
 
@@ -53,7 +54,10 @@ class Place:
 
     def current(self) -> Path | None:
         """Return the overlay in use; None if there is none over this interpreter."""
-        return current_in(self.own) if self.folder.is_dir() else None
+        try:
+            return current_in(self.own) if self.folder.is_dir() else None
+        except OSError:  # a share that does not answer, or of another user: the kernel starts without it
+            return None
 
 
 def current_in(own: Path) -> Path | None:
@@ -62,7 +66,12 @@ def current_in(own: Path) -> Path | None:
         name = os.readlink(own / CURRENT)
     except OSError:
         return None
-    return own / name if "/" not in name and _is_own(own / name) and (own / name / "bin/python").exists() else None
+    return own / name if is_name(name) and _is_own(own / name) and (own / name / "bin/python").exists() else None
+
+
+def is_name(text: str) -> bool:
+    """Return whether this is the name of an overlay, `2026-11-25T042801.281224Z`: no path, and nothing else's."""
+    return "".join("0" if each in "0123456789" else each for each in text) == "0000-00-00T000000.000000Z"
 
 
 def _is_own(prefix: Path) -> bool:

@@ -28,7 +28,7 @@ ELSEWHERE = ("--target", "-t", "--prefix", "--root", "--dry-run", "--report", "-
 PLACES = {"index_url": "--index-url", "extra_index_url": "--extra-index-url", "find_links": "--find-links"}
 REACH = {"trusted_host": "PIP_TRUSTED_HOST", "cert": "PIP_CERT", "proxy": "PIP_PROXY", "timeout": "PIP_TIMEOUT"}
 VALUELESS = (  # options of pip that change nothing here
-    *("--quiet", "-q", "-qq", "--verbose", "-v", "-vv", "--no-input", "--disable-pip-version-check", "--user"),
+    *("--quiet", "-q", "--verbose", "-v", "--no-input", "--disable-pip-version-check", "--user"),
     *("--no-cache-dir", "--break-system-packages", "--no-warn-script-location", "--no-warn-conflicts", "--no-color"),
     *("--prefer-binary", "--no-compile", "--compile", "--require-virtualenv", "--no-user"),
 )
@@ -66,16 +66,26 @@ def parse(arguments: Sequence[str]) -> Request | None:
     for name in ("--no-index", "--no-deps", "--pre", "--no-build-isolation"):
         parser.add_argument(name, action="store_true")
     parser.add_argument("-U", "--upgrade", action="store_true")
-    parser.add_argument("--force-reinstall", action="store_true")
+    parser.add_argument("--force-reinstall", "-I", "--ignore-installed", action="store_true")
     for name in ("--no-binary", "--only-binary", "-c/--constraint"):
         parser.add_argument(*name.split("/"), action="append", default=[])
     for name in (*REACH, "retries", "progress_bar", "upgrade_strategy", "root_user_action", "log", "cache_dir"):
         parser.add_argument("--" + name.replace("_", "-"))
     try:
-        found = parser.parse_intermixed_args([each for each in arguments if each not in VALUELESS])
+        words = [word for each in arguments for word in _apart(each)]
+        found = parser.parse_intermixed_args([each for each in words if each not in VALUELESS])
     except _Unknown:
         return None
     return _request(found)
+
+
+def _apart(word: str) -> list[str]:
+    """Return the options of one word, as pip takes them: `-Uq` is `-U -q`."""
+    flags = re.match(r"-([qvUI]+)(?=[A-Za-z]|$)", word)
+    if word.startswith("--") or flags is None or len(word) == 2:
+        return [word]
+    rest = word[flags.end() :]
+    return [*(f"-{each}" for each in flags[1]), *([f"-{rest}"] if rest else [])]
 
 
 def _request(found: argparse.Namespace) -> Request:

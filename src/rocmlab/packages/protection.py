@@ -11,7 +11,9 @@ SAME = (
     {"tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tensorflow-intel", "tensorflow-macos", "tensorflow-rocm"}
     | {"tf-nightly", "tf-nightly-cpu"},
     {"jaxlib"},
+    {"triton", "triton-rocm", "pytorch-triton", "pytorch-triton-rocm", "pytorch-triton-xpu"},
 )
+REQUIRED = ("tensorflow", "triton")  # the names of these groups that others require
 PROTECTED = re.compile(
     r"torch|triton|triton-rocm|pytorch-triton.*|amd-.*|rocm|rocm-.*|nvidia-(?!ml-py).*|cuda-.*"
     r"|tensorflow(-(cpu|gpu|intel|macos|rocm))?|tf-nightly.*|jax|jaxlib|jax-.*(plugin|pjrt).*|ipykernel|rocmlab"
@@ -39,9 +41,9 @@ def twins(name: str) -> set[str]:
 
 
 def aliases(base: Mapping[str, str]) -> dict[str, str]:
-    """Return names under which others require what the base has: `tensorflow` where it has `tensorflow-rocm`."""
-    found = [version for name, version in base.items() if "tensorflow" in twins(name)]
-    return {"tensorflow": found[0]} if found and "tensorflow" not in base else {}
+    """Return names under which others require what the base has: `triton` where it has `triton-rocm`."""
+    found = {each: version for each in REQUIRED for name, version in base.items() if each in twins(name)}
+    return {name: version for name, version in found.items() if name not in base}
 
 
 def pins(base: Mapping[str, str]) -> list[str]:
