@@ -515,7 +515,9 @@ class NoKernels(Authorizer):
     finally:
         server.stop()
 
-    assert [lease["device"] for lease in state["leases"]] == [FIRST]
+    (lease,) = state["leases"]
+    assert {name for name, value in lease.items() if value is not None} == {"device", "index", "name"}
+    assert lease["device"] == FIRST
     assert not state["kernels"]
     assert not state["idle_holders"]
     assert {(each["owner"], each["command"]) for each in snapshot["processes"]} == {(None, None)}

@@ -217,8 +217,9 @@ def _without_owners(snapshot: Snapshot) -> Snapshot:
 
 
 def _without_holders(leases: Sequence[Row]) -> list[Row]:
-    """Return which GPUs are leased, and not by which notebook."""
-    return [{**lease, "notebook": None, "kernel_id": None} for lease in leases]
+    """Return which GPUs are leased, and not by whom or by which notebook."""
+    shown = ("device", "index", "name")
+    return [{name: value if name in shown else None for name, value in lease.items()} for lease in leases]
 
 
 def _lasting(state: Row) -> Row:
