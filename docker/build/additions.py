@@ -1,18 +1,23 @@
 """Add to an environment what it lacks of a list of requirements, and prove that nothing else changed.
 
-Usage: PYTHON additions.py REQUIREMENTS [CONSTRAINTS], run by the interpreter of the environment. With CONSTRAINTS it is
-the one that has TensorFlow, which a kernel's needs are added to: the versions found are written there, and pip reads
-them in every later installation, so that none can replace this TensorFlow.
+Usage: PYTHON additions.py REQUIREMENTS [CONSTRAINTS [OPTIONAL]], run by the interpreter of the environment. With
+CONSTRAINTS it is the one that has TensorFlow, which a kernel's needs are added to: the versions found are written
+there, and pip reads them in every later installation, so that none can replace this TensorFlow. Of OPTIONAL it gets
+what goes with the packages that it has. What /opt/torch has in the same version is not installed a second time: links
+to it are put on the path.
 """
 
 from __future__ import annotations
 
+import csv
 import glob
+import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -20,6 +25,11 @@ import tempfile
 from pathlib import Path
 
 USERS_GID = 100  # docker-stacks' group of the lab user
+TAG = f"python{sys.version_info.major}.{sys.version_info.minor}"
+LENDER = Path("/opt/torch/lib", TAG, "site-packages")  # of the same Python, else there is no such folder
+# Links to its packages, last on the path: what the base has or gets is found first, and pip changes nothing in here.
+SHARED = Path("/opt/shared/lib", TAG, "site-packages")
+SHARED_NAME = "shared-packages"  # the distribution that shows that they are there; its version changes with the links
 
 
 def canonical(name: str) -> str:
@@ -56,6 +66,46 @@ def constraints(present: dict[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def share(lock: str, present: dict[str, str], lender: Path = LENDER, shared: Path = SHARED) -> dict[str, str]:
+    """Link what is missing of a lock and is in another environment of the same Python; return the versions by name.
+
+    Programs (`bin`) and data outside of the packages are not linked.
+    """
+    wanted = re.findall(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)", missing(lock, present), flags=re.MULTILINE)
+    locked = {(canonical(name), version) for name, version in wanted}
+    linked = {}
+    for distribution in importlib.metadata.distributions(path=[str(lender)]):
+        name, version = canonical(distribution.metadata["Name"]), distribution.version
+        tops = _tops(distribution)
+        if not tops or (name, version) not in locked:
+            continue
+        shared.mkdir(parents=True, exist_ok=True)
+        for top in tops:
+            if not (shared / top).is_symlink():
+                (shared / top).symlink_to(lender / top)
+        linked[name] = version
+    return linked
+
+
+def put_on_path(purelib: Path, shared: Path = SHARED) -> None:
+    """Have this interpreter find the links, by a file next to its packages; its name changes with what is linked."""
+    found = sorted(path.name for path in shared.glob("*.dist-info"))
+    name = f"shared_packages-1+{hashlib.sha256(repr(found).encode()).hexdigest()[:12]}"
+    for earlier in purelib.glob("shared_packages-*.dist-info"):
+        shutil.rmtree(earlier)
+    information = purelib / f"{name}.dist-info"
+    information.mkdir(parents=True)
+    (information / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: shared-packages\nVersion: {name.partition('-')[2]}\n"
+        f"Summary: Packages that this interpreter shares with {LENDER.parents[2]}.\n"
+    )
+    (information / "INSTALLER").write_text("rocmlab\n")
+    (information / "RECORD").write_text(f"shared_packages.pth,,\n{information.name}/RECORD,,\n")
+    (purelib / "shared_packages.pth").write_text(f"{shared}\n")
+    if str(shared) not in sys.path:
+        sys.path.append(str(shared))
+
+
 def bootstrap() -> None:
     """Give this interpreter pip where it has none, from the wheel that Debian's python3-venv keeps."""
     if importlib.util.find_spec("pip") is None:
@@ -80,37 +130,89 @@ def open_to_users() -> None:
             os.chmod(folder, 0o2775)
 
 
-def add(requirements: Path) -> tuple[int, int]:
+def install(requirements: Path, before: dict[str, str], *, is_base: bool) -> dict[str, str]:
+    """Share or install what is missing of a list, without changing anything else; return the versions of what came.
+
+    Raises:
+        SystemExit: a distribution changed.
+    """
+    lock = requirements.read_text()
+    if shared := share(lock, before) if is_base else {}:
+        put_on_path(Path(sysconfig.get_path("purelib")))
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as rest:
+        rest.write(missing(lock, {**before, **shared}))
+        rest.flush()
+        options = ["--quiet", "--no-deps", "--require-hashes", "--requirement", rest.name]
+        subprocess.run([sys.executable, str(Path(__file__).with_name("install.py")), *options], check=True)
+    after = installed()
+    for name, version in before.items():
+        if after.get(name) != version and name != SHARED_NAME:
+            sys.exit(f"error: the build changed {name} {version} of {sys.prefix} to {after.get(name)}: report this")
+    return {name: version for name, version in after.items() if name not in before}
+
+
+def add(requirements: Path, *, is_base: bool = False) -> tuple[int, int]:
     """Install what is missing, then compare; return how many distributions there were and how many came.
 
     Raises:
         SystemExit: a distribution changed, or does not go with the others.
     """
     before, conflicts_before = installed(), conflicts()
-    with tempfile.NamedTemporaryFile("w", suffix=".txt") as rest:
-        rest.write(missing(requirements.read_text(), before))
-        rest.flush()
-        options = ["--quiet", "--no-deps", "--require-hashes", "--requirement", rest.name]
-        subprocess.run([sys.executable, str(Path(__file__).with_name("install.py")), *options], check=True)
-
-    after = installed()
-    for name, version in before.items():
-        if after.get(name) != version:
-            sys.exit(f"error: the build changed {name} {version} of {sys.prefix} to {after.get(name)}: report this")
+    came = install(requirements, before, is_base=is_base)
     if added := conflicts() - conflicts_before:
         sys.exit(
             f"error: the packages of {sys.prefix} do not go with the lab's ({'; '.join(sorted(added))}): choose a "
             f"newer BASE_IMAGE, or loosen {requirements.with_suffix('.in').name} in requirements and run scripts/lock"
         )
-    return len(before), len(after) - len(before)
+    return len(before), len(came)
 
 
-def main(requirements: Path, constraint: Path | None = None) -> None:
-    """Add the requirements; where constraints are asked for, to a kernel that came with the base image."""
+def remove(names: set[str], shared: Path = SHARED) -> None:
+    """Remove distributions that came: those that are links, and by pip the others."""
+    tops = {each.name: _tops(importlib.metadata.PathDistribution(each)) for each in shared.glob("*.dist-info")}
+    linked = {each: canonical(each.split("-")[0]) for each in tops}
+    kept = {top for each, name in linked.items() if name not in names for top in tops[each]}
+    for top in {top for each, name in linked.items() if name in names for top in tops[each]} - kept:
+        (shared / top).unlink()
+    if rest := names - set(linked.values()):
+        subprocess.run([sys.executable, "-m", "pip", "uninstall", "--quiet", "--yes", *sorted(rest)], check=True)
+
+
+def _tops(distribution: importlib.metadata.Distribution) -> set[str]:
+    """Return the folders and files of a distribution directly in `site-packages`, its `.dist-info` among them."""
+    rows = csv.reader((distribution.read_text("RECORD") or "").splitlines())
+    return {Path(path).parts[0] for path, *_ in rows if path} - {"..", "__pycache__"}
+
+
+def add_what_fits(requirements: Path) -> None:
+    """Install what is missing, and remove again what does not go with the packages that are there; report both.
+
+    Raises:
+        SystemExit: a distribution changed, or something that was there does not go with what came.
+    """
+    before, conflicts_before = installed(), conflicts()
+    came = install(requirements, before, is_base=True)
+    reasons: list[str] = []
+    while added := conflicts() - conflicts_before:
+        names = {canonical(sentence.split()[0]) for sentence in added} & set(came)
+        if not names:
+            sys.exit(f"error: {'; '.join(sorted(added))}: remove {requirements.name}'s package from that list")
+        remove(names)
+        came = {name: version for name, version in came.items() if name not in names}
+        reasons += sorted(added)
+    if reasons:
+        sys.stderr.write(f"{sys.executable}: some packages are omitted: {'; '.join(reasons)}\n")
+    sys.stderr.write(f"{sys.executable}: {', '.join(sorted(came)) or 'nothing'} added\n")
+
+
+def main(requirements: Path, constraint: Path | None = None, optional: Path | None = None) -> None:
+    """Add the requirements; where constraints are requested, to a kernel that came with the base image."""
     bootstrap()
     if constraint:
         constraint.write_text(constraints(installed()))
-    kept, added = add(requirements)
+    kept, added = add(requirements, is_base=constraint is not None)
+    if optional:
+        add_what_fits(optional)
     if constraint:
         finish_kernel(requirements)
     sys.stderr.write(f"{sys.executable}: {kept} distributions kept, {added} added\n")

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import json
+import os
+import subprocess
+import venv
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from wheel_files import wheel
 
 REPOSITORY = Path(__file__).parents[2]
 LOCK = """\
@@ -60,3 +66,80 @@ def test_constraints_keep_tensorflow_itself(additions: ModuleType) -> None:
 def test_constraints_leave_out_what_pip_cannot_read(additions: ModuleType) -> None:
     """One version that pip cannot read would make it refuse the whole file."""
     assert "odd" not in additions.constraints({"odd": "custom build", "tensorflow": "2.17.0"})
+
+
+@pytest.mark.slow
+def test_what_does_not_go_with_the_base_is_omitted(tmp_path: Path) -> None:
+    """Of what is optional the environment gets what its own packages allow, and these stay as they are."""
+    venv.create(tmp_path / "base", with_pip=True)
+    python, wheels = tmp_path / "base/bin/python", tmp_path / "wheels"
+    wheels.mkdir()
+    own = wheel(wheels, "framework", "1.0", {"framework.py": ""})
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-index", own], check=True)
+    wheel(wheels, "framework", "2.0", {"framework.py": ""})
+    wanted = [
+        wheel(wheels, "table", "3.0", {"table.py": ""}, ["framework>=1"]),
+        wheel(wheels, "learner", "3.0", {"learner.py": ""}, ["framework>=2"]),
+        wheel(wheels, "plots", "3.0", {"plots.py": ""}, ["learner"]),
+    ]
+    names = [path.name.split("-")[0] for path in wanted]
+    hashes = [hashlib.sha256(path.read_bytes()).hexdigest() for path in wanted]
+    lock = "".join(f"{name}==3.0 \\\n    --hash=sha256:{each}\n" for name, each in zip(names, hashes, strict=True))
+    (tmp_path / "optional.txt").write_text(lock)
+    program = (
+        "import additions, json, pathlib, sys\n"
+        "additions.add_what_fits(pathlib.Path(sys.argv[1]))\n"
+        "print(json.dumps(additions.installed()))"
+    )
+    settings = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels), "PYTHONPATH": str(REPOSITORY / "docker/build")}
+
+    done = subprocess.run(
+        [python, "-c", program, str(tmp_path / "optional.txt")],
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["framework"], found["table"]) == ("1.0", "3.0")
+    assert not {"learner", "plots"} & set(found)
+    assert "learner 3.0 has requirement framework>=2" in done.stderr
+    assert "table added" in done.stderr
+
+
+@pytest.mark.slow
+def test_packages_of_another_environment_are_shared(additions: ModuleType, tmp_path: Path) -> None:
+    """What is missing is found through links, last on the path; what is there stays first, and removing ends a link."""
+    wheels, lender, base = tmp_path / "wheels", tmp_path / "lender", tmp_path / "base"
+    wheels.mkdir()
+    for folder in (lender, base):
+        venv.create(folder, with_pip=True)
+    made = {name: wheel(wheels, name, "3.0", {f"{name}.py": "which = 'shared'"}) for name in ("table", "learner")}
+    older = wheel(wheels, "numbers2", "1.0", {"numbers2/__init__.py": "which = 'own'"})
+    newer = wheel(wheels, "numbers2", "2.0", {"numbers2/__init__.py": "which = 'shared'"})
+    for folder, chosen in ((lender, [*made.values(), newer]), (base, [older])):
+        command = [folder / "bin/python", "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", *chosen]
+        subprocess.run(command, check=True)
+    (site,) = lender.glob("lib/python3*/site-packages")
+    (purelib,) = base.glob("lib/python3*/site-packages")
+    shared = tmp_path / "shared/site-packages"
+    lock = "".join(f"{name} \\\n    --hash=sha256:aa\n" for name in ("table==3.0", "learner==2.0", "numbers2==2.0"))
+    look = "import table, numbers2; print(table.which, numbers2.which)"
+
+    linked = additions.share(lock, {"numbers2": "1.0"}, site, shared)
+    additions.put_on_path(purelib, shared)
+    first = subprocess.run([base / "bin/python", "-c", look], capture_output=True, text=True, check=True)
+    checked = subprocess.run([base / "bin/python", "-m", "pip", "check"], capture_output=True, text=True, check=False)
+    replaced = wheel(wheels, "table", "4.0", {"table.py": "which = 'upgraded'"})
+    upgrade = [base / "bin/python", "-m", "pip", "install", "--quiet", "--no-index", "--upgrade", replaced]
+    subprocess.run(upgrade, check=True, capture_output=True)
+    second = subprocess.run([base / "bin/python", "-c", look], capture_output=True, text=True, check=True)
+
+    assert linked == {"table": "3.0"}, "another version, or what the base has, is not shared"
+    assert (first.stdout.split(), second.stdout.split()) == (["shared", "own"], ["upgraded", "own"])
+    assert checked.returncode == 0, checked.stdout
+    assert (site / "table.py").read_text() == "which = 'shared'", "an upgrade changes nothing in the other environment"
+    additions.remove({"table"}, shared)
+    assert not list(shared.iterdir())
