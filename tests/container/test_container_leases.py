@@ -191,7 +191,7 @@ def test_a_container_without_the_folder_says_that_its_leases_are_its_own(image: 
 
 def test_the_lab_of_a_clone_mounts_the_folder_of_its_host(docker_lab, host: Path) -> None:
     """`make up` makes it and mounts it, and names user and lab; `rocmlab leases` on the host reads it."""
-    docker_lab.make("up", ROCMLAB_ROOT=str(host))
+    docker_lab.make("up", "FORCE=1", ROCMLAB_ROOT=str(host))  # kernels of earlier tests may be open
     try:
         name = docker_lab.env["COMPOSE_PROJECT_NAME"]
         container = docker("ps", "--quiet", "--filter", f"label=com.docker.compose.project={name}").strip()
@@ -201,7 +201,7 @@ def test_the_lab_of_a_clone_mounts_the_folder_of_its_host(docker_lab, host: Path
         with claimed(command) as found:
             shown = docker_lab.make("leases").stdout
     finally:
-        docker_lab.make("up", ROCMLAB_ROOT="")
+        docker_lab.make("up", "FORCE=1", ROCMLAB_ROOT="")
 
     assert (host / FOLDER).stat().st_mode & 0o7777 == 0o1777
     assert said.split() == [pwd.getpwuid(os.getuid()).pw_name, name]

@@ -129,7 +129,7 @@ def test_a_csv_list_says_everything(mark: bytes, end: str, tmp_path: Path) -> No
         ("a.yaml", "[" * 3000, "a.yaml", "cannot be read"),
         ("a.csv", "", "a.csv", "lists no job"),
         ("a.csv", "notebook,lr\n", "a.csv", "lists no job"),
-        ("a.csv", "lr,seed\n1,2\n", "line 1", "no column `notebook`"),
+        ("a.csv", "lr,seed\n1,2\n", "line 1", "the column `notebook` is missing"),
         ("a.csv", "notebook,lr,lr\na,1,2\n", "line 1", "'lr' appears twice"),
         ("a.csv", "notebook,learning rate\na,1\n", "line 1", "'learning rate' is no parameter"),
         ("a.csv", "notebook,lr\na,1\n\nb,1,2\n", "line 4", "it has 3 cells"),
