@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rocmlab.packages import building, companions, overlays, pip, protection, report, requested
+from rocmlab.packages import building, overlays, pip, protection, report, requested
 from rocmlab.packages.installing import Outcome, reason
 from rocmlab.packages.overlays import Place
 from rocmlab.packages.requested import Requirement
@@ -189,7 +189,8 @@ class TestLists:
         assert requested.without_secrets(Requirement(f"a @ {secret}", (secret,))) == Requirement(
             "a @ https://one/simple", ("https://one/simple",)
         )
-        assert companions.without_user(secret) == "https://one/simple"
+        assert requested.without_user(secret) == "https://one/simple"
+        assert requested.without_user("https://me:p@ss@one/simple/a@1") == "https://one/simple/a@1"
 
 
 def test_the_report_names_what_is_hidden_and_broken(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -65,6 +65,15 @@ def is_locked(path: Path) -> bool:
     except OSError:
         return False
     return False
+
+
+def lock(descriptor: int, waits: Callable[[], object]) -> None:
+    """Take a file's lock; where another process has it, call `waits` and wait until that process has released it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        waits()
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
 def draft_path(path: Path) -> Path:

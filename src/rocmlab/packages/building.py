@@ -46,11 +46,7 @@ def locked(place: Place, say: Say) -> Iterator[int]:
             "make the share writable for the lab's user: make doctor",
         ) from err
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say(f"waiting for another installation for the kernel {place.kernel}")
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        files.lock(descriptor, lambda: say(f"waiting for another installation for the kernel {place.kernel}"))
         yield descriptor
     finally:
         os.close(descriptor)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.packages import base_packages, overlays, protection
@@ -82,9 +81,3 @@ def index_of(python: str) -> str | None:
     except OSError:
         return None
     return text or None
-
-
-def without_user(address: str) -> str:
-    """Return an address without a user and password."""
-    parts = urlsplit(address)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

@@ -13,7 +13,7 @@ from rocmlab.base.errors import RocmlabError
 
 FOLDER = "packages"
 NAME = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)\s*(?:\[[^]]*\])?\s*(?:[<>=!~;@(]|$)")
-SECRET = re.compile(r"//[^/@\s]+@")  # a user and password in an address
+SECRET = re.compile(r"//[^/\s]+@")  # a user and password in an address; both may have an @
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Requirement:
 
 
 def normal(name: str) -> str:
-    """Return a package's name as all compare it."""
+    """Return a package's name as all compare it: `typing-extensions` for `typing_extensions`."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -79,7 +79,11 @@ def with_added(listed: Iterable[Requirement], added: Iterable[Requirement]) -> t
     return tuple(found.values())
 
 
+def without_user(text: str) -> str:
+    """Return a text whose addresses have no user and password."""
+    return SECRET.sub("//", text)
+
+
 def without_secrets(requirement: Requirement) -> Requirement:
-    """Return a requirement as it may be kept in a file: addresses without users and passwords."""
-    clean = tuple(SECRET.sub("//", each) for each in requirement.options)
-    return Requirement(SECRET.sub("//", requirement.text), clean)
+    """Return a requirement as it may be kept in a file."""
+    return Requirement(without_user(requirement.text), tuple(map(without_user, requirement.options)))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rocmlab.base import installation
 from rocmlab.base.errors import RocmlabError
-from rocmlab.packages import companions
+from rocmlab.packages import companions, requested
 from rocmlab.stack import environments, packages, process, requirements
 from rocmlab.stack.environment import MADE, Environment, check_python, was_made_by_us
 from rocmlab.stack.lab import Say
@@ -182,5 +182,5 @@ def verify(environment: Environment, interpreter: Path) -> None:
 
 def _note_index(environment: Environment) -> None:
     """Note where PyTorch came from: a user's packages that are compiled for it come from the same place."""
-    address = companions.without_user(environment.torch_index)
+    address = requested.without_user(environment.torch_index)
     (environment.folder / companions.INDEX).write_text(f"{address}\n", encoding="utf-8")

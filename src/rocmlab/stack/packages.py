@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import os
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from rocmlab.base import installation
+from rocmlab.packages.requested import normal
 from rocmlab.stack import process
 
 SITE = "lib/python3*/site-packages"
@@ -35,11 +35,6 @@ def remove_unfinished(environment: Path, comes: Callable[[str], bool]) -> None:
         for folder in unfinished(site):
             if comes(normal(folder.name.partition("-")[0])):
                 shutil.rmtree(folder)
-
-
-def normal(name: str) -> str:
-    """Return a package's name as all compare it: `typing-extensions` for `typing_extensions`."""
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _is_complete(information: Path) -> bool:

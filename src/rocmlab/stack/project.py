@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from rocmlab.base import files
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import discover
 from rocmlab.stack import choice as choosing
@@ -284,11 +284,8 @@ def locked(project: Project, say: Say) -> Iterator[None]:
     """Let one command at a time change a project; another one waits and reports it."""
     project.settings.state.mkdir(parents=True, exist_ok=True)
     with open(project.settings.state / "lock", "w", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say("waiting for another rocmlab command in this folder to finish building or starting")
-            fcntl.flock(file, fcntl.LOCK_EX)
+        waits = "waiting for another rocmlab command in this folder to finish building or starting"
+        files.lock(file.fileno(), lambda: say(waits))
         yield
 
 

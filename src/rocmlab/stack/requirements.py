@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices.rocm import rocm_version
+from rocmlab.packages.requested import normal
 from rocmlab.stack import environments, packages, process
 from rocmlab.stack.environment import Environment
 from rocmlab.stack.lab import Say
@@ -98,7 +99,7 @@ def comes(environment: Environment, name: str) -> bool:
     text = environment.lock.read_text(encoding="utf-8")
     if environment.has_cluster:
         text += (environment.project / "requirements/cluster.txt").read_text(encoding="utf-8")
-    names = {packages.normal(each) for each in PACKAGE.findall(text)} | NOT_LOCKED
+    names = {normal(each) for each in PACKAGE.findall(text)} | NOT_LOCKED
     return name in names or (environment.backend in ("rocm", "cuda") and name.startswith(GPU_LIBRARIES))
 
 

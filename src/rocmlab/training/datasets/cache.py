@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import shutil
 import tempfile
@@ -12,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from rocmlab.base import files
 from rocmlab.base.errors import RocmlabError
 from rocmlab.training.datasets.catalogue import DATASETS
 from rocmlab.training.datasets.model import MISSING, DataFile, Dataset, Source, SourceError
@@ -88,11 +88,7 @@ def _lock(folder: Path, name: str, say: Progress) -> Iterator[None]:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lock = stack.enter_context((folder / ".lock").open("a"))
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                say(f"{name}: another process is fetching it; waiting")
-                fcntl.flock(lock, fcntl.LOCK_EX)
+            files.lock(lock.fileno(), lambda: say(f"{name}: another process is fetching it; waiting"))
         except OSError as err:
             raise RocmlabError(
                 f"{folder} cannot be written",
