@@ -42,18 +42,18 @@ def states(environment: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def _state(found: Place) -> dict[str, Any]:
-    state = installing.state(found)
-    prefix = found.current()
+    listed, prefix = requested.read(found.share, found.kernel), found.current()
+    is_synchronised = installing.is_made_of(prefix, listed)
     own = base_packages.installed(overlays.site_of(prefix)) if prefix else {}
     labs: dict[str, str] = {}
     for site in overlays.sites(found.python):
         labs |= base_packages.installed(site)
-    versions = {**labs, **own} if state.is_synchronised else {}
-    listed = requested.read(found.share, found.kernel)
+    versions = {**labs, **own} if is_synchronised else {}
+    hides = sorted(installing.hidden(own, labs).items())
     return {
         "kernel": found.kernel,
         "packages": [{"requirement": each.text, "version": versions.get(each.name)} for each in listed],
-        "hides": [f"{name} {own[name]} hides the lab's {labs[name]}" for name in sorted(own) if name in labs],
-        "is_synchronised": state.is_synchronised,
-        "fix": "" if state.is_synchronised else f"rocmlab packages sync --kernel {found.kernel}",
+        "hides": [f"{name} {version} hides the lab's {lab}" for name, (lab, version) in hides],
+        "is_synchronised": is_synchronised,
+        "fix": "" if is_synchronised else f"rocmlab packages sync --kernel {found.kernel}",
     }

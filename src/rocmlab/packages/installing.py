@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -59,10 +59,19 @@ class State:
 
 def state(place: Place) -> State:
     """Return whether the overlay over the present interpreter was made from the present list."""
-    texts = tuple(each.text for each in requested.read(place.share, place.kernel))
-    prefix = place.current()
+    listed = requested.read(place.share, place.kernel)
+    return State(place.kernel, tuple(each.text for each in listed), is_made_of(place.current(), listed))
+
+
+def is_made_of(prefix: Path | None, listed: Sequence[Requirement]) -> bool:
+    """Return whether an overlay was made from a list; None, no overlay, is made from an empty one."""
     made_from = building.record_of(prefix).get("requirements") if prefix else []
-    return State(place.kernel, texts, made_from == list(texts))
+    return made_from == [each.text for each in listed]
+
+
+def hidden(own: Mapping[str, str], labs: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """Return of which packages an overlay has another version: the lab's and the overlay's."""
+    return {name: (labs[name], version) for name, version in own.items() if labs.get(name, version) != version}
 
 
 def add(place: Place, wanted: Sequence[Requirement], say: Say, options: Sequence[str] = ()) -> Outcome:
@@ -218,10 +227,8 @@ class _Work:
         after = base_packages.installed(self.site)  # a companion may be of another build now
         breaks = sorted(self._conflicts() - conflicts)
         base_packages.remove_stubs(self.site)
-        lab = self.base.versions
         changed = _changed(before, after)
-        hides = {name: (lab[name], version) for name, version in changed.items() if lab.get(name, version) != version}
-        return Outcome(self.scratch, changed, hides, breaks)
+        return Outcome(self.scratch, changed, hidden(changed, self.base.versions), breaks)
 
     def _examine(self, changed: dict[str, str], names: set[str]) -> None:
         lab = self.base.versions
