@@ -65,7 +65,7 @@ class Follower:
 
     def look(self) -> bool:
         """Use the overlay in use now; return whether it is another one than before."""
-        if self._own is None and not self._place.folder.is_dir():
+        if self._own is None and not self._place.is_there():
             return False
         self._own = self._own or self._place.own
         prefix = overlays.current_in(self._own)

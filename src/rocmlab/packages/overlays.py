@@ -54,10 +54,11 @@ class Place:
 
     def current(self) -> Path | None:
         """Return the overlay in use; None if there is none over this interpreter."""
-        try:
-            return current_in(self.own) if self.folder.is_dir() else None
-        except OSError:  # a share that does not answer, or of another user: the kernel starts without it
-            return None
+        return current_in(self.own) if self.is_there() else None
+
+    def is_there(self) -> bool:
+        """Return whether there may be overlays; also no, without an error, where the share does not answer."""
+        return os.path.isdir(self.folder)
 
 
 def current_in(own: Path) -> Path | None:
@@ -66,7 +67,8 @@ def current_in(own: Path) -> Path | None:
         name = os.readlink(own / CURRENT)
     except OSError:
         return None
-    return own / name if is_name(name) and _is_own(own / name) and (own / name / "bin/python").exists() else None
+    prefix = own / name
+    return prefix if is_name(name) and _is_own(prefix) and os.path.exists(prefix / "bin/python") else None
 
 
 def is_name(text: str) -> bool:
