@@ -17,7 +17,6 @@ import importlib.metadata
 import importlib.util
 import os
 import re
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -29,7 +28,7 @@ TAG = f"python{sys.version_info.major}.{sys.version_info.minor}"
 LENDER = Path("/opt/torch/lib", TAG, "site-packages")  # of the same Python, else there is no such folder
 # Links to its packages, last on the path: what the base has or gets is found first, and pip changes nothing in here.
 SHARED = Path("/opt/shared/lib", TAG, "site-packages")
-SHARED_NAME = "shared-packages"  # the distribution that shows that they are there; its version changes with the links
+PATH_FILE = "shared_packages.pth"
 
 
 def canonical(name: str) -> str:
@@ -76,8 +75,7 @@ def share(lock: str, present: dict[str, str], lender: Path = LENDER, shared: Pat
     linked = {}
     for distribution in importlib.metadata.distributions(path=[str(lender)]):
         name, version = canonical(distribution.metadata["Name"]), distribution.version
-        tops = _tops(distribution)
-        if not tops or (name, version) not in locked:
+        if (name, version) not in locked or not (tops := _tops(distribution)):
             continue
         shared.mkdir(parents=True, exist_ok=True)
         for top in tops:
@@ -88,22 +86,25 @@ def share(lock: str, present: dict[str, str], lender: Path = LENDER, shared: Pat
 
 
 def put_on_path(purelib: Path, shared: Path = SHARED) -> None:
-    """Have this interpreter find the links, by a file next to its packages; its name changes with what is linked."""
+    """Have this interpreter find the links, by a file next to its packages."""
+    purelib.mkdir(parents=True, exist_ok=True)
+    (purelib / PATH_FILE).write_text(f"{shared}\n")
+    if str(shared) not in sys.path:
+        sys.path.append(str(shared))
+
+
+def name_links(purelib: Path, shared: Path = SHARED) -> None:
+    """Describe the links as a distribution, so that what depends on the names of all packages notices other links."""
     found = sorted(path.name for path in shared.glob("*.dist-info"))
-    name = f"shared_packages-1+{hashlib.sha256(repr(found).encode()).hexdigest()[:12]}"
-    for earlier in purelib.glob("shared_packages-*.dist-info"):
-        shutil.rmtree(earlier)
-    information = purelib / f"{name}.dist-info"
-    information.mkdir(parents=True)
+    version = f"1+{hashlib.sha256(repr(found).encode()).hexdigest()[:12]}"
+    information = purelib / f"shared_packages-{version}.dist-info"
+    information.mkdir()
     (information / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: shared-packages\nVersion: {name.partition('-')[2]}\n"
+        f"Metadata-Version: 2.1\nName: shared-packages\nVersion: {version}\n"
         f"Summary: Packages that this interpreter shares with {LENDER.parents[2]}.\n"
     )
     (information / "INSTALLER").write_text("rocmlab\n")
-    (information / "RECORD").write_text(f"shared_packages.pth,,\n{information.name}/RECORD,,\n")
-    (purelib / "shared_packages.pth").write_text(f"{shared}\n")
-    if str(shared) not in sys.path:
-        sys.path.append(str(shared))
+    (information / "RECORD").write_text(f"{PATH_FILE},,\n{information.name}/RECORD,,\n")
 
 
 def bootstrap() -> None:
@@ -146,7 +147,7 @@ def install(requirements: Path, before: dict[str, str], *, is_base: bool) -> dic
         subprocess.run([sys.executable, str(Path(__file__).with_name("install.py")), *options], check=True)
     after = installed()
     for name, version in before.items():
-        if after.get(name) != version and name != SHARED_NAME:
+        if after.get(name) != version:
             sys.exit(f"error: the build changed {name} {version} of {sys.prefix} to {after.get(name)}: report this")
     return {name: version for name, version in after.items() if name not in before}
 
@@ -214,6 +215,8 @@ def main(requirements: Path, constraint: Path | None = None, optional: Path | No
     if optional:
         add_what_fits(optional)
     if constraint:
+        if SHARED.exists():
+            name_links(Path(sysconfig.get_path("purelib")))
         finish_kernel(requirements)
     sys.stderr.write(f"{sys.executable}: {kept} distributions kept, {added} added\n")
 
