@@ -184,7 +184,7 @@ def one_of(claims: Sequence[Holder], lock: Path) -> Holder:
     """Return the holder of a lock that is held, from all who claim it; several are named together."""
     if len(claims) > 1:
         return Holder(owner="one of " + "; ".join(sorted({claim.who() for claim in claims})))
-    return claims[0] if claims else next(iter(processes(lock)), Holder())
+    return claims[0] if claims else next(iter(processes([lock])[lock]), Holder())
 
 
 def _lock(descriptor: int) -> bool:
@@ -224,23 +224,30 @@ def _paths(folder: Path) -> list[Path]:
     return []
 
 
-def processes(lock: Path) -> list[Holder]:
-    """Return the processes, other than this one, that have taken a lock, as far as they are visible from here.
+def processes(locks: Sequence[Path]) -> dict[Path, list[Holder]]:
+    """Return for each lock the processes, other than this one, that have taken it, as far as they are visible here.
 
     Source: `/proc/locks`. The uid is that of the process, and its name stands for the notebook's.
     """
+    taken: dict[tuple[int, int, int], dict[int, None]] = {}
+    with contextlib.suppress(OSError, ValueError):
+        for match in map(PROC_LOCK.match, Path("/proc/locks").read_text(encoding="ascii").splitlines()):
+            if match:
+                inode = int(match[2], 16), int(match[3], 16), int(match[4])
+                taken.setdefault(inode, {})[int(match[1])] = None
+    return {
+        lock: [holder for pid in taken.get(_inode(lock), ()) if pid != os.getpid() for holder in _process(pid)]
+        for lock in locks
+    }
+
+
+def _inode(path: Path) -> tuple[int, int, int]:
+    """Return a file's device and number as `/proc/locks` has them; zeros where it cannot be looked at."""
     try:
-        found = os.stat(lock)
-        lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
-    except (OSError, ValueError):
-        return []
-    wanted, mark = (os.major(found.st_dev), os.minor(found.st_dev), found.st_ino), f":{found.st_ino} "
-    pids = dict.fromkeys(
-        int(match[1])
-        for match in (PROC_LOCK.match(line) for line in lines if mark in line)
-        if match and (int(match[2], 16), int(match[3], 16), int(match[4])) == wanted
-    )
-    return [holder for pid in pids if pid != os.getpid() for holder in _process(pid)]
+        found = os.stat(path)
+    except OSError:
+        return 0, 0, 0
+    return os.major(found.st_dev), os.minor(found.st_dev), found.st_ino
 
 
 def _process(pid: int) -> Iterator[Holder]:
@@ -250,13 +257,14 @@ def _process(pid: int) -> Iterator[Holder]:
         yield Holder(owner=f"uid {uid}", notebook=f"the program {name}", pid=pid, namespace=pid_namespace(), uid=uid)
 
 
-def sharers(lock: Path) -> list[Holder]:
-    """Return who keeps a shared lock, so that no one else can lease the GPU; not who only looks at it."""
-    before = processes(lock)
-    if not before:
-        return []
-    time.sleep(LOOK_AGAIN_SECONDS)
-    return [holder for holder in processes(lock) if holder in before]
+def sharers(locks: Sequence[Path]) -> dict[Path, list[Holder]]:
+    """Return for each lock who keeps it shared, so that no one else can lease the GPU; not who only looks at it."""
+    before = processes(locks)
+    if any(before.values()):
+        time.sleep(LOOK_AGAIN_SECONDS)
+        again = processes(locks)
+        return {lock: [holder for holder in again[lock] if holder in before[lock]] for lock in locks}
+    return before
 
 
 # -- files ------------------------------------------------------------------------------------------------------------

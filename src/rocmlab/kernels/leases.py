@@ -194,12 +194,13 @@ class Leases:
         """Return who has each of these devices; free ones are omitted. See `holder`."""
         leased = [device for device in devices if not self.is_free(device)]
         claims = holders.read(self.folder) if leased else {}
+        shared = holders.sharers([self._path(key(device)) for device in devices if device not in leased])
         found: dict[Device, Holder] = {}
         for device in devices:
-            name = key(device)
+            path = self._path(key(device))
             if device in leased:
-                found[device] = holders.one_of(claims.get(name, ()), self._path(name))
-            elif kept := holders.sharers(self._path(name)):
+                found[device] = holders.one_of(claims.get(key(device), ()), path)
+            elif kept := shared[path]:
                 found[device] = kept[0]
         return found
 
