@@ -51,7 +51,7 @@ def main(command: str, arguments: Sequence[str]) -> int:
 
 def build_parser(command: str) -> argparse.ArgumentParser:
     """Return the parser of `rocmlab packages`."""
-    parser = command_parser(command, example="add accelerate pandas<3", epilog=NOTES)
+    parser = command_parser(command, example="add accelerate 'pandas<3'", epilog=NOTES)
     commands = parser.add_subparsers(dest="what", metavar="COMMAND", required=True)
     texts = {
         "add": ("install packages for a kernel, and note them in its list", "add --kernel tensorflow seaborn"),

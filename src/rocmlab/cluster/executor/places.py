@@ -2,7 +2,7 @@
 
 Jobs are given to Ray in a window, about twice what it can run: enough that no GPU waits for the next, and few enough
 that a hundred thousand jobs are no burden. Ray does not keep GPUs free for a job that wants several of one node, so
- a node is chosen for it here, and jobs that come later stay away from that node until it has begun.
+a node is chosen for it here, and jobs that come later stay away from that node until it has begun.
 
 Ray gives out any of a node's GPUs. So a node whose GPUs differ is given only jobs for which each of them would do.
 """
