@@ -24,7 +24,7 @@ mount --make-rshared / && umount -R /sys/fs/cgroup && mount -t cgroup2 none /sys
 """
 SLIM = """\
 FROM {image} AS full
-FROM {jupyter}
+FROM {base}
 COPY --from=full /usr/local/bin /usr/local/bin
 COPY --from=full /opt/rocmlab /opt/rocmlab
 COPY --from=full /etc/passwd /etc/bash.bashrc /etc/rocmlab-python /etc/
@@ -43,15 +43,19 @@ def has_hybrid_control_groups() -> bool:
 
 
 def slim_image(image: str, context: Path) -> str:
-    """Build the lab without frameworks from the same Dockerfile's layers: all that an engine runs, and small."""
-    jupyter, slim = f"rocmlab-test/jupyter:{os.getpid()}", f"rocmlab-test/slim:{os.getpid()}"
-    base = next(line for line in (context / ".env").read_text().splitlines() if line.startswith("BASE_IMAGE="))
-    options = ["--target=jupyter", f"--build-arg={base}", f"--file={context}/docker/Dockerfile"]
-    docker("build", f"--tag={jupyter}", *options, str(context), timeout_seconds=600)
+    """Build the lab without frameworks from the same Dockerfile's layers: all that an engine runs, and small.
+
+    Nothing is installed from an index: the storage of layers forgets those of an installation when it is full,
+    and this build knows neither the certificates nor the pip settings of the one before.
+    """
+    base, slim = f"rocmlab-test/base-layers:{os.getpid()}", f"rocmlab-test/slim:{os.getpid()}"
+    image_below = next(line for line in (context / ".env").read_text().splitlines() if line.startswith("BASE_IMAGE="))
+    options = ["--target=base", f"--build-arg={image_below}", f"--file={context}/docker/Dockerfile"]
+    docker("build", f"--tag={base}", *options, str(context), timeout_seconds=600)
     listed = docker("inspect", "--format", "{{range .Config.Env}}{{println .}}{{end}}", image).split()
-    text = SLIM.format(image=image, jupyter=jupyter, environment=" ".join(listed))
+    text = SLIM.format(image=image, base=base, environment=" ".join(listed))
     docker("build", f"--tag={slim}", "-", text=text, timeout_seconds=600)
-    docker("image", "rm", jupyter)
+    docker("image", "rm", base)
     return slim
 
 

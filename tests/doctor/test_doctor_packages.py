@@ -40,7 +40,7 @@ def test_a_list_that_is_not_installed_for_this_image_is_a_warning(inside: Looker
     assert "accelerate>=1" in problem.why
     assert problem.fix == "rocmlab packages sync --kernel torch"
 
-    prefix = place.own / "made"
+    prefix = place.own / "2026-11-25T042801.281224Z"
     (prefix / "bin").mkdir(parents=True)
     (prefix / "bin/python").symlink_to(sys.executable)
     building.switch(place, prefix, ["accelerate>=1"])
