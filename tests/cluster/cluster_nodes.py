@@ -30,8 +30,13 @@ KEPT = ("PATH", "HOME", "LANG", "USER", "LOGNAME", "TMPDIR", "SSL_CERT_FILE")
 
 
 def free_port() -> int:
-    """Return a CLUSTER_PORT whose neighbours are free as well."""
-    for first in range(31000, 45000, 50):
+    """Return a CLUSTER_PORT whose neighbours are free as well, below those that the system gives to connections.
+
+    Each process begins elsewhere: tests of another one may be about to start nodes too.
+    """
+    choices = range(20000, 32000, 50)
+    begin = os.getpid() % len(choices)
+    for first in (*choices[begin:], *choices[:begin]):
         if all(_is_free(first + port.offset) for port in ports.TABLE):
             return first
     raise RuntimeError("no ports are free")
