@@ -182,6 +182,37 @@ class TestRemoving:
         assert has(place) == {"trains": "1.0", "helper": "1.0"}
 
 
+class TestOptions:
+    """What is said with one package."""
+
+    def test_they_hold_for_its_command_alone(self, place: Place, add: Add, tmp_path: Path) -> None:
+        """One without dependencies, or from a place of its own, leaves the dependencies and places of others alone."""
+        offer(tmp_path, "elsewhere", "1.0")
+        add("harmless")
+        apart = [Requirement("wants-torch", ("--no-deps",))]
+        installing.add(place, apart, print)
+        installing.add(place, [Requirement("elsewhere", ("--no-index", "--find-links", str(tmp_path)))], print)
+        add("trains")
+        everything = has(place)
+
+        installing.sync(place, print)
+        assert has(place) == everything
+        assert everything["helper"] == "1.0"
+        installing.remove(place, ["harmless"], print)
+
+        assert has(place) == {name: version for name, version in everything.items() if name != "harmless"}
+
+    def test_a_version_of_the_list_holds_for_the_next(self, place: Place, add: Add, wheels: Path) -> None:
+        """A package that requires another one is an error that names both; named itself, it is replaced."""
+        offer(wheels, "wants-newer", "1.0", ["harmless>=2"])
+        add("harmless[extra]==1.0")
+
+        assert "harmless" in refusal(add, "wants-newer")
+        assert has(place) == {"harmless": "1.0"}
+
+        assert add("wants-newer", "harmless").changed == {"harmless": "2.0", "wants-newer": "1.0"}
+
+
 class TestAnotherImage:
     """The lab's packages have changed."""
 

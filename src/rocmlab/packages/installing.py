@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 
 from rocmlab.base.errors import RocmlabError
@@ -28,6 +29,7 @@ PROGRAMS = (
 )
 UV = "ROCMLAB_UV"
 NO_CONSTRAINTS = "/etc/rocmlab-constraints.txt"  # of an image: every package of TensorFlow's interpreter
+BOUNDS = "rocmlab-bounds.txt"  # in an overlay that is being made: versions that must not change
 CHECK_SECONDS = 120
 FAILURE = re.compile(r"^(ERROR|error)\b|No solution found")
 NOISE = re.compile(r"To fix this|\d\. |ERROR: ResolutionImpossible|pip installs, not uv")
@@ -93,7 +95,7 @@ def add(place: Place, wanted: Sequence[Requirement], say: Say, options: Sequence
         scratch = building.copy(place, current, base) if current else building.empty(place, base)
         work = _Work(place, base, scratch, lock)
         with work:
-            outcome = work.install(wanted, options)
+            outcome = work.install(wanted, options, listed=listed)
             kept = requested.with_added(listed, map(requested.without_secrets, wanted))
             _adopt(place, scratch, kept)
     return outcome
@@ -156,12 +158,12 @@ def sync(place: Place, say: Say) -> Outcome:
 
 def _one_by_one(work: _Work, listed: Iterable[Requirement], say: Say) -> Outcome:
     """Install what can be installed of a list."""
-    outcome = Outcome(work.scratch)
+    outcome, done = Outcome(work.scratch), list[Requirement]()
     for each in listed:
         before = work.scratch
         try:
             work.scratch = building.copy(work.place, before, work.base)
-            found = work.install([each], is_cached=True)
+            found = work.install([each], listed=done, is_cached=True)
         except RocmlabError as err:
             shutil.rmtree(work.scratch, ignore_errors=True)
             work.scratch = before
@@ -169,6 +171,7 @@ def _one_by_one(work: _Work, listed: Iterable[Requirement], say: Say) -> Outcome
             say(f"{each.text} is not installed: {outcome.failed[each.text].splitlines()[0]}")
             continue
         shutil.rmtree(before, ignore_errors=True)
+        done.append(each)
         changed, hides = {**outcome.changed, **found.changed}, {**outcome.hides, **found.hides}
         outcome = Outcome(work.scratch, changed, hides, found.breaks, outcome.failed)
     return outcome
@@ -201,27 +204,33 @@ class _Work:
         wanted: Sequence[Requirement],
         options: Sequence[str] = (),
         *,
-        keep: dict[str, str] | None = None,
+        listed: Sequence[Requirement] = (),
+        keep: Mapping[str, str] | None = None,
         is_cached: bool = False,
     ) -> Outcome:
         """Install, and examine what came.
 
         Args:
-            wanted: what to install.
+            wanted: what to install; neighbours with the same options are one installation, for options of pip are for
+                everything in it.
             options: of pip, for all of it.
+            listed: what else the user wants, in versions that must go with it.
             keep: versions that must not change.
             is_cached: whether what the cache has is enough; what it lacks comes from the index.
         """
         before = base_packages.installed(self.site)
         base_packages.write_stubs(self.base, self.site, before)
         conflicts = self._conflicts()
-        arguments = [*options, *dict.fromkeys(word for each in wanted for word in _pairs(each.options))]
-        words = [word for each in arguments for word in (each if isinstance(each, tuple) else (each,))]
-        if keep is not None:
-            pins = self.scratch / "rocmlab-keep.txt"
-            pins.write_text("".join(f"{name}=={version}\n" for name, version in keep.items()), encoding="utf-8")
-            words += ["--constraint", str(pins)]
-        self.run([*words, *(word for each in wanted for word in each.arguments)], is_cached=is_cached)
+        for own, group in groupby(wanted, lambda each: each.options):
+            together = tuple(group)
+            names = {each.name for each in together}
+            bounds = [each.bound for each in (*listed, *wanted) if each.name not in names]
+            if keep is not None:
+                bounds = [f"{name}=={version}" for name, version in keep.items()]
+            pins = self.scratch / BOUNDS
+            pins.write_text("\n".join(bounds) + "\n", encoding="utf-8")
+            named = (word for each in together for word in each.arguments)
+            self.run([*options, *own, "--constraint", str(pins), *named], is_cached=is_cached)
         after = base_packages.installed(self.site)
         self._examine(_changed(before, after), {each.name for each in wanted})
         after = base_packages.installed(self.site)  # a companion may be of another build now
@@ -311,17 +320,6 @@ def reason(output: str) -> str:
 
 def _changed(before: dict[str, str], after: dict[str, str]) -> dict[str, str]:
     return {name: version for name, version in after.items() if before.get(name) != version}
-
-
-def _pairs(options: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return options with their values."""
-    found: list[tuple[str, ...]] = []
-    for word in options:
-        if word.startswith("-") or not found:
-            found.append((word,))
-        else:
-            found[-1] = (*found[-1], word)
-    return found
 
 
 def _adopt(place: Place, scratch: Path, listed: Sequence[Requirement]) -> None:

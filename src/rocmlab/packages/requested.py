@@ -12,7 +12,7 @@ from rocmlab.base import files
 from rocmlab.base.errors import RocmlabError
 
 FOLDER = "packages"
-NAME = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)\s*(?:\[[^]]*\])?\s*(?:[<>=!~;@(]|$)")
+NAME = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)\s*(?:\[[^]]*\])?\s*([<>=!~;@(].*|$)")
 SECRET = re.compile(r"//[^/\s]+@")  # a user and password in an address; both may have an @
 
 
@@ -28,6 +28,12 @@ class Requirement:
         """The package's normalized name; the text itself where that does not say it."""
         match = NAME.match(self.text)
         return normal(match[1]) if match else self.text
+
+    @property
+    def bound(self) -> str:
+        """The versions that it allows, as a constraint of pip, which has no extras; empty where it allows any."""
+        match = NAME.match(self.text)
+        return f"{match[1]}{match[2]}" if match and match[2] and match[2][0] != "@" else ""
 
     @property
     def arguments(self) -> tuple[str, ...]:
