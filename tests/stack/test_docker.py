@@ -111,6 +111,29 @@ class TestBaseImage:
         with pytest.raises(RocmlabError, match="GB free"):
             found.prepare(lambda _: None)
 
+    def test_debians_is_made_and_not_pulled(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """By root, with the targets of its tag; what the script says is the error, and others read the command."""
+        script = tmp_path / "scripts/make-rocm-base"
+        script.parent.mkdir()
+        script.write_text(
+            f'#!/bin/sh\necho "$ENGINE $@" >{tmp_path}/words\nprintf "error: a\\n  why: b\\n  fix: c\\n" >&2\nexit 3\n'
+        )
+        script.chmod(0o755)
+        base = "rocmlab-debian-rocm:gfx906-gfx90a"
+        found = lab(tmp_path, docker(tmp_path, info="", code=1), monkeypatch, BASE_IMAGE=base)
+
+        monkeypatch.setattr("os.geteuid", lambda: 0)
+        with pytest.raises(RocmlabError) as caught:
+            found.prepare(lambda _: None)
+        assert (tmp_path / "words").read_text() == f"docker {base} gfx906,gfx90a\n"
+        assert (caught.value.problem.what, caught.value.problem.why) == ("a", "b")
+        assert caught.value.problem.fix == f"c; complete log: {tmp_path}/.rocmlab/base.log"
+
+        monkeypatch.setattr("os.geteuid", lambda: 1000)
+        with pytest.raises(RocmlabError, match="only root can make it") as caught:
+            found.prepare(lambda _: None)
+        assert caught.value.problem.fix == f"sudo scripts/make-rocm-base {base} gfx906,gfx90a, then make up"
+
 
 class TestGpuOverlay:
     """GPUS=0,2 as a Compose overlay."""

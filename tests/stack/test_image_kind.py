@@ -134,3 +134,30 @@ def test_a_single_command_for_the_cpu_builds_nothing_slim(tmp_path: Path) -> Non
     environment = DockerLab(given, values, Engine(is_usable=True)).environment
 
     assert (environment["ROCMLAB_IMAGE_KIND"], environment["ROCMLAB_IMAGE_GFX"]) == ("full", "")
+
+
+def test_a_debian_image_is_for_the_gpus_that_are_here(tmp_path: Path) -> None:
+    """Its base is made here and named by the targets, so that other GPUs mean another base; the build is the usual."""
+    (tmp_path / "notebooks").mkdir()
+    root = write_host(tmp_path / "host", products=("mi210",))
+    given, devices = settings.load(tmp_path, {"IMAGE": "debian"}), discover(root)
+    kind = image_kind.decide(given, ROCM, devices)
+
+    docker = resolve.resolve(given, ROCM, devices, root, kind)
+    podman = resolve.resolve(given, Choice("rocm", "podman", "test"), devices, root, kind)
+
+    assert (kind.name, kind.targets, kind.note) == ("debian", ("gfx90a",), "")
+    assert docker["BASE_IMAGE"] == "rocmlab-debian-rocm:gfx90a"
+    assert podman["BASE_IMAGE"] == "localhost/rocmlab-debian-rocm:gfx90a"
+    assert docker["TORCH_INDEX"].endswith("/rocm7.2")
+    assert not [name for name in docker if name.startswith("ROCMLAB_IMAGE_")]
+
+
+def test_a_gpu_that_debian_has_no_kernels_for_gets_the_full_image(tmp_path: Path) -> None:
+    """A lab that works is better than none; a target that was named is an error."""
+    kind = decided(tmp_path, "gfx1201", IMAGE="debian")
+    assert kind.name == "full"
+    assert "no common kernels for gfx1201" in kind.note
+
+    with pytest.raises(RocmlabError, match="GFX=gfx942 cannot be built as a debian image"):
+        decided(tmp_path, IMAGE="debian", GFX="gfx942")

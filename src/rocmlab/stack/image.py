@@ -13,12 +13,13 @@ from pathlib import Path
 from rocmlab import __version__
 from rocmlab.base.errors import RocmlabError
 from rocmlab.base.formatting import amount
-from rocmlab.stack import envfile, image_size, process, shipped, source
+from rocmlab.stack import envfile, image_kind, image_size, process, shipped, source
 from rocmlab.stack.lab import Lab, Say
 from rocmlab.stack.progress import BuildProgress, PullProgress
 from rocmlab.stack.settings import Settings
 
-NEEDED_BYTES = {"rocm": 60e9, "cuda": 25e9, "cpu": 8e9, "slim": 10e9}  # for the base image unpacked and our layers
+# For the base image unpacked and our layers.
+NEEDED_BYTES = {"rocm": 60e9, "cuda": 25e9, "cpu": 8e9, "slim": 10e9, "debian": 25e9}
 PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY")  # which the build needs as well
 PASSED_INTO_THE_LAB = (  # where `.env` has them; the same as those of compose.yaml's `environment`, but for proxies
     *("ALLOWED_HOSTS", "AMD_LOG_LEVEL", "GPU_MAX_HW_QUEUES", "HF_TOKEN"),
@@ -51,7 +52,9 @@ class ImageLab(Lab):
         self.previous_image = f"{self.image}-previous"
         self.healthy = settings.state / "healthy-image"  # has the id of the image whose lab has answered last
         self.slim_targets: tuple[str, ...] = ()  # what a slim image would be for, where the full one is used
-        self.kind = values.get("ROCMLAB_IMAGE_KIND", self.backend)  # of which NEEDED_BYTES has the size
+        self.makes_base = image_kind.DEBIAN_BASE in values.get("BASE_IMAGE", "")  # here, and does not pull it
+        # Of which NEEDED_BYTES has the size.
+        self.kind = image_kind.DEBIAN if self.makes_base else values.get("ROCMLAB_IMAGE_KIND", self.backend)
         self.has_built = False  # by this very process
 
     @cached_property
@@ -216,6 +219,9 @@ class ImageLab(Lab):
         base = self.values["BASE_IMAGE"]
         if self.has_base():
             return
+        if self.makes_base:
+            self._make_base(base, say)
+            return
         sizes = image_size.layers(self._manifest, base)
         for line in self._announced(base, sum(sizes.values())):
             say(line)
@@ -235,3 +241,24 @@ class ImageLab(Lab):
         raise RocmlabError(
             f"could not pull the base image {base}", last_line, "choose another one: make up BASE_IMAGE=name:tag"
         )
+
+    def _make_base(self, base: str, say: Say) -> None:
+        """Make the base image of Debian's packages; raise RocmlabError where that is not possible."""
+        command = ["scripts/make-rocm-base", base, base.rpartition(":")[2].replace("-", ",")]
+        if os.geteuid():
+            rootless = "make up RUNTIME=docker, since root's Podman and yours do not share images"
+            raise RocmlabError(
+                f"the base image {base} is missing, and only root can make it",
+                "its packages are unpacked with their owners",
+                f"sudo {' '.join(command)}, then make up" if self.program == "docker" else rootless,
+            )
+        say(f"making {base} of Debian's packages and TensorFlow for ROCm (2.5 GB to download)")
+        log, environment = self.settings.state / "base.log", {**self.environment, "ENGINE": self.program}
+        code, last = process.follow(command, log=log, show=lambda _: None, env=environment, cwd=self.settings.project)
+        if code:
+            found = dict(line.strip().partition(": ")[::2] for line in last)
+            raise RocmlabError(
+                found.get("error", f"{command[0]} failed"),
+                found.get("why", last[-1] if last else f"it printed nothing (exit code {code})"),
+                f"{found.get('fix', 'see the log')}; complete log: {log}",
+            )

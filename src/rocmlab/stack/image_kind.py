@@ -1,7 +1,8 @@
-"""Which image a lab for AMD GPUs is built as: on AMD's image for every GPU, or slim, for exactly this host's.
+"""Which image a lab for AMD GPUs is built as: on AMD's image for every GPU, or for exactly this host's.
 
 `full` is built on rocm/tensorflow. `slim` is a small Ubuntu with PyTorch from AMD's wheels for single ISA targets:
-`torch[device-gfx1100]` brings the ROCm libraries with the kernels of gfx1100 and of no other GPU.
+`torch[device-gfx1100]` brings the ROCm libraries with the kernels of gfx1100 and of no other GPU. `debian` has Debian's
+own ROCm, from which `scripts/make-rocm-base` omits other GPUs' kernels, and TensorFlow for ROCm from PyPI.
 """
 
 from __future__ import annotations
@@ -16,8 +17,16 @@ from rocmlab.devices.visibility.overrides import OVERRIDE, is_version
 from rocmlab.stack.choice import CONTAINERS, Choice, check_value
 from rocmlab.stack.settings import Settings
 
-FULL, SLIM = "full", "slim"
-KINDS = (FULL, SLIM)
+FULL, SLIM, DEBIAN = "full", "slim", "debian"
+KINDS = (FULL, SLIM, DEBIAN)
+DEBIAN_BASE = "rocmlab-debian-rocm"  # the base image that scripts/make-rocm-base makes; its tag has the targets
+# rocBLAS has kernels for more. TensorFlow 2.14's own list has "gfx1030gfx1100" as one word, so it takes neither of them.
+DEBIAN_TARGETS = ("gfx900", "gfx906", "gfx908", "gfx90a")
+WITHOUT = {
+    SLIM: "AMD has no wheels",
+    DEBIAN: "Debian's rocBLAS and TensorFlow 2.14 have no common kernels",
+}  # … for gfx803
+EXAMPLE = {SLIM: "gfx1100", DEBIAN: "gfx90a"}
 INSTEAD = "make up IMAGE=full, which has every GPU's kernels"
 
 
@@ -26,16 +35,21 @@ class ImageKind:
     """What is built, for which GPUs, and why it is not what was requested, if it is not."""
 
     name: str = FULL
-    targets: tuple[str, ...] = ()  # of a slim image: gfx1100, …
+    targets: tuple[str, ...] = ()  # of a slim or Debian image: gfx1100, …
     note: str = ""
     possible: tuple[str, ...] = ()  # what a slim image would be for, where nothing was requested
 
     @property
     def values(self) -> dict[str, str]:
         """What the Compose files read, where it is not their default."""
-        if self.name == FULL:
+        if self.name != SLIM:  # on Debian's ROCm it is built as on AMD's image
             return {}
         return {"ROCMLAB_IMAGE_KIND": self.name, "ROCMLAB_IMAGE_GFX": ",".join(self.targets)}
+
+    @property
+    def base(self) -> str:
+        """The base image that this machine makes itself; empty if it is pulled."""
+        return f"{DEBIAN_BASE}:{'-'.join(self.targets)}" if self.name == DEBIAN else ""
 
 
 def decide(settings: Settings, choice: Choice, devices: Sequence[Device]) -> ImageKind:
@@ -45,30 +59,32 @@ def decide(settings: Settings, choice: Choice, devices: Sequence[Device]) -> Ima
     is_amd = choice.backend == "rocm" and choice.runtime in CONTAINERS
     present = [device.gfx for device in devices if device.backend == "rocm" and device.gfx]
     if wanted == FULL:
-        return ImageKind(possible=_split(dict.fromkeys(present))[0] if is_amd else ())
+        return ImageKind(possible=_split(SLIM, dict.fromkeys(present))[0] if is_amd else ())
     if not is_amd:
         return ImageKind(note=f"IMAGE={wanted} has no effect: it is for AMD GPUs in a container, and this is neither")
     if named:
-        return ImageKind(SLIM, _named(named))
+        return ImageKind(wanted, _named(wanted, named))
     if not present:
         raise RocmlabError(
-            "IMAGE=slim was requested, and the ISA target of no AMD GPU is known here",
+            f"IMAGE={wanted} was requested, and the ISA target of no AMD GPU is known here",
             "WSL2 lists none" if choice.is_wsl else "the driver lists no GPU",
-            "name it: make up IMAGE=slim GFX=gfx1100; or: make up IMAGE=full",
+            f"name it: make up IMAGE={wanted} GFX={EXAMPLE[wanted]}; or: make up IMAGE=full",
         )
     for name, value in settings.read_env().items():
         if name.startswith(OVERRIDE) and is_version(value):  # what GPUs are made to look like: 10.3.0 is gfx1030
             major, minor, step = value.split(".")
             present.append(f"gfx{major}{int(minor):x}{int(step):x}")
-    targets, without = _split(dict.fromkeys(present))
+    targets, without = _split(wanted, dict.fromkeys(present))
     if not targets:
-        return ImageKind(note=f"IMAGE=slim is not possible, so the full image is used: AMD has no wheels for {without}")
-    note = f"AMD has no wheels for {without}, so that GPU does not work in the slim image ({INSTEAD})"
-    return ImageKind(SLIM, targets, note if without else "")
+        return ImageKind(
+            note=f"IMAGE={wanted} is not possible, so the full image is used: {WITHOUT[wanted]} for {without}"
+        )
+    note = f"{WITHOUT[wanted]} for {without}, so that GPU does not work in the {wanted} image ({INSTEAD})"
+    return ImageKind(wanted, targets, note if without else "")
 
 
-def _named(text: str) -> tuple[str, ...]:
-    """Return the targets that GFX names; raise RocmlabError unless AMD has wheels for each."""
+def _named(kind: str, text: str) -> tuple[str, ...]:
+    """Return the targets that GFX names; raise RocmlabError unless this kind of image is possible for each."""
     names = list(filter(None, re.split(r"[,;\s]+", text.strip())))
     if odd := [name for name in names if not re.fullmatch(r"gfx[0-9]+[0-9a-f]{2}", name)]:
         raise RocmlabError(
@@ -76,14 +92,20 @@ def _named(text: str) -> tuple[str, ...]:
             f"{odd[0]} is none; one is called gfx1100, and several are separated by commas",
             "scripts/rocmlab devices shows those of the GPUs here",
         )
-    targets, without = _split(dict.fromkeys(names))
+    targets, without = _split(kind, dict.fromkeys(names))
     if without or not targets:
-        raise RocmlabError(f"GFX={text} cannot be built as a slim image", f"AMD has no wheels for {without}", INSTEAD)
+        raise RocmlabError(f"GFX={text} cannot be built as a {kind} image", f"{WITHOUT[kind]} for {without}", INSTEAD)
     return targets
 
 
-def _split(names: Mapping[str, None]) -> tuple[tuple[str, ...], str]:
-    """Return the targets that AMD has wheels for, sorted, and the others as text."""
-    known = {name: products.target(name) for name in names}
-    usable = [name for name, target in known.items() if target.has_wheels and target.outlook != "wrong"]
+def _split(kind: str, names: Mapping[str, None]) -> tuple[tuple[str, ...], str]:
+    """Return the targets that this kind of image is possible for, sorted, and the others as text."""
+    usable = [name for name in names if _is_possible(kind, name)]
     return tuple(sorted(usable)), ", ".join(name for name in names if name not in usable)
+
+
+def _is_possible(kind: str, name: str) -> bool:
+    if kind == DEBIAN:
+        return name in DEBIAN_TARGETS
+    target = products.target(name)
+    return target.has_wheels and target.outlook != "wrong"

@@ -101,7 +101,7 @@ def _choose(settings: Settings, root: Path, runtime: str, before: str) -> tuple[
     needs_podman = runtime == "podman" or (runtime == "auto" and not is_fit)
     podman = podman_engine.probe() if needs_podman else Podman(is_usable=False)
     found = choosing.inspect(engine, root, podman)
-    away = settings.get("GFX") != "" and settings.get("IMAGE") == image_kind.SLIM
+    away = settings.get("GFX") != "" and settings.get("IMAGE") in (image_kind.SLIM, image_kind.DEBIAN)
     chosen = choosing.choose(found, settings.get("BACKEND"), runtime, before, is_for_another_host=away)
     return chosen, engine, podman
 

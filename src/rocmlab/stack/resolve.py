@@ -31,7 +31,7 @@ def resolve(
 ) -> dict[str, str]:
     """Return the value of every variable that the Compose files and the native lab read."""
     kind = kind or ImageKind()
-    index = TORCH_INDEXES[choice.backend if kind.name == image_kind.FULL else kind.name]
+    index = TORCH_INDEXES[kind.name if kind.name == image_kind.SLIM else choice.backend]
     values = {
         "PORT": settings.get("PORT"),
         "JUPYTER_TOKEN": settings.last("JUPYTER_TOKEN") or secrets.token_hex(32),
@@ -119,11 +119,15 @@ def _for_container(
     render, video = device_groups(root)
     name = settings.last("COMPOSE_PROJECT_NAME") or project_name(settings.project)
     files = {"COMPOSE_FILE": ":".join(gpus.overlays(settings, choice)), "COMPOSE_PATH_SEPARATOR": ":"}
-    base = BASE_IMAGES[_kind(choice.backend, devices) if kind.name == image_kind.FULL else kind.name]
+    pulled = BASE_IMAGES[kind.name if kind.name == image_kind.SLIM else _kind(choice.backend, devices)]
+    if choice.runtime == "docker":
+        base = kind.base or pulled
+    else:
+        base = f"localhost/{kind.base}" if kind.base else qualified(pulled)
     return {
         **(files if choice.runtime == "docker" else {}),
         "COMPOSE_PROJECT_NAME": name,
-        "BASE_IMAGE": settings.get("BASE_IMAGE") or (base if choice.runtime == "docker" else qualified(base)),
+        "BASE_IMAGE": settings.get("BASE_IMAGE") or base,
         "ROCMLAB_IMAGE": f"{name}:{choice.backend}",
         "RENDER_GID": render,
         "VIDEO_GID": video,

@@ -95,13 +95,14 @@ SETTINGS = (
     Setting(
         "IMAGE",
         "full",
-        "for AMD GPUs: full (on rocm/tensorflow, every GPU) or slim (PyTorch for exactly this host's GPUs)",
+        "for AMD GPUs: full (on rocm/tensorflow, every GPU), slim (PyTorch for exactly this host's GPUs) or debian "
+        "(Debian's ROCm)",
         page="images.md",
     ),
     Setting(
         "GFX",
         "",
-        "the ISA targets of a slim image for another host: gfx1100, or several with commas",
+        "the ISA targets of a slim or Debian image for another host: gfx1100, or several with commas",
         otherwise="those of this host's GPUs",
         page="images.md",
     ),
