@@ -20,7 +20,7 @@ from rocmlab.stack.settings import Settings
 FULL, SLIM, DEBIAN = "full", "slim", "debian"
 KINDS = (FULL, SLIM, DEBIAN)
 DEBIAN_BASE = "rocmlab-debian-rocm"  # the base image that scripts/make-rocm-base makes; its tag has the targets
-# rocBLAS has kernels for more. TensorFlow 2.14's own list has "gfx1030gfx1100" as one word, so it takes neither of them.
+# rocBLAS has more. TensorFlow 2.14's own list has "gfx1030gfx1100" as one word, so it takes neither.
 DEBIAN_TARGETS = ("gfx900", "gfx906", "gfx908", "gfx90a")
 WITHOUT = {
     SLIM: "AMD has no wheels",
