@@ -43,5 +43,5 @@ def test_a_list_that_is_not_installed_for_this_image_is_a_warning(inside: Looker
     prefix = place.own / "2026-11-25T042801.281224Z"
     (prefix / "bin").mkdir(parents=True)
     (prefix / "bin/python").symlink_to(sys.executable)
-    building.switch(place, prefix, ["accelerate>=1"])
+    building.switch(place, prefix, [Requirement("accelerate>=1")])
     silent(inside(), "lab.packages")

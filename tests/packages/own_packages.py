@@ -14,10 +14,10 @@ from rocmlab.packages.overlays import Place
 Add = Callable[..., Outcome]
 
 
-def offer(folder: Path, name: str, version: str, requires: Sequence[str] = ()) -> Path:
-    """Write a wheel whose module has its version."""
+def offer(folder: Path, name: str, version: str, requires: Sequence[str] = (), text: str = "") -> Path:
+    """Write a wheel whose module has its version, and more text."""
     module = name.replace("-", "_")
-    return wheel(folder, name, version, {f"{module}/__init__.py": f"version = {version!r}\n"}, requires)
+    return wheel(folder, name, version, {f"{module}/__init__.py": f"version = {version!r}\n# {text}\n"}, requires)
 
 
 def has(place: Place) -> dict[str, str]:

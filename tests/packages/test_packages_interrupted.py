@@ -10,8 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from own_packages import Add, has
+from own_packages import Add, has, offer
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.packages import installing, requested
 from rocmlab.packages.overlays import Place
 
@@ -73,3 +74,65 @@ def test_installations_at_the_same_time_are_one_after_the_other(place: Place) ->
     assert codes == [0, 0, 0]
     assert has(place) == {"harmless": "1.0", "helper": "1.0", "numpy": "1.26.4"}
     assert sorted(each.text for each in requested.read(place.share, "torch")) == sorted(names)
+
+
+def overlays_of(place: Place) -> list[str]:
+    """Return all that is in the folder of the overlays, but the link to the one in use."""
+    return sorted(each.name for each in place.own.iterdir() if each.name != "current")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a file system that is full")
+@pytest.mark.parametrize("free_kib", [0, 40, 120, 300, 600])
+def test_a_full_disk_is_an_error_that_changes_nothing(
+    place: Place, add: Add, tmp_path: Path, wheels: Path, free_kib: int
+) -> None:
+    """Wherever the space ends: the packages before stay in use, nothing is left behind, and with space it works."""
+    offer(wheels, "large", "1.0", text="x" * 900_000)
+    place.share.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place.share)], check=True)
+    try:
+        add("harmless==1.0")
+        prefix, before = place.current(), overlays_of(place)
+        room = os.statvfs(place.share)
+        filler = place.share / "filler"
+        filler.write_bytes(b"x" * max(0, room.f_bavail * room.f_frsize - free_kib * 1024))
+
+        with pytest.raises(RocmlabError) as err:
+            add("large")
+
+        assert "space" in err.value.problem.why
+        assert place.current() == prefix
+        assert has(place) == {"harmless": "1.0"}
+        assert installing.state(place).is_synchronised
+        assert overlays_of(place) == before
+        filler.unlink()
+        add("large")
+        assert has(place) == {"harmless": "1.0", "large": "1.0"}
+    finally:
+        subprocess.run(["umount", "-l", str(place.share)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("command", "why"), [("check", "timed out"), ("install", "signal 9")], ids=["a check hangs", "pip is killed"]
+)
+def test_what_does_not_come_back_is_an_error_that_changes_nothing(
+    place: Place, add: Add, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, why: str
+) -> None:
+    """It says what happened, and leaves no folder behind."""
+    add("harmless==1.0")
+    prefix, before = place.current(), overlays_of(place)
+    uv = tmp_path / "odd/bin/uv"
+    uv.parent.mkdir(parents=True)
+    act = "exec sleep 600" if command == "check" else "kill -9 $PPID"
+    uv.write_text(f'#!/bin/sh\n[ "$2" = {command} ] && {act}\nexit 0\n')
+    uv.chmod(0o755)
+    monkeypatch.setenv(installing.UV, str(tmp_path / "odd"))
+    monkeypatch.setattr(installing, "CHECK_SECONDS", 1)
+
+    with pytest.raises(RocmlabError) as err:
+        add("trains")
+
+    assert why in err.value.problem.why
+    assert place.current() == prefix
+    assert overlays_of(place) == before
+    assert installing.state(place).is_synchronised

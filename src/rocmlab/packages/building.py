@@ -17,9 +17,10 @@ from typing import Any
 
 from rocmlab.base import files, virtual_environments
 from rocmlab.base.errors import RocmlabError
-from rocmlab.packages import overlays, protection
+from rocmlab.packages import overlays, protection, requested
 from rocmlab.packages.base_packages import Base
 from rocmlab.packages.overlays import Place
+from rocmlab.packages.requested import Requirement
 
 Say = Callable[[str], None]
 LOCK = "lock"
@@ -33,7 +34,7 @@ def locked(place: Place, say: Say) -> Iterator[int]:
     """Be the only one that changes a kernel's overlays; provide the lock's descriptor.
 
     Raises:
-        RocmlabError: the share cannot be written.
+        RocmlabError: the share cannot be written, is full, or a program did not end in time.
     """
     path = place.folder / LOCK
     try:
@@ -47,37 +48,48 @@ def locked(place: Place, say: Say) -> Iterator[int]:
         ) from err
     try:
         files.lock(descriptor, lambda: say(f"waiting for another installation for the kernel {place.kernel}"))
+        remove_unused(place)  # what was killed has left it, and a full disk needs the space
         yield descriptor
+    except (OSError, subprocess.SubprocessError) as err:
+        raise RocmlabError(
+            f"the packages of the kernel {place.kernel} were not changed",
+            _why(err),
+            "fix this (the share's free space: df -h), then repeat the command",
+            exit_code=1,
+        ) from err
     finally:
         os.close(descriptor)
 
 
-def empty(place: Place, base: Base) -> Path:
-    """Make an overlay without packages, which no kernel uses yet, and return its folder."""
-    prefix = _new(place)
+def _why(err: Exception) -> str:
+    """Return an error's reason in one line; copying a folder collects one for each file."""
+    if isinstance(err, shutil.Error) and isinstance(err.args[0], list):
+        return str(err.args[0][0][-1])
+    return str(err)
+
+
+def new(place: Place) -> Path:
+    """Return a folder for an overlay that is not there yet."""
+    return place.own / datetime.now(timezone.utc).strftime(overlays.NAME)
+
+
+def make(place: Place, prefix: Path, base: Base) -> None:
+    """Make an overlay without packages, which no kernel uses yet."""
     prefix.parent.mkdir(parents=True, exist_ok=True)
     command = [place.python, "-m", "venv", "--without-pip", str(prefix)]
     done = subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=CREATE_SECONDS, check=False)
     if done.returncode:
-        shutil.rmtree(prefix, ignore_errors=True)
         why = (done.stderr or done.stdout).strip()[-300:]
         raise RocmlabError(f"{place.python} cannot make a virtual environment", why, "make up      # repairs the lab")
     _finish(place, prefix, base)
-    return prefix
 
 
-def copy(place: Place, current: Path, base: Base) -> Path:
-    """Make an overlay with the packages of another one, which no kernel uses yet, and return its folder."""
-    prefix = _new(place)
+def copy(place: Place, current: Path, prefix: Path, base: Base) -> None:
+    """Make an overlay with the packages of another one, which no kernel uses yet."""
     virtual_environments.copy(current, prefix)
     for name in (overlays.IN_USE, overlays.RECORD):
         (prefix / name).unlink(missing_ok=True)
     _finish(place, prefix, base)
-    return prefix
-
-
-def _new(place: Place) -> Path:
-    return place.own / datetime.now(timezone.utc).strftime(overlays.NAME)
 
 
 def _finish(place: Place, prefix: Path, base: Base) -> None:
@@ -109,13 +121,22 @@ def record_of(prefix: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def switch(place: Place, prefix: Path, listed: Sequence[str]) -> None:
-    """Have kernels that start from now on use an overlay; `listed` is what it was made for."""
-    record = {"kernel": place.kernel, "python": place.python, "requirements": list(listed)}
+def switch(place: Place, prefix: Path, listed: Sequence[Requirement]) -> None:
+    """Replace a kernel's list, and have kernels that start from now on use the overlay that was made for it.
+
+    All that needs space comes first. Where this is killed between the two, the list is the new one: `sync` is reported.
+    """
+    record = {"kernel": place.kernel, "python": place.python, "requirements": [each.text for each in listed]}
     files.write_text(prefix / overlays.RECORD, files.to_json(record) + "\n")
     draft = files.draft_path(place.own / overlays.CURRENT)
     draft.symlink_to(prefix.name)
-    os.replace(draft, place.own / overlays.CURRENT)
+    try:
+        requested.write(place.share, place.kernel, listed)
+        os.replace(draft, place.own / overlays.CURRENT)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
+    remove_unused(place)
 
 
 def leave(place: Place) -> None:
@@ -129,6 +150,8 @@ def remove_unused(place: Place) -> None:
     The one before the current stays: a kernel may just be starting from it.
     """
     for own in (each for each in place.folder.iterdir() if each.is_dir() and not each.is_symlink()):
+        for draft in own.glob(f".{overlays.CURRENT}.*"):
+            draft.unlink()
         current = os.readlink(own / overlays.CURRENT) if (own / overlays.CURRENT).is_symlink() else ""
         found = (each for each in own.iterdir() if overlays.is_name(each.name) and not each.is_symlink())
         prefixes = sorted(found)

@@ -92,12 +92,11 @@ def add(place: Place, wanted: Sequence[Requirement], say: Say, options: Sequence
         listed = requested.read(place.share, place.kernel)
         current, base = place.current(), base_packages.read(place.python)
         _check_synchronised(place, current, listed)
-        scratch = building.copy(place, current, base) if current else building.empty(place, base)
-        work = _Work(place, base, scratch, lock)
-        with work:
+        with _Work(place, base, lock) as work:
+            work.begin(current)
             outcome = work.install(wanted, options, listed=listed)
             kept = requested.with_added(listed, map(requested.without_secrets, wanted))
-            _adopt(place, scratch, kept)
+            building.switch(place, work.scratch, kept)
     return outcome
 
 
@@ -121,10 +120,10 @@ def remove(place: Place, names: Sequence[str], say: Say) -> Outcome:
             building.leave(place)
             building.remove_unused(place)
             return Outcome(None)
-        work = _Work(place, base, building.empty(place, base), lock)
-        with work:
+        with _Work(place, base, lock) as work:
+            work.begin()
             outcome = work.install(kept, keep=has, is_cached=True)
-            _adopt(place, work.scratch, kept)
+            building.switch(place, work.scratch, kept)
     return outcome
 
 
@@ -139,9 +138,8 @@ def sync(place: Place, say: Say) -> Outcome:
         if not listed:
             building.leave(place)
             return Outcome(None)
-        base = base_packages.read(place.python)
-        scratch = building.empty(place, base)
-        with _Work(place, base, scratch, lock) as work:
+        with _Work(place, base_packages.read(place.python), lock) as work:
+            work.begin()
             try:
                 outcome = work.install(listed, is_cached=True)
             except RocmlabError:
@@ -149,10 +147,9 @@ def sync(place: Place, say: Say) -> Outcome:
                     raise
                 outcome = Outcome(None)
             if not outcome.prefix:
-                work.scratch = building.empty(place, base)  # the first attempt may have left something
-                shutil.rmtree(scratch, ignore_errors=True)
+                work.begin()  # the first attempt may have left something
                 outcome = _one_by_one(work, listed, say)
-            _adopt(place, work.scratch, listed)
+            building.switch(place, work.scratch, listed)
     return outcome
 
 
@@ -162,7 +159,7 @@ def _one_by_one(work: _Work, listed: Iterable[Requirement], say: Say) -> Outcome
     for each in listed:
         before = work.scratch
         try:
-            work.scratch = building.copy(work.place, before, work.base)
+            work.begin(before)
             found = work.install([each], listed=done, is_cached=True)
         except RocmlabError as err:
             shutil.rmtree(work.scratch, ignore_errors=True)
@@ -178,21 +175,33 @@ def _one_by_one(work: _Work, listed: Iterable[Requirement], say: Say) -> Outcome
 
 
 class _Work:
-    """An overlay that is being made; it is removed unless it comes into use."""
+    """Overlays that are being made; each is removed unless it comes into use."""
 
-    def __init__(self, place: Place, base: Base, scratch: Path, lock: int) -> None:
+    scratch: Path  # the last one
+
+    def __init__(self, place: Place, base: Base, lock: int) -> None:
         self.place = place
         self.base = base
-        self.scratch = scratch
         self.lock = lock  # which what installs has as well: a uv whose parent was killed still writes
+        self._made: list[Path] = []
 
     def __enter__(self) -> _Work:
         return self
 
     def __exit__(self, *_: object) -> None:
         current = self.place.current()
-        if current is None or current.name != self.scratch.name:
-            shutil.rmtree(self.scratch, ignore_errors=True)
+        for each in self._made:
+            if current is None or current.name != each.name:
+                shutil.rmtree(each, ignore_errors=True)
+
+    def begin(self, source: Path | None = None) -> None:
+        """Make an overlay with the packages of another one; None: without packages."""
+        self.scratch = building.new(self.place)
+        self._made.append(self.scratch)
+        if source:
+            building.copy(self.place, source, self.scratch, self.base)
+        else:
+            building.make(self.place, self.scratch, self.base)
 
     @property
     def site(self) -> Path:
@@ -281,10 +290,11 @@ class _Work:
             )
             if not done.returncode:
                 return
+        ended = f"pip was ended by signal {-done.returncode}\n" if done.returncode < 0 else ""
         raise RocmlabError(
             "the packages cannot be installed",
-            reason(done.stdout),
-            "choose other versions; nothing was changed",
+            ended + reason(done.stdout),
+            "fix this, or choose other versions; nothing was changed",
             exit_code=1,
         )
 
@@ -320,13 +330,6 @@ def reason(output: str) -> str:
 
 def _changed(before: dict[str, str], after: dict[str, str]) -> dict[str, str]:
     return {name: version for name, version in after.items() if before.get(name) != version}
-
-
-def _adopt(place: Place, scratch: Path, listed: Sequence[Requirement]) -> None:
-    """Have kernels use what was made; the list is written first: where this ends in between, `sync` is reported."""
-    requested.write(place.share, place.kernel, listed)
-    building.switch(place, scratch, [each.text for each in listed])
-    building.remove_unused(place)
 
 
 def _check_synchronised(place: Place, current: Path | None, listed: Sequence[Requirement]) -> None:
