@@ -177,6 +177,13 @@ def test_a_folder_of_leases_that_is_closed_or_not_sticky(look: Looker, tmp_path:
 
     folder.chmod(0o1777)
     assert "mode 1777" in silent(look(), "leases.folder").evidence[0]
+
+    closed = folder / "0123abcd-rocm-0000-03-00.0.lock"
+    closed.touch(mode=0)
+    found = fires(look(), "leases.folder", WARNS)
+    assert "a GPU cannot be leased" in found.problem.what
+    assert f"sudo rm -r {closed}" in found.problem.fix
+    closed.unlink()
     folder.rmdir()
     folder.symlink_to(tmp_path)
     assert "a link" in fires(look(), "leases.folder", BLOCKS).problem.why

@@ -54,6 +54,12 @@ else:
 sys.stdin.read()
 """
 
+LOOKER = """
+gpus = [Device(**each) for each in json.loads(sys.argv[1])]
+held = Leases.of_host().held(gpus)
+print(json.dumps([str(held[gpu]) if gpu in held else None for gpu in gpus]))
+"""
+
 
 @dataclass
 class Host:
@@ -95,6 +101,12 @@ class Host:
                 yield json.loads(process.stdout.readline()), process
             finally:
                 process.kill()
+
+    def seen_by(self, uid: int, gpus: list[Device] = GPUS) -> list[str | None]:
+        """What a user reads about each GPU: its holder as text, None for a free one."""
+        texts = json.dumps([gpu.as_dict() for gpu in gpus])
+        found: list[str | None] = json.loads(self.run(uid, LOOKER, texts))
+        return found
 
     def run(self, uid: int, code: str, *arguments: str) -> str:
         """Run a program of a user, and return what it prints."""
@@ -240,8 +252,8 @@ def test_a_shared_lock_that_is_kept_blocks_one_gpu_and_is_named(host: Host) -> N
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "folder", "closed"])
-def test_what_another_user_puts_in_the_place_of_a_lock_is_an_error(host: Host, kind: str) -> None:
-    """It is not followed, waited for or taken for a free GPU; the error names the file and how to remove it."""
+def test_what_another_user_puts_in_the_place_of_a_lock_costs_one_gpu(host: Host, kind: str) -> None:
+    """It is not followed, waited for or taken for a free GPU; the other GPU is given, and the fix names the file."""
     with host.picked(ALICE, GPUS[1:]):
         pass
     lock = host.folder / f"{key(GPUS[0])}.lock"
@@ -253,12 +265,13 @@ def test_what_another_user_puts_in_the_place_of_a_lock_is_an_error(host: Host, k
     }
     host.run(BOB, f"name = {str(lock)!r}\n{make[kind]}")
 
-    with host.picked(ALICE) as (found, _):
-        pass
+    with host.picked(ALICE) as (found, _), host.picked(ALICE) as (none, _):
+        first, second = host.seen_by(ALICE)
 
-    assert isinstance(found, dict)
-    assert str(lock) in found["what"]
-    assert f"sudo rm {lock}" in found["fix"]
+    assert (found, none) == ([1], None)
+    assert f"made by uid {BOB}" in first
+    assert f"sudo rm -r {lock}" in first
+    assert f"/of-{ALICE}.ipynb" in second
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o777])

@@ -298,12 +298,16 @@ def test_the_warning_can_be_off_and_a_wrong_limit_is_refused() -> None:
 
 
 def test_leases_that_cannot_be_read_say_why(tmp_path: Path) -> None:
-    """A folder in the place of a lock is not taken for a free GPU."""
+    """A folder in the place of a lock is not taken for a free GPU, and hides no other GPU's lease."""
     leases, gpu = Leases.of_host(), hosts.device(0)
-    (leases.folder / f"{key(gpu)}.lock").mkdir(parents=True)
+    lock = leases.folder / f"{key(gpu)}.lock"
+    lock.mkdir(parents=True)
+    leases.folder.chmod(0o1777)
 
-    with pytest.raises(RocmlabError, match="cannot be leased"):
-        look.leases([gpu], Shown(tmp_path))
+    (row,) = look.leases([gpu, hosts.device(1)], Shown(tmp_path))
+
+    assert row["index"] == 0
+    assert f"sudo rm -r {lock}" in row["notebook"]
 
 
 def test_no_text_ends_the_configuration_of_the_page() -> None:

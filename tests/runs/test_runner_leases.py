@@ -24,6 +24,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 from placing import take
 from watching import Watcher, eventually, is_alive
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.cli import main
 from rocmlab.devices import Device, discover
 from rocmlab.devices.nvml import Nvml
@@ -511,6 +512,18 @@ def test_without_locks_a_job_does_not_run_and_says_why(tmp_path: Path, gpus: lis
     assert done.results[0].status == "failed"
     assert "not a folder" in done.results[0].error["value"]
     assert f"sudo rm {os.environ['LEASES_DIR']}" in done.results[0].error["value"]
+
+
+def test_a_run_whose_gpus_all_have_unusable_locks_ends_before_it_starts(tmp_path: Path, gpus: list[Device]) -> None:
+    """It would wait until someone removes what is in the place of the locks; with one usable lock it can run."""
+    locks = Leases(tmp_path)
+    for gpu in gpus:
+        (tmp_path / f"{leases.key(gpu)}.lock").mkdir()
+    with pytest.raises(RocmlabError, match="cannot be leased"):
+        locks.check(gpus)
+
+    (tmp_path / f"{leases.key(gpus[1])}.lock").rmdir()
+    locks.check(gpus)
 
 
 KILLED = """

@@ -71,6 +71,25 @@ def problem(folder: Path) -> Problem | None:
     return None
 
 
+def unusable_locks(folder: Path) -> list[Problem]:
+    """Return what is in the place of a lock and cannot be opened by every user."""
+    problems = []
+    for lock in sorted(folder.glob("*.lock")):
+        with contextlib.suppress(OSError):
+            mode = os.lstat(lock).st_mode
+            if not stat.S_ISREG(mode) or mode & 0o444 != 0o444:
+                problems.append(unusable_lock(lock, f"not a file that every user can open: {stat.filemode(mode)}"))
+    return problems
+
+
+def unusable_lock(lock: Path, why: str) -> Problem:
+    """Return the problem of one lock, on which no one can lease its GPU."""
+    with contextlib.suppress(OSError):
+        why = f"{why}; made by uid {os.lstat(lock).st_uid}"
+    what = f"a GPU cannot be leased: {lock}"
+    return Problem(what, f"its lock cannot be used: {why}", f"on the host: sudo rm -r {lock}")
+
+
 def is_mounted(folder: Path) -> bool:
     """Return whether something is mounted there, also of the same file system. Source: /proc/self/mountinfo."""
     try:

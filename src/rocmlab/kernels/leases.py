@@ -48,6 +48,10 @@ ATTEMPTS = 3  # at a set of devices; another process may take one between the lo
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF)
 
 
+class UnusableLock(RocmlabError):
+    """The lock of one GPU cannot be used; those of others can."""
+
+
 @dataclass
 class Lease:
     """Locks that this process holds, until it has released its copies of their descriptors."""
@@ -109,9 +113,12 @@ class Leases:
         given = os.environ if environment is None else environment
         return cls(lease_folder.path(given, root or system_root()))
 
-    def check(self) -> None:
-        """Make the folder, and raise RocmlabError unless this user can take leases in it."""
+    def check(self, devices: Sequence[Device] = ()) -> None:
+        """Make the folder, and raise RocmlabError unless this user can lease at least one of these devices in it."""
         lease_folder.ensure(self.folder)
+        unusable = self.unusable(devices)
+        if devices and len(unusable) == len(devices):
+            raise unusable[devices[0]]
 
     def take(self, devices: Sequence[Device], holder: Holder) -> Lease | None:
         """Lease all of these devices, or none: None if one of them is leased.
@@ -148,14 +155,16 @@ class Leases:
         return lease
 
     def pick(self, devices: Sequence[Device], count: int, holder: Holder) -> Lease | None:
-        """Lease `count` of these devices, the first that are free; None if too few are.
+        """Lease `count` of these devices, the first that are free; None if too few are. An unusable lock is not free.
 
         Raises:
             RocmlabError: as of `take`.
         """
+        unusable = self.unusable(devices)
         failures: Counter[str] = Counter()  # one may look free and not be: others only look, or keep a shared lock
         for _ in range(ATTEMPTS + len(devices)):
-            likely = (device for device in devices if failures[key(device)] < ATTEMPTS and self.is_free(device))
+            possible = [each for each in devices if each not in unusable and failures[key(each)] < ATTEMPTS]
+            likely = (device for device in possible if self.is_free(device))
             chosen = list(islice(likely, count))
             if len(chosen) < count:
                 return None
@@ -164,6 +173,20 @@ class Leases:
                 return found
             failures[found] += 1
         return None
+
+    def unusable(self, devices: Sequence[Device]) -> dict[Device, UnusableLock]:
+        """Return which of these devices no one knows to be free, because something else is in the place of their lock.
+
+        Raises:
+            RocmlabError: no lock of this folder can be looked at.
+        """
+        found = {}
+        for device in devices:
+            try:
+                self.is_free(device)
+            except UnusableLock as err:
+                found[device] = err
+        return found
 
     def is_free(self, device: Device) -> bool:
         """Return whether a device is not leased.
@@ -186,19 +209,23 @@ class Leases:
         """Return who leases a device, or keeps a shared lock so that no one can; None if it is free.
 
         Raises:
-            RocmlabError: the lock cannot be looked at.
+            RocmlabError: no lock of this folder can be looked at.
         """
         return self.held([device]).get(device)
 
     def held(self, devices: Sequence[Device]) -> dict[Device, Holder]:
         """Return who has each of these devices; free ones are omitted. See `holder`."""
-        leased = [device for device in devices if not self.is_free(device)]
+        unusable = self.unusable(devices)
+        leased = [device for device in devices if device not in unusable and not self.is_free(device)]
         claims = holders.read(self.folder) if leased else {}
         shared = holders.sharers([self._path(key(device)) for device in devices if device not in leased])
         found: dict[Device, Holder] = {}
         for device in devices:
             path = self._path(key(device))
-            if device in leased:
+            if device in unusable:
+                problem = unusable[device].problem
+                found[device] = Holder(notebook=f"an unknown notebook: {problem.why}; {problem.fix}")
+            elif device in leased:
                 found[device] = holders.one_of(claims.get(key(device), ()), path)
             elif kept := shared[path]:
                 found[device] = kept[0]
@@ -212,13 +239,16 @@ class Leases:
         except OSError as err:
             if found := lease_folder.problem(self.folder):
                 raise RocmlabError.of(found) from err
-            what, why = f"a GPU cannot be leased: {path}", err.strerror or str(err)
-            fix = f"see whose it is: ls -ld {path}\nthen, if it is not an empty file that all may read: sudo rm {path}"
+            why = err.strerror or str(err)
             if err.errno in NO_LOCKS:
                 fix = f"{lease_folder.SETTING} must be on a local file system with locks, such as {lease_folder.USUAL}"
             elif err.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE):
                 fix = f"free what is used up, then retry; see: df -h {self.folder}; ulimit -n"
-            raise RocmlabError.of(Problem(what, why, fix)) from err
+            elif path != self.folder:
+                raise UnusableLock.of(lease_folder.unusable_lock(path, why)) from err
+            else:
+                fix = f"see what is wrong there: ls -ld {path}"
+            raise RocmlabError.of(Problem(f"a GPU cannot be leased: {path}", why, fix)) from err
 
     def _lock(self, path: Path) -> int | None:
         """Return a descriptor that holds the lock; None if another holds it."""

@@ -163,7 +163,7 @@ def _task(
         if slots.gpus and not means.cluster:
             from rocmlab.kernels.leases import Leases
 
-            Leases.of_host().check()  # before a folder is made and notebooks wait
+            Leases.of_host().check(slots.gpus)  # before a folder is made and notebooks wait
     return task
 
 

@@ -67,7 +67,7 @@ def userspace(s: Situation) -> Verdict:
 @check(
     "leases.folder",
     "every lab of this host can lease GPUs, and sees the leases of the others",
-    looks_at="owner and mode of LEASES_DIR (`/run/lock/rocmlab`) on the host; in a container whether it is mounted",
+    looks_at="owner and mode of LEASES_DIR (`/run/lock/rocmlab`) and of its locks; in a container if it is mounted",
     why="With folders of their own two labs, or two users, take the same GPU without noticing.",
     fix="the command that the finding prints, which makes the folder at each boot (deploy/tmpfiles.d/rocmlab.conf)",
     severity=BLOCKS,
@@ -79,6 +79,8 @@ def leases(s: Situation) -> Verdict:
         return skip("this lab leases no GPU")
     if problem := lease_folder.problem(folder):
         return blocks(problem.what, problem.why, problem.fix, about=HOST)
+    if locks := lease_folder.unusable_locks(folder):
+        return warns(locks[0].what, locks[0].why, "\n".join(each.fix for each in locks), about=HOST)
     if s.side == CONTAINER and s.environment.get("ROCMLAB_RUNTIME") in CONTAINER_RUNTIMES:
         if not lease_folder.is_mounted(folder):
             return warns(
