@@ -17,6 +17,8 @@ export ALL ?=
 export RUNS ?=
 export WHEN ?=
 export RUN_FOLDER ?=
+# Only HOST=name after the target: shells and compilers' environments have a HOST of their own.
+export ROCMLAB_URL_HOST = $(if $(findstring command,$(origin HOST)),$(HOST))
 TESTS ?= tests
 
 .PHONY: help up run run-notebooks nvitop url status logs shell down build upgrade rollback clean backup restore devices smi top leases kernels packages demo doctor monitoring monitoring-down cluster-up cluster-join cluster-status cluster-down bench test test-fast test-hermetic test-long test-rocm lint docs docs-serve lock
@@ -33,7 +35,7 @@ up: ## Start the lab and print its URL (builds it the first time)
 	@$(ROCMLAB) up
 run-notebooks: ## Run notebooks headless (NOTEBOOKS="01_mnist_fc" PARAMS="learning_rate=0.01,0.001" RUN="--retries 2" ENGINE=ray)
 	@$(ROCMLAB) run
-url: ## Print the URL again, token included
+url: ## Print the URL again, token included (HOST=name: also the ssh command for another computer)
 	@$(ROCMLAB) url
 status: ## Say what runs, on which devices
 	@$(ROCMLAB) status

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -12,12 +13,13 @@ from rocmlab.base.errors import Problem, RocmlabError
 from rocmlab.cli import packages, prune, stopping
 from rocmlab.cli.main import command_parser
 from rocmlab.cli.table import device_lines
-from rocmlab.cli.up import say
-from rocmlab.stack import environments, server, versions
+from rocmlab.cli.up import note, say
+from rocmlab.stack import environments, remote, server, versions
 from rocmlab.stack import project as projects
 from rocmlab.stack.environment import was_made_by_us
 from rocmlab.stack.project import Project
 
+URL_HOST = "ROCMLAB_URL_HOST"  # what make passes: shells and compilers' environments have a HOST of their own
 VERSIONS = ("version", "previous")  # as `status` calls them
 
 
@@ -27,6 +29,8 @@ def main(command: str, arguments: Sequence[str]) -> int:
     consent = stopping.consent(chosen) if command in ("down", "clean") else stopping.Consent()
     if command == "clean" and (age := prune.age_of(chosen)):
         return prune.main(chosen, age, is_forced=consent.force)
+    host = (chosen.host or os.environ.get(URL_HOST, "")) if command == "url" else ""
+    destination = remote.named(host) if host else None
     project = projects.reopen(projects.find())
     if command == "status":
         return status(project, chosen.json)
@@ -40,7 +44,7 @@ def main(command: str, arguments: Sequence[str]) -> int:
         stopping.check(project.lab, stop, consent, say)
     commands: dict[str, Callable[[Project], int]] = {
         "down": down,
-        "url": url,
+        "url": lambda found: url(found, destination),
         "shell": lambda found: found.lab.shell(),
         "clean": clean,
     }
@@ -54,6 +58,9 @@ def build_parser(command: str) -> argparse.ArgumentParser:
         parser.add_argument("--json", action="store_true", help="print everything known, as JSON")
     if command == "logs":
         parser.add_argument("-f", "--follow", action="store_true", help="continue until Ctrl-C")
+    if command == "url":
+        help_text = "also print the ssh command for this name of this machine, or USER@NAME (make url HOST=…)"
+        parser.add_argument("--host", metavar="NAME", help=help_text)
     if command in ("down", "clean"):
         stopping.add_options(parser)
     if command == "clean":
@@ -162,14 +169,18 @@ def node_lines(node: Mapping[str, Any]) -> list[str]:
     return [f"{where}, with {gpus}" + ("" if node["state"] == "ready" else ", is starting")]
 
 
-def url(project: Project) -> int:
-    """Print the address."""
+def url(project: Project, destination: remote.Destination | None) -> int:
+    """Print the address; for a destination that was named, also the ssh command, else that as a note where it helps."""
     if not project.lab.answers():
         other = held_by_another(project)
         why = other or "it is stopped, or still starting"
         fix = "make up PORT=…, another one, which also makes a new token" if other else "make up"
         raise RocmlabError("the lab does not answer", why, fix, exit_code=1)
     print(project.url)
+    if destination:
+        print(destination.command(project.lab.port))
+    elif here := remote.of_this_host():
+        note(f"from your own computer: {here.command(project.lab.port)}")
     return 0
 
 

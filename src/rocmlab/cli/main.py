@@ -68,7 +68,7 @@ EXIT_CODES = "0 done; 1 the work failed, for example a notebook; 2 wrong usage, 
 
 MAKE_VARIABLES = (  # that are no settings: they hold for one command
     *("NOTEBOOKS", "PARAMS", "RUN", "BENCH", "TESTS", "ENGINE", "HEAD", "FORCE", "WHEN"),
-    *("TO", "FROM", "ALL", "RUNS"),
+    *("TO", "FROM", "ALL", "RUNS", "HOST"),
 )
 
 

@@ -12,7 +12,7 @@ from rocmlab.cli import packages, stopping
 from rocmlab.cli.main import command_parser
 from rocmlab.cli.table import device_lines
 from rocmlab.stack import project as projects
-from rocmlab.stack import tokens, versions
+from rocmlab.stack import remote, tokens, versions
 from rocmlab.stack.lab import Lab, Say
 from rocmlab.stack.native import NativeLab
 from rocmlab.stack.project import Project
@@ -129,6 +129,8 @@ def start(
         print(f"  {'devices' if number == 0 else '':9} {line}")
     print(f"  {'share':9} {project.lab.share()}")
     print(f"  {'notebooks':9} {project.settings.get('NOTEBOOKS_DIR')}")
+    if here := remote.of_this_host():
+        print(f"  {'remote':9} {here.command(project.lab.port)}   (on your own computer; then open the URL there)")
     if unfinished := project.lab.unfinished():
         print(f"  {'kernels':9} {unfinished}")
     for line in packages.missing(project.lab):
