@@ -201,8 +201,8 @@ class ImageLab(Lab):
 
     def _announced(self, base: str, download_bytes: int) -> list[str]:
         """Return what a user should know before gigabytes are pulled."""
-        size = amount(download_bytes) if download_bytes else "a size that its registry does not report"
-        lines = [f"pulling {base}: {size} to download"]
+        size = f"{amount(download_bytes)} to download" if download_bytes else "its registry does not report how much"
+        lines = [f"pulling {base} ({size})"]
         if self.kind == "slim":
             lines.append("  then AMD's wheels of PyTorch and ROCm, about 2 GB for one target")
         lines.append(f"  the {self.backend} image needs about {NEEDED_BYTES[self.kind] / 1e9:.0f} GB of disk with it")
