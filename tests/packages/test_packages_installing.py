@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -146,6 +148,33 @@ class TestCompanions:
         wheel(wheels, "torchvision", "0.28.0+rocm7.2", {"torchvision/__init__.py": "raise RuntimeError('no nms')\n"})
 
         assert "no nms" in refusal(add, "torchvision")
+
+
+class TestWhatTheKernelNeeds:
+    """Packages that a kernel imports before the first cell; the lab is this interpreter, which has a real ipykernel."""
+
+    @pytest.mark.parametrize(
+        ("name", "version", "why"),
+        [("comm", "9.9", "comm.base_comm"), ("tornado", "4.5.3", "ipykernel .*require.* tornado")],
+        ids=["its import fails", "ipykernel declares that it does not work"],
+    )
+    def test_a_version_with_which_it_does_not_start_is_rejected(
+        self, place: Place, wheels: Path, name: str, version: str, why: str
+    ) -> None:
+        """Also where another package brings it: the error names what changed, and kernels start as before."""
+        lab = Place(place.share, "torch", sys.executable)
+        offer(wheels, name, version)
+        offer(wheels, "brings", "1.0", [f"{name}=={version}"])
+        installing.add(lab, [Requirement("harmless")], print)
+        prefix = lab.current()
+
+        with pytest.raises(RocmlabError) as err:
+            installing.add(lab, [Requirement("brings")], print)
+
+        assert f"{name} {version}" in err.value.problem.why
+        assert re.search(why, err.value.problem.why)
+        assert lab.current() == prefix
+        assert python_says(lab, "import harmless, ipykernel.kernelapp; print(harmless.version)") == "2.0"
 
 
 class TestRemoving:

@@ -19,7 +19,6 @@ FIX = (
     "or without it, where what you want can do without: %pip install --no-deps NAME"
 )
 IMPORT_SECONDS = 300
-CODE = "import {framework}, {module}"
 
 
 def settle(changed: Mapping[str, str], base: Base, scratch: Path, install: Callable[[list[str]], None]) -> list[str]:
@@ -56,7 +55,11 @@ def problem(name: str, base: Base, scratch: Path) -> str:
     wanted, found = protection.build(base.versions.get(framework, "")), protection.build(version)
     if wanted in protection.GPU_BUILDS and found != wanted and not _has_libraries(name, scratch, wanted):
         return f"{version} is built for {found or 'other hardware'}, and the lab's {framework} for {wanted}"
-    code = CODE.format(framework=framework, module=name.replace("-", "_"))
+    return error_of(scratch, f"import {framework}, {name.replace('-', '_')}")
+
+
+def error_of(scratch: Path, code: str) -> str:
+    """Return the last line of the error that code ends with in an overlay's interpreter; empty if it works."""
     done = subprocess.run(
         [str(scratch / "bin/python"), "-c", code],
         cwd="/",

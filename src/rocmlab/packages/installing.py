@@ -30,6 +30,7 @@ PROGRAMS = (
 UV = "ROCMLAB_UV"
 NO_CONSTRAINTS = "/etc/rocmlab-constraints.txt"  # of an image: every package of TensorFlow's interpreter
 BOUNDS = "rocmlab-bounds.txt"  # in an overlay that is being made: versions that must not change
+KERNEL = "ipykernel"
 CHECK_SECONDS = 120
 FAILURE = re.compile(r"^(ERROR|error)\b|No solution found")
 NOISE = re.compile(r"To fix this|\d\. |ERROR: ResolutionImpossible|pip installs, not uv")
@@ -246,6 +247,7 @@ class _Work:
         breaks = sorted(self._conflicts() - conflicts)
         base_packages.remove_stubs(self.site)
         changed = _changed(before, after)
+        self._check_start(changed, breaks)
         return Outcome(self.scratch, changed, hidden(changed, self.base.versions), breaks)
 
     def _examine(self, changed: dict[str, str], names: set[str]) -> None:
@@ -262,6 +264,16 @@ class _Work:
         wrong = companions.settle(changed, self.base, self.scratch, self.run)
         if wrong:
             raise _rejected("\n".join(wrong), companions.FIX)
+
+    def _check_start(self, changed: Mapping[str, str], breaks: Iterable[str]) -> None:
+        """Reject versions with which no kernel would start: from there no user could correct it."""
+        if KERNEL not in self.base.versions:
+            return
+        declared = next((line for line in breaks if line.startswith(f"{KERNEL} ")), "")
+        if why := declared or companions.error_of(self.scratch, f"import {KERNEL}.kernelapp"):
+            names = hidden(changed, self.base.versions) or changed
+            shown = ", ".join(f"{name} {changed[name]}" for name in sorted(names))
+            raise _rejected(f"the kernel would not start with {shown}: {why}")
 
     def run(self, arguments: Sequence[str], *, is_cached: bool = False) -> None:
         """Run `pip install` with these arguments, by uv where it can.
