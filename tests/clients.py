@@ -68,14 +68,14 @@ class Server:
         url = f"ws://{self.address}/api/kernels/{identity}/channels?session_id={session}&token={self.token}"
         channel = websocket.create_connection(url, timeout=120)
         try:
-            return _execute(channel, session, code)
+            return execute_on(channel, session, code)
         finally:
             channel.close()
             if not keep:
                 self.request(f"/api/kernels/{identity}", token=self.token, method="DELETE")
 
 
-def _execute(channel: websocket.WebSocket, session: str, code: str) -> str:
+def execute_on(channel: websocket.WebSocket, session: str, code: str) -> str:
     """Send one execute_request and collect its output until the kernel is idle again."""
     identity = uuid.uuid4().hex
     header = {"msg_id": identity, "msg_type": "execute_request", "session": session, "username": "", "version": "5.3"}

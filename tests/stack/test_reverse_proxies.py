@@ -1,0 +1,240 @@
+"""The examples of docs/proxy: a lab behind Debian's nginx and Caddy, over TLS, under a name of its own."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import socket
+import ssl
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import clients
+import pytest
+import websocket
+from clones import REPOSITORY, Clone, clone, free_port, furnish, without_docker
+from panel_servers import Events
+from servers import program, running
+
+pytestmark = pytest.mark.slow
+NAME = "lab.example.org"
+WAIT_SECONDS = 60.0
+NGINX = """
+daemon off;
+pid {folder}/nginx.pid;
+error_log {folder}/error.log info;
+{user}
+events {{}}
+http {{
+    client_body_temp_path {folder}/body;
+    proxy_temp_path {folder}/proxied;
+    fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi;
+    scgi_temp_path {folder}/scgi;
+    access_log {folder}/access.log;
+    include {folder}/rocmlab.conf;
+}}
+"""
+CADDY = """
+{
+    admin off
+    skip_install_trust
+    local_certs
+    auto_https disable_redirects
+    default_bind 127.0.0.1
+}
+"""
+
+
+@dataclass
+class Proxy:
+    """One proxy that runs."""
+
+    port: int
+    certificate: Path  # that signs its own
+    folder: Path  # with all that it logs
+
+    def channel(self) -> ssl.SSLSocket:
+        """Connect as to its name, and check the certificate for it."""
+        context = ssl.create_default_context(cafile=str(self.certificate))
+        plain = socket.create_connection(("127.0.0.1", self.port), timeout=WAIT_SECONDS)
+        return context.wrap_socket(plain, server_hostname=NAME)
+
+    @contextmanager
+    def answer(
+        self, path: str, method: str = "GET", body: str | None = None, host: str = "", **headers: str
+    ) -> Iterator[http.client.HTTPResponse]:
+        """Make one request; redirections are not followed."""
+        connection = http.client.HTTPConnection(NAME, self.port, timeout=WAIT_SECONDS)
+        connection.sock = self.channel()
+        try:
+            connection.request(method, path, body, {"Host": host or f"{NAME}:{self.port}", **headers})
+            yield connection.getresponse()
+        finally:
+            connection.close()
+
+    def websocket(self, path: str, origin: str = "", **headers: str) -> websocket.WebSocket:
+        """Open a WebSocket as a page of this origin does, by default of the lab itself."""
+        return websocket.create_connection(
+            f"wss://{NAME}:{self.port}{path}",
+            socket=self.channel(),
+            origin=origin or f"https://{NAME}:{self.port}",
+            header=headers,
+            timeout=WAIT_SECONDS,
+        )
+
+
+def example(file: str, changes: dict[str, str]) -> str:
+    """Return an example with what differs in a test; each must be in it."""
+    text = (REPOSITORY / "docs/proxy" / file).read_text()
+    for before, after in changes.items():
+        assert before in text
+        text = text.replace(before, after)
+    return text
+
+
+@contextmanager
+def nginx(folder: Path, lab: Clone) -> Iterator[Proxy]:
+    """Run nginx with its example and a certificate of its own."""
+    binary, port = program("nginx"), free_port()
+    key, certificate = folder / "lab.key", folder / "lab.pem"
+    words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
+    words += ["-subj", f"/CN={NAME}", "-addext", f"subjectAltName=DNS:{NAME}", "-keyout", str(key)]
+    subprocess.run([*words, "-out", str(certificate)], check=True, capture_output=True, timeout=60)
+    changes = {
+        "listen 443 ssl;": f"listen 127.0.0.1:{port} ssl;",
+        "/etc/ssl/lab.example.org.pem": str(certificate),
+        "/etc/ssl/lab.example.org.key": str(key),
+        "127.0.0.1:8888": f"127.0.0.1:{lab.port}",
+    }
+    (folder / "rocmlab.conf").write_text(example("nginx.conf", changes))
+    (folder / "nginx.conf").write_text(NGINX.format(folder=folder, user="user root;" if os.geteuid() == 0 else ""))
+    command = [binary, "-e", f"{folder}/early.log", "-p", str(folder), "-c", str(folder / "nginx.conf")]
+    with running(command, port, folder / "output.log"):
+        yield Proxy(port, certificate, folder)
+
+
+@contextmanager
+def caddy(folder: Path, lab: Clone) -> Iterator[Proxy]:
+    """Run Caddy with its example; its own authority takes the place of a public one."""
+    binary, port = program("caddy"), free_port()
+    text = example("Caddyfile", {f"{NAME} {{": f"{NAME}:{port} {{", "127.0.0.1:8888": f"127.0.0.1:{lab.port}"})
+    (folder / "Caddyfile").write_text(CADDY + text)
+    homes = {"HOME": str(folder), "XDG_DATA_HOME": str(folder), "XDG_CONFIG_HOME": str(folder)}
+    command = [binary, "run", "--adapter", "caddyfile", "--config", str(folder / "Caddyfile")]
+    root = folder / "caddy/pki/authorities/local/root.crt"
+    with running(command, port, folder / "output.log", **homes):
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not list(folder.glob(f"caddy/certificates/local/{NAME}/*.crt")):
+            assert time.monotonic() < deadline, (folder / "output.log").read_text()
+            time.sleep(0.05)
+        yield Proxy(port, root, folder)
+
+
+PROXIES = {"nginx": nginx, "caddy": caddy}
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clone]:
+    """A native lab that runs and knows the proxy's name; nothing is installed for it."""
+    found = clone(tmp_path_factory.mktemp("proxied") / "rocmlab", ALLOWED_HOSTS=NAME)
+    found.environment["PATH"] = without_docker(found.environment["PATH"])
+    furnish(found)
+    found.make("up")
+    yield found
+    found.make("down", "FORCE=1", succeeds=False)
+
+
+@pytest.fixture(scope="module", params=PROXIES)
+def proxy(request: pytest.FixtureRequest, lab: Clone, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    """Each of the proxies, in front of that lab."""
+    with PROXIES[request.param](tmp_path_factory.mktemp(request.param), lab) as found:
+        yield found
+
+
+def token(lab: Clone) -> dict[str, str]:
+    """Return the header with the lab's token."""
+    return {"Authorization": f"token {lab.env['JUPYTER_TOKEN']}"}
+
+
+def test_the_printed_link_logs_in_with_a_cookie_for_tls_alone(lab: Clone, proxy: Proxy) -> None:
+    """Then the cookie is enough; the proxy has written the token nowhere, and without both there is nothing."""
+    with proxy.answer(f"/lab?token={lab.env['JUPYTER_TOKEN']}") as page:
+        cookies = page.headers.get_all("Set-Cookie") or []
+        assert page.status == 200
+        assert b"JupyterLab" in page.read()
+    assert [each for each in cookies if each.startswith("username-")]
+    assert all(re.search(r"; *secure", each, re.IGNORECASE) for each in cookies), cookies
+    assert all("samesite=lax" in each.lower() for each in cookies), cookies
+    kept = "; ".join(each.partition(";")[0] for each in cookies)
+
+    with proxy.answer("/api/status", Cookie=kept) as answer:
+        assert answer.status == 200
+    with proxy.answer("/api/status") as answer:
+        assert answer.status == 403
+    logged = [path for path in proxy.folder.rglob("*") if path.is_file() and path.suffix == ".log"]
+    assert logged
+    assert not [path for path in logged if lab.env["JUPYTER_TOKEN"] in path.read_text()]
+
+
+def test_a_kernel_computes_over_a_websocket(lab: Clone, proxy: Proxy) -> None:
+    """As a page of the lab's own does; a page of another site is refused, although it knew the token."""
+    with proxy.answer("/api/kernels", "POST", json.dumps({"name": "torch"}), **token(lab)) as answer:
+        kernel = json.loads(answer.read())["id"]
+    path = f"/api/kernels/{kernel}/channels?session_id={uuid.uuid4().hex}"
+    try:
+        channel = proxy.websocket(path, **token(lab))
+        try:
+            assert clients.execute_on(channel, "s", "print(6 * 7)") == "42\n"
+        finally:
+            channel.close()
+        with pytest.raises(websocket.WebSocketBadStatusException, match="403"):
+            proxy.websocket(path, origin="https://evil.example")
+    finally:
+        with proxy.answer(f"/api/kernels/{kernel}", "DELETE", **token(lab)) as answer:
+            assert answer.status == 204
+
+
+def test_the_event_stream_is_not_kept_back(lab: Clone, proxy: Proxy) -> None:
+    """Samples come one by one, each soon after it was taken."""
+    with proxy.answer("/rocmlab/api/stream", **token(lab)) as answer:
+        assert answer.status == 200
+        events = Events(answer)
+        ages = []
+        for name, data in events:
+            if name == "snapshot":
+                ages.append(time.time() - data["time_seconds"])
+            if len(ages) == 3:
+                break
+
+    assert max(ages[1:]) < 5
+
+
+def test_a_file_larger_than_the_proxys_default_can_be_saved(lab: Clone, proxy: Proxy) -> None:
+    """A notebook with its outputs is one request of many megabytes."""
+    text = "x" * 5_000_000
+    body = json.dumps({"type": "file", "format": "text", "content": text})
+
+    with proxy.answer("/api/contents/work/large.txt", "PUT", body, **token(lab)) as answer:
+        assert answer.status == 201, answer.read()
+
+    assert (lab.folder / "notebooks/large.txt").read_text() == text
+    with proxy.answer("/api/contents/work/large.txt", "DELETE", **token(lab)) as answer:
+        assert answer.status == 204
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "lab.example.org.evil.example"])
+def test_another_name_gets_nothing_through_the_proxy(lab: Clone, proxy: Proxy, host: str) -> None:
+    """Either the proxy knows no such site, or the lab rejects the name that was passed on."""
+    with proxy.answer("/api/status", host=host, **token(lab)) as answer:
+        text = answer.read()
+
+    assert answer.status == 403 or text == b""
+    assert b"started" not in text
