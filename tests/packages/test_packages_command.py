@@ -41,6 +41,7 @@ def test_packages_are_added_listed_and_removed(place: Place, wheels: Path) -> No
             {"requirement": "harmless", "version": "2.0"},
             {"requirement": "numpy==1.26.4", "version": "1.26.4"},
         ],
+        "missing": [],
         "hides": ["numpy 1.26.4 hides the lab's 2.4.0"],
         "is_synchronised": True,
         "fix": "",
@@ -83,7 +84,7 @@ class Answering:
 
 def test_status_names_what_is_missing_and_the_command(place: Place) -> None:
     """A lab of an earlier version, which does not know the question, is no error."""
-    state = {"kernel": "torch", "packages": [{"requirement": "a"}, {"requirement": "b>=1"}], "fix": "rocmlab fix"}
+    state = {"kernel": "torch", "missing": ["a", "b>=1"], "fix": "rocmlab fix"}
     fine = {**state, "fix": ""}
 
     assert packages.missing(Answering(200, {"kernels": [state, fine]})) == [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -262,7 +263,7 @@ class TestAnotherImage:
     def test_the_list_is_installed_again(self, place: Place, add: Add, newer: Place) -> None:
         """Until then kernels have the lab's packages alone, and that is known; the earlier overlay stays."""
         add("trains")
-        assert installing.state(newer) == installing.State("torch", ("trains",), False)
+        assert installing.state(newer) == installing.State("torch", ("trains",), ("trains",), False)
         assert newer.current() is None
 
         outcome = installing.sync(newer, print)
@@ -286,6 +287,56 @@ class TestAnotherImage:
         assert "torch" in outcome.failed["fits"]
         assert has(newer) == {"harmless": "2.0"}
         assert [each.text for each in requested.read(place.share, "torch")] == ["fits", "harmless"]
+        assert installing.state(newer).missing == ("fits",)
+        assert not installing.state(newer).is_synchronised
+        assert installing.state(place).is_synchronised
+
+    def test_what_does_not_fit_does_not_hinder_others(self, place: Place, add: Add, newer: Place, wheels: Path) -> None:
+        """Packages come and go next to it, and it stays known as missing until it is removed from the list."""
+        offer(wheels, "fits", "1.0", ["torch<2.14"])
+        add("fits")
+        add("harmless")
+        installing.sync(newer, print)
+
+        installing.add(newer, [Requirement("trains")], print)
+        assert installing.state(newer).missing == ("fits",)
+        installing.remove(newer, ["harmless"], print)
+        assert has(newer) == {"trains": "1.0", "helper": "1.0"}
+        assert installing.state(newer).missing == ("fits",)
+        assert list(installing.sync(newer, print).failed) == ["fits"]
+        installing.remove(newer, ["fits"], print)
+
+        assert installing.state(newer).is_synchronised
+
+    def test_one_with_less_does_not_replace_one_that_works(self, place: Place, add: Add, wheels: Path) -> None:
+        """A `sync` that fails for what is installed, because its wheel is gone or an index is down, changes nothing."""
+        add("harmless")
+        add("helper")
+        prefix = place.current()
+        wheels.joinpath("helper-1.0-py3-none-any.whl").rename(wheels / "gone")
+        shutil.rmtree(place.share / "cache/packages/wheels", ignore_errors=True)
+
+        with pytest.raises(RocmlabError, match="helper") as err:
+            installing.sync(place, print)
+
+        assert "stay" in err.value.problem.fix
+        assert place.current() == prefix
+        assert installing.state(place).is_synchronised
+        assert has(place) == {"harmless": "2.0", "helper": "1.0"}
+
+    def test_one_with_nothing_is_not_made(self, place: Place, add: Add, newer: Place, wheels: Path) -> None:
+        """Where everything fails, kernels keep what they have, and what is missing stays known."""
+        add("harmless")
+        add("helper")
+        for each in wheels.iterdir():
+            each.unlink()
+        shutil.rmtree(place.share / "cache/packages/wheels", ignore_errors=True)
+
+        with pytest.raises(RocmlabError, match="harmless"):
+            installing.sync(newer, print)
+
+        assert newer.current() is None
+        assert installing.state(newer).missing == ("harmless", "helper")
 
     def test_nothing_is_added_before(self, place: Place, add: Add, newer: Place) -> None:
         """Else kernels would have the new package and silently none of the others."""

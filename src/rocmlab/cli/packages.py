@@ -110,7 +110,8 @@ def _list(states: Sequence[dict[str, Any]], *, as_json: bool) -> int:
         for line in state["hides"]:
             print(f"{'':<11} {line}")
         if state["fix"]:
-            print(f"{'':<11} not installed for this image: {state['fix']}")
+            what = ", ".join(state["missing"]) or "the list was changed"
+            print(f"{'':<11} not installed for this image: {what}; {state['fix']}")
     return 0
 
 
@@ -124,8 +125,7 @@ def of_lab(lab: Lab) -> list[dict[str, Any]] | None:
 def missing(lab: Lab) -> list[str]:
     """Return which packages are not installed for a running lab's image, a line with the command for each kernel."""
     return [
-        f"{', '.join(one['requirement'] for one in each['packages'])} not installed for this image, "
-        f"kernel {each['kernel']}: scripts/{each['fix']}"
+        f"{', '.join(each['missing'])} not installed for this image, kernel {each['kernel']}: scripts/{each['fix']}"
         for each in of_lab(lab) or []
         if each["fix"]
     ]

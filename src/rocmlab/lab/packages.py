@@ -43,17 +43,21 @@ def states(environment: Mapping[str, str]) -> list[dict[str, Any]]:
 
 def _state(found: Place) -> dict[str, Any]:
     listed, prefix = requested.read(found.share, found.kernel), found.current()
-    is_synchronised = installing.is_made_of(prefix, listed)
+    state = installing.state_of(found.kernel, prefix, listed)
     own = base_packages.installed(overlays.site_of(prefix)) if prefix else {}
     labs: dict[str, str] = {}
     for site in overlays.sites(found.python):
         labs |= base_packages.installed(site)
-    versions = {**labs, **own} if is_synchronised else {}
+    versions = {**labs, **own}
     hides = sorted(installing.hidden(own, labs).items())
     return {
         "kernel": found.kernel,
-        "packages": [{"requirement": each.text, "version": versions.get(each.name)} for each in listed],
+        "packages": [
+            {"requirement": each.text, "version": None if each.text in state.missing else versions.get(each.name)}
+            for each in listed
+        ],
+        "missing": list(state.missing),
         "hides": [f"{name} {version} hides the lab's {lab}" for name, (lab, version) in hides],
-        "is_synchronised": is_synchronised,
-        "fix": "" if is_synchronised else f"rocmlab packages sync --kernel {found.kernel}",
+        "is_synchronised": state.is_synchronised,
+        "fix": "" if state.is_synchronised else f"rocmlab packages sync --kernel {found.kernel}",
     }

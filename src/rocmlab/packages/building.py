@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -121,12 +121,20 @@ def record_of(prefix: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def switch(place: Place, prefix: Path, listed: Sequence[Requirement]) -> None:
+def switch(place: Place, prefix: Path, listed: Sequence[Requirement], failed: Iterable[str] = ()) -> None:
     """Replace a kernel's list, and have kernels that start from now on use the overlay that was made for it.
 
     All that needs space comes first. Where this is killed between the two, the list is the new one: `sync` is reported.
+
+    Args:
+        place: of the kernel.
+        prefix: the overlay.
+        listed: the list.
+        failed: what of it cannot be installed for this image.
     """
-    record = {"kernel": place.kernel, "python": place.python, "requirements": [each.text for each in listed]}
+    texts = [each.text for each in listed]
+    record = {"kernel": place.kernel, "python": place.python, "requirements": texts}
+    record["failed"] = [each for each in failed if each in texts]
     files.write_text(prefix / overlays.RECORD, files.to_json(record) + "\n")
     draft = files.draft_path(place.own / overlays.CURRENT)
     draft.symlink_to(prefix.name)

@@ -57,19 +57,31 @@ class State:
 
     kernel: str
     requirements: tuple[str, ...]
+    missing: tuple[str, ...]  # those that are not installed for this image
     is_synchronised: bool
 
 
 def state(place: Place) -> State:
-    """Return whether the overlay over the present interpreter was made from the present list."""
-    listed = requested.read(place.share, place.kernel)
-    return State(place.kernel, tuple(each.text for each in listed), is_made_of(place.current(), listed))
+    """Return whether the overlay over the present interpreter was made from the present list, and has all of it."""
+    return state_of(place.kernel, place.current(), requested.read(place.share, place.kernel))
+
+
+def state_of(kernel: str, prefix: Path | None, listed: Sequence[Requirement]) -> State:
+    """Return whether an overlay has what a list names."""
+    texts = tuple(each.text for each in listed)
+    missing = _failed(prefix) if (is_made := is_made_of(prefix, listed)) else texts
+    return State(kernel, texts, missing, is_made and not missing)
 
 
 def is_made_of(prefix: Path | None, listed: Sequence[Requirement]) -> bool:
     """Return whether an overlay was made from a list; None, no overlay, is made from an empty one."""
     made_from = building.record_of(prefix).get("requirements") if prefix else []
     return made_from == [each.text for each in listed]
+
+
+def _failed(prefix: Path | None) -> tuple[str, ...]:
+    """Return what could not be installed when an overlay was made."""
+    return tuple(building.record_of(prefix).get("failed", ())) if prefix else ()
 
 
 def hidden(own: Mapping[str, str], labs: Mapping[str, str]) -> dict[str, tuple[str, str]]:
@@ -97,7 +109,7 @@ def add(place: Place, wanted: Sequence[Requirement], say: Say, options: Sequence
             work.begin(current)
             outcome = work.install(wanted, options, listed=listed)
             kept = requested.with_added(listed, map(requested.without_secrets, wanted))
-            building.switch(place, work.scratch, kept)
+            building.switch(place, work.scratch, kept, set(_failed(current)) - {each.text for each in wanted})
     return outcome
 
 
@@ -123,8 +135,9 @@ def remove(place: Place, names: Sequence[str], say: Say) -> Outcome:
             return Outcome(None)
         with _Work(place, base, lock) as work:
             work.begin()
-            outcome = work.install(kept, keep=has, is_cached=True)
-            building.switch(place, work.scratch, kept)
+            failed = _failed(current)
+            outcome = work.install([each for each in kept if each.text not in failed], keep=has, is_cached=True)
+            building.switch(place, work.scratch, kept, failed)
     return outcome
 
 
@@ -150,7 +163,8 @@ def sync(place: Place, say: Say) -> Outcome:
             if not outcome.prefix:
                 work.begin()  # the first attempt may have left something
                 outcome = _one_by_one(work, listed, say)
-            building.switch(place, work.scratch, listed)
+                _check_not_less(place.current(), listed, outcome.failed)
+            building.switch(place, work.scratch, listed, outcome.failed)
     return outcome
 
 
@@ -342,6 +356,18 @@ def reason(output: str) -> str:
 
 def _changed(before: dict[str, str], after: dict[str, str]) -> dict[str, str]:
     return {name: version for name, version in after.items() if before.get(name) != version}
+
+
+def _check_not_less(current: Path | None, listed: Sequence[Requirement], failed: Mapping[str, str]) -> None:
+    """Reject an overlay that lacks what the one in use has, or that has nothing."""
+    works = {*building.record_of(current).get("requirements", ())} - {*_failed(current)} if current else set()
+    if (lost := [each for each in failed if each in works]) or len(failed) == len(listed):
+        raise RocmlabError(
+            f"{', '.join(lost or failed)} cannot be installed",
+            "\n".join(f"{text}: {why}" for text, why in failed.items() if not lost or text in lost),
+            "fix this, then repeat the command; until then the packages that are installed stay in use",
+            exit_code=1,
+        )
 
 
 def _check_synchronised(place: Place, current: Path | None, listed: Sequence[Requirement]) -> None:

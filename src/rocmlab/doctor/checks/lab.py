@@ -72,7 +72,7 @@ def own_packages(s: Situation) -> Verdict:
         if state and not state.is_synchronised:
             what = f"packages of the kernel {name} are not installed for this image"
             fix = f"rocmlab packages sync --kernel {name}"
-            return warns(what, f"the list has {', '.join(state.requirements) or 'none any more'}", fix)
+            return warns(what, f"the list has {', '.join(state.missing) or 'none any more'}", fix)
         if state and state.requirements:
             seen.append(f"{name}: {', '.join(state.requirements)}")
     return ok(*seen) if seen else skip("no packages were added")
