@@ -345,6 +345,21 @@ class TestAnotherImage:
         with pytest.raises(RocmlabError, match="rocmlab packages sync"):
             installing.add(newer, [Requirement("trains")], print)
 
+    def test_nothing_is_added_to_what_was_made_from_an_earlier_list(self, place: Place, add: Add, newer: Place) -> None:
+        """Back at an image that had packages before: what was added meanwhile is installed first."""
+        add("harmless")
+        installing.sync(newer, print)
+        installing.add(newer, [Requirement("helper")], print)
+
+        with pytest.raises(RocmlabError, match="rocmlab packages sync") as err:
+            add("numpy==1.26.4")
+
+        assert "helper" in err.value.problem.why
+        assert installing.state(place).missing == ("harmless", "helper")
+        installing.sync(place, print)
+        add("numpy==1.26.4")
+        assert has(place) == {"harmless": "2.0", "helper": "1.0", "numpy": "1.26.4"}
+
     def test_a_new_version_of_rocmlab_is_no_other_image(self, place: Place, tmp_path: Path) -> None:
         """Nor is a change of the time of a file."""
         before = overlays.key(place.python)

@@ -371,10 +371,12 @@ def _check_not_less(current: Path | None, listed: Sequence[Requirement], failed:
 
 
 def _check_synchronised(place: Place, current: Path | None, listed: Sequence[Requirement]) -> None:
-    if listed and current is None:
+    """Reject an addition to an overlay that was made from another list: the result would pass for all of the list."""
+    if not is_made_of(current, listed):
+        has = ", ".join(building.record_of(current).get("requirements", ())) if current else ""
         raise RocmlabError(
             f"the packages of the kernel {place.kernel} are not installed for this image yet",
-            f"the list has {', '.join(each.text for each in listed)}",
+            f"the list has {', '.join(each.text for each in listed) or 'nothing'}, the image {has or 'nothing'}",
             f"rocmlab packages sync --kernel {place.kernel}",
         )
 
