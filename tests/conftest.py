@@ -41,6 +41,7 @@ OURS = (
     "JUPYTER_TOKEN",
     "METRICS_TOKEN",
     "ALLOWED_HOSTS",
+    "LAB_BASE_URL",
     "BASE_IMAGE",
     "TORCH_INDEX",
     "JAX_PACKAGES",

@@ -1,4 +1,4 @@
-"""Which `Host` headers the lab answers, and what ALLOWED_HOSTS may say."""
+"""Which `Host` headers the lab answers, and what ALLOWED_HOSTS and LAB_BASE_URL may say."""
 
 from __future__ import annotations
 
@@ -87,3 +87,37 @@ def test_what_is_not_a_name_is_an_error(text: str) -> None:
 
     assert repr(text) in caught.value.problem.what
     assert caught.value.problem.fix.startswith("make up ALLOWED_HOSTS=")
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [("", "/"), ("/", "/"), ("lab1", "/lab1/"), ("/lab1/", "/lab1/"), ("/user/ann_b.c", "/user/ann_b.c/")],
+)
+def test_the_base_url_has_a_slash_at_both_ends(text: str, path: str) -> None:
+    """However it was typed."""
+    assert hosts.parse_base_url(text) == path
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "//evil.example/",
+        "//",
+        "/a//b/",
+        "../x",
+        "/a/../b",
+        "/.git",
+        "https://x/",
+        "/a b/",
+        "/a?b",
+        "/a#b",
+        "/%2e/",
+        "/a\n",
+    ],
+)
+def test_a_base_url_that_is_no_path_is_an_error(text: str) -> None:
+    """What a browser or a proxy would read as another host or folder."""
+    with pytest.raises(RocmlabError, match="invalid LAB_BASE_URL") as caught:
+        hosts.parse_base_url(text)
+
+    assert caught.value.problem.fix == "make up LAB_BASE_URL=/lab1/"

@@ -23,6 +23,8 @@ from clones import REPOSITORY, Clone, clone, free_port, furnish, without_docker
 from panel_servers import Events
 from servers import program, running
 
+from rocmlab.stack import server
+
 pytestmark = pytest.mark.slow
 NAME = "lab.example.org"
 WAIT_SECONDS = 60.0
@@ -60,6 +62,7 @@ class Proxy:
     port: int
     certificate: Path  # that signs its own
     folder: Path  # with all that it logs
+    base_url: str
 
     def channel(self) -> ssl.SSLSocket:
         """Connect as to its name, and check the certificate for it."""
@@ -75,7 +78,9 @@ class Proxy:
         connection = http.client.HTTPConnection(NAME, self.port, timeout=WAIT_SECONDS)
         connection.sock = self.channel()
         try:
-            connection.request(method, path, body, {"Host": host or f"{NAME}:{self.port}", **headers})
+            connection.request(
+                method, self.base_url.rstrip("/") + path, body, {"Host": host or f"{NAME}:{self.port}", **headers}
+            )
             yield connection.getresponse()
         finally:
             connection.close()
@@ -83,7 +88,7 @@ class Proxy:
     def websocket(self, path: str, origin: str = "", **headers: str) -> websocket.WebSocket:
         """Open a WebSocket as a page of this origin does, by default of the lab itself."""
         return websocket.create_connection(
-            f"wss://{NAME}:{self.port}{path}",
+            f"wss://{NAME}:{self.port}{self.base_url.rstrip('/')}{path}",
             socket=self.channel(),
             origin=origin or f"https://{NAME}:{self.port}",
             header=headers,
@@ -100,6 +105,11 @@ def example(file: str, changes: dict[str, str]) -> str:
     return text
 
 
+def base_url(lab: Clone) -> str:
+    """Return the path below which the lab's pages are."""
+    return lab.settings.get("LAB_BASE_URL", "/")
+
+
 @contextmanager
 def nginx(folder: Path, lab: Clone) -> Iterator[Proxy]:
     """Run nginx with its example and a certificate of its own."""
@@ -113,19 +123,22 @@ def nginx(folder: Path, lab: Clone) -> Iterator[Proxy]:
         "/etc/ssl/lab.example.org.pem": str(certificate),
         "/etc/ssl/lab.example.org.key": str(key),
         "127.0.0.1:8888": f"127.0.0.1:{lab.port}",
+        "location / {": f"location {base_url(lab)} {{",
     }
     (folder / "rocmlab.conf").write_text(example("nginx.conf", changes))
     (folder / "nginx.conf").write_text(NGINX.format(folder=folder, user="user root;" if os.geteuid() == 0 else ""))
     command = [binary, "-e", f"{folder}/early.log", "-p", str(folder), "-c", str(folder / "nginx.conf")]
     with running(command, port, folder / "output.log"):
-        yield Proxy(port, certificate, folder)
+        yield Proxy(port, certificate, folder, base_url(lab))
 
 
 @contextmanager
 def caddy(folder: Path, lab: Clone) -> Iterator[Proxy]:
     """Run Caddy with its example; its own authority takes the place of a public one."""
     binary, port = program("caddy"), free_port()
-    text = example("Caddyfile", {f"{NAME} {{": f"{NAME}:{port} {{", "127.0.0.1:8888": f"127.0.0.1:{lab.port}"})
+    changes = {f"{NAME} {{": f"{NAME}:{port} {{", "127.0.0.1:8888": f"127.0.0.1:{lab.port}"}
+    changes |= {"reverse_proxy ": f"reverse_proxy {base_url(lab)}* "} if base_url(lab) != "/" else {}
+    text = example("Caddyfile", changes)
     (folder / "Caddyfile").write_text(CADDY + text)
     homes = {"HOME": str(folder), "XDG_DATA_HOME": str(folder), "XDG_CONFIG_HOME": str(folder)}
     command = [binary, "run", "--adapter", "caddyfile", "--config", str(folder / "Caddyfile")]
@@ -135,16 +148,17 @@ def caddy(folder: Path, lab: Clone) -> Iterator[Proxy]:
         while not list(folder.glob(f"caddy/certificates/local/{NAME}/*.crt")):
             assert time.monotonic() < deadline, (folder / "output.log").read_text()
             time.sleep(0.05)
-        yield Proxy(port, root, folder)
+        yield Proxy(port, root, folder, base_url(lab))
 
 
 PROXIES = {"nginx": nginx, "caddy": caddy}
 
 
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clone]:
+@pytest.fixture(scope="module", params=["", "/gpu1/lab/"], ids=["at the root", "below a path"])
+def lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clone]:
     """A native lab that runs and knows the proxy's name; nothing is installed for it."""
-    found = clone(tmp_path_factory.mktemp("proxied") / "rocmlab", ALLOWED_HOSTS=NAME)
+    below = {"LAB_BASE_URL": request.param} if request.param else {}
+    found = clone(tmp_path_factory.mktemp("proxied") / "rocmlab", ALLOWED_HOSTS=NAME, **below)
     found.environment["PATH"] = without_docker(found.environment["PATH"])
     furnish(found)
     found.make("up")
@@ -228,6 +242,25 @@ def test_a_file_larger_than_the_proxys_default_can_be_saved(lab: Clone, proxy: P
     assert (lab.folder / "notebooks/large.txt").read_text() == text
     with proxy.answer("/api/contents/work/large.txt", "DELETE", **token(lab)) as answer:
         assert answer.status == 204
+
+
+def test_the_labs_own_commands_find_it(lab: Clone) -> None:
+    """Also below a path, which is in the address that is printed; nothing of the lab is at the root then."""
+    printed = f"http://127.0.0.1:{lab.port}{base_url(lab)}lab?token={lab.env['JUPYTER_TOKEN']}"
+
+    assert lab.make("url").stdout.splitlines()[0] == printed
+    assert printed in lab.make("status").stdout
+    program_text = "from rocmlab.cli import smi_lab; print(smi_lab.kernels())"  # None: no lab answered
+    environment = {**lab.environment, "PYTHONPATH": "src"}
+    command = ["python3", "-c", program_text]
+    assert subprocess.check_output(command, cwd=lab.folder, env=environment, text=True, timeout=60).strip() == "[]"
+    before = (lab.folder / ".rocmlab/jupyter.json").read_text()
+    lab.make("up")
+    assert (lab.folder / ".rocmlab/jupyter.json").read_text() == before
+    with server.OPENER.open(printed, timeout=20) as page:
+        assert page.status == 200
+    is_root = base_url(lab) == "/"
+    assert clients.ask(lab.port, lab.env["JUPYTER_TOKEN"], "/api/status")[0] == (200 if is_root else 404)
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "lab.example.org.evil.example"])

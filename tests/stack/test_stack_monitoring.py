@@ -175,6 +175,21 @@ class TestDocker:
         assert len(first.password) == len(second.password) == 48
         assert first.password != second.password
 
+    def test_prometheus_asks_below_the_path_of_the_lab(self, folder: Path, repository: Path) -> None:
+        """Its configuration is the one that comes with rocmlab, unless the lab has a LAB_BASE_URL."""
+        text = (repository / "docker/monitoring/prometheus.yml").read_text(encoding="utf-8")
+        (folder / "docker/monitoring/prometheus.yml").write_text(text, encoding="utf-8")
+        usual = self.opened(folder).configuration_file()
+        with (folder / ".env").open("a") as file:
+            file.write("LAB_BASE_URL=/gpu1/lab\n")
+
+        below = monitoring.Monitoring(projects.reopen(folder), {}).configuration_file()
+
+        assert usual == folder / "docker/monitoring/prometheus.yml"
+        assert below.stat().st_mode & 0o777 == 0o644
+        asked = [yaml.safe_load(path.read_text())["scrape_configs"][0]["metrics_path"] for path in (usual, below)]
+        assert asked == ["/rocmlab/metrics", "/gpu1/lab/rocmlab/metrics"]
+
     def test_what_is_not_its_own_is_not_taken_from_the_command(self, folder: Path) -> None:
         """`make monitoring PORT=1` must not change what `.env` says of the running lab."""
         found = self.opened(folder, PROMETHEUS_PORT="9191", PORT="1", BACKEND="rocm")

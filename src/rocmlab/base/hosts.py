@@ -1,4 +1,4 @@
-"""The names under which the lab answers: which `Host` headers are accepted.
+"""The names and the path under which the lab answers: which `Host` headers are accepted, and where its pages begin.
 
 A page of another site can make its own name point to 127.0.0.1 (DNS rebinding); its requests then carry that name in
 the header `Host`, and a server that compares it with its own names rejects them.
@@ -13,9 +13,12 @@ from collections.abc import Mapping
 from rocmlab.base.errors import RocmlabError
 
 SETTING = "ALLOWED_HOSTS"
+BASE_URL = "LAB_BASE_URL"
+ROOT = "/"
 HUB = ("JUPYTERHUB_API_TOKEN", "JUPYTERHUB_SERVICE_PREFIX")  # what JupyterHub gives the servers that it starts
 ALWAYS = ("localhost",)  # and every address of the loopback
 NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(\.(?!-)[A-Za-z0-9_-]{1,63})*")
+PATH = re.compile(r"(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+")
 HEADER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::[0-9]{1,5})?")
 
 
@@ -34,6 +37,21 @@ def parse(text: str) -> tuple[str, ...]:
                 f"make up {SETTING}=lab.example.org,192.168.1.20",
             )
     return tuple(str(_address(part) or part.lower()) for part in found)
+
+
+def parse_base_url(text: str) -> str:
+    """Return the path of the setting LAB_BASE_URL, with a slash at both ends.
+
+    Raises:
+        RocmlabError: it is not a path.
+    """
+    if text in ("", ROOT):
+        return ROOT
+    path = "/" + text.removeprefix("/").removesuffix("/")
+    if not PATH.fullmatch(path):
+        why = "it is the path below which the lab's pages are: letters, digits and . _ ~ - between slashes"
+        raise RocmlabError(f"invalid {BASE_URL}={text!r}", why, f"make up {BASE_URL}=/lab1/")
+    return f"{path}/"
 
 
 def is_allowed(header: str, allowed: tuple[str, ...] = ()) -> bool:

@@ -120,7 +120,7 @@ def _start_trainings(project: Project, notebook: str) -> subprocess.Popen[bytes]
 
 
 def _announce(project: Project, host: Path) -> None:
-    page = project.url.replace("/lab?", "/rocmlab/?")
+    page = f"{project.lab.url}rocmlab/?token={project.lab.token}"
     print(f"\n  JupyterLab  {project.url}\n  its panel   {page}\n")
     print("  in another terminal:")
     print(f"    ROCMLAB_ROOT={host} scripts/rocmlab smi --watch")

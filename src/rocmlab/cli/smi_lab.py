@@ -78,7 +78,8 @@ def _of_project() -> Address | None:
     runtime = values.get("ROCMLAB_RUNTIME")
     if project is None or not (runtime and token and port.isascii() and port.isdigit()):
         return None
-    return Address(int(port), "/", token, lambda: _holds(project, str(runtime), int(port)))
+    base_url = "/" + "".join(f"{part}/" for part in values.get("LAB_BASE_URL", "").split("/") if part)
+    return Address(int(port), base_url, token, lambda: _holds(project, str(runtime), int(port)))
 
 
 def _holds(project: Path, runtime: str, port: int) -> bool:

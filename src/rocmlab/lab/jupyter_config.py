@@ -30,6 +30,10 @@ if not hosts.is_behind_hub(os.environ):  # else names and cookies are the hub's 
         c.ServerApp.local_hostnames = [*hosts.ALWAYS, *hosts.parse(os.environ.get(hosts.SETTING, ""))]
     except RocmlabError:
         c.ServerApp.local_hostnames = list(hosts.ALWAYS)
+    try:
+        c.ServerApp.base_url = hosts.parse_base_url(os.environ.get(hosts.BASE_URL, ""))
+    except RocmlabError as err:
+        raise SystemExit(str(err)) from err
     # Pages of other sites cannot use the login; with "Strict" a link to the lab in a mail would ask for the token.
     c.IdentityProvider.cookie_options = {"samesite": "Lax"}
 # The configured port, or none: users would not find the lab at another one.

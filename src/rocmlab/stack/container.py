@@ -159,7 +159,7 @@ class ContainerLab(ImageLab):
             self._undo(before)
             raise self._refusal(output)
         restarts = self._restarts()
-        if server.wait(self.port, self.answers, lambda: self._lives(restarts)):
+        if server.wait(self.speaks, self.answers, lambda: self._lives(restarts)):
             if self.has_built:  # the container of the image before this one is gone now
                 self._prune()
             if (image := self.image_id(self.image)) != envfile.read(self.healthy).strip():

@@ -23,7 +23,7 @@ NEEDED_BYTES = {"rocm": 60e9, "cuda": 25e9, "cpu": 8e9, "slim": 10e9, "debian": 
 PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY")  # which the build needs as well
 PASSED_INTO_THE_LAB = (  # where `.env` has them; the same as those of compose.yaml's `environment`, but for proxies
     *("ALLOWED_HOSTS", "AMD_LOG_LEVEL", "GPU_MAX_HW_QUEUES", "HF_TOKEN"),
-    *("HIP_VISIBLE_DEVICES", "HSA_ENABLE_SDMA"),
+    *("HIP_VISIBLE_DEVICES", "HSA_ENABLE_SDMA", "LAB_BASE_URL"),
     *("HSA_OVERRIDE_GFX_VERSION", "MIOPEN_FIND_MODE", "NB_UMASK", "NCCL_DEBUG", "ROCMLAB_LAB", "ROCMLAB_USER"),
     *("ROCR_VISIBLE_DEVICES", "TZ"),
     *(f"HSA_OVERRIDE_GFX_VERSION_{node}" for node in range(1, 10)),

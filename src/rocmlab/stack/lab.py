@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rocmlab.base import disk
+from rocmlab.base import disk, hosts
 from rocmlab.base.errors import Problem, RocmlabError
 from rocmlab.cluster.node.record import Record
 from rocmlab.stack import process, server, tokens
@@ -35,6 +35,7 @@ class Lab(ABC):
         self.values = values  # every variable that `make up` derived
         self.port = int(values["PORT"])
         self.token = values["JUPYTER_TOKEN"]
+        self.base_url = hosts.parse_base_url(settings.get(hosts.BASE_URL))  # begins and ends with a slash
         self.notebooks = settings.path(values.get("NOTEBOOKS_DIR") or settings.get("NOTEBOOKS_DIR"))  # shown as work/
 
     @abstractmethod
@@ -108,10 +109,20 @@ class Lab(ABC):
         """Look who listens on PORT: no one, this lab's server, or another process, which is remembered."""
         return tokens.note(self.settings, self.port, self._listening())
 
+    @property
+    def url(self) -> str:
+        """The address of the lab's server, with a slash at its end."""
+        return f"http://127.0.0.1:{self.port}{self.base_url}"
+
+    def speaks(self) -> bool:
+        """Return whether a Jupyter server answers where the lab's should, whichever it is; nothing secret is sent."""
+        return server.speaks(self.url)
+
     def ask(
         self, path: str, *, method: str = "GET", body: object = None, timeout_seconds: float = 2.0
     ) -> tuple[int, Any]:
         """Make a request to the lab's own server with its token; status 0 where no server of this lab answered."""
+        path = self.base_url.rstrip("/") + path
         return server.ask(
             self.port, self.token, path, self.holder, method=method, body=body, timeout_seconds=timeout_seconds
         )

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rocmlab.base import files, hosts
 from rocmlab.base.errors import RocmlabError
 from rocmlab.stack import envfile, process, server, tokens
 from rocmlab.stack import settings as configuration
@@ -21,6 +22,8 @@ from rocmlab.stack.project import Project
 
 OVERLAY = "docker/compose.monitoring.yaml"
 SERVICES = ("prometheus", "grafana")
+CONFIGURATION = "docker/monitoring/prometheus.yml"
+METRICS = "rocmlab/metrics"
 OWN = ("PROMETHEUS_IMAGE", "PROMETHEUS_PORT", "GRAFANA_IMAGE", "GRAFANA_PORT", "GRAFANA_PASSWORD")
 START_SECONDS = 60.0
 PULL_SECONDS = 900.0  # both images together are about 300 MB
@@ -126,10 +129,21 @@ class Monitoring:
             "Prometheus does not answer", f"last log lines:\n{log.strip()}", "docker compose logs prometheus"
         )
 
+    def configuration_file(self) -> Path:
+        """Return Prometheus' configuration, which is a file of this lab's own if its pages are below a path."""
+        usual = self.settings.project / CONFIGURATION
+        if self.lab.base_url == hosts.ROOT:
+            return usual
+        own = self.settings.state / f"prometheus{self.lab.base_url.rstrip('/').replace('/', '-')}.yml"
+        text = usual.read_text(encoding="utf-8").replace(f" /{METRICS}\n", f" {self.lab.base_url}{METRICS}\n")
+        files.write_text(own, text, 0o644)  # its reader is the container's user
+        return own
+
     def _compose(self, *arguments: str) -> tuple[int, str]:
-        files = [name for name in self.project.values["COMPOSE_FILE"].split(":") if name != OVERLAY]
+        overlays = [name for name in self.project.values["COMPOSE_FILE"].split(":") if name != OVERLAY]
         own = {name: self.settings.get(name) for name in OWN if self.settings.get(name)}
-        own |= {"GRAFANA_PASSWORD": self.password, "COMPOSE_FILE": ":".join([*files, OVERLAY])}
+        own |= {"ROCMLAB_PROMETHEUS_CONFIG": f"./{self.configuration_file().relative_to(self.settings.project)}"}
+        own |= {"GRAFANA_PASSWORD": self.password, "COMPOSE_FILE": ":".join([*overlays, OVERLAY])}
         command = self.lab.compose("--progress", "plain", *arguments)
         return process.capture(command, env={**self.lab.environment, **own}, timeout_seconds=PULL_SECONDS)
 
@@ -160,7 +174,7 @@ rule_files:
   - {_quoted(folder / "docker/monitoring/rules.yml")}
 scrape_configs:
   - job_name: rocmlab
-    metrics_path: /rocmlab/metrics
+    metrics_path: {project.lab.base_url}{METRICS}
     authorization:
       credentials_file: {_quoted(path)}  # mode 0600: Prometheus must run as you, or be given a copy
     static_configs:

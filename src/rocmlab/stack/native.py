@@ -155,6 +155,7 @@ class NativeLab(Lab):
             "ROCMLAB_LAB": self.values.get("ROCMLAB_LAB", ""),
             "ROCMLAB_USER": self.values.get("ROCMLAB_USER", ""),
             hosts.SETTING: self.settings.get(hosts.SETTING),
+            hosts.BASE_URL: self.base_url,
             live.VARIABLE: str(live.path_of(self.settings)),
             "KERAS_HOME": str(self.share_folder / "cache/keras"),
             "HF_HOME": str(self.share_folder / "cache/huggingface"),
@@ -184,6 +185,7 @@ class NativeLab(Lab):
         found = {name: self.values.get(name, "") for name in kept}
         found |= {"NOTEBOOKS_DIR": str(self.notebooks), "GPUS": self.settings.get("GPUS"), "home": str(self.home)}
         found |= {name: self.settings.get(name) for name in ("ROCMLAB_ROOT", lease_folder.SETTING, hosts.SETTING)}
+        found |= {hosts.BASE_URL: self.base_url} if self.base_url != hosts.ROOT else {}
         found |= self.node.configuration()
         return {**found, "environment": self.venv.fingerprint()}
 
@@ -221,7 +223,7 @@ class NativeLab(Lab):
     def _start(self, say: Say, *, force: bool) -> bool:
         self._start_node_too(say)
         is_configured = self.is_running() and self._is_configured()
-        if is_configured and server.wait(self.port, self.answers, self.is_running, BUSY_SECONDS):
+        if is_configured and server.wait(self.speaks, self.answers, self.is_running, BUSY_SECONDS):
             return False
         if self.holder().kind != server.OURS:
             server.check_free(self.port)  # before anything that runs is stopped
@@ -245,7 +247,7 @@ class NativeLab(Lab):
         child = self.jupyter.launch(
             command, self.server_environment(), self._configuration(), log=self.log, cwd=self.notebooks
         )
-        if server.wait(self.port, self.answers, lambda: child.poll() is None):
+        if server.wait(self.speaks, self.answers, lambda: child.poll() is None):
             return True
         self._stop_server()
         raise RocmlabError(

@@ -73,7 +73,7 @@ class Project:
     @property
     def url(self) -> str:
         """The address to open in a browser, token included."""
-        return f"http://127.0.0.1:{self.values['PORT']}/lab?token={self.values['JUPYTER_TOKEN']}"
+        return f"{self.lab.url}lab?token={self.values['JUPYTER_TOKEN']}"
 
 
 def notes(project: Project) -> list[str]:

@@ -43,6 +43,7 @@ def resolve(
         **kind.values,
     }
     hosts.parse(settings.get(hosts.SETTING))
+    hosts.parse_base_url(settings.get(hosts.BASE_URL))
     if "/" in values["SHARE"] or choice.runtime not in CONTAINERS:
         _check_folder(settings, "SHARE", values["SHARE"])
     _check_folder(settings, "NOTEBOOKS_DIR", settings.get("NOTEBOOKS_DIR"))

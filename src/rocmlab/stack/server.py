@@ -62,22 +62,27 @@ def ask(
         connection.close()
 
 
-def speaks(port: int) -> bool:
-    """Return whether a Jupyter server answers on this port, whichever it is; nothing secret is sent."""
+def speaks(url: str) -> bool:
+    """Return whether a Jupyter server answers at this address, whichever it is; nothing secret is sent."""
     try:
-        with OPENER.open(f"http://127.0.0.1:{port}/api", timeout=2.0) as answer:
+        with OPENER.open(f"{url}api", timeout=2.0) as answer:
             return bool(answer.status == 200)
     except (OSError, ValueError, http.client.HTTPException):
         return False
 
 
-def wait(port: int, answers: Callable[[], bool], is_alive: Callable[[], bool], timeout_seconds: float = 120.0) -> bool:
+def wait(
+    speaks: Callable[[], bool],
+    answers: Callable[[], bool],
+    is_alive: Callable[[], bool],
+    timeout_seconds: float = 120.0,
+) -> bool:
     """Wait until the lab answers, polling without the token, 1 ms each; return False if it died or the time is over."""
     deadline = time.monotonic() + timeout_seconds
     checked = time.monotonic()
     while time.monotonic() < deadline:
         pause = POLL_SECONDS
-        if speaks(port):
+        if speaks():
             if answers():
                 return True
             pause = RETRY_SECONDS

@@ -93,6 +93,14 @@ SETTINGS = (
         page="security.md",
     ),
     Setting(
+        "LAB_BASE_URL",
+        "",
+        "the path below which the lab's pages are (/lab1/), for a reverse proxy that serves more than the lab",
+        otherwise="`/`",
+        details="As Jupyter's own `base_url`; the proxy must not remove it from requests.",
+        page="remote.md",
+    ),
+    Setting(
         "IMAGE",
         "full",
         "for AMD GPUs: full (on rocm/tensorflow, every GPU), slim (PyTorch for exactly this host's GPUs) or debian "
