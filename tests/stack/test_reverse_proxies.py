@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 import clients
 import pytest
@@ -191,6 +192,15 @@ def test_the_printed_link_logs_in_with_a_cookie_for_tls_alone(lab: Clone, proxy:
 
     with proxy.answer("/api/status", Cookie=kept) as answer:
         assert answer.status == 200
+    xsrf = next(each for each in kept.split("; ") if each.startswith("_xsrf=")).partition("=")[2]
+    body = json.dumps({"type": "directory"})
+    with proxy.answer("/api/contents/work", "POST", body, Cookie=kept) as answer:
+        assert answer.status == 403, "another site's page could do that"
+    with proxy.answer("/api/contents/work", "POST", body, **{"Cookie": kept, "X-XSRFToken": xsrf}) as answer:
+        assert answer.status == 201, answer.read()
+        made = json.loads(answer.read())["path"]
+    with proxy.answer(f"/api/contents/{quote(made)}", "DELETE", **token(lab)) as answer:
+        assert answer.status == 204
     with proxy.answer("/api/status") as answer:
         assert answer.status == 403
     logged = [path for path in proxy.folder.rglob("*") if path.is_file() and path.suffix == ".log"]
