@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -77,11 +77,13 @@ class Host:
         """The leases, as root sees them."""
         return Leases(self.folder)
 
-    def start(self, uid: int, code: str, *arguments: str, **variables: str) -> subprocess.Popen[str]:
-        """Start a program of a user."""
+    def start(
+        self, uid: int, code: str, *arguments: str, within: Sequence[str] = (), **variables: str
+    ) -> subprocess.Popen[str]:
+        """Start a program of a user, by another program if that is given."""
         environment = {"SEARCHED": json.dumps(sys.path), "LEASES_DIR": str(self.folder), "AS": str(uid)}
         return subprocess.Popen(
-            [sys.executable, "-c", BEGINNING + code, *arguments],
+            [*within, sys.executable, "-c", BEGINNING + code, *arguments],
             env=environment | variables,
             cwd=self.lock,
             stdin=subprocess.PIPE,
@@ -102,15 +104,15 @@ class Host:
             finally:
                 process.kill()
 
-    def seen_by(self, uid: int, gpus: list[Device] = GPUS) -> list[str | None]:
+    def seen_by(self, uid: int, gpus: list[Device] = GPUS, within: Sequence[str] = ()) -> list[str | None]:
         """What a user reads about each GPU: its holder as text, None for a free one."""
         texts = json.dumps([gpu.as_dict() for gpu in gpus])
-        found: list[str | None] = json.loads(self.run(uid, LOOKER, texts))
+        found: list[str | None] = json.loads(self.run(uid, LOOKER, texts, within=within))
         return found
 
-    def run(self, uid: int, code: str, *arguments: str) -> str:
+    def run(self, uid: int, code: str, *arguments: str, within: Sequence[str] = ()) -> str:
         """Run a program of a user, and return what it prints."""
-        with self.start(uid, code, *arguments) as process:
+        with self.start(uid, code, *arguments, within=within) as process:
             return process.communicate(timeout=60)[0].strip()
 
 
@@ -249,6 +251,27 @@ def test_a_shared_lock_that_is_kept_blocks_one_gpu_and_is_named(host: Host) -> N
     assert (found, none) == ([1], None)
     assert (held[GPUS[0]].uid, held[GPUS[0]].pid) == (BOB, bob.pid)
     assert held[GPUS[1]].uid == ALICE
+
+
+CONTAINED = ("unshare", "--pid", "--fork", "--mount-proc")  # as a container, which sees its own processes alone
+
+
+@pytest.mark.skipif(
+    subprocess.run([*CONTAINED, "true"], capture_output=True, check=False).returncode != 0,
+    reason="no process ids of their own for a child here: run the tests as root of a machine",
+)
+def test_a_shared_lock_that_is_kept_outside_of_the_container_is_shown(host: Host) -> None:
+    """Whose it is cannot be seen inside, so it is unknown; the GPU is not called free, and the other one is."""
+    with host.picked(ALICE, count=2):
+        pass
+    with host.start(BOB, SHARER, key(GPUS[0])) as bob:
+        assert bob.stdout
+        bob.stdout.readline()
+        seen = host.seen_by(ALICE, within=CONTAINED)
+        bob.kill()
+
+    assert seen == ["an unknown notebook (an unknown user since an unknown time)", None]
+    assert host.seen_by(ALICE, within=CONTAINED) == [None, None]
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "folder", "closed"])

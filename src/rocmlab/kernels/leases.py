@@ -28,6 +28,7 @@ import os
 import re
 import secrets
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -162,12 +163,17 @@ class Leases:
         """
         unusable = self.unusable(devices)
         failures: Counter[str] = Counter()  # one may look free and not be: others only look, or keep a shared lock
+        looks = 2  # for a moment others may lock what is free, to see whether it is
         for _ in range(ATTEMPTS + len(devices)):
             possible = [each for each in devices if each not in unusable and failures[key(each)] < ATTEMPTS]
             likely = (device for device in possible if self.is_free(device))
             chosen = list(islice(likely, count))
             if len(chosen) < count:
-                return None
+                looks -= 1
+                if not looks:
+                    return None
+                time.sleep(holders.PAUSE_SECONDS)
+                continue
             found = self._take(chosen, holder)
             if isinstance(found, Lease):
                 return found
@@ -194,16 +200,7 @@ class Leases:
         Raises:
             RocmlabError: the lock cannot be looked at.
         """
-        path = self._path(key(device))
-        with self._explained(path):
-            try:
-                descriptor = holders.opened(path)
-            except FileNotFoundError:
-                return True
-            try:
-                return self._try_lock(descriptor, fcntl.LOCK_SH)  # two that look do not disturb each other
-            finally:
-                os.close(descriptor)
+        return self._can_lock(self._path(key(device)), fcntl.LOCK_SH)  # two that look do not disturb each other
 
     def holder(self, device: Device) -> Holder | None:
         """Return who leases a device, or keeps a shared lock so that no one can; None if it is free.
@@ -229,7 +226,27 @@ class Leases:
                 found[device] = holders.one_of(claims.get(key(device), ()), path)
             elif kept := shared[path]:
                 found[device] = kept[0]
+            elif self._is_kept(path):
+                found[device] = Holder()
         return found
+
+    def _is_kept(self, path: Path) -> bool:
+        """Return whether a process that cannot be seen here, such as one of another container, keeps a shared lock."""
+        if self._can_lock(path, fcntl.LOCK_EX):
+            return False
+        time.sleep(holders.LOOK_AGAIN_SECONDS)
+        return not self._can_lock(path, fcntl.LOCK_EX)
+
+    def _can_lock(self, path: Path, kind: int) -> bool:
+        with self._explained(path):
+            try:
+                descriptor = holders.opened(path)
+            except FileNotFoundError:
+                return True
+            try:
+                return self._try_lock(descriptor, kind)
+            finally:
+                os.close(descriptor)
 
     @contextlib.contextmanager
     def _explained(self, path: Path) -> Iterator[None]:
