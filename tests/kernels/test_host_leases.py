@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import random
@@ -23,7 +24,7 @@ from rocmlab.base import lease_folder
 from rocmlab.devices import Device
 from rocmlab.kernels.leases import Holder, Leases, key
 
-ALICE, BOB = 1000, 65534
+ALICE, BOB, THIRD = 1000, 65534, 1001
 GPUS = [hosts.device(number) for number in range(2)]
 NEEDS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root can be several users: sudo make test")
 pytestmark = NEEDS_ROOT
@@ -181,6 +182,26 @@ for path in os.listdir("rocmlab"):
     assert [holder and holder.uid for holder in still] == [ALICE, ALICE]
 
 
+@pytest.mark.parametrize("kind", [fcntl.LOCK_EX, fcntl.LOCK_SH])
+def test_a_lock_that_its_owner_removed_gives_no_one_a_leased_gpu(host: Host, kind: int) -> None:
+    """Alice leased first, so the lock is hers and she may remove it: Bob's locked note keeps the GPU until he ends."""
+    with host.picked(ALICE, GPUS[:1]):
+        pass
+    with host.start(BOB, NOTED, key(GPUS[0]), str(kind)) as bob:
+        assert bob.stdout
+        bob.stdout.readline()
+        host.run(ALICE, 'os.unlink(glob.glob("rocmlab/*.lock")[0])')
+        with host.picked(ALICE, GPUS[:1]) as (found, _), host.picked(THIRD) as (other, _):
+            held = host.leases.held(GPUS)
+        bob.kill()
+    with host.picked(ALICE, GPUS[:1]) as (later, _):
+        pass
+
+    assert (found, other, later) == (None, [1], [0])
+    assert (held[GPUS[0]].uid, held[GPUS[0]].notebook) == (BOB, "/bobs.ipynb")
+    assert held[GPUS[1]].uid == THIRD
+
+
 def test_an_old_note_of_another_user_cannot_be_made_to_count(host: Host) -> None:
     """Bob has the GPU, leaves no note, and locks Alice's old one in every way he can: Bob is named, and not Alice."""
     with host.picked(ALICE):
@@ -228,6 +249,12 @@ sys.stdin.read()
     assert "/mine.ipynb" not in str(holder)
 
 
+NOTED = """
+fcntl.flock(os.open(f"rocmlab/{sys.argv[1]}.lock", os.O_RDONLY), int(sys.argv[2]))
+holders.write(holders.note(Path("rocmlab")), holders.Holder.here("/bobs.ipynb"), [sys.argv[1]])
+print("ready", flush=True)
+sys.stdin.read()
+"""
 SHARER = """
 fcntl.flock(os.open(f"rocmlab/{sys.argv[1]}.lock", os.O_RDONLY), fcntl.LOCK_SH)
 print("ready", flush=True)

@@ -30,7 +30,7 @@ from rocmlab.devices import Device, discover
 from rocmlab.devices.nvml import Nvml
 from rocmlab.kernels import gpu_processes, leases
 from rocmlab.kernels.forkserver import inheritance
-from rocmlab.kernels.leases import Holder, Lease, Leases
+from rocmlab.kernels.leases import Holder, Leases
 from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.jobs import Job
 from rocmlab.runs.run import Run, run
@@ -39,7 +39,7 @@ from rocmlab.runs.scheduling.placement import Slots
 pytestmark = pytest.mark.slow
 
 FREE_WITHIN_SECONDS = 20.0  # on a machine with much else to do
-STEPS = 100_000  # of the random schedules
+STEPS = 50_000  # of the random schedules
 ME = Holder.here("/notebooks/a.ipynb")
 
 
@@ -268,13 +268,12 @@ class Schedules(RuleBasedStateMachine):
             del self.live[number]
 
 
-def test_no_schedule_leads_to_a_double_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In 100,000 steps of random holders, preempted between their locks, a device never has two, and none is lost."""
-    monkeypatch.setattr(Lease, "describe", lambda *_: None)  # the texts do not decide anything
+def test_no_schedule_leads_to_a_double_lease(tmp_path: Path) -> None:
+    """In 50,000 steps of random holders, preempted between their locks, a device never has two, and none is lost."""
     Schedules.folder = tmp_path
     Schedules.steps = Schedules.taken = Schedules.preempted = Schedules.refused = 0
     quiet = settings(
-        max_examples=40, stateful_step_count=20, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+        max_examples=20, stateful_step_count=20, deadline=None, database=None, suppress_health_check=list(HealthCheck)
     )
 
     while Schedules.steps < STEPS:

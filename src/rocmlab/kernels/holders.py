@@ -40,6 +40,7 @@ MAX_TEXT = 4096
 NUMBERS = ("pid", "namespace", "uid")
 ATTEMPTS = 20
 PAUSE_SECONDS = 0.005
+REREAD_SECONDS = (0.001, 0.001)  # a note that is being written
 LOOK_AGAIN_SECONDS = 0.05  # who only looks at a lock has released it by then
 LOCK = struct.Struct("hhqqi4x")  # Linux's `struct flock`: type, whence, start, length, process
 PROC_LOCK = re.compile(r"\d+: FLOCK +ADVISORY +(?:READ|WRITE) +(\d+) ([0-9a-f]+):([0-9a-f]+):(\d+) ")
@@ -160,24 +161,43 @@ def _remove_stale(folder: Path) -> None:
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
-def read(folder: Path) -> dict[str, list[Holder]]:
-    """Return by the name of the lock who claims to hold it: one, unless someone claims what another has."""
+def read(folder: Path, besides: int | None = None) -> dict[str, list[Holder]]:
+    """Return by the name of the lock who claims to hold it: one, unless someone claims what another has.
+
+    Args:
+        folder: of the leases.
+        besides: descriptor of a note that is not read.
+    """
+    own = None if besides is None else os.fstat(besides)
     found: dict[str, list[Holder]] = {}
-    for path in _paths(folder):
-        try:
-            descriptor = opened(path)
-        except OSError:
-            continue
-        try:
-            if _is_locked(descriptor):
-                holder, names = _content(descriptor)
-                for name in names:
-                    found.setdefault(name, []).append(holder)
-        except OSError:
-            continue
-        finally:
-            os.close(descriptor)
+    paths = _paths(folder)
+    for pause in (0, *REREAD_SECONDS):
+        time.sleep(pause if paths else 0)
+        paths = [path for path in paths if not _add(path, own, found)]
     return found
+
+
+def _add(path: Path, own: os.stat_result | None, found: dict[str, list[Holder]]) -> bool:
+    """Add what a note claims, if its holder lives; return False if it must be read again as it is being written."""
+    try:
+        descriptor = opened(path)
+    except OSError:
+        return True
+    try:
+        status = os.fstat(descriptor)
+        if (own and os.path.samestat(own, status)) or not _is_locked(descriptor):
+            return True
+        content = json.loads(os.pread(descriptor, MAX_BYTES, 0))
+    except (ValueError, RecursionError):
+        return False
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    names = content.get("locks") if isinstance(content, dict) else None
+    for name in names if isinstance(names, list) else ():
+        found.setdefault(str(name), []).append(Holder.of(content, status.st_uid))
+    return True
 
 
 def one_of(claims: Sequence[Holder], lock: Path) -> Holder:
@@ -201,21 +221,6 @@ def _is_locked(descriptor: int) -> bool:
     found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, LOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
     kind: int = LOCK.unpack(found)[0]
     return kind == fcntl.F_WRLCK
-
-
-def _content(descriptor: int) -> tuple[Holder, list[str]]:
-    uid = os.fstat(descriptor).st_uid
-    for _ in range(3):
-        try:
-            found = json.loads(os.pread(descriptor, MAX_BYTES, 0))
-        except (ValueError, RecursionError):
-            time.sleep(PAUSE_SECONDS / 5)  # it is being written
-            continue
-        if not isinstance(found, dict):
-            break
-        names = found.get("locks")
-        return Holder.of(found, uid), [str(name) for name in names] if isinstance(names, list) else []
-    return Holder(uid=uid), []
 
 
 def _paths(folder: Path) -> list[Path]:

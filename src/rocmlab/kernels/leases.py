@@ -13,7 +13,7 @@ belong to its process group and end with it. `rocmlab.kernels.forkserver.inherit
 
 All users and labs of a host use the same folder (`rocmlab.base.lease_folder`), in which no one can remove or change the
 files of another. A lock is an empty file that everyone may open; a note names the holder (`rocmlab.kernels.holders`),
-and is held together with the locks. Only the locks count.
+and is held together with the locks. A note also keeps its GPUs from others where the file of the lock was removed.
 """
 
 from __future__ import annotations
@@ -153,7 +153,23 @@ class Leases:
             raise
         lease = Lease(tuple(devices), holder, tuple(descriptors), tuple(names))
         lease.describe(holder)
+        if claimed := self._claimed(lease):
+            lease.release()
+            return claimed
         return lease
+
+    def _claimed(self, lease: Lease) -> str | None:
+        """Return a lock of a new lease that another note claims: the file that its holder locked was removed.
+
+        Each writes its note before it reads those of the others, so two never both miss the other's.
+        """
+        for pause in (0, holders.PAUSE_SECONDS):  # a lease that is just ending closes its note last
+            time.sleep(pause)
+            claims = holders.read(self.folder, besides=lease.descriptors[-1])
+            claimed = next((name for name in lease.names if name in claims), None)
+            if claimed is None:
+                return None
+        return claimed
 
     def pick(self, devices: Sequence[Device], count: int, holder: Holder) -> Lease | None:
         """Lease `count` of these devices, the first that are free; None if too few are. An unusable lock is not free.
@@ -163,16 +179,15 @@ class Leases:
         """
         unusable = self.unusable(devices)
         failures: Counter[str] = Counter()  # one may look free and not be: others only look, or keep a shared lock
-        looks = 2  # for a moment others may lock what is free, to see whether it is
+        is_second_look = False  # for a moment others may lock what is free, to see whether it is
         for _ in range(ATTEMPTS + len(devices)):
             possible = [each for each in devices if each not in unusable and failures[key(each)] < ATTEMPTS]
             likely = (device for device in possible if self.is_free(device))
             chosen = list(islice(likely, count))
+            if len(chosen) < count and is_second_look:
+                return None
             if len(chosen) < count:
-                looks -= 1
-                if not looks:
-                    return None
-                time.sleep(holders.PAUSE_SECONDS)
+                is_second_look = True
                 continue
             found = self._take(chosen, holder)
             if isinstance(found, Lease):
@@ -214,7 +229,7 @@ class Leases:
         """Return who has each of these devices; free ones are omitted. See `holder`."""
         unusable = self.unusable(devices)
         leased = [device for device in devices if device not in unusable and not self.is_free(device)]
-        claims = holders.read(self.folder) if leased else {}
+        claims = holders.read(self.folder)
         shared = holders.sharers([self._path(key(device)) for device in devices if device not in leased])
         found: dict[Device, Holder] = {}
         for device in devices:
@@ -222,7 +237,7 @@ class Leases:
             if device in unusable:
                 problem = unusable[device].problem
                 found[device] = Holder(notebook=f"an unknown notebook: {problem.why}; {problem.fix}")
-            elif device in leased:
+            elif device in leased or key(device) in claims:
                 found[device] = holders.one_of(claims.get(key(device), ()), path)
             elif kept := shared[path]:
                 found[device] = kept[0]
