@@ -12,7 +12,9 @@ from own_packages import has
 
 from rocmlab.cli import packages
 from rocmlab.lab import kernels
+from rocmlab.packages import installing
 from rocmlab.packages.overlays import Place
+from rocmlab.packages.requested import Requirement
 
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize("place", ["uv"], indirect=True)]
 SOURCE = Path(packages.__file__).parents[2]
@@ -38,8 +40,8 @@ def test_packages_are_added_listed_and_removed(place: Place, wheels: Path) -> No
     assert listed == {
         "kernel": "torch",
         "packages": [
-            {"requirement": "harmless", "version": "2.0"},
-            {"requirement": "numpy==1.26.4", "version": "1.26.4"},
+            {"name": "harmless", "requirement": "harmless", "version": "2.0"},
+            {"name": "numpy", "requirement": "numpy==1.26.4", "version": "1.26.4"},
         ],
         "missing": [],
         "hides": ["numpy 1.26.4 hides the lab's 2.4.0"],
@@ -50,6 +52,21 @@ def test_packages_are_added_listed_and_removed(place: Place, wheels: Path) -> No
 
     rocmlab(place, "remove", "harmless")
     assert has(place) == {"numpy": "1.26.4"}
+
+
+def test_a_wheel_by_its_path_is_listed_and_removed_by_name(place: Place, wheels: Path) -> None:
+    """The path is next to it; a file of requirements, which has no name, is removed as it is listed."""
+    wheel = wheels / "harmless-1.0-py3-none-any.whl"
+    (wheels / "all.txt").write_text("--pre\nhelper\n")
+    rocmlab(place, "add", str(wheel))
+
+    assert f"torch       harmless: {wheel} 1.0" in rocmlab(place, "list").splitlines()
+    installing.add(place, [Requirement(f"-r {wheels}/all.txt")], print)
+    assert f"            -r {wheels}/all.txt" in rocmlab(place, "list").splitlines()
+    rocmlab(place, "remove", "harmless")
+    rocmlab(place, "remove", "--", f"-r {wheels}/all.txt")
+
+    assert has(place) == {}
 
 
 def test_a_list_from_a_backup_is_installed_by_sync(place: Place) -> None:

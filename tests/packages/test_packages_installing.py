@@ -243,6 +243,57 @@ class TestOptions:
         assert add("wants-newer", "harmless").changed == {"harmless": "2.0", "wants-newer": "1.0"}
 
 
+class TestPaths:
+    """What is named by its path or address has the name of its package."""
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        """A package's source, which builds without another package."""
+        made = tmp_path / "sources/of-mine"
+        made.mkdir(parents=True)
+        (made / "pyproject.toml").write_text(
+            '[build-system]\nrequires = []\nbuild-backend = "build"\nbackend-path = ["."]\n'
+            '[project]\nname = "Of.Mine"\nversion = "1.5"\n'
+        )
+        wheel = offer(tmp_path, "of_mine", "1.5").read_bytes()
+        code = "def build_wheel(folder, *_):\n    name = 'of_mine-1.5-py3-none-any.whl'\n"
+        code += f"    open(folder + '/' + name, 'wb').write({wheel!r})\n    return name\n"
+        (made / "build.py").write_text(code + "build_editable = build_wheel\n")
+        return made
+
+    @pytest.mark.parametrize("form", ["{}", "-e {}", "of-mine @ file://{}"])
+    def test_a_folder_is_listed_and_removed_by_its_packages_name(
+        self, place: Place, add: Add, folder: Path, form: str
+    ) -> None:
+        """Its path does not have it, and adding another version by name replaces it in the list."""
+        add("harmless", form.format(folder))
+
+        listed = requested.read(place.share, "torch")
+        assert [(each.name, each.text) for each in listed][1] == ("of-mine", form.format(folder))
+        installing.sync(place, print)
+        assert has(place) == {"harmless": "2.0", "of-mine": "1.5"}
+        add(form.format(folder))
+        assert [each.name for each in requested.read(place.share, "torch")] == ["harmless", "of-mine"]
+        installing.remove(place, ["Of_Mine"], print)
+        assert has(place) == {"harmless": "2.0"}
+
+    def test_a_wheel_and_a_file_of_requirements_can_be_removed(
+        self, place: Place, add: Add, wheels: Path, tmp_path: Path
+    ) -> None:
+        """The wheel by its package's name or its path, the file as it is listed, since it may have many."""
+        (tmp_path / "all.txt").write_text("--no-index\nhelper\n")
+        wheel = str(wheels / "harmless-1.0-py3-none-any.whl")
+
+        for name in ("harmless", wheel):
+            add(wheel, "numpy==1.26.4")
+            installing.remove(place, [name], print)
+            assert has(place) == {"numpy": "1.26.4"}
+        add(f"-r {tmp_path}/all.txt")
+        installing.remove(place, [f"-r {tmp_path}/all.txt"], print)
+
+        assert has(place) == {"numpy": "1.26.4"}
+
+
 class TestAnotherImage:
     """The lab's packages have changed."""
 

@@ -45,21 +45,28 @@ class TestArguments:
         ("text", "expected"),
         [
             ("# mine\na>=1  # why\n\nb[extra]\n", ["a>=1", "b[extra]"]),
+            ("./b\nc/d.whl\n-e ./e\n/f/g.whl\n", ["{}/b", "{}/c/d.whl", "-e {}/e", "/f/g.whl"]),
             ("a==1 --hash=sha256:0\n", None),
+            ("a @ https://${TOKEN}@one/a.whl\n", None),
             ("-i https://one/simple\na\n", None),
         ],
     )
     def test_a_file_of_requirements_is_each_of_them(
-        self, tmp_path: Path, text: str, expected: list[str] | None
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, expected: list[str] | None
     ) -> None:
-        """So that each can be removed; one with hashes or options is kept as it is."""
-        path = tmp_path / "list.txt"
+        """So that each can be removed; one with hashes, options or variables is kept as it is.
+
+        Paths in it are relative to the current folder, as pip 23.2 and uv 0.13 have it.
+        """
+        path = tmp_path / "lists/list.txt"
+        path.parent.mkdir()
         path.write_text(text)
+        monkeypatch.chdir(tmp_path)
 
         found = pip.parse(["-r", str(path)])
 
         assert found is not None
-        assert [each.text for each in found.wanted] == (expected or [f"-r {path}"])
+        assert [each.text for each in found.wanted] == [each.format(tmp_path) for each in expected or [f"-r {path}"]]
 
     @pytest.mark.parametrize("words", [["-Uq", "a"], ["-qU", "a"], ["-qqq", "-U", "a"], ["-Uvvvi", "https://b", "a"]])
     def test_short_options_may_be_in_one_word(self, words: list[str]) -> None:

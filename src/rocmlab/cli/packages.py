@@ -73,7 +73,9 @@ def build_parser(command: str) -> argparse.ArgumentParser:
     add.add_argument("--index-url", metavar="URL", help="from this index instead of pip's own")
     add.add_argument("--find-links", metavar="DIR|URL", help="also from this folder or page of wheels")
     add.add_argument("--no-index", action="store_true", help="from --find-links alone")
-    parsers["remove"].add_argument("names", nargs="+", metavar="NAME", help="a package of the list")
+    parsers["remove"].add_argument(
+        "names", nargs="+", metavar="NAME", help="a package of the list, by name or as `list` shows it"
+    )
     parsers["list"].add_argument("--json", action="store_true", help="print everything known, as JSON")
     return parser
 
@@ -101,12 +103,17 @@ def _list(states: Sequence[dict[str, Any]], *, as_json: bool) -> int:
     if as_json:
         print(json.dumps({"kernels": states}, indent=1))
         return 0
+    from rocmlab.packages.requested import NAME
+
     for state in states:
         if not state["packages"]:
             print(f"{state['kernel']:<11} no packages of your own")
         for number, each in enumerate(state["packages"]):
-            version = each["version"] or "not installed"
-            print(f"{state['kernel'] if number == 0 else '':<11} {each['requirement']:<30} {version}")
+            requirement = each["requirement"]
+            is_named = requirement == each["name"] or NAME.match(requirement)
+            text = requirement if is_named else f"{each['name']}: {requirement}"
+            version = "not installed" if requirement in state["missing"] else each["version"] or ""
+            print(f"{state['kernel'] if number == 0 else '':<11} {text:<30} {version}".rstrip())
         for line in state["hides"]:
             print(f"{'':<11} {line}")
         if state["fix"]:

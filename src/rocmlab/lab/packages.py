@@ -53,7 +53,11 @@ def _state(found: Place) -> dict[str, Any]:
     return {
         "kernel": found.kernel,
         "packages": [
-            {"requirement": each.text, "version": None if each.text in state.missing else versions.get(each.name)}
+            {
+                "name": each.name,
+                "requirement": each.text,
+                "version": None if each.text in state.missing else versions.get(each.name),
+            }
             for each in listed
         ],
         "missing": list(state.missing),

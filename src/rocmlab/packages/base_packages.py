@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.packages import protection
-from rocmlab.packages.requested import normal
+from rocmlab.packages.requested import normal, origin
 
 INSTALLER = "rocmlab-base"  # in INSTALLER of a stub
 SECONDS = 60.0
@@ -117,4 +117,16 @@ def installed(site: Path) -> dict[str, str]:
         if not is_stub(folder):
             name, _, version = folder.name.removesuffix(".dist-info").partition("-")
             found[normal(name)] = version
+    return found
+
+
+def by_origin(site: Path) -> dict[str, str]:
+    """Return the packages of an overlay that did not come from an index, by address. Source: PEP 610."""
+    found = {}
+    for file in site.glob("*.dist-info/direct_url.json"):
+        try:
+            address = str(json.loads(file.read_text(encoding="utf-8"))["url"])
+        except (OSError, ValueError, LookupError, TypeError):
+            continue  # another program wrote it
+        found[origin(address)] = normal(file.parent.name.partition("-")[0])
     return found

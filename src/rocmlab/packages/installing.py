@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 
@@ -108,26 +108,28 @@ def add(place: Place, wanted: Sequence[Requirement], say: Say, options: Sequence
         with _Work(place, base, lock) as work:
             work.begin(current)
             outcome = work.install(wanted, options, listed=listed)
-            kept = requested.with_added(listed, map(requested.without_secrets, wanted))
+            kept = requested.with_added(listed, map(requested.without_secrets, work.named(wanted)))
             building.switch(place, work.scratch, kept, set(_failed(current)) - {each.text for each in wanted})
     return outcome
 
 
 def remove(place: Place, names: Sequence[str], say: Say) -> Outcome:
-    """Remove packages from the list, and with them what nothing else in it needs.
+    """Remove packages from the list, by name or as they are listed, and with them what nothing else in it needs.
 
     Raises:
         RocmlabError: nothing was changed, and why.
     """
-    normal = [requested.normal(each) for each in names]
     with building.locked(place, say) as lock:
         listed = requested.read(place.share, place.kernel)
         current, base = place.current(), base_packages.read(place.python)
         has = base_packages.installed(overlays.site_of(current)) if current else {}
-        for name in normal:
-            if name not in {each.name for each in listed}:
-                raise _not_listed(name, has, base)
-        kept = tuple(each for each in listed if each.name not in normal)
+        gone = []
+        for name in names:
+            found = [each for each in listed if each.text == name or each.name == requested.normal(name)]
+            if not found:
+                raise _not_listed(requested.normal(name), has, base)
+            gone += found
+        kept = tuple(each for each in listed if each not in gone)
         if not kept or current is None:
             requested.write(place.share, place.kernel, kept)
             building.leave(place)
@@ -164,7 +166,7 @@ def sync(place: Place, say: Say) -> Outcome:
                 work.begin()  # the first attempt may have left something
                 outcome = _one_by_one(work, listed, say)
                 _check_not_less(place.current(), listed, outcome.failed)
-            building.switch(place, work.scratch, listed, outcome.failed)
+            building.switch(place, work.scratch, work.named(listed), outcome.failed)
     return outcome
 
 
@@ -263,6 +265,11 @@ class _Work:
         changed = _changed(before, after)
         self._check_start(changed, breaks)
         return Outcome(self.scratch, changed, hidden(changed, self.base.versions), breaks)
+
+    def named(self, wanted: Iterable[Requirement]) -> list[Requirement]:
+        """Return requirements with the names of what was installed from their paths and addresses."""
+        names = base_packages.by_origin(self.site)
+        return [replace(each, package=names.get(each.origin, each.package)) for each in wanted]
 
     def _examine(self, changed: dict[str, str], names: set[str]) -> None:
         lab = self.base.versions

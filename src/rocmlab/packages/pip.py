@@ -98,7 +98,7 @@ def _request(found: argparse.Namespace) -> Request:
     kept += [word for name in ("no_binary", "only_binary") for value in getattr(found, name) for word in (name, value)]
     kept = [f"--{each.replace('_', '-')}" if each in ("no_binary", "only_binary") else each for each in kept]
     texts = [_absolute(each) for each in found.packages]
-    texts += [f"-e {each if '://' in each else os.path.abspath(each)}" for each in found.editable]
+    texts += [_editable(each) for each in found.editable]
     texts += [text for each in found.requirement for text in _listed(each)]
     options = [word for value in found.constraint for word in ("--constraint", value)]
     names = ("upgrade", "force_reinstall", "no_build_isolation")
@@ -115,8 +115,16 @@ def _listed(path: str) -> list[str]:
     except (OSError, ValueError):
         return whole  # pip reports it, or it is an address
     lines = [line for each in text.splitlines() if (line := re.sub(r"(^|\s)#.*", "", each).strip())]
-    is_plain = all(re.match(r"[A-Za-z0-9]", line) and "\\" not in line and " --" not in line for line in lines)
-    return lines if lines and is_plain else whole
+    is_plain = all(re.match(r"[A-Za-z0-9./]|-e ", each) and not re.search(r"\\| --|\$\{", each) for each in lines)
+    return [_requirement(each) for each in lines] if lines and is_plain else whole
+
+
+def _requirement(line: str) -> str:
+    return _editable(line[3:].strip()) if line.startswith("-e ") else _absolute(line)
+
+
+def _editable(text: str) -> str:
+    return f"-e {text if '://' in text else os.path.abspath(text)}"
 
 
 def _absolute(text: str) -> str:

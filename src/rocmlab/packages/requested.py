@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import unquote
 
 from rocmlab.base import files
 from rocmlab.base.errors import RocmlabError
 
 FOLDER = "packages"
 NAME = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)\s*(?:\[[^]]*\])?\s*([<>=!~;@(].*|$)")
+WHEEL = re.compile(r"(?:^|/)([^/]+?)-[^/]+\.whl(?:#.*)?$")
 SECRET = re.compile(r"//[^/\s]+@")  # a user and password in an address; both may have an @
 
 
@@ -22,12 +25,19 @@ class Requirement:
 
     text: str  # as pip takes it: `accelerate>=1`, a path, an address, or `-e PATH`
     options: tuple[str, ...] = ()  # of pip, which say where it is
+    package: str = ""  # the name that an installation has found, where the text does not say it
 
     @property
     def name(self) -> str:
-        """The package's normalized name; the text itself where that does not say it."""
-        match = NAME.match(self.text)
-        return normal(match[1]) if match else self.text
+        """The package's normalized name; the text itself where that is not known."""
+        match = NAME.match(self.text) or WHEEL.search(self.text)
+        return normal(match[1]) if match else self.package or self.text
+
+    @property
+    def origin(self) -> str:
+        """The address of its package, as `origin` has it; that of a name has no meaning."""
+        path = self.text.removeprefix("-e ")
+        return origin(path if "://" in path else Path(path.partition("[")[0]).absolute().as_uri())
 
     @property
     def bound(self) -> str:
@@ -46,6 +56,15 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
+def origin(address: str) -> str:
+    """Return an address as it is compared: without user, fragment, kind and revision of a repository, and links."""
+    kind, plus, rest = address.partition("#")[0].partition("+")
+    address = without_user(rest if plus and kind.isalpha() else address.partition("#")[0])
+    if address.startswith("file://"):
+        return os.path.realpath(unquote(address.removeprefix("file://")))
+    return re.sub(r"@[^/]*$", "", address) if plus else address
+
+
 def path_of(share: Path, kernel: str) -> Path:
     """Return the file with a kernel's list."""
     return share / FOLDER / f"{kernel}.json"
@@ -60,7 +79,10 @@ def read(share: Path, kernel: str) -> tuple[Requirement, ...]:
     path = path_of(share, kernel)
     try:
         found = json.loads(path.read_text(encoding="utf-8"))["packages"]
-        return tuple(Requirement(str(each["requirement"]), tuple(map(str, each["options"]))) for each in found)
+        return tuple(
+            Requirement(str(each["requirement"]), tuple(map(str, each["options"])), str(each.get("name", "")))
+            for each in found
+        )
     except FileNotFoundError:
         return ()
     except (OSError, ValueError, LookupError, TypeError) as err:
@@ -72,7 +94,10 @@ def write(share: Path, kernel: str, listed: Iterable[Requirement]) -> None:
     """Replace a kernel's list."""
     path = path_of(share, kernel)
     path.parent.mkdir(parents=True, exist_ok=True)
-    packages = [{"requirement": each.text, "options": list(each.options)} for each in listed]
+    packages: list[dict[str, object]] = []
+    for each in listed:
+        found = {"name": each.package} if each.package else {}
+        packages.append({**found, "requirement": each.text, "options": list(each.options)})
     files.write_text(path, files.to_json({"packages": packages}) + "\n")
 
 
@@ -92,4 +117,6 @@ def without_user(text: str) -> str:
 
 def without_secrets(requirement: Requirement) -> Requirement:
     """Return a requirement as it may be kept in a file."""
-    return Requirement(without_user(requirement.text), tuple(map(without_user, requirement.options)))
+    return replace(
+        requirement, text=without_user(requirement.text), options=tuple(map(without_user, requirement.options))
+    )
