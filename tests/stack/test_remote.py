@@ -6,6 +6,7 @@ import os
 import pwd
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 
 import clients
@@ -118,6 +119,28 @@ def test_make_url_prints_the_command_for_a_name(lab: Clone) -> None:
     assert url == f"http://127.0.0.1:{lab.port}/lab?token={lab.env['JUPYTER_TOKEN']}"
     assert command == f"ssh -L {lab.port}:127.0.0.1:{lab.port} ann@gpu1.example.org"
     assert "invalid HOST='-oProxyCommand=id'" in lab.make("url", HOST="-oProxyCommand=id", succeeds=False).stdout
+
+
+@pytest.mark.slow
+def test_the_demonstration_prints_it_for_its_own_port(lab: Clone) -> None:
+    """It is what people try first on a machine that they reach by ssh."""
+    port = free_port()
+    lab.make("down")  # the demonstration runs next to no other lab of its folder
+    done = subprocess.run(
+        ["python3", "-m", "rocmlab", "demo", "--seconds", "0", "--port", str(port)],
+        cwd=lab.folder,
+        env={**lab.environment, "PYTHONPATH": "src", "SSH_CONNECTION": REACHED},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+
+    lab.make("up")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    expected = f"ssh -L {port}:127.0.0.1:{port} -p 2222 {remote.login_name()}@192.0.2.7"
+    assert re.search(rf"^  remote +{re.escape(expected)}   \(", done.stdout, re.MULTILINE), done.stdout
 
 
 @pytest.mark.slow

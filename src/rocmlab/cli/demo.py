@@ -14,7 +14,7 @@ from rocmlab.cli import demo_work
 from rocmlab.cli.main import command_parser
 from rocmlab.cli.up import say
 from rocmlab.simulation import Live
-from rocmlab.stack import demo
+from rocmlab.stack import demo, remote
 from rocmlab.stack import project as projects
 from rocmlab.stack.project import Project
 
@@ -121,7 +121,10 @@ def _start_trainings(project: Project, notebook: str) -> subprocess.Popen[bytes]
 
 def _announce(project: Project, host: Path) -> None:
     page = f"{project.lab.url}rocmlab/?token={project.lab.token}"
-    print(f"\n  JupyterLab  {project.url}\n  its panel   {page}\n")
+    print(f"\n  JupyterLab  {project.url}\n  its panel   {page}")
+    if here := remote.of_this_host():
+        print(f"  remote      {here.command(project.lab.port)}   (on your own computer; then open the URLs there)")
+    print()
     print("  in another terminal:")
     print(f"    ROCMLAB_ROOT={host} scripts/rocmlab smi --watch")
     print(f"    ROCMLAB_ROOT={host} scripts/rocmlab nvitop")
