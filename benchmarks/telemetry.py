@@ -1,4 +1,4 @@
-"""What looking costs: one sample, one look at the processes, a day of history, and the whole server with a viewer.
+"""What looking costs: a sample, a look at the processes, a day of history, a measured cell, the server with a viewer.
 
 CPU times are those of this process, of all its threads; of a command they are its own and its children's. What is
 measured is a simulated host with eight MI300X, written for it. Ours and theirs take turns.
@@ -24,6 +24,7 @@ from rocmlab.devices import Device, Sample, discover
 from rocmlab.simulation import Live
 from rocmlab.simulation.processes import GpuUse
 from rocmlab.telemetry.history import METRICS, History
+from rocmlab.telemetry.measurement import measure as measure_cell
 from rocmlab.telemetry.model import Snapshot
 from rocmlab.telemetry.sampler import Sampler
 
@@ -32,6 +33,7 @@ SAMPLES = 250  # of one run
 PASSES = 10  # over the processes, of one run
 PROCESSES = 500
 DAY_SECONDS = 86_400
+CELL_SECONDS = 10.0
 LIMIT_SECONDS = 120.0
 ORACLE = "rocm-smi-6.4"  # below $ORACLES: AMD's own tool, on a simulated host
 THEIRS = ("--showuse", "--showmeminfo", "vram", "--showtemp", "--showpower", "--json")
@@ -42,6 +44,7 @@ ROWS = (
     "processes_cpu",
     "processes_first_cpu",
     "memory_24h",
+    "cell_cost_percent",
     "server_cpu_percent",
 )
 
@@ -50,7 +53,7 @@ def measure(runs: int, theirs: str | None = None, names: Sequence[str] = ROWS) -
     """Measure rows.
 
     Args:
-        runs: how often each is measured, at least 1; the history's and the server's no more than three times.
+        runs: how often each is measured, at least 1; the history's, a cell's and the server's no more than three times.
         theirs: a command to compare a sample with, which gets the simulated root as its first argument; None for
             `$ORACLES/rocm-smi-6.4`, where that is.
         names: of the rows.
@@ -70,6 +73,9 @@ def measure(runs: int, theirs: str | None = None, names: Sequence[str] = ROWS) -
         if "memory_24h" in names:
             for _ in range(min(runs, 3)):
                 results.add("memory_24h", "MB", _growth_megabytes())
+        if "cell_cost_percent" in names:
+            for _ in range(min(runs, 3)):
+                results.add("cell_cost_percent", "percent", _cell_percent(live))
         if "server_cpu_percent" in names:
             _measure_server(live, min(runs, 3), results)
         for name in set(results.ours) - set(names):
@@ -171,6 +177,22 @@ def _growth_megabytes() -> float:
 def _resident_megabytes() -> float:
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def _cell_percent(live: Live) -> float:
+    """Return which share of a core it costs to measure a cell on all GPUs; the cell itself sleeps."""
+
+    def run() -> None:
+        with measure_cell(show=False):
+            time.sleep(CELL_SECONDS)
+
+    before = os.environ.get("ROCMLAB_ROOT")
+    os.environ["ROCMLAB_ROOT"] = str(live.folder)
+    try:
+        return _milliseconds(run) / 10 / CELL_SECONDS
+    finally:
+        os.environ.pop("ROCMLAB_ROOT")
+        os.environ.update({} if before is None else {"ROCMLAB_ROOT": before})
 
 
 def _measure_server(live: Live, runs: int, results: Results) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 import sys
 from pathlib import Path
@@ -61,6 +62,16 @@ def test_without_amds_tool_there_is_no_ratio() -> None:
     assert found.theirs == {}
     assert all(value > 0 for name, values in found.ours.items() for value in values if name != "memory_24h")
     assert found.ours["memory_24h"][0] < 20
+
+
+def test_a_measured_cell_costs_more_than_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In percent of the cell's time; the host that it read is not left in the environment."""
+    monkeypatch.setattr(telemetry, "CELL_SECONDS", 0.5)
+
+    found = telemetry.measure(1, names=["cell_cost_percent"])
+
+    assert 0 < found.ours["cell_cost_percent"][0] < 100
+    assert "ROCMLAB_ROOT" not in os.environ
 
 
 def test_all_processes_are_found() -> None:

@@ -114,7 +114,7 @@ class LocalKernel:
                     output=write_end,
                     connection_file=file,
                     token=inherited.get(job_tokens.NAME),
-                    arguments=[kernelspec.WITHOUT_HISTORY, *kernelspec.package_arguments(specification)],
+                    arguments=[kernelspec.WITHOUT_HISTORY, *kernelspec.extension_arguments(specification)],
                 )
         except BaseException:
             os.close(read_end)

@@ -17,7 +17,10 @@ from rocmlab.packages import overlays
 
 OURS = ("local-provisioner", "rocmlab-provisioner")  # ours takes a lease, which a job has already
 WITHOUT_HISTORY = "--HistoryManager.hist_file=:memory:"  # a shared history file locks out others
-FOLLOW_PACKAGES = "--InteractiveShellApp.extra_extensions=rocmlab.packages.in_kernel"  # after `%pip install`
+EXTENSIONS = (  # of IPython
+    "--InteractiveShellApp.extra_extensions=rocmlab.packages.in_kernel",  # what `%pip install` adds can be imported
+    "--InteractiveShellApp.extra_extensions=rocmlab.telemetry.in_kernel",  # `%%gpu` and `%gpu`
+)
 
 Specification = dict[str, Any]
 
@@ -81,13 +84,13 @@ def command(specification: Specification, folder: str, file: str) -> list[str]:
     for name, value in places.items():
         argv = [word.replace(f"{{{name}}}", value) for word in argv]
     if any(word.startswith("ipykernel") for word in argv):
-        argv += [WITHOUT_HISTORY, *package_arguments(specification)]
+        argv += [WITHOUT_HISTORY, *extension_arguments(specification)]
     return [os.path.expanduser(word) for word in argv]
 
 
-def package_arguments(specification: Mapping[str, Any]) -> list[str]:
-    """Return the arguments with which one of our IPython kernels can have packages of the user's own."""
-    return [FOLLOW_PACKAGES] if overlays.KERNEL in (specification.get("env") or {}) else []
+def extension_arguments(specification: Mapping[str, Any]) -> list[str]:
+    """Return the arguments with which one of our IPython kernels loads our extensions; the interpreter has them."""
+    return list(EXTENSIONS) if overlays.KERNEL in (specification.get("env") or {}) else []
 
 
 def interpreter(specification: Mapping[str, Any]) -> str:

@@ -192,7 +192,7 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
 
     def _arguments(self, owned: Owned) -> list[str]:
         """Return more arguments for an IPython kernel."""
-        return [_banner(owned), *kernelspec.package_arguments(self.kernel_spec.to_dict())]
+        return [_banner(owned), *kernelspec.extension_arguments(self.kernel_spec.to_dict())]
 
     def _refused(self, kwargs: dict[str, Any], err: RocmlabError) -> dict[str, Any]:
         """Start in the kernel's place one that reports why, in the interpreter of this server."""
