@@ -28,6 +28,7 @@ from rocmlab.base.errors import RocmlabError
 from rocmlab.cli import main
 from rocmlab.devices import Device, discover
 from rocmlab.devices.nvml import Nvml
+from rocmlab.devices.rocm import Rocm
 from rocmlab.kernels import gpu_processes, leases
 from rocmlab.kernels.forkserver import inheritance
 from rocmlab.kernels.leases import Holder, Leases
@@ -35,6 +36,7 @@ from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.jobs import Job
 from rocmlab.runs.run import Run, run
 from rocmlab.runs.scheduling.placement import Slots
+from rocmlab.simulation import write_host
 
 pytestmark = pytest.mark.slow
 
@@ -99,17 +101,19 @@ def test_locks_are_taken_in_one_order(tmp_path: Path, gpus: list[Device]) -> Non
 
 
 def test_each_device_has_a_lock_of_its_own(gpus: list[Device]) -> None:
-    """Backend, address, partition and simulation distinguish devices; other names for the same device do not."""
-    one = gpus[0]
+    """Backend, render node, address, partition and simulation distinguish devices, other names for one do not."""
+    one, two = replace(gpus[0], render_node="/dev/dri/renderD200"), gpus[0]
     others = [
         gpus[1],
-        replace(one, partition=0),
-        replace(one, partition=1),
+        replace(one, partition=1, render_node="/dev/dri/renderD201"),
+        two,
+        replace(two, partition=0),
+        replace(two, partition=1),
         replace(one, backend="cuda"),
         replace(one, simulated=False),
-        replace(one, pci_address=None, unique_id="abc"),
-        replace(one, pci_address=None, unique_id="../../etc/passwd"),
-        replace(one, pci_address=None),
+        replace(two, pci_address=None, unique_id="abc"),
+        replace(two, pci_address=None, unique_id="../../etc/passwd"),
+        replace(two, pci_address=None),
     ]
 
     names = [leases.key(device) for device in [one, *others]]
@@ -117,6 +121,33 @@ def test_each_device_has_a_lock_of_its_own(gpus: list[Device]) -> None:
     assert len(set(names)) == len(names)
     assert leases.key(replace(one, index=7, name="another word", is_usable=False)) == names[0]
     assert not any("/" in name or ":" in name for name in names)
+
+
+@pytest.mark.parametrize("is_older", [False, True])
+def test_a_container_with_one_partition_means_the_lock_that_the_host_does(tmp_path: Path, is_older: bool) -> None:
+    """SIMULATED MI300X in eight parts: a container that is given any one of them counts it as the first of its card.
+
+    With older drivers each is a function of the PCI address, and no mode can be read.
+    """
+    root = write_host(tmp_path / "host", profile="instinct", gpus=2, partition="cpx")
+    nodes = (root / "sys/class/kfd/kfd/topology/nodes").resolve()
+    if is_older:
+        for mode in root.glob("sys/devices/**/current_compute_partition"):
+            mode.unlink()
+    seen = [gpu for gpu in Rocm().discover(root) if gpu.kfd_node is not None]
+    faults = root / "rocmlab-faults.json"
+
+    inside = []
+    for number, given in enumerate(seen):
+        denied = {f"{nodes.relative_to(root)}/{gpu.kfd_node}/properties": "EPERM" for gpu in seen if gpu != given}
+        faults.write_text(json.dumps(denied))
+        os.utime(faults, (number, number))  # faults are read again when their file is of another time
+        (alone,) = (gpu for gpu in Rocm().discover(root) if gpu.kfd_node is not None)
+        inside.append(alone)
+
+    assert len(seen) == len({leases.key(gpu) for gpu in seen}) == 16
+    assert [gpu.partition for gpu in seen] != [gpu.partition for gpu in inside]
+    assert [leases.key(gpu) for gpu in seen] == [leases.key(gpu) for gpu in inside]
 
 
 def test_a_lock_file_that_was_removed_excludes_nobody(tmp_path: Path, gpus: list[Device]) -> None:

@@ -16,6 +16,7 @@ from pretenders import gpus, reader, until
 
 from rocmlab.devices import Device
 from rocmlab.devices.processes import INITIAL_NAMESPACE, is_isolated, namespace
+from rocmlab.kernels.leases import key
 from rocmlab.simulation import GpuUse, write_host
 from rocmlab.telemetry.attribution import attribute
 from rocmlab.telemetry.isolated import Candidate, Unseen, matched
@@ -156,7 +157,7 @@ def test_leases_say_which_of_two_kernels_is_on_which_gpu(tmp_path: Path) -> None
     """By the locks that they hold open, which name the GPU."""
     container = Container(tmp_path, GpuUse(FREE, 0), GpuUse(FREE + 1, 1))
     for pid, device, path in zip((41, 42), reversed(container.devices), ("/b.ipynb", "/a.ipynb"), strict=True):
-        lock = f"/share/leases/0a1b2c3d-simulated-rocm-{(device.pci_address or '').replace(':', '-')}.lock"
+        lock = f"/run/lock/rocmlab/{key(device)}.lock"
         (container.add(pid, KERNEL, notebook(path)) / "fd/9").symlink_to(lock)
 
     found = container.attributed()

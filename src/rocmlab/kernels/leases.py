@@ -302,12 +302,17 @@ class Leases:
 
 
 def key(device: Device) -> str:
-    """Return the name of a device's lock: machine, backend, PCI address (else unique id, else name) and partition.
+    """Return the name of a device's lock: machine, backend, and which device of them it is.
 
-    The machine stands first, because several may share a folder over the network and have the same PCI addresses.
+    That is the render node, which every container calls as the host does. One that was given a single partition of a
+    card cannot know its number, nor with older drivers the card's PCI address. Devices without a render node have their
+    PCI address (else unique id, else name) and partition.
+
+    The machine stands first, because several may share a folder over the network and have the same devices.
     """
-    where = device.pci_address or device.unique_id or f"{device.name}-{device.index}"
-    partition = "" if device.partition is None else f"partition{device.partition}"
+    render = Path(device.render_node).name if device.render_node else None
+    where = render or device.pci_address or device.unique_id or f"{device.name}-{device.index}"
+    partition = "" if render or device.partition is None else f"partition{device.partition}"
     kind = f"simulated-{device.backend}" if device.simulated else device.backend
     text = "-".join(filter(None, (_machine(), kind, where, partition)))
     return re.sub(r"[^\w.-]", "-", text)

@@ -9,7 +9,7 @@ compared with KFD's list, in this order:
 3. One process on a GPU in both lists, or as many, by the order of their start: numbers of the host grow.
 
 What 2 and 3 find is an estimate. Which GPUs a process here may be on follows from the locks of leases that it has open,
-which are named by PCI address, else from HIP_VISIBLE_DEVICES.
+which are named by render node, else from HIP_VISIBLE_DEVICES.
 """
 
 from __future__ import annotations
@@ -25,10 +25,8 @@ TYPE_CHECKING = False  # `typing` itself would cost milliseconds at each start
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-# The lock of a lease, as rocmlab.kernels.leases names it: machine, backend, PCI address, partition.
-LOCK = re.compile(
-    r"/[0-9a-f]{8}-[^/]*?-(?P<device>[0-9a-f]{4,}-[0-9a-f]{2}-[0-9a-f]{2}\.[0-9a-f](?:-partition\d+)?)\.lock$"
-)
+# The lock of a lease, as rocmlab.kernels.leases names it: machine, backend, render node.
+LOCK = re.compile(r"/[0-9a-f]{8}-(?:simulated-)?rocm-(?P<render>renderD\d+)\.lock$")
 # The fork server, as this and earlier versions name it; its kernels have its environment, not their own.
 FORK_SERVERS = ("/kernels/forkserver/server.py", "/runner/warm/parent.py")
 AGAIN_SECONDS = 10.0  # after a search that found no more, if nothing has changed
@@ -183,20 +181,15 @@ def _examined(process: Process, devices: Sequence[Device]) -> Candidate:
 
 
 def _devices_of(process: Process, devices: Sequence[Device]) -> frozenset[Device] | None:
-    locks = {found["device"] for name in process.files.values() if (found := LOCK.search(name))}
+    locks = {f"/dev/dri/{found['render']}" for name in process.files.values() if (found := LOCK.search(name))}
     if locks:
-        return frozenset(device for device in devices if _locked_as(device) in locks)
+        return frozenset(device for device in devices if device.render_node in locks)
     if any(word.endswith(FORK_SERVERS) for word in process.command):
         return None
     indexes = [roots.integer(word.strip()) for word in process.environment.get("HIP_VISIBLE_DEVICES", "").split(",")]
     if None in indexes:
         return None
     return frozenset(device for device in devices if device.index in indexes)
-
-
-def _locked_as(device: Device) -> str:
-    address = (device.pci_address or "").replace(":", "-")
-    return address if device.partition is None else f"{address}-partition{device.partition}"
 
 
 def _lives(process: Process) -> bool:
