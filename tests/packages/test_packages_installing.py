@@ -277,6 +277,20 @@ class TestPaths:
         installing.remove(place, ["Of_Mine"], print)
         assert has(place) == {"harmless": "2.0"}
 
+    @pytest.mark.skipif(not shutil.which("git"), reason="needs git")
+    def test_so_is_a_repository(self, place: Place, add: Add, folder: Path) -> None:
+        """With the branch that it was taken from."""
+        who = ("-c", "user.name=me", "-c", "user.email=me@one")
+        for command in (["init", "-q", "-b", "main"], ["add", "."], [*who, "commit", "-qm", "one"]):
+            subprocess.run(["git", *command], cwd=folder, check=True, capture_output=True)
+        text = f"git+file://{folder}@main"
+
+        add(text, "harmless")
+
+        assert requested.read(place.share, "torch")[0] == Requirement(text, (), "of-mine")
+        installing.remove(place, ["of-mine"], print)
+        assert has(place) == {"harmless": "2.0"}
+
     def test_a_wheel_and_a_file_of_requirements_can_be_removed(
         self, place: Place, add: Add, wheels: Path, tmp_path: Path
     ) -> None:

@@ -196,8 +196,41 @@ class TestLists:
         assert requested.without_secrets(Requirement(f"a @ {secret}", (secret,))) == Requirement(
             "a @ https://one/simple", ("https://one/simple",)
         )
-        assert requested.without_user(secret) == "https://one/simple"
-        assert requested.without_user("https://me:p@ss@one/simple/a@1") == "https://one/simple/a@1"
+        assert requested.without_password(secret) == "https://one/simple"
+        assert requested.without_password("https://me:p@ss@one/simple/a@1") == "https://one/simple/a@1"
+
+
+@pytest.mark.parametrize(
+    ("address", "kept"),
+    [
+        ("git+ssh://git@one/me/a.git", "git+ssh://git@one/me/a.git"),
+        ("a @ git+ssh://git@one:22/me/a@v1", "a @ git+ssh://git@one:22/me/a@v1"),
+        ("git+ssh://me:word@one/a", "git+ssh://me@one/a"),
+        ("git+ssh://me:p@ss@one/a", "git+ssh://me@one/a"),
+        ("SSH://me:word@one/a", "SSH://me@one/a"),
+        ("git+https://token@one/a", "git+https://one/a"),
+        ("git+https://me:word@one/a", "git+https://one/a"),
+        ("https://one/a@1", "https://one/a@1"),
+        ("git+ssh://git@one/a https://me:word@two/b", "git+ssh://git@one/a https://two/b"),
+    ],
+)
+def test_ssh_keeps_its_user_and_no_password(address: str, kept: str) -> None:
+    """Whom ssh logs in as is part of the address, `git` mostly; in others the user alone may be a token."""
+    assert requested.without_secrets(Requirement(address)).text == kept
+
+
+@pytest.mark.parametrize(
+    ("text", "recorded"),
+    [
+        ("git+ssh://git@one/a.git@v1", "ssh://git@one/a.git"),
+        ("-e git+https://token@one/a@feature/x#egg=b", "https://one/a"),
+        ("https://me:word@one/a+b.tar.gz#sha256=0", "https://one/a+b.tar.gz"),
+        ("/a/b c[extra]", "file:///a/b%20c"),
+    ],
+)
+def test_an_address_is_found_again_as_installers_record_it(text: str, recorded: str) -> None:
+    """Without the user, revision and fragment that only the requirement has."""
+    assert Requirement(text).origin == requested.origin(recorded)
 
 
 def test_the_report_names_what_is_hidden_and_broken(tmp_path: Path) -> None:

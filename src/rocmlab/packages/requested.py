@@ -16,7 +16,7 @@ from rocmlab.base.errors import RocmlabError
 FOLDER = "packages"
 NAME = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)\s*(?:\[[^]]*\])?\s*([<>=!~;@(].*|$)")
 WHEEL = re.compile(r"(?:^|/)([^/]+?)-[^/]+\.whl(?:#.*)?$")
-SECRET = re.compile(r"//[^/\s]+@")  # a user and password in an address; both may have an @
+USER = re.compile(r"(?:\b(ssh):)?//([^/\s:@]*)[^/\s]*@", re.IGNORECASE)  # and password; both may have an @
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,11 @@ def normal(name: str) -> str:
 
 def origin(address: str) -> str:
     """Return an address as it is compared: without user, fragment, kind and revision of a repository, and links."""
-    kind, plus, rest = address.partition("#")[0].partition("+")
-    address = without_user(rest if plus and kind.isalpha() else address.partition("#")[0])
-    if address.startswith("file://"):
-        return os.path.realpath(unquote(address.removeprefix("file://")))
-    return re.sub(r"@[^/]*$", "", address) if plus else address
+    address = re.sub(r"//[^/\s]+@", "//", address.partition("#")[0])
+    if re.match(r"[a-z]+\+", address):
+        address = address.partition("+")[2]
+        address = address.rpartition("@")[0] or address
+    return os.path.realpath(unquote(address[7:])) if address.startswith("file://") else address
 
 
 def path_of(share: Path, kernel: str) -> Path:
@@ -110,13 +110,13 @@ def with_added(listed: Iterable[Requirement], added: Iterable[Requirement]) -> t
     return tuple(found.values())
 
 
-def without_user(text: str) -> str:
-    """Return a text whose addresses have no user and password."""
-    return SECRET.sub("//", text)
+def without_password(text: str) -> str:
+    """Return a text whose addresses have no password, and a user only for ssh: in others that may be a token."""
+    return USER.sub(lambda found: f"{found[1]}://{found[2]}@" if found[1] else "//", text)
 
 
 def without_secrets(requirement: Requirement) -> Requirement:
     """Return a requirement as it may be kept in a file."""
     return replace(
-        requirement, text=without_user(requirement.text), options=tuple(map(without_user, requirement.options))
+        requirement, text=without_password(requirement.text), options=tuple(map(without_password, requirement.options))
     )

@@ -182,5 +182,5 @@ def verify(environment: Environment, interpreter: Path) -> None:
 
 def _note_index(environment: Environment) -> None:
     """Note where PyTorch came from: a user's packages that are compiled for it come from the same place."""
-    address = requested.without_user(environment.torch_index)
+    address = requested.without_password(environment.torch_index)
     (environment.folder / companions.INDEX).write_text(f"{address}\n", encoding="utf-8")
