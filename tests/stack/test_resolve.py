@@ -225,6 +225,19 @@ class TestLeases:
         with pytest.raises(RocmlabError, match="is not an absolute path"):
             values(tmp_path, make_host(tmp_path / "host", Gpu(1, 0x0300, 128)), LEASES_DIR=folder)
 
+    def test_own_compose_files_without_the_folder_of_leases_are_rejected(self, tmp_path: Path) -> None:
+        """Such a lab would lease a GPU that another has; the fix is the line that is then accepted."""
+        settings.save(settings.load(tmp_path, {}), {"COMPOSE_FILE": "compose.yaml:docker/compose.leases.yaml"})
+        (tmp_path / ".env").write_text("COMPOSE_FILE=compose.yaml:mine.yaml\n")
+        with pytest.raises(RocmlabError, match=r"COMPOSE_FILE=.* has no docker") as raised:
+            values(tmp_path, tmp_path)
+
+        line = raised.value.problem.fix.splitlines()[-1]
+        (tmp_path / ".env").write_text(f"{line}\n")
+
+        assert line == "COMPOSE_FILE=compose.yaml:mine.yaml:docker/compose.leases.yaml"
+        assert values(tmp_path, tmp_path)["COMPOSE_FILE"] == line.removeprefix("COMPOSE_FILE=")
+
     def test_a_lab_names_its_user_and_itself(self, tmp_path: Path) -> None:
         """For those who read its leases; in the container the user has another name."""
         found = values(tmp_path, tmp_path)

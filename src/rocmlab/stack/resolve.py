@@ -63,6 +63,7 @@ def resolve(
     values["ROCMLAB_USER"] = _user()
     if choice.runtime in CONTAINERS:
         values |= _for_container(settings, choice, devices, root, kind)
+    _check_mounts_leases(settings.chosen.get("COMPOSE_FILE"), values.get("COMPOSE_FILE"))
     # A derived value that a user changed in `.env` stays: an additional overlay in COMPOSE_FILE, for example.
     return values | {name: value for name, value in settings.chosen.items() if name in values and name != "SHARE"}
 
@@ -77,6 +78,17 @@ def leases_folder(settings: Settings, root: Path = Path("/")) -> Path:
             f"make up {lease_folder.SETTING}={lease_folder.USUAL}",
         )
     return lease_folder.path({lease_folder.SETTING: os.path.normpath(chosen)}, root)
+
+
+def _check_mounts_leases(chosen: str | None, planned: str | None) -> None:
+    """Raise RocmlabError for Compose files of the user's that omit the folder of the leases."""
+    overlay = gpus.LEASES_OVERLAY
+    if chosen and planned and overlay in planned.split(":") and overlay not in chosen.split(":"):
+        raise RocmlabError(
+            f"COMPOSE_FILE={chosen} has no {overlay}",
+            "the lab would not see which GPUs other labs and users of this host lease, and could take the same ones",
+            f"write into .env:\nCOMPOSE_FILE={chosen}:{overlay}",
+        )
 
 
 def _user() -> str:
