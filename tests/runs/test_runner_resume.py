@@ -17,8 +17,12 @@ from pathlib import Path
 
 import notebook_files
 import pytest
+from wheel_files import wheel
 
 from rocmlab.base.errors import RocmlabError
+from rocmlab.packages import installing
+from rocmlab.packages.overlays import Place
+from rocmlab.packages.requested import Requirement
 from rocmlab.runs.command import main
 from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.jobs import Job, Request
@@ -134,6 +138,39 @@ def test_a_changed_notebook_runs_again_and_it_is_said_why(project: Path, capsys:
     attempts = json.loads((run_folder_of(project) / "results.json").read_text())["jobs"][0]["attempts"]
     assert [(each["status"], each["files"]["log"]) for each in attempts] == [("ok", "a.attempt1.log")]
     assert (run_folder_of(project) / "a.attempt1.ipynb").is_file()
+
+
+def test_other_packages_of_the_users_own_run_a_kernels_notebooks_again(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of that kernel alone; the same packages in a new overlay change nothing."""
+    spec = {"argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"], "display_name": "torch"}
+    folder = project / "jupyter/kernels/torch"
+    folder.mkdir(parents=True)
+    text = json.dumps({**spec, "language": "python", "metadata": {"rocmlab": {"framework": "torch"}}})
+    (folder / "kernel.json").write_text(text)
+    notebook = json.loads((project / "notebooks/a.ipynb").read_text())
+    notebook["metadata"]["kernelspec"] = {"name": "torch", "display_name": "torch", "language": "python"}
+    (project / "notebooks/a.ipynb").write_text(json.dumps(notebook))
+    wheel(project, "mine", "1.0", {"mine.py": ""})
+    kernels = f"{project}/jupyter{os.pathsep}{os.environ['JUPYTER_PATH']}"
+    values = {"JUPYTER_PATH": kernels, "ROCMLAB_SHARE": str(project / "share"), installing.UV: sys.prefix}
+    values |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(project), "PIP_CONFIG_FILE": os.devnull}
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    place = Place(project / "share", "torch", sys.executable)
+    assert main(["a", "b", "--gpus", "none"]) == 0
+
+    installing.add(place, [Requirement("mine")], print)
+    capsys.readouterr()
+    assert main(["--resume", "last", "--dry-run"]) == 0
+
+    assert "a: run again, because its packages changed" in capsys.readouterr().out
+    resumed(capsys)
+    assert starts(project) == {"a": 2, "b": 1}
+    installing.sync(place, print)
+    resumed(capsys)
+    assert starts(project) == {"a": 2, "b": 1}
 
 
 def test_a_notebook_that_is_gone_keeps_its_result(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,8 +2,8 @@
 
 In the key: the code cells with those tags that decide what is executed, the parameters, the kernel with the command and
 the environment of its kernelspec and what it preloads, how many GPUs it gets, the files that the notebook declares as
-inputs, and the image's build record. Not in it: outputs, prose, other metadata, limits, the file's name and place,
-rocmlab's own version outside of an image.
+inputs, the image's build record, and the versions of the user's own packages in that kernel. Not in it: outputs, prose,
+other metadata, limits, the file's name and place, rocmlab's own version outside of an image.
 """
 
 from __future__ import annotations
@@ -13,18 +13,20 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.kernels import kernelspec
 from rocmlab.kernels.kernelspec import Specification
+from rocmlab.packages import base_packages, overlays
 from rocmlab.runs.jobs import Job
 
 BUILD_RECORD = Path("/etc/rocmlab-build.json")
 MAX_HASHED_BYTES = 64 * 1024**2  # of larger inputs size and time of change are compared
 TAGS = ("parameters", "injected-parameters", "skip-execution", "raises-exception")
-PARTS = ("code", "parameters", "kernel", "gpus", "inputs", "image")
+PARTS = ("code", "parameters", "kernel", "gpus", "inputs", "image", "packages")
 
 
 class Inputs:
@@ -57,8 +59,24 @@ def image() -> Any:  # noqa: ANN401  any JSON value
         return None
 
 
-def of(job: Job, notebook: Any, spec: Specification, built: object, inputs: Inputs) -> str:  # noqa: ANN401
+def packages(spec: Specification, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the versions of the user's own packages in a kernel."""
+    place = overlays.of_specification(spec, environment.get(overlays.SHARE))
+    prefix = place.current() if place else None
+    return base_packages.installed(overlays.site_of(prefix)) if prefix else {}
+
+
+def of(
+    job: Job,
+    notebook: Any,  # noqa: ANN401
+    spec: Specification,
+    built: object,
+    inputs: Inputs,
+    own: Mapping[str, str],
+) -> str:
     """Return a job's key: for each of `PARTS` 16 hex digits of SHA-256, so that changes can be named.
+
+    Without packages of the user's own that part is omitted: so are the keys of earlier journals.
 
     Raises:
         RocmlabError: the notebook declares inputs in a way that cannot be understood.
@@ -75,6 +93,7 @@ def of(job: Job, notebook: Any, spec: Specification, built: object, inputs: Inpu
         job.gpus,
         _inputs(notebook["metadata"], Path(job.notebook).parent, inputs),
         built,
+        *([own] if own else []),
     )
     texts = (json.dumps(part, sort_keys=True, default=str) for part in parts)
     return ":".join(hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts)
@@ -82,7 +101,7 @@ def of(job: Job, notebook: Any, spec: Specification, built: object, inputs: Inpu
 
 def changes(then: str, now: str) -> str:
     """Return what differs between two keys: `code and inputs`."""
-    pairs = zip(PARTS, then.split(":"), now.split(":"), strict=False)
+    pairs = zip_longest(PARTS, then.split(":"), now.split(":"), fillvalue="")
     changed = [part for part, old, new in pairs if old != new]
     return " and ".join(filter(None, (", ".join(changed[:-1]), *changed[-1:]))) or "key"
 

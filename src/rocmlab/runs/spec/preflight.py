@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
@@ -105,6 +106,10 @@ class _Reader:
             what = f"the kernelspec of {name!r} cannot be read"
             raise RocmlabError(what, str(err), f"repair {self.specs[name]}") from err
 
+    def packages(self, kernel: str) -> Mapping[str, str]:
+        """Return the versions of the user's own packages in a kernel."""
+        return keys.packages(self.once(self.kernel, kernel).specification, os.environ)
+
     def defaults(self, path: Path, language: str) -> Mapping[str, Any]:
         """Return what a notebook's own cell sets its parameters to."""
         return parameters.defaults(self.once(read, path), language)
@@ -149,7 +154,8 @@ def _examine(request: Request, reader: _Reader) -> Job:
             **request.resources(own)._asdict(),
             defaults={name: value for name, value in defaults.items() if name not in given},
         )
-        key = keys.of(made, notebook, spec.specification, reader.image, reader.inputs)
+        own_packages = reader.once(reader.packages, spec.name)
+        key = keys.of(made, notebook, spec.specification, reader.image, reader.inputs, own_packages)
     except RocmlabError as err:
         return replace(job, problem=err.problem)
     return replace(made, key=key)
