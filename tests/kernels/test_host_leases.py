@@ -255,6 +255,39 @@ holders.write(holders.note(Path("rocmlab")), holders.Holder.here("/bobs.ipynb"),
 print("ready", flush=True)
 sys.stdin.read()
 """
+LOCKED_NOTES = """
+kept = [holders.note(Path("rocmlab")) for _ in range(int(sys.argv[1]))]
+note = os.readlink(f"/proc/self/fd/{kept[0]}")
+for number in range(int(sys.argv[2])):
+    os.link(note, f"rocmlab/holder-{number:016x}.json")
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(("notes", "links"), [(1, 20_000), (900, 0)])
+def test_many_notes_of_one_user_neither_slow_nor_hide_the_others(host: Host, notes: int, links: int) -> None:
+    """Bob keeps locked notes in which nothing is written, or one under many names; Alice's is read all the same."""
+    with host.picked(ALICE, GPUS[:1]), host.start(BOB, LOCKED_NOTES, str(notes), str(links)) as bob:
+        assert bob.stdout
+        assert bob.stdout.readline() == "ready\n"
+        held, seconds = min((timed(lambda: host.leases.held(GPUS)) for _ in range(3)), key=lambda found: found[1])
+        bob.kill()
+
+    assert {gpu: holder.uid for gpu, holder in held.items()} == {GPUS[0]: ALICE}
+    assert seconds < 0.3
+
+
+def test_a_note_is_not_hidden_by_another_name_of_it(host: Host) -> None:
+    """Where the system lets other users link a file, that hides no holder, nor is it named twice."""
+    with host.picked(ALICE, GPUS[:1]):
+        (note,) = host.folder.glob("holder-*.json")
+        os.link(note, host.folder / f"holder-{0:016x}.json")
+        held = host.leases.held(GPUS)
+
+    assert held[GPUS[0]].notebook == f"/of-{ALICE}.ipynb"
+
+
 SHARER = """
 fcntl.flock(os.open(f"rocmlab/{sys.argv[1]}.lock", os.O_RDONLY), fcntl.LOCK_SH)
 print("ready", flush=True)
@@ -463,6 +496,12 @@ def test_random_kills_of_two_users_leave_no_lease_and_make_none_twice(host: Host
 
     assert until(chaos.is_as_expected)
     assert host.leases.held(chaos.gpus) == {}
+
+
+def timed(look: Callable[[], dict[Device, Holder]]) -> tuple[dict[Device, Holder], float]:
+    """Return what a look finds, and the seconds that it took."""
+    begin = time.perf_counter()
+    return look(), time.perf_counter() - begin
 
 
 def until(is_true: Callable[[], bool], seconds: float = 20.0) -> bool:

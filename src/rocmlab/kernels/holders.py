@@ -21,10 +21,10 @@ import socket
 import stat
 import struct
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timezone
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ USER = "ROCMLAB_USER"  # who started the lab, for its container, whose own user 
 LAB = "ROCMLAB_LAB"  # the lab's name
 NAME = re.compile(r"holder-[0-9a-f]{16}\.json")
 MAX_BYTES = 65536  # of a note
-MAX_NOTES = 4096  # more are not read: only someone who wants to slow others down makes so many
+MAX_NOTES = 128  # of one user; more are not read: only someone who wants to slow others down makes so many
 MAX_TEXT = 4096
 NUMBERS = ("pid", "namespace", "uid")
 ATTEMPTS = 20
@@ -224,9 +224,17 @@ def _is_locked(descriptor: int) -> bool:
 
 
 def _paths(folder: Path) -> list[Path]:
+    """Return the notes, each file under one of its names, and at most `MAX_NOTES` of each user."""
+    found: dict[int, Path] = {}
+    counts: Counter[int] = Counter()
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        return [Path(entry.path) for entry in islice((e for e in entries if NAME.fullmatch(e.name)), MAX_NOTES)]
-    return []
+        for entry in (each for each in entries if NAME.fullmatch(each.name) and each.inode() not in found):
+            with contextlib.suppress(FileNotFoundError):
+                uid = entry.stat(follow_symlinks=False).st_uid
+                counts[uid] += 1
+                if counts[uid] <= MAX_NOTES:
+                    found[entry.inode()] = Path(entry.path)
+    return list(found.values())
 
 
 def processes(locks: Sequence[Path]) -> dict[Path, list[Holder]]:
