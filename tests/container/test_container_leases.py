@@ -128,8 +128,10 @@ def test_a_run_goes_around_the_gpus_of_containers(image: str, host: Path, tmp_pa
     line = said.read_text()
 
     assert [device["index"] for device in result["jobs"][0]["devices"]] == [2]
-    assert "alice, uid 1000" in line
-    assert "bob, uid 1001" in line
+    assert "uid 1000: " in line
+    assert " of alice on " in line
+    assert "uid 1001: " in line
+    assert " of bob on " in line
     assert code == 0
 
 

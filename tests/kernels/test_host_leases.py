@@ -182,6 +182,21 @@ for path in os.listdir("rocmlab"):
     assert [holder and holder.uid for holder in still] == [ALICE, ALICE]
 
 
+def test_no_text_of_another_user_looks_like_a_third_user(host: Host) -> None:
+    """Bob's lab calls itself by Alice's name and uid, with line ends and a long name: his uid is first, on one line."""
+    name = f"alice, uid {ALICE}\n\x1b[2J"
+    with host.picked(BOB, GPUS[:1], ROCMLAB_USER=name, ROCMLAB_LAB="l" * 9000) as (_, bob):
+        holder = host.leases.holder(GPUS[0])
+        (seen, _) = host.seen_by(ALICE)
+
+    assert holder is not None
+    assert holder.who() == f"uid {BOB} (alice, uid {ALICE}??[2J)"
+    assert seen is not None
+    assert seen.startswith(f"uid {BOB}: /of-{BOB}.ipynb (process {bob.pid} of alice, uid {ALICE}??[2J on ")
+    assert seen.isprintable()
+    assert len(seen) < 500
+
+
 @pytest.mark.parametrize("kind", [fcntl.LOCK_EX, fcntl.LOCK_SH])
 def test_a_lock_that_its_owner_removed_gives_no_one_a_leased_gpu(host: Host, kind: int) -> None:
     """Alice leased first, so the lock is hers and she may remove it: Bob's locked note keeps the GPU until he ends."""

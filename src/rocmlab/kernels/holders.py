@@ -36,7 +36,8 @@ LAB = "ROCMLAB_LAB"  # the lab's name
 NAME = re.compile(r"holder-[0-9a-f]{16}\.json")
 MAX_BYTES = 65536  # of a note
 MAX_NOTES = 128  # of one user; more are not read: only someone who wants to slow others down makes so many
-MAX_TEXT = 4096
+MAX_NAME, MAX_PATH = 64, 4096  # characters of a text in it
+MAX_SHOWN = 200  # of a path in a line
 NUMBERS = ("pid", "namespace", "uid")
 ATTEMPTS = 20
 PAUSE_SECONDS = 0.005
@@ -82,23 +83,33 @@ class Holder:
             kind = int if field.name in NUMBERS else str
             known[field.name] = value if isinstance(value, kind) and not isinstance(value, bool) else None
             if isinstance(known[field.name], str):
-                known[field.name] = known[field.name][:MAX_TEXT]
+                longest = MAX_PATH if field.name == "notebook" else MAX_NAME
+                known[field.name] = printable(known[field.name][:longest])
         return cls(**{**known, "uid": uid})
 
     def who(self) -> str:
-        """Return the user, and the uid unless it is this process's own: a name is only what a note claims."""
+        """Return the user, after the uid unless it is this process's own: a name is only what a note claims."""
         name = self.owner or "an unknown user"
-        return name if self.uid in (None, os.getuid()) or name == f"uid {self.uid}" else f"{name}, uid {self.uid}"
+        return f"uid {self.uid} ({name})" if self._is_of_another() else name
+
+    def _is_of_another(self) -> bool:
+        return self.uid not in (None, os.getuid()) and self.owner != f"uid {self.uid}"
 
     def __str__(self) -> str:
-        """Return it as one short line, without control characters."""
-        who = self.who() + (f" on {self.host}" if self.host else "") + (f", lab {self.lab}" if self.lab else "")
+        """Return it as one short line, without control characters. It begins with the uid, if that is another's."""
+        who = (
+            (self.owner or "an unknown user")
+            + (f" on {self.host}" if self.host else "")
+            + (f", lab {self.lab}" if self.lab else "")
+        )
+        path = self.notebook or "an unknown notebook"
         parts = (
-            self.notebook or "an unknown notebook",
+            f"uid {self.uid}:" if self._is_of_another() else "",
+            path if len(path) <= MAX_SHOWN else f"…{path[-MAX_SHOWN:]}",
             f"(process {self.pid} of {who}" if self.pid else f"({who}",
             f"since {self.started})" if self.started else "since an unknown time)",
         )
-        return printable(" ".join(parts))
+        return printable(" ".join(filter(None, parts)))
 
 
 def _user() -> str:
