@@ -172,7 +172,7 @@ def test_a_folder_of_leases_that_is_closed_or_not_sticky(look: Looker, tmp_path:
     folder.mkdir()
     folder.chmod(0o777)
     found = fires(look(), "leases.folder", BLOCKS)
-    assert found.problem.fix == f"on the host: sudo install -d -m 1777 {folder}"
+    assert found.problem.fix == f"on the host: sudo install -d -m 1777 -o root -g root {folder}"
     assert not found.problem.why.endswith("None")
 
     folder.chmod(0o1777)

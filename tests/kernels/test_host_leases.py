@@ -372,7 +372,7 @@ def test_what_another_user_puts_in_the_place_of_a_lock_costs_one_gpu(host: Host,
     assert f"/of-{ALICE}.ipynb" in second
 
 
-@pytest.mark.parametrize("mode", [0o755, 0o777])
+@pytest.mark.parametrize("mode", [0o755, 0o777, 0o775])
 def test_a_folder_that_is_no_good_is_an_error_with_the_command(host: Host, mode: int) -> None:
     """Closed to this user, or open so that others remove locks; no other folder is used in its place."""
     host.folder.mkdir()
@@ -382,8 +382,51 @@ def test_a_folder_that_is_no_good_is_an_error_with_the_command(host: Host, mode:
         pass
 
     assert isinstance(found, dict)
-    assert found["fix"] == f"on the host: sudo install -d -m 1777 {host.folder}"
+    assert found["fix"] == f"on the host: sudo install -d -m 1777 -o root -g root {host.folder}"
     assert list(host.folder.iterdir()) == []
+
+
+def test_the_command_makes_a_folder_of_anyone_roots(host: Host) -> None:
+    """Run as it is printed, but for sudo: the folder is then root's and open to all, and no lock in it is lost."""
+    with host.picked(ALICE, GPUS[:1]):
+        subprocess.run(lease_folder.command(host.folder).removeprefix("sudo ").split(), check=True)
+        found = host.folder.stat()
+        held = host.leases.held(GPUS)
+
+    assert (found.st_uid, found.st_gid, found.st_mode & 0o7777) == (0, 0, 0o1777)
+    assert list(held) == GPUS[:1]
+
+
+REMOVED = """
+from rocmlab import doctor
+from rocmlab.doctor.checks import BY_ID
+mounted = Path("mounted")
+try:
+    Leases(mounted.absolute()).pick([Device("rocm", 0, "GPU", True)], 1, Holder.here("n.ipynb"))
+except RocmlabError as err:
+    print(err.problem.why)
+os.environ["LEASES_DIR"] = str(mounted.absolute())
+situation = doctor.Situation(root=Path("/"), side="container", environment={**os.environ, "ROCMLAB_BACKEND": "rocm"})
+(found,) = BY_ID["leases.folder"].run(situation)
+print(found.status, found.problem.why)
+"""
+
+
+@pytest.mark.skipif(
+    subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode != 0,
+    reason="no mounts of its own for a child here: run the tests as root of a machine",
+)
+def test_a_mounted_folder_that_was_removed_on_the_host_is_an_error(host: Host) -> None:
+    """A running container keeps what was removed and would lease alone: kernels and the doctor report it."""
+    for name in ("rocmlab", "mounted"):
+        (host.lock / name).mkdir()
+        (host.lock / name).chmod(0o1777)
+    mount = ("unshare", "--mount", "sh", "-c", 'mount --bind rocmlab mounted && rmdir rocmlab && exec "$@"', "sh")
+
+    lines = host.run(0, REMOVED, within=mount).splitlines()
+
+    assert len(lines) == 2
+    assert all("it was removed" in line for line in lines)
 
 
 def test_where_the_folder_cannot_be_made_the_error_names_the_command(host: Host) -> None:
@@ -394,7 +437,7 @@ def test_where_the_folder_cannot_be_made_the_error_names_the_command(host: Host)
         pass
 
     assert isinstance(found, dict)
-    assert "sudo install -d -m 1777" in found["fix"]
+    assert "sudo install -d -m 1777 -o root -g root" in found["fix"]
     assert not host.folder.exists()
     assert "systemd-tmpfiles --create" in lease_folder.command(Path(lease_folder.USUAL))
 

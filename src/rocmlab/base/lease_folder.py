@@ -63,8 +63,12 @@ def problem(folder: Path) -> Problem | None:
         what = "a link" if stat.S_ISLNK(found.st_mode) else "not a folder"
         why = f"it is {what}, made by uid {found.st_uid}"
         return Problem(_what(folder), why, f"look at it; then, on the host: sudo rm {folder}\n{command(folder)}")
-    if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
-        return unusable(folder, "everyone can remove the locks of others in it: its mode has no sticky bit")
+    if found.st_nlink == 0:  # it is mounted here, and what is mounted has no name on the host any more
+        again = f"on the host: {command(folder)}\nthen start the lab again: make down && make up"
+        return Problem(_what(folder), "it was removed on the host, so no other lab sees the leases in it", again)
+    if found.st_mode & (stat.S_IWOTH | stat.S_IWGRP) and not found.st_mode & stat.S_ISVTX:
+        why = f"other users can remove locks in it: its mode {found.st_mode & 0o7777:o} has no sticky bit"
+        return unusable(folder, why)
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         mode = f"it belongs to uid {found.st_uid} and gid {found.st_gid}, and its mode is {found.st_mode & 0o7777:o}"
         return unusable(folder, f"uid {os.geteuid()} may not write in it: {mode}")
@@ -105,9 +109,9 @@ def unusable(folder: Path, why: str) -> Problem:
 
 
 def command(folder: Path) -> str:
-    """Return the command that makes the folder for all users, and again at each boot."""
+    """Return the command that makes the folder, or one that exists, root's and open to all users; and at each boot."""
     if str(folder) != USUAL:
-        return f"sudo install -d -m {MODE:o} {folder}"
+        return f"sudo install -d -m {MODE:o} -o root -g root {folder}"
     rule = f"d {folder} {MODE:o} root root -"
     return f"echo '{rule}' | sudo tee {RULE} && sudo systemd-tmpfiles --create {RULE}"
 
