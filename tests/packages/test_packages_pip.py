@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.packages import building, overlays, pip, protection, report, requested
 from rocmlab.packages.installing import Outcome, reason
 from rocmlab.packages.overlays import Place
@@ -77,10 +78,15 @@ class TestArguments:
         assert [each.text for each in found.wanted] == ["a"]
         assert found.options == ["--upgrade"]
 
-    @pytest.mark.parametrize("words", [["--target", "x", "a"], ["--prefix=x", "a"], ["--dry-run", "a"], ["--new", "a"]])
-    def test_what_only_pip_knows_is_left_to_it(self, words: list[str]) -> None:
-        """Another folder, a question, or an option of a newer pip."""
+    @pytest.mark.parametrize("words", [["--target", "x", "a"], ["--prefix=x", "a"], ["--dry-run", "--new", "a"]])
+    def test_another_place_and_a_question_are_left_to_pip(self, words: list[str]) -> None:
+        """Nothing of the lab's or of the overlay changes."""
         assert pip.parse(words) is None
+
+    def test_an_option_that_is_not_known_is_an_error(self) -> None:
+        """Otherwise pip would install into the lab's environment, around the list and the checks."""
+        with pytest.raises(RocmlabError, match="--new"):
+            pip.parse(["--new", "a"])
 
 
 class TestProtection:

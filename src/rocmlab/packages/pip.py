@@ -24,7 +24,10 @@ from rocmlab.packages import installing, overlays, report
 from rocmlab.packages.overlays import Place
 from rocmlab.packages.requested import Requirement
 
-ELSEWHERE = ("--target", "-t", "--prefix", "--root", "--dry-run", "--report", "--help", "-h", "--python", "--src")
+COMMANDS = {"install", "uninstall", "download", "freeze", "inspect", "list", "show", "check", "config", "search"} | {
+    *("cache", "index", "wheel", "hash", "completion", "debug", "help", "lock")
+}
+ELSEWHERE = ("--target", "-t", "--prefix", "--root", "--dry-run", "--help", "-h", "--python")
 PLACES = {"index_url": "--index-url", "extra_index_url": "--extra-index-url", "find_links": "--find-links"}
 REACH = {"trusted_host": "PIP_TRUSTED_HOST", "cert": "PIP_CERT", "proxy": "PIP_PROXY", "timeout": "PIP_TIMEOUT"}
 VALUELESS = (  # options of pip that change nothing here
@@ -43,17 +46,23 @@ class Request:
     variables: dict[str, str] = field(default_factory=dict)  # settings of pip that say how to reach an index
 
 
-class _Unknown(Exception):
-    """An option that only pip knows."""
-
-
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise _Unknown(message)
+        raise _not_ours(message)
+
+
+def _not_ours(why: str) -> RocmlabError:
+    """Return the error for what pip itself would do to the lab's packages, or to an overlay that kernels run from."""
+    what = "this call of pip does not go with packages of your own"
+    return RocmlabError(what, why, "omit this, or use an environment that you make yourself: python -m venv")
 
 
 def parse(arguments: Sequence[str]) -> Request | None:
-    """Return what `pip install` with these arguments adds to the overlay; None if pip itself is to do it."""
+    """Return what `pip install` with these arguments adds to the overlay; None: it is for another place, or a question.
+
+    Raises:
+        RocmlabError: it has an option that is not known here.
+    """
     if any(each.partition("=")[0] in ELSEWHERE for each in arguments):
         return None
     parser = _Parser(add_help=False, allow_abbrev=False)
@@ -71,12 +80,8 @@ def parse(arguments: Sequence[str]) -> Request | None:
         parser.add_argument(*name.split("/"), action="append", default=[])
     for name in (*REACH, "retries", "progress_bar", "upgrade_strategy", "root_user_action", "log", "cache_dir"):
         parser.add_argument("--" + name.replace("_", "-"))
-    try:
-        words = [word for each in arguments for word in _apart(each)]
-        found = parser.parse_intermixed_args([each for each in words if each not in VALUELESS])
-    except _Unknown:
-        return None
-    return _request(found)
+    words = [word for each in arguments for word in _apart(each)]
+    return _request(parser.parse_intermixed_args([each for each in words if each not in VALUELESS]))
 
 
 def _apart(word: str) -> list[str]:
@@ -140,15 +145,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     caller = _caller(runner)
     if place is None or not _is_ours(caller, place):
         return _pip(caller, runner, words)
-    command = next((each for each in words if not each.startswith("-")), "")
-    rest = words[words.index(command) + 1 :] if command else []
+    command = next((each for each in words if each in COMMANDS), "")
+    start = words.index(command) if command else len(words)
+    before, rest = words[:start], words[start + 1 :]
     try:
-        if command == "install" and (request := parse(rest)) and request.wanted:
+        if command == "install" and (request := parse([*before, *rest])) and request.wanted:
             os.environ.update(request.variables)
             report.show(installing.add(place, request.wanted, _say, request.options), place)
             return 0
         names = [each for each in rest if not each.startswith("-")]
-        if command == "uninstall" and names and not {"-r", "--requirement", "-h", "--help"} & set(rest):
+        if command == "uninstall" and any(re.match(r"-r|--requirement", each) for each in rest):
+            raise _not_ours("a file of what to uninstall; name the packages instead")
+        if command == "uninstall" and names and not {"-h", "--help"} & set(rest):
             report.show(installing.remove(place, names, _say), place)
             return 0
     except RocmlabError as err:
