@@ -55,7 +55,8 @@ function detailOf(first: GpuProcess, kernel: Kernel | null, hasNotebook: boolean
     owner?.kind === 'job' && owner.run !== null ? `run ${owner.run}` : null,
     kernel?.kernel_name ?? owner?.kernel_name ?? null,
     owner?.container ? `container ${owner.container}` : null,
-    hasNotebook ? null : first.command
+    hasNotebook ? null : first.command,
+    first.name === null && !hasNotebook ? `process ${first.pid} of the host` : null
   ];
   return plain(unique(details.filter(each => each !== null)).join(' · '));
 }
@@ -66,7 +67,7 @@ function ofProcesses(key: string, processes: [GpuProcess, ...GpuProcess[]], kern
   const kernel = kernels.find(each => each.kernel_id === owner?.kernel_id) ?? null;
   const known = processes.flatMap(each => (each.vram_bytes === null ? [] : [each.vram_bytes]));
   const notebook = kernel?.notebook ?? owner?.notebook ?? null;
-  const program = first.name ?? first.command ?? `process ${first.pid}`;
+  const program = first.name ?? first.command ?? 'another user or container';
   const leased = kernel?.since ? kernel.devices : [];
   return {
     key,

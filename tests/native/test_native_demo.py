@@ -2,73 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
-import clients
 import pytest
 from clones import Clone
+from demos import WAIT_SECONDS, Demo, notebooks, until
 
 from rocmlab.stack import server
 
 pytestmark = pytest.mark.native
-
-START_SECONDS = 900.0  # the environment is made first
-WAIT_SECONDS = 120.0
-
-
-class Demo:
-    """A demonstration that runs."""
-
-    def __init__(self, lab: Clone, log: Path) -> None:
-        lab.make("down", succeeds=False)  # of an earlier test
-        self.folder, self.environment, self.log = lab.folder, lab.environment, log
-        self.before = self.own()
-        with log.open("w") as output:
-            command = ["python3", "-m", "rocmlab", "demo"]
-            self.process = subprocess.Popen(
-                command, cwd=lab.folder, env={**lab.environment, "PYTHONPATH": "src"}, stdout=output, stderr=output
-            )
-        until(lambda: "Ctrl-C ends it" in self.said or self.process.poll() is not None, START_SECONDS)
-        found = re.search(r"http://127\.0\.0\.1:(\d+)/lab\?token=(\w+)", self.said)
-        assert found, self.said
-        self.port, self.token = int(found[1]), found[2]
-
-    def own(self) -> list[str]:
-        """What belongs to the lab next to which it runs."""
-        env = self.folder / ".env"
-        return [env.read_text() if env.exists() else "", *map(str, sorted(self.folder.glob("share/*")))]
-
-    @property
-    def said(self) -> str:
-        """What it printed."""
-        return self.log.read_text()
-
-    def ask(self, path: str) -> Any:
-        """Ask its server."""
-        return clients.ask(self.port, self.token, path, timeout_seconds=20)[1]
-
-    def smi(self) -> dict[str, Any]:
-        """Run the command that it prints, for JSON."""
-        (line,) = re.findall(r"ROCMLAB_ROOT=(\S+) scripts/rocmlab smi", self.said)
-        command = ["scripts/rocmlab", "smi", "--json"]
-        return json.loads(
-            subprocess.check_output(command, cwd=self.folder, env={**self.environment, "ROCMLAB_ROOT": line})
-        )
-
-
-def until(is_true: Callable[[], object], seconds: float = WAIT_SECONDS) -> None:
-    """Wait until something is true."""
-    end = time.monotonic() + seconds
-    while not is_true():
-        assert time.monotonic() < end, "it never became true"
-        time.sleep(0.2)
 
 
 @pytest.fixture(scope="module")
@@ -76,15 +21,7 @@ def demo(native_lab: Clone, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     """A demonstration."""
     running = Demo(native_lab, tmp_path_factory.mktemp("demo") / "log")
     yield running
-    if running.process.poll() is None:
-        running.process.send_signal(signal.SIGINT)
-        running.process.wait(WAIT_SECONDS)
-
-
-def notebooks(found: dict[str, Any]) -> set[str]:
-    """Return the names of the notebooks that have processes."""
-    owners = [process["owner"] or {} for process in found["processes"]]
-    return {Path(owner["notebook"]).name for owner in owners if owner.get("notebook")}
+    running.end()
 
 
 def test_it_says_that_nothing_of_it_is_real(demo: Demo) -> None:

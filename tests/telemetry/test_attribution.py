@@ -186,6 +186,21 @@ def test_the_only_owner_of_a_gpu_has_what_cannot_be_told_apart(tmp_path: Path) -
     assert [each.owner for each in second.attributed()] == [Owner("process")] * 2
 
 
+def test_a_lease_alone_counts_where_the_gpu_is_simulated(tmp_path: Path) -> None:
+    """No process can open such a GPU. A lease of another host's GPU with the same address is none of this one."""
+    container = Container(tmp_path, GpuUse(FREE, 0), GpuUse(FREE + 1, 1))
+    for pid, device, host in zip((41, 42), container.devices, (container.root, Path("/")), strict=True):
+        folder = container.add(pid, KERNEL, notebook(f"/{pid}.ipynb"))
+        (folder / "fd/5").unlink()
+        address = (device.pci_address or "").replace(":", "-")
+        (folder / "fd/9").symlink_to(host / f"run/lock/rocmlab/0a1b2c3d-simulated-rocm-{address}.lock")
+
+    ours, other = container.attributed()
+
+    assert (ours.owner.notebook, ours.owner.is_estimated) == ("/41.ipynb", True)
+    assert other.owner == Owner("process")
+
+
 def test_nothing_is_known_of_a_process_of_another_container(tmp_path: Path) -> None:
     """No process here has opened the driver; a number of this namespace that is the same is another process."""
     container = Container(tmp_path, GpuUse(os.getpid(), 0, 3 * GIB))

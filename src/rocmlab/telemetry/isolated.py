@@ -1,7 +1,7 @@
 """Which processes of this container the host's process ids stand for, where it does not share the host's numbers.
 
-KFD lists numbers of the host; this container's `/proc` knows its own. Its processes that have opened `/dev/kfd` are
-compared with KFD's list, in this order:
+KFD lists numbers of the host; this container's `/proc` knows its own. Its processes that have opened `/dev/kfd` (on
+a simulated host, whose GPUs no process can open, those that hold a lease) are compared with KFD's list, in this order:
 
 1. The address space id: `pasid` in KFD's list and in `/proc/<pid>/fdinfo/*` of an open render node. It is exact;
    kernels since 6.15 say 0, and then it tells nothing.
@@ -14,16 +14,19 @@ which are named by render node, else from HIP_VISIBLE_DEVICES.
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from dataclasses import dataclass, field
 
+from rocmlab.base import lease_folder
 from rocmlab.devices import Device, roots
 from rocmlab.telemetry.proc import Process, Table
 
 TYPE_CHECKING = False  # `typing` itself would cost milliseconds at each start
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
 
 # The lock of a lease, as rocmlab.kernels.leases names it: machine, backend, render node.
 LOCK = re.compile(r"/[0-9a-f]{8}-(?:simulated-)?rocm-(?P<render>renderD\d+)\.lock$")
@@ -68,8 +71,13 @@ class Candidate:
 class Pairs:
     """Remembers what was found, and searches again only when something has changed."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table, root: Path) -> None:
+        """Begin with none; `root` is of the host."""
         self._table = table
+        opens = ["/dev/kfd"]
+        if roots.is_simulated(root):
+            opens.append(re.escape(os.path.realpath(lease_folder.path({}, root))) + r"/[^/]+\.lock")
+        self._opens = re.compile(f"(?:{'|'.join(opens)})$")
         self._found: dict[int, Pair] = {}
         self._candidates: list[Candidate] = []
         self._last: tuple[frozenset[int], float] = (frozenset(), 0.0)
@@ -80,7 +88,7 @@ class Pairs:
         self._found = {pid: pair for pid, pair in self._found.items() if pid in pids and _lives(pair.process)}
         missing = [each for each in unseen if each.pid not in self._found]
         if missing and not self._has_just_searched(frozenset(each.pid for each in missing)):
-            candidates = list(_candidates(self._table, devices))
+            candidates = list(_candidates(self._table, devices, self._opens))
             taken = {pair.process.pid for pair in self._found.values()}
             free = [each for each in candidates if each.process.pid not in taken]
             self._found |= matched(missing, free)
@@ -150,12 +158,15 @@ def _by_order(unseen: Sequence[Unseen], candidates: Sequence[Candidate]) -> dict
     return found
 
 
-def _candidates(table: Table, devices: Sequence[Device]) -> Iterable[Candidate]:
-    """Yield the processes of this namespace that have opened the driver, less those that only inherited that."""
+def _candidates(table: Table, devices: Sequence[Device], opens: re.Pattern[str]) -> Iterable[Candidate]:
+    """Yield the processes of this namespace that have opened the driver, less those that only inherited that.
+
+    `opens` matches the end of what a process has open that uses a GPU.
+    """
     opened = {
         process.pid: process
         for process in table.all()
-        if any(name.endswith("/dev/kfd") for name in process.files.values())
+        if any(opens.search(name) for name in process.files.values())
     }
     for process in opened.values():
         parent = opened.get(process.parent_pid)

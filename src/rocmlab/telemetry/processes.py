@@ -195,7 +195,7 @@ class Finder:
         self._folder = os.fspath(root / KFD_PROCESSES)
         self._known: dict[int, _Known] = {}
         self._turn = 0  # which process is looked at further next
-        self._pairs = isolated.Pairs(self.table)
+        self._pairs = isolated.Pairs(self.table, root)
         self._lock = threading.Lock()
 
     def find(self, devices: Sequence[Device]) -> list[GpuProcess]:

@@ -20,7 +20,7 @@ MIN_BELONGS = 24
 MIN_NAME = 12  # of what is kept of a name next to its state
 SEPARATOR = " · "
 MAX_USER = 12
-NOT_SEEN = "a program not seen from here"
+NOT_SEEN = "another user or container"
 LONG_IDLE_SECONDS = 600  # a kernel that holds memory and did nothing for that long is worth a look
 
 

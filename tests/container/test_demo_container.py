@@ -1,0 +1,62 @@
+"""`make demo` with Docker: inside the container, where processes have other numbers, notebooks have their names."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from clones import Clone
+from containers import docker
+from demos import Demo, notebooks, until
+
+from rocmlab.stack import server
+
+pytestmark = pytest.mark.container
+SHOWN = {"pretended_training.ipynb", "forgotten_kernel.ipynb"}
+
+
+@pytest.fixture(scope="module")
+def demo(docker_lab: Clone, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
+    """A demonstration."""
+    docker_lab.make("build")
+    running = Demo(docker_lab, tmp_path_factory.mktemp("demo") / "log")
+    yield running
+    running.end()
+
+
+def in_the_panel(demo: Demo) -> list[dict[str, Any]]:
+    """Return the processes of the panel's next sample."""
+    address = f"http://127.0.0.1:{demo.port}/rocmlab/api/stream?token={demo.token}"
+    with server.OPENER.open(address, timeout=20) as stream:
+        for line in itertools.islice(stream, 200):  # it never ends
+            found = json.loads(line[6:]) if line.startswith(b"data: {") else {}
+            if found.get("processes") is not None:
+                return found["processes"]
+    raise AssertionError("no sample has processes")
+
+
+def in_smi(demo: Demo) -> list[dict[str, Any]]:
+    """Return those of `rocmlab smi` inside the container."""
+    name = docker("ps", "--quiet", "--filter", f"publish={demo.port}").strip()
+    return json.loads(docker("exec", name, "start.sh", "rocmlab", "smi", "--json"))["processes"]
+
+
+@pytest.mark.parametrize("shown", [in_the_panel, in_smi])
+def test_inside_each_process_has_its_notebook(demo: Demo, shown: Callable[[Demo], list[dict[str, Any]]]) -> None:
+    """A forgotten kernel and two jobs, each with its memory; that they are these is marked as an estimate."""
+    until(lambda: len(shown(demo)) == 3 and notebooks({"processes": shown(demo)}) == SHOWN)
+
+    found = shown(demo)
+    assert sorted(row["owner"]["kind"] for row in found) == ["job", "job", "kernel"]
+    assert all(row["is_estimated"] and row["vram_bytes"] > 500_000_000 for row in found)
+    assert all(row["local_pid"] not in (None, row["pid"]) for row in found)
+
+
+def test_the_host_names_the_same(demo: Demo) -> None:
+    """There the numbers are its own."""
+    until(lambda: notebooks(demo.smi()) == SHOWN)
+
+    assert not any(row["is_estimated"] for row in demo.smi()["processes"])
