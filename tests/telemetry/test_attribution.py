@@ -187,17 +187,17 @@ def test_the_only_owner_of_a_gpu_has_what_cannot_be_told_apart(tmp_path: Path) -
 
 
 def test_a_lease_alone_counts_where_the_gpu_is_simulated(tmp_path: Path) -> None:
-    """No process can open such a GPU. A lease of another host's GPU with the same address is none of this one."""
+    """No process can open such a GPU. The server that keeps a kernel's lease is none, nor is a lease of another host."""
     container = Container(tmp_path, GpuUse(FREE, 0), GpuUse(FREE + 1, 1))
-    for pid, device, host in zip((41, 42), container.devices, (container.root, Path("/")), strict=True):
-        folder = container.add(pid, KERNEL, notebook(f"/{pid}.ipynb"))
+    for pid, parent, number, host in ((41, 1, 0, tmp_path), (42, 41, 0, tmp_path), (43, 1, 1, Path("/"))):
+        folder = container.add(pid, KERNEL, notebook(f"/{pid}.ipynb"), parent=parent)
         (folder / "fd/5").unlink()
-        address = (device.pci_address or "").replace(":", "-")
-        (folder / "fd/9").symlink_to(host / f"run/lock/rocmlab/0a1b2c3d-simulated-rocm-{address}.lock")
+        render = Path(container.devices[number].render_node or "").name
+        (folder / "fd/9").symlink_to(host / f"run/lock/rocmlab/0a1b2c3d-simulated-rocm-{render}.lock")
 
     ours, other = container.attributed()
 
-    assert (ours.owner.notebook, ours.owner.is_estimated) == ("/41.ipynb", True)
+    assert (ours.owner.notebook, ours.owner.is_estimated) == ("/42.ipynb", True)
     assert other.owner == Owner("process")
 
 

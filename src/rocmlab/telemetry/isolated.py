@@ -74,10 +74,8 @@ class Pairs:
     def __init__(self, table: Table, root: Path) -> None:
         """Begin with none; `root` is of the host."""
         self._table = table
-        opens = ["/dev/kfd"]
-        if roots.is_simulated(root):
-            opens.append(re.escape(os.path.realpath(lease_folder.path({}, root))) + r"/[^/]+\.lock")
-        self._opens = re.compile(f"(?:{'|'.join(opens)})$")
+        # Where a lease stands for the use of a GPU that no process can open.
+        self._leases = os.path.realpath(lease_folder.path({}, root)) if roots.is_simulated(root) else None
         self._found: dict[int, Pair] = {}
         self._candidates: list[Candidate] = []
         self._last: tuple[frozenset[int], float] = (frozenset(), 0.0)
@@ -88,7 +86,7 @@ class Pairs:
         self._found = {pid: pair for pid, pair in self._found.items() if pid in pids and _lives(pair.process)}
         missing = [each for each in unseen if each.pid not in self._found]
         if missing and not self._has_just_searched(frozenset(each.pid for each in missing)):
-            candidates = list(_candidates(self._table, devices, self._opens))
+            candidates = list(_candidates(self._table, devices, self._leases))
             taken = {pair.process.pid for pair in self._found.values()}
             free = [each for each in candidates if each.process.pid not in taken]
             self._found |= matched(missing, free)
@@ -158,19 +156,25 @@ def _by_order(unseen: Sequence[Unseen], candidates: Sequence[Candidate]) -> dict
     return found
 
 
-def _candidates(table: Table, devices: Sequence[Device], opens: re.Pattern[str]) -> Iterable[Candidate]:
+def _candidates(table: Table, devices: Sequence[Device], leases: str | None) -> Iterable[Candidate]:
     """Yield the processes of this namespace that have opened the driver, less those that only inherited that.
 
-    `opens` matches the end of what a process has open that uses a GPU.
+    With a folder of leases, those that have a lock of it open as well, less servers that keep the lease of their kernel.
     """
-    opened = {
-        process.pid: process
-        for process in table.all()
-        if any(opens.search(name) for name in process.files.values())
-    }
+    opened, leasing = dict[int, Process](), dict[int, Process]()
+    for process in table.all():
+        names = process.files.values()
+        if any(name.endswith("/dev/kfd") for name in names):
+            opened[process.pid] = process
+        elif leases and any(name.endswith(".lock") and os.path.dirname(name) == leases for name in names):
+            leasing[process.pid] = process
     for process in opened.values():
         parent = opened.get(process.parent_pid)
         if parent is None or parent.command != process.command:  # a fork that runs on has no context of its own
+            yield _examined(process, devices)
+    parents = {process.parent_pid for process in leasing.values()}
+    for process in leasing.values():
+        if process.pid not in parents:
             yield _examined(process, devices)
 
 
