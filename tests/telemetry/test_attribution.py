@@ -187,7 +187,7 @@ def test_the_only_owner_of_a_gpu_has_what_cannot_be_told_apart(tmp_path: Path) -
 
 
 def test_a_lease_alone_counts_where_the_gpu_is_simulated(tmp_path: Path) -> None:
-    """No process can open such a GPU. The server that keeps a kernel's lease is none, nor is a lease of another host."""
+    """No process can open such a GPU. The server that keeps a kernel's lease is none, nor a lease of another host."""
     container = Container(tmp_path, GpuUse(FREE, 0), GpuUse(FREE + 1, 1))
     for pid, parent, number, host in ((41, 1, 0, tmp_path), (42, 41, 0, tmp_path), (43, 1, 1, Path("/"))):
         folder = container.add(pid, KERNEL, notebook(f"/{pid}.ipynb"), parent=parent)

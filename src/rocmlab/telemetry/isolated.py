@@ -159,7 +159,7 @@ def _by_order(unseen: Sequence[Unseen], candidates: Sequence[Candidate]) -> dict
 def _candidates(table: Table, devices: Sequence[Device], leases: str | None) -> Iterable[Candidate]:
     """Yield the processes of this namespace that have opened the driver, less those that only inherited that.
 
-    With a folder of leases, those that have a lock of it open as well, less servers that keep the lease of their kernel.
+    With a folder of leases, those that have a lock of it open too, less servers that keep the lease of their kernel.
     """
     opened, leasing = dict[int, Process](), dict[int, Process]()
     for process in table.all():
