@@ -180,8 +180,7 @@ class TestDocker:
         text = (repository / "docker/monitoring/prometheus.yml").read_text(encoding="utf-8")
         (folder / "docker/monitoring/prometheus.yml").write_text(text, encoding="utf-8")
         usual = self.opened(folder).configuration_file()
-        with (folder / ".env").open("a") as file:
-            file.write("LAB_BASE_URL=/gpu1/lab\n")
+        describe(folder, "docker", ROCMLAB_BASE_URL="/gpu1/lab/")
 
         below = monitoring.Monitoring(projects.reopen(folder), {}).configuration_file()
 

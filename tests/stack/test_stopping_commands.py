@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 
+import clients
 import pytest
 from clients import Server
 from clones import Clone, clone, free_port, furnish, without_docker
@@ -167,3 +168,34 @@ def busy(lab: Clone) -> None:
             return
         time.sleep(0.1)
     raise AssertionError("no kernel computes")
+
+
+def test_a_lab_with_a_kernel_is_not_moved_to_another_path(lab: Clone, kernel: str) -> None:
+    """By the flag or in `.env`: it is still found where it is, so its kernel is listed, and all commands reach it."""
+    before, env = record(lab), (lab.folder / ".env").read_text()
+
+    by_flag = lab.make("up", LAB_BASE_URL="/gpu1/", succeeds=False)
+    (lab.folder / ".env").write_text(env + "LAB_BASE_URL=/gpu1/\n")
+    by_file = lab.make("up", succeeds=False)
+    url = lab.make("url").stdout
+    (lab.folder / ".env").write_text(env)
+
+    assert by_flag.returncode == by_file.returncode == 2
+    assert all("a kernel torch" in done.stdout for done in (by_flag, by_file)), by_flag.stdout + by_file.stdout
+    assert record(lab) == before
+    assert url.startswith(f"http://127.0.0.1:{lab.port}/lab?token=")
+
+
+def test_an_idle_lab_moves_to_another_path_and_back(lab: Clone) -> None:
+    """It is stopped where it was, and started where it is wanted."""
+    lab.make("up")
+    token = lab.env["JUPYTER_TOKEN"]
+
+    moved = lab.make("up", LAB_BASE_URL="/gpu1/").stdout
+    answers = [clients.ask(lab.port, token, path)[0] for path in ("/gpu1/api/status", "/api/status")]
+    back = lab.make("up", LAB_BASE_URL="").stdout
+
+    assert f"http://127.0.0.1:{lab.port}/gpu1/lab?token=" in moved
+    assert answers == [200, 404]
+    assert f"http://127.0.0.1:{lab.port}/lab?token=" in back
+    assert "LAB_BASE_URL" not in (lab.folder / ".env").read_text()

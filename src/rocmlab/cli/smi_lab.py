@@ -78,7 +78,7 @@ def _of_project() -> Address | None:
     runtime = values.get("ROCMLAB_RUNTIME")
     if project is None or not (runtime and token and port.isascii() and port.isdigit()):
         return None
-    base_url = "/" + "".join(f"{part}/" for part in values.get("LAB_BASE_URL", "").split("/") if part)
+    base_url = values.get("ROCMLAB_BASE_URL") or "/"
     return Address(int(port), base_url, token, lambda: _holds(project, str(runtime), int(port)))
 
 

@@ -15,6 +15,7 @@ from rocmlab.stack import process, server, tokens
 from rocmlab.stack.server import Holder
 from rocmlab.stack.settings import Settings
 
+BASE_URL = "ROCMLAB_BASE_URL"  # in `.env`: where the lab of the last `make up` is, whatever LAB_BASE_URL is meanwhile
 Say = Callable[[str], None]  # prints one line of progress
 
 
@@ -35,7 +36,7 @@ class Lab(ABC):
         self.values = values  # every variable that `make up` derived
         self.port = int(values["PORT"])
         self.token = values["JUPYTER_TOKEN"]
-        self.base_url = hosts.parse_base_url(settings.get(hosts.BASE_URL))  # begins and ends with a slash
+        self.base_url = values.get(BASE_URL) or hosts.ROOT  # begins and ends with a slash
         self.notebooks = settings.path(values.get("NOTEBOOKS_DIR") or settings.get("NOTEBOOKS_DIR"))  # shown as work/
 
     @abstractmethod

@@ -14,7 +14,7 @@ from pathlib import Path
 from rocmlab.base import hosts, lease_folder
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device, nodes
-from rocmlab.stack import cluster, gpus, image_kind, live
+from rocmlab.stack import cluster, gpus, image_kind, lab, live
 from rocmlab.stack.choice import CONTAINERS, Choice
 from rocmlab.stack.image_kind import ImageKind
 from rocmlab.stack.settings import BASE_IMAGES, TORCH_INDEXES, Settings, qualified
@@ -43,7 +43,8 @@ def resolve(
         **kind.values,
     }
     hosts.parse(settings.get(hosts.SETTING))
-    hosts.parse_base_url(settings.get(hosts.BASE_URL))
+    if (base_url := hosts.parse_base_url(settings.get(hosts.BASE_URL))) != hosts.ROOT:
+        values[lab.BASE_URL] = base_url
     if "/" in values["SHARE"] or choice.runtime not in CONTAINERS:
         _check_folder(settings, "SHARE", values["SHARE"])
     _check_folder(settings, "NOTEBOOKS_DIR", settings.get("NOTEBOOKS_DIR"))
