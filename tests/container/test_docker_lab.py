@@ -115,6 +115,20 @@ class TestUp:
         assert lab.port == port
         assert lab.answers()
 
+    def test_a_path_is_taken_over(self, lab: Clone, first_up: str) -> None:
+        """`make up LAB_BASE_URL=…` moves it below a path, where all commands find it, and the default moves it back."""
+        moved = lab.make("up", LAB_BASE_URL="/gpu1/").stdout
+        token = lab.env["JUPYTER_TOKEN"]
+
+        assert f"http://127.0.0.1:{lab.port}/gpu1/lab?token={token}" in moved
+        assert clients.ask(lab.port, token, "/gpu1/rocmlab/api/devices")[0] == 200
+        assert clients.ask(lab.port, token, "/rocmlab/api/devices")[0] == 404
+        assert "lab        answers" in lab.make("status").stdout
+
+        lab.make("up", LAB_BASE_URL="")
+
+        assert lab.answers()
+
     def test_another_user_on_the_port_gets_no_token(self, lab: Clone, first_up: str, tmp_path: Path) -> None:
         """No command sends it one while the lab is down, and the next `up`, elsewhere, has a new one and says it."""
         token, home = lab.env["JUPYTER_TOKEN"], lab.settings["PORT"]

@@ -151,13 +151,16 @@ class TestEveryday:
         """What compose.yaml passes of `.env` is passed, /dev/shm has its size, the port is the loopback's."""
         host.make("up", SHM_SIZE="96mb")
         with open(host.lab.folder / ".env", "a", encoding="utf-8") as file:
-            file.write("NCCL_DEBUG=INFO\nNOT_OURS=1\n")
+            file.write("NCCL_DEBUG=INFO\nNOT_OURS=1\nLAB_BASE_URL=/gpu1/\n")
         again = host.make("up", SHM_SIZE="96mb")
         seen = host.inside("bash", "-c", "echo $NCCL_DEBUG-$NOT_OURS-$(df --output=size -m /dev/shm | tail -1)")
         port = host.run("podman", "port", f"{host.lab.settings['COMPOSE_PROJECT_NAME']}-lab")
         host.make("down")
+        path = host.lab.folder / ".env"
+        path.write_text(path.read_text(encoding="utf-8").replace("\nLAB_BASE_URL=/gpu1/\n", "\n"), encoding="utf-8")
 
         assert "restarted with the new settings" in again
+        assert f"http://127.0.0.1:{host.lab.port}/gpu1/lab?token=" in again  # where it has answered
         assert "".join(seen.split()) == "INFO--96"
         assert port.strip() == f"8888/tcp -> 127.0.0.1:{host.lab.port}"
 

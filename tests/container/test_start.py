@@ -103,6 +103,19 @@ def test_health_check_finds_the_server_wherever_it_listens(image: str, settings:
         assert container.wait_for_health() == "healthy", container.logs()
 
 
+def test_everything_is_below_the_path_that_the_setting_names(image: str) -> None:
+    """The health check follows, the panel as well, and nothing is left at the root."""
+    with Container(image, "--env", "LAB_BASE_URL=/deep/down") as container:
+        assert container.wait_for_health() == "healthy", container.logs()
+        answers = [
+            container.request(f"{path}{page}", token=container.token)[0]
+            for path in ("/deep/down", "")
+            for page in ("/api/status", "/rocmlab/api/devices")
+        ]
+
+    assert answers == [200, 200, 404, 404]
+
+
 def test_health_check_fails_without_a_server(image: str) -> None:
     """A lab whose server is gone is unhealthy, with a reason."""
     often = ["--health-retries=1", "--health-start-period=1ms", "--health-interval=1s"]
