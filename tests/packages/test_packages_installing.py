@@ -14,7 +14,7 @@ import pytest
 from own_packages import Add, has, offer
 
 from rocmlab.base.errors import RocmlabError
-from rocmlab.packages import building, companions, installing, overlays, requested
+from rocmlab.packages import building, companions, installing, overlays, report, requested
 from rocmlab.packages.overlays import Place
 from rocmlab.packages.requested import Requirement
 
@@ -402,6 +402,21 @@ class TestAnotherImage:
 
         assert newer.current() is None
         assert installing.state(newer).missing == ("harmless", "helper")
+
+    def test_one_can_be_removed_before(self, place: Place, add: Add, newer: Place) -> None:
+        """It may be the one that does not fit; the report says what is left to do."""
+        add("harmless")
+        add("helper")
+
+        outcome = installing.remove(newer, ["harmless"], print)
+
+        assert report.lines(outcome, newer) == [
+            "removed from the list of the kernel torch; not installed for this image: helper",
+            "  fix: rocmlab packages sync --kernel torch",
+        ]
+        assert report.lines(installing.remove(newer, ["helper"], print), newer) == [
+            "the kernel torch has no packages of its own any more"
+        ]
 
     def test_nothing_is_added_before(self, place: Place, add: Add, newer: Place) -> None:
         """Else kernels would have the new package and silently none of the others."""

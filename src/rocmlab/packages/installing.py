@@ -49,6 +49,7 @@ class Outcome:
     hides: dict[str, tuple[str, str]] = field(default_factory=dict)  # the lab's version and the user's
     breaks: list[str] = field(default_factory=list)  # what does not go together now, a sentence each
     failed: dict[str, str] = field(default_factory=dict)  # requirements that cannot be installed, and why
+    waiting: tuple[str, ...] = ()  # requirements that `sync` has not installed for this image yet
 
 
 @dataclass(frozen=True)
@@ -107,9 +108,10 @@ def add(place: Place, wanted: Sequence[Requirement], say: Say, options: Sequence
         _check_synchronised(place, current, listed)
         with _Work(place, base, lock) as work:
             work.begin(current)
-            outcome = work.install(wanted, options, listed=listed)
+            failed = set(_failed(current)) - {each.text for each in wanted}
+            outcome = work.install(wanted, options, listed=[each for each in listed if each.text not in failed])
             kept = requested.with_added(listed, map(requested.without_secrets, work.named(wanted)))
-            building.switch(place, work.scratch, kept, set(_failed(current)) - {each.text for each in wanted})
+            building.switch(place, work.scratch, kept, failed)
     return outcome
 
 
@@ -134,7 +136,7 @@ def remove(place: Place, names: Sequence[str], say: Say) -> Outcome:
             requested.write(place.share, place.kernel, kept)
             building.leave(place)
             building.remove_unused(place)
-            return Outcome(None)
+            return Outcome(None, waiting=tuple(each.text for each in kept))
         with _Work(place, base, lock) as work:
             work.begin()
             failed = _failed(current)

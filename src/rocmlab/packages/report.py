@@ -10,6 +10,9 @@ from rocmlab.packages.overlays import Place
 
 def lines(outcome: Outcome, place: Place) -> list[str]:
     """Return what a user should know: what is there now, what it hides, what that breaks."""
+    if outcome.waiting:
+        what = f"removed from the list of the kernel {place.kernel}; not installed for this image"
+        return [f"{what}: {', '.join(outcome.waiting)}", f"  fix: rocmlab packages sync --kernel {place.kernel}"]
     if outcome.prefix is None:
         return [f"the kernel {place.kernel} has no packages of its own any more"]
     changed = ", ".join(f"{name} {version}" for name, version in sorted(outcome.changed.items()))
