@@ -390,10 +390,35 @@ def test_a_key_changes_with_what_is_fixed_at_import(tmp_path: Path) -> None:
             for name in ("OMP_NUM_THREADS", "KERAS_BACKEND", "LD_LIBRARY_PATH", "PYTHONHASHSEED", "XLA_FLAGS", "HOME")
         ),
     }
-    os.utime(packages, ns=(1, 1))
+    (packages / "another.py").touch()
     others.add(recipes.key(str(python), ("torch",), environment))
     assert len(others) == 9
     assert first not in others
+
+
+def test_an_installation_needs_another_fork_server_and_a_first_import_does_not(tmp_path: Path) -> None:
+    """The first import of a module without a package compiles it into a new folder beside it."""
+    python = tmp_path / "bin/python"
+    site = tmp_path / "lib/python3.12/site-packages"
+    information = site / "six-1.17.0.dist-info"
+    for folder in (python.parent, information):
+        folder.mkdir(parents=True)
+    python.touch()
+
+    def key() -> str:
+        return recipes.key(str(python), ["torch"], {})
+
+    first = key()
+    (site / "__pycache__").mkdir()
+    os.utime(site, (1, 1))
+    compiled = key()
+    (site / "attrs-26.1.0.dist-info").mkdir()
+    added = key()
+    os.utime(information, (2, 2))
+    again = key()
+
+    assert first == compiled
+    assert len({compiled, added, again}) == 3, "a package that is added, or installed again"
 
 
 def test_a_process_of_its_own_threads_may_not_fork(tmp_path: Path) -> None:

@@ -79,9 +79,22 @@ def key(python: str, modules: Sequence[str], environment: Mapping[str, str]) -> 
         "python": [str(path), str(path.resolve()), _changed(path)],
         "modules": list(modules),
         "environment": guards.frozen(environment),
-        "packages": [[folder, _changed(Path(folder))] for folder in folders],
+        "packages": [[folder, _installed(folder)] for folder in folders],
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _installed(folder: str) -> list[tuple[str, int | None]]:
+    """Return what is in a folder of packages, and when each was installed.
+
+    Not when the folder changed: that is also when the first import of a module without a package compiles it.
+    """
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return []
+    own = (name for name in names if name != "__pycache__")
+    return [(name, _changed(Path(folder, name)) if name.endswith(".dist-info") else None) for name in own]
 
 
 def _changed(path: Path) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import os
 import warnings
@@ -54,7 +55,7 @@ class _Reader:
             except RocmlabError as err:
                 self._kept[key] = err
         if isinstance(self._kept[key], RocmlabError):
-            raise self._kept[key]
+            raise self._kept[key].with_traceback(None)  # else it would grow each time
         return self._kept[key]
 
     def kernel_name(self, named: str | None, notebook: Any) -> tuple[str | None, str | None]:  # noqa: ANN401
@@ -66,9 +67,7 @@ class _Reader:
         own = notebook.metadata.get("kernelspec", {}).get("name")
         if named or not own:
             return named or own, None
-        here = [name for name in (*LAB_KERNELS, "python3") if name in self.specs]
-        absent = {name: why for name in LAB_KERNELS if (why := self._absence(name))}
-        default = next((name for name in here if name not in absent), None)
+        absent, default = self._labs
         is_known = own in self.specs or own in LAB_KERNELS
         if not default or not _is_python(notebook, own):
             return own, None
@@ -77,6 +76,13 @@ class _Reader:
         if is_known:
             return own, None
         return default, f"its kernel {own!r} was not found; it runs with the lab's default kernel {default!r}"
+
+    @functools.cached_property
+    def _labs(self) -> tuple[dict[str, str], str | None]:
+        """Why kernels of the lab have no framework, and the default among those that have one."""
+        here = [name for name in (*LAB_KERNELS, "python3") if name in self.specs]
+        absent = {name: why for name in LAB_KERNELS if (why := self._absence(name))}
+        return absent, next((name for name in here if name not in absent), None)
 
     def _absence(self, name: str) -> str | None:
         """Return why a kernel of the lab's has no framework; None where it has, or is not here."""
