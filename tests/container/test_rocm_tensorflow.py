@@ -25,6 +25,7 @@ from rocmlab.stack import image_kind
 
 pytestmark = [pytest.mark.rocm, pytest.mark.slow]
 
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 TARGET = "gfx90a"
 BASE = image_kind.ImageKind(image_kind.DEBIAN, (TARGET,)).base
 NOT_AVAILABLE = re.compile("cannot be downloaded|Debian does not have|Debian no longer has")  # says make-rocm-base
@@ -148,6 +149,22 @@ def test_tensorflow_lists_the_gpus_that_rocmlab_says(inside: Container, hosts: P
 
     assert [*zip(MASKS, theirs, strict=True)] == [*zip(MASKS, ours, strict=True)]
     assert len(theirs[0]) == count
+
+
+def test_hello_gpu_counts_what_hip_lists_and_calls_it_simulated(inside: Container) -> None:
+    """Its cells up to TensorFlow's list, as they are: four GPUs, each marked; what follows would compute on them."""
+    cells = json.loads((NOTEBOOKS / "00_hello_gpu.ipynb").read_text(encoding="utf-8"))["cells"]
+    sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"][:4]
+    code = "\n".join([*sources, "sys = __import__('sys'); sys.stdout.flush(); os._exit(0)"])
+    command = ["rocmlab", "simulate", "--run", "/hosts/mi300x-4", "--", "/opt/venv/bin/python", "-c", code]
+
+    printed = docker("exec", inside.id, *command)
+
+    lines = [line for line in printed.splitlines() if "GPU" in line or "MI300X" in line]
+    assert len([line for line in lines if line.startswith("physical:   GPU")]) == 4, printed
+    usable = [line for line in lines if line.startswith("usable:") and "MI300X" in line]
+    assert len(usable) == 4, printed
+    assert all(line.endswith(", SIMULATED") for line in usable)
 
 
 def test_the_doctor_recognises_its_refusal_of_a_card(inside: Container) -> None:
