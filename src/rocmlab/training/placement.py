@@ -195,6 +195,8 @@ def _tensorflow_pci(index: int) -> str | None:
     """
     if os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH") != "true":
         return None  # the query would take all of the GPU's memory
+    if has_simulated_driver():
+        return None  # it would wait for a GPU that computes nothing
     from tensorflow.python.client import device_lib
 
     for local in device_lib.list_local_devices():
