@@ -310,18 +310,24 @@ sys.stdin.read()
 """
 
 
-def test_a_shared_lock_that_is_kept_blocks_one_gpu_and_is_named(host: Host) -> None:
-    """Nobody can lease that GPU, the others are still given, and it is shown whose process it is."""
+@contextlib.contextmanager
+def kept_shared(host: Host) -> Iterator[subprocess.Popen[str]]:
+    """Have another user keep a shared lock of the first GPU, whose locks are there; that user's process."""
     with host.picked(ALICE, count=2):
         pass
     with host.start(BOB, SHARER, key(GPUS[0])) as bob:
         assert bob.stdout
         bob.stdout.readline()
-        with host.picked(ALICE) as (found, _):
-            held = host.leases.held(GPUS)
-            with host.picked(ALICE) as (none, _):
-                pass
+        yield bob
         bob.kill()
+
+
+def test_a_shared_lock_that_is_kept_blocks_one_gpu_and_is_named(host: Host) -> None:
+    """Nobody can lease that GPU, the others are still given, and it is shown whose process it is."""
+    with kept_shared(host) as bob, host.picked(ALICE) as (found, _):
+        held = host.leases.held(GPUS)
+        with host.picked(ALICE) as (none, _):
+            pass
 
     assert (found, none) == ([1], None)
     assert (held[GPUS[0]].uid, held[GPUS[0]].pid) == (BOB, bob.pid)
@@ -337,13 +343,8 @@ CONTAINED = ("unshare", "--pid", "--fork", "--mount-proc")  # as a container, wh
 )
 def test_a_shared_lock_that_is_kept_outside_of_the_container_is_shown(host: Host) -> None:
     """Whose it is cannot be seen inside, so it is unknown; the GPU is not called free, and the other one is."""
-    with host.picked(ALICE, count=2):
-        pass
-    with host.start(BOB, SHARER, key(GPUS[0])) as bob:
-        assert bob.stdout
-        bob.stdout.readline()
+    with kept_shared(host):
         seen = host.seen_by(ALICE, within=CONTAINED)
-        bob.kill()
 
     assert seen == ["an unknown notebook (an unknown user since an unknown time)", None]
     assert host.seen_by(ALICE, within=CONTAINED) == [None, None]

@@ -149,6 +149,8 @@ def test_a_debian_image_is_for_the_gpus_that_are_here(tmp_path: Path) -> None:
     assert (kind.name, kind.targets, kind.note) == ("debian", ("gfx90a",), "")
     assert docker["BASE_IMAGE"] == "rocmlab-debian-rocm:gfx90a"
     assert podman["BASE_IMAGE"] == "localhost/rocmlab-debian-rocm:gfx90a"
+    assert image_kind.made_for(docker["BASE_IMAGE"]) == image_kind.made_for(podman["BASE_IMAGE"]) == ("gfx90a",)
+    assert image_kind.made_for("mirror.example.org/rocmlab-debian-rocm:gfx90a") == (), "another machine made it"
     assert docker["TORCH_INDEX"].endswith("/rocm7.2")
     assert not [name for name in docker if name.startswith("ROCMLAB_IMAGE_")]
 

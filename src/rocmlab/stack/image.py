@@ -52,9 +52,9 @@ class ImageLab(Lab):
         self.previous_image = f"{self.image}-previous"
         self.healthy = settings.state / "healthy-image"  # has the id of the image whose lab has answered last
         self.slim_targets: tuple[str, ...] = ()  # what a slim image would be for, where the full one is used
-        self.makes_base = image_kind.DEBIAN_BASE in values.get("BASE_IMAGE", "")  # here, and does not pull it
+        self.base_targets = image_kind.made_for(values.get("BASE_IMAGE", ""))  # of a base that is made here
         # Of which NEEDED_BYTES has the size.
-        self.kind = image_kind.DEBIAN if self.makes_base else values.get("ROCMLAB_IMAGE_KIND", self.backend)
+        self.kind = image_kind.DEBIAN if self.base_targets else values.get("ROCMLAB_IMAGE_KIND", self.backend)
         self.has_built = False  # by this very process
 
     @cached_property
@@ -219,7 +219,7 @@ class ImageLab(Lab):
         base = self.values["BASE_IMAGE"]
         if self.has_base():
             return
-        if self.makes_base:
+        if self.base_targets:
             self._make_base(base, say)
             return
         sizes = image_size.layers(self._manifest, base)
@@ -244,7 +244,7 @@ class ImageLab(Lab):
 
     def _make_base(self, base: str, say: Say) -> None:
         """Make the base image of Debian's packages; raise RocmlabError where that is not possible."""
-        command = ["scripts/make-rocm-base", base, base.rpartition(":")[2].replace("-", ",")]
+        command = ["scripts/make-rocm-base", base, ",".join(self.base_targets)]
         if os.geteuid():
             rootless = "make up RUNTIME=docker, since root's Podman and yours do not share images"
             raise RocmlabError(

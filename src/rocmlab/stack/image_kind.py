@@ -52,6 +52,12 @@ class ImageKind:
         return f"{DEBIAN_BASE}:{'-'.join(self.targets)}" if self.name == DEBIAN else ""
 
 
+def made_for(base: str) -> tuple[str, ...]:
+    """Return the targets of a base image that this machine makes itself, see `ImageKind.base`; none if it is pulled."""
+    name, _, tag = base.removeprefix("localhost/").partition(":")
+    return tuple(tag.split("-")) if name == DEBIAN_BASE else ()
+
+
 def decide(settings: Settings, choice: Choice, devices: Sequence[Device]) -> ImageKind:
     """Return the kind of image for a host's GPUs, or those that GFX names; an error if IMAGE or GFX is not valid."""
     wanted, named = settings.get("IMAGE"), settings.get("GFX")
