@@ -201,13 +201,18 @@ class Leases:
         Raises:
             RocmlabError: no lock of this folder can be looked at.
         """
-        found = {}
+        return self._look(devices)[0]
+
+    def _look(self, devices: Sequence[Device]) -> tuple[dict[Device, UnusableLock], list[Device]]:
+        """Return which of these devices have an unusable lock, and which are leased."""
+        unusable, leased = dict[Device, UnusableLock](), list[Device]()
         for device in devices:
             try:
-                self.is_free(device)
+                if not self.is_free(device):
+                    leased.append(device)
             except UnusableLock as err:
-                found[device] = err
-        return found
+                unusable[device] = err
+        return unusable, leased
 
     def is_free(self, device: Device) -> bool:
         """Return whether a device is not leased.
@@ -227,8 +232,7 @@ class Leases:
 
     def held(self, devices: Sequence[Device]) -> dict[Device, Holder]:
         """Return who has each of these devices; free ones are omitted. See `holder`."""
-        unusable = self.unusable(devices)
-        leased = [device for device in devices if device not in unusable and not self.is_free(device)]
+        unusable, leased = self._look(devices)
         claims = holders.read(self.folder)
         shared = holders.sharers([self._path(key(device)) for device in devices if device not in leased])
         found: dict[Device, Holder] = {}
