@@ -162,7 +162,7 @@ def _add_companions(environment: Environment, arguments: tuple[str, ...], say: S
     """Install torchvision and torchaudio from where PyTorch came from; what has no matching build is omitted."""
     options = [word for word in arguments[:-1] if word != "--no-deps"]
     program = str(environment.project / "docker/build/companions.py")
-    command = [str(environment.interpreter), program, *options]
+    command = [str(environment.interpreter), program, "", *options]  # "": a native PyTorch has no extras
     kept = environment.descriptors
     output = process.capture(command, timeout_seconds=900, env=_with_uv(environment), keep=kept)[1]
     for line in output.strip().splitlines():
