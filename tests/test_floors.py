@@ -29,6 +29,7 @@ ALLOWED: Mapping[str, set[str]] = {
     "training": {"base", "cluster", "devices"},
     "benchmarking": {"base", "devices", "training"},
     "stack": {"base", "cluster", "devices", "packages"},
+    "backup": {"base", "packages", "stack"},
     "doctor": {"base", "cluster", "devices", "packages", "stack"},
     "lab": {"base", "devices", "doctor", "kernels", "packages", "telemetry"},
 }
@@ -38,7 +39,7 @@ EXCEPTIONS: Mapping[tuple[str, str], str] = {
     ("lab.server.cluster_reader", "cluster"): "it reads the node's session in a process of its own",
 }
 NODE = "cluster.node"  # this half of `cluster` is for those below `runs`, and needs none of it
-STANDARD_LIBRARY_ONLY = ("base", "devices", "packages", "stack", "doctor", NODE)
+STANDARD_LIBRARY_ONLY = ("base", "devices", "packages", "stack", "backup", "doctor", NODE)
 
 
 def name_of(path: Path) -> str:

@@ -7,14 +7,14 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from rocmlab.backup import places, restore, verify
+from rocmlab.backup.model import Task
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cli.main import command_parser
 from rocmlab.cli.stopping import flag
 from rocmlab.cli.up import say
 from rocmlab.stack import busy
 from rocmlab.stack import project as projects
-from rocmlab.stack.backup import places, restore, verify
-from rocmlab.stack.backup.model import Task
 from rocmlab.stack.project import Project
 
 

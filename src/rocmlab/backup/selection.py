@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rocmlab.backup.model import FILE, FOLDER, LINK, MANIFEST, PREFIX, SETTINGS, Task, is_draft
 from rocmlab.packages import overlays
-from rocmlab.stack.backup.model import FILE, FOLDER, LINK, MANIFEST, PREFIX, SETTINGS, Task, is_draft
 
 LOCKS = "share/leases"
 CACHES = ("share/cache", "share/home/.cache")

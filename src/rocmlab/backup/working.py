@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from rocmlab.backup.model import MANIFEST
 from rocmlab.base.errors import RocmlabError
 from rocmlab.base.formatting import amount
-from rocmlab.stack.backup.model import MANIFEST
 from rocmlab.stack.lab import Say
 
 PROGRESS_SECONDS = 5.0

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from rocmlab.backup import databases, model, parts, verify
+from rocmlab.backup.model import FILE, FOLDER, LINK, Entry, Manifest, Task
+from rocmlab.backup.working import Progress, interruptible, say_some
 from rocmlab.base.errors import RocmlabError
 from rocmlab.base.formatting import amount
 from rocmlab.stack import homes
-from rocmlab.stack.backup import databases, model, parts, verify
-from rocmlab.stack.backup.model import FILE, FOLDER, LINK, Entry, Manifest, Task
-from rocmlab.stack.backup.working import Progress, interruptible, say_some
 from rocmlab.stack.lab import Say
 
 MAX_LISTED = 50  # lines about single files

@@ -23,9 +23,9 @@ from pathlib import Path
 
 import pytest
 
+from rocmlab.backup import create, model, restore, verify, working
+from rocmlab.backup.model import MANIFEST, SUMS, Task
 from rocmlab.base.errors import RocmlabError
-from rocmlab.stack.backup import create, model, restore, verify, working
-from rocmlab.stack.backup.model import MANIFEST, SUMS, Task
 
 NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk, or a second user, needs root")
 SECOND_UID = 61234
@@ -304,7 +304,7 @@ class TestInterrupted:
         for number in range(60):
             (lab.share / f"{number:02}").write_bytes(os.urandom(50_000))
         program = (
-            "import sys, time; from rocmlab.stack.backup import create, model\n"
+            "import sys, time; from rocmlab.backup import create, model\n"
             "create.PART_BYTES = 100_000\n"
             "real = create._Maker._close\n"
             "def slow(self): real(self); print(len(self.parts), flush=True); time.sleep(0.2)\n"
@@ -364,7 +364,7 @@ class TestInterrupted:
         for name in range(40):
             (lab.share / f"{name:02}").write_bytes(os.urandom(30_000))
         program = (
-            "import sys, time; from rocmlab.stack.backup import create, model\n"
+            "import sys, time; from rocmlab.backup import create, model\n"
             "real = create._Maker._member\n"
             "def slow(*given): print('.', flush=True); time.sleep(0.05); return real(*given)\n"
             "create._Maker._member = slow\n"
@@ -505,7 +505,7 @@ class TestRestore:
         backup = lab.back_up()
         lab.lose()
         program = (
-            "import sys, time, os; from rocmlab.stack.backup import model, restore\n"
+            "import sys, time, os; from rocmlab.backup import model, restore\n"
             "os.getpid = lambda: 7\n"
             "def slow(*given): print('.', flush=True); time.sleep(60)\n"
             "if len(sys.argv) > 2: restore._copy = slow\n"
@@ -844,7 +844,7 @@ class TestWhatIsOmitted:
             if str(folder).startswith("/tmp/pytest"):
                 folder.chmod(0o755)
         program = (
-            "import sys; from rocmlab.stack.backup import create, model\n"
+            "import sys; from rocmlab.backup import create, model\n"
             "sys.exit(create.create(model.Task.from_json(sys.argv[1]), print))"
         )
 
@@ -861,7 +861,7 @@ def as_second_user(program: str, *arguments: str) -> subprocess.CompletedProcess
         user=SECOND_UID,
         group=SECOND_UID,
         extra_groups=[],
-        env={"PYTHONPATH": str(Path(create.__file__).parents[3]), "PATH": "/usr/bin:/bin"},
+        env={"PYTHONPATH": str(Path(create.__file__).parents[2]), "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
         cwd="/",
@@ -924,7 +924,7 @@ def test_a_file_that_cannot_be_read_makes_the_exit_code_one(lab: Lab) -> None:
         if path.name != "roots":
             os.chown(path, SECOND_UID, SECOND_UID)
     program = (
-        "import sys; from rocmlab.stack.backup import create, model\n"
+        "import sys; from rocmlab.backup import create, model\n"
         "sys.exit(create.create(model.Task.from_json(sys.argv[1]), print))"
     )
     task = lab.task("create", lab.backups).to_json()

@@ -9,10 +9,10 @@ import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from rocmlab.backup import model, parts
+from rocmlab.backup.model import FILE, FOLDER, LINK, MANIFEST, PARTIAL, SUMS, Entry, Manifest
+from rocmlab.backup.selection import backups
 from rocmlab.base.errors import RocmlabError
-from rocmlab.stack.backup import model, parts
-from rocmlab.stack.backup.model import FILE, FOLDER, LINK, MANIFEST, PARTIAL, SUMS, Entry, Manifest
-from rocmlab.stack.backup.selection import backups
 
 LINE = re.compile(r"([0-9a-f]{64})  (files-\d{4,}\.tar|manifest\.jsonl)")
 LAB = ("/home/jovyan/share", "/home/jovyan/work")  # where share and notebooks are inside a container

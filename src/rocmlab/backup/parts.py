@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from rocmlab.stack.backup.model import FILE, FOLDER, Entry
+from rocmlab.backup.model import FILE, FOLDER, Entry
 
 BLOCK = tarfile.BLOCKSIZE
 END = b"\0" * (2 * BLOCK)

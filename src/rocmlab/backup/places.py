@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from rocmlab.backup import create, restore
+from rocmlab.backup.model import Task
 from rocmlab.base.errors import RocmlabError
 from rocmlab.stack import envfile, homes, process, volumes
-from rocmlab.stack.backup import create, restore
-from rocmlab.stack.backup.model import Task
 from rocmlab.stack.container import ContainerLab
 from rocmlab.stack.lab import Say
 from rocmlab.stack.native import NativeLab

@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from rocmlab import __version__
+from rocmlab.backup import databases, model, parts
+from rocmlab.backup.model import FILE, FORMAT, LINK, MANIFEST, PARTIAL, PREFIX, SUMS, Entry, Task
+from rocmlab.backup.parts import Part
+from rocmlab.backup.selection import Found, Selection, backups, select
+from rocmlab.backup.working import Progress, interruptible, locked, say_some
 from rocmlab.base import files
 from rocmlab.base.errors import RocmlabError
 from rocmlab.base.formatting import amount
 from rocmlab.stack import envfile, homes
-from rocmlab.stack.backup import databases, model, parts
-from rocmlab.stack.backup.model import FILE, FORMAT, LINK, MANIFEST, PARTIAL, PREFIX, SUMS, Entry, Task
-from rocmlab.stack.backup.parts import Part
-from rocmlab.stack.backup.selection import Found, Selection, backups, select
-from rocmlab.stack.backup.working import Progress, interruptible, locked, say_some
 from rocmlab.stack.lab import Say
 
 PART_BYTES = 1 << 30  # of a part, after which the next one begins
