@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from wheel_files import wheel
 
+from rocmlab.lab import kernels
 from rocmlab.packages import base_packages, overlays
 from rocmlab.packages.installing import Outcome
 from rocmlab.packages.overlays import Place
 
+SOURCE = Path(overlays.__file__).parents[2]
 Add = Callable[..., Outcome]
 
 
@@ -24,3 +28,15 @@ def has(place: Place) -> dict[str, str]:
     """Return what the overlay in use has itself."""
     prefix = place.current()
     return base_packages.installed(overlays.site_of(prefix)) if prefix else {}
+
+
+def rocmlab(place: Place, *arguments: str, code: int = 0) -> str:
+    """Run the command with the lab's interpreter, and return what it printed."""
+    prefix = Path(place.python).parents[1]
+    if not (prefix / "share/jupyter/kernels/torch").exists():
+        kernels.install(prefix, {"torch": place.python}, None, {"tensorflow": kernels.ABSENT})
+    lab = {"ROCMLAB_RUNTIME": "native", "ROCMLAB_SHARE": str(place.share), "PYTHONPATH": str(SOURCE)}
+    command = [place.python, "-m", "rocmlab", "packages", *arguments]
+    done = subprocess.run(command, env={**os.environ, **lab}, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    return done.stdout + done.stderr

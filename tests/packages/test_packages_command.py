@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
-from own_packages import has
+from own_packages import has, rocmlab
 
 from rocmlab.cli import packages
-from rocmlab.lab import kernels
 from rocmlab.packages import installing
 from rocmlab.packages.overlays import Place
 from rocmlab.packages.requested import Requirement
 
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize("place", ["uv"], indirect=True)]
-SOURCE = Path(packages.__file__).parents[2]
-
-
-def rocmlab(place: Place, *arguments: str, code: int = 0) -> str:
-    """Run the command with the lab's interpreter, and return what it printed."""
-    prefix = Path(place.python).parents[1]
-    if not (prefix / "share/jupyter/kernels/torch").exists():
-        kernels.install(prefix, {"torch": place.python}, None, {"tensorflow": kernels.ABSENT})
-    lab = {"ROCMLAB_RUNTIME": "native", "ROCMLAB_SHARE": str(place.share), "PYTHONPATH": str(SOURCE)}
-    command = [place.python, "-m", "rocmlab", "packages", *arguments]
-    done = subprocess.run(command, env={**os.environ, **lab}, capture_output=True, text=True, check=False)
-    assert done.returncode == code, done.stderr
-    return done.stdout + done.stderr
 
 
 def test_packages_are_added_listed_and_removed(place: Place, wheels: Path) -> None:
@@ -40,11 +24,12 @@ def test_packages_are_added_listed_and_removed(place: Place, wheels: Path) -> No
     assert listed == {
         "kernel": "torch",
         "packages": [
-            {"name": "harmless", "requirement": "harmless", "version": "2.0"},
-            {"name": "numpy", "requirement": "numpy==1.26.4", "version": "1.26.4"},
+            {"name": "harmless", "requirement": "harmless", "version": "2.0", "declared_in": None},
+            {"name": "numpy", "requirement": "numpy==1.26.4", "version": "1.26.4", "declared_in": None},
         ],
         "missing": [],
         "hides": ["numpy 1.26.4 hides the lab's 2.4.0"],
+        "reasons": [],
         "is_synchronised": True,
         "fix": "",
     }
@@ -101,10 +86,10 @@ class Answering:
 
 def test_status_names_what_is_missing_and_the_command(place: Place) -> None:
     """A lab of an earlier version, which does not know the question, is no error."""
-    state = {"kernel": "torch", "missing": ["a", "b>=1"], "fix": "rocmlab fix"}
-    fine = {**state, "fix": ""}
+    state = {"kernel": "torch", "reasons": ["a, b>=1 not installed"], "fix": "rocmlab fix"}
+    fine = {**state, "reasons": [], "fix": ""}
 
     assert packages.missing(Answering(200, {"kernels": [state, fine]})) == [
-        "a, b>=1 not installed for this image, kernel torch: scripts/rocmlab fix"
+        "kernel torch: a, b>=1 not installed; scripts/rocmlab fix"
     ]
     assert packages.missing(Answering(404, None)) == []

@@ -328,7 +328,9 @@ class TestAnotherImage:
     def test_the_list_is_installed_again(self, place: Place, add: Add, newer: Place) -> None:
         """Until then kernels have the lab's packages alone, and that is known; the earlier overlay stays."""
         add("trains")
-        assert installing.state(newer) == installing.State("torch", ("trains",), ("trains",), False)
+        assert installing.state(newer) == installing.State(
+            "torch", ("trains",), ("trains",), ("trains not installed for this image",)
+        )
         assert newer.current() is None
 
         outcome = installing.sync(newer, print)

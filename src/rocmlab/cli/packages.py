@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 KERNELS = ("torch", "tensorflow")
 NOTES = """They are in an environment of their own on the share, over the lab's packages and for one kernel. pip \
-in a notebook installs there as well. The lab's TensorFlow, PyTorch and JAX stay; other packages of the lab may be \
+in a notebook installs there as well. What requirements.txt or pyproject.toml next to the notebooks declares is \
+installed by rocmlab packages sync. The lab's TensorFlow, PyTorch and JAX stay; other packages of the lab may be \
 hidden by another version, and what that breaks is named. After an upgrade, or with another image: rocmlab packages \
 sync. Kernels that run already have new packages after the next `import`, other versions after a restart."""
 
@@ -36,17 +37,38 @@ def main(command: str, arguments: Sequence[str]) -> int:
         return _list(packages.states(os.environ), as_json=chosen.json)
     from rocmlab.packages import installing, pip, report
 
+    if chosen.what == "sync":
+        return _sync(chosen.kernel)
     place = packages.place(chosen.kernel, os.environ, _say)
     if chosen.what == "add":
         request = pip.parse(_as_pip(chosen))
         assert request is not None  # the options above are those that it knows
         outcome = installing.add(place, request.wanted, _say, request.options)
-    elif chosen.what == "remove":
-        outcome = installing.remove(place, chosen.names, _say)
     else:
-        outcome = installing.sync(place, _say)
+        outcome = installing.remove(place, chosen.names, _say)
     report.show(outcome, place)
     return 1 if outcome.failed else 0
+
+
+def _sync(kernel: str | None) -> int:
+    """Install the list and what is declared, for one kernel or for all; what fails for one does not stop the others."""
+    from rocmlab.lab import packages
+    from rocmlab.packages import installing, report, requested
+
+    code = 0
+    places = [packages.place(kernel, os.environ, _say)] if kernel else packages.ready(os.environ, _say)
+    wanted = packages.wanted(os.environ)
+    listed = [each for each in places if kernel or each.current() or requested.read(each.share, each.kernel)]
+    for place in [each for each in places if each in listed or wanted.get(each.kernel)]:
+        try:
+            outcome = installing.sync(place, _say, wanted.get(place.kernel, ()))
+        except RocmlabError as err:
+            _say(f"error: {err}")
+            code = max(code, err.exit_code)
+            continue
+        report.show(outcome, place)
+        code = max(code, 1 if outcome.failed else 0)
+    return code
 
 
 def build_parser(command: str) -> argparse.ArgumentParser:
@@ -57,15 +79,15 @@ def build_parser(command: str) -> argparse.ArgumentParser:
         "add": ("install packages for a kernel, and note them in its list", "add --kernel tensorflow seaborn"),
         "remove": ("remove packages from the list, with what nothing else in it needs", "remove seaborn"),
         "list": ("list the packages, and whether this image has them", "list --json"),
-        "sync": ("install the list again, for this image", "sync --kernel torch"),
+        "sync": ("install what is declared next to the notebooks and the list again, for this image", "sync"),
     }
     parsers = {
         name: add_command(commands, name, text, example and f"rocmlab {command} {example}")
         for name, (text, example) in texts.items()
     }
-    for name in ("add", "remove", "sync"):
+    for name, default, shown in (("add", "torch", "torch"), ("remove", "torch", "torch"), ("sync", None, "all")):
         parsers[name].add_argument(
-            "--kernel", choices=KERNELS, default=KERNELS[0], help="whose packages (default: %(default)s)"
+            "--kernel", choices=KERNELS, default=default, help=f"whose packages (default: {shown})"
         )
     add = parsers["add"]
     add.add_argument("names", nargs="+", metavar="NAME", help="a package, as pip takes it: name, name==1.0, path, URL")
@@ -113,12 +135,14 @@ def _list(states: Sequence[dict[str, Any]], *, as_json: bool) -> int:
             is_named = requirement == each["name"] or NAME.match(requirement)
             text = requirement if is_named else f"{each['name']}: {requirement}"
             version = "not installed" if requirement in state["missing"] else each["version"] or ""
-            print(f"{state['kernel'] if number == 0 else '':<11} {text:<30} {version}".rstrip())
+            file = f"({each['declared_in']})" if each["declared_in"] else ""
+            print(f"{state['kernel'] if number == 0 else '':<11} {text:<30} {version:<12} {file}".rstrip())
         for line in state["hides"]:
             print(f"{'':<11} {line}")
+        for line in state["reasons"]:
+            print(f"{'':<11} {line}")
         if state["fix"]:
-            what = ", ".join(state["missing"]) or "the list was changed"
-            print(f"{'':<11} not installed for this image: {what}; {state['fix']}")
+            print(f"{'':<11} fix: {state['fix']}")
     return 0
 
 
@@ -132,9 +156,9 @@ def of_lab(lab: Lab) -> list[dict[str, Any]] | None:
 def missing(lab: Lab) -> list[str]:
     """Return which packages are not installed for a running lab's image, a line with the command for each kernel."""
     return [
-        f"{', '.join(each['missing'])} not installed for this image, kernel {each['kernel']}: scripts/{each['fix']}"
+        f"kernel {each['kernel']}: {reason}" + (f"; scripts/{each['fix']}" if each["fix"] else "")
         for each in of_lab(lab) or []
-        if each["fix"]
+        for reason in each.get("reasons", ())  # a lab of an earlier version has none
     ]
 
 

@@ -17,7 +17,7 @@ from itertools import groupby
 from pathlib import Path
 
 from rocmlab.base.errors import RocmlabError
-from rocmlab.packages import base_packages, building, companions, overlays, protection, requested
+from rocmlab.packages import base_packages, building, companions, declared, overlays, protection, requested
 from rocmlab.packages.base_packages import Base
 from rocmlab.packages.building import Say
 from rocmlab.packages.overlays import Place
@@ -58,20 +58,32 @@ class State:
 
     kernel: str
     requirements: tuple[str, ...]
-    missing: tuple[str, ...]  # those that are not installed for this image
-    is_synchronised: bool
+    missing: tuple[str, ...]  # those that are not installed for this image, with what is declared and not in the list
+    reasons: tuple[str, ...]  # why it has not, a line each; empty: it has
+
+    @property
+    def is_synchronised(self) -> bool:
+        """Whether it has."""
+        return not self.reasons
 
 
-def state(place: Place) -> State:
-    """Return whether the overlay over the present interpreter was made from the present list, and has all of it."""
-    return state_of(place.kernel, place.current(), requested.read(place.share, place.kernel))
+def state(place: Place, wanted: Sequence[Requirement] = ()) -> State:
+    """Return whether the overlay over the present interpreter has the present list, and what is declared."""
+    return state_of(place.kernel, place.current(), requested.read(place.share, place.kernel), wanted)
 
 
-def state_of(kernel: str, prefix: Path | None, listed: Sequence[Requirement]) -> State:
-    """Return whether an overlay has what a list names."""
+def state_of(
+    kernel: str, prefix: Path | None, listed: Sequence[Requirement], wanted: Sequence[Requirement] = ()
+) -> State:
+    """Return whether an overlay has what a list names, and whether this has what is declared."""
     texts = tuple(each.text for each in listed)
     missing = _failed(prefix) if (is_made := is_made_of(prefix, listed)) else texts
-    return State(kernel, texts, missing, is_made and not missing)
+    difference = declared.difference(listed, wanted)
+    reasons = [f"{', '.join(missing)} not installed for this image"] if missing else difference.reasons
+    if missing and difference.new:
+        reasons += replace(difference, gone=()).reasons
+    reasons += [] if is_made or reasons else ["the list was changed"]
+    return State(kernel, texts, (*missing, *(each.text for each in difference.new)), tuple(reasons))
 
 
 def is_made_of(prefix: Path | None, listed: Sequence[Requirement]) -> bool:
@@ -130,6 +142,8 @@ def remove(place: Place, names: Sequence[str], say: Say) -> Outcome:
             found = [each for each in listed if each.text == name or each.name == requested.normal(name)]
             if not found:
                 raise _not_listed(requested.normal(name), has, base)
+            if file := next((each.file for each in found if each.declared_in), ""):
+                raise _not_removed(found[0].name, f"{file} declares it", "remove it there, then: rocmlab packages sync")
             gone += found
         kept = tuple(each for each in listed if each not in gone)
         if not kept or current is None:
@@ -145,15 +159,23 @@ def remove(place: Place, names: Sequence[str], say: Say) -> Outcome:
     return outcome
 
 
-def sync(place: Place, say: Say) -> Outcome:
+def sync(place: Place, say: Say, wanted: Sequence[Requirement] = ()) -> Outcome:
     """Install the list for the present interpreter; what cannot be installed is reported, and stays in the list.
+
+    Args:
+        place: of the kernel.
+        say: gets a line of progress.
+        wanted: what is declared for this kernel; the list has this afterwards, and no earlier declaration.
 
     Raises:
         RocmlabError: nothing was changed, and why.
     """
     with building.locked(place, say) as lock:
-        listed = requested.read(place.share, place.kernel)
+        before = requested.read(place.share, place.kernel)
+        listed = declared.merged(before, wanted)
         if not listed:
+            if before:
+                requested.write(place.share, place.kernel, ())
             building.leave(place)
             return Outcome(None)
         with _Work(place, base_packages.read(place.python), lock) as work:
@@ -168,7 +190,8 @@ def sync(place: Place, say: Say) -> Outcome:
                 work.begin()  # the first attempt may have left something
                 outcome = _one_by_one(work, listed, say)
                 _check_not_less(place.current(), listed, outcome.failed)
-            building.switch(place, work.scratch, work.named(listed), outcome.failed)
+            kept = [requested.without_secrets(each) for each in work.named(listed)]
+            building.switch(place, work.scratch, kept, map(requested.without_password, outcome.failed))
     return outcome
 
 
@@ -401,4 +424,8 @@ def _not_listed(name: str, has: dict[str, str], base: Base) -> RocmlabError:
         why, fix = "it belongs to the lab, and stays", "rocmlab packages list shows what is yours"
     else:
         why, fix = "it is not in the list", "rocmlab packages list"
+    return _not_removed(name, why, fix)
+
+
+def _not_removed(name: str, why: str, fix: str) -> RocmlabError:
     return RocmlabError(f"{name} cannot be removed", why, fix, exit_code=1)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from rocmlab.base.errors import RocmlabError
-from rocmlab.packages import installing, overlays, report
+from rocmlab.packages import installing, overlays, report, requested
 from rocmlab.packages.overlays import Place
 from rocmlab.packages.requested import Requirement
 
@@ -102,40 +102,14 @@ def _request(found: argparse.Namespace) -> Request:
     kept += [f"--{name.replace('_', '-')}" for name in ("no_index", "no_deps", "pre") if getattr(found, name)]
     kept += [word for name in ("no_binary", "only_binary") for value in getattr(found, name) for word in (name, value)]
     kept = [f"--{each.replace('_', '-')}" if each in ("no_binary", "only_binary") else each for each in kept]
-    texts = [_absolute(each) for each in found.packages]
-    texts += [_editable(each) for each in found.editable]
-    texts += [text for each in found.requirement for text in _listed(each)]
+    texts = [requested.absolute(each) for each in found.packages]
+    texts += [requested.editable(each) for each in found.editable]
+    texts += [text for each in found.requirement for text in requested.of_file(each)]
     options = [word for value in found.constraint for word in ("--constraint", value)]
     names = ("upgrade", "force_reinstall", "no_build_isolation")
     options += [f"--{name.replace('_', '-')}" for name in names if getattr(found, name)]
     reach = {variable: value for name, variable in REACH.items() if (value := getattr(found, name))}
     return Request([Requirement(each, tuple(kept)) for each in texts], options, reach)
-
-
-def _listed(path: str) -> list[str]:
-    """Return what a requirements file has; the file itself where it has more than requirements, such as hashes."""
-    whole = [f"-r {path if '://' in path else os.path.abspath(path)}"]
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        return whole  # pip reports it, or it is an address
-    lines = [line for each in text.splitlines() if (line := re.sub(r"(^|\s)#.*", "", each).strip())]
-    is_plain = all(re.match(r"[A-Za-z0-9./]|-e ", each) and not re.search(r"\\| --|\$\{", each) for each in lines)
-    return [_requirement(each) for each in lines] if lines and is_plain else whole
-
-
-def _requirement(line: str) -> str:
-    return _editable(line[3:].strip()) if line.startswith("-e ") else _absolute(line)
-
-
-def _editable(text: str) -> str:
-    return f"-e {text if '://' in text else os.path.abspath(text)}"
-
-
-def _absolute(text: str) -> str:
-    """Return a requirement whose path does not depend on the current folder."""
-    is_path = text.startswith(".") or ("/" in text and "://" not in text and " @ " not in text)
-    return os.path.abspath(text) if is_path or (text.endswith(".whl") and os.path.exists(text)) else text
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

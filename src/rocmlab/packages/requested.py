@@ -26,12 +26,18 @@ class Requirement:
     text: str  # as pip takes it: `accelerate>=1`, a path, an address, or `-e PATH`
     options: tuple[str, ...] = ()  # of pip, which say where it is
     package: str = ""  # the name that an installation has found, where the text does not say it
+    declared_in: str = ""  # the file next to the notebooks, see `packages.declared`; empty: the user added it
 
     @property
     def name(self) -> str:
         """The package's normalized name; the text itself where that is not known."""
         match = NAME.match(self.text) or WHEEL.search(self.text)
         return normal(match[1]) if match else self.package or self.text
+
+    @property
+    def file(self) -> str:
+        """The name of the file that declares it."""
+        return self.declared_in.partition("#")[0]
 
     @property
     def origin(self) -> str:
@@ -80,7 +86,12 @@ def read(share: Path, kernel: str) -> tuple[Requirement, ...]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))["packages"]
         return tuple(
-            Requirement(str(each["requirement"]), tuple(map(str, each["options"])), str(each.get("name", "")))
+            Requirement(
+                str(each["requirement"]),
+                tuple(map(str, each["options"])),
+                str(each.get("name", "")),
+                str(each.get("declared_in", "")),
+            )
             for each in found
         )
     except FileNotFoundError:
@@ -97,6 +108,7 @@ def write(share: Path, kernel: str, listed: Iterable[Requirement]) -> None:
     packages: list[dict[str, object]] = []
     for each in listed:
         found = {"name": each.package} if each.package else {}
+        found |= {"declared_in": each.declared_in} if each.declared_in else {}
         packages.append({**found, "requirement": each.text, "options": list(each.options)})
     files.write_text(path, files.to_json({"packages": packages}) + "\n")
 
@@ -108,6 +120,38 @@ def with_added(listed: Iterable[Requirement], added: Iterable[Requirement]) -> t
         found.pop(each.name, None)
         found[each.name] = each
     return tuple(found.values())
+
+
+def of_file(path: str, folder: Path | None = None) -> list[str]:
+    """Return what a requirements file has; the file itself where it has more than requirements, such as hashes.
+
+    Args:
+        path: of the file.
+        folder: where relative paths in it start; None: the current one, as with pip.
+    """
+    whole = [f"-r {path if '://' in path else os.path.abspath(path)}"]
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return whole  # pip reports it, or it is an address
+    lines = [line for each in text.splitlines() if (line := re.sub(r"(^|\s)#.*", "", each).strip())]
+    is_plain = all(re.match(r"[A-Za-z0-9./]|-e ", each) and not re.search(r"\\| --|\$\{", each) for each in lines)
+    if lines and not is_plain:
+        return whole
+    here = folder or Path()
+    return [editable(each[3:].strip(), here) if each.startswith("-e ") else absolute(each, here) for each in lines]
+
+
+def editable(text: str, folder: Path = Path()) -> str:
+    """Return an editable requirement whose path does not depend on the current folder."""
+    return f"-e {text if '://' in text else os.path.abspath(folder / text)}"
+
+
+def absolute(text: str, folder: Path = Path()) -> str:
+    """Return a requirement whose path does not depend on the current folder."""
+    is_path = text.startswith(".") or ("/" in text and "://" not in text and " @ " not in text)
+    is_wheel = text.endswith(".whl") and (folder / text).exists()
+    return os.path.abspath(folder / text) if is_path or is_wheel else text
 
 
 def without_password(text: str) -> str:

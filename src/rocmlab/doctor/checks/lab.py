@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rocmlab.base.errors import Problem
+from rocmlab.base.errors import Problem, RocmlabError
 from rocmlab.devices import Device
 from rocmlab.doctor.checks.masks import read_kernelspecs
 from rocmlab.doctor.model import BLOCKS, CONTAINER, HOST, WARNS, Verdict, blocks, check, ok, skip, warns
 from rocmlab.doctor.situation import Situation
-from rocmlab.packages import installing, overlays
+from rocmlab.packages import declared, installing, overlays
 
 NO_LAB = "no lab runs"
 
@@ -57,23 +57,33 @@ def installed(s: Situation) -> Verdict:
     "lab.packages",
     "the user's packages are installed for this image",
     sides=(CONTAINER,),
-    looks_at="the list of each kernel in `packages/` of the share, and the overlay over its present interpreter",
-    why="After an upgrade, or with another image, what `rocmlab packages` and `%pip install` have added has to be "
-    "installed for the new interpreter; until then it cannot be imported.",
+    looks_at="the list of each kernel in `packages/` of the share, `requirements.txt` or `pyproject.toml` next to the "
+    "notebooks, and the overlay over its present interpreter",
+    why="What is declared next to the notebooks is installed by one command. After an upgrade, or with another image, "
+    "this and what `rocmlab packages` and `%pip install` have added has to be installed for the new interpreter; until "
+    "then it cannot be imported.",
     fix="`rocmlab packages sync`",
 )
 def own_packages(s: Situation) -> Verdict:
     """Compare the lists with what is there."""
     specs = {Path(path).parent.name: spec for path, spec in read_kernelspecs(s)}
     seen: list[str] = []
-    for name in ("torch", "tensorflow"):
-        place = overlays.of_specification(specs.get(name, {}), s.environment.get(overlays.SHARE))
-        state = installing.state(place) if place else None
-        if state and not state.is_synchronised:
+    found = {
+        name: overlays.of_specification(specs.get(name, {}), s.environment.get(overlays.SHARE))
+        for name in ("torch", "tensorflow")
+    }
+    places = {name: place for name, place in found.items() if place}
+    notebooks = s.environment.get("ROCMLAB_NOTEBOOKS")
+    try:
+        wanted = declared.by_kernel(places, Path(notebooks)) if notebooks else {}
+    except RocmlabError as err:
+        return Verdict(WARNS, (), err.problem)
+    for name, place in places.items():
+        state = installing.state(place, wanted.get(name, ()))
+        if not state.is_synchronised:
             what = f"packages of the kernel {name} are not installed for this image"
-            fix = f"rocmlab packages sync --kernel {name}"
-            return warns(what, f"the list has {', '.join(state.missing) or 'none any more'}", fix)
-        if state and state.requirements:
+            return warns(what, "\n".join(state.reasons), f"rocmlab packages sync --kernel {name}")
+        if state.requirements:
             seen.append(f"{name}: {', '.join(state.requirements)}")
     return ok(*seen) if seen else skip("no packages were added")
 
