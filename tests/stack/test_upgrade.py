@@ -15,11 +15,13 @@ import sys
 import sysconfig
 import zipfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from clients import Server
 from clones import REPOSITORY, Clone, clone, free_port, furnish, without_docker
+from packages_built import built
 
 from rocmlab.stack import source
 
@@ -246,6 +248,71 @@ def another_process_after_an_upgrade(user: Clone, origin: Path) -> None:
     assert pids[1] != pids[2]
     assert pids[2] == pids[3]  # which is the newest version already
     assert json.loads(json_status(user))["version"]["version"]["commit"] == git(origin, "rev-parse", "HEAD")
+
+
+@dataclass
+class Uvx:
+    """A user without a clone, who has the wheels of two versions; the newer one has another notebook 01."""
+
+    folder: Path
+    older: Path
+    newer: Path
+    environment: dict[str, str]
+
+    def __call__(self, package: Path, *arguments: str, **settings: str) -> str:
+        """Run a command of one of the versions, and return what it printed."""
+        program = [str(Path(sys.executable).with_name("uvx")), "--no-index", "--python", sys.executable]
+        command = [*program, "--from", str(package), "rocmlab", *arguments]
+        environment = {**self.environment, **settings}
+        done = subprocess.run(
+            command, cwd=self.folder, env=environment, capture_output=True, text=True, check=False, timeout=600
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+
+@pytest.fixture
+def uvx(tmp_path: Path, wheels: Path) -> Uvx:
+    """Real wheels, built from the tree under test, but for its lock."""
+    tree = clone(tmp_path / "source")
+    shutil.copy(wheels / "native.txt", tree.folder / "requirements/native.txt")
+    older = built(tree.folder, tmp_path / "older")
+    with (tree.folder / "notebooks/01_mnist_fc.ipynb").open("a") as file:
+        file.write("\n")
+    newer = built(tree.folder, tmp_path / "newer", version="0.99.0")
+    environment = tree.environment | {"PATH": without_docker(tree.environment["PATH"]), "PYTHON": sys.executable}
+    environment |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels), "PIP_CONFIG_FILE": os.devnull}
+    environment |= {"UV_OFFLINE": "1", "UV_CACHE_DIR": str(tmp_path / "uv"), "UV_TOOL_DIR": str(tmp_path / "tools")}
+    return Uvx(tmp_path, older, newer, environment)
+
+
+def test_an_installed_package_is_upgraded_and_rolled_back(uvx: Uvx) -> None:
+    """Without a clone: `build` makes the folder, a newer wheel's `upgrade` switches it, `rollback` goes back."""
+    user = Clone(uvx.folder / "rocmlab", {}, uvx.environment)
+    notebook = user.folder / "notebooks/01_mnist_fc.ipynb"
+    made = uvx(uvx.older, "build", PORT=str(free_port()))
+    try:
+        uvx(uvx.older, "up")
+        token, answered = user.env["JUPYTER_TOKEN"], user.answers()
+        (user.folder / "notebooks/mine.ipynb").write_text("{}")
+        notebook.write_text("mine\n")
+        upgraded = uvx(uvx.newer, "upgrade")
+        status, new = json.loads(json_status(user))["version"], notebook.read_text()
+        back = uvx(uvx.newer, "rollback")
+
+        assert f"made the project folder {user.folder}" in made
+        assert answered
+        assert "commit v0.99.0" in upgraded
+        assert "the new version works" in upgraded
+        assert (status["version"]["version"], status["previous"]["version"]) == ("0.99.0", "0.1.0")
+        assert new.endswith("}\n\n")
+        assert "going back to 0.1.0 commit v0.1.0" in back
+        assert user.answers()
+        assert user.env["JUPYTER_TOKEN"] == token
+        assert [copy.read_text() for copy in notebook.parent.glob("01_mnist_fc-yours-*.ipynb")] == ["mine\n"]
+        assert (notebook.parent / "mine.ipynb").read_text() == "{}"
+    finally:
+        user.make("down", FORCE="1", succeeds=False)
 
 
 class TestSource:

@@ -66,6 +66,7 @@ COMMANDS = {command: entry for group in GROUPS.values() for command, entry in gr
 ALIASES = {"run-notebooks": "run", "top": "nvitop"}  # the names that `make` has for them
 EXIT_CODES = "0 done; 1 the work failed, for example a notebook; 2 wrong usage, or the machine lacks something"
 
+PACKAGED = os.path.join(os.path.dirname(os.path.dirname(__file__)), "project")  # only in a released wheel
 MAKE_VARIABLES = (  # that are no settings: they hold for one command
     *("NOTEBOOKS", "PARAMS", "RUN", "BENCH", "TESTS", "ENGINE", "HEAD", "FORCE", "WHEN"),
     *("TO", "FROM", "ALL", "RUNS", "HOST"),
@@ -89,6 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logging.basicConfig(level=logging.DEBUG, format="%(message)s")  # warnings are also printed without it
     try:
         _check_make_variables(os.environ)
+        _enter_project(command, given[1:])
         module = importlib.import_module(COMMANDS[command][0])
         gc.enable()  # which `__main__` has put off
         return int(module.main(command, given[1:]))
@@ -114,6 +116,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         print(f"error: {problem}", file=sys.stderr)
         return problem.exit_code
+
+
+def _enter_project(command: str, arguments: Sequence[str]) -> None:
+    """Continue with the code of the project folder where this is an installed package's; help is its own."""
+    if os.path.isdir(PACKAGED) and not {"-h", "--help"} & set(arguments):
+        from rocmlab.stack import packaged
+
+        packaged.enter(command, arguments, lambda line: print(line, file=sys.stderr, flush=True))
 
 
 def _unknown_command(command: str) -> int:

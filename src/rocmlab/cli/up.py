@@ -11,8 +11,8 @@ from rocmlab import __version__, doctor
 from rocmlab.cli import packages, stopping
 from rocmlab.cli.main import command_parser
 from rocmlab.cli.table import device_lines
+from rocmlab.stack import packaged, remote, tokens, versions
 from rocmlab.stack import project as projects
-from rocmlab.stack import remote, tokens, versions
 from rocmlab.stack.lab import Lab, Say
 from rocmlab.stack.native import NativeLab
 from rocmlab.stack.project import Project
@@ -51,6 +51,7 @@ def build_parser(command: str) -> argparse.ArgumentParser:
         "docs/settings.md explains how they are remembered.",
     )
     stopping.add_options(parser)
+    packaged.add_option(parser)
     return parser
 
 

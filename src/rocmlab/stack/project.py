@@ -52,7 +52,7 @@ def find() -> Path:
     raise RocmlabError(
         f"{Path.cwd()} is not in a rocmlab project",
         "no compose.yaml and docker/Dockerfile here or above",
-        "cd to your clone of rocmlab",
+        "cd to your project; where rocmlab was installed with pip, `rocmlab up` makes one",
     )
 
 

@@ -35,10 +35,15 @@ def nearest() -> Path | None:
     """Return the project folder: the nearest one upwards, else that of this source tree; None where there is none."""
     here = Path.cwd()
     for folder in (here, *here.parents, Path(__file__).resolve().parents[3]):
-        if (folder / "compose.yaml").is_file() and (folder / "docker/Dockerfile").is_file():
+        if is_project(folder):
             check(folder)
             return folder
     return None
+
+
+def is_project(folder: Path) -> bool:
+    """Return whether a folder has what a project has."""
+    return (folder / "compose.yaml").is_file() and (folder / "docker/Dockerfile").is_file()
 
 
 def check(folder: Path) -> None:

@@ -31,9 +31,11 @@ class Saved:
     copy: Path
 
 
-def git(project: Path, *arguments: str, timeout_seconds: float = 60) -> tuple[int, str]:
-    """Run git in a project, without prompts."""
-    environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+def git(
+    project: Path, *arguments: str, timeout_seconds: float = 60, variables: Mapping[str, str] | None = None
+) -> tuple[int, str]:
+    """Run git in a project, without prompts; `variables` are added to its environment."""
+    environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C", **(variables or {})}
     return process.capture(["git", "-C", str(project), *arguments], env=environment, timeout_seconds=timeout_seconds)
 
 
