@@ -42,15 +42,16 @@ def check(args: argparse.Namespace) -> int | None:
     configuration.port_of(settings)
     looks_only = args.dry_run or args.list
     found = None
-    if not args.resume and not args.list:
+    again = args.resume or getattr(args, "reproduce", None)
+    if not again and not args.list:
         notebooks = (folder / os.path.expanduser(settings.get("NOTEBOOKS_DIR"))).absolute()
         found = ahead.look(args, notebooks, folder)
-    if args.resume or args.compare:
+    if again or args.compare:
         _check_run(args, settings)
     if not looks_only or _is_there(folder, is_current=not args.list):
         return None
     if found is None:
-        what = "--list" if args.list else f"--resume {args.resume} --dry-run"
+        what = "--list" if args.list else f"{_again(args)} --dry-run"
         raise RocmlabError(
             f"{what}: no up-to-date lab found here",
             "runs are in the lab's share, and this command does not build a lab",
@@ -68,13 +69,18 @@ def _check_run(args: argparse.Namespace, settings: Settings) -> None:
     from rocmlab.stack import project as projects
 
     folder = settings.project
+    again = args.resume or getattr(args, "reproduce", None)
     if projects.existing(folder) is not None or args.share or "/" in settings.get("SHARE"):
         return
-    names = [Path(name) for name in (args.resume, args.compare) if name]
+    names = [Path(name) for name in (again, args.compare) if name]
     if (folder / "share/runs").is_dir() or any(path.exists() for path in names):
         return
-    what = f"--resume {args.resume}" if args.resume else f"--compare {args.compare}"
+    what = _again(args) if again else f"--compare {args.compare}"
     raise RocmlabError(f"{what}: no lab found here", "runs are in the lab's share", "make up, then the same command")
+
+
+def _again(args: argparse.Namespace) -> str:
+    return f"--resume {args.resume}" if args.resume else f"--reproduce {args.reproduce}"
 
 
 def _is_there(folder: Path, *, is_current: bool) -> bool:

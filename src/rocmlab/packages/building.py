@@ -121,7 +121,7 @@ def record_of(prefix: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def switch(place: Place, prefix: Path, listed: Sequence[Requirement], failed: Iterable[str] = ()) -> None:
+def switch(place: Place, prefix: Path, listed: Sequence[Requirement] | None, failed: Iterable[str] = ()) -> None:
     """Replace a kernel's list, and have kernels that start from now on use the overlay that was made for it.
 
     All that needs space comes first. Where this is killed between the two, the list is the new one: `sync` is reported.
@@ -129,17 +129,18 @@ def switch(place: Place, prefix: Path, listed: Sequence[Requirement], failed: It
     Args:
         place: of the kernel.
         prefix: the overlay.
-        listed: the list.
+        listed: the list; None: the place has none.
         failed: what of it cannot be installed for this image.
     """
-    texts = [each.text for each in listed]
+    texts = [each.text for each in listed or ()]
     record = {"kernel": place.kernel, "python": place.python, "requirements": texts}
     record["failed"] = [each for each in failed if each in texts]
     files.write_text(prefix / overlays.RECORD, files.to_json(record) + "\n")
     draft = files.draft_path(place.own / overlays.CURRENT)
     draft.symlink_to(prefix.name)
     try:
-        requested.write(place.share, place.kernel, listed)
+        if listed is not None:
+            requested.write(place.share, place.kernel, listed)
         os.replace(draft, place.own / overlays.CURRENT)
     except OSError:
         draft.unlink(missing_ok=True)

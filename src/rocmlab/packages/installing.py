@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 
+from rocmlab.base import formatting
 from rocmlab.base.errors import RocmlabError
 from rocmlab.packages import base_packages, building, companions, declared, overlays, protection, requested
 from rocmlab.packages.base_packages import Base
@@ -193,6 +194,55 @@ def sync(place: Place, say: Say, wanted: Sequence[Requirement] = ()) -> Outcome:
             kept = [requested.without_secrets(each) for each in work.named(listed)]
             building.switch(place, work.scratch, kept, map(requested.without_password, outcome.failed))
     return outcome
+
+
+def exactly(place: Place, versions: Mapping[str, str], say: Say) -> Path:
+    """Return an overlay with these versions and nothing else, which is made if it is not there yet.
+
+    Raises:
+        RocmlabError: some cannot be installed; each is named.
+    """
+    with building.locked(place, say) as lock:
+        if (current := place.current()) and base_packages.installed(overlays.site_of(current)) == versions:
+            return current
+        say(f"installing {len(versions)} recorded versions for the kernel {place.kernel.partition('@')[0]}")
+        with _Work(place, base_packages.read(place.python), lock) as work:
+            work.begin()
+            index = companions.index_of(place.python)
+            kinds = {name: name in protection.COMPANIONS and index is not None for name in versions}
+            groups = [
+                [*(("--index-url", index) if is_companion and index else ()), *names]
+                for is_companion in (False, True)
+                if (names := [f"{name}=={versions[name]}" for name, kind in kinds.items() if kind == is_companion])
+            ]
+            failed = [line for words in groups for line in _install_exactly(work, words)]
+            has = base_packages.installed(overlays.site_of(work.scratch))
+            if not failed:
+                failed = [
+                    f"{name}: {has.get(name)} came instead" for name in versions if versions[name] != has.get(name)
+                ]
+            if failed:
+                raise RocmlabError(
+                    f"{formatting.plural(len(failed), 'recorded version')} cannot be installed",
+                    "\n".join(failed),
+                    "name an index that has them: --index-url in pip.conf (PIP_CONFIG); nothing was changed",
+                    exit_code=1,
+                )
+            building.switch(place, work.scratch, None)
+            return work.scratch
+
+
+def _install_exactly(work: _Work, words: Sequence[str]) -> list[str]:
+    """Install versions without what they require; return why each that cannot be installed is not, a line each."""
+    try:
+        work.run(["--no-deps", *words], is_cached=True)
+        return []
+    except RocmlabError as err:
+        pins = [each for each in words if "==" in each]
+        if len(pins) == 1:
+            return [f"{pins[0]}: {err.problem.why.splitlines()[0]}"]
+    options = [each for each in words if each not in pins]
+    return [line for pin in pins for line in _install_exactly(work, [*options, pin])]
 
 
 def _one_by_one(work: _Work, listed: Iterable[Requirement], say: Say) -> Outcome:

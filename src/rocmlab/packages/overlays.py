@@ -30,6 +30,7 @@ OWN = "rocmlab-"  # its own version is no reason to install a user's packages ag
 HOOK = "rocmlab-pip"  # next to rocmlab's own interpreter, see `packages.pip`
 
 SHARE = "ROCMLAB_SHARE"
+PINNED = "ROCMLAB_OVERLAY_"  # and the kernel: in a run that reproduces another, the overlay; empty: none
 KERNEL = "ROCMLAB_KERNEL"  # in a kernel: which of ours it is
 PYTHON = "ROCMLAB_KERNEL_PYTHON"  # in a kernel: the lab's interpreter, below the overlay
 
@@ -100,6 +101,12 @@ def of_specification(specification: Mapping[str, Any], share: str | None) -> Pla
     return Place(Path(share), kernel, str(argv[0])) if share and argv and isinstance(kernel, str) else None
 
 
+def in_use(place: Place, environment: Mapping[str, str]) -> Path | None:
+    """Return the overlay of kernels with this environment: the current one, unless that names another."""
+    pinned = environment.get(PINNED + place.kernel)
+    return place.current() if pinned is None else Path(pinned) if pinned else None
+
+
 def key(python: str) -> str:
     """Return what differs whenever the interpreter or one of its packages does; 0.3 ms."""
     path = os.path.abspath(python)
@@ -128,7 +135,7 @@ def applied(specification: Mapping[str, Any], environment: Mapping[str, str]) ->
     """
     found = dict(specification)
     place = of_specification(specification, environment.get(SHARE))
-    prefix = place.current() if place else None
+    prefix = in_use(place, environment) if place else None
     if prefix is None:
         return found
     own = dict(found.get("env") or {})

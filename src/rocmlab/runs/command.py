@@ -58,7 +58,8 @@ def _preparing(args: argparse.Namespace) -> Iterator[None]:
     """Report on stderr what is prepared, which takes seconds: in a terminal until it is done, else in a line."""
     names, more = ", ".join(args.notebooks[:MAX_NAMES]), len(args.notebooks) - MAX_NAMES
     named = f"{names} and {more} more" if more > 0 else names
-    what = f"to continue {args.resume}" if args.resume else named or "every notebook of the lab"
+    again = f"to continue {args.resume}" if args.resume else f"to reproduce {args.reproduce}" if args.reproduce else ""
+    what = again or named or "every notebook of the lab"
     text = f"preparing {what}: reading the notebooks, looking for kernels and devices"
     is_terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
     sys.stderr.write(f"{text} …" if is_terminal else f"{text}\n")

@@ -166,6 +166,7 @@ class Result:
     simulated: bool = False  # a device was, or the notebook recorded that it stood in for one
     attempts: list[Annotated[dict[str, Any], Attempt]] = field(default_factory=list)  # earlier ones, oldest first
     defaults: dict[str, Any] = field(default_factory=dict)  # parameters that were not given, as the notebook sets them
+    environment: str | None = None  # the file in the run folder with the versions of its kernel; None: not known
 
     @property
     def is_ok(self) -> bool:

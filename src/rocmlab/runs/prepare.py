@@ -76,9 +76,31 @@ def new(args: argparse.Namespace, means: Means) -> Task:
     Raises:
         RocmlabError: the arguments cannot be satisfied.
     """
+    if args.reproduce:
+        return _reproduced(args, means)
     _begin_cluster(args, means)
     requests = requested.of(args, parameters.parse(args.parameters))
     return _task(args, means, requests, options.share_of(args))
+
+
+def _reproduced(args: argparse.Namespace, means: Means) -> Task:
+    from rocmlab.runs.outcome import resume
+
+    share = options.share_of(args)
+    folder = resume.find(args.reproduce, share / "runs", "--reproduce")
+    session = resume.read(folder)
+    own = argparse.Namespace(**{**session.options, "compare": args.compare, "reproduce": str(folder.path)})
+    args = options.restored(args, vars(own))
+    _begin_cluster(args, means)
+    _use_versions(args, share)
+    return _task(args, means, resume.requests(session, selection.notebooks_folder(os.environ)), share)
+
+
+def _use_versions(args: argparse.Namespace, share: Path) -> None:
+    """Have all kernels of this process use the versions of the run that this one reproduces."""
+    from rocmlab.runs.outcome import reproduce
+
+    os.environ.update(reproduce.variables(Path(args.reproduce), share, is_dry=args.dry_run))
 
 
 def continued(args: argparse.Namespace, means: Means) -> Task:
@@ -95,6 +117,8 @@ def continued(args: argparse.Namespace, means: Means) -> Task:
     session = resume.read(folder)
     args = options.restored(args, session.options)
     _begin_cluster(args, means)
+    if args.reproduce:
+        _use_versions(args, folder.share)
     requests = resume.requests(session, selection.notebooks_folder(os.environ))
     task = _task(args, means, requests, folder.share, folder, session)
     return task if args.dry_run else replace(task, before=resume.set_aside(folder, session, task.before))

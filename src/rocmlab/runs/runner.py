@@ -23,7 +23,8 @@ from rocmlab.runs.scheduling.place import Place
 from rocmlab.runs.scheduling.plan import Before, Queue, Rules, longest_first
 from rocmlab.runs.scheduling.scheduler import Scheduler
 from rocmlab.runs.scheduling.usage import Meters
-from rocmlab.runs.workers.executor import Site, Supervised
+from rocmlab.runs.workers.environments import Environments
+from rocmlab.runs.workers.executor import Here, Site, Supervised
 from rocmlab.runs.workers.supervisor import Event, Limits
 from rocmlab.runs.workers.workers import Workers
 
@@ -67,6 +68,7 @@ class Runner:
         site: Site,
     ) -> None:
         self.site = site
+        self.environments = Environments(folder.path, workers.environment, is_here=isinstance(site, Here))
         self.jobs = list(jobs)
         self.keys = {job.name: job.key for job in jobs}
         self.folder = folder
@@ -240,6 +242,7 @@ class Runner:
 
     async def _run_job(self, supervisor: Supervised) -> None:
         job = supervisor.job
+        environment = self.environments.of(job)  # as it is when the kernel starts
         try:
             outcome = await supervisor.run()
         except OSError as err:  # no process, pipe or log could be created; the other jobs continue
@@ -262,6 +265,7 @@ class Runner:
                 outcome = replace(outcome, message=why, notebook=None)
             outcome = self._warned(job, outcome)
             result = await asyncio.to_thread(result_of, self.folder, job, supervisor.place, outcome, attempts)
+            result = replace(result, environment=environment)
         if self._may_retry(result, outcome.is_lost):
             result = await self._converted(result)
         if self._may_retry(result, outcome.is_lost):  # the run was not interrupted meanwhile

@@ -28,6 +28,7 @@ class Options(TypedDict, total=False):
     engine: Annotated[str, lambda value: value in (*ENGINES, "papermill")] | None  # papermill's own: until 2026-11-23
     warm: Literal["auto", "off"]
     compare: records.FilePath | None
+    reproduce: records.FilePath | None
 
 
 class Started(TypedDict, total=False):

@@ -80,8 +80,8 @@ def described(job: Job) -> dict[str, Any]:
     return made if "Infinity" not in exact and "NaN" not in exact else {**made, "parameters_exact": exact}
 
 
-def find(which: str, runs: Path) -> RunFolder:
-    """Return the folder of a run to continue: by its folder, its name in `runs`, or `last`.
+def find(which: str, runs: Path, option: str = "--resume") -> RunFolder:
+    """Return the folder of a run to continue or to reproduce: by its folder, its name in `runs`, or `last`.
 
     Raises:
         RocmlabError: the run was not found.
@@ -90,7 +90,7 @@ def find(which: str, runs: Path) -> RunFolder:
         folders = (RunFolder(path.parent) for path in history.newest(runs, JOURNAL) if not path.parent.is_symlink())
         newest = next((folder for folder in folders if not folder.is_stub()), None)
         if newest is None:
-            raise RocmlabError("--resume last: no run found", f"{runs} has none that began", "omit --resume")
+            raise RocmlabError(f"{option} last: no run found", f"{runs} has none that began", f"omit {option}")
         safe.check_folder(newest.path)
         return newest
     for folder in (Path(which).expanduser(), runs / which):
@@ -98,7 +98,7 @@ def find(which: str, runs: Path) -> RunFolder:
             safe.check_folder(folder.absolute())
             return RunFolder(folder.absolute())
     why = f"neither {which} nor {runs / which} has a {JOURNAL}"
-    raise RocmlabError(f"--resume {which}: run not found", why, "`rocmlab run --list` lists them")
+    raise RocmlabError(f"{option} {which}: run not found", why, "`rocmlab run --list` lists them")
 
 
 def read(folder: RunFolder) -> Session:

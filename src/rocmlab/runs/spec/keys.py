@@ -2,7 +2,8 @@
 
 In the key: the code cells with those tags that decide what is executed, the parameters, the kernel with the command and
 the environment of its kernelspec and what it preloads, how many GPUs it gets, the files that the notebook declares as
-inputs, the image's build record, and the versions of the user's own packages in that kernel. Not in it: outputs, prose,
+inputs, the image's build record, and the versions of the user's own packages in that kernel, with the code of editable
+ones. Not in it: outputs, prose,
 other metadata, limits, the file's name and place, rocmlab's own version outside of an image.
 """
 
@@ -20,7 +21,7 @@ from typing import Any
 from rocmlab.base.errors import RocmlabError
 from rocmlab.kernels import kernelspec
 from rocmlab.kernels.kernelspec import Specification
-from rocmlab.packages import base_packages, overlays
+from rocmlab.packages import base_packages, overlays, recorded
 from rocmlab.runs.jobs import Job
 
 BUILD_RECORD = Path("/etc/rocmlab-build.json")
@@ -60,10 +61,13 @@ def image() -> Any:  # noqa: ANN401  any JSON value
 
 
 def packages(spec: Specification, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the versions of the user's own packages in a kernel."""
+    """Return the versions of the user's own packages in a kernel, and what stands for the code of editable ones."""
     place = overlays.of_specification(spec, environment.get(overlays.SHARE))
-    prefix = place.current() if place else None
-    return base_packages.installed(overlays.site_of(prefix)) if prefix else {}
+    prefix = overlays.in_use(place, environment) if place else None
+    if prefix is None:
+        return {}
+    code = {f"-e {folder}": digest for folder, digest in recorded.editable(prefix)}
+    return {**base_packages.installed(overlays.site_of(prefix)), **code}
 
 
 def of(

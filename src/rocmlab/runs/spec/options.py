@@ -14,6 +14,7 @@ from rocmlab.runs.jobs import Job, stem
 from rocmlab.runs.spec import parameters, resources, selection
 
 KEPT = ("gpus", "mixed", "timeout", "cell_timeout", "memory", "retries", "fail_fast", "engine", "warm")
+WITH_REPRODUCE = ("reproduce", "share", "json", "dry_run", "name", "compare")
 WITH_RESUME = ("resume", "share", "json", "dry_run", "list", "cluster", "exchange")
 MAX_RETRIES = 1000
 ENGINES = ("rocmlab", "ray")
@@ -49,6 +50,11 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument(
         "--resume", metavar="RUN", help="continue a run (`last`, a name, a folder) where it was interrupted"
+    )
+    made.add_argument(
+        "--reproduce",
+        metavar="RUN",
+        help="run the notebooks of a run again, with its parameters and exactly the versions of its packages",
     )
     made.add_argument("--json", action="store_true", help="print results.json instead of the summary")
     made.add_argument("--list", action="store_true", help="list the runs of the share, newest first")
@@ -167,14 +173,15 @@ def _one_of(name: str, *choices: str) -> Callable[[str], str]:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Reject arguments that `--resume` and `--list` would ignore.
+    """Reject arguments that `--resume`, `--reproduce` and `--list` would ignore.
 
     Raises:
         RocmlabError: there are some.
     """
-    if not args.resume and not args.list:
+    reproduced = getattr(args, "reproduce", None)
+    if not args.resume and not args.list and not reproduced:
         return
-    allowed = WITH_RESUME if args.resume else ("list", "share", "json")
+    allowed = WITH_RESUME if args.resume else ("list", "share", "json") if args.list else WITH_REPRODUCE
     usual = vars(parser().parse_args([]))
     extra = [_word(name) for name, value in vars(args).items() if name not in allowed and value != usual[name]]
     extra += ["--list"] if args.resume and args.list else []
@@ -182,6 +189,10 @@ def check(args: argparse.Namespace) -> None:
         return
     if args.list and not args.resume:
         raise RocmlabError(f"--list with {', '.join(extra)}", "it lists all runs of a share", "rocmlab run --list")
+    if reproduced and not args.resume:
+        why = "notebooks, parameters and options are those of that run"
+        fix = f"rocmlab run --reproduce {reproduced}, or a new run without --reproduce"
+        raise RocmlabError(f"--reproduce with {', '.join(extra)}", why, fix)
     raise RocmlabError(
         f"--resume with {', '.join(extra)}",
         "a run continues with the notebooks, parameters and options that it began with, or its results would be of two",
@@ -211,10 +222,11 @@ def name_of(args: argparse.Namespace, jobs: Sequence[Job]) -> str:
 
 def kept(args: argparse.Namespace, earlier: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the options of a run as its journal keeps them; `--compare last` would mean another run later."""
-    return {**{name: getattr(args, name) for name in KEPT}, "compare": earlier["folder"] if earlier else None}
+    found = {**{name: getattr(args, name) for name in KEPT}, "compare": earlier["folder"] if earlier else None}
+    return {**found, "reproduce": args.reproduce} if args.reproduce else found
 
 
 def restored(args: argparse.Namespace, options: Mapping[str, Any]) -> argparse.Namespace:
     """Return the options with which a run is continued: those of its journal, and those allowed next to `--resume`."""
-    of_the_run = {name: options[name] for name in (*KEPT, "compare") if name in options}
+    of_the_run = {name: options[name] for name in (*KEPT, "compare", "reproduce") if name in options}
     return argparse.Namespace(**{**vars(args), **of_the_run})
