@@ -90,7 +90,7 @@ def _read(folder: Path, name: str) -> dict[str, Any]:
 def _problems(
     then: Mapping[str, Any], lab: Mapping[str, Any], differ: Mapping[str, str], *, is_ours: bool
 ) -> list[str]:
-    """Return which versions the kernel of now cannot have, a line each."""
+    """Return which versions the current kernel cannot have, a line each."""
     kernel, python = then["kernel"], str(then["python"] or "")
     if python.split(".")[:2] != str(lab["python"] or "").split(".")[:2]:
         return [f"{kernel}: it ran with Python {python}, and the kernel has {lab['python']}"]
