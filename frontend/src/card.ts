@@ -75,7 +75,7 @@ const CAVEATS: Record<string, [string, string]> = {
 const SUPPORT: Record<string, string> = {
   works: 'supported',
   override: 'works with HSA_OVERRIDE_GFX_VERSION, which is not set',
-  overridden: 'an override is set, so that it passes for another target'
+  overridden: 'an override is set that makes it pass as another target'
 };
 
 function caveat(device: Device): [string, string] | undefined {
@@ -172,7 +172,7 @@ function reported(device: Device, sample: Sample, joules: number | null): [strin
     ['Memory busy', sample.memory_busy_percent === null ? '' : percent(sample.memory_busy_percent)],
     ['Temperatures', temperatures(sample)],
     ['Fan', fanText(sample)],
-    ['Energy since the lab looks', joules === null ? '' : energy(joules)],
+    ['Energy since the first reading', joules === null ? '' : energy(joules)],
     ['PCIe now', linkText(sample)],
     ['PCIe replays', sample.pcie_replays === null ? '' : String(sample.pcie_replays)],
     ['ECC errors', eccText(sample)],

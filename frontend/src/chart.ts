@@ -128,7 +128,7 @@ export class Chart {
   private describe(): string {
     const known = this.series.values[this.metric].filter(value => value !== null);
     if (known.length === 0) {
-      return `${this.what}: now ${this.shown.text}; nothing is known of the last 15 minutes`;
+      return `${this.what}: now ${this.shown.text}; no data for the last 15 minutes`;
     }
     const low = known.reduce((one, other) => Math.min(one, other));
     const high = known.reduce((one, other) => Math.max(one, other));

@@ -18,7 +18,7 @@ function deviceName(device: ClusterDevice): string {
 function userOf(device: ClusterDevice): string {
   const { lease } = device;
   if (!device.is_usable) {
-    return `not usable: ${plain(device.why_not ?? 'nobody can tell why')}`;
+    return `not usable: ${plain(device.why_not ?? 'the reason is unknown')}`;
   }
   if (lease === null) {
     return 'free: no lease';
@@ -139,12 +139,12 @@ class NodeView implements View<ClusterNode> {
   /** Return why no GPU is shown. */
   private why(node: ClusterNode): string {
     if (!node.is_alive) {
-      return 'It does not answer any more; what ran there runs elsewhere or has failed.';
+      return 'It no longer answers. Its jobs run elsewhere or have failed.';
     }
     if (node.problem !== null) {
       return plain(`${node.problem.what}: ${node.problem.why}`);
     }
-    return node.devices === null ? 'being asked…' : 'No GPU.';
+    return node.devices === null ? 'waiting for an answer…' : 'No GPU.';
   }
 }
 
@@ -245,11 +245,11 @@ export class ClusterSection {
   private show(cluster: Cluster): void {
     setHidden(this.node, false);
     setAttribute(this.node, 'data-state', cluster.state);
-    setText(this.summary, cluster.nodes.length > 0 ? summarize(cluster) : 'being asked…');
+    setText(this.summary, cluster.nodes.length > 0 ? summarize(cluster) : 'waiting for an answer…');
     this.problems.update(cluster.problem === null ? [] : [cluster.problem]);
     const isOld = cluster.state === 'lost' && cluster.nodes.length > 0;
     const age = cluster.age_seconds === null ? '' : ` ${duration(cluster.age_seconds)} ago`;
-    setText(this.old, `What is shown is what was known${age}.`);
+    setText(this.old, `Last known state${age === '' ? '' : `,${age}`}.`);
     setHidden(this.old, !isOld);
     this.nodesNode.classList.toggle('rocmlab-mod-old', isOld);
     this.nodes.update(cluster.nodes);

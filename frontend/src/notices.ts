@@ -17,7 +17,7 @@ export class ProblemView implements View<Problem> {
     const copyFix = async (): Promise<void> => {
       const done = await copy(this.fix);
       setText(copied, done ? 'Copied' : 'Not allowed');
-      say(done ? 'The fix was copied.' : 'The browser does not allow to copy.');
+      say(done ? 'The fix was copied.' : 'The browser does not allow copying.');
       window.setTimeout(() => setText(copied, 'Copy'), 2000);
     };
     const copied = button('Copy', () => void copyFix(), {

@@ -17,7 +17,7 @@ const STATUS: Record<Status, string> = {
   closed: 'paused',
   connecting: 'connecting…',
   live: 'live',
-  lost: 'connection lost: trying again…',
+  lost: 'connection lost, retrying…',
   refused: 'signed out: reload the page and sign in again'
 };
 
@@ -325,7 +325,7 @@ export class Panel {
     const texts: Record<Action, [string, string, string]> = {
       interrupt: [
         'Interrupt',
-        'What it computes now stops; its variables stay, and so does its GPU memory.',
+        'The running cell stops. Its variables and its GPU memory are kept.',
         'Interrupt'
       ],
       restart: ['Restart', `Its variables are lost. It keeps its lease of ${devices}.`, 'Restart'],

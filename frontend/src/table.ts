@@ -63,7 +63,7 @@ class Row implements View<Holder> {
     'span',
     {
       class: 'rocmlab-Chip rocmlab-mod-quiet',
-      title: 'inferred, not read: from in here, the processes of the GPU cannot be told apart'
+      title: 'inferred: inside this container the processes of the GPU cannot be distinguished'
     },
     'estimated'
   );

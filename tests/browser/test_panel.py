@@ -257,7 +257,7 @@ def test_a_lost_connection_is_said_and_comes_back(lab: Lab, page: Page) -> None:
     page.on("pageerror", lambda error: errors.append(str(error)))
 
     lab.stop()
-    page.get_by_text("connection lost: trying again…").first.wait_for(timeout=WAIT)
+    page.get_by_text("connection lost, retrying…").first.wait_for(timeout=WAIT)
     lab.start()
     page.wait_for_selector(".rocmlab-Status[data-status=live]", timeout=WAIT)
 

@@ -95,7 +95,7 @@ def test_the_cluster_is_shown_until_its_worker_is_lost(
     assert "what ran there runs elsewhere" in other.inner_text()
     both.head.die()
     section.get_by_text(re.compile("the head of the cluster at .* is lost")).first.wait_for(timeout=WAIT)
-    section.get_by_text(re.compile("What is shown is what was known .* ago")).wait_for(timeout=WAIT)
+    section.get_by_text(re.compile("Last known state, .* ago")).wait_for(timeout=WAIT)
     picture(page, "panel_cluster_lost")
 
 

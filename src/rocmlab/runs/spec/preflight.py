@@ -49,14 +49,17 @@ class _Reader:
             RocmlabError: that call did.
         """
         key = (read, arguments)
-        if key not in self._kept:
+        try:
+            kept = self._kept[key]
+        except KeyError:
             try:
-                self._kept[key] = read(*arguments)
+                kept = read(*arguments)
             except RocmlabError as err:
-                self._kept[key] = err
-        if isinstance(self._kept[key], RocmlabError):
-            raise self._kept[key].with_traceback(None)  # else it would grow each time
-        return self._kept[key]
+                kept = err
+            self._kept[key] = kept
+        if isinstance(kept, RocmlabError):
+            raise kept.with_traceback(None)  # else it would grow each time
+        return kept
 
     def kernel_name(self, named: str | None, notebook: Any) -> tuple[str | None, str | None]:  # noqa: ANN401
         """Return the kernel for a notebook, and a warning where it is not the one that the notebook names.
