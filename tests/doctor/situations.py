@@ -33,6 +33,11 @@ class QuietLab:
     engine_root: str = ""
     full: Exception | None = None
     missing: str | Problem | None = None
+    lacks: tuple[str, ...] = ()  # of apt.txt
+
+    def missing_system_packages(self) -> tuple[str, ...]:
+        """As the test says."""
+        return self.lacks
 
     def is_running(self) -> bool:
         """As the test says."""

@@ -228,3 +228,11 @@ def test_frameworks_that_could_not_be_installed(look: Looker) -> None:
     for missing in ("PyTorch is being installed", None):
         look.lab = QuietLab(missing=missing)
         silent(look(), "lab.kernels")
+
+
+def test_what_apt_txt_names_and_the_host_lacks_is_a_warning(look: Looker) -> None:
+    """It has the command."""
+    silent(look(), "lab.system_packages")
+    look.lab.lacks = ("graphviz",)
+
+    assert "graphviz" in fires(look(), "lab.system_packages", WARNS).problem.what

@@ -175,6 +175,23 @@ class TestCluster:
 
         assert (lab(tmp_path, {"PATH": "/bin"}, monkeypatch).inputs == before) is is_same
 
+    def test_apt_txt_makes_another_image(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The build gets its names; without the file nothing changes, and one that cannot be used stops `make up`."""
+        before = lab(tmp_path, {"PATH": "/bin"}, monkeypatch)
+        was = before.inputs
+        (tmp_path / "notebooks").mkdir(exist_ok=True)
+        (tmp_path / "notebooks/apt.txt").write_text("# plots\ngraphviz  # dot\nffmpeg\n")
+
+        after = lab(tmp_path, {"PATH": "/bin"}, monkeypatch)
+        assert after.inputs != was
+        assert (before.environment["ROCMLAB_IMAGE_APT"], after.environment["ROCMLAB_IMAGE_APT"]) == (
+            "",
+            "graphviz ffmpeg",
+        )
+        (tmp_path / "notebooks/apt.txt").write_text("a; reboot\n")
+        with pytest.raises(RocmlabError, match="line 1"):
+            lab(tmp_path, {"PATH": "/bin"}, monkeypatch).prepare(print)
+
     def test_which_cluster_is_no_matter_of_the_image(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The head's image and a worker's are the same."""
         (tmp_path / ".env").write_text("CLUSTER=head\n")

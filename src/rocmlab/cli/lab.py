@@ -142,7 +142,7 @@ def _installation(project: Project) -> dict[str, Any]:
 
 
 def _print_packages(project: Project, answers: bool) -> None:
-    for line in packages.missing(project.lab) if answers else []:
+    for line in packages.notes(project.lab) if answers else []:
         print(f"packages   {line}")
 
 

@@ -153,6 +153,18 @@ def of_lab(lab: Lab) -> list[dict[str, Any]] | None:
     return kernels if isinstance(kernels, list) else None
 
 
+def notes(lab: Lab) -> list[str]:
+    """Return what was declared or added and is not installed, each a line with the command."""
+    from rocmlab.packages import system
+
+    try:
+        names = lab.missing_system_packages()
+    except RocmlabError as err:
+        return [*missing(lab), err.problem.what]
+    lines = [f"apt.txt: {', '.join(names)} not installed on this host: {system.fix(names)}"] if names else []
+    return [*missing(lab), *lines]
+
+
 def missing(lab: Lab) -> list[str]:
     """Return which packages are not installed for a running lab's image, a line with the command for each kernel."""
     return [

@@ -134,7 +134,7 @@ def start(
         print(f"  {'remote':9} {here.command(project.lab.port)}   (on your own computer; then open the URL there)")
     if unfinished := project.lab.unfinished():
         print(f"  {'kernels':9} {unfinished}")
-    for line in packages.missing(project.lab):
+    for line in packages.notes(project.lab):
         print(f"  {'packages':9} {line}")
     print("\n  make run-notebooks   run them all headless\n  make down            stop; the share is kept")
     return 0

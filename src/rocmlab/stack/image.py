@@ -13,6 +13,7 @@ from pathlib import Path
 from rocmlab import __version__
 from rocmlab.base.errors import RocmlabError
 from rocmlab.base.formatting import amount
+from rocmlab.packages import system
 from rocmlab.stack import envfile, image_kind, image_size, process, shipped, source
 from rocmlab.stack.lab import Lab, Say
 from rocmlab.stack.progress import BuildProgress, PullProgress
@@ -66,7 +67,20 @@ class ImageLab(Lab):
         """
         kept = {name: value for name, value in os.environ.items() if name not in PASSED_INTO_THE_LAB}
         # What `.env` says of a slim image is not for a single command with another backend or image.
-        return {**kept, "ROCMLAB_IMAGE_KIND": "full", "ROCMLAB_IMAGE_GFX": "", **self.values}
+        image = {
+            "ROCMLAB_IMAGE_KIND": "full",
+            "ROCMLAB_IMAGE_GFX": "",
+            "ROCMLAB_IMAGE_APT": " ".join(self.apt_packages),
+        }
+        return {**kept, **image, **self.values}
+
+    @cached_property
+    def apt_packages(self) -> tuple[str, ...]:
+        """What `apt.txt` next to the notebooks adds to the image; `prepare` reports a file that cannot be used."""
+        try:
+            return system.read(self.notebooks)
+        except RocmlabError:
+            return ()
 
     @property
     def inputs(self) -> str:
@@ -75,6 +89,7 @@ class ImageLab(Lab):
         facts = {name: self.values.get(name, "") for name in names}
         facts |= {name: value for name, value in self.values.items() if name.startswith("ROCMLAB_IMAGE_")}
         facts |= {"CLUSTER": "1"} if self.settings.is_in_cluster else {}
+        facts |= {"APT": " ".join(self.apt_packages)} if self.apt_packages else {}
         return source.digest(self.settings.project, source.IMAGE_SOURCES, facts)
 
     def engine(self, *arguments: str, timeout_seconds: float = 60) -> tuple[int, str]:
@@ -143,6 +158,7 @@ class ImageLab(Lab):
 
     def prepare(self, say: Say, *, always: bool = False, only_lab: bool = False) -> None:
         """Build the image unless it is current, or `always`, for what the digest leaves out (the notebooks' copy)."""
+        system.read(self.notebooks)
         ids = [self.values.get(name, "") for name in ("NB_UID", "NB_GID")]
         if all(text.isdigit() for text in ids):  # else start.sh reports what is wrong
             shipped.hand_over(self.settings, self.notebooks, int(ids[0]), int(ids[1]), say)

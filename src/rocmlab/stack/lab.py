@@ -11,6 +11,7 @@ from typing import Any
 from rocmlab.base import disk, hosts
 from rocmlab.base.errors import Problem, RocmlabError
 from rocmlab.cluster.node.record import Record
+from rocmlab.packages import system
 from rocmlab.stack import process, server, tokens
 from rocmlab.stack.server import Holder
 from rocmlab.stack.settings import Settings
@@ -46,6 +47,15 @@ class Lab(ABC):
     def is_startable(self) -> bool:
         """Return whether `start` needs nothing more; of a native lab more may be being installed."""
         return self.is_prepared()
+
+    def missing_system_packages(self) -> tuple[str, ...]:
+        """Return what `apt.txt` next to the notebooks names and this host needs and does not have.
+
+        Raises:
+            RocmlabError: the file cannot be used.
+        """
+        system.read(self.notebooks)
+        return ()  # an image is built with it
 
     def unfinished(self) -> str | Problem | None:
         """Return what of the lab is not there yet: a sentence while it is being installed, or why it will not be."""

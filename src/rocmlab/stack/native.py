@@ -17,6 +17,7 @@ from rocmlab.cluster.node import record
 from rocmlab.cluster.node.record import Record
 from rocmlab.devices import visibility
 from rocmlab.devices.discovery import discover
+from rocmlab.packages import system
 from rocmlab.stack import environments, homes, layout, live, making, process, server, tokens
 from rocmlab.stack.cluster import NativeNode
 from rocmlab.stack.daemon import last_lines
@@ -63,6 +64,10 @@ class NativeLab(Lab):
             return None
         installing = f"{installation.FRAMEWORKS} are being installed; their kernels start when that is done"
         return installation.obstacle(prefix) or f"{installing}: {installation.LOG}"
+
+    def missing_system_packages(self) -> tuple[str, ...]:
+        """Return what of `apt.txt` this host does not have."""
+        return system.missing(system.read(self.notebooks))
 
     def is_built(self) -> bool:
         """Return whether there is a `.venv`, current or not."""

@@ -52,6 +52,7 @@ ALL: tuple[Check, ...] = (
     lab.answers,
     lab.installed,
     lab.own_packages,
+    lab.system_packages,
     lab.devices,
     lab.groups,
     cluster.node,

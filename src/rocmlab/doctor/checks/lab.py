@@ -11,7 +11,7 @@ from rocmlab.devices import Device
 from rocmlab.doctor.checks.masks import read_kernelspecs
 from rocmlab.doctor.model import BLOCKS, CONTAINER, HOST, WARNS, Verdict, blocks, check, ok, skip, warns
 from rocmlab.doctor.situation import Situation
-from rocmlab.packages import declared, installing, overlays
+from rocmlab.packages import declared, installing, overlays, system
 
 NO_LAB = "no lab runs"
 
@@ -86,6 +86,28 @@ def own_packages(s: Situation) -> Verdict:
         if state.requirements:
             seen.append(f"{name}: {', '.join(state.requirements)}")
     return ok(*seen) if seen else skip("no packages were added")
+
+
+@check(
+    "lab.system_packages",
+    "the system has what apt.txt names",
+    sides=(HOST,),
+    looks_at="`apt.txt` next to the notebooks, and dpkg of the host under a native lab",
+    why="Notebooks may need libraries and programs that pip does not have. An image is built with them; on the host "
+    "only an administrator can install them.",
+    fix="the `apt-get install` that the finding has",
+)
+def system_packages(s: Situation) -> Verdict:
+    """Compare the file with what is installed."""
+    if s.project is None:
+        return skip("no project found here")
+    try:
+        missing = s.project.lab.missing_system_packages()
+    except RocmlabError as err:
+        return Verdict(WARNS, (), err.problem)
+    if missing:
+        return warns(f"apt.txt: {', '.join(missing)} not installed", "this host's dpkg lacks it", system.fix(missing))
+    return ok("nothing of apt.txt is missing")
 
 
 def _how_to_start(s: Situation) -> str:
