@@ -21,7 +21,7 @@ export RUN_FOLDER ?=
 export ROCMLAB_URL_HOST = $(if $(findstring command,$(origin HOST)),$(HOST))
 TESTS ?= tests
 
-.PHONY: help up run run-notebooks nvitop url status logs shell down build upgrade rollback clean backup restore devices smi top leases kernels packages demo doctor monitoring monitoring-down cluster-up cluster-join cluster-status cluster-down bench test test-fast test-hermetic test-long test-rocm lint docs docs-serve lock
+.PHONY: help up run run-notebooks nvitop url status logs shell down build upgrade rollback clean backup restore devices smi top leases kernels packages demo doctor monitoring monitoring-down cluster-up cluster-join cluster-status cluster-down bench test test-fast test-hermetic test-long test-rocm lint docs docs-serve lock pin
 
 help: ## Explain the targets
 	@awk 'BEGIN {FS = ":.*## "; print "rocmlab: the Jupyter workstation for AMD GPUs\n"} \
@@ -116,6 +116,8 @@ docs-serve: .venv-docs/ready ## Show it at http://127.0.0.1:8000 while you write
 	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs serve --strict
 lock: ## Renew the locked requirements (needs uv)
 	@scripts/lock --upgrade
+pin: ## Renew the digests of the base images (needs Docker's client)
+	@scripts/pin
 
 # --clear: an interrupted installation leaves packages that look installed. A link leads to another clone's.
 .venv-test/ready: requirements/test.txt

@@ -68,6 +68,17 @@ class TestValues:
         assert values(tmp_path, radeon)["BASE_IMAGE"] == resolve.BASE_IMAGES["radeon"]
         assert values(tmp_path, instinct)["BASE_IMAGE"] == resolve.BASE_IMAGES["instinct"]
 
+    def test_a_pinned_base_has_its_digest(self, tmp_path: Path) -> None:
+        """docker/bases.txt adds it to the tag; in a `.env` that was copied from another machine it is not a choice."""
+        host = make_host(tmp_path / "host", Gpu(1, 0x0300, 128, gfx_target_version=110000))
+        tag, digest = resolve.BASE_IMAGES["radeon"], f"sha256:{'ab' * 32}"
+        (tmp_path / "docker").mkdir()
+        (tmp_path / "docker/bases.txt").write_text(f"# of today\n{tag}-2 sha256:00\n{tag} {digest}\n")
+        (tmp_path / ".env").write_text(f"ROCMLAB_BACKEND=rocm\nBASE_IMAGE={tag}@{digest}\n")
+
+        assert values(tmp_path, host)["BASE_IMAGE"] == f"{tag}@{digest}"
+        assert "BASE_IMAGE" not in settings.load(tmp_path, {}).chosen
+
     def test_the_token_has_256_bits_and_stays(self, tmp_path: Path) -> None:
         """It is made once; the next `make up` finds it in `.env`."""
         found = settings.load(tmp_path, {})

@@ -348,6 +348,14 @@ class TestSource:
         assert "program.py" in str(caught.value)
         assert "n.ipynb" not in str(caught.value)
 
+    def test_a_revision_with_local_changes_is_dirty(self, pair: tuple[Path, Path]) -> None:
+        """The label of an image names a commit only where its files are that commit's."""
+        clean = source.revision(pair[1])
+        (pair[1] / "program.py").write_text("mine\n")
+
+        assert clean == source.head(pair[1])
+        assert source.revision(pair[1]) == f"{clean}-dirty"
+
     def test_a_changed_notebook_is_kept_as_a_copy(self, pair: tuple[Path, Path]) -> None:
         """Every byte exists; and it is put back if the upgrade does not succeed."""
         user, first = pair[1], source.head(pair[1])

@@ -98,7 +98,7 @@ def _running_version(project: Project) -> Version:
     if isinstance(project.lab, ContainerLab):
         label = '{{index .Config.Labels "org.opencontainers.image.revision"}}'
         code, found = project.lab.engine("image", "inspect", "--format", label, project.lab.image)
-        commit = found.strip() if code == 0 else ""
+        commit = found.strip().removesuffix(source.DIRTY) if code == 0 else ""
     elif not project.lab.is_startable():
         commit = source.before_pull(folder)
     found_here = versions.here(project, commit or source.head(folder))

@@ -170,7 +170,7 @@ class ImageLab(Lab):
         log = self.settings.state / "build.log"
         created = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         self.environment |= {"INPUTS": self.inputs, "ROCMLAB_VERSION": __version__, "ROCMLAB_CREATED": created}
-        self.environment["ROCMLAB_REVISION"] = source.head(self.settings.project)
+        self.environment["ROCMLAB_REVISION"] = source.revision(self.settings.project)
         self.keep_previous(self.image_id(self.image))
         dockerfile = self.settings.project / "docker/Dockerfile"
         show = self._progress(dockerfile.read_text(encoding="utf-8"))

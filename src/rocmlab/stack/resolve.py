@@ -17,7 +17,7 @@ from rocmlab.devices import Device, nodes
 from rocmlab.stack import cluster, gpus, image_kind, lab, live
 from rocmlab.stack.choice import CONTAINERS, Choice
 from rocmlab.stack.image_kind import ImageKind
-from rocmlab.stack.settings import BASE_IMAGES, TORCH_INDEXES, Settings, qualified
+from rocmlab.stack.settings import BASE_IMAGES, TORCH_INDEXES, Settings, pinned, qualified
 
 INSTINCT = re.compile(r"gfx9(06|08|0a|42|50)")
 PIDS, PIDS_PER_CPU = 4096, 256  # a kernel with both pools of TensorFlow, OpenBLAS and a loader: about 10 per CPU
@@ -133,7 +133,8 @@ def _for_container(
     render, video = device_groups(root)
     name = settings.last("COMPOSE_PROJECT_NAME") or project_name(settings.project)
     files = {"COMPOSE_FILE": ":".join(gpus.overlays(settings, choice)), "COMPOSE_PATH_SEPARATOR": ":"}
-    pulled = BASE_IMAGES[kind.name if kind.name == image_kind.SLIM else _kind(choice.backend, devices)]
+    tag = BASE_IMAGES[kind.name if kind.name == image_kind.SLIM else _kind(choice.backend, devices)]
+    pulled = pinned(settings.project, tag)
     if choice.runtime == "docker":
         base = kind.base or pulled
     else:

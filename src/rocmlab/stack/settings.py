@@ -119,7 +119,8 @@ def _of_another_machine(project: Path, values: Mapping[str, str]) -> dict[str, s
     """Return the settings of another machine in a copied `.env`, one that rocmlab does not remember."""
     if "ROCMLAB_BACKEND" not in values:
         return {}  # `make up` never wrote it: every line is a user's
-    images = {*BASE_IMAGES.values(), *(qualified(name) for name in BASE_IMAGES.values())}
+    images = {*BASE_IMAGES.values(), *(pinned(project, name) for name in BASE_IMAGES.values())}
+    images |= {qualified(name) for name in images}
     indexes = (TORCH_INDEXES.get(values["ROCMLAB_BACKEND"]), TORCH_INDEXES["slim"])
     found = {"NB_UID": values["NB_UID"]} if "NB_UID" in values else {}
     found |= {"BASE_IMAGE": values["BASE_IMAGE"]} if values.get("BASE_IMAGE") in images else {}
@@ -127,6 +128,14 @@ def _of_another_machine(project: Path, values: Mapping[str, str]) -> dict[str, s
     found |= {"TORCH_INDEX": index} if index is not None and index in indexes else {}
     paths = {name: values[name] for name in PATHS if name in values}
     return found | {name: path for name, path in paths.items() if not (project / os.path.expanduser(path)).exists()}
+
+
+def pinned(project: Path, image: str) -> str:
+    """Return an image with the digest that docker/bases.txt has for it, if any."""
+    for line in envfile.read(project / "docker/bases.txt").splitlines():
+        if line.split()[:1] == [image]:
+            return "@".join(line.split())
+    return image
 
 
 def qualified(name: str) -> str:

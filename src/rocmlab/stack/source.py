@@ -17,6 +17,7 @@ FETCH_TIMEOUT_SECONDS = 120.0
 NOTEBOOKS = "notebooks/"
 MAX_LINES = 40  # of changes that are shown
 LETTERS = 12  # of a commit
+DIRTY = "-dirty"  # after a commit: the files are not exactly those of it
 # Not the notebooks: Compose binds the folder itself, and saving one there must not rebuild the image.
 IMAGE_SOURCES = ("docker", "requirements", "src", "pyproject.toml", "README.md", "LICENSE")
 NATIVE_SOURCES = ("requirements", "pyproject.toml", "src/rocmlab/lab")
@@ -97,6 +98,12 @@ def changed(project: Path) -> list[str]:
     """Return the tracked files with local changes."""
     code, output = git(project, "status", "--porcelain", "-z", "--untracked-files=no")
     return [entry[3:] for entry in output.split("\0") if len(entry) > 3] if code == 0 else []
+
+
+def revision(project: Path) -> str:
+    """Return the commit that is checked out, with `-dirty` where tracked files differ from it; empty: not known."""
+    commit = head(project)
+    return f"{commit}{DIRTY}" if commit and changed(project) else commit
 
 
 def check_clean(project: Path) -> None:
