@@ -34,6 +34,9 @@ CELLS = {
         "%%gpu\nimport os, signal, threading, time\n"
         "threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()\ntime.sleep(60)"
     ),
+    "no framework": "%%profile_gpu\n1",
+    "unknown": "%%profile_gpu numpy\n1",
+    "not installed": "%%profile_gpu jax\n1",
     "plain": "1 + 1",
 }
 
@@ -116,9 +119,17 @@ def test_an_interrupted_cell_has_its_line(outputs: dict[str, list[Any]]) -> None
 
 
 def test_mistakes_say_how_it_is_used(outputs: dict[str, list[Any]]) -> None:
-    """Nothing to measure, or something behind `%%gpu`."""
+    """Nothing to measure, something behind `%%gpu`, or no profiler to use: then the cell is not run."""
     assert "%gpu model.fit(x, y)" in outputs["nothing"][0].text
     assert "%%gpu is a line of its own" in outputs["more"][0].text
+    for name, why in (
+        ("no framework", "UsageError: no framework is in use"),
+        ("unknown", "no profiler is known for numpy"),
+        ("not installed", "jax is not installed in this kernel"),
+    ):
+        (shown,) = outputs[name]
+        assert why in shown.text
+        assert "%%profile_gpu torch" in shown.text or name == "not installed"
 
 
 def test_nothing_is_imported_before_it_is_used(outputs: dict[str, list[Any]]) -> None:

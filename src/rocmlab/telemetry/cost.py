@@ -46,7 +46,7 @@ class Cost:
 
     def __str__(self) -> str:
         """Return the line."""
-        return " · ".join([_time(self.wall_seconds), self.where, *self._of_gpus(), *self._of_process()])
+        return " · ".join([elapsed(self.wall_seconds), self.where, *self._of_gpus(), *self._of_process()])
 
     def _of_gpus(self) -> Iterator[str]:
         if self.peak_memory_bytes is not None:
@@ -55,7 +55,7 @@ class Cost:
             mean = formatting.size(self.mean_memory_bytes)
             yield f"{self.memory} peak {formatting.size(self.peak_memory_bytes)}{own}, mean {mean}"
         if self.mean_busy_percent is not None:
-            yield f"busy {self.mean_busy_percent:.0f} %, {_time(self.busy_seconds)} of GPU time"
+            yield f"busy {self.mean_busy_percent:.0f} %, {elapsed(self.busy_seconds)} of GPU time"
         watts = "" if self.mean_power_watts is None else f"{self.mean_power_watts:.0f} W"
         if power := ", ".join(filter(None, (watts, formatting.energy(self.energy_joules)))):
             yield power
@@ -66,7 +66,7 @@ class Cost:
     def _of_process(self) -> Iterator[str]:
         share = 100 * self.cpu_seconds / max(self.wall_seconds, 1e-9) / self.cpu_cores
         cores = f"{self.cpu_cores} core{'s' * (self.cpu_cores > 1)}"
-        yield f"CPU {_time(self.cpu_seconds)}, {share:.0f} % of {cores}"
+        yield f"CPU {elapsed(self.cpu_seconds)}, {share:.0f} % of {cores}"
         if self.peak_process_bytes is not None:
             yield f"process memory peak {formatting.size(self.peak_process_bytes)}"
 
@@ -120,7 +120,8 @@ def _total(values: Iterable[float | None]) -> float | None:
     return sum(known) if found and len(known) == len(found) else None
 
 
-def _time(seconds: float | None) -> str:
+def elapsed(seconds: float | None) -> str:
+    """Return a time as `27 ms` or `4.2 s`; empty if unknown."""
     return f"{seconds * 1e3:.0f} ms" if seconds is not None and seconds < 1 else formatting.duration(seconds)
 
 

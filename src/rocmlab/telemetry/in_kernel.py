@@ -1,17 +1,19 @@
-"""An extension of IPython, in our kernels: `%%gpu` and `%gpu` measure a cell or a line. Elsewhere: `%load_ext rocmlab`.
+"""An extension of IPython, in our kernels: `%%gpu`, `%gpu` and `%%profile_gpu`. Elsewhere: `%load_ext rocmlab`.
 
-A measured cell is run as any other: its first line is emptied, and the measurement begins and ends with the cell. So
-errors, line numbers, `await` and what the last line returns are as without it. Each kernel loads this at its start, so
-what measures is imported when it is used first.
+A cell that is measured or profiled is run as any other: its first line is emptied, and the measurement begins and ends
+with the cell. So errors, line numbers, `await` and what the last line returns are as without it. Each kernel loads this
+at its start, so what measures is imported when it is used first.
 """
 
 from __future__ import annotations
 
 TYPE_CHECKING = False  # `typing` itself would cost milliseconds at each start
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from typing import Any
 
     from rocmlab.telemetry.measurement import Measurement
+    from rocmlab.telemetry.profiling import Profiling
 
 AFTER = 2  # transformations of IPython's own: they remove empty lines at the top, and indentation
 
@@ -23,6 +25,7 @@ def load_ipython_extension(shell: Any) -> None:  # noqa: ANN401  IPython has no 
     shell.events.register("pre_run_cell", cells.begin)
     shell.events.register("post_run_cell", cells.end)
     shell.register_magic_function(cells.gpu, "line_cell", "gpu")
+    shell.register_magic_function(cells.profile_gpu, "cell", "profile_gpu")
 
 
 class Cells:
@@ -30,27 +33,32 @@ class Cells:
 
     def __init__(self, shell: Any) -> None:  # noqa: ANN401
         self._shell = shell
-        self._running: list[tuple[Any, Measurement | None]] = []  # with IPython's description of the cell
+        self._running: list[tuple[Any, AbstractContextManager[object] | None]] = []  # with IPython's `info` of the cell
 
     def transform(self, lines: list[str]) -> list[str]:
-        """Empty the first line of a cell to be measured, but not of what a magic runs within a cell."""
-        if self._running or not lines or not _is_marked(lines[0]):
+        """Empty the first line of a cell to be measured, but not of what a magic runs within a cell.
+
+        A line that asks for a profiler that there is not is left to the magic, which says why.
+        """
+        if self._running or not lines or not _is_possible("".join(lines)):
             return lines
         is_magic = len(lines) > 1 and lines[1].startswith("%%")  # which has to be the first line
         return lines[1:] if is_magic else ["\n", *lines[1:]]
 
     def begin(self, info: Any) -> None:  # noqa: ANN401
         """Begin to measure, if that is wanted."""
-        is_measured = not self._running and _is_marked(info.raw_cell)
-        self._running.append((info, _measure().__enter__() if is_measured else None))
+        is_wanted = not self._running and _is_possible(info.raw_cell)
+        self._running.append((info, None))  # also if what measures does not start
+        if is_wanted and (context := _started(info.raw_cell)):
+            self._running[-1] = (info, context)
 
     def end(self, result: Any) -> None:  # noqa: ANN401  None where the cell was cancelled
         """Show what the cell cost, whatever ended it."""
-        for at, (info, measurement) in enumerate(self._running):
+        for at, (info, context) in enumerate(self._running):
             if result is None or info is result.info:
                 del self._running[at]
-                if measurement is not None:
-                    measurement.__exit__()
+                if context is not None:
+                    context.__exit__(None, None, None)
                 return
 
     def gpu(self, line: str, cell: str | None = None) -> object:
@@ -67,6 +75,21 @@ class Cells:
             self._shell.run_cell(cell).raise_error()
         return None
 
+    def profile_gpu(self, line: str, cell: str) -> None:
+        """Show which kernels took the time of a cell: `%%profile_gpu` as its first line, or `%%profile_gpu jax`."""
+        from IPython.core.error import UsageError
+
+        from rocmlab.base.errors import RocmlabError
+
+        try:
+            profiling = _profiling(line.strip(), cell).__enter__()
+        except RocmlabError as err:
+            raise UsageError(str(err)) from None
+        try:
+            self._shell.run_cell(cell).raise_error()
+        finally:
+            profiling.__exit__()
+
     def _run_line(self, code: str) -> object:
         try:
             compiled = compile(code, "<%gpu>", "eval")
@@ -76,11 +99,46 @@ class Cells:
             return eval(compiled, self._shell.user_ns)  # the user's own line
 
 
-def _is_marked(text: str) -> bool:
-    return text.lstrip().partition("\n")[0].rstrip() == "%%gpu"
+def _mark(text: str) -> tuple[str, str]:
+    """Return the first line of a cell, if it is one of ours: the magic, and what follows it."""
+    name, _, rest = text.lstrip().partition("\n")[0].strip().partition(" ")
+    return (name, rest.strip()) if name in ("%%gpu", "%%profile_gpu") else ("", "")
+
+
+def _is_possible(text: str) -> bool:
+    name, rest = _mark(text)
+    if name != "%%profile_gpu":
+        return bool(name) and not rest
+    from rocmlab.base.errors import RocmlabError
+
+    try:
+        _profiling(rest, text)
+    except RocmlabError:
+        return False
+    return True
+
+
+def _started(text: str) -> AbstractContextManager[object] | None:
+    """Return what measures the cell; None, and why on stderr, if its profiler does not start: the cell runs."""
+    name, rest = _mark(text)
+    if name != "%%profile_gpu":
+        return _measure().__enter__()
+    import sys
+
+    try:
+        return _profiling(rest, text).__enter__()
+    except Exception as err:
+        sys.stderr.write(f"The cell is not profiled: {err}\n")
+        return None
 
 
 def _measure() -> Measurement:
     from rocmlab.telemetry.measurement import measure
 
     return measure()
+
+
+def _profiling(word: str, cell: str) -> Profiling:
+    from rocmlab.telemetry import profiling
+
+    return profiling.Profiling(profiling.choose(word, cell))
