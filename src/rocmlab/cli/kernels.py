@@ -16,7 +16,7 @@ from rocmlab.cli.main import command_parser
 from rocmlab.devices import Device
 from rocmlab.kernels import gpus as lab_gpus
 from rocmlab.kernels.gpus import Gpus
-from rocmlab.lab import offers
+from rocmlab.lab import environments, offers
 from rocmlab.lab.offers import Changes, Spec
 from rocmlab.packages import overlays
 
@@ -24,11 +24,19 @@ from rocmlab.packages import overlays
 def main(command: str, arguments: Sequence[str]) -> int:
     """List, install or remove the kernels of this lab."""
     chosen = build_parser(command).parse_args(arguments)
+    if bool(chosen.path) != (chosen.what == "add") and chosen.what != "remove":
+        what, fix = ("needs PATH", "add PATH") if chosen.what == "add" else ("has no PATH", chosen.what)
+        raise RocmlabError(
+            f"kernels {chosen.what} {what}", "the folder of an environment is added", f"rocmlab kernels {fix}"
+        )
     if "ROCMLAB_RUNTIME" not in os.environ and not (chosen.prefix or chosen.user):
-        return _inside(command, arguments)
+        return _inside(command, arguments, chosen)
     if chosen.what == "list":
         _list(as_json=chosen.json)
         return 0
+    if chosen.path:
+        _change(chosen)
+        chosen.what = "install"
     base = offers.base_folder()
     folder = offers.default_folder(os.environ)
     if chosen.prefix or chosen.user:
@@ -37,7 +45,8 @@ def main(command: str, arguments: Sequence[str]) -> int:
         if chosen.what == "install":
             is_labs = "ROCMLAB_KERNELS" in os.environ and not (chosen.prefix or chosen.user)
             home = offers.user_folder(os.environ) if is_labs else None
-            changes = offers.install(folder, offers.plain(base), lab_gpus.look(os.environ), home)
+            own = environments.specifications(environments.read(os.environ.get(overlays.SHARE)))
+            changes = offers.install(folder, offers.plain(base) | own, lab_gpus.look(os.environ), home)
         else:
             changes = offers.remove(folder, offers.plain(base))
     except OSError as err:
@@ -52,10 +61,21 @@ def main(command: str, arguments: Sequence[str]) -> int:
 
 def build_parser(command: str) -> argparse.ArgumentParser:
     """Return the parser of `rocmlab kernels`."""
-    parser = command_parser(command, example="install --user")
+    parser = command_parser(command, example="add work/project/.venv --name mine")
     parser.add_argument(
-        "what", nargs="?", choices=["list", "install", "remove"], default="list", help="what to do (default: list)"
+        "what",
+        nargs="?",
+        choices=["list", "install", "add", "remove"],
+        default="list",
+        help="what to do (default: list); install: write what the launcher offers again",
     )
+    parser.add_argument(
+        "path",
+        nargs="?",
+        metavar="PATH|NAME",
+        help="add: the folder of an environment of uv, venv, conda or pixi; remove: its name",
+    )
+    parser.add_argument("--name", metavar="NAME", help="what the kernel is called (add; default: as its folder)")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--prefix", metavar="DIR", help="install below this environment, in share/jupyter/kernels")
     where.add_argument("--user", action="store_true", help="install for this user alone")
@@ -63,13 +83,41 @@ def build_parser(command: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _inside(command: str, arguments: Sequence[str]) -> int:
+def _change(chosen: argparse.Namespace) -> None:
+    """Add an environment to the list on the share, or remove it."""
+    share = os.environ.get(overlays.SHARE)
+    if not share:
+        raise RocmlabError("this lab has no share", "the list of environments is there", "make up")
+    listed = environments.read(share)
+    if chosen.what == "add":
+        found = environments.look(chosen.path, chosen.name)
+        environments.write(share, [*(each for each in listed if each.name != found.name), found])
+        print(f"kernel {found.name}: {found.python} ({found.kind})")
+        _warn(found)
+        return
+    kept = [each for each in listed if each.name != chosen.path]
+    if len(kept) == len(listed):
+        names = ", ".join(each.name for each in listed) or "none"
+        raise RocmlabError(f"{chosen.path} is not a kernel that was added", f"added: {names}", "rocmlab kernels list")
+    environments.write(share, kept)
+
+
+def _warn(found: environments.Environment) -> None:
+    lab = offers.plain(offers.base_folder()).get("torch", {}).get("argv", [None])[0]
+    if problem := environments.wrong_build(found, lab_gpus.look(os.environ), lab):
+        print(f"WARNING: {problem}", file=sys.stderr)
+
+
+def _inside(command: str, arguments: Sequence[str], chosen: argparse.Namespace) -> int:
     """Ask the lab itself: its kernels are those of its own environment."""
     from rocmlab.stack import project as projects
 
     lab = projects.reopen(projects.find()).lab
     if lab.inside() is None:
         raise RocmlabError("the lab is not running", "its kernels are in the lab, and only it can list them", "make up")
+    if chosen.what == "add":
+        path = str(lab.seen_inside(Path(chosen.path).expanduser().absolute()))
+        arguments = [path if each == chosen.path else each for each in arguments]
     return lab.run([command, *arguments])
 
 
@@ -102,6 +150,8 @@ def _list(*, as_json: bool) -> None:
         print(f"{'':<16}  {row['python']}")
         for line in row["state"]:
             print(f"{'':<16}  {line}")
+    for each in environments.read(os.environ.get(overlays.SHARE)):
+        _warn(each)
     if not rows:
         print("no kernels of rocmlab are installed here: rocmlab kernels install")
 

@@ -7,6 +7,7 @@ from html import escape
 FILE = "logo-svg.svg"
 INITIALS = {"tensorflow": "TF", "torch": "PT"}
 COLORS = {"tensorflow": "#b45309", "torch": "#9f1239"}
+OTHER = "#0f766e"  # an environment of the user's own
 BADGES = {True: "#15803d", False: "#475569"}  # a GPU, the CPU
 SHAPE = """\
 <svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 64 64" width="64" height="64">
@@ -22,6 +23,7 @@ BADGE = """
 
 
 def svg(framework: str, label: str = "") -> str:
-    """Return an icon of a framework, 64 by 64 pixels, with a badge such as `CPU` where the lab has a choice."""
+    """Return an icon of a kernel, 64 by 64 pixels, with a badge such as `CPU` where the lab has a choice."""
     badge = BADGE.format(color=BADGES["GPU" in label], label=escape(label)) if label else ""
-    return SHAPE.format(color=COLORS[framework], initials=INITIALS[framework], badge=badge)
+    initials = INITIALS.get(framework, escape(framework[:2].upper()))
+    return SHAPE.format(color=COLORS.get(framework, OTHER), initials=initials, badge=badge)

@@ -114,5 +114,5 @@ def is_registered() -> bool:
 def framework_title(metadata: Mapping[str, Any]) -> str:
     """Return what a kernelspec's framework is called."""
     ours = metadata.get("rocmlab")
-    name = ours.get("framework") if isinstance(ours, dict) else None
-    return TITLES.get(str(name), "the kernel")
+    found = ours if isinstance(ours, dict) else {}
+    return TITLES.get(str(found.get("framework")), str(found.get("called", "the kernel")))

@@ -21,6 +21,8 @@ def refresh(prefix: Path) -> None:
     while True:
         state = installation.state(prefix)
         for path, spec in offers.listed([folder]).values():
+            if "added" in spec["metadata"]["rocmlab"]:
+                continue  # its packages are there
             text = json.dumps(marked(spec, state), indent=1) + "\n"
             if text != path.read_text(encoding="utf-8"):
                 files.write_text(path, text)

@@ -27,7 +27,8 @@ from rocmlab.kernels.gpus import Gpus
 from rocmlab.lab import icons, kernels
 
 FEW = 4  # GPUs that are offered by name
-OURS = re.compile(rf"({'|'.join(kernels.TITLES)})(-all|-cpu|-gpu\d+)?")
+SUFFIX = r"(-all|-cpu|-gpu\d+)?"
+OURS = re.compile(rf"({'|'.join(kernels.TITLES)}){SUFFIX}")
 NO_WORDS = ("no", "n", "false", "off", "0", "0.0")  # of jupyter_core
 
 Spec = dict[str, Any]
@@ -170,7 +171,7 @@ def listed(folders: list[Path]) -> dict[str, tuple[Path, Spec]]:
             if spec := _ours(path.parent):
                 found.setdefault(path.parent.name, (path, spec))
     order = {name: place for place, name in enumerate(kernels.TITLES)}
-    return dict(sorted(found.items(), key=lambda item: (order[item[0].partition("-")[0]], item[0])))
+    return dict(sorted(found.items(), key=lambda item: (order.get(item[0].partition("-")[0], len(order)), item[0])))
 
 
 def asks_for(spec: Spec) -> int | str:
@@ -185,7 +186,7 @@ def _derived(spec: Spec, framework: str, offer: Offer) -> Spec:
     derived = copy.deepcopy(spec)
     if kernelspec.absence(spec):
         return derived
-    title = kernels.TITLES[framework]
+    title = kernels.TITLES.get(framework, spec["display_name"])
     derived["display_name"] = f"{title} ({offer.label})" if offer.label else title
     config = {"provisioner_name": kernels.PROVISIONER, "config": {"gpus": offer.gpus}}
     derived["metadata"] = {**derived["metadata"], "kernel_provisioner": config}
@@ -195,14 +196,17 @@ def _derived(spec: Spec, framework: str, offer: Offer) -> Spec:
 
 def _ours(folder: Path) -> Spec | None:
     """Return a kernelspec that carries our mark and one of our names; None for every other."""
-    if not OURS.fullmatch(folder.name):
-        return None
     try:
         spec = json.loads((folder / "kernel.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
     metadata = spec.get("metadata") if isinstance(spec, dict) else None
-    return spec if isinstance(metadata, dict) and isinstance(metadata.get("rocmlab"), dict) else None
+    ours = metadata.get("rocmlab") if isinstance(metadata, dict) else None
+    if not isinstance(ours, dict):
+        return None
+    added = ours.get("added")  # the name of an environment of the user's own, see `environments`
+    is_added = isinstance(added, str) and re.fullmatch(re.escape(added) + SUFFIX, folder.name)
+    return spec if is_added or OURS.fullmatch(folder.name) else None
 
 
 def _is_not_ours(folder: Path) -> bool:

@@ -127,6 +127,18 @@ class ImageLab(Lab):
         share = self.values["SHARE"]
         return self.settings.path(share) if "/" in share else None
 
+    def seen_inside(self, path: Path) -> Path:
+        """Return where the container has a folder of this host: notebooks, or the share."""
+        for folder, inside in ((self.notebooks.resolve(), "work"), (self.share_folder, "share")):
+            for each in (path, path.resolve()):
+                if folder and each.is_relative_to(folder):
+                    return Path("/home/jovyan", inside, each.relative_to(folder))
+        raise RocmlabError(
+            f"{path} cannot be seen by the lab",
+            f"the container sees {self.notebooks} and the share",
+            "make the environment there, in a terminal of JupyterLab: below work/ or share/",
+        )
+
     def has_base(self) -> bool:
         """Return whether the base image is here."""
         return self.image_id(self.values["BASE_IMAGE"]) != ""

@@ -48,6 +48,14 @@ class Lab(ABC):
         """Return whether `start` needs nothing more; of a native lab more may be being installed."""
         return self.is_prepared()
 
+    def seen_inside(self, path: Path) -> Path:
+        """Return where the lab finds a folder of this host.
+
+        Raises:
+            RocmlabError: it does not see it.
+        """
+        return path
+
     def missing_system_packages(self) -> tuple[str, ...]:
         """Return what `apt.txt` next to the notebooks names and this host needs and does not have.
 
