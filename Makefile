@@ -21,7 +21,7 @@ export RUN_FOLDER ?=
 export ROCMLAB_URL_HOST = $(if $(findstring command,$(origin HOST)),$(HOST))
 TESTS ?= tests
 
-.PHONY: help up run run-notebooks nvitop url status logs shell down build upgrade rollback clean backup restore devices smi top leases kernels packages demo doctor monitoring monitoring-down cluster-up cluster-join cluster-status cluster-down bench test test-fast test-hermetic test-long test-rocm lint docs docs-serve lock pin
+.PHONY: help up run run-notebooks nvitop url status logs shell down build upgrade rollback clean backup restore devices smi top leases kernels packages demo doctor monitoring monitoring-down cluster-up cluster-join cluster-status cluster-down bench test test-fast test-hermetic test-long test-rocm lint docs docs-serve lock sbom dist pin
 
 help: ## Explain the targets
 	@awk 'BEGIN {FS = ":.*## "; print "rocmlab: the Jupyter workstation for AMD GPUs\n"} \
@@ -116,13 +116,18 @@ docs-serve: .venv-docs/ready ## Show it at http://127.0.0.1:8000 while you write
 	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs serve --strict
 lock: ## Renew the locked requirements (needs uv)
 	@scripts/lock --upgrade
+sbom: .venv-sbom/ready ## Write what is in the lab's image: CycloneDX and SPDX
+	@scripts/sbom
+dist: .venv-test/ready ## Build wheel and source distribution in dist/
+	@.venv-test/bin/python -m hatchling build --directory dist
 pin: ## Renew the digests of the base images (needs Docker's client)
 	@scripts/pin
 
 # --clear: an interrupted installation leaves packages that look installed. A link leads to another clone's.
 .venv-test/ready: requirements/test.txt
 .venv-docs/ready: requirements/docs.txt
-.venv-test/ready .venv-docs/ready:
+.venv-sbom/ready: requirements/sbom.txt
+.venv-test/ready .venv-docs/ready .venv-sbom/ready:
 	@echo "making $(@D) (once)"
 	@[ -L $(@D) ] || $(PYTHON) -m venv --clear $(@D)
 	@{ $(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes \

@@ -23,6 +23,7 @@ TEXTS = [
     REPOSITORY / "CONTRIBUTING.md",
 ]
 PINNED = re.compile(r"[\w.-]+/[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+")
+RELEASE_RIGHTS = {"package": {"id-token": "write"}, "images": {"id-token": "write", "packages": "write"}}
 JOBS = {
     f"{path.stem}-{name}": job
     for path in WORKFLOWS
@@ -46,12 +47,17 @@ def test_actions_are_pinned(path: Path) -> None:
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=name_of)
 def test_a_workflow_has_no_rights_of_its_own(path: Path) -> None:
-    """Jobs get the right to read the code and nothing else, also for a change that comes from a fork."""
+    """Jobs may read the code; only those of a release get more, which no change from a fork starts."""
     workflow = yaml.safe_load(path.read_text(encoding="utf-8"))
 
     assert workflow["permissions"] == {}
     assert "pull_request_target" not in workflow[True]  # YAML reads `on` as a truth value
-    assert [job["permissions"] for job in workflow["jobs"].values()] == [{"contents": "read"}] * len(workflow["jobs"])
+    is_release = workflow[True] == {"push": {"tags": ["v[0-9]+.[0-9]+.[0-9]+"]}}
+    rights = {name: {**job["permissions"]} for name, job in workflow["jobs"].items()}
+    assert {name: each for name, each in rights.items() if each.pop("contents") != "read" or each} == (
+        RELEASE_RIGHTS if is_release else {}
+    )
+    assert is_release == any("environment" in job for job in workflow["jobs"].values())
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -84,7 +90,7 @@ def test_every_python_that_is_promised_is_tested() -> None:
     project = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
     promised = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', project)
     oldest = re.search(r'^requires-python = ">=3\.(\d+)"', project, re.MULTILINE)
-    matrices = [job["strategy"]["matrix"]["python"] for job in JOBS.values() if "strategy" in job]
+    matrices = [job["strategy"]["matrix"]["python"] for job in JOBS.values() if "python" in str(job.get("strategy"))]
 
     assert oldest
     assert matrices == [promised]

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from test_engine import docker
 
-from benchmarks import start
+from benchmarks import image_size, start
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cluster.node.record import Record
-from rocmlab.stack import gpus, settings
+from rocmlab.stack import gpus, image, settings
 from rocmlab.stack.docker import DockerLab
 from rocmlab.stack.engine import Engine
 from rocmlab.stack.image import BaseImageUnreachable
@@ -272,6 +272,12 @@ class TestSizes:
     def test_dockers_sizes_are_read(self, text: str, megabytes: float) -> None:
         """All the units that docker history prints."""
         assert start.megabytes(text) == pytest.approx(megabytes)
+
+    def test_a_release_keeps_to_its_plan(self) -> None:
+        """Every kind of image has a budget; one that is larger is an error with both numbers, the base not counted."""
+        assert set(image_size.BUDGETS_MB) == set(image.NEEDED_BYTES)
+        assert image_size.excess("cpu", "lab:cpu", {"layers_mb": 400.0, "layers_base_mb": 9000.0}) == ""
+        assert "have 401 MB\n  why: 400 MB are planned" in image_size.excess("cpu", "lab:cpu", {"layers_mb": 401.0})
 
     @pytest.mark.parametrize(
         ("steps", "expected"),
