@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import html.parser
 import json
+import re
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
@@ -137,6 +138,21 @@ def test_samples_are_shown_where_there_are_some(tmp_path: Path) -> None:
     assert "3.0 GiB" in found.text
     assert "60 %" in found.text
     assert "2.0 Wh" in found.text
+    assert re.search(r"GPU time\s*37.5 s", found.text)
+    assert "at least 2.0 Wh" in found.text  # of the other job it is unknown
+
+
+def test_gpu_time_and_energy_of_a_run_include_attempts_and_no_cpu() -> None:
+    """A job of two GPUs counts twice its time, a job on the CPU nothing, and what is unknown is not 0."""
+    gpu = {**run_results.GPU, "energy_joules": 1800}
+    before = {"status": "kernel died", "seconds": 10.0, "devices": [gpu]}
+    retried = run_results.job("retried", seconds=20.0, devices=[gpu, {**gpu, "index": 1}]) | {"attempts": [before]}
+    cpu = run_results.job("cpu", devices=[run_results.CPU])
+
+    assert str(values.gpu_totals([retried, cpu])) == "GPU time 50.0 s, energy 1.5 Wh"
+    assert str(values.gpu_totals([retried, run_results.job("unknown")])) == "GPU time 1:02, energy at least 1.5 Wh"
+    assert str(values.gpu_totals([run_results.job("unknown")])) == "GPU time 12.5 s"
+    assert str(values.gpu_totals([cpu, run_results.job("absent", "not run")])) == ""
 
 
 @pytest.mark.slow

@@ -63,7 +63,7 @@ def render(results: Mapping[str, Any], failures: Mapping[str, Failure], uses: Se
         rows_shown=tables.ROWS,
         usage={job["name"]: _usage(job["devices"]) for job in seen},
         columns=_columns(jobs),
-        energy=_energy(jobs),
+        gpus=values.gpu_totals(jobs),
         uses=uses,
         unnamed={job["name"]: unnamed(job) for job in seen},
         attempts={job["name"]: attempts(job) for job in seen},
@@ -162,12 +162,6 @@ def _columns(jobs: Sequence[Job]) -> list[str]:
     """Return which columns on the devices the table of jobs has: those of which something is known."""
     found = {name for job in jobs for name in _usage(job["devices"])}
     return [name for name in ("peak VRAM", "mean use", "energy") if name in found]
-
-
-def _energy(jobs: Sequence[Job]) -> str:
-    """Return what all jobs together used; empty if nothing is known."""
-    known = [used for job in jobs if (used := values.used(job["devices"])["energy_joules"]) is not None]
-    return formatting.energy(sum(known)) if known else ""
 
 
 def unnamed(job: Job) -> str:

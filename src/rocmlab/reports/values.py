@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rocmlab.base import formatting
 from rocmlab.base.formatting import stem
 
 Jobs = Sequence[Mapping[str, Any]]  # of results.json
@@ -67,6 +68,30 @@ def used(devices: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
         "mean_busy_percent": statistics.fmean(busy) if busy else None,
         "energy_joules": sum(energy) if energy else None,
     }
+
+
+@dataclass(frozen=True)
+class GpuTotals:
+    """What all jobs of a run took of GPUs, attempts that were retried included."""
+
+    seconds: float | None  # for which they were leased, added up over GPUs; None: no job had one
+    joules: float | None  # of what is known
+    is_whole: bool  # whether the energy of every job with a GPU is known
+
+    def __str__(self) -> str:
+        """Return `GPU time 1:02:45, energy 41.2 Wh`; empty without a GPU."""
+        energy = f"energy {'' if self.is_whole else 'at least '}{formatting.energy(self.joules)}"
+        parts = [f"GPU time {formatting.duration(self.seconds)}"] * (self.seconds is not None)
+        return ", ".join([*parts, *([energy] if self.joules is not None else [])])
+
+
+def gpu_totals(jobs: Jobs) -> GpuTotals:
+    """Add up the GPUs of a run. A job has its GPUs to itself, so nothing is counted twice."""
+    every = [each for job in jobs for each in (job, *(job.get("attempts") or []))]
+    held = [(each.get("seconds"), device) for each in every for device in each["devices"] if device["backend"] != "cpu"]
+    seconds = [time for time, _ in held if time is not None]
+    joules = [device["energy_joules"] for _, device in held if is_number(device.get("energy_joules"))]
+    return GpuTotals(sum(seconds) if seconds else None, sum(joules) if joules else None, len(joules) == len(held))
 
 
 def by(jobs: Jobs, names: Sequence[str]) -> dict[tuple[str, ...], list[Mapping[str, Any]]]:

@@ -13,7 +13,7 @@ from typing import Any
 from rocmlab import __version__
 from rocmlab.notebook import executed
 from rocmlab.notebook.outcome import ERROR_NAMES, Executed, Outcome
-from rocmlab.reports import SCHEMA_VERSION, compare
+from rocmlab.reports import SCHEMA_VERSION, compare, values
 from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.jobs import EXIT_CODES, NO_FAILURE, Job, Result, Status, not_run
 from rocmlab.runs.outcome import report
@@ -50,6 +50,7 @@ class Run:
         """Return the content of `results.json`."""
         status = "interrupted" if self.is_interrupted else "ok" if self.is_ok else "failed"
         jobs = [result.as_dict() for result in self.results]
+        gpus = values.gpu_totals(jobs)
         compared = {} if self.earlier is None else {"comparison": compare.compare(jobs, self.earlier)}
         return {
             "schema": SCHEMA_VERSION,
@@ -60,6 +61,8 @@ class Run:
                 "started": self.started,
                 "seconds": round(self.seconds, 3),
                 "slots": self.slots,
+                "gpu_seconds": None if gpus.seconds is None else round(gpus.seconds, 3),
+                "energy_joules": None if gpus.joules is None or not gpus.is_whole else round(gpus.joules, 1),
             },
             "versions": self.versions,
             "simulated": any(result.simulated for result in self.results),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rocmlab import reports
 from rocmlab.base import formatting
+from rocmlab.reports import values
 from rocmlab.runs.jobs import Result
 from rocmlab.runs.outcome.results import Run
 from rocmlab.runs.screen.view import STYLES, empty_table
@@ -145,6 +146,8 @@ def _totals(run: Run) -> Text:
         text.append(f"{count} {status}", STYLES.get(status, "red"))
         text.append(", ")
     text.append(f"{formatting.duration(run.seconds)} in all")
+    if gpus := str(values.gpu_totals([result.as_dict() for result in run.results])):
+        text.append(f"; {gpus}{' (SIMULATED)' if any(result.simulated for result in run.results) else ''}")
     if run.is_interrupted:
         text.append("; the run was interrupted", "yellow")
     text.append(f"\nreport: {formatting.path(run.folder.path / reports.HTML)}")
