@@ -76,6 +76,18 @@ def test_a_proxy_s_names_and_addresses_can_be_allowed(header: str) -> None:
     assert not hosts.is_allowed("192.168.1.21", allowed)
 
 
+@pytest.mark.parametrize("bind", ["0.0.0.0", "::"])
+def test_on_all_addresses_any_number_is_this_host_and_no_other_name(bind: str) -> None:
+    """The browser went to that number, whereas a name may have been pointed here."""
+    allowed = hosts.parse(f"{bind},gpu1")
+
+    assert hosts.is_allowed("192.168.1.20:8443", allowed)
+    assert hosts.is_allowed("[2001:db8::1]:8443", allowed)
+    assert hosts.is_allowed("gpu1:8443", allowed)
+    assert not hosts.is_allowed("evil.example:8443", allowed)
+    assert not hosts.is_allowed("192.168.1.20.evil.example", allowed)
+
+
 @pytest.mark.parametrize(
     "text",
     ["*", "https://lab.example.org", "lab.example.org:443", "lab.example.org/", "a b", "*.example.org", "-a", "a..b"],

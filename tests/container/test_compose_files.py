@@ -44,6 +44,21 @@ def test_configuration_is_valid_and_careful(make_project, backend: str) -> None:
     assert lab["restart"] == "unless-stopped"
 
 
+def test_tls_is_published_at_the_chosen_address_alone(make_project) -> None:
+    """Next to the loopback's port, which stays as it is; the key comes by a folder that the lab only reads."""
+    files = f"compose.yaml:docker/compose.cpu.yaml:{gpus.TLS_OVERLAY}"
+    lab = service(make_project("cpu", COMPOSE_FILE=files, BIND="::1", TLS_PORT="9443", ROCMLAB_BIND_HOSTS="::1,gpu1"))
+
+    assert [(port["host_ip"], port["target"]) for port in lab["ports"]] == [("127.0.0.1", 8888), ("::1", 8443)]
+    assert lab["ports"][1]["published"] == "9443"
+    assert {name: lab["environment"][name] for name in ("BIND", "ROCMLAB_BIND_HOSTS")} == {
+        "BIND": "::1",
+        "ROCMLAB_BIND_HOSTS": "::1,gpu1",
+    }
+    folder = next(volume for volume in lab["volumes"] if volume["target"] == "/run/rocmlab/tls")
+    assert (folder["type"], folder["read_only"]) == ("bind", True)
+
+
 def test_only_rocm_passes_amd_nodes(make_project) -> None:
     """ROCm gets the nodes and numeric groups, CUDA a reservation, the CPU neither."""
     rocm, cuda, cpu = (service(make_project(backend)) for backend in BACKENDS)

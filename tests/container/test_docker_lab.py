@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -20,7 +21,7 @@ from clones import Clone, clone, free_port, printed_url
 from containers import docker, watched_container
 from intruders import intruder
 
-from rocmlab.stack import server
+from rocmlab.stack import server, tls
 
 pytestmark = pytest.mark.container
 
@@ -116,18 +117,30 @@ class TestUp:
         assert lab.answers()
 
     def test_a_path_is_taken_over(self, lab: Clone, first_up: str) -> None:
-        """`make up LAB_BASE_URL=…` moves it below a path, where all commands find it, and the default moves it back."""
-        moved = lab.make("up", LAB_BASE_URL="/gpu1/").stdout
+        """`make up LAB_BASE_URL=…` moves it below a path, where all commands find it, and the default moves it back.
+
+        So does BIND, which adds TLS at an address of this host; its certificate is proved to be the lab's.
+        """
+        bound = {"BIND": "127.0.0.2", "TLS_PORT": str(free_port())}
+        moved = lab.make("up", LAB_BASE_URL="/gpu1/", **bound).stdout
         token = lab.env["JUPYTER_TOKEN"]
 
+        assert f"https://127.0.0.2:{bound['TLS_PORT']}/gpu1/lab?token={token}\n" in moved
+        proof = re.search("certificate SHA-256 ([0-9A-F:]{95})\n", moved)
+        assert proof
+        served = ssl.get_server_certificate(("127.0.0.2", int(bound["TLS_PORT"])))
+        assert tls.fingerprint(served) == proof[1]
+        assert [path.stat().st_mode & 0o777 for path in lab.folder.glob(".rocmlab/tls/*")] == [0o600]
         assert f"http://127.0.0.1:{lab.port}/gpu1/lab?token={token}" in moved
         assert clients.ask(lab.port, token, "/gpu1/rocmlab/api/devices")[0] == 200
         assert clients.ask(lab.port, token, "/rocmlab/api/devices")[0] == 404
         assert "lab        answers" in lab.make("status").stdout
 
-        lab.make("up", LAB_BASE_URL="")
+        lab.make("up", LAB_BASE_URL="", BIND="")
 
         assert lab.answers()
+        with socket.socket() as probe:
+            assert probe.connect_ex(("127.0.0.2", int(bound["TLS_PORT"]))) != 0
 
     def test_another_user_on_the_port_gets_no_token(self, lab: Clone, first_up: str, tmp_path: Path) -> None:
         """No command sends it one while the lab is down, and the next `up`, elsewhere, has a new one and says it."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import podmans
 import pytest
 import standins
-from clones import printed_url
+from clones import free_port, printed_url
 from hosts import Gpu, make_host
 from podmans import Host
 
@@ -152,17 +152,23 @@ class TestEveryday:
         host.make("up", SHM_SIZE="96mb")
         with open(host.lab.folder / ".env", "a", encoding="utf-8") as file:
             file.write("NCCL_DEBUG=INFO\nNOT_OURS=1\nLAB_BASE_URL=/gpu1/\n")
+            file.write(f"BIND=127.0.0.2\nTLS_PORT={(tls_port := free_port())}\n")
         again = host.make("up", SHM_SIZE="96mb")
         seen = host.inside("bash", "-c", "echo $NCCL_DEBUG-$NOT_OURS-$(df --output=size -m /dev/shm | tail -1)")
         port = host.run("podman", "port", f"{host.lab.settings['COMPOSE_PROJECT_NAME']}-lab")
         host.make("down")
         path = host.lab.folder / ".env"
-        path.write_text(path.read_text(encoding="utf-8").replace("\nLAB_BASE_URL=/gpu1/\n", "\n"), encoding="utf-8")
+        kept = path.read_text(encoding="utf-8").splitlines()
+        others = [line for line in kept if not line.startswith(("LAB_BASE_URL=", "BIND=", "TLS_PORT="))]
+        path.write_text("\n".join([*others, ""]), encoding="utf-8")
 
         assert "restarted with the new settings" in again
         assert f"http://127.0.0.1:{host.lab.port}/gpu1/lab?token=" in again  # where it has answered
         assert "".join(seen.split()) == "INFO--96"
-        assert port.strip() == f"8888/tcp -> 127.0.0.1:{host.lab.port}"
+        assert sorted(port.split("\n")) == sorted(
+            ["", f"8888/tcp -> 127.0.0.1:{host.lab.port}", f"8443/tcp -> 127.0.0.2:{tls_port}"]
+        )
+        assert f"https://127.0.0.2:{tls_port}/gpu1/lab?token=" in again
 
 
 class TestGpus:

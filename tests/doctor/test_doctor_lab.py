@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from clones import free_port
 from situations import Looker, QuietLab, fires, report, silent, skipped
 
 from rocmlab.base.errors import Problem
@@ -14,6 +16,7 @@ from rocmlab.devices.rocm import Rocm
 from rocmlab.doctor import inside as asking
 from rocmlab.doctor.model import BLOCKS, WARNS
 from rocmlab.simulation import write_host
+from rocmlab.stack import tls
 from rocmlab.stack.docker import DockerLab
 from rocmlab.stack.environment import Environment
 from rocmlab.stack.native import NativeLab
@@ -196,6 +199,28 @@ def test_a_native_lab_is_asked_by_its_own_python(look: Looker) -> None:
         "said": "native -P -m rocmlab doctor --json --side container --quick",
     }
     assert lab.disk() == settings.project
+
+
+def test_what_would_keep_other_machines_out(look: Looker) -> None:
+    """An address that is gone, a key that others read, and a certificate that ends; nothing without BIND."""
+    assert skipped(look(), "lab.tls") == "BIND is not set"
+    look.env_file(BIND="198.51.100.7")
+    assert "not an address of this host" in fires(look(), "lab.tls", WARNS).problem.what
+
+    look.env_file(BIND="127.0.0.1", TLS_PORT=str(free_port()))
+    settings = look().project.settings
+    tls.prepare(settings, tls.values(settings, "gpu1"))
+    assert "valid for 800 days" in silent(look(), "lab.tls").evidence[0]
+
+    path = tls.path_of(settings)
+    path.chmod(0o640)
+    assert fires(look(), "lab.tls", WARNS).problem.fix == f"chmod 600 {path}"
+
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-days", "2", "-subj", "/CN=x", "-keyout", str(path.with_name("key")), "-out", str(path)]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    path.chmod(0o600)
+    assert "ends in 2 days" in fires(look(), "lab.tls", WARNS).problem.what
 
 
 def test_what_starts_is_said_by_what_is_built(look: Looker) -> None:

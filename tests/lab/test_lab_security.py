@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
 import socket
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
 import clients
 import pytest
 import websocket
+from clones import free_port
 from kernel_hosts import WAIT_SECONDS, Host, simulated_host
 from panel_servers import METRICS_TOKEN, TOKEN, Server, wait
 from test_hosts import NOT_OURS
 
 from rocmlab.base import confidential
+from rocmlab.stack import settings as configuration
+from rocmlab.stack import tls
 
 BASE = "/x/y/"
 ALLOWED = "lab.example.org,192.168.1.20"
@@ -72,9 +77,33 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 
 
 @pytest.fixture(scope="module")
-def server(host: Host) -> Iterator[Server]:
-    """A server below a base URL, with all secrets in its environment and a proxy's names allowed."""
-    found = Server(host, base_url=BASE, HF_TOKEN="hf-of-the-user", ALLOWED_HOSTS=ALLOWED, **SECRETS)
+def bound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What `make up BIND=127.0.0.2` gives the server, its certificate included."""
+    chosen = {"BIND": "127.0.0.2", "TLS_PORT": str(free_port())}
+    settings = configuration.load(tmp_path_factory.mktemp("tls"), chosen)
+    derived = tls.values(settings, "gpu1")
+    tls.prepare(settings, derived)
+    return {**chosen, **derived, "ROCMLAB_TLS": str(tls.path_of(settings).parent)}
+
+
+def over_tls(bound: dict[str, str], path: str, token: str | None = TOKEN, host: str = "") -> tuple[int, list[str], str]:
+    """Make a request as another machine does, and return status, cookies and text."""
+    context = ssl.create_default_context(cafile=f"{bound['ROCMLAB_TLS']}/server.pem")
+    port = int(bound["TLS_PORT"])
+    connection = http.client.HTTPSConnection(bound["BIND"], port, timeout=WAIT_SECONDS, context=context)
+    headers = {"Host": f"{host or bound['BIND']}:{port}", **({"Authorization": f"token {token}"} if token else {})}
+    try:
+        connection.request("GET", BASE + path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.headers.get_all("Set-Cookie") or [], answer.read().decode()
+    finally:
+        connection.close()
+
+
+@pytest.fixture(scope="module")
+def server(host: Host, bound: dict[str, str]) -> Iterator[Server]:
+    """A server below a base URL, with all secrets in its environment, a proxy's names allowed, and TLS."""
+    found = Server(host, base_url=BASE, HF_TOKEN="hf-of-the-user", ALLOWED_HOSTS=ALLOWED, **bound, **SECRETS)
     (found.folder / "kept.txt").write_text("kept")
     try:
         yield found.up()
@@ -98,6 +127,36 @@ def login(server: Server) -> tuple[str, str]:
     cookies = re.findall(r"((?:username-[\w-]+|_xsrf)=(?:\"[^\"]*\"|[^;]*))", headers["set-cookie"])
     xsrf = next(cookie.partition("=")[2] for cookie in cookies if cookie.startswith("_xsrf"))
     return "; ".join(cookies), xsrf
+
+
+def test_other_machines_reach_the_lab_over_tls(server: Server, bound: dict[str, str]) -> None:
+    """With the token, under the address or the host's name; the cookies are for TLS alone."""
+    status, cookies, _ = over_tls(bound, f"rocmlab/?token={TOKEN}", token=None)
+
+    assert status == 200
+    assert {each.partition("-")[0].partition("=")[0] for each in cookies} == {"username", "_xsrf"}
+    assert all("; secure" in each.lower() for each in cookies), cookies
+    assert over_tls(bound, "api/status", host="gpu1")[0] == 200
+    assert over_tls(bound, "api/status", token=None)[0] == 403
+    assert over_tls(bound, "api/status", host="evil.example")[0] == 403
+    assert "secure" not in server.request(f"rocmlab/?token={TOKEN}", token=None)[1]["set-cookie"].lower()
+    assert TOKEN not in server.log
+
+
+def test_a_kernels_websocket_is_open_to_its_own_pages_over_tls(server: Server, bound: dict[str, str]) -> None:
+    """And closed to those of other sites, and of the same address without TLS's port."""
+    channel = f"wss://{bound['BIND']}:{bound['TLS_PORT']}{BASE}api/events/subscribe"
+    options = {"ca_certs": f"{bound['ROCMLAB_TLS']}/server.pem"}
+    cookies = over_tls(bound, f"rocmlab/?token={TOKEN}", token=None)[1]
+    header = {"Cookie": "; ".join(each.partition(";")[0] for each in cookies)}
+
+    def connect(origin: str) -> None:
+        websocket.create_connection(channel, WAIT_SECONDS, sslopt=options, origin=origin, header=header).close()
+
+    connect(f"https://{bound['BIND']}:{bound['TLS_PORT']}")
+    for origin in ("https://evil.example", f"http://{bound['BIND']}:{server.port}"):
+        with pytest.raises(websocket.WebSocketBadStatusException, match="403"):
+            connect(origin)
 
 
 @pytest.mark.slow

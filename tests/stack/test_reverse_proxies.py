@@ -24,7 +24,7 @@ from clones import REPOSITORY, Clone, clone, free_port, furnish, without_docker
 from panel_servers import Events
 from servers import program, running
 
-from rocmlab.stack import server
+from rocmlab.stack import server, tls
 
 pytestmark = pytest.mark.slow
 NAME = "lab.example.org"
@@ -157,9 +157,10 @@ PROXIES = {"nginx": nginx, "caddy": caddy}
 
 @pytest.fixture(scope="module", params=["", "/gpu1/lab/"], ids=["at the root", "below a path"])
 def lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clone]:
-    """A native lab that runs and knows the proxy's name; nothing is installed for it."""
+    """A native lab that runs, knows the proxy's name and serves TLS itself too; nothing is installed for it."""
     below = {"LAB_BASE_URL": request.param} if request.param else {}
-    found = clone(tmp_path_factory.mktemp("proxied") / "rocmlab", ALLOWED_HOSTS=NAME, **below)
+    bound = {"BIND": "127.0.0.2", "TLS_PORT": str(free_port())}
+    found = clone(tmp_path_factory.mktemp("proxied") / "rocmlab", ALLOWED_HOSTS=NAME, **bound, **below)
     found.environment["PATH"] = without_docker(found.environment["PATH"])
     furnish(found)
     found.make("up")
@@ -271,6 +272,29 @@ def test_the_labs_own_commands_find_it(lab: Clone) -> None:
         assert page.status == 200
     is_root = base_url(lab) == "/"
     assert clients.ask(lab.port, lab.env["JUPYTER_TOKEN"], "/api/status")[0] == (200 if is_root else 404)
+
+
+def test_the_labs_own_tls_is_printed_and_renewed_while_it_runs(lab: Clone) -> None:
+    """With the fingerprint of what is served; another certificate, as after a renewal, needs no restart."""
+    port = int(lab.settings["TLS_PORT"])
+    link = f"https://127.0.0.2:{port}{base_url(lab)}lab?token={lab.env['JUPYTER_TOKEN']}"
+    before = (lab.folder / ".rocmlab/jupyter.json").read_text()
+    made = next((lab.folder / ".rocmlab").glob("certificate-*.pem"))
+    first = tls.fingerprint(made.read_text())
+    printed = lab.make("url").stdout
+    status = lab.make("status").stdout
+
+    made.unlink()
+    again = lab.make("up").stdout
+
+    second = tls.fingerprint(next((lab.folder / ".rocmlab").glob("certificate-*.pem")).read_text())
+    assert second != first
+    for text, proof in ((printed, first), (status, first), (again, second)):
+        assert link in text
+        assert f"certificate SHA-256 {proof}\n" in text
+    assert tls.fingerprint(ssl.get_server_certificate(("127.0.0.2", port))) == second
+    assert (lab.folder / ".rocmlab/jupyter.json").read_text() == before
+    assert lab.env["JUPYTER_TOKEN"] not in (lab.folder / ".rocmlab/jupyter.log").read_text()
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "lab.example.org.evil.example"])

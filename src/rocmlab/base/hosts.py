@@ -14,7 +14,9 @@ from rocmlab.base.errors import RocmlabError
 
 SETTING = "ALLOWED_HOSTS"
 BASE_URL = "LAB_BASE_URL"
+BOUND = "ROCMLAB_BIND_HOSTS"  # the address of BIND and the names of this host
 ROOT = "/"
+EVERY = ("0.0.0.0", "::")
 HUB = ("JUPYTERHUB_API_TOKEN", "JUPYTERHUB_SERVICE_PREFIX")  # what JupyterHub gives the servers that it starts
 ALWAYS = ("localhost",)  # and every address of the loopback
 NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(\.(?!-)[A-Za-z0-9_-]{1,63})*")
@@ -63,7 +65,8 @@ def is_allowed(header: str, allowed: tuple[str, ...] = ()) -> bool:
     address = _address(host)
     if address is None:
         return host.lower() in (*ALWAYS, *allowed)
-    return address.is_loopback or str(address) in allowed
+    # All addresses of the host (BIND=0.0.0.0): DNS makes a name point somewhere, never a number.
+    return address.is_loopback or str(address) in allowed or any(each in allowed for each in EVERY)
 
 
 def is_behind_hub(environment: Mapping[str, str]) -> bool:

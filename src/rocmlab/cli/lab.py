@@ -14,7 +14,7 @@ from rocmlab.cli import packages, prune, stopping
 from rocmlab.cli.main import command_parser
 from rocmlab.cli.table import device_lines
 from rocmlab.cli.up import note, say
-from rocmlab.stack import environments, remote, server, versions
+from rocmlab.stack import environments, remote, server, tls, versions
 from rocmlab.stack import project as projects
 from rocmlab.stack.environment import was_made_by_us
 from rocmlab.stack.project import Project
@@ -114,6 +114,7 @@ def status(project: Project, as_json: bool) -> int:
     print(f"lab        {state} (backend {project.choice.backend}, runtime {project.choice.runtime})")
     if answers:
         print(f"url        {project.url}")
+        _print_network(project)
         for number, line in enumerate(device_lines(devices)):
             print(f"{'devices' if number == 0 else '':10} {line}")
     if unfinished := project.lab.unfinished():
@@ -139,6 +140,16 @@ def _installation(project: Project) -> dict[str, Any]:
     if isinstance(unfinished, Problem):
         return {"state": "failed", "problem": unfinished.as_dict()}
     return {"state": "installing" if unfinished else "ready", "problem": None}
+
+
+def _print_network(project: Project) -> None:
+    """Print where other machines reach the lab, or why they do not."""
+    try:
+        lines = project.remote_lines()
+    except RocmlabError as err:
+        lines = [f"{err.problem.what}: {err.problem.why}"]
+    for number, line in enumerate(lines):
+        print(f"{'' if number else 'network':10} {line}")
 
 
 def _print_packages(project: Project, answers: bool) -> None:
@@ -179,8 +190,10 @@ def url(project: Project, destination: remote.Destination | None) -> int:
     print(project.url)
     if destination:
         print(destination.command(project.lab.port))
-    elif here := remote.of_this_host():
+    elif not tls.address(project.settings) and (here := remote.of_this_host()):
         note(f"from your own computer: {here.command(project.lab.port)}")
+    for line in project.remote_lines():
+        note(line)
     return 0
 
 

@@ -11,7 +11,7 @@ from rocmlab import __version__, doctor
 from rocmlab.cli import packages, stopping
 from rocmlab.cli.main import command_parser
 from rocmlab.cli.table import device_lines
-from rocmlab.stack import packaged, remote, tokens, versions
+from rocmlab.stack import packaged, remote, tls, tokens, versions
 from rocmlab.stack import project as projects
 from rocmlab.stack.lab import Lab, Say
 from rocmlab.stack.native import NativeLab
@@ -103,6 +103,7 @@ def start(
     """
     choice = project.choice
     with projects.locked(project, say), projects.settings_kept_on_failure(project):
+        _check_network(project, command)
         project = projects.prepare(project, say, always=command == "build", only_lab=command == "up")
         if project.choice != choice:
             announce(project, say)
@@ -130,14 +131,27 @@ def start(
         print(f"  {'devices' if number == 0 else '':9} {line}")
     print(f"  {'share':9} {project.lab.share()}")
     print(f"  {'notebooks':9} {project.settings.get('NOTEBOOKS_DIR')}")
-    if here := remote.of_this_host():
-        print(f"  {'remote':9} {here.command(project.lab.port)}   (on your own computer; then open the URL there)")
+    _print_remote(project)
     if unfinished := project.lab.unfinished():
         print(f"  {'kernels':9} {unfinished}")
     for line in packages.notes(project.lab):
         print(f"  {'packages':9} {line}")
     print("\n  make run-notebooks   run them all headless\n  make down            stop; the share is kept")
     return 0
+
+
+def _check_network(project: Project, command: str) -> None:
+    """Raise RocmlabError if the lab could not listen for other machines."""
+    if command == "up":
+        before = project.previous if projects.before(project) else {}
+        tls.check_free(project.settings, before, as_root=project.choice.runtime != "native")
+
+
+def _print_remote(project: Project) -> None:
+    for number, line in enumerate(project.remote_lines()):
+        print(f"  {'' if number else 'network':9} {line}")
+    if not tls.address(project.settings) and (here := remote.of_this_host()):
+        print(f"  {'remote':9} {here.command(project.lab.port)}   (on your own computer; then open the URL there)")
 
 
 def announce(project: Project, say: Say) -> None:

@@ -16,6 +16,7 @@ from rocmlab.stack.settings import Settings
 
 OVERLAY = ".rocmlab/compose.gpus.yaml"  # of the lab; a single run has one of its own
 LEASES_OVERLAY = "docker/compose.leases.yaml"
+TLS_OVERLAY = "docker/compose.tls.yaml"
 CLUSTER_OVERLAY = "docker/compose.cluster.yaml"
 HEAD = "# Written by `make up`: exactly the GPUs that GPUS names.\nservices:\n  lab:\n"
 
@@ -111,6 +112,8 @@ def overlays(settings: Settings, choice: Choice) -> list[str]:
         files.append(LEASES_OVERLAY)
     if settings.is_in_cluster:
         files.append(CLUSTER_OVERLAY)
+    if settings.get("BIND"):
+        files.append(TLS_OVERLAY)
     has_gpus = choice.backend in ("rocm", "cuda") or choice.is_simulated
     if has_gpus and (settings.get("GPUS") != "all" or _uses_cdi(settings, choice)):
         files.append(OVERLAY)

@@ -18,7 +18,7 @@ from rocmlab.cluster.node.record import Record
 from rocmlab.devices import visibility
 from rocmlab.devices.discovery import discover
 from rocmlab.packages import system
-from rocmlab.stack import environments, homes, layout, live, making, process, server, tokens
+from rocmlab.stack import environments, homes, layout, live, making, process, server, tls, tokens
 from rocmlab.stack.cluster import NativeNode
 from rocmlab.stack.daemon import last_lines
 from rocmlab.stack.environment import Environment, was_made_by_us
@@ -161,6 +161,7 @@ class NativeLab(Lab):
             "ROCMLAB_USER": self.values.get("ROCMLAB_USER", ""),
             hosts.SETTING: self.settings.get(hosts.SETTING),
             hosts.BASE_URL: self.base_url,
+            **self._bound(),
             live.VARIABLE: str(live.path_of(self.settings)),
             "KERAS_HOME": str(self.share_folder / "cache/keras"),
             "HF_HOME": str(self.share_folder / "cache/huggingface"),
@@ -178,6 +179,12 @@ class NativeLab(Lab):
         devices = [device for device in discover(root) if device.backend == backend]
         return visibility.apply(env, visibility.select(devices, choice))
 
+    def _bound(self) -> dict[str, str]:
+        """Return what the server needs to answer other machines too."""
+        bound = {name: self.settings.get(name) for name in ("BIND", "TLS_PORT")}
+        folder = str(tls.path_of(self.settings).parent)
+        return {**bound, hosts.BOUND: names, tls.FOLDER: folder} if (names := self.values.get(hosts.BOUND)) else {}
+
     def is_running(self) -> bool:
         """Return whether the server process lives."""
         return self.jupyter.find() is not None
@@ -191,7 +198,7 @@ class NativeLab(Lab):
         found |= {"NOTEBOOKS_DIR": str(self.notebooks), "GPUS": self.settings.get("GPUS"), "home": str(self.home)}
         found |= {name: self.settings.get(name) for name in ("ROCMLAB_ROOT", lease_folder.SETTING, hosts.SETTING)}
         found |= {hosts.BASE_URL: self.base_url} if self.base_url != hosts.ROOT else {}
-        found |= self.node.configuration()
+        found |= self._bound() | self.node.configuration()
         return {**found, "environment": self.venv.fingerprint()}
 
     def _is_configured(self) -> bool:

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from rocmlab.base import lease_folder
-from rocmlab.stack import envfile, live, podman_engine, process, tokens
+from rocmlab.base import hosts, lease_folder
+from rocmlab.stack import envfile, live, podman_engine, process, tls, tokens
 from rocmlab.stack.container import ContainerLab
 from rocmlab.stack.gpus import Passed
 from rocmlab.stack.image import PASSED_INTO_THE_LAB, PROXIES
@@ -113,6 +113,8 @@ class PodmanLab(ContainerLab):
                 options.append(f"--volume={root}/dev:{SIMULATED_HOST}/dev")
         if folder := variables.get("ROCMLAB_LEASES"):
             options.append(f"--volume={folder}:{SIMULATED_HOST if root else ''}{lease_folder.USUAL}")
+        if self.is_bound:
+            options.append(f"--volume={tls.path_of(self.settings).parent}:/run/rocmlab/tls:ro")
         if "/dev/dxg" in self.passed.nodes:
             options.append(f"--volume={WSL_LIBRARIES}:{WSL_LIBRARIES}:ro")
         options += [f"--env={name}" for name in self.lab_environment()]
@@ -148,10 +150,17 @@ class PodmanLab(ContainerLab):
         given |= {name: variables[name] for name in PASSED_INTO_THE_LAB if name in variables}
         proxies = {**self.environment, **variables}
         given |= {name: proxies[name] for name in PROXIES if name in proxies}
+        if self.is_bound:
+            given |= {name: variables[name] for name in ("BIND", "TLS_PORT", hosts.BOUND)}
         if variables.get("ROCMLAB_ROOT"):
             given["ROCMLAB_ROOT"] = SIMULATED_HOST
         masked = {**given, **dict(self.passed.environment)}
         return {name: value for name, value in masked.items() if value is not None}
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the lab answers other machines too."""
+        return bool(self.values.get(hosts.BOUND))
 
     def _call_environment(self) -> dict[str, str]:
         return {**self.environment, **self.lab_environment()}
@@ -178,6 +187,10 @@ class PodmanLab(ContainerLab):
         tokens.write(self.settings, self.values)
         command = ["podman", "run", "--detach", f"--name={self.name}", "--restart=unless-stopped", "--pull=never"]
         command += [f"--publish=127.0.0.1:{self.port}:8888"]
+        if self.is_bound:
+            bind = tls.address(self.settings)
+            where = f"[{bind}]" if ":" in bind else bind
+            command += [f"--publish={where}:{tls.server_port(self.settings)}:8443"]
         command += [f"--label=rocmlab.configuration={self._digest()}"]
         command += [f"--label=rocmlab.project={self.settings.project.resolve()}"]
         return process.capture(

@@ -26,6 +26,7 @@ from rocmlab.stack import (
     resolve,
     server,
     sockets,
+    tls,
     tokens,
 )
 from rocmlab.stack import engine as engines
@@ -74,6 +75,18 @@ class Project:
     def url(self) -> str:
         """The address to open in a browser, token included."""
         return f"{self.lab.url}lab?token={self.values['JUPYTER_TOKEN']}"
+
+    def remote_lines(self) -> list[str]:
+        """Return the address for other machines and its certificate's fingerprint, nothing without BIND.
+
+        Raises:
+            RocmlabError: this lab does not answer there.
+        """
+        if not tls.address(self.settings):
+            return []
+        proof, where = tls.served(self.settings), f"{tls.host(self.settings)}:{tls.server_port(self.settings)}"
+        path = f"{self.lab.base_url}lab?token={self.values['JUPYTER_TOKEN']}"
+        return [f"https://{where}{path}", f"certificate SHA-256 {proof}"]
 
 
 def notes(project: Project) -> list[str]:
@@ -216,6 +229,7 @@ def prepare(
     share = project.values["SHARE"]
     if "/" in share:  # else its container checks it
         layout.check(project.settings.path(share))
+    tls.prepare(project.settings, project.values)
     write(project, persist=persist)
     live.ensure_folder(project.settings)
     if persist or project.settings.guest:

@@ -14,7 +14,7 @@ from pathlib import Path
 from rocmlab.base import hosts, lease_folder
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device, nodes
-from rocmlab.stack import cluster, gpus, image_kind, lab, live
+from rocmlab.stack import cluster, gpus, image_kind, lab, live, tls
 from rocmlab.stack.choice import CONTAINERS, Choice
 from rocmlab.stack.image_kind import ImageKind
 from rocmlab.stack.settings import BASE_IMAGES, TORCH_INDEXES, Settings, pinned, qualified
@@ -53,7 +53,7 @@ def resolve(
         values["JAX_PACKAGES"] = packages
     if password := settings.last("GRAFANA_PASSWORD"):  # which `make monitoring` made: Grafana knows no other any more
         values["GRAFANA_PASSWORD"] = password
-    values |= cluster.values(settings)
+    values |= cluster.values(settings) | tls.values(settings)
     if settings.guest:  # the own lab's live settings are in the folder that compose.yaml names
         values["ROCMLAB_LIVE_FOLDER"] = str(live.path_of(settings).parent)
     if choice.is_simulated:

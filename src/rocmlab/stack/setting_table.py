@@ -101,6 +101,23 @@ SETTINGS = (
         page="remote.md",
     ),
     Setting(
+        "BIND",
+        "",
+        "an address of this host at which the lab also answers other machines, over TLS; 0.0.0.0 or :: for all",
+        otherwise="127.0.0.1 alone",
+        details="Nothing that is not encrypted leaves the host: `PORT` stays on the loopback.",
+        page="remote.md",
+    ),
+    Setting("TLS_PORT", "8443", "the port of JupyterLab at BIND", page="remote.md"),
+    Setting(
+        "TLS_CERT",
+        "",
+        "your own certificate for BIND, with its chain, as a PEM file",
+        otherwise="one is made, and its fingerprint printed",
+        page="remote.md",
+    ),
+    Setting("TLS_KEY", "", "its private key, a PEM file without a password", otherwise="one is made", page="remote.md"),
+    Setting(
         "IMAGE",
         "full",
         "for AMD GPUs: full (on rocm/tensorflow, every GPU), slim (PyTorch for exactly this host's GPUs) or debian "

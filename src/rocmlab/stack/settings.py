@@ -34,7 +34,8 @@ TORCH_INDEXES = {
 # What `make up` derives for Compose. These are never a choice, or a copied `.env` would speak for another machine.
 INTERNAL = (
     *("ROCMLAB_BACKEND", "ROCMLAB_RUNTIME", "ROCMLAB_IMAGE", "ROCMLAB_IMAGE_KIND", "ROCMLAB_IMAGE_GFX"),
-    *("ROCMLAB_LAB", "ROCMLAB_USER", "ROCMLAB_LEASES", "ROCMLAB_BASE_URL", "COMPOSE_PATH_SEPARATOR"),
+    *("ROCMLAB_LAB", "ROCMLAB_USER", "ROCMLAB_LEASES", "ROCMLAB_BASE_URL", "ROCMLAB_BIND_HOSTS"),
+    "COMPOSE_PATH_SEPARATOR",
 )
 DERIVED = (*INTERNAL, "COMPOSE_FILE", "RENDER_GID", "VIDEO_GID")
 PATHS = ("WHEELS", "CA_BUNDLE", "PIP_CONFIG")  # found on this machine unless they are set

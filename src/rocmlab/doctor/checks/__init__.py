@@ -51,6 +51,7 @@ ALL: tuple[Check, ...] = (
     cluster.head,
     lab.answers,
     lab.installed,
+    lab.network,
     lab.own_packages,
     lab.system_packages,
     lab.devices,

@@ -12,8 +12,10 @@ from rocmlab.doctor.checks.masks import read_kernelspecs
 from rocmlab.doctor.model import BLOCKS, CONTAINER, HOST, WARNS, Verdict, blocks, check, ok, skip, warns
 from rocmlab.doctor.situation import Situation
 from rocmlab.packages import declared, installing, overlays, system
+from rocmlab.stack import tls
 
 NO_LAB = "no lab runs"
+MIN_DAYS = 14
 
 
 @check(
@@ -51,6 +53,34 @@ def installed(s: Situation) -> Verdict:
     if isinstance(found, Problem):
         return Verdict(WARNS, (), found)
     return ok(found or "nothing is missing")
+
+
+@check(
+    "lab.tls",
+    "other machines can reach the lab over TLS (BIND)",
+    sides=(HOST,),
+    looks_at="the address of BIND, when the certificate ends, and who may read its key",
+    why="An address that this host no longer has, or a certificate that has expired, keeps everyone out; who has the "
+    "key can pretend to be the lab.",
+    fix="`make up`, which renews a certificate that it has made; `chmod 600` the key",
+)
+def network(s: Situation) -> Verdict:
+    """Look at each."""
+    if s.project is None or not s.project.settings.get("BIND"):
+        return skip("BIND is not set")
+    settings, before = s.project.settings, s.running.settings.read_env() if s.running else {}
+    try:
+        tls.check_free(settings, before, as_root=s.project.choice.runtime != "native")
+    except RocmlabError as err:
+        return Verdict(WARNS, (), err.problem)
+    key = settings.path(settings.get("TLS_KEY")) if settings.get("TLS_KEY") else tls.path_of(settings)
+    if key.exists() and (mode := key.stat().st_mode & 0o077):
+        return warns(f"other users may read the key {key}", f"its mode is {mode | 0o600:o}", f"chmod 600 {key}")
+    days = tls.remaining_days(tls.path_of(settings))
+    if days is not None and days < MIN_DAYS:
+        what = "the lab's certificate has expired" if days < 0 else f"the lab's certificate ends in {days:.0f} days"
+        return warns(what, "browsers reject it after that", "renew TLS_CERT if it is yours; then: make up")
+    return ok(f"{settings.get('BIND')}" + ("" if days is None else f", the certificate is valid for {days:.0f} days"))
 
 
 @check(

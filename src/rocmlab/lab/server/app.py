@@ -12,7 +12,7 @@ from tornado.ioloop import PeriodicCallback
 from tornado.web import HTTPError
 
 from rocmlab.base import live
-from rocmlab.lab.server import guard, handlers
+from rocmlab.lab.server import guard, handlers, tls
 from rocmlab.lab.server.idle import CULLING
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ class PanelApp(ExtensionApp):
     _panel: Panel | None = None
     _watch: PeriodicCallback | None = None
     _culling: Culling | None = None
+    _tls: tls.Listener | None = None
     _applied_recording = "off"
 
     def panel(self) -> Panel:
@@ -51,6 +52,7 @@ class PanelApp(ExtensionApp):
             server.contents_manager.register_pre_save_hook(reject_at_top)
         guard.install(server)
         self.handlers.extend(handlers.routes(self.panel, guard.take_secrets(server)))
+        self._tls = tls.of(server)
         server.io_loop.add_callback(self._watch_settings)
 
     def _watch_settings(self) -> None:
@@ -60,6 +62,8 @@ class PanelApp(ExtensionApp):
         self._watch.start()
 
     def _apply_settings(self) -> None:
+        if self._tls is not None:
+            self._tls.follow()
         found = live.values()
         if (recording := found.get(RECORDING) or "off") != self._applied_recording:
             self._applied_recording = recording
@@ -89,6 +93,8 @@ class PanelApp(ExtensionApp):
             self._watch.stop()
         if self._culling is not None:
             self._culling.stop()
+        if self._tls is not None:
+            await self._tls.stop()
         if self._panel:
             await self._panel.close()
 

@@ -19,6 +19,7 @@ from tornado import httputil, web
 
 from rocmlab.base import confidential, hosts
 from rocmlab.base.errors import RocmlabError
+from rocmlab.lab.server.tls import secure_cookies
 
 log = logging.getLogger("rocmlab")
 
@@ -106,7 +107,7 @@ def install(server: Any, environment: Mapping[str, str] = os.environ) -> None:  
         return
     application = server.web_app
     try:
-        allowed = hosts.parse(environment.get(hosts.SETTING, ""))
+        allowed = hosts.parse(f"{environment.get(hosts.SETTING, '')},{environment.get(hosts.BOUND, '')}")
     except RocmlabError as err:
         log.error("%s", err)
         allowed = ()
@@ -115,6 +116,8 @@ def install(server: Any, environment: Mapping[str, str] = os.environ) -> None:  
     find = application.find_handler
 
     def find_accepted(request: httputil.HTTPServerRequest, **kwargs: Any) -> Any:  # noqa: ANN401  tornado's
+        if request.protocol == "https":
+            secure_cookies(request)
         if guard.accepts(request):
             return find(request, **kwargs)
         log.warning("rejected a request with the Host %.100r", request.headers.get("Host", ""))

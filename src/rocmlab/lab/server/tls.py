@@ -1,0 +1,150 @@
+"""The second listener (BIND): the same application for other machines, over TLS; the loopback's stays plain HTTP.
+
+Own code decides only what a connection is: whoever speaks plain HTTP here is told so, and one that says nothing, or
+does not finish the handshake, is closed. The rest is tornado's server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import ssl
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tornado import httpserver, httputil, iostream, netutil
+
+log = logging.getLogger("rocmlab")
+
+INSIDE = "/run/rocmlab/tls"  # of a container
+PORT_INSIDE = 8443
+HANDSHAKE_SECONDS = 10.0
+IDLE_SECONDS = 60.0  # between two requests, and for the headers of one
+MAX_HANDSHAKES = 256  # at one time; more are closed
+TLS_HANDSHAKE = b"\x16"  # the first byte of every connection that speaks TLS
+PLAIN = "This port speaks HTTPS only: write https:// in front of the address.\n"
+ANSWER = f"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: {len(PLAIN)}\r\n\r\n{PLAIN}"
+
+
+def of(server: Any, environment: Mapping[str, str] = os.environ) -> Listener | None:  # noqa: ANN401  a ServerApp
+    """Return the listener that BIND asks for, None without."""
+    if not environment.get("ROCMLAB_BIND_HOSTS"):
+        return None
+    address, port = environment["BIND"], int(environment.get("TLS_PORT") or PORT_INSIDE)
+    is_container = environment.get("ROCMLAB_RUNTIME") in ("docker", "podman")
+    if is_container and environment.get("CLUSTER_NETWORK") != "host":
+        address, port = "0.0.0.0", PORT_INSIDE  # the engine publishes it at BIND
+    return Listener(server, address, port, Path(environment.get("ROCMLAB_TLS") or INSIDE) / "server.pem")
+
+
+class Listener:
+    """TLS at one address."""
+
+    def __init__(
+        self,
+        server: Any,  # noqa: ANN401  a ServerApp
+        address: str,
+        port: int,
+        file: Path,
+        handshake_seconds: float = HANDSHAKE_SECONDS,
+    ) -> None:
+        self.address, self.port, self.file, self._seconds = address, port, file, handshake_seconds
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self._server = httpserver.HTTPServer(
+            server.web_app,
+            max_body_size=server.max_body_size,
+            max_buffer_size=server.max_buffer_size,
+            idle_connection_timeout=IDLE_SECONDS,
+        )
+        self._loaded: tuple[float, int] | None = None
+        self._close: list[Callable[[], None]] = []
+        self._handshakes: set[asyncio.Task[None]] = set()
+
+    def follow(self) -> None:
+        """Read the certificate again if its file has changed, and listen as soon as there is one."""
+        try:
+            status = self.file.stat()
+            if self._loaded != (seen := (status.st_mtime, status.st_ino)):
+                self._context.load_cert_chain(self.file, password=lambda: "")
+                self._loaded = seen
+                log.info("a certificate was read for https at %s:%d", self.address, self.port)
+            if not self._close:
+                self._listen()
+        except OSError as err:  # of ssl as well
+            log.error("https at %s:%d: %s: %s", self.address, self.port, self.file.name, err)
+
+    def _listen(self) -> None:
+        for each in netutil.bind_sockets(self.port, self.address):
+            self._close += [netutil.add_accept_handler(each, self._accept), each.close]
+
+    def _accept(self, connection: socket.socket, address: Any) -> None:  # noqa: ANN401  as the family has it
+        if len(self._handshakes) >= MAX_HANDSHAKES:
+            connection.close()
+            return
+        task = asyncio.ensure_future(self._begin(connection, address))
+        self._handshakes.add(task)
+        task.add_done_callback(self._handshakes.discard)
+
+    async def _begin(self, connection: socket.socket, address: Any) -> None:  # noqa: ANN401
+        """Find out what is spoken, and hand the connection on once it is encrypted."""
+        try:
+            stream = await asyncio.wait_for(self._encrypted(connection), self._seconds)
+        except (OSError, asyncio.TimeoutError, iostream.StreamClosedError):
+            connection.close()
+            return
+        if stream is not None:
+            self._server.handle_stream(stream, address)
+
+    async def _encrypted(self, connection: socket.socket) -> iostream.SSLIOStream | None:
+        connection.setblocking(False)
+        first = await _peek(connection)
+        if first == TLS_HANDSHAKE:
+            return await iostream.IOStream(connection).start_tls(True, self._context)
+        with suppress(OSError):
+            if first:
+                connection.recv(65536)  # what is not read would reset the connection before the answer arrives
+                connection.send(ANSWER.encode())
+            connection.shutdown(socket.SHUT_WR)
+        connection.close()
+        return None
+
+    async def stop(self) -> None:
+        """Listen no more, and end what is open."""
+        for close in self._close:
+            close()
+        self._close = []
+        for task in list(self._handshakes):
+            task.cancel()
+        await self._server.close_all_connections()
+
+
+async def _peek(connection: socket.socket) -> bytes:
+    """Return the first byte that arrives, which stays to be read."""
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(connection, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(connection)
+    return connection.recv(1, socket.MSG_PEEK)
+
+
+def secure_cookies(request: httputil.HTTPServerRequest) -> None:
+    """Have every cookie of the answer sent over TLS alone; Jupyter does it for its login, tornado not for `_xsrf`."""
+    connection: Any = request.connection
+    write = connection.write_headers
+
+    def write_secure(start: Any, headers: httputil.HTTPHeaders, chunk: bytes | None = None) -> Any:  # noqa: ANN401
+        cookies = headers.get_list("Set-Cookie")
+        if cookies:
+            del headers["Set-Cookie"]
+        for each in cookies:
+            headers.add("Set-Cookie", each if "; secure" in each.lower() else f"{each}; Secure")
+        return write(start, headers, chunk)
+
+    connection.write_headers = write_secure

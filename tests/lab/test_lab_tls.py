@@ -1,0 +1,155 @@
+"""The listener for other machines, around a small application: what is encrypted, and what is not answered."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import logging
+import os
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from clones import free_port
+from tornado import web
+
+from rocmlab.lab.server import tls as listening
+from rocmlab.stack import settings as configuration
+from rocmlab.stack import tls
+
+WAIT_SECONDS = 10.0
+
+
+class Page(web.RequestHandler):
+    """A page with a cookie."""
+
+    def get(self) -> None:
+        """Answer."""
+        self.set_cookie("plain", "1", samesite="Lax")
+        self.write(f"over {self.request.protocol}")
+
+
+@pytest.fixture
+def pem(tmp_path: Path) -> Path:
+    """The file of a certificate for 127.0.0.1."""
+    settings = configuration.load(tmp_path, {"BIND": "127.0.0.1"})
+    tls.prepare(settings, tls.values(settings, "gpu1"))
+    return tls.path_of(settings)
+
+
+@pytest.fixture
+def listener(pem: Path) -> Iterator[listening.Listener]:
+    """One that runs, in a thread of its own."""
+    server = SimpleNamespace(web_app=web.Application([("/", Page)]), max_body_size=1000, max_buffer_size=1000)
+    made = listening.Listener(server, "127.0.0.1", free_port(), pem, handshake_seconds=0.5)
+    loop, is_up = asyncio.new_event_loop(), threading.Event()
+
+    def run() -> None:
+        asyncio.set_event_loop(loop)
+        loop.call_soon(made.follow)
+        loop.call_soon(is_up.set)
+        loop.run_forever()
+        loop.run_until_complete(made.stop())
+        loop.run_until_complete(asyncio.sleep(0.05))
+        loop.close()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    is_up.wait(WAIT_SECONDS)
+    made.loop = loop  # type: ignore[attr-defined]
+    yield made
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(WAIT_SECONDS)
+
+
+def connect(listener: listening.Listener) -> socket.socket:
+    """Connect, and say nothing yet."""
+    return socket.create_connection(("127.0.0.1", listener.port), timeout=WAIT_SECONDS)
+
+
+def test_pages_are_served_to_who_checks_the_certificate(listener: listening.Listener, pem: Path) -> None:
+    """For the address that was connected to."""
+    context = ssl.create_default_context(cafile=str(pem))
+    connection = http.client.HTTPSConnection("127.0.0.1", listener.port, timeout=WAIT_SECONDS, context=context)
+    connection.request("GET", "/")
+
+    assert connection.getresponse().read() == b"over https"
+    connection.close()
+
+
+def test_plain_http_is_told_what_to_do(listener: listening.Listener) -> None:
+    """In one sentence, which repeats nothing of the request."""
+    with connect(listener) as plain:
+        plain.sendall(b"GET /lab?token=secret-word HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        answer = b""
+        while part := plain.recv(4096):
+            answer += part
+
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"https://" in answer
+    assert b"secret" not in answer
+
+
+@pytest.mark.parametrize("spoken", [b"", b"\x16", b"\x16\x03\x01"])
+def test_who_does_not_finish_the_handshake_is_closed(listener: listening.Listener, spoken: bytes) -> None:
+    """Silent connections would fill the server's table of files."""
+    with connect(listener) as slow:
+        slow.sendall(spoken)
+        assert slow.recv(1) == b""
+
+
+def test_only_so_many_handshakes_wait_at_one_time(
+    listener: listening.Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one is closed at once."""
+    monkeypatch.setattr(listening, "MAX_HANDSHAKES", 2)
+    opened = [connect(listener) for _ in range(3)]
+    try:
+        opened[2].settimeout(0.4)
+        assert opened[2].recv(1) == b""
+    finally:
+        for each in opened:
+            each.close()
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1])
+def test_old_tls_is_rejected(listener: listening.Listener, version: ssl.TLSVersion) -> None:
+    """By the server: this client would take it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    with pytest.warns(DeprecationWarning, match="TLS"):
+        context.minimum_version = context.maximum_version = version
+
+    with connect(listener) as plain, pytest.raises((ssl.SSLError, ConnectionResetError), match=r"(?i)alert|reset"):
+        context.wrap_socket(plain)
+
+
+def test_a_renewed_certificate_is_served_without_a_restart(
+    listener: listening.Listener, pem: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that cannot be read is reported, and the one before stays."""
+    before = ssl.get_server_certificate(("127.0.0.1", listener.port))
+    settings = configuration.load(pem.parents[2], {"BIND": "127.0.0.1"})
+    follow = asyncio.run_coroutine_threadsafe
+
+    async def again() -> None:
+        listener.follow()
+
+    caplog.set_level(logging.ERROR, "rocmlab")
+    draft = pem.with_name("draft")
+    draft.write_text("no certificate")
+    os.replace(draft, pem)
+    follow(again(), listener.loop).result(WAIT_SECONDS)  # type: ignore[attr-defined]
+    assert "server.pem" in caplog.text
+    assert ssl.get_server_certificate(("127.0.0.1", listener.port)) == before
+    tls.prepare(settings, tls.values(settings, "gpu2"))
+    follow(again(), listener.loop).result(WAIT_SECONDS)  # type: ignore[attr-defined]
+
+    found = ssl.get_server_certificate(("127.0.0.1", listener.port))
+    assert found != before
+    assert tls.fingerprint(found) == tls.fingerprint(pem.read_text())
