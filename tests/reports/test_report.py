@@ -146,7 +146,8 @@ def test_gpu_time_and_energy_of_a_run_include_attempts_and_no_cpu() -> None:
     """A job of two GPUs counts twice its time, a job on the CPU nothing, and what is unknown is not 0."""
     gpu = {**run_results.GPU, "energy_joules": 1800}
     before = {"status": "kernel died", "seconds": 10.0, "devices": [gpu]}
-    retried = run_results.job("retried", seconds=20.0, devices=[gpu, {**gpu, "index": 1}]) | {"attempts": [before]}
+    devices = [gpu, {**gpu, "index": 1}]
+    retried = run_results.job("retried", seconds=20.0, devices=devices) | {"attempts": [before, {"status": "failed"}]}
     cpu = run_results.job("cpu", devices=[run_results.CPU])
 
     assert str(values.gpu_totals([retried, cpu])) == "GPU time 50.0 s, energy 1.5 Wh"

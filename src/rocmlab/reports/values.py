@@ -88,8 +88,9 @@ class GpuTotals:
 def gpu_totals(jobs: Jobs) -> GpuTotals:
     """Add up the GPUs of a run. A job has its GPUs to itself, so nothing is counted twice."""
     every = [each for job in jobs for each in (job, *(job.get("attempts") or []))]
-    held = [(each.get("seconds"), device) for each in every for device in each["devices"] if device["backend"] != "cpu"]
-    seconds = [time for time, _ in held if time is not None]
+    held = [(each.get("seconds"), device) for each in every for device in each.get("devices") or []]
+    held = [(time, device) for time, device in held if device.get("backend") != "cpu"]
+    seconds = [time for time, _ in held if is_number(time)]
     joules = [device["energy_joules"] for _, device in held if is_number(device.get("energy_joules"))]
     return GpuTotals(sum(seconds) if seconds else None, sum(joules) if joules else None, len(joules) == len(held))
 
