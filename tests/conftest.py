@@ -49,6 +49,7 @@ OURS = (
     "BASE_IMAGE",
     "TORCH_INDEX",
     "JAX_PACKAGES",
+    "EXTRAS",
     "PYTHON",
     "TENSORFLOW_INDEX",
     "WHEELS",

@@ -4,8 +4,9 @@ The token comes from the file JUPYTER_TOKEN_FILE; the native lab gives address, 
 """
 
 import os
+from pathlib import Path
 
-from rocmlab.base import hosts
+from rocmlab.base import extras, hosts
 from rocmlab.base.errors import RocmlabError
 
 c = get_config()  # noqa: F821  # traitlets defines it
@@ -55,5 +56,9 @@ c.ServerApp.tornado_settings = {"ws_ping_interval": 0, "headers": {"Referrer-Pol
 c.LabApp.extension_manager = "readonly"
 c.LabApp.check_for_updates_class = "jupyterlab.NeverCheckForUpdate"
 c.LabApp.news_url = None
-# No language server is installed, and looking for each takes time at every start.
+# No language server is looked for, which takes time at every start; EXTRAS=lsp names its own.
 c.LanguageServerManager.autodetect = False
+if os.environ.get(extras.VARIABLE):
+    from rocmlab.lab.extras import configure
+
+    configure(c, os.environ, Path(__file__).parents[2])

@@ -28,6 +28,7 @@ class Environment:
     tensorflow_index: str = ""  # rocm: where AMD's TensorFlow wheels are
     wheels: str = ""  # a folder of wheels tried before any index
     jax_packages: str = ""  # JAX's plugin for the GPU, as arguments of pip; empty: JAX computes on the CPU
+    extras: str = ""  # of JupyterLab, with commas
     has_cluster: bool = False  # with Ray, for a lab that is a node of a cluster
     is_beside: bool = False  # `make` leaves `.venv` as it is, and makes another environment for `switch`
     building: Path | None = None  # the folder that is being made next to `.venv`
@@ -63,6 +64,7 @@ class Environment:
             "jax_packages": self.jax_packages,
             "project": str(self.project),
         }
+        facts |= {"extras": self.extras} if self.extras else {}
         facts |= {"cluster": "ray"} if self.has_cluster else {}
         return source.digest(self.project, source.NATIVE_SOURCES, facts)
 
@@ -90,13 +92,14 @@ class Environment:
     def record_of(self, version: str) -> dict[str, str]:
         """Return what an environment must have been made with to be brought up to date: pip would keep other wheels."""
         found = {"backend": self.backend, "python": version, "project": str(self.project)}
-        return {**found, "jax_packages": self.jax_packages}  # of these, one that was taken back would stay
+        return {**found, "jax_packages": self.jax_packages, "extras": self.extras}
 
     def matches(self, record: dict[str, str], folder: Path) -> bool:
-        """Return whether an environment has this record."""
+        """Return whether an environment has this record, or fewer extras: what was taken back would stay in it."""
         read = envfile.read_json(folder / MARKER) or envfile.read_json(folder / installation.PART)
-        found = {"jax_packages": "", **read}
-        return record.items() <= found.items() and (folder / "bin/python").exists()
+        found = {"jax_packages": "", **read, "extras": record["extras"]}
+        more = set(str(read.get("extras", "")).split(",")) - {"", *record["extras"].split(",")}
+        return record.items() <= found.items() and not more and (folder / "bin/python").exists()
 
     def check_disk(self) -> None:
         """Raise RocmlabError unless what has still to be installed fits on the project's disk."""

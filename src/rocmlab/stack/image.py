@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from rocmlab import __version__
+from rocmlab.base import extras
 from rocmlab.base.errors import RocmlabError
 from rocmlab.base.formatting import amount
 from rocmlab.packages import system
@@ -88,6 +89,7 @@ class ImageLab(Lab):
         names = ("BASE_IMAGE", "TORCH_INDEX", "JAX_PACKAGES", "ROCMLAB_BACKEND")
         facts = {name: self.values.get(name, "") for name in names}
         facts |= {name: value for name, value in self.values.items() if name.startswith("ROCMLAB_IMAGE_")}
+        facts |= {name: self.values[name] for name in (extras.SETTING,) if name in self.values}
         facts |= {"CLUSTER": "1"} if self.settings.is_in_cluster else {}
         facts |= {"APT": " ".join(self.apt_packages)} if self.apt_packages else {}
         return source.digest(self.settings.project, source.IMAGE_SOURCES, facts)

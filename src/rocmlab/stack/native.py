@@ -10,7 +10,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rocmlab.base import confidential, hosts, identity, installation, lease_folder, private
+from rocmlab.base import confidential, extras, hosts, identity, installation, lease_folder, private
 from rocmlab.base.errors import Problem, RocmlabError
 from rocmlab.base.identity import Process
 from rocmlab.cluster.node import record
@@ -156,6 +156,7 @@ class NativeLab(Lab):
             "ROCMLAB_UV": str(self.settings.project / environments.UV),
             "ROCMLAB_BACKEND": self.values["ROCMLAB_BACKEND"],
             "ROCMLAB_RUNTIME": "native",
+            extras.VARIABLE: self.venv.extras,
             lease_folder.SETTING: self.settings.get(lease_folder.SETTING),
             "ROCMLAB_LAB": self.values.get("ROCMLAB_LAB", ""),
             "ROCMLAB_USER": self.values.get("ROCMLAB_USER", ""),

@@ -210,6 +210,7 @@ def _lab(
         python=settings.get("PYTHON") or "python3",
         torch_index=values.get("TORCH_INDEX", ""),
         jax_packages=values.get("JAX_PACKAGES", ""),
+        extras=values.get("EXTRAS", ""),
         tensorflow_index=values.get("TENSORFLOW_INDEX", ""),
         wheels=settings.get("WHEELS"),
         has_cluster=settings.is_in_cluster,

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from rocmlab.base import extras
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices.rocm import rocm_version
 from rocmlab.packages.requested import normal
@@ -57,6 +58,7 @@ def steps(environment: Environment, *, is_serving: bool = False) -> Iterator[Ste
         links = ("--find-links", environment.wheels) if environment.wheels else ()
         arguments = (*links, "--constraint", str(pinned), *environment.jax_packages.split())
         yield Step(f"JAX's plugin ({environment.jax_packages})", arguments)
+    yield from _extra_steps(environment)
     if environment.has_cluster:
         yield Step("Ray, for the cluster", (*LOCKED, str(environment.project / "requirements/cluster.txt")))
     if not is_serving:
@@ -72,7 +74,18 @@ def lab_steps(environment: Environment) -> Iterator[Step]:
     part.write_text(without(lock, set(PACKAGE.findall(lock)) - names), encoding="utf-8")
     count = len(PACKAGE.findall(part.read_text(encoding="utf-8")))
     yield Step(f"JupyterLab and the runner ({count} packages)", (*LOCKED, str(part)))
+    yield from _extra_steps(environment)
     yield _own_step(environment)
+
+
+def _extra_locks(environment: Environment) -> list[Path]:
+    names = {"proxy" if name in extras.PROXIED else name for name in extras.parse(environment.extras)}
+    return [environment.project / f"requirements/extras-{name}.txt" for name in sorted(names)]
+
+
+def _extra_steps(environment: Environment) -> Iterator[Step]:
+    for lock in _extra_locks(environment):
+        yield Step(f"JupyterLab's extra {lock.stem.removeprefix('extras-')}", (*LOCKED, str(lock)))
 
 
 def _own_step(environment: Environment) -> Step:
@@ -96,9 +109,9 @@ def _torch_step(environment: Environment) -> Step:
 
 def comes(environment: Environment, name: str) -> bool:
     """Return whether `steps` install a package where it is not there; rocmlab itself does not count."""
-    text = environment.lock.read_text(encoding="utf-8")
-    if environment.has_cluster:
-        text += (environment.project / "requirements/cluster.txt").read_text(encoding="utf-8")
+    locks = [environment.lock, *_extra_locks(environment)]
+    locks += [environment.project / "requirements/cluster.txt"] if environment.has_cluster else []
+    text = "".join(lock.read_text(encoding="utf-8") for lock in locks)
     names = {normal(each) for each in PACKAGE.findall(text)} | NOT_LOCKED
     return name in names or (environment.backend in ("rocm", "cuda") and name.startswith(GPU_LIBRARIES))
 

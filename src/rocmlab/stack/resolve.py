@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
-from rocmlab.base import hosts, lease_folder
+from rocmlab.base import extras, hosts, lease_folder
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device, nodes
 from rocmlab.stack import cluster, gpus, image_kind, lab, live, tls
@@ -51,6 +51,8 @@ def resolve(
     values |= {name: path for name, path in pip_environment(settings, os.environ).items() if path}
     if packages := settings.get("JAX_PACKAGES"):
         values["JAX_PACKAGES"] = packages
+    if chosen := extras.parse(settings.get(extras.SETTING)):
+        values[extras.SETTING] = ",".join(chosen)
     if password := settings.last("GRAFANA_PASSWORD"):  # which `make monitoring` made: Grafana knows no other any more
         values["GRAFANA_PASSWORD"] = password
     values |= cluster.values(settings) | tls.values(settings)
@@ -66,7 +68,8 @@ def resolve(
         values |= _for_container(settings, choice, devices, root, kind)
     _check_mounts_leases(settings.chosen.get("COMPOSE_FILE"), values.get("COMPOSE_FILE"))
     # A derived value that a user changed in `.env` stays: an additional overlay in COMPOSE_FILE, for example.
-    return values | {name: value for name, value in settings.chosen.items() if name in values and name != "SHARE"}
+    found = ("SHARE", extras.SETTING)
+    return values | {name: value for name, value in settings.chosen.items() if name in values and name not in found}
 
 
 def leases_folder(settings: Settings, root: Path = Path("/")) -> Path:

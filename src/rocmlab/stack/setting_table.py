@@ -151,6 +151,14 @@ SETTINGS = (
         page="images.md",
     ),
     Setting(
+        "EXTRAS",
+        "",
+        "what JupyterLab gets beside: git, lsp, tensorboard, proxy, or several with commas",
+        otherwise="none",
+        details="Empty: none again.",
+        page="extras.md",
+    ),
+    Setting(
         "TENSORFLOW_INDEX",
         "",
         "where native ROCm gets tensorflow-rocm (pip --find-links)",

@@ -71,11 +71,7 @@ def listeners(port: int) -> tuple[Listener, ...] | None:
     """
     if not HAS_PROC:
         return _listed(port)
-    known: list[tuple[bytes, Listener]] | None
-    try:
-        known = diagnosed(port)
-    except OSError:  # a kernel without inet_diag
-        known = _read(port)
+    known = _known(port)
     if known is None:
         return None
     for addresses in (EXACT, WILDCARDS):
@@ -83,6 +79,19 @@ def listeners(port: int) -> tuple[Listener, ...] | None:
         if found:
             return found
     return ()
+
+
+def owners(port: int) -> set[int] | None:
+    """Return the uids of all who listen on a port, at whatever address; None where that is unknown."""
+    known = [(b"", each) for each in _listed(port) or ()] if not HAS_PROC else _known(port)
+    return None if known is None else {listener.uid for _, listener in known}
+
+
+def _known(port: int) -> list[tuple[bytes, Listener]] | None:
+    try:
+        return diagnosed(port)
+    except OSError:  # a kernel without inet_diag
+        return _read(port)
 
 
 def diagnosed(port: int) -> list[tuple[bytes, Listener]]:

@@ -17,8 +17,9 @@ from typing import Any
 
 from tornado import httputil, web
 
-from rocmlab.base import confidential, hosts
+from rocmlab.base import confidential, extras, hosts
 from rocmlab.base.errors import RocmlabError
+from rocmlab.lab.server import proxied
 from rocmlab.lab.server.tls import secure_cookies
 
 log = logging.getLogger("rocmlab")
@@ -27,6 +28,7 @@ METRICS = "rocmlab/metrics"
 SERVICE = "lab"  # its name in the Compose network, where Prometheus scrapes it
 CONTAINERS = ("docker", "podman")
 MIN_TOKEN_CHARACTERS = 32
+NAME = f"This lab does not answer under this host name. If your proxy uses it: {hosts.SETTING}"
 TOKEN = re.compile(r"([?&]token=)[^&\s\"'#]+")
 
 
@@ -59,13 +61,17 @@ def has_token(request: httputil.HTTPServerRequest, token: str) -> bool:
 
 
 class RejectedHandler(web.RequestHandler):
-    """Answers a request whose `Host` header is not one of this server's names."""
+    """Answers a request that is not for this server, by its `Host` header for example."""
+
+    def initialize(self, why: str) -> None:
+        """Take what to answer."""
+        self._why = why
 
     def prepare(self) -> None:
         """Answer with 403; nothing of the request is used."""
         self.set_status(403)
         self.set_header("Content-Type", "text/plain; charset=utf-8")
-        self.finish(f"This lab does not answer under this host name. If your proxy uses it: {hosts.SETTING}\n")
+        self.finish(f"{self._why}\n")
 
 
 class Scrubber(logging.Filter):
@@ -100,9 +106,10 @@ class Guard:
 
 
 def install(server: Any, environment: Mapping[str, str] = os.environ) -> None:  # noqa: ANN401  a ServerApp
-    """Put the check in front of every route, and have cookies sent to this site alone."""
+    """Put the checks in front of every route, and have cookies sent to this site alone."""
     for handler in server.log.handlers:
         handler.addFilter(Scrubber())
+    _check_proxied(server, extras.parse(environment.get(extras.VARIABLE, "")))
     if hosts.is_behind_hub(environment):
         return
     application = server.web_app
@@ -121,9 +128,22 @@ def install(server: Any, environment: Mapping[str, str] = os.environ) -> None:  
         if guard.accepts(request):
             return find(request, **kwargs)
         log.warning("rejected a request with the Host %.100r", request.headers.get("Host", ""))
-        return application.get_handler_delegate(request, RejectedHandler)
+        return application.get_handler_delegate(request, RejectedHandler, {"why": NAME})
 
     application.find_handler = find_accepted
     application.settings["allow_remote_access"] = True  # the check above replaces Jupyter's, which knows fewer names
     cookies = application.settings.setdefault("xsrf_cookie_kwargs", {"path": server.base_url})
     cookies.setdefault("samesite", "Lax")
+
+
+def _check_proxied(server: Any, chosen: tuple[str, ...]) -> None:  # noqa: ANN401  a ServerApp
+    """Put the check of what is proxied in front of every route; a user may have installed the proxy himself."""
+    application = server.web_app
+    find = application.find_handler
+
+    def find_allowed(request: httputil.HTTPServerRequest, **kwargs: Any) -> Any:  # noqa: ANN401  tornado's
+        if why := proxied.refusal(request, server.base_url, chosen):
+            return application.get_handler_delegate(request, RejectedHandler, {"why": why})
+        return find(request, **kwargs)
+
+    application.find_handler = find_allowed
