@@ -19,6 +19,15 @@ from rocmlab.stack import podman_engine
 
 REPOSITORY = Path(__file__).parents[1]
 BASE = "rocmlab-test/base:bookworm"
+CHROMIUM_FLAGS = [
+    "--no-sandbox",  # CI runs as root in a machine of its own
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 FROM_REGISTRY = """\
 FROM debian:bookworm
 RUN apt-get -qq update && apt-get -qq install --yes --no-install-recommends ca-certificates python3

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -125,6 +126,49 @@ class Server:
         self.process.terminate()
         self.process.wait(WAIT_SECONDS)
         return time.monotonic() - begin
+
+
+class Page:
+    """A page's connection to a kernel, as JupyterLab opens it: cells have ids."""
+
+    def __init__(self, server: Server, kernel_id: str, session: str = "") -> None:
+        self.server, self.kernel_id, self.session = server, kernel_id, session or uuid.uuid4().hex
+        path = f"api/kernels/{kernel_id}/channels?token={TOKEN}&session_id={self.session}"
+        address = f"ws://127.0.0.1:{server.port}{server.base_url}{path}"
+        self.channel = websocket.create_connection(address, timeout=WAIT_SECONDS)
+
+    def send(self, kind: str, channel: str, content: dict, metadata: dict | None = None) -> str:
+        """Send a message, and return its id."""
+        header = {
+            "msg_id": uuid.uuid4().hex,
+            "msg_type": kind,
+            "username": "",
+            "session": self.session,
+            "version": "5.3",
+        }
+        message = {"header": header, "parent_header": {}, "metadata": metadata or {}, "content": content}
+        self.channel.send(json.dumps({**message, "channel": channel}))
+        return header["msg_id"]
+
+    def run(self, cell: str, code: str) -> str:
+        """Run a cell, and return the id of the request."""
+        content = {"code": code, "silent": False, "store_history": True, "user_expressions": {}, "stop_on_error": True}
+        return self.send("execute_request", "shell", {**content, "allow_stdin": True}, {"cellId": cell} if cell else {})
+
+    def until(self, kind: str, request: str) -> dict:
+        """Return the next message of a kind that belongs to a request."""
+        while True:
+            message = json.loads(self.channel.recv())
+            if message["msg_type"] == kind and message["parent_header"].get("msg_id") == request:
+                return message
+
+    def news(self, after: int = -1) -> dict:
+        """Return what the recorder has for this page."""
+        return self.server.json(f"rocmlab/api/outputs/{self.kernel_id}?session={self.session}&after={after}")
+
+    def close(self) -> None:
+        """Go, as a page that is closed."""
+        self.channel.close()
 
 
 class Events:

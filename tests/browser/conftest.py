@@ -9,16 +9,6 @@ import engines
 import pytest
 from clones import Clone, printed_url
 
-CHROMIUM_FLAGS = [
-    "--no-sandbox",  # CI runs as root in a machine of its own
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-
 
 @pytest.fixture(scope="session")
 def browser_lab(request: pytest.FixtureRequest) -> tuple[Clone, str]:
@@ -39,7 +29,7 @@ def page(tmp_path: Path) -> Iterator[object]:
             str(tmp_path / "profile"),
             executable_path=engines.chromium(),
             headless=True,
-            args=CHROMIUM_FLAGS,
+            args=engines.CHROMIUM_FLAGS,
             viewport={"width": 1280, "height": 860},
         )
         yield context.new_page()

@@ -15,9 +15,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+import nbformat
 import pytest
 from kernel_hosts import Host, simulated_host
-from panel_servers import TOKEN, Reads, Server, wait
+from panel_servers import TOKEN, Page, Reads, Server, wait
 
 from rocmlab.kernels.leases import Holder
 from rocmlab.lab.server import page
@@ -605,3 +606,94 @@ def test_a_setting_that_is_no_choice_is_said_in_the_log(host: Host) -> None:
     server.stop()
 
     assert "RECORD_GPUS='yes' is neither on nor off" in server.log
+
+
+def notebook(lab: Lab, name: str, *cells: str) -> str:
+    """Write a notebook whose cells have these ids, start its kernel, and return the kernel's id."""
+    content = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("source", id=cell) for cell in cells])
+    nbformat.write(content, lab.server.folder / name)
+    return lab.server.notebook(name, "torch")["kernel"]["id"]
+
+
+def written(lab: Lab, name: str) -> dict[str, str]:
+    """Return what the cells of a notebook's file have printed."""
+    content = nbformat.read(lab.server.folder / name, 4)
+    return {each.id: "".join(output.get("text", "") for output in each.outputs) for each in content.cells}
+
+
+LINES = "import time\nfor number in range(40):\n    print(number, flush=True)\n    time.sleep(0.1)"
+
+
+def test_what_is_printed_without_a_page_is_in_the_file_and_the_next_page_follows(lab: Lab) -> None:
+    """The running cell and the queued one are complete; the next page gets each line once; what users edit stays."""
+    kernel, path = notebook(lab, "close.ipynb", "runs", "waits"), lab.server.folder / "close.ipynb"
+    page = Page(lab.server, kernel)
+    running = page.run("runs", LINES)
+    page.run("waits", "print(6 * 7)")
+    page.until("stream", running)
+    page.close()
+    wait(lambda: written(lab, "close.ipynb")["runs"].startswith("0\n1\n"))
+    edited = nbformat.read(path, 4)
+    edited.cells[0].source = "edited"
+    nbformat.write(edited, path)
+
+    other = Page(lab.server, kernel, "another")
+    news = other.news()
+    open_cells = {each["cell"]: each["state"] for each in news["cells"]}
+    texts = {"runs": "", "waits": ""}
+    while True:
+        for cell in news["cells"]:
+            texts[cell["cell"]] += "".join(each.get("text") or each["output"]["text"] for each in cell["outputs"])
+        if not news["continues"]:
+            break
+        news = other.news(news["number"])
+    other.close()
+    wait(lambda: written(lab, "close.ipynb")["waits"])
+
+    lines = "".join(f"{number}\n" for number in range(40))
+    assert open_cells == {"runs": "running", "waits": "queued"}
+    assert texts == {"runs": lines, "waits": "42\n"}
+    assert written(lab, "close.ipynb") == texts
+    assert nbformat.read(path, 4).cells[0].source == "edited"
+    assert lab.holders() == ["close.ipynb", None]
+
+
+def test_a_page_that_does_not_answer_counts_as_gone_and_its_question_is_asked_elsewhere(lab: Lab) -> None:
+    """A socket of a laptop that sleeps is open, but no one hears it; `input()` of its cell is answered by another."""
+    kernel = notebook(lab, "asleep.ipynb", "asks")
+    asleep = Page(lab.server, kernel)
+    asleep.run("asks", "print('before', flush=True)\nname = input('name? ')\nprint('hello', name)")
+    wait(lambda: written(lab, "asleep.ipynb")["asks"] == "before\n", 0.5)  # it answers no ping: it does not read
+
+    awake = Page(lab.server, kernel)
+    news = awake.news()
+    awake.send("input_reply", "stdin", {"status": "ok", "value": "ann"})
+    while news["continues"]:
+        news = awake.news(news["number"])
+    awake.close()
+    asleep.close()
+
+    assert "does not answer: its connection is closed" in lab.server.log
+    wait(lambda: written(lab, "asleep.ipynb")["asks"] == "before\nname?  ann\nhello ann\n")
+
+
+def test_what_page_saved_and_what_other_clients_run_is_left_alone(lab: Lab) -> None:
+    """No cell is executed or written that a page has saved, was deleted, or has no id; another's kernel is refused."""
+    kernel, path = notebook(lab, "left.ipynb", "kept", "saved"), lab.server.folder / "left.ipynb"
+    page = Page(lab.server, kernel)
+    for cell in ("saved", "deleted", ""):
+        page.until("execute_reply", page.run(cell, f"print('of {cell}')"))
+    time.sleep(1.1)  # what a page shows for a second, it saves
+    model = lab.server.json("api/contents/left.ipynb")
+    lab.server.json("api/contents/left.ipynb", "PUT", {"type": "notebook", "content": model["content"]})
+    page.until("execute_reply", page.run("kept", "print('kept')"))
+    page.close()
+    wait(lambda: written(lab, "left.ipynb")["kept"] == "kept\n")
+
+    assert written(lab, "left.ipynb")["saved"] == ""
+    assert len(nbformat.read(path, 4).cells) == 2
+    assert "the output of cell deleted is kept for its page alone" in lab.server.log
+    outputs = f"rocmlab/api/outputs/{kernel}?session=x"
+    assert lab.server.request(outputs, token=None)[0] == 403
+    assert lab.server.request(f"{outputs}&after=x")[0] == 400
+    assert lab.server.json("rocmlab/api/outputs/unknown?session=x")["cells"] == []

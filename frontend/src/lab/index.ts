@@ -2,7 +2,9 @@
 
 import { ILayoutRestorer, type JupyterFrontEnd, type JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { ICommandPalette, IThemeManager, WidgetTracker } from '@jupyterlab/apputils';
+import { IDocumentManager } from '@jupyterlab/docmanager';
 import { ILauncher } from '@jupyterlab/launcher';
+import { INotebookTracker } from '@jupyterlab/notebook';
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { IStatusBar } from '@jupyterlab/statusbar';
 import type { Message } from '@lumino/messaging';
@@ -12,6 +14,7 @@ import { Panel } from '../panel';
 import { Store } from '../store';
 import { LabHost } from './host';
 import { gpuIcon } from './icon';
+import { Follower } from './outputs';
 import { StatusItem } from './status';
 
 const PLUGIN = 'rocmlab-panel:plugin';
@@ -130,4 +133,18 @@ const plugin: JupyterFrontEndPlugin<void> = {
   }
 };
 
-export default plugin;
+const outputs: JupyterFrontEndPlugin<void> = {
+  id: 'rocmlab-panel:outputs',
+  description: 'Shows what cells printed while no page was connected, and continues with it.',
+  autoStart: true,
+  requires: [INotebookTracker],
+  optional: [IDocumentManager],
+  activate: (app: JupyterFrontEnd, notebooks: INotebookTracker, documents: IDocumentManager | null): void => {
+    const { contents } = app.serviceManager;
+    notebooks.widgetAdded.connect(
+      (_, panel) => new Follower(panel, contents, () => documents?.autosave ?? false)
+    );
+  }
+};
+
+export default [plugin, outputs];

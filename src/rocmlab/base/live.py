@@ -18,6 +18,7 @@ NAMES = (
     "IDLE_GPU_WARNING_SECONDS",
     "MIN_FREE_DISK_GB",
     "RECORD_GPUS",
+    "RECORD_OUTPUTS",
     "WARM_KERNELS",
 )
 VARIABLE = "ROCMLAB_LIVE"  # in a lab: the path of the file

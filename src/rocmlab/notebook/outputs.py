@@ -66,7 +66,7 @@ class CellOutputs:
         self._overflow_log = overflow
         self._head_bytes = int(limit_bytes * (1 - TAIL_SHARE))
         self._tail_bytes = limit_bytes - self._head_bytes
-        self._rich_bytes = limit_bytes * RICH_FACTOR
+        self._rich_limit = self._rich_bytes = limit_bytes * RICH_FACTOR
         self._screens: list[tuple[Output, Screen]] = []
         self._tails: dict[str, tuple[Output, Screen]] = {}
         self._used_bytes = 0
@@ -79,6 +79,12 @@ class CellOutputs:
             "error": self._error,
             "clear_output": self._clear,
         }
+
+    @property
+    def size_bytes(self) -> int:
+        """About how much it holds."""
+        tails = sum(screen.size_bytes for _, screen in self._tails.values())
+        return self._used_bytes + tails + self._rich_limit - self._rich_bytes
 
     def take(self, kind: str, content: Content) -> None:
         """Take a message of the kernel; those that are no output are ignored."""
@@ -95,10 +101,8 @@ class CellOutputs:
         for output, screen in self._tails.values():
             megabytes = screen.dropped_bytes / 1e6
             left_out = f"{megabytes:.1f} MB are omitted here" if screen.dropped_bytes else "what follows is the end"
-            output["text"] = (
-                f"\n[rocmlab: too much output; {left_out}, all of it is in {self._overflow_log.shown_as}]\n"
-            )
-            output["text"] += screen.text()
+            where = f", all of it is in {self._overflow_log.shown_as}" if self._overflow_log.shown_as else ""
+            output["text"] = f"\n[rocmlab: too much output; {left_out}{where}]\n" + screen.text()
 
     def _stream(self, content: Content) -> None:
         name, text = str(content["name"]), str(content["text"])
@@ -208,3 +212,4 @@ class CellOutputs:
         self._screens.clear()
         self._tails.clear()
         self._used_bytes = 0
+        self._rich_bytes = self._rich_limit

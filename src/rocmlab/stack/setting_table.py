@@ -245,6 +245,12 @@ SETTINGS = (
         page="panel.md",
     ),
     Setting(
+        "RECORD_OUTPUTS",
+        "on",
+        "keep what a cell prints while no page is connected, in the notebook's file: on or off",
+        page="everyday.md",
+    ),
+    Setting(
         "GPU_METRICS_NAMES",
         "rocmlab",
         "names of the metrics: rocmlab (ours), amd (its exporter's), or both",

@@ -12,6 +12,7 @@ from tornado.ioloop import PeriodicCallback
 from tornado.web import HTTPError
 
 from rocmlab.base import live
+from rocmlab.lab.recorder.recorder import OutputsHandler, Recorder
 from rocmlab.lab.server import guard, handlers, tls
 from rocmlab.lab.server.idle import CULLING
 
@@ -34,6 +35,7 @@ class PanelApp(ExtensionApp):
     _watch: PeriodicCallback | None = None
     _culling: Culling | None = None
     _tls: tls.Listener | None = None
+    _recorder: Recorder | None = None
     _applied_recording = "off"
 
     def panel(self) -> Panel:
@@ -53,6 +55,9 @@ class PanelApp(ExtensionApp):
         guard.install(server)
         self.handlers.extend(handlers.routes(self.panel, guard.take_secrets(server)))
         self._tls = tls.of(server)
+        self._recorder = Recorder(server)
+        self._recorder.install()
+        self.handlers.append((r"/rocmlab/api/outputs/([\w-]+)", OutputsHandler, {"recorder": self._recorder}))
         server.io_loop.add_callback(self._watch_settings)
 
     def _watch_settings(self) -> None:
@@ -95,6 +100,8 @@ class PanelApp(ExtensionApp):
             self._culling.stop()
         if self._tls is not None:
             await self._tls.stop()
+        if self._recorder:
+            await self._recorder.close()
         if self._panel:
             await self._panel.close()
 

@@ -1,0 +1,325 @@
+"""One kernel's recorder: a client of its own that hears what the kernel prints, and the pages that are connected."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Collection
+from typing import Any
+
+import zmq
+from jupyter_core.utils import ensure_async
+from tornado.web import HTTPError
+from tornado.websocket import WebSocketClosedError
+from zmq.eventloop.zmqstream import ZMQStream
+
+from rocmlab.lab.recorder import files
+from rocmlab.lab.recorder.records import DIED, Follower, Record, Records
+from rocmlab.notebook.wire import Message
+
+log = logging.getLogger("rocmlab")
+
+LOOK_SECONDS = 1.0
+WRITE_SECONDS = 2.0  # after a page has gone or a cell has finished, before the file is written
+RUNNING_SECONDS = 10.0  # between two writes while a cell prints
+WRITE_SHARE = 20  # and at least 20 times as long as a write takes
+PING_SECONDS = 3.0
+PONG_SECONDS = 10.0  # a page that does not answer for so long is gone
+MAX_MESSAGES = 10_000  # that wait for this server; the kernel drops what is beyond
+MAX_FOLLOWERS = 32
+BUFFER_BYTES = 20_000_000  # of output that jupyter_server keeps for a page that comes back
+
+
+class Page:
+    """A connected page that runs cells or shows them."""
+
+    def __init__(self, handler: Any) -> None:  # noqa: ANN401  jupyter_server's KernelWebsocketHandler
+        self.handler = handler
+        self._pinged = 0.0  # when it was last asked; 0: never
+
+    def is_gone(self, now: float) -> bool:
+        """Return whether it does not answer; ask it if that is due."""
+        is_waiting = self._pinged > max(self.handler.last_pong, 0.0)
+        if is_waiting:
+            return now - self._pinged > PONG_SECONDS
+        if now - self._pinged >= PING_SECONDS:
+            with contextlib.suppress(WebSocketClosedError):
+                self.handler.ping(b"")
+                self._pinged = now
+        return False
+
+
+class Buffer(list):  # type: ignore[type-arg]
+    """What jupyter_server keeps for a page that comes back, with a bound: the recorder has all outputs anyway."""
+
+    def __init__(self, hear_question: Callable[[list[Any]], None], kept: list[Any]) -> None:
+        super().__init__(kept)
+        self._hear_question = hear_question
+        self._bytes = 0
+
+    def append(self, item: tuple[str, list[Any]]) -> None:
+        """Keep a message of a channel."""
+        channel, parts = item
+        if channel == "stdin":
+            self._hear_question(parts)
+        self._bytes += sum(map(len, parts)) if channel == "iopub" else 0
+        if channel != "iopub" or self._bytes <= BUFFER_BYTES:
+            super().append(item)
+
+
+class Tap:
+    """Hears one kernel, and writes what no page hears."""
+
+    def __init__(self, server: Any, kernel_id: str) -> None:  # noqa: ANN401  jupyter_server's ServerApp
+        self.records = Records()
+        self.sockets: dict[str, Any] = {}  # the handlers of all connections, by session id
+        self.pages: dict[str, Page] = {}  # those that run cells or show them
+        self.chain: files.Chain | None = None
+        self.lock = asyncio.Lock()  # held while the file is written
+        self.is_writing = False
+        self._server, self._kernel_id = server, kernel_id
+        self._manager = server.kernel_manager.get_kernel(kernel_id)
+        self._followers: dict[str, Follower] = {}
+        self._paths: list[str] = []  # of the notebooks, as they were last known
+        self._streams: dict[str, ZMQStream] = {}  # for input() of pages that are gone, by their session id
+        self._shell: ZMQStream | None = None
+        self._wrote = self._took = 0.0  # when the file was written last, and how long that took
+        self._told: set[str] = set()
+        self._manager.add_restart_callback(self._on_death, "restart")
+        self._manager.add_restart_callback(self._on_death, "dead")
+        self._url = ""
+        self._iopub: ZMQStream | None = None
+        self.listen()
+        self._task = asyncio.ensure_future(self._look())
+
+    @property
+    def is_alone(self) -> bool:
+        """Return whether no page is connected."""
+        return not self.pages
+
+    @property
+    def file(self) -> dict[str, str] | None:
+        """The notebook's file, and the times between which nothing else than this changed it."""
+        if self.chain is None:
+            return None
+        before, after = self.chain.before.isoformat(), self.chain.after.isoformat()
+        return {"path": self.chain.path, "before": before, "after": after}
+
+    def listen(self) -> None:
+        """Subscribe to the kernel, or again if its address has changed or nothing can be lost by it."""
+        url = _url(self._manager.get_connection_info())
+        if self._iopub is not None:
+            if url == self._url and self.records.unfinished:
+                return
+            self._iopub.close()
+        if url != self._url:
+            self.records.abort("")
+        socket = zmq.Socket(self._manager.context, zmq.SUB)  # not of asyncio, as the context makes them
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.RCVHWM, MAX_MESSAGES)
+        socket.setsockopt(zmq.SUBSCRIBE, b"")
+        socket.connect(url)
+        self._url, self._iopub = url, ZMQStream(socket)
+        self._iopub.on_recv(self._hear)
+
+    def hear_question(self, parts: list[Any]) -> None:
+        """A message on stdin has come from the kernel: `input()`, for a page that may be gone."""
+        message = self._message(parts)
+        if message and message.kind == "input_request" and message.parent:
+            content = message.content
+            question = {"prompt": content.get("prompt", ""), "password": content.get("password", False)}
+            self.records.ask(message.parent, question | {"header": message.header})
+
+    def answered(self, text: str) -> None:
+        """A page has sent an answer to `input()`."""
+        for record in self.records.unfinished:
+            if record.question:
+                self.records.answer(record, text)
+
+    def note_page(self, session: str) -> None:
+        """A connection is a page's, which has run a cell or requested outputs."""
+        if session in self.sockets:
+            self.pages.setdefault(session, Page(self.sockets[session]))
+
+    def connected(self, session: str, handler: Any) -> None:  # noqa: ANN401
+        """Someone is connected: for the cells of those who are not, `input()` is heard here."""
+        self.sockets[session] = handler
+        self.pages.pop(session, None)
+        if stream := self._streams.pop(session, None):
+            stream.close()
+        self.hear_orphans(besides=session)
+
+    def disconnected(self, session: str, handler: Any) -> None:  # noqa: ANN401
+        """A connection has ended."""
+        if self.sockets.get(session) is handler:
+            self._wrote = 0.0
+            del self.sockets[session]
+            self.pages.pop(session, None)
+        kept = getattr(self._server.kernel_manager, "_kernel_buffers", {})
+        if self._kernel_id in kept and not isinstance(kept[self._kernel_id]["buffer"], Buffer):
+            kept[self._kernel_id]["buffer"] = Buffer(self.hear_question, kept[self._kernel_id]["buffer"])
+        self.hear_orphans()
+
+    def hear_orphans(self, besides: str = "") -> None:
+        """Hear `input()` of cells whose page is gone, and for which jupyter_server keeps no channels."""
+        kept = getattr(self._server.kernel_manager, "_kernel_buffers", {})
+        kept_session = kept[self._kernel_id]["session_key"].rpartition(":")[2] if self._kernel_id in kept else ""
+        for session in {each.session for each in self.records.unfinished}:
+            if session not in {*self.sockets, *self._streams, besides, kept_session}:
+                self._streams[session] = stream = self._manager.connect_stdin(identity=session.encode())
+                stream.on_recv(self.hear_question)
+
+    async def news(self, session: str, after: int, requests: Collection[str]) -> dict[str, Any]:
+        """Return to a page what it lacks: of its own requests, those that it names."""
+
+        def is_wanted(record: Record) -> bool:
+            is_new = record.state != "done" or record.changed > record.saved
+            return record.request in requests or (record.session != session and is_new)
+
+        async with self.lock:  # else it would know the file less than its reader does
+            if session not in self._followers and len(self._followers) >= MAX_FOLLOWERS:
+                self._followers.pop(next(iter(self._followers)))
+            follower = self._followers.setdefault(session, Follower())
+            cells = follower.news(self.records, after, is_wanted)
+            file = self.file
+        open_cells = [each for each in self.records.unfinished if is_wanted(each)]
+        has_displays = any(self.records.has_display(each) for each in follower.sent)
+        return {
+            "number": follower.number,
+            "cells": cells,
+            "file": file,
+            "is_connected": session in self.sockets,
+            "continues": bool(open_cells) or has_displays,
+        }
+
+    def note_save(self, path: str, notebook: Any) -> None:  # noqa: ANN401
+        """A page saves a notebook."""
+        if path in self._paths and not self.is_writing:
+            cells = {each.get("id") for each in notebook["cells"]}
+            if self.is_alone:  # it comes from a page that has no connection, and may know less than the file
+                self.records.rewrite(cells)
+            else:
+                self.records.saved(cells)
+
+    async def close(self) -> None:
+        """Write what is left, and hear no more."""
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        await self._end()
+
+    async def _end(self) -> None:
+        if self.is_alone and self.records.dirty:
+            await self.write()
+        for stream in (self._iopub, self._shell, *self._streams.values()):
+            if stream is not None and not stream.closed():
+                stream.close()
+
+    async def write(self) -> None:
+        """Write what the files lack."""
+        await self._find_paths()
+        async with self.lock:
+            self.is_writing = True
+            try:
+                left: list[Record] | None = self.records.dirty
+                for path in self._paths:
+                    left = await self._write_one(path, left) if left else left
+            finally:
+                self.is_writing = False
+        text = "the output of cell %s is kept for its page alone: no notebook of this kernel has that cell"
+        for record in left or []:
+            record.written = record.changed
+            self._tell(record.request, text, record.cell)
+
+    async def _write_one(self, path: str, records: list[Record]) -> list[Record] | None:
+        """Write into one notebook, and return what belongs into another one; None: not now."""
+        contents, mine = self._server.contents_manager, records
+        try:
+            if len(self._paths) > 1:
+                mine = [each for each in records if await files.path_of(contents, self._paths, each) == path]
+            self.chain, found = await files.write(contents, self.chain, path, mine)
+        except (HTTPError, OSError, ValueError, KeyError) as err:
+            self._tell(path, "outputs were not written into %s: %s", path, getattr(err, "log_message", None) or err)
+            return None
+        return [each for each in records if each not in found]
+
+    async def _find_paths(self) -> None:
+        found = [
+            each["path"]
+            for each in await ensure_async(self._server.session_manager.list_sessions())
+            if (each.get("kernel") or {}).get("id") == self._kernel_id and each["type"] == "notebook"
+        ]
+        self._paths = found or self._paths
+
+    def _tell(self, key: str, text: str, *values: object) -> None:
+        if key not in self._told:
+            self._told.add(key)
+            log.warning(text, *values)
+
+    async def _look(self) -> None:
+        """Each second: who is still there, and what has to be written."""
+        while self._kernel_id in self._server.kernel_manager:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                await self._look_once(time.monotonic())
+            except Exception:
+                log.exception("the recorder of kernel %s failed; it continues", self._kernel_id)
+        self.records.abort(DIED)
+        await self._end()
+
+    async def _look_once(self, now: float) -> None:
+        if self.records.unfinished or self.records.dirty:
+            loop_now = asyncio.get_running_loop().time()
+            for page in [each for each in self.pages.values() if each.is_gone(loop_now)]:
+                log.warning("a page of kernel %s does not answer: its connection is closed", self._kernel_id)
+                page.handler.close()
+                for session in [key for key, each in self.sockets.items() if each is page.handler]:
+                    del self.sockets[session], self.pages[session]
+        if self.is_alone:
+            self._send_comms()
+            dirty = self.records.dirty
+            pause = WRITE_SECONDS if any(each.state == "done" for each in dirty) else RUNNING_SECONDS
+            if dirty and now - self._wrote >= max(pause, self._took * WRITE_SHARE):
+                await self.write()
+                self._wrote = time.monotonic()
+                self._took = self._wrote - now
+        else:
+            self.records.comms.clear()
+            if self.records.dirty:
+                await self._find_paths()
+
+    def _send_comms(self) -> None:
+        """Give output widgets what they caught, which else the page does: the next page gets it from the kernel."""
+        for identity, data in self.records.comms.items():
+            if self._shell is None:
+                self._shell = self._manager.connect_shell()
+            self._manager.session.send(self._shell, "comm_msg", {"comm_id": identity, "data": data})
+        self.records.comms.clear()
+
+    def _hear(self, parts: list[Any]) -> None:
+        try:
+            message = self._message(parts, self.records.knows)
+            if message:
+                self.records.take(message)
+        except Exception:
+            log.exception("a message of kernel %s was not recorded", self._kernel_id)
+
+    def _message(self, parts: list[Any], is_wanted: Callable[[str | None, str], bool] | None = None) -> Message | None:
+        session = self._manager.session
+        _, (_, header, parent, _, content, *_) = session.feed_identities(parts)
+        header, request = session.unpack(header), session.unpack(parent).get("msg_id")
+        if is_wanted:
+            self.records.hear_kernel(str(header.get("session")), request)
+        if is_wanted and not is_wanted(request, header["msg_type"]):
+            return None
+        return Message(header["msg_type"], request, session.unpack(content), header, [])
+
+    def _on_death(self) -> None:
+        self.records.abort(DIED)
+
+
+def _url(information: dict[str, Any]) -> str:
+    separator = "-" if information["transport"] == "ipc" else ":"
+    return f"{information['transport']}://{information['ip']}{separator}{information['iopub_port']}"

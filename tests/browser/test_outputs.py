@@ -1,0 +1,257 @@
+"""The laptop may close: what cells print without a page is in the next page, and continues there."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import engines
+import nbformat
+import pytest
+from kernel_hosts import simulated_host
+from panel_labs import WAIT, Lab
+from test_lab import picture
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = pytest.mark.browser
+LINES = """\
+import itertools, pathlib, time
+for number in itertools.count():
+    print("line", number, flush=True)
+    time.sleep(0.1)
+    if pathlib.Path("{file}").exists():
+        break"""
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """One JupyterLab for all tests here."""
+    folder = tmp_path_factory.mktemp("outputs")
+    with pytest.MonkeyPatch.context() as patch, simulated_host(folder, patch) as host:
+        lab = Lab(host, folder)
+        try:
+            lab.start()
+            yield lab
+        finally:
+            lab.stop()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Chromium, of which each page is another browser: it shares nothing."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=engines.chromium(), args=engines.CHROMIUM_FLAGS)
+        yield found
+        found.close()
+
+
+def write(lab: Lab, name: str, *cells: str) -> Path:
+    """Write a notebook, for a kernel without a GPU."""
+    content = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(each) for each in cells])
+    content.metadata.kernelspec = {"name": "torch-cpu", "display_name": "PyTorch (CPU)", "language": "python"}
+    nbformat.write(content, lab.work / name)
+    return lab.work / name
+
+
+def opened(browser: Browser, lab: Lab, name: str, port: int = 0) -> Page:
+    """Open a notebook as someone who has just sat down at another computer."""
+    page = browser.new_context(viewport={"width": 1000, "height": 3000}).new_page()
+    page.set_default_timeout(WAIT)
+    address = lab.url(f"lab/workspaces/{time.monotonic_ns()}/tree/{name}")
+    page.goto(address.replace(f":{lab.port}/", f":{port or lab.port}/"))
+    page.locator(".jp-Notebook .jp-CodeCell").first.wait_for()
+    return page
+
+
+def run_all(page: Page) -> None:
+    """Choose Run All Cells when the kernel is ready."""
+    page.locator("#jp-main-statusbar", has_text="| Idle").wait_for()  # the indicator is idle before there is a kernel
+    page.wait_for_timeout(1500)  # what is chosen in the moment in which a kernel becomes ready may be lost
+    page.get_by_role("menuitem", name="Run", exact=True).click()
+    page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
+
+
+def text(page: Page, cell: int = 0) -> str:
+    """Return what is shown below a cell, without empty lines."""
+    shown = page.locator(".jp-CodeCell").nth(cell).locator(".jp-OutputArea-output").all_inner_texts()
+    return "\n".join(line for each in shown for line in each.split("\n") if line)
+
+
+def until(page: Page, cell: int, wanted: str) -> None:
+    """Wait until a cell shows a text."""
+    page.locator(".jp-CodeCell").nth(cell).locator(".jp-OutputArea", has_text=wanted).first.wait_for()
+
+
+def prompts(page: Page) -> list[str]:
+    """Return what stands in front of the cells."""
+    return page.locator(".jp-CodeCell .jp-InputPrompt").all_inner_texts()
+
+
+def are_complete(shown: str, least: int) -> bool:
+    """Return whether LINES were shown from the first to the last, each once."""
+    found = shown.split("\n")
+    return found == [f"line {number}" for number in range(len(found))] and len(found) > least
+
+
+class Network:
+    """What is between a browser and the lab, and may stop to carry anything."""
+
+    def __init__(self, port: int) -> None:
+        self.carries = threading.Event()
+        self.carries.set()
+        self._target = port
+        self._sockets = [socket.create_server(("127.0.0.1", 0))]
+        self._threads = [threading.Thread(target=self._accept)]
+        self.port = self._sockets[0].getsockname()[1]
+        self._threads[0].start()
+
+    def close(self) -> None:
+        """End all connections."""
+        self.carries.set()
+        for each in self._sockets:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        for each in self._sockets:
+            each.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                pair = (self._sockets[0].accept()[0], socket.create_connection(("127.0.0.1", self._target)))
+                self._sockets += pair
+                for ends in (pair, pair[::-1]):
+                    self._threads.append(threading.Thread(target=self._carry, args=ends))
+                    self._threads[-1].start()
+
+    def _carry(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                self.carries.wait()
+                sink.sendall(data)
+        for each in (source, sink):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+
+def choose(page: Page, menu: str, item: str) -> None:
+    """Choose from a menu."""
+    page.get_by_role("menuitem", name=menu, exact=True).click()
+    page.get_by_role("menuitem", name=item).first.click()
+
+
+def test_a_page_that_is_opened_elsewhere_shows_all_lines_and_the_next_ones(lab: Lab, browser: Browser) -> None:
+    """What runs and what waits, what clear_output leaves and a display changes: as if the first page had stayed."""
+    shown = "clear_output(wait=True)\nbar = display('10 %', display_id=True)"
+    first_cell = f"from IPython.display import *\nprint('old')\n{shown}"
+    path = write(lab, "closed.ipynb", first_cell, LINES.format(file="closed.end"), "bar.update('100 %')\n6 * 7")
+    first = opened(browser, lab, "closed.ipynb")
+    run_all(first)
+    until(first, 1, "line 3")
+    first.context.close()
+
+    second = opened(browser, lab, "closed.ipynb")
+    until(second, 1, "line 10")
+    until(second, 1, f"line {text(second, 1).count('line') + 1}")
+    waiting = prompts(second)
+    picture(second, "outputs_reopened")
+    (lab.work / "closed.end").touch()
+    until(second, 2, "42")
+    until(second, 0, "100 %")
+
+    assert waiting == ["[1]:", "[*]:", "[*]:"]
+    assert text(second, 0) == "'100 %'"
+    assert are_complete(text(second, 1), 10)
+    assert prompts(second) == ["[1]:", "[2]:", "[3]:"]
+    second.keyboard.press("Control+s")
+    second.locator("#jp-main-statusbar", has_text="Saving completed").wait_for()
+    assert second.locator(".jp-Dialog").count() == 0  # the file has not "changed on disk"
+    assert nbformat.read(path, 4).cells[1].outputs[0].text.strip() == text(second, 1)
+    second.context.close()
+
+
+def test_after_a_reload_a_cell_can_be_interrupted_and_run_again(lab: Lab, browser: Browser) -> None:
+    """An interrupt stops the queue, a restart ends what ran, and what is run then is shown once."""
+    write(lab, "reload.ipynb", LINES.format(file="reload.end"), "print('queued')")
+    page = opened(browser, lab, "reload.ipynb")
+    run_all(page)
+    until(page, 0, "line 3")
+    page.reload()
+    until(page, 0, "line 15")
+    choose(page, "Kernel", "Interrupt Kernel")
+    until(page, 0, "KeyboardInterrupt")
+    page.locator(".jp-CodeCell .jp-InputPrompt", has_text="[1]:").wait_for()
+    stopped = (prompts(page)[:2], text(page, 1))
+    choose(page, "Run", "Run All Cells")
+    until(page, 0, "line 3")
+    page.reload()
+    until(page, 0, "line 10")
+    choose(page, "Kernel", "Restart Kernel…")
+    page.locator(".jp-Dialog button", has_text="Restart").click()
+    page.locator(".jp-CodeCell .jp-InputPrompt", has_text="[*]").first.wait_for(state="detached")
+    page.locator("#jp-main-statusbar", has_text="| Idle").wait_for()
+    page.locator(".jp-CodeCell").nth(1).click()
+    page.keyboard.press("Shift+Enter")
+    until(page, 1, "queued")
+    page.locator(".jp-CodeCell .jp-InputPrompt", has_text="[1]:").wait_for()
+
+    assert stopped == (["[1]:", "[ ]:"], "")
+    assert text(page, 1) == "queued"
+    page.context.close()
+
+
+def test_a_question_is_asked_again_on_the_page_that_is_there(lab: Lab, browser: Browser) -> None:
+    """`input()` of a cell whose page has gone is answered elsewhere, also the second one."""
+    write(lab, "question.ipynb", "print('go')\nfor _ in range(2):\n    print('hello', input('name?'))")
+    page = opened(browser, lab, "question.ipynb")
+    run_all(page)
+    page.locator(".jp-Stdin-input").wait_for()
+    page.context.close()
+
+    page = opened(browser, lab, "question.ipynb")
+    for name in ("ann", "bob"):
+        page.locator(".jp-OutputArea-stdin-item:not(.jp-OutputArea-stdin-hiding) .jp-Stdin-input").fill(name)
+        picture(page, "outputs_question")
+        page.keyboard.press("Enter")
+        until(page, 0, f"hello {name}")
+    page.locator(".jp-CodeCell .jp-InputPrompt", has_text="[1]:").wait_for()
+    page.locator(".jp-Stdin-input").wait_for(state="detached")
+
+    assert text(page).split("\n") == ["go", "name? ann", "hello ann", "name? bob", "hello bob"]
+    page.context.close()
+
+
+def test_a_page_whose_network_stood_still_misses_no_line(lab: Lab, browser: Browser) -> None:
+    """As a laptop that slept with the tab open: no line is missing or twice, and saving asks nothing about the file."""
+    write(lab, "asleep.ipynb", LINES.format(file="asleep.end"), "print('queued')")
+    network = Network(lab.port)
+    page = opened(browser, lab, "asleep.ipynb", network.port)
+    try:
+        run_all(page)
+        until(page, 0, "line 3")
+        network.carries.clear()
+        time.sleep(13)  # the server notices after 10 to 13
+        network.carries.set()
+        until(page, 0, "line 110")
+        (lab.work / "asleep.end").touch()
+        until(page, 1, "queued")
+        page.wait_for_timeout(2000)  # for the reply, if there is one
+        shown = (are_complete(text(page, 0), 110), text(page, 1), prompts(page)[:2])
+        page.keyboard.press("Control+s")
+        page.locator("#jp-main-statusbar", has_text="Saving completed").wait_for()
+
+        assert shown == (True, "queued", ["[1]:", "[2]:"])
+        assert page.locator(".jp-Dialog", has_text="changed on disk").count() == 0
+    finally:
+        page.context.close()
+        network.close()
