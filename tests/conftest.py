@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import signal
@@ -126,6 +127,12 @@ def _forget_simulated_hosts(request: pytest.FixtureRequest, _leaves_nothing_behi
             file.unlink()
     if module := sys.modules.get("rocmlab.telemetry.processes"):
         module.finder.cache_clear()
+
+
+def pytest_collection_finish() -> None:
+    """Exclude what all tests share from garbage collections, which look at all there is many hundred times."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

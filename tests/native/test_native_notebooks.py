@@ -124,6 +124,8 @@ def framework_tests(built_lab: Clone) -> dict[str, subprocess.CompletedProcess[s
                 "KERAS_BACKEND": RUNS[name],
                 "OMP_NUM_THREADS": "1",  # two processes on two cores
                 "TF_CPP_MIN_LOG_LEVEL": "2",
+                # LLVM would optimize models for longer than these tests compute with them. Notebooks are optimized.
+                "XLA_FLAGS": "--xla_backend_optimization_level=0",
                 "ROCMLAB_SHARE": str(built_lab.folder / "share"),
                 "PATH": f"{python.parent}{os.pathsep}{built_lab.environment['PATH']}",
             },

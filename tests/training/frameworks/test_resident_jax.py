@@ -439,7 +439,7 @@ def test_two_devices_share_each_batch(keras):
     """Under DataParallel two devices train to the weights of one, also with a batch that cannot be halved."""
     env = {
         **os.environ,
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2",
         "JAX_PLATFORMS": "cpu",
         "NPROC": "8",
         "PYTHONPATH": os.pathsep.join([SRC, *filter(None, sys.path)]),
