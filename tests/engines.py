@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import json
 import os
@@ -69,13 +70,17 @@ def base_image() -> str:
     """Return a plain Debian with python3: the one here, one made from packages, or the registry's with python3."""
     if chosen := os.environ.get("TEST_BASE_IMAGE"):
         return chosen
-    found = subprocess.run(["docker", "images", "--quiet", BASE], capture_output=True, text=True, check=True)
-    if found.stdout.strip():
-        return BASE
-    if shutil.which("mmdebstrap") and os.geteuid() == 0:
-        subprocess.run([REPOSITORY / "scripts/make-base-image", BASE, "bookworm"], check=True)
-    else:
-        subprocess.run(["docker", "build", "--quiet", "--tag", BASE, "-"], input=FROM_REGISTRY, text=True, check=True)
+    maker = REPOSITORY / "scripts/make-base-image"
+    with maker.open() as lock:  # lanes begin at the same time, and one makes it
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = subprocess.run(["docker", "images", "--quiet", BASE], capture_output=True, text=True, check=True)
+        if found.stdout.strip():
+            return BASE
+        if shutil.which("mmdebstrap") and os.geteuid() == 0:
+            subprocess.run([maker, BASE, "bookworm"], check=True)
+        else:
+            build = ["docker", "build", "--quiet", "--tag", BASE, "-"]
+            subprocess.run(build, input=FROM_REGISTRY, text=True, check=True)
     return BASE
 
 

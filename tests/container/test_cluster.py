@@ -26,7 +26,7 @@ from hosts import Gpu, make_host
 
 from rocmlab.cluster.node import ports
 
-pytestmark = pytest.mark.container
+pytestmark = [pytest.mark.container, pytest.mark.cluster]
 REQUIREMENTS = Path(__file__).parents[2] / "requirements"
 NOTEBOOKS = 12
 # One process asks until so many nodes are alive: importing Ray takes seconds of CPU time.
