@@ -47,7 +47,7 @@ def tensorboard(environment: Mapping[str, str], prefix: Path) -> dict[str, Any]:
         "rewrite_response": in_own_frames,
         "launcher_entry": {
             "title": "TensorBoard",
-            "category": "Other",
+            "category": "Notebook",  # JupyterLab shows icons by address only here and among consoles
             "icon_path": str(Path(__file__).with_name("tensorboard.svg")),
         },
     }
