@@ -9,6 +9,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlencode
 
 import clients
 import pytest
@@ -19,6 +20,7 @@ from panel_servers import METRICS_TOKEN, TOKEN, Server, wait
 from test_hosts import NOT_OURS
 
 from rocmlab.base import confidential
+from rocmlab.cli import password
 from rocmlab.stack import settings as configuration
 from rocmlab.stack import tls
 
@@ -141,6 +143,39 @@ def test_other_machines_reach_the_lab_over_tls(server: Server, bound: dict[str, 
     assert over_tls(bound, "api/status", host="evil.example")[0] == 403
     assert "secure" not in server.request(f"rocmlab/?token={TOKEN}", token=None)[1]["set-cookie"].lower()
     assert TOKEN not in server.log
+
+
+def test_a_password_logs_in_by_jupyters_page(
+    server: Server, bound: dict[str, str], host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is set while the server runs; guessing ends after five attempts, and the token is never locked out."""
+    monkeypatch.setenv("JUPYTER_CONFIG_DIR", str(host.prefix / "etc/jupyter"))
+    monkeypatch.setenv("ROCMLAB_RUNTIME", "native")
+    password.main("password", [], lambda _: "correct horse battery")
+    wait(lambda: "the password was set" in server.log)
+
+    def post(typed: str) -> int:
+        _, headers, _ = server.request("login", token=None)
+        xsrf = re.findall("_xsrf=([^;]*)", headers["set-cookie"])[0]
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=WAIT_SECONDS)
+        given = {"Cookie": f"_xsrf={xsrf}", "Content-Type": "application/x-www-form-urlencoded"}
+        connection.request("POST", f"{BASE}login", urlencode({"password": typed, "_xsrf": xsrf}), given)
+        try:
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
+    try:
+        assert post("correct horse battery") == 302
+        assert [post(f"guess-{number}") for number in range(6)] == [401] * 5 + [429]
+        assert post("correct horse battery") == 429
+        assert post(TOKEN) == 302
+        assert server.request("api/status")[0] == 200
+    finally:
+        password.main("password", ["--remove"])
+        wait(lambda: "the password was removed" in server.log)
+    assert "guess-" not in server.log
+    assert "correct horse" not in server.log
 
 
 def test_a_kernels_websocket_is_open_to_its_own_pages_over_tls(server: Server, bound: dict[str, str]) -> None:

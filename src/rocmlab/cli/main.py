@@ -32,6 +32,7 @@ GROUPS = {
         "demo": ("rocmlab.cli.demo", "show the lab, its panel and smi on a simulated host with four GPUs"),
         "doctor": ("rocmlab.cli.doctor", "report what is wrong on the host and in the lab, and how to fix it"),
         "monitoring": ("rocmlab.cli.monitoring", "start Prometheus and Grafana next to the lab, or stop them"),
+        "password": ("rocmlab.cli.password", "set a password with which a browser logs in, next to the token"),
         "logs": ("rocmlab.cli.lab", "print the server's log"),
         "shell": ("rocmlab.cli.lab", "open a shell inside the lab"),
         "down": ("rocmlab.cli.lab", "stop the lab; the share is kept"),

@@ -11,10 +11,11 @@ from jupyter_server.extension.application import ExtensionApp
 from tornado.ioloop import PeriodicCallback
 from tornado.web import HTTPError
 
-from rocmlab.base import live
+from rocmlab.base import hosts, live
 from rocmlab.lab.recorder.recorder import OutputsHandler, Recorder
 from rocmlab.lab.server import guard, handlers, tls
 from rocmlab.lab.server.idle import CULLING
+from rocmlab.lab.server.login import Login
 
 if TYPE_CHECKING:
     from rocmlab.lab.extension import Culling
@@ -36,6 +37,7 @@ class PanelApp(ExtensionApp):
     _culling: Culling | None = None
     _tls: tls.Listener | None = None
     _recorder: Recorder | None = None
+    _login: Login | None = None
     _applied_recording = "off"
 
     def panel(self) -> Panel:
@@ -58,6 +60,7 @@ class PanelApp(ExtensionApp):
         self._recorder = Recorder(server)
         self._recorder.install()
         self.handlers.append((r"/rocmlab/api/outputs/([\w-]+)", OutputsHandler, {"recorder": self._recorder}))
+        self._login = None if hosts.is_behind_hub(os.environ) else Login(server)
         server.io_loop.add_callback(self._watch_settings)
 
     def _watch_settings(self) -> None:
@@ -67,6 +70,8 @@ class PanelApp(ExtensionApp):
         self._watch.start()
 
     def _apply_settings(self) -> None:
+        if self._login is not None:
+            self._login.follow()
         if self._tls is not None:
             self._tls.follow()
         found = live.values()
