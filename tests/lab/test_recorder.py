@@ -70,6 +70,16 @@ def test_cells_get_what_belongs_to_them_in_the_order_of_the_kernel() -> None:
     assert known.by_cell["c"].rendered() == []
 
 
+def test_a_cell_whose_end_was_not_heard_ends_when_the_next_one_begins() -> None:
+    """A kernel that prints too fast drops messages, and executes one cell at a time."""
+    known, kernel = begun("a", "b")
+    kernel.run("of a", 1)
+
+    kernel.run("of b", 2)
+
+    assert [each.state for each in known.by_cell.values()] == ["done", "running"]
+
+
 def test_output_is_cleared_when_the_next_comes_and_displays_change_in_other_cells() -> None:
     """As in a page: clear_output(wait=True) leaves no gap, and a display id leads to where it is shown."""
     known, kernel = begun("a", "b")

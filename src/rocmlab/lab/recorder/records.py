@@ -123,6 +123,9 @@ class Records:
             if content.get("execution_state") == "idle":
                 self._finish(record)
         elif message.kind == "execute_input":
+            for each in self.unfinished:  # a kernel drops messages when too many wait, also the one that it is idle
+                if each.state == "running" and each is not record:
+                    self._finish(each)
             record.state, record.count = "running", content.get("execution_count")
             self._change(record)
         elif message.kind in KINDS and not self._widgets.catch(message):
