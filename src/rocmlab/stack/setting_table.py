@@ -253,7 +253,7 @@ SETTINGS = (
     Setting(
         "GPU_METRICS_NAMES",
         "rocmlab",
-        "names of the metrics: rocmlab (ours), amd (its exporter's), or both",
+        "names of the metrics: rocmlab, amd (as AMD's device-metrics-exporter has them), or both",
         page="monitoring.md",
     ),
     Setting("PROMETHEUS_IMAGE", "prom/prometheus:v3.11.3", "the image of `make monitoring`'s Prometheus"),

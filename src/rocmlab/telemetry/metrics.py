@@ -27,28 +27,28 @@ Leases = Iterable[tuple[str, str | None]]  # device (by `device_id`) and noteboo
 
 # name, meaning, more labels, field of a Sample, what it is divided by
 GAUGES: tuple[tuple[str, str, Mapping[str, str], str, float], ...] = (
-    ("busy_ratio", "Share of time in which the GPU worked, 0 to 1.", {}, "busy_percent", 100),
-    ("memory_busy_ratio", "Share of time in which its memory controller worked.", {}, "memory_busy_percent", 100),
-    ("vram_used_bytes", "Its own memory in use.", {}, "vram_used_bytes", 1),
-    ("vram_total_bytes", "Its own memory.", {}, "vram_total_bytes", 1),
-    ("gtt_used_bytes", "Memory of the host that it uses; without hipMalloc on an APU.", {}, "gtt_used_bytes", 1),
-    ("gtt_total_bytes", "Memory of the host that it may use.", {}, "gtt_total_bytes", 1),
-    ("power_watts", "What it draws; the average where the driver gives one.", {}, "power_watts", 1),
-    ("power_cap_watts", "What it may draw, as set.", {}, "power_cap_watts", 1),
-    ("power_cap_max_watts", "The highest cap that can be set.", {}, "power_cap_max_watts", 1),
+    ("busy_ratio", "Share of time in which the GPU was busy, 0 to 1.", {}, "busy_percent", 100),
+    ("memory_busy_ratio", "Share of time in which its memory was busy, 0 to 1.", {}, "memory_busy_percent", 100),
+    ("vram_used_bytes", "VRAM in use.", {}, "vram_used_bytes", 1),
+    ("vram_total_bytes", "VRAM in all.", {}, "vram_total_bytes", 1),
+    ("gtt_used_bytes", "Host memory that the GPU uses (GTT); without hipMalloc on an APU.", {}, "gtt_used_bytes", 1),
+    ("gtt_total_bytes", "Host memory that the GPU may use (GTT).", {}, "gtt_total_bytes", 1),
+    ("power_watts", "Power draw; the average where the driver reports one.", {}, "power_watts", 1),
+    ("power_cap_watts", "Power cap in force.", {}, "power_cap_watts", 1),
+    ("power_cap_max_watts", "Highest power cap that can be set.", {}, "power_cap_max_watts", 1),
     ("temperature_celsius", "Temperature by sensor.", {"sensor": "edge"}, "edge_celsius", 1),
     ("temperature_celsius", "Temperature by sensor.", {"sensor": "junction"}, "junction_celsius", 1),
     ("temperature_celsius", "Temperature by sensor.", {"sensor": "memory"}, "memory_celsius", 1),
-    ("temperature_critical_celsius", "Limit by sensor.", {"sensor": "edge"}, "edge_critical_celsius", 1),
-    ("temperature_critical_celsius", "Limit by sensor.", {"sensor": "junction"}, "junction_critical_celsius", 1),
-    ("temperature_critical_celsius", "Limit by sensor.", {"sensor": "memory"}, "memory_critical_celsius", 1),
-    ("clock_hertz", "Clock by domain.", {"domain": "core"}, "core_clock_hertz", 1),
-    ("clock_hertz", "Clock by domain.", {"domain": "memory"}, "memory_clock_hertz", 1),
-    ("clock_max_hertz", "Highest clock by domain.", {"domain": "core"}, "core_clock_max_hertz", 1),
-    ("clock_max_hertz", "Highest clock by domain.", {"domain": "memory"}, "memory_clock_max_hertz", 1),
+    ("temperature_critical_celsius", "Critical temperature.", {"sensor": "edge"}, "edge_critical_celsius", 1),
+    ("temperature_critical_celsius", "Critical temperature.", {"sensor": "junction"}, "junction_critical_celsius", 1),
+    ("temperature_critical_celsius", "Critical temperature.", {"sensor": "memory"}, "memory_critical_celsius", 1),
+    ("clock_hertz", "Clock frequency by domain.", {"domain": "core"}, "core_clock_hertz", 1),
+    ("clock_hertz", "Clock frequency by domain.", {"domain": "memory"}, "memory_clock_hertz", 1),
+    ("clock_max_hertz", "Highest clock frequency by domain.", {"domain": "core"}, "core_clock_max_hertz", 1),
+    ("clock_max_hertz", "Highest clock frequency by domain.", {"domain": "memory"}, "memory_clock_max_hertz", 1),
     ("voltage_volts", "Voltage of the core.", {}, "voltage_volts", 1),
-    ("fan_rpm", "Fan speed, revolutions per minute.", {}, "fan_rpm", 1),
-    ("fan_ratio", "Speed of the fan, 0 to 1 of its full speed.", {}, "fan_percent", 100),
+    ("fan_rpm", "Fan speed in revolutions per minute.", {}, "fan_rpm", 1),
+    ("fan_ratio", "Fan speed, 0 to 1 of its full speed.", {}, "fan_percent", 100),
     ("pcie_link_width_lanes", "PCIe lanes in use.", {}, "link_width", 1),
 )
 
@@ -67,7 +67,7 @@ def exposition(
     Args:
         snapshot: what the devices report. A device that has no sample there, or one without a single value, is down.
         devices: which there are; the CPU has no metrics here.
-        names: rocmlab (ours), amd (those of AMD's own exporter) or both.
+        names: `rocmlab` (this project's), `amd` (those of AMD's device-metrics-exporter) or `both`.
         accept: the header `Accept` of the request; without it, or without OpenMetrics in it, the older text.
         leases: which devices are leased, and by which notebook; None: not known here.
         root: the host, which AMD's labels for part number and firmware are read from; `$ROCMLAB_ROOT` or `/`.
