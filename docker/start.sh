@@ -68,10 +68,11 @@ keep_secrets() { # which only the server reads; kernels, terminals and `docker e
   if [[ $is_first ]]; then
     keep_secret JUPYTER_TOKEN
     keep_secret METRICS_TOKEN
+    keep_secret NOTIFY
     if [[ ${CLUSTER:-off} != off ]]; then keep_secret CLUSTER_TOKEN; fi
   fi
   # The names of rocmlab.base.confidential; a test compares them.
-  unset JUPYTER_TOKEN METRICS_TOKEN CLUSTER_TOKEN RAY_AUTH_TOKEN JUPYTER_TOKEN_FILE METRICS_TOKEN_FILE GRAFANA_PASSWORD
+  unset JUPYTER_TOKEN METRICS_TOKEN CLUSTER_TOKEN RAY_AUTH_TOKEN JUPYTER_TOKEN_FILE METRICS_TOKEN_FILE GRAFANA_PASSWORD NOTIFY
 }
 
 # -- as root ----------------------------------------------------------------------------------------------------------

@@ -160,3 +160,17 @@ def test_a_disk_with_little_room(look: Looker, tmp_path: Path, monkeypatch: pyte
         assert "MIN_FREE_DISK_GB=0" in skipped(Situation(root=look.root, side=CONTAINER), "disk.low")
     finally:
         subprocess.run(["umount", "--lazy", str(small)], check=True)
+
+
+def test_a_notify_that_cannot_work(look: Looker) -> None:
+    """Malformed, or a program that the lab does not have: a warning that does not show it; unset is no question."""
+    assert skipped(look(), "notify") == "NOTIFY is not set"
+    look.chosen = {"NOTIFY": "ftp://host/secret"}
+    assert "secret" not in str(fires(look(), "notify", WARNS).problem)
+    look.chosen = {"NOTIFY": "https://host.example/secret"}
+    assert silent(look(), "notify").evidence == ("runs of 60 s and more are reported to the webhook at host.example",)
+
+    environment = {"NOTIFY": "no-such-program secret"}
+    found = fires(Situation(root=look.root, side=CONTAINER, environment=environment), "notify", WARNS)
+    assert "program of NOTIFY was not found" in found.problem.what
+    assert "secret" not in str(found.problem)

@@ -47,6 +47,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HF_TOKEN", "hf-of-the-user")
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setenv("NOTIFY", f"sh -c 'cat >{tmp_path}/message' {SECRETS['NOTIFY']}")
+    monkeypatch.setenv("NOTIFY_AFTER_SECONDS", "0")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -69,7 +71,9 @@ def test_a_run_is_private_and_holds_no_secret(project: Path) -> None:
     """Notebook, page, log, samples, journal, results and reports: 0640 in a folder of 0750; HF_TOKEN is the user's."""
     found = run(project)
 
-    text = "\n".join(text for _, text in found.values())
+    message = (project / "message").read_text()
+    text = "\n".join([message, *(text for _, text in found.values())])
+    assert '"jobs": {"ok": 1}' in message
     assert {"env.ipynb", "env.html", "env.log", "env.samples.jsonl", "journal.jsonl", "results.json"} <= set(found)
     assert found["."][0] == 0o750
     assert {name: oct(mode) for name, (mode, _) in found.items() if name != "." and mode != 0o640} == {}

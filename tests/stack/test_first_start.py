@@ -77,7 +77,10 @@ def titles(lab: Clone) -> set[str]:
 
 
 def test_jupyterlab_is_there_before_the_frameworks_and_a_run_waits_for_them(lab: Clone) -> None:
-    """`make up` ends with a URL that answers; a second one changes nothing; the run begins when they are there."""
+    """`make up` ends with a URL that answers; a second one changes nothing; the run begins when they are there.
+
+    It reports its end to the command that it was given, which holds for this run alone.
+    """
     first = lab.make("up").stdout
 
     assert lab.answers()
@@ -94,8 +97,10 @@ def test_jupyterlab_is_there_before_the_frameworks_and_a_run_waits_for_them(lab:
         assert "no up-to-date lab found here" in dry.stdout
 
     command = [str(lab.folder / "scripts/rocmlab"), "run", "one"]
+    message = lab.folder / "message"
+    notified = {**lab.environment, "NOTIFY": f"sh -c 'cat >\"{message}\"'", "NOTIFY_AFTER_SECONDS": "0"}
     with subprocess.Popen(
-        command, cwd=lab.folder, env=lab.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command, cwd=lab.folder, env=notified, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as run:
         assert run.stdout is not None
         printed = [line for _, line in zip(range(2), run.stdout, strict=False)]
@@ -103,6 +108,8 @@ def test_jupyterlab_is_there_before_the_frameworks_and_a_run_waits_for_them(lab:
         (lab.folder / "go").touch()
         rest = run.stdout.read()
     assert run.returncode == 0, rest
+    assert json.loads(message.read_text())["jobs"] == {"ok": 1}
+    assert not (lab.folder / ".rocmlab/live/notify.json").exists()
     until(lambda: titles(lab) == {"TensorFlow", "PyTorch"})
     assert "kernels " not in lab.make("status").stdout
     assert (lab.folder / ".rocmlab/jupyter.json").read_text() == record

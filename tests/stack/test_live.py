@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import yaml
 
 from rocmlab.base import live as reading
+from rocmlab.base import notify
 from rocmlab.stack import live, settings
 from rocmlab.stack.image import PASSED_INTO_THE_LAB
 
@@ -67,3 +69,19 @@ def test_the_file_is_json_that_holds_no_secret(tmp_path: Path) -> None:
     live.write(settings.load(tmp_path, {"JUPYTER_TOKEN": "secret"}))
 
     assert set(json.loads((tmp_path / ".rocmlab/live/settings.json").read_text())) == set(reading.NAMES)
+
+
+def test_who_is_notified_is_in_a_file_of_the_labs_user_alone(tmp_path: Path) -> None:
+    """Which the lab reads from the same folder; it is gone when the setting is."""
+    chosen = {"NOTIFY": "https://host.example/secret", "NOTIFY_AFTER_SECONDS": "5"}
+    path = live.path_of(settings.load(tmp_path, {})).with_name(notify.FILE)
+    owner = (os.geteuid() or 1234, os.getegid() or 567)
+
+    live.write_notify(settings.load(tmp_path, chosen), owner)
+
+    state = path.stat()
+    assert (state.st_uid, state.st_gid, state.st_mode & 0o777) == (*owner, 0o600)
+    environment = {reading.VARIABLE: str(live.path_of(settings.load(tmp_path, {})))}
+    assert notify.read(environment) == notify.Target(5.0, url=chosen["NOTIFY"])
+    live.write_notify(settings.load(tmp_path, {}), owner)
+    assert not path.exists()

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 TOKENS = ("JUPYTER_TOKEN", "METRICS_TOKEN", "CLUSTER_TOKEN", "RAY_AUTH_TOKEN")
 FILES = ("JUPYTER_TOKEN_FILE", "METRICS_TOKEN_FILE")  # paths of files with a secret, which only the server reads
-NAMES = (*TOKENS, *FILES, "GRAFANA_PASSWORD")
+NAMES = (*TOKENS, *FILES, "GRAFANA_PASSWORD", "NOTIFY")  # the last: a webhook's address is a secret by itself
 
 
 def without(environment: Mapping[str, str]) -> dict[str, str]:

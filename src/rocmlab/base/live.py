@@ -37,7 +37,7 @@ def values(environment: Mapping[str, str] | None = None) -> dict[str, str]:
     global _seen
     environment = os.environ if environment is None else environment
     found = {name: environment[name] for name in NAMES if name in environment}
-    path = _path(environment)
+    path = path_of(environment)
     if path is None:
         return found
     try:
@@ -55,7 +55,8 @@ def get(name: str) -> str:
     return values().get(name, "")
 
 
-def _path(environment: Mapping[str, str]) -> Path | None:
+def path_of(environment: Mapping[str, str]) -> Path | None:
+    """Return the file of the lab that this process is in; None outside of a lab."""
     if chosen := environment.get(VARIABLE):
         return Path(chosen)
     is_inside = environment.get("ROCMLAB_RUNTIME") in CONTAINERS

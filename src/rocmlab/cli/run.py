@@ -48,6 +48,7 @@ def _from_the_host(name: str, arguments: Sequence[str]) -> int:
     from rocmlab.cli.up import announce, note
     from rocmlab.runs.spec.options import check
     from rocmlab.stack import project as projects
+    from rocmlab.stack import settings
     from rocmlab.stack.container import ContainerLab
 
     arguments = [*arguments, *_from_make(os.environ)]
@@ -64,7 +65,11 @@ def _from_the_host(name: str, arguments: Sequence[str]) -> int:
         _check_environment(project)
         with projects.locked(project, note):
             project = projects.prepare(project, note, persist=False)
-    code = project.lab.run([name, *(_inside(project, word) for word in arguments)])
+    try:
+        code = project.lab.run([name, *(_inside(project, word) for word in arguments)])
+    finally:
+        if not args.list:  # what was given to this run holds for it alone
+            projects.write_notify(project, settings.load(project.settings.project, {}))
     if isinstance(project.lab, ContainerLab) and "/" not in project.values["SHARE"]:
         note(f"the share is the {project.lab.share()}, shown in JupyterLab; with the lab up this copies its runs out:")
         note(f"  {project.lab.copy_out}")

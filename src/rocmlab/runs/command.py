@@ -13,6 +13,7 @@ from rocmlab.base import files, formatting
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import product_names
 from rocmlab.runs import prepare
+from rocmlab.runs.notification import Notification
 from rocmlab.runs.prepare import Connect, Means, Task
 from rocmlab.runs.spec import options
 from rocmlab.runs.spec.options import parser as parser
@@ -38,18 +39,22 @@ def main(arguments: Sequence[str], connect: Connect | None = None) -> int:
     options.check(args)
     if args.list:
         return _list(args)
+    notification = Notification(os.environ)
     with contextlib.closing(Means(JobForkServers(), connect)) as means:
         with _preparing(args):
             task = prepare.continued(args, means) if args.resume else prepare.new(args, means)
         if args.dry_run:
             return _plan(task)
-        run = _run(task, means.fork_servers)
-    if args.json:
-        sys.stdout.write(files.to_json(run.as_dict()) + "\n")
-    else:
-        from rocmlab.runs.screen import summary
+        run = _run(task, means.fork_servers, notification)
+    try:
+        if args.json:
+            sys.stdout.write(files.to_json(run.as_dict()) + "\n")
+        else:
+            from rocmlab.runs.screen import summary
 
-        summary.show(run, _console())
+            summary.show(run, _console())
+    finally:  # also where the terminal was closed
+        notification.send(run.folder.path, run.as_dict())
     return 0 if run.is_ok else 1
 
 
@@ -87,7 +92,7 @@ def _list(args: argparse.Namespace) -> int:
     return 0
 
 
-def _run(task: Task, fork_servers: JobForkServers) -> Run:
+def _run(task: Task, fork_servers: JobForkServers, notification: Notification) -> Run:
     from rocmlab.runs.folder import RunFolder
     from rocmlab.runs.run import run
     from rocmlab.runs.scheduling.plan import Rules
@@ -106,7 +111,10 @@ def _run(task: Task, fork_servers: JobForkServers) -> Run:
     seconds = {job.name: task.seconds.get(job.name) for job in task.jobs if job.name not in task.before.results}
     try:
         seen = None if task.cluster else meters  # of the devices of this machine
-        with progress.display(console, count, slots=task.slots.count, expected=seconds, meters=seen) as display:
+        with (
+            notification.of_failure(folder.path),
+            progress.display(console, count, slots=task.slots.count, expected=seconds, meters=seen) as display,
+        ):
             return run(
                 task.jobs,
                 folder=folder,

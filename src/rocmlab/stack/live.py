@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 
+from rocmlab.base import notify
 from rocmlab.base.live import FILE, read
 from rocmlab.base.live import INSIDE as INSIDE
 from rocmlab.base.live import NAMES as NAMES
@@ -37,3 +38,16 @@ def write(settings: Settings) -> list[str]:
     if before != wanted:
         envfile.write(path, json.dumps(wanted, indent=1) + "\n", mode=0o644)
     return [f"{name}={value}" for name, value in wanted.items() if before.get(name, DEFAULTS[name]) != value]
+
+
+def write_notify(settings: Settings, owner: tuple[int, int] | None = None) -> None:
+    """Write NOTIFY for the lab's user alone, if it changes; where root writes, that is `owner` (uid and gid)."""
+    path = ensure_folder(settings) / notify.FILE
+    wanted = {name: settings.get(name) for name in (notify.NAME, notify.AFTER)}
+    if not wanted[notify.NAME]:
+        path.unlink(missing_ok=True)
+        return
+    if envfile.read_json(path) != wanted:
+        envfile.write(path, json.dumps(wanted) + "\n")
+    if owner and os.geteuid() == 0:
+        os.chown(path, *owner)

@@ -235,6 +235,7 @@ def prepare(
     live.ensure_folder(project.settings)
     if persist or project.settings.guest:
         project.live_changes = live.write(project.settings)
+    write_notify(project)
     try:
         project.lab.prepare(say, always=always, only_lab=only_lab)
     except BaseImageUnreachable as err:
@@ -338,6 +339,13 @@ def write(project: Project, *, persist: bool = True) -> None:
         for path in project.settings.state.glob("compose.gpus.*.yaml"):  # of runs, which read it at their start
             path.unlink(missing_ok=True)
         configuration.save(project.settings, project.values)
+
+
+def write_notify(project: Project, settings: Settings | None = None) -> None:
+    """Have the project's lab report the ends of runs by these settings, its own by default."""
+    is_inside = isinstance(project.lab, ContainerLab)
+    owner = (int(project.values["NB_UID"]), int(project.values["NB_GID"])) if is_inside else None
+    live.write_notify(settings or project.settings, owner)
 
 
 def reopen(folder: Path) -> Project:

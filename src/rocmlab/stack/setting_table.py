@@ -251,6 +251,20 @@ SETTINGS = (
         page="everyday.md",
     ),
     Setting(
+        "NOTIFY",
+        "",
+        "whom a run reports its end to: the address of a webhook (https://…), or a command",
+        otherwise="no one",
+        details="It may be a secret: it is never shown, and not in the environment of notebooks.",
+        page="running.md",
+    ),
+    Setting(
+        "NOTIFY_AFTER_SECONDS",
+        "60",
+        "runs that take less time are not reported; 0: every run is",
+        page="running.md",
+    ),
+    Setting(
         "GPU_METRICS_NAMES",
         "rocmlab",
         "names of the metrics: rocmlab, amd (as AMD's device-metrics-exporter has them), or both",

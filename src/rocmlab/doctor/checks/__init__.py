@@ -42,6 +42,7 @@ ALL: tuple[Check, ...] = (
     project.port,
     project.disk,
     project.low,
+    project.notified,
     project.stale,
     masks.conflict,
     masks.override,

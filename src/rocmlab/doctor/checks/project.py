@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from rocmlab.base import disk as free_space
-from rocmlab.base import live
+from rocmlab.base import live, notify
 from rocmlab.base.errors import Problem, RocmlabError
 from rocmlab.doctor.model import BLOCKS, CONTAINER, HOST, WARNS, Repair, Verdict, blocks, check, ok, skip, warns
 from rocmlab.doctor.situation import Situation
@@ -162,6 +162,31 @@ def low(s: Situation) -> Verdict:
     problem = free_space.problem(folders, minimum, environment=s.environment)
     seen = tuple(f"{folder}: at least {minimum / 1e9:g} GB wanted" for folder in folders)
     return Verdict(WARNS, seen, problem) if problem else ok(*seen)
+
+
+@check(
+    "notify",
+    "NOTIFY is the address of a webhook, or a command",
+    looks_at="NOTIFY and NOTIFY_AFTER_SECONDS, without calling anything",
+    why="A run that cannot report its end shows that only in a warning.",
+    fix="another NOTIFY in `.env`, then `make up`",
+)
+def notified(s: Situation) -> Verdict:
+    """Read the setting, and look for its program where runs look for it."""
+    if s.side == HOST and s.project is None:
+        return skip(NO_PLAN)
+    chosen = {name: s.project.settings.get(name) for name in (notify.NAME, notify.AFTER)} if s.project else {}
+    try:
+        target = notify.read(s.environment) if s.side == CONTAINER else notify.parse(chosen)
+    except RocmlabError as err:
+        return Verdict(WARNS, (), err.problem)
+    if target is None:
+        return skip("NOTIFY is not set")
+    is_seen = s.side == CONTAINER or s.runtime == "native"
+    if is_seen and target.command and not shutil.which(target.command[0]):
+        why = "runs look for it on the PATH of the lab" + ("'s container" if s.side == CONTAINER else "")
+        return warns("the program of NOTIFY was not found", why, notify.FIX)
+    return ok(f"runs of {target.after_seconds:g} s and more are reported to {target}")
 
 
 @check(
