@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -230,7 +231,7 @@ def test_what_a_page_has_saved_is_not_written_again(seconds: float) -> None:
     kernel.run("of a", 1, "text")
     known.by_cell["a"].changed_at -= seconds
 
-    known.saved({"a"})
+    known.saved({"a"}, time.monotonic())
 
     assert [each.cell for each in known.dirty] == (["b"] if seconds else ["a", "b"])
 

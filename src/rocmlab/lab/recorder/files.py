@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-import io
+import asyncio
+import contextlib
+import json
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import nbformat
 from jupyter_core.utils import ensure_async
+from jupyter_server.services.contents.fileio import atomic_writing
+from tornado.web import HTTPError
 
 from rocmlab.base.files import replacing
 from rocmlab.lab.recorder.records import Record
+
+is_writing: ContextVar[bool] = ContextVar("is_writing", default=False)  # a save that comes from here
 
 
 @dataclass
@@ -23,73 +31,42 @@ class Chain:
 
     path: str
     before: Any  # when the file was last changed before the first of them
-    after: Any = None  # and by the last of them
+    first: Any
+    after: Any  # the last of them
+    stamp: tuple[int, ...]  # of the file after it
+
+
+def is_known(contents: Any) -> bool:  # noqa: ANN401
+    """Return whether files are Jupyter's own: another manager may keep a notebook in two places, or elsewhere."""
+    own = (getattr(getattr(type(contents), name, None), "__module__", "") for name in ("get", "save", "_get_os_path"))
+    return all(each.startswith("jupyter_server.") for each in own)
 
 
 def merge(notebook: dict[str, Any], records: Iterable[Record]) -> list[Record]:
     """Put the outputs into the cells of a notebook, and return those that it has cells for."""
-    cells = {each.get("id"): each for each in notebook["cells"] if each["cell_type"] == "code"}
-    found = [each for each in records if each.cell in cells]
+    cells = notebook.get("cells", [])  # before nbformat 4 there are others, without ids
+    times = Counter(each.get("id") for each in cells)  # an id that two cells have tells nothing
+    known = {each["id"]: each for each in cells if each["cell_type"] == "code" and times[each.get("id")] == 1}
+    found = [each for each in records if each.cell in known]
     for record in found:
-        cell = cells[record.cell]
-        cell["outputs"], cell["execution_count"] = record.rendered(), record.count
-        cell["metadata"]["trusted"] = True  # as JupyterLab has it for what it executed; not in the file
+        cell = known[record.cell]
+        text = json.dumps(record.rendered(), ensure_ascii=False)  # a lone surrogate is possible there, but in no file
+        cell["outputs"], cell["execution_count"] = json.loads(text.encode("utf-8", "replace")), record.count
+        cell.setdefault("metadata", {})["trusted"] = True  # as JupyterLab has it for what it executed; not in the file
     return found
 
 
-async def path_of(contents: Any, paths: Sequence[str], record: Record) -> str | None:  # noqa: ANN401
-    """Return which of several notebooks of one kernel has a cell; None if that is not certain."""
-    having: list[tuple[str, bool]] = []
+async def paths_of(contents: Any, paths: Sequence[str], records: Sequence[Record]) -> dict[str, str]:  # noqa: ANN401
+    """Return, by request, which of several notebooks of one kernel has its cell, where that is certain."""
+    having: dict[str, list[tuple[str, bool]]] = defaultdict(list)
     for path in paths:
-        model = await ensure_async(contents.get(path, type="notebook", content=True))
-        for cell in model["content"]["cells"]:
-            if cell.get("id") == record.cell:
-                having.append((path, cell["source"] == record.code))
-    if len(having) > 1:
-        having = [each for each in having if each[1]]
-    return having[0][0] if len(having) == 1 else None
-
-
-@contextmanager
-def _replacing(contents: Any) -> Iterator[None]:  # noqa: ANN401
-    """Have a save replace the file at once: Jupyter's own empties it first, and a page may open it in that moment."""
-    usual = contents.__dict__.get("atomic_writing")
-    original = getattr(contents, "atomic_writing", None)
-
-    @contextmanager
-    def writing(os_path: str, *args: Any, **kwargs: Any) -> Iterator[Any]:  # noqa: ANN401
-        path = Path(os.path.realpath(os_path))
-        if original is None or not _is_replaceable(path):
-            with original(os_path, *args, **kwargs) as file:  # type: ignore[misc]
-                yield file
-            return
-        with replacing(path, stat.S_IMODE(path.stat().st_mode)) as draft:
-            text = io.TextIOWrapper(draft, encoding="utf-8", newline="\n", write_through=True)
-            yield text
-            text.flush()
-            os.fsync(draft.fileno())
-            text.detach()
-
-    if original is not None:
-        contents.atomic_writing = writing
-    try:
-        yield
-    finally:
-        if usual is None:
-            contents.__dict__.pop("atomic_writing", None)
-        else:
-            contents.atomic_writing = usual
-
-
-def _is_replaceable(path: Path) -> bool:
-    """Return whether another file in a notebook's place would have all that this one has: owner, links, attributes."""
-    try:
-        found = path.stat()
-        is_own = found.st_uid == os.geteuid() and found.st_gid in (os.getegid(), path.parent.stat().st_gid)
-        attributes = os.listxattr(path) if hasattr(os, "listxattr") else []
-        return is_own and found.st_nlink == 1 and not attributes and os.access(path.parent, os.W_OK)
-    except OSError:
-        return False
+        with contextlib.suppress(HTTPError, OSError, ValueError, LookupError):  # deleted, say: the others remain
+            for cell in (await _read(contents, path))[1].get("cells", []):
+                for record in records:
+                    if cell.get("id") == record.cell:
+                        having[record.request].append((path, cell["source"] == record.code))
+    certain = {key: found if len(found) == 1 else [each for each in found if each[1]] for key, found in having.items()}
+    return {key: found[0][0] for key, found in certain.items() if len(found) == 1}
 
 
 async def write(
@@ -105,21 +82,89 @@ async def write(
         chain: of the last write, if there was one.
         path: of the notebook, as the server calls it.
         records: what to write.
+
+    Raises:
+        OSError: the file cannot be written, or not without a moment in which nothing of it is on disk.
     """
-    model = await ensure_async(contents.get(path, type="notebook", content=True))
+    os_path = contents._get_os_path(path)
+    place = Path(os.path.realpath(os_path))
+    seen = _stamp(place)
+    model, notebook = await _read(contents, path)
     numbers = {each.request: each.changed for each in records}
-    found = merge(model["content"], records)
+    found = merge(notebook, records)
     if not found:
         return chain, []
-    now = await ensure_async(contents.get(path, type="notebook", content=False))
-    if now["last_modified"] != model["last_modified"]:
-        return chain, list(records)  # a user saved it: the next time
-    if chain is None or chain.path != path or chain.after != model["last_modified"]:
-        chain = Chain(path, model["last_modified"])
-    content = {"type": "notebook", "format": "json", "content": model["content"]}
-    with _replacing(contents):
-        saved = await ensure_async(contents.save(content, path))
-    chain.after = saved["last_modified"]
-    for record in found:
-        record.written = numbers[record.request]
+    token = is_writing.set(True)
+    try:
+        given = {"type": "notebook", "format": "json", "content": notebook}
+        contents.run_pre_save_hooks(model=given, path=path)
+        notebook = nbformat.from_dict(given["content"])
+        if contents.notary.check_cells(notebook):
+            contents.notary.sign(notebook)
+        text = await asyncio.to_thread(nbformat.writes, notebook, nbformat.NO_CONVERT)
+        if not await _replace(place, seen, f"{text}\n".encode("utf-8", "backslashreplace")):
+            return chain, list(records)  # a user saved it: the next time
+        for record in found:
+            record.written = numbers[record.request]
+        written = _stamp(place)
+        saved = await ensure_async(contents.get(path, type="notebook", content=False))
+        with contextlib.suppress(HTTPError):  # of a hook of the user; Jupyter has logged it
+            contents.run_post_save_hooks(model=saved, os_path=os_path)
+        contents.emit(data={"action": "save", "path": path})
+    finally:
+        is_writing.reset(token)
+    if os.path.islink(os_path) or _stamp(place) != written:
+        return None, found  # Jupyter tells the times of the link; or someone has saved it since
+    if chain is None or (chain.path, chain.stamp) != (path, seen):
+        chain = Chain(path, model["last_modified"], saved["last_modified"], saved["last_modified"], written)
+    chain.after, chain.stamp = saved["last_modified"], written
     return chain, found
+
+
+async def _read(contents: Any, path: str) -> tuple[dict[str, Any], Any]:  # noqa: ANN401
+    """Read a notebook as text: of one that is just being saved, Jupyter's own reader would bring the old one back."""
+    model = await ensure_async(contents.get(path, type="file", format="text", content=True))
+    notebook = await asyncio.to_thread(nbformat.reader.reads, model["content"])
+    if notebook.get("nbformat") == nbformat.current_nbformat:
+        contents.notary.mark_cells(notebook, contents.notary.check_signature(notebook))
+    return model, notebook
+
+
+async def _replace(place: Path, seen: tuple[int, ...], data: bytes) -> bool:
+    """Replace a file's content, unless it has changed since it was seen; from that check on no save gets in between."""
+    found = place.stat()
+    if not found.st_mode & stat.S_IWUSR or not os.access(place, os.W_OK):
+        raise PermissionError("the file is read-only")
+    if not os.access(place.parent, os.W_OK):
+        raise PermissionError("its folder is read-only")
+    if _is_replaceable(place, found):
+        with contextlib.suppress(FileExistsError), replacing(place, stat.S_IMODE(found.st_mode)) as draft:
+            await asyncio.to_thread(_fill, draft, data)
+            if _stamp(place) != seen:
+                raise FileExistsError
+            return True
+        return False
+    if _stamp(place) != seen:
+        return False
+    with atomic_writing(str(place), text=False) as file:
+        _fill(file, data)
+    return True
+
+
+def _fill(file: Any, data: bytes) -> None:  # noqa: ANN401
+    file.write(data)
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _is_replaceable(path: Path, found: os.stat_result) -> bool:
+    """Return whether another file in a notebook's place would have all that this one has: owner, links, attributes."""
+    folder = path.parent.stat()
+    group = folder.st_gid if folder.st_mode & stat.S_ISGID else os.getegid()
+    attributes = os.listxattr(path) if hasattr(os, "listxattr") else []
+    return (found.st_uid, found.st_gid, found.st_nlink) == (os.geteuid(), group, 1) and not attributes
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    found = path.stat()
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size

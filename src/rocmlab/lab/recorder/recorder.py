@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
 from typing import TYPE_CHECKING, Any
 
 from jupyter_core.utils import ensure_async
@@ -29,6 +30,7 @@ class Recorder:
     def __init__(self, server: Any) -> None:  # noqa: ANN401  jupyter_server's ServerApp
         self._server = server
         self._taps: dict[str, Tap] = {}
+        self._saving: dict[str, tuple[set[str], float]] = {}  # path: the cells that a page saves, since when
 
     def install(self) -> None:
         """Have connections of pages recorded, if they are what is known here."""
@@ -40,7 +42,8 @@ class Recorder:
         except (ImportError, AttributeError, TypeError) as err:
             log.warning("what cells print while no page is connected is not kept: %s", err)
             return
-        self._server.contents_manager.register_pre_save_hook(self._on_save)
+        self._server.contents_manager.register_pre_save_hook(self._before_save)
+        self._server.contents_manager.register_post_save_hook(self._after_save)
 
     def tap(self, kernel_id: str, is_made: bool) -> Tap | None:
         """Return a kernel's, which is made if there is none and it is to be; None if there is none."""
@@ -53,10 +56,23 @@ class Recorder:
             found = self._taps[kernel_id] = Tap(self._server, kernel_id)
         return found
 
-    def _on_save(self, *, path: str, model: Any, **_: Any) -> None:  # noqa: ANN401
-        if model.get("type") == "notebook" and model.get("content"):
+    def _before_save(self, *, path: str, model: Any, **_: Any) -> None:  # noqa: ANN401
+        if model.get("type") == "notebook" and model.get("content") and self._is_of_page():
+            cells = {str(each.get("id")) for each in model["content"].get("cells", [])}
+            self._saving[path.strip("/")] = (cells, time.monotonic())
+
+    def _after_save(self, *, model: Any, **_: Any) -> None:  # noqa: ANN401
+        path = str(model.get("path", "")).strip("/")  # a save that fails does not come here
+        if self._is_of_page() and (noted := self._saving.pop(path, None)):
             for tap in self._taps.values():
-                tap.note_save(path.strip("/"), model["content"])
+                tap.note_save(path, *noted)
+
+    def _is_of_page(self) -> bool:
+        if not self._taps:
+            return False  # no one to tell
+        from rocmlab.lab.recorder import files
+
+        return not files.is_writing.get()
 
     async def close(self) -> None:
         """Write what is left."""

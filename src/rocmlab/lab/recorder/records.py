@@ -155,11 +155,10 @@ class Records:
                     record.outputs.take("stream", {"name": "stderr", "text": text})
                 self._finish(record)
 
-    def saved(self, cells: set[str]) -> None:
-        """A page saves these cells: with what it shows of them."""
-        limit = time.monotonic() - SETTLED_SECONDS
+    def saved(self, cells: set[str], begun: float) -> None:
+        """A page has saved these cells: with what it showed of them when that began."""
         for record in self.by_cell.values():
-            if record.cell in cells and record.changed_at < limit:
+            if record.cell in cells and record.changed_at < begun - SETTLED_SECONDS:
                 record.saved = self.number
 
     def rewrite(self, cells: set[str]) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import zmq
 from jupyter_core.utils import ensure_async
-from tornado.web import HTTPError
 from tornado.websocket import WebSocketClosedError
 from zmq.eventloop.zmqstream import ZMQStream
 
@@ -24,6 +23,7 @@ log = logging.getLogger("rocmlab")
 LOOK_SECONDS = 1.0
 WRITE_SECONDS = 2.0  # after a page has gone or a cell has finished, before the file is written
 RUNNING_SECONDS = 10.0  # between two writes while a cell prints
+FAILED_SECONDS = 30.0  # after a write that failed, as on a full disk
 WRITE_SHARE = 20  # and at least 20 times as long as a write takes
 PING_SECONDS = 3.0
 PONG_SECONDS = 10.0  # a page that does not answer for so long is gone
@@ -78,7 +78,6 @@ class Tap:
         self.pages: dict[str, Page] = {}  # those that run cells or show them
         self.chain: files.Chain | None = None
         self.lock = asyncio.Lock()  # held while the file is written
-        self.is_writing = False
         self._server, self._kernel_id = server, kernel_id
         self._manager = server.kernel_manager.get_kernel(kernel_id)
         self._followers: dict[str, Follower] = {}
@@ -86,6 +85,7 @@ class Tap:
         self._streams: dict[str, ZMQStream] = {}  # for input() of pages that are gone, by their session id
         self._shell: ZMQStream | None = None
         self._wrote = self._took = 0.0  # when the file was written last, and how long that took
+        self._has_failed = False  # to write the file
         self._told: set[str] = set()
         self._manager.add_restart_callback(self._on_death, "restart")
         self._manager.add_restart_callback(self._on_death, "dead")
@@ -104,8 +104,8 @@ class Tap:
         """The notebook's file, and the times between which nothing else than this changed it."""
         if self.chain is None:
             return None
-        before, after = self.chain.before.isoformat(), self.chain.after.isoformat()
-        return {"path": self.chain.path, "before": before, "after": after}
+        times = {name: getattr(self.chain, name).isoformat() for name in ("before", "first", "after")}
+        return {"path": self.chain.path, **times}
 
     def listen(self) -> None:
         """Subscribe to the kernel, or again if its address has changed or nothing can be lost by it."""
@@ -194,14 +194,13 @@ class Tap:
             "continues": bool(open_cells) or has_displays,
         }
 
-    def note_save(self, path: str, notebook: Any) -> None:  # noqa: ANN401
-        """A page saves a notebook."""
-        if path in self._paths and not self.is_writing:
-            cells = {each.get("id") for each in notebook["cells"]}
+    def note_save(self, path: str, cells: set[str], begun: float) -> None:
+        """A page has saved a notebook."""
+        if path in self._paths:
             if self.is_alone:  # it comes from a page that has no connection, and may know less than the file
                 self.records.rewrite(cells)
             else:
-                self.records.saved(cells)
+                self.records.saved(cells, begun)
 
     async def close(self) -> None:
         """Write what is left, and hear no more."""
@@ -219,31 +218,35 @@ class Tap:
 
     async def write(self) -> None:
         """Write what the files lack."""
+        self._has_failed = False
         await self._find_paths()
+        contents, left = self._server.contents_manager, self.records.dirty
+        if not files.is_known(contents):
+            name = type(contents).__name__
+            self._tell(
+                name, "outputs are kept for pages, not written into files: %s stores notebooks its own way", name
+            )
+            return
         async with self.lock:
-            self.is_writing = True
-            try:
-                left: list[Record] | None = self.records.dirty
-                for path in self._paths:
-                    left = await self._write_one(path, left) if left else left
-            finally:
-                self.is_writing = False
+            owners = await files.paths_of(contents, self._paths, left) if len(self._paths) > 1 else None
+            for path in self._paths:
+                mine = left if owners is None else [each for each in left if owners.get(each.request) == path]
+                found = await self._write_one(path, mine) if mine else []
+                left = [each for each in left if each not in found]
         text = "the output of cell %s is kept for its page alone: no notebook of this kernel has that cell"
-        for record in left or []:
+        for record in left:
             record.written = record.changed
             self._tell(record.request, text, record.cell)
 
-    async def _write_one(self, path: str, records: list[Record]) -> list[Record] | None:
-        """Write into one notebook, and return what belongs into another one; None: not now."""
-        contents, mine = self._server.contents_manager, records
+    async def _write_one(self, path: str, records: list[Record]) -> list[Record]:
+        """Write into one notebook, and return what belongs into it."""
         try:
-            if len(self._paths) > 1:
-                mine = [each for each in records if await files.path_of(contents, self._paths, each) == path]
-            self.chain, found = await files.write(contents, self.chain, path, mine)
-        except (HTTPError, OSError, ValueError, KeyError) as err:
-            self._tell(path, "outputs were not written into %s: %s", path, getattr(err, "log_message", None) or err)
-            return None
-        return [each for each in records if each not in found]
+            self.chain, found = await files.write(self._server.contents_manager, self.chain, path, records)
+        except Exception as err:  # whatever the file, its folder or a hook of the user has: it is retried
+            self._has_failed, reason = True, getattr(err, "log_message", None) or err
+            self._tell(path, "outputs are not written into %s, and that is retried: %s", path, reason)
+            return records
+        return found
 
     async def _find_paths(self) -> None:
         found = [
@@ -281,6 +284,7 @@ class Tap:
             self._send_comms()
             dirty = self.records.dirty
             pause = WRITE_SECONDS if any(each.state == "done" for each in dirty) else RUNNING_SECONDS
+            pause = FAILED_SECONDS if self._has_failed else pause
             if dirty and now - self._wrote >= max(pause, self._took * WRITE_SHARE):
                 await self.write()
                 self._wrote = time.monotonic()
