@@ -45,3 +45,10 @@ def test_a_list_that_is_not_installed_for_this_image_is_a_warning(inside: Looker
     (prefix / "bin/python").symlink_to(sys.executable)
     building.switch(place, prefix, [Requirement("accelerate>=1")])
     silent(inside(), "lab.packages")
+
+
+def test_a_list_that_cannot_be_read_is_a_warning(inside: Looker, place: Place) -> None:
+    """It names the file; the other checks go on."""
+    requested.write(place.share, "torch", [])
+    requested.path_of(place.share, "torch").write_text("[")
+    assert "torch.json" in fires(inside(), "lab.packages", WARNS).problem.what

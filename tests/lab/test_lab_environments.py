@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import venv
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from kernel_hosts import Host, started
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cli import main as run_command
 from rocmlab.devices import Device
+from rocmlab.kernels import kernelspec
 from rocmlab.kernels.gpus import Gpus
 from rocmlab.lab import environments, kernels, offers
 from rocmlab.lab.environments import Environment
@@ -172,6 +175,95 @@ def test_a_build_for_other_hardware_is_named(tmp_path: Path, backend: str, libra
     if problem:
         assert problem.fix.endswith("--reinstall torch --index-url http://index.test/gpu")
     assert environments.wrong_build(found, Gpus(), None) is None
+
+
+def listed(share: Path, **changed: object) -> Path:
+    """Write a list of one environment."""
+    one = {"name": "mine", "title": "mine", "prefix": sys.prefix, "kind": "venv", "variables": {}}
+    (share / "packages").mkdir(exist_ok=True)
+    path = share / environments.FILE
+    path.write_text(json.dumps({"environments": [one | changed]}))
+    path.chmod(0o600)
+    return path
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *({"name": "torch"}, {"name": "../../mine"}, {"name": 1}, {"variables": {"A": 1}}),
+        *({"of_a_later_version": 1}, {"variables": None}),
+    ],
+)
+def test_a_list_of_something_else_is_not_used_and_not_replaced(tmp_path: Path, changed: dict[str, object]) -> None:
+    """No kernel of the lab is replaced, and nothing is written outside of the folder; the error names the file."""
+    assert len(environments.read(str(tmp_path))) == 0
+    listed(tmp_path)
+    assert len(environments.read(str(tmp_path))) == 1
+    listed(tmp_path, **changed)
+    with pytest.raises(RocmlabError, match=r"environments\.json"):
+        environments.read(str(tmp_path))
+
+
+def test_a_list_that_others_may_write_starts_no_programs(tmp_path: Path) -> None:
+    """Neither one that belongs to another user."""
+    path = listed(tmp_path)
+    path.chmod(0o666)
+    with pytest.raises(RocmlabError, match="0666"):
+        environments.read(str(tmp_path))
+    path.chmod(0o660)
+    assert environments.read(str(tmp_path))
+    if os.geteuid() == 0:
+        os.chown(path, 12345, -1)
+        with pytest.raises(RocmlabError, match="belongs to uid 12345"):
+            environments.read(str(tmp_path))
+
+
+def test_with_a_list_that_cannot_be_read_the_lab_offers_its_own_kernels(
+    lab: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And names the problem; `kernels list` as well. Nothing is added, for the list would be replaced."""
+    monkeypatch.setenv("ROCMLAB_SHARE", str(tmp_path))
+    listed(tmp_path).write_text("[")
+    assert run_command(["kernels", "install", "--user"]) == 0
+    assert "environments.json" in capsys.readouterr().err
+    assert (lab.specs / "torch-all/kernel.json").exists()
+    assert run_command(["kernels", "list"]) == 0
+    shown = capsys.readouterr()
+    assert "torch-all" in shown.out
+    assert "environments.json" in shown.err
+    assert run_command(["kernels", "add", sys.prefix, "--name", "other", "--user"]) == 2
+    assert (tmp_path / environments.FILE).read_text() == "["
+
+
+def test_the_name_of_another_environment_is_an_error(tmp_path: Path) -> None:
+    """Its notebooks would run in the new one; the same folder again replaces what is known of it."""
+    one = Environment("app", "app", "/one/.venv", "venv")
+    assert environments.with_added([one], replace(one, kind="uv")) == [replace(one, kind="uv")]
+    with pytest.raises(RocmlabError, match="/one/"):
+        environments.with_added([one], replace(one, prefix="/two/.venv"))
+
+
+def test_the_gpus_of_a_kernel_are_those_of_its_lease_whatever_an_activation_sets(tmp_path: Path) -> None:
+    """A mask of conda's variables would have two jobs on one GPU. A dollar in a path is no variable."""
+    prefix = tmp_path / "a$HOME"
+    (prefix / "bin").mkdir(parents=True)
+    (prefix / "bin/python").symlink_to(sys.executable)
+    found = Environment("a", "a", str(prefix), "conda", {"HIP_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "1"})
+    (spec,) = environments.specifications([found]).values()
+    own = kernelspec.environment(spec, {"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "0", "PATH": "/bin"})
+    assert [own["HIP_VISIBLE_DEVICES"], own["CUDA_VISIBLE_DEVICES"]] == ["0", "0"]
+    assert own["PATH"] == f"{prefix}/bin:/bin"
+    assert own["CONDA_PREFIX"] == str(prefix)
+
+
+def test_an_environment_of_another_python_is_an_error(tmp_path: Path) -> None:
+    """As after an upgrade of the system, or where it was made on the host and the lab is a container."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python").symlink_to(sys.executable)
+    (tmp_path / "lib/python3.5/site-packages").mkdir(parents=True)
+    (tmp_path / "pyvenv.cfg").write_text(f"home = {Path(sys.executable).parent}\n")
+    with pytest.raises(RocmlabError, match="another one than it was made with"):
+        environments.look(str(tmp_path))
 
 
 def test_the_list_that_cannot_be_read_is_not_replaced(tmp_path: Path) -> None:

@@ -39,11 +39,24 @@ class TestFiles:
         (tmp_path / name / "requirements.txt").write_text("rich\n")
         assert texts(tmp_path) == ["rich"]
 
-    @pytest.mark.parametrize("content", ["dependencies = [", "[project]\ndependencies = 1\n", "project = 1\n"])
+    @pytest.mark.parametrize(
+        "content",
+        [
+            *("dependencies = [", "[project]\ndependencies = 1\n", "project = 1\n"),
+            '[project]\ndependencies = ["--index-url=http://a.test"]\n',
+        ],
+    )
     def test_what_cannot_be_read_is_an_error(self, tmp_path: Path, content: str) -> None:
         """It names the file."""
         (tmp_path / "pyproject.toml").write_text(content)
         with pytest.raises(RocmlabError, match=r"pyproject\.toml cannot be read"):
+            declared.read(tmp_path)
+
+    @pytest.mark.parametrize("content", [b"rich  # f\xfcr alle\n", "rich\n".encode("utf-16"), b"#" * 5_000_000])
+    def test_a_file_that_is_not_a_small_text_is_an_error(self, tmp_path: Path, content: bytes) -> None:
+        """Such as one in Latin-1, or UTF-16 of a Windows shell: no installer gets it to read it in another way."""
+        (tmp_path / "requirements.txt").write_bytes(content)
+        with pytest.raises(RocmlabError, match=r"requirements\.txt cannot be read"):
             declared.read(tmp_path)
 
     def test_a_file_with_hashes_is_its_content(self, tmp_path: Path) -> None:
@@ -55,6 +68,17 @@ class TestFiles:
 
         assert (before.text, before.file) == (f"-r {path}", "requirements.txt")
         assert declared.difference([before], declared.read(tmp_path)).new
+
+
+def test_a_list_that_others_may_write_is_not_installed(tmp_path: Path) -> None:
+    """On a common share another user would choose what runs in this one's kernels."""
+    requested.write(tmp_path, "torch", [Requirement("rich")])
+    path = requested.path_of(tmp_path, "torch")
+    path.chmod(0o664)
+    assert requested.read(tmp_path, "torch") == (Requirement("rich"),)
+    path.chmod(0o666)
+    with pytest.raises(RocmlabError, match="0666"):
+        requested.read(tmp_path, "torch")
 
 
 def test_frameworks_are_for_the_kernels_that_have_them(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,22 @@ def test_what_is_not_a_name_is_an_error(tmp_path: Path, line: str) -> None:
         named(tmp_path, f"graphviz\n{line}\n")
 
 
+def test_what_is_not_a_small_text_file_is_an_error(tmp_path: Path) -> None:
+    """A folder, another encoding, and more than a variable of a build may have; nothing waits for a pipe."""
+    path = tmp_path / "apt.txt"
+    path.write_bytes(b"graphviz # f\xfcr")
+    with pytest.raises(RocmlabError, match=r"apt\.txt cannot be read"):
+        system.read(tmp_path)
+    path.write_text("graphviz\n" * 20_000)
+    with pytest.raises(RocmlabError, match="at most 100 kB"):
+        system.read(tmp_path)
+    for make in (os.mkfifo, os.mkdir):
+        path.unlink()
+        make(path)
+        with pytest.raises(RocmlabError, match="not a file"):
+            system.read(tmp_path)
+
+
 def test_what_the_host_lacks(tmp_path: Path) -> None:
     """Packages that were removed and left settings are not there; without dpkg nothing is known to be."""
     dpkg = tmp_path / "dpkg-query"
@@ -47,3 +64,5 @@ def test_what_the_host_lacks(tmp_path: Path) -> None:
     assert system.missing(names, str(dpkg)) == ("gone", "never")
     assert system.missing(names, str(tmp_path / "none")) == names
     assert system.missing(()) == ()
+    assert "not installed" in system.finding(names, str(dpkg))
+    assert "not known" in system.finding(names, str(tmp_path / "none"))

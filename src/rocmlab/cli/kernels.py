@@ -45,7 +45,7 @@ def main(command: str, arguments: Sequence[str]) -> int:
         if chosen.what == "install":
             is_labs = "ROCMLAB_KERNELS" in os.environ and not (chosen.prefix or chosen.user)
             home = offers.user_folder(os.environ) if is_labs else None
-            own = environments.specifications(environments.read(os.environ.get(overlays.SHARE)))
+            own = environments.specifications(_listed())
             changes = offers.install(folder, offers.plain(base) | own, lab_gpus.look(os.environ), home)
         else:
             changes = offers.remove(folder, offers.plain(base))
@@ -91,7 +91,7 @@ def _change(chosen: argparse.Namespace) -> None:
     listed = environments.read(share)
     if chosen.what == "add":
         found = environments.look(chosen.path, chosen.name)
-        environments.write(share, [*(each for each in listed if each.name != found.name), found])
+        environments.write(share, environments.with_added(listed, found))
         print(f"kernel {found.name}: {found.python} ({found.kind})")
         _warn(found)
         return
@@ -100,6 +100,15 @@ def _change(chosen: argparse.Namespace) -> None:
         names = ", ".join(each.name for each in listed) or "none"
         raise RocmlabError(f"{chosen.path} is not a kernel that was added", f"added: {names}", "rocmlab kernels list")
     environments.write(share, kept)
+
+
+def _listed() -> list[environments.Environment]:
+    """Return the list on the share; where it cannot be used, the lab has its own kernels, and the reason is shown."""
+    try:
+        return environments.read(os.environ.get(overlays.SHARE))
+    except RocmlabError as err:
+        print(f"WARNING: {err}", file=sys.stderr)
+        return []
 
 
 def _warn(found: environments.Environment) -> None:
@@ -116,8 +125,8 @@ def _inside(command: str, arguments: Sequence[str], chosen: argparse.Namespace) 
     if lab.inside() is None:
         raise RocmlabError("the lab is not running", "its kernels are in the lab, and only it can list them", "make up")
     if chosen.what == "add":
-        path = str(lab.seen_inside(Path(chosen.path).expanduser().absolute()))
-        arguments = [path if each == chosen.path else each for each in arguments]
+        path = str(lab.seen_inside(Path(os.path.abspath(os.path.expanduser(chosen.path)))))
+        arguments = ["add", path, *(["--name", chosen.name] if chosen.name else [])]
     return lab.run([command, *arguments])
 
 
@@ -150,7 +159,7 @@ def _list(*, as_json: bool) -> None:
         print(f"{'':<16}  {row['python']}")
         for line in row["state"]:
             print(f"{'':<16}  {line}")
-    for each in environments.read(os.environ.get(overlays.SHARE)):
+    for each in _listed():
         _warn(each)
     if not rows:
         print("no kernels of rocmlab are installed here: rocmlab kernels install")

@@ -161,7 +161,7 @@ def notes(lab: Lab) -> list[str]:
         names = lab.missing_system_packages()
     except RocmlabError as err:
         return [*missing(lab), err.problem.what]
-    lines = [f"apt.txt: {', '.join(names)} not installed on this host: {system.fix(names)}"] if names else []
+    lines = [f"{system.finding(names)}: {system.fix(names)}"] if names else []
     return [*missing(lab), *lines]
 
 

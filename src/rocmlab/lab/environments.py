@@ -17,8 +17,9 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from rocmlab.base import confidential, files
+from rocmlab.base import confidential, files, safe
 from rocmlab.base.errors import Problem, RocmlabError
+from rocmlab.devices import visibility
 from rocmlab.kernels.gpus import Gpus
 from rocmlab.packages import base_packages, companions, overlays, requested
 
@@ -76,9 +77,10 @@ def look(path: str, name: str | None = None) -> Environment:
     folder = given.parent.parent if given.parent.name == "bin" else given
     prefix = next((each for end in INSIDE if os.path.lexists((each := folder / end) / "bin/python")), None)
     if prefix is None:
+        none = f"it has no bin/python, and neither has {' or '.join(filter(None, INSIDE))} in it"
         raise RocmlabError(
             f"{path} is not an environment",
-            f"it has no bin/python, and neither has {' or '.join(filter(None, INSIDE))} in it",
+            none if folder.exists() else "there is no such folder where the lab runs",
             "name the folder of an environment of uv, venv, conda, micromamba or pixi",
         )
     if not os.access(prefix / "bin/python", os.X_OK):
@@ -95,7 +97,14 @@ def look(path: str, name: str | None = None) -> Environment:
         raise RocmlabError(f"{called!r} cannot be the name of a kernel", why, "name another: --name my-env")
     kind = _kind(prefix)
     found = Environment(called, name or named.name, str(prefix), kind)
-    if "ipykernel" not in base_packages.read(found.python).packages:
+    base, sites = base_packages.read(found.python), overlays.sites(found.python)
+    if sites and not {*sites} & {Path(site).resolve() for site in base.sites}:
+        raise RocmlabError(
+            f"the Python of {prefix} is another one than it was made with",
+            f"bin/python leads to {os.path.realpath(found.python)}, which does not see the packages in {sites[0]}",
+            "make the environment again where the lab runs",
+        )
+    if "ipykernel" not in base.packages:
         what = f"{prefix} has no ipykernel"
         raise RocmlabError(what, "Jupyter starts a kernel of Python by it", found.install("ipykernel"))
     return replace(found, variables=_activation(prefix)) if kind in ("conda", "pixi") else found
@@ -142,16 +151,43 @@ def read(share: str | None) -> list[Environment]:
     """Return the list on the share.
 
     Raises:
-        RocmlabError: it cannot be read: what is in there must not be replaced.
+        RocmlabError: it is not this user's own, or cannot be read: what is in there must not be replaced.
     """
     path = Path(share or "/nonexistent", FILE)
     try:
-        return [Environment(**each) for each in json.loads(path.read_text(encoding="utf-8"))["environments"]]
+        with open(path, encoding="utf-8") as file:
+            overlays.check_own(path, os.fstat(file.fileno()))
+            return [_checked(**each) for each in json.load(file)["environments"]]
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, LookupError, TypeError) as err:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as err:
         what = f"the list of environments cannot be read: {path}"
         raise RocmlabError(what, f"{type(err).__name__}: {err}", "correct or remove this file") from err
+
+
+def _checked(**each: Any) -> Environment:  # noqa: ANN401
+    """Return one of the list; its name becomes the name of a folder, and must not be that of a kernel of the lab."""
+    found = Environment(**each)
+    texts = [found.name, found.title, found.prefix, found.kind, *found.variables, *found.variables.values()]
+    if not all(isinstance(text, str) for text in texts) or not NAME.fullmatch(found.name):
+        raise ValueError(f"{safe.shown(found.name)} is not an environment that was added")
+    return found
+
+
+def with_added(listed: Sequence[Environment], found: Environment) -> list[Environment]:
+    """Return the list with one more, or with what is known about one now.
+
+    Raises:
+        RocmlabError: another one has its name: notebooks with that kernel would silently run in this one.
+    """
+    for each in listed:
+        if each.name == found.name and each.prefix != found.prefix:
+            raise RocmlabError(
+                f"the kernel {found.name} is another environment: {each.prefix}",
+                "notebooks that use it would run in this one",
+                f"name it: --name {found.name}-2      # or, to replace that one: rocmlab kernels remove {found.name}",
+            )
+    return [*(each for each in listed if each.name != found.name), found]
 
 
 def write(share: str, found: Iterable[Environment]) -> None:
@@ -169,9 +205,11 @@ def specifications(found: Sequence[Environment]) -> dict[str, dict[str, Any]]:
 def _specification(found: Environment) -> dict[str, Any]:
     ours: dict[str, Any] = {"added": found.name, "called": found.title}
     argv = [found.python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-    own = {name: value.replace("$", "$$") for name, value in found.variables.items()}
-    env = {**own, "PATH": f"{found.prefix}/bin:${{PATH}}", "PYTHONNOUSERSITE": "1"}
-    env["VIRTUAL_ENV" if found.kind in ("uv", "venv") else "CONDA_PREFIX"] = found.prefix
+    masks = visibility.child_environment(())  # those of a kernel are its lease's
+    own = {name: value.replace("$", "$$") for name, value in found.variables.items() if name not in masks}
+    prefix = found.prefix.replace("$", "$$")
+    env = {**own, "PATH": f"{prefix}/bin:${{PATH}}", "PYTHONNOUSERSITE": "1"}
+    env["VIRTUAL_ENV" if found.kind in ("uv", "venv") else "CONDA_PREFIX"] = prefix
     title = found.title
     if not os.access(found.python, os.X_OK):
         problem = Problem(

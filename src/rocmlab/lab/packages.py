@@ -63,7 +63,11 @@ def states(environment: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def _state(found: Place, wanted: Sequence[Requirement] | None, problem: str = "") -> dict[str, Any]:
-    listed, prefix = requested.read(found.share, found.kernel), found.current()
+    try:
+        listed, prefix = requested.read(found.share, found.kernel), found.current()
+    except RocmlabError as err:
+        none: dict[str, Any] = {"kernel": found.kernel, "packages": [], "missing": [], "hides": []}
+        return none | {"reasons": [f"{err.problem.what} ({err.problem.fix})"], "is_synchronised": False, "fix": ""}
     known = [each for each in listed if each.declared_in] if wanted is None else wanted
     state = installing.state_of(found.kernel, prefix, listed, known)
     own = base_packages.installed(overlays.site_of(prefix)) if prefix else {}

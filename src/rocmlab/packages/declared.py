@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import stat
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from rocmlab.packages.requested import Requirement
 
 FOLDERS = ("binder", ".binder")
 REQUIREMENTS, PROJECT = "requirements.txt", "pyproject.toml"
+MAX_BYTES = 4_000_000  # with hashes, hundreds of packages are a megabyte
 TOML = "tomllib" if sys.version_info >= (3, 11) else "tomli"  # the lab's environment has the second for Python 3.10
 
 
@@ -57,19 +59,26 @@ def read(notebooks: Path) -> tuple[Requirement, ...]:
     if path is None:
         return ()
     try:
-        content = path.read_bytes()
+        text = content(path)
         if path.name == REQUIREMENTS:
             texts = requested.of_file(str(path), folder)
         else:
-            project = importlib.import_module(TOML).loads(content.decode("utf-8")).get("project", {})
-            texts = project.get("dependencies", [])
-        if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
-            raise ValueError("[project] dependencies is not a list of texts")
+            texts = importlib.import_module(TOML).loads(text).get("project", {}).get("dependencies", [])
+            if not isinstance(texts, list) or not all(isinstance(each, str) and each[:1].isalnum() for each in texts):
+                raise ValueError("[project] dependencies is not a list of requirements")
     except (OSError, ValueError, AttributeError) as err:
         raise RocmlabError(f"{path} cannot be read", str(err), "correct or remove this file") from err
     # A file that is installed whole is its content: its name alone would not change
-    digest = f"#{hashlib.sha256(content).hexdigest()[:12]}"
+    digest = f"#{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     return tuple(Requirement(each, declared_in=path.name + digest * each.startswith("-r ")) for each in texts)
+
+
+def content(path: Path, max_bytes: int = MAX_BYTES) -> str:
+    """Return the text of a file next to the notebooks; raise OSError, or ValueError if it is not a small text file."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode) or found.st_size > max_bytes:
+        raise ValueError(f"it is not a file of at most {max_bytes // 1000} kB")
+    return path.read_text(encoding="utf-8")
 
 
 def by_kernel(places: Mapping[str, Place], notebooks: Path) -> dict[str, tuple[Requirement, ...]]:

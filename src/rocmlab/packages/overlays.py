@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rocmlab.base.errors import RocmlabError
+
 TYPE_CHECKING = False  # `typing` itself would cost milliseconds at each start
 if TYPE_CHECKING:
     from typing import Any
@@ -78,12 +80,26 @@ def is_name(text: str) -> bool:
 
 
 def _is_own(prefix: Path) -> bool:
-    """Return whether an overlay is this user's, or root's: on a common share others could leave programs of theirs."""
     try:
         found = os.lstat(prefix)
     except OSError:
         return False
-    return found.st_uid in (os.geteuid(), 0) and stat.S_ISDIR(found.st_mode) and not found.st_mode & stat.S_IWOTH
+    return is_own(found) and stat.S_ISDIR(found.st_mode)
+
+
+def is_own(found: os.stat_result) -> bool:
+    """Return whether a file is this user's, or root's: on a common share others could leave programs of theirs."""
+    return found.st_uid in (os.geteuid(), 0) and not found.st_mode & stat.S_IWOTH
+
+
+def check_own(path: Path, found: os.stat_result) -> None:
+    """Raise RocmlabError if others decide what is in a file that names programs or packages of this user's kernels."""
+    if not is_own(found):
+        raise RocmlabError(
+            f"{path} is not used: it belongs to uid {found.st_uid} and has the mode {found.st_mode & 0o7777:04o}",
+            "another user could have programs started as this one",
+            f"if it is yours: chmod o-w {path}; else use a share of your own: make up SHARE=…",
+        )
 
 
 def of_environment(environment: Mapping[str, str]) -> Place | None:

@@ -12,6 +12,7 @@ from urllib.parse import unquote
 
 from rocmlab.base import files
 from rocmlab.base.errors import RocmlabError
+from rocmlab.packages import overlays
 
 FOLDER = "packages"
 NAME = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)\s*(?:\[[^]]*\])?\s*([<>=!~;@(].*|$)")
@@ -80,11 +81,13 @@ def read(share: Path, kernel: str) -> tuple[Requirement, ...]:
     """Return a kernel's list; empty where none was written.
 
     Raises:
-        RocmlabError: the file cannot be read: what is in there must not be replaced.
+        RocmlabError: the file is not this user's own, or cannot be read: what is in there must not be replaced.
     """
     path = path_of(share, kernel)
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))["packages"]
+        with open(path, encoding="utf-8") as file:
+            overlays.check_own(path, os.fstat(file.fileno()))
+            found = json.load(file)["packages"]
         return tuple(
             Requirement(
                 str(each["requirement"]),

@@ -12,6 +12,7 @@ from rocmlab.base.errors import RocmlabError
 from rocmlab.packages import declared
 
 FILE = "apt.txt"
+MAX_BYTES = 100_000  # all names are one variable of a build; Linux has 128 KiB for one
 # They become arguments of a build. A name that ends with `-` would remove a package. Source: Debian policy 5.6.
 PACKAGE = re.compile(r"[a-z0-9][a-z0-9.+-]*[a-z0-9+](:[a-z0-9]+)?(=[0-9][A-Za-z0-9.+:~-]*)?")
 QUERY_SECONDS = 20
@@ -26,7 +27,7 @@ def read(notebooks: Path) -> tuple[str, ...]:
     """
     path = declared.folder_of(notebooks) / FILE
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = declared.content(path, MAX_BYTES).splitlines()
     except FileNotFoundError:
         return ()
     except (OSError, ValueError) as err:
@@ -55,6 +56,13 @@ def missing(names: Sequence[str], dpkg: str = "dpkg-query") -> tuple[str, ...]:
     )
     there = {line.removeprefix(INSTALLED) for line in done.stdout.splitlines() if line.startswith(INSTALLED)}
     return tuple(name for name, own in zip(names, plain, strict=True) if own not in there)
+
+
+def finding(names: Sequence[str], dpkg: str = "dpkg-query") -> str:
+    """Return what is known about packages that `missing` has returned."""
+    if shutil.which(dpkg):
+        return f"apt.txt: {', '.join(names)} not installed on this host"
+    return f"apt.txt names {', '.join(names)}; this host has no dpkg, so whether they are installed is not known"
 
 
 def fix(names: Sequence[str]) -> str:

@@ -106,10 +106,10 @@ def own_packages(s: Situation) -> Verdict:
     notebooks = s.environment.get("ROCMLAB_NOTEBOOKS")
     try:
         wanted = declared.by_kernel(places, Path(notebooks)) if notebooks else {}
+        states = {name: installing.state(place, wanted.get(name, ())) for name, place in places.items()}
     except RocmlabError as err:
         return Verdict(WARNS, (), err.problem)
-    for name, place in places.items():
-        state = installing.state(place, wanted.get(name, ()))
+    for name, state in states.items():
         if not state.is_synchronised:
             what = f"packages of the kernel {name} are not installed for this image"
             return warns(what, "\n".join(state.reasons), f"rocmlab packages sync --kernel {name}")
@@ -136,7 +136,7 @@ def system_packages(s: Situation) -> Verdict:
     except RocmlabError as err:
         return Verdict(WARNS, (), err.problem)
     if missing:
-        return warns(f"apt.txt: {', '.join(missing)} not installed", "this host's dpkg lacks it", system.fix(missing))
+        return warns(system.finding(missing), "notebooks here may need them", system.fix(missing))
     return ok("nothing of apt.txt is missing")
 
 
