@@ -42,6 +42,13 @@ def project_of(lab: Lab) -> Any:
     return SimpleNamespace(lab=lab, choice=SimpleNamespace(runtime="docker"), values={}, settings=None)
 
 
+def test_the_demonstration_stays_on_the_loopback(tmp_path: Path) -> None:
+    """The port for BIND is the own lab's; no other machine needs to see a demonstration."""
+    (tmp_path / ".env").write_text("BIND=0.0.0.0\n")
+
+    assert demo.settings(tmp_path).get("BIND") == ""
+
+
 def test_another_ctrl_c_while_it_ends_leaves_nothing_behind(
     repository: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

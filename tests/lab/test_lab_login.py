@@ -50,12 +50,12 @@ class Lab:
         )
         self.login = Login(server, Limit(self.clock))
 
-    def post(self, typed: str, address: str = "192.0.2.1") -> object:
+    def post(self, typed: str, address: str = "192.0.2.1", new: str = "") -> object:
         """Return the user of a form that was sent, None where the login failed."""
         handler = SimpleNamespace(
-            get_argument=lambda name, default="": typed if name == "password" else default,
+            get_argument=lambda name, default="": {"password": typed, "new_password": new}.get(name, default),
             request=SimpleNamespace(remote_ip=address),
-            settings={},
+            settings={"config_dir": str(self.file.parent)},
             log=logging.getLogger("test"),
         )
         return self.provider.process_login_form(handler)
@@ -145,6 +145,44 @@ def test_a_removed_password_logs_in_no_more(lab: Lab) -> None:
     assert json.loads(lab.file.read_text())["ServerApp"] == {"max_body_size": 7}
 
 
+def test_a_password_that_the_form_sets_ends_logins_too(lab: Lab) -> None:
+    """At once, so that the login of this very form stays."""
+    secret = lab.settings["cookie_secret"]
+
+    assert lab.post(TOKEN, new="another password")
+    ended = lab.settings["cookie_secret"]
+    lab.login.follow()
+
+    assert ended != secret
+    assert lab.settings["cookie_secret"] == ended
+    assert lab.post("another password")
+
+
+def test_a_password_of_another_file_stays(tmp_path: Path) -> None:
+    """Jupyter reads more files than the one that `rocmlab password` writes."""
+    lab = Lab(tmp_path)
+    lab.provider.hashed_password = "argon2:of another file"
+
+    lab.login.follow()
+    lab.file.write_text('{"ServerApp": {}}')
+    lab.login.follow()
+
+    assert lab.provider.hashed_password == "argon2:of another file"
+    assert lab.settings["cookie_secret"] == b"first"
+
+
+def test_a_server_without_a_token_never_loses_its_password(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+    """With neither, Jupyter lets everyone in."""
+    lab.provider.token = ""
+
+    assert password.main("password", ["--remove"]) == 0
+    lab.login.follow()
+
+    assert lab.provider.auth_enabled
+    assert lab.post("guess") is None
+    assert "stays in force" in caplog.text
+
+
 def test_a_file_that_is_damaged_changes_nothing(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
     """It is reported in the log, without its content."""
     lab.file.write_text("{secret")
@@ -168,6 +206,16 @@ def test_what_cannot_be_a_password_is_an_error(lab: Lab, typed: list[str], what:
 
     lab.login.follow()
     assert lab.post(PASSWORD)
+
+
+def test_the_end_of_the_input_interrupts(lab: Lab) -> None:
+    """Ctrl-D at the prompt is no error of the program."""
+
+    def end(_: str) -> str:
+        raise EOFError
+
+    with pytest.raises(KeyboardInterrupt):
+        password.main("password", [], end)
 
 
 def test_without_a_terminal_it_is_not_read(tmp_path: Path) -> None:

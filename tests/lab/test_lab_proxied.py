@@ -13,8 +13,10 @@ import pytest
 from clones import free_port
 from kernel_hosts import Host, simulated_host
 from panel_servers import Server, wait
+from tornado.httputil import HTTPHeaders, HTTPServerRequest, RequestStartLine
 
 from rocmlab.lab import extras
+from rocmlab.lab.server import proxied
 
 BASE = "/x/y/"
 
@@ -75,6 +77,35 @@ def test_no_other_machine_is_reached(server: Server, application: int) -> None:
     ):
         assert server.request(f"proxy/{place}/page.html")[0] == 403, place
         assert server.request(f"proxy/absolute/{place}/page.html")[0] == 403, place
+
+
+def test_who_is_not_logged_in_does_not_learn_what_listens(server: Server, application: int) -> None:
+    """An open port and a closed one get the same answer; and a number that is no port is no error."""
+    own = f"http://127.0.0.1:{server.port}"
+    channel = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"}
+
+    def seen(port: int, method: str, headers: dict[str, str]) -> tuple[int, str, str]:
+        status, found, text = server.request(f"proxy/{port}/x", method, token=None, **headers)
+        return status, found.get("location", "").replace(str(port), "PORT"), text.replace(str(port), "PORT")
+
+    closed = free_port()
+    for method, headers in (
+        ("GET", {}),
+        ("HEAD", {}),
+        ("POST", {"Origin": own}),
+        ("GET", {**channel, "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ=="}),
+    ):
+        assert seen(application, method, headers) == seen(closed, method, headers), (method, headers)
+        assert seen(closed, method, headers)[0] in (302, 403)
+    assert server.request("proxy/70000/")[0] == 403
+
+
+def test_the_path_is_found_as_the_servers_routes_find_it() -> None:
+    """There LAB_BASE_URL is a regular expression, in which a dot is any character."""
+    line = RequestStartLine("GET", "/gpuX1/proxy/192.0.2.1:80/", "HTTP/1.1")
+    request = HTTPServerRequest(start_line=line, headers=HTTPHeaders({"Host": "localhost"}))
+
+    assert proxied.refusal(request, "/gpu.1/", ("proxy",))
 
 
 def test_another_site_s_page_cannot_use_it(server: Server, application: int) -> None:

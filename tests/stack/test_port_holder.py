@@ -230,6 +230,14 @@ class TestCommands:
         assert projects.plan_again(folder)[1] == []
         assert not (folder / ".rocmlab/exposed.json").exists()
 
+    def test_logins_by_a_cookie_end_with_the_token(self, folder: Path) -> None:
+        """The browser has sent both; a server that crashed leaves the key of its cookies, and the next one reads it."""
+        given, key = settings.load(folder, {}), folder / "jupyter_cookie_secret"
+        for token, is_kept in (("a" * 64, False), ("a" * 64, True), ("b" * 64, False)):
+            key.write_text("key")
+            tokens.write(given, {"JUPYTER_TOKEN": token}, folder)
+            assert key.exists() == is_kept
+
     def test_another_port_that_is_taken_is_no_reason(self, folder: Path, tmp_path: Path) -> None:
         """The lab was never there, so no browser has sent a token there."""
         self.describe(folder)

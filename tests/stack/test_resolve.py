@@ -249,6 +249,14 @@ class TestLeases:
         assert line == "COMPOSE_FILE=compose.yaml:mine.yaml:docker/compose.leases.yaml"
         assert values(tmp_path, tmp_path)["COMPOSE_FILE"] == line.removeprefix("COMPOSE_FILE=")
 
+    def test_own_compose_files_without_the_port_for_bind_are_rejected(self, tmp_path: Path) -> None:
+        """The lab would start, and not answer there."""
+        settings.save(settings.load(tmp_path, {}), {"COMPOSE_FILE": "compose.yaml:docker/compose.cpu.yaml"})
+        (tmp_path / ".env").write_text("COMPOSE_FILE=compose.yaml:docker/compose.cpu.yaml:mine.yaml\n")
+
+        with pytest.raises(RocmlabError, match=r"has no docker/compose\.tls\.yaml"):
+            values(tmp_path, tmp_path, Choice("cpu", "docker", "test"), BIND="127.0.0.1")
+
     def test_a_lab_names_its_user_and_itself(self, tmp_path: Path) -> None:
         """For those who read its leases; in the container the user has another name."""
         found = values(tmp_path, tmp_path)

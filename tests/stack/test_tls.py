@@ -8,12 +8,15 @@ import stat
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from clones import free_port
 
 from rocmlab.base import hosts
 from rocmlab.base.errors import RocmlabError
+from rocmlab.stack import project as projects
 from rocmlab.stack import settings as configuration
 from rocmlab.stack import tls
 from rocmlab.stack.settings import Settings
@@ -77,6 +80,40 @@ def test_a_certificate_is_renewed_before_it_expires(chosen: Chosen, monkeypatch:
     assert prepared(chosen(BIND="::1")) == renewed
 
 
+def test_a_certificate_of_a_clock_that_was_ahead_is_made_again(chosen: Chosen, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Browsers would reject it until that day has come."""
+    monkeypatch.setattr(tls, "VALID_DAYS", tls.VALID_DAYS + 30)
+    ahead = prepared(chosen(BIND="::1"))
+    monkeypatch.undo()
+
+    assert prepared(chosen(BIND="::1")) != ahead
+
+
+def test_a_make_up_that_fails_leaves_the_certificate_of_the_lab_that_runs(chosen: Chosen) -> None:
+    """As it leaves the settings."""
+    before = prepared(chosen(BIND="127.0.0.1"))
+
+    project: Any = SimpleNamespace(settings=chosen(BIND="127.0.0.2"))
+    with pytest.raises(ZeroDivisionError), projects.settings_kept_on_failure(project):
+        _ = 1 / len(prepared(project.settings)[:0])
+
+    assert tls.path_of(project.settings).read_text() == before
+    assert stat.S_IMODE(tls.path_of(project.settings).stat().st_mode) == 0o600
+
+
+def test_a_key_that_the_labs_user_could_not_read_is_an_error(chosen: Chosen, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the lab starts: it would only not answer. Rootless, the lab's user is who calls this."""
+    settings = chosen(BIND="127.0.0.1")
+    values = {**tls.values(settings, "gpu1"), "NB_UID": "1001"}
+    monkeypatch.setattr(os, "geteuid", lambda: 1234)
+
+    with pytest.raises(RocmlabError, match="could not read the key") as caught:
+        tls.prepare(settings, values)
+    tls.prepare(settings, values, is_rootless=True)
+
+    assert "make up NB_UID=1234" in caught.value.problem.fix
+
+
 def test_an_own_certificate_is_served(chosen: Chosen, tmp_path: Path) -> None:
     """And one that was renewed, after `make up`."""
     prepared(chosen(BIND="127.0.0.1"))
@@ -94,6 +131,7 @@ def test_an_own_certificate_is_served(chosen: Chosen, tmp_path: Path) -> None:
     ("given", "what", "fix"),
     [
         ({"BIND": "gpu1"}, "BIND=gpu1 is not an IP address", "make up BIND=0.0.0.0"),
+        ({"BIND": "[::1]"}, "BIND=[::1] is not an IP address", "make up BIND="),
         ({"BIND": "10.0.0.0/8"}, "is not an IP address", "BIND="),
         ({"BIND": "127.0.0.1", "TLS_PORT": "8888"}, "TLS_PORT and PORT are the same", "TLS_PORT=8889"),
         ({"BIND": "127.0.0.1", "TLS_PORT": "https"}, "TLS_PORT=https is not a port", "make up TLS_PORT=8443"),

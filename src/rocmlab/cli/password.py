@@ -36,6 +36,8 @@ def main(command: str, arguments: Sequence[str], ask: Callable[[str], str] = get
         elif file.exists():
             with persist_config(str(file)) as found:
                 found.get("IdentityProvider", {}).pop("hashed_password", None)
+    except EOFError:  # Ctrl-D
+        raise KeyboardInterrupt from None
     finally:
         os.umask(before)
     print("the password was removed; the token still logs in" if chosen.remove else "the password is set")

@@ -17,7 +17,10 @@ from rocmlab.stack.settings import Settings
 
 GUEST = "demo"
 FIRST_PORT = 8898
-ONLY_FOR_THE_OWN_LAB = ("ROCMLAB_ROOT", "GPUS", "BACKEND", "GPU_PASSTHROUGH", "CULL_IDLE_GPU_KERNELS_SECONDS")
+ONLY_FOR_THE_OWN_LAB = (
+    *("ROCMLAB_ROOT", "GPUS", "BACKEND", "GPU_PASSTHROUGH", "CULL_IDLE_GPU_KERNELS_SECONDS"),
+    *("BIND", "TLS_CERT", "TLS_KEY"),
+)
 
 
 def settings(folder: Path, port: int | None = None) -> Settings:

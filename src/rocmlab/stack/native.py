@@ -246,7 +246,7 @@ class NativeLab(Lab):
             lease_folder.ensure(Path(folder))
         self._stop_server()
         server.check_free(self.port)
-        tokens.write(self.settings, self.values)
+        tokens.write(self.settings, self.values, self.runtime_folder())
         self._recover(say)
         for name in (".jupyter", ".local/share/jupyter"):
             (self.home / name).mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -230,7 +230,8 @@ def prepare(
     share = project.values["SHARE"]
     if "/" in share:  # else its container checks it
         layout.check(project.settings.path(share))
-    tls.prepare(project.settings, project.values)
+    if persist:
+        tls.prepare(project.settings, project.values, is_rootless=project.choice.is_rootless)
     write(project, persist=persist)
     live.ensure_folder(project.settings)
     if persist or project.settings.guest:
@@ -282,7 +283,7 @@ def settings_kept_on_failure(project: Project) -> Iterator[None]:
 def _kept(settings: Settings) -> Callable[[], None]:
     """Read each file that `write` changes; return what puts them back."""
     modes = {settings.env_path: 0o600, settings.state / "written.json": 0o600}
-    modes |= {settings.project / gpus.OVERLAY: 0o644, live.path_of(settings): 0o644}
+    modes |= {settings.project / gpus.OVERLAY: 0o644, live.path_of(settings): 0o644, tls.path_of(settings): 0o600}
     before = {path: envfile.read(path) if path.exists() else None for path in modes}
 
     def put_back() -> None:

@@ -66,7 +66,7 @@ def resolve(
     values["ROCMLAB_USER"] = _user()
     if choice.runtime in CONTAINERS:
         values |= _for_container(settings, choice, devices, root, kind)
-    _check_mounts_leases(settings.chosen.get("COMPOSE_FILE"), values.get("COMPOSE_FILE"))
+    _check_overlays(settings.chosen.get("COMPOSE_FILE"), values.get("COMPOSE_FILE"))
     # A derived value that a user changed in `.env` stays: an additional overlay in COMPOSE_FILE, for example.
     found = ("SHARE", extras.SETTING)
     return values | {name: value for name, value in settings.chosen.items() if name in values and name not in found}
@@ -84,15 +84,17 @@ def leases_folder(settings: Settings, root: Path = Path("/")) -> Path:
     return lease_folder.path({lease_folder.SETTING: os.path.normpath(chosen)}, root)
 
 
-def _check_mounts_leases(chosen: str | None, planned: str | None) -> None:
-    """Raise RocmlabError for Compose files of the user's that omit the folder of the leases."""
-    overlay = gpus.LEASES_OVERLAY
-    if chosen and planned and overlay in planned.split(":") and overlay not in chosen.split(":"):
-        raise RocmlabError(
-            f"COMPOSE_FILE={chosen} has no {overlay}",
-            "the lab would not see which GPUs other labs and users of this host lease, and could take the same ones",
-            f"write into .env:\nCOMPOSE_FILE={chosen}:{overlay}",
-        )
+def _check_overlays(chosen: str | None, planned: str | None) -> None:
+    """Raise RocmlabError for Compose files of the user's that omit the folder of the leases, or the port for BIND."""
+    why = {
+        gpus.LEASES_OVERLAY: "the lab would not see which GPUs other labs and users of this host lease, and could take "
+        "the same ones",
+        gpus.TLS_OVERLAY: "no other machine would reach the lab at BIND",
+    }
+    for overlay in why:
+        if chosen and planned and overlay in planned.split(":") and overlay not in chosen.split(":"):
+            fix = f"write into .env:\nCOMPOSE_FILE={chosen}:{overlay}"
+            raise RocmlabError(f"COMPOSE_FILE={chosen} has no {overlay}", why[overlay], fix)
 
 
 def _user() -> str:

@@ -47,7 +47,7 @@ extendedKeyUsage = serverAuth
 
 def address(settings: Settings) -> str:
     """Return the address of BIND, empty where the lab is on the loopback alone; an error if it is not an address."""
-    text = settings.get("BIND").removeprefix("[").removesuffix("]")
+    text = settings.get("BIND")
     try:
         return str(ipaddress.ip_address(text)) if text else ""
     except ValueError:
@@ -119,21 +119,31 @@ def path_of(settings: Settings) -> Path:
     return settings.state.resolve() / "tls" / FILE
 
 
-def prepare(settings: Settings, derived: Mapping[str, str]) -> None:
+def prepare(settings: Settings, derived: Mapping[str, str], *, is_rootless: bool = False) -> None:
     """Write the file that the lab serves, if it changes; without BIND remove it. The lab reads it by itself.
 
+    Args:
+        settings: of the lab.
+        derived: of them; NB_UID where the lab runs in a container.
+        is_rootless: whoever calls this is the lab's user inside, whatever NB_UID says.
+
     Raises:
-        RocmlabError: there is no certificate.
+        RocmlabError: there is no certificate, or the lab's user could not read its key.
     """
-    path = path_of(settings)
+    path, own = path_of(settings), os.geteuid()
     if not address(settings):
         path.unlink(missing_ok=True)
         return
+    uid = derived.get("NB_UID", "")
+    if own and uid not in ("", str(own)) and not is_rootless:
+        why = f"NB_UID={uid}, by default the owner of NOTEBOOKS_DIR; the key is for uid {own}, who calls this, alone"
+        raise RocmlabError("the lab's user could not read the key for BIND", why, f"make up NB_UID={own}; or BIND=")
     text = _own(settings) or _generated(settings, derived[hosts.BOUND].split(","))
     if envfile.read(path) != text:
         envfile.write(path, text, mode=0o600)
-    path.parent.chmod(0o755)  # a container's user enters it; the file is for that user alone
-    if os.geteuid() == 0 and (uid := derived.get("NB_UID", "")).isdecimal():
+    if path.parent.stat().st_uid == own:
+        path.parent.chmod(0o755)  # a container's user enters it; the file is for that user alone
+    if not own and uid.isdecimal():
         os.chown(path, int(uid), -1)
 
 
@@ -160,7 +170,7 @@ def _generated(settings: Settings, names: list[str]) -> str:
     """Return key and certificate for these names, made now unless one of before is valid for long enough."""
     digest = hashlib.sha256(",".join(names).encode()).hexdigest()[:8]
     path = settings.state / f"certificate-{digest}.pem"
-    if path.exists() and (remaining_days(path) or 0) > RENEW_DAYS:
+    if path.exists() and RENEW_DAYS < (remaining_days(path) or 0) <= VALID_DAYS:  # more: the clock was ahead then
         return envfile.read(path)
     if not shutil.which("openssl"):
         fix = "install openssl, or give your own: make up TLS_CERT=chain.pem TLS_KEY=key.pem"

@@ -28,8 +28,14 @@ def path(settings: Settings, name: str) -> Path:
     return settings.state.resolve() / name.lower().replace("_", "-")
 
 
-def write(settings: Settings, values: Mapping[str, str]) -> None:
-    """Write the token files (mode 0400)."""
+def write(settings: Settings, values: Mapping[str, str], runtime: Path | None = None) -> None:
+    """Write the token files (mode 0400).
+
+    With another token than before, logins by a cookie end as well: who held the port has the browser's cookie too.
+    Their key is in the runtime folder, which a server that crashed has left.
+    """
+    if runtime and envfile.read(path(settings, NAMES[0])) != values.get(NAMES[0], ""):
+        (runtime / "jupyter_cookie_secret").unlink(missing_ok=True)
     for name in NAMES:
         envfile.write(path(settings, name), values.get(name, ""), mode=0o400)  # no newline: it would be part of it
 

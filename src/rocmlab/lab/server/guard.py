@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jupyter_server.base.handlers import JupyterHandler
 from tornado import httputil, web
 
 from rocmlab.base import confidential, extras, hosts
@@ -69,6 +70,30 @@ class RejectedHandler(web.RequestHandler):
 
     def prepare(self) -> None:
         """Answer with 403; nothing of the request is used."""
+        self.set_status(403)
+        self.set_header("Content-Type", "text/plain; charset=utf-8")
+        self.finish(f"{self._why}\n")
+
+
+class ClosedPortHandler(JupyterHandler):
+    """Answers a request for a port that is not proxied, and who is not logged in as jupyter-server-proxy does."""
+
+    def initialize(self, why: str) -> None:
+        """Take what to answer."""
+        self._why = why
+
+    def check_xsrf_cookie(self) -> None:
+        """Leave it, as the proxy does: nothing is changed here."""
+
+    async def prepare(self) -> None:  # type: ignore[override]
+        """Answer; an answer that tells open ports from closed ones is for who is logged in alone."""
+        await super().prepare()
+        is_channel = self.request.method == "GET" and self.request.headers.get("Upgrade", "").lower() == "websocket"
+        if is_channel and not self.current_user:
+            raise web.HTTPError(403)
+        web.authenticated(ClosedPortHandler._answer)(self)
+
+    def _answer(self) -> None:
         self.set_status(403)
         self.set_header("Content-Type", "text/plain; charset=utf-8")
         self.finish(f"{self._why}\n")
@@ -144,6 +169,8 @@ def _check_proxied(server: Any, chosen: tuple[str, ...]) -> None:  # noqa: ANN40
     def find_allowed(request: httputil.HTTPServerRequest, **kwargs: Any) -> Any:  # noqa: ANN401  tornado's
         if why := proxied.refusal(request, server.base_url, chosen):
             return application.get_handler_delegate(request, RejectedHandler, {"why": why})
+        if why := proxied.closed(request, server.base_url):
+            return application.get_handler_delegate(request, ClosedPortHandler, {"why": why})
         return find(request, **kwargs)
 
     application.find_handler = find_allowed

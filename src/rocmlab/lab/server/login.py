@@ -51,7 +51,8 @@ class Login:
     def __init__(self, server: Any, limit: Limit | None = None) -> None:  # noqa: ANN401  jupyter_server's ServerApp
         self._server, self._provider = server, server.identity_provider
         self._limit = limit or Limit()
-        self._seen: tuple[int, int] | None = None
+        self._seen: tuple[int, ...] | None = None
+        self._hashed = ""  # what the file had
         self._file = Path(server.config_dir) / FILE
         self._process = self._provider.process_login_form
         self._provider.process_login_form = self.process
@@ -68,7 +69,11 @@ class Login:
         if not is_token and (wait := self._limit.wait_seconds(address)):
             reason = f"Too many logins failed. Retry in {math.ceil(wait)} seconds, or open the link with the token"
             raise HTTPError(429, reason, reason="Too Many Requests")
+        before = self._provider.hashed_password
         user = self._process(handler)
+        if self._provider.hashed_password != before:  # the form sets one as well, for who has the token
+            self._hashed = self._provider.hashed_password
+            self._end_logins()
         if user is None:
             self._limit.note(address)
             log.warning("a login from %s failed", address)
@@ -78,20 +83,30 @@ class Login:
         """Take a password that was set or removed; the logins of before end."""
         try:
             status = self._file.stat()
-            seen = (status.st_mtime_ns, status.st_ino)
-        except OSError:
-            seen = (0, 0)
+            seen: tuple[int, ...] = (status.st_mtime_ns, status.st_ino, status.st_size)
+        except FileNotFoundError:
+            seen = ()
+        except OSError:  # of a share that does not answer, say
+            return
         if seen == self._seen:
             return
         self._seen = seen
         try:
-            found = json.loads(self._file.read_bytes()) if seen != (0, 0) else {}
+            found = json.loads(self._file.read_bytes()) if seen else {}
             hashed = str(found.get("IdentityProvider", {}).get("hashed_password", ""))
         except (OSError, ValueError, AttributeError) as err:
             log.error("the password is not changed: %s: %s", self._file.name, err)
             return
-        if hashed != self._provider.hashed_password:
-            self._provider.hashed_password = hashed
-            # As Jupyter computes it at its start: every login by a cookie of before ends.
-            self._server.web_app.settings["cookie_secret"] = self._server._default_cookie_secret()
-            log.warning("the password was %s; every browser logs in again", "set" if hashed else "removed")
+        before, self._hashed = self._hashed, hashed
+        if hashed == self._provider.hashed_password or not (hashed or before):  # it may be set in another file
+            return
+        if not hashed and not self._provider.token:
+            log.error("the password stays in force until a restart: this server has no token, so anyone could get in")
+            return
+        self._provider.hashed_password = hashed
+        self._end_logins()
+        log.warning("the password was %s; every browser logs in again", "set" if hashed else "removed")
+
+    def _end_logins(self) -> None:
+        """Have every login by a cookie of before end, as Jupyter does at its start."""
+        self._server.web_app.settings["cookie_secret"] = self._server._default_cookie_secret()

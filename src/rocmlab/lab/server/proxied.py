@@ -20,22 +20,33 @@ PORT = re.compile(r"proxy/(?:absolute/)?(?:(?:localhost|127\.0\.0\.1):)?(\d{1,5}
 
 
 def refusal(request: HTTPServerRequest, base_url: str, chosen: Collection[str]) -> str | None:
-    """Return why a request is not passed on; None: it is, or it is none for the proxy."""
-    path = request.path.removeprefix(base_url)
+    """Return why a request is not passed on, whoever sends it; None: it is, or it is none for the proxy."""
+    path = _path(request, base_url)
     name = path.partition("/")[0]
-    if path == request.path or name not in extras.PROXIED:
+    if name not in extras.PROXIED:
         return None
     if name not in chosen and extras.PROXIED & set(chosen):
         return f"This lab has no {name}. On its machine: make up {extras.SETTING}={','.join(sorted({*chosen, name}))}"
     origin = request.headers.get("Origin")
     if origin and urlsplit(origin).netloc.lower() != request.headers.get("Host", "").lower():
         return "A page of another site has sent this request."
-    if name != "proxy":
-        return None
-    if not (port := PORT.fullmatch(path)):
+    port = PORT.fullmatch(path)
+    if name == "proxy" and not (port and int(port[1]) < 1 << 16):
         return "Only ports of this lab's machine are reached: proxy/PORT/"
-    owners = sockets.owners(int(port[1]))
-    if owners == {os.geteuid()}:
+    return None
+
+
+def closed(request: HTTPServerRequest, base_url: str) -> str | None:
+    """Return why a port is not reached: for who is logged in, as it says what listens on this machine; else None."""
+    port = PORT.fullmatch(_path(request, base_url))
+    owners = sockets.owners(int(port[1])) if port else None
+    if not port or owners == {os.geteuid()}:
         return None
     others = "another user listens" if owners else "it is not known who listens" if owners is None else "no one listens"
     return f"On port {port[1]} {others}; only applications of the lab's own user are reached."
+
+
+def _path(request: HTTPServerRequest, base_url: str) -> str:
+    """Return the path below the lab's own, as tornado's routes find it: there `base_url` is a regular expression."""
+    found = re.match(base_url, request.path)
+    return request.path[found.end() :] if found else ""

@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 import ssl
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +26,7 @@ PORT_INSIDE = 8443
 HANDSHAKE_SECONDS = 10.0
 IDLE_SECONDS = 60.0  # between two requests, and for the headers of one
 MAX_HANDSHAKES = 256  # at one time; more are closed
+MAX_CONNECTIONS = 512  # without descriptors the lab would not answer on the loopback either
 TLS_HANDSHAKE = b"\x16"  # the first byte of every connection that speaks TLS
 PLAIN = "This port speaks HTTPS only: write https:// in front of the address.\n"
 ANSWER = f"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: {len(PLAIN)}\r\n\r\n{PLAIN}"
@@ -64,6 +66,8 @@ class Listener:
         self._loaded: tuple[float, int] | None = None
         self._close: list[Callable[[], None]] = []
         self._handshakes: set[asyncio.Task[None]] = set()
+        self._streams: weakref.WeakSet[iostream.SSLIOStream] = weakref.WeakSet()
+        self._reported = ""
 
     def follow(self) -> None:
         """Read the certificate again if its file has changed, and listen as soon as there is one."""
@@ -75,15 +79,19 @@ class Listener:
                 log.info("a certificate was read for https at %s:%d", self.address, self.port)
             if not self._close:
                 self._listen()
+            self._reported = ""
         except OSError as err:  # of ssl as well
-            log.error("https at %s:%d: %s: %s", self.address, self.port, self.file.name, err)
+            if str(err) != self._reported:
+                log.error("https at %s:%d: %s: %s", self.address, self.port, self.file.name, err)
+            self._reported = str(err)
 
     def _listen(self) -> None:
         for each in netutil.bind_sockets(self.port, self.address):
             self._close += [netutil.add_accept_handler(each, self._accept), each.close]
 
     def _accept(self, connection: socket.socket, address: Any) -> None:  # noqa: ANN401  as the family has it
-        if len(self._handshakes) >= MAX_HANDSHAKES:
+        is_full = sum(not each.closed() for each in self._streams) >= MAX_CONNECTIONS
+        if is_full or len(self._handshakes) >= MAX_HANDSHAKES:
             connection.close()
             return
         task = asyncio.ensure_future(self._begin(connection, address))
@@ -98,6 +106,7 @@ class Listener:
             connection.close()
             return
         if stream is not None:
+            self._streams.add(stream)
             self._server.handle_stream(stream, address)
 
     async def _encrypted(self, connection: socket.socket) -> iostream.SSLIOStream | None:
