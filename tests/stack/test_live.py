@@ -77,11 +77,12 @@ def test_who_is_notified_is_in_a_file_of_the_labs_user_alone(tmp_path: Path) -> 
     path = live.path_of(settings.load(tmp_path, {})).with_name(notify.FILE)
     owner = (os.geteuid() or 1234, os.getegid() or 567)
 
-    live.write_notify(settings.load(tmp_path, chosen), owner)
+    live.write_notify(settings.load(tmp_path, chosen), ("nobody's", "100"))
+    live.write_notify(settings.load(tmp_path, chosen), (str(owner[0]), str(owner[1])))
 
     state = path.stat()
     assert (state.st_uid, state.st_gid, state.st_mode & 0o777) == (*owner, 0o600)
     environment = {reading.VARIABLE: str(live.path_of(settings.load(tmp_path, {})))}
     assert notify.read(environment) == notify.Target(5.0, url=chosen["NOTIFY"])
-    live.write_notify(settings.load(tmp_path, {}), owner)
+    live.write_notify(settings.load(tmp_path, {}))
     assert not path.exists()

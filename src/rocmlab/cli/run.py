@@ -48,7 +48,6 @@ def _from_the_host(name: str, arguments: Sequence[str]) -> int:
     from rocmlab.cli.up import announce, note
     from rocmlab.runs.spec.options import check
     from rocmlab.stack import project as projects
-    from rocmlab.stack import settings
     from rocmlab.stack.container import ContainerLab
 
     arguments = [*arguments, *_from_make(os.environ)]
@@ -68,12 +67,24 @@ def _from_the_host(name: str, arguments: Sequence[str]) -> int:
     try:
         code = project.lab.run([name, *(_inside(project, word) for word in arguments)])
     finally:
-        if not args.list:  # what was given to this run holds for it alone
-            projects.write_notify(project, settings.load(project.settings.project, {}))
+        if not args.list:
+            _forget_notify(project)
     if isinstance(project.lab, ContainerLab) and "/" not in project.values["SHARE"]:
         note(f"the share is the {project.lab.share()}, shown in JupyterLab; with the lab up this copies its runs out:")
         note(f"  {project.lab.copy_out}")
     return code
+
+
+def _forget_notify(project: Project) -> None:
+    """Have later runs report their ends by `.env` again; the exit code of this one stays, whatever happens here."""
+    from rocmlab.cli.up import note
+    from rocmlab.stack import project as projects
+    from rocmlab.stack import settings
+
+    try:
+        projects.write_notify(project, settings.load(project.settings.project, {}))
+    except (OSError, RocmlabError) as err:
+        note(f"warning: NOTIFY of this run stays in force until the next `make up`: {err}")
 
 
 def _check_environment(project: Project) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from rocmlab.base import notify
@@ -40,8 +41,11 @@ def write(settings: Settings) -> list[str]:
     return [f"{name}={value}" for name, value in wanted.items() if before.get(name, DEFAULTS[name]) != value]
 
 
-def write_notify(settings: Settings, owner: tuple[int, int] | None = None) -> None:
-    """Write NOTIFY for the lab's user alone, if it changes; where root writes, that is `owner` (uid and gid)."""
+def write_notify(settings: Settings, owner: tuple[str, str] | None = None) -> None:
+    """Write NOTIFY for the lab's user alone, if it changes; where root writes, that is `owner` (uid and gid).
+
+    Where that is no one whom root may give a file to, the lab cannot read it, and reports that.
+    """
     path = ensure_folder(settings) / notify.FILE
     wanted = {name: settings.get(name) for name in (notify.NAME, notify.AFTER)}
     if not wanted[notify.NAME]:
@@ -50,4 +54,5 @@ def write_notify(settings: Settings, owner: tuple[int, int] | None = None) -> No
     if envfile.read_json(path) != wanted:
         envfile.write(path, json.dumps(wanted) + "\n")
     if owner and os.geteuid() == 0:
-        os.chown(path, *owner)
+        with suppress(OSError, ValueError):
+            os.chown(path, *map(int, owner))

@@ -345,7 +345,7 @@ def write(project: Project, *, persist: bool = True) -> None:
 def write_notify(project: Project, settings: Settings | None = None) -> None:
     """Have the project's lab report the ends of runs by these settings, its own by default."""
     is_inside = isinstance(project.lab, ContainerLab)
-    owner = (int(project.values["NB_UID"]), int(project.values["NB_GID"])) if is_inside else None
+    owner = (project.values["NB_UID"], project.values["NB_GID"]) if is_inside else None
     live.write_notify(settings or project.settings, owner)
 
 
