@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
+import io
+import json
 from pathlib import Path
 
 import pytest
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.telemetry import profiling
-from rocmlab.telemetry.profile import Profile, Row, summarise
+from rocmlab.telemetry.profile import Profile, Row, read, summarise
 
 GPU = [
     {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "/device:GPU:0"}},
@@ -83,6 +86,62 @@ def test_the_table_says_what_computed_and_where_the_trace_is() -> None:
     assert "void gemm&lt;float&gt;" in profile._repr_html_()
     assert str(nothing) == "jax · 1.2 s · 0 operators on the CPU, no GPU kernel seen: 0.0 ms"
     assert repr(nothing).count("\n") == 1
+
+
+class Waits:
+    """A profiler whose cell has queued work, for which it waits until it is interrupted."""
+
+    def __init__(self, trace: str) -> None:
+        self.trace, self.is_active = trace, False
+
+    def start(self, folder: Path) -> Waits:
+        """Begin, with a folder for the trace."""
+        self.folder, self.is_active = folder, True
+        return self
+
+    def wait(self) -> None:
+        """Be interrupted."""
+        raise KeyboardInterrupt
+
+    def stop(self) -> Path:
+        """Return the trace."""
+        self.is_active = False
+        with gzip.open(self.folder / "trace.json.gz", "wt") as file:
+            file.write(self.trace)
+        return self.folder / "trace.json.gz"
+
+
+@pytest.mark.parametrize("trace", [json.dumps({"traceEvents": GPU}), '{"traceEvents": [{'])
+def test_an_interrupt_while_the_gpu_is_waited_for_ends_the_profiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], trace: str
+) -> None:
+    """It would go on filling memory, and the next `%%profile_gpu` would find it active. The trace is kept."""
+    pytest.importorskip("IPython")
+    monkeypatch.setenv("ROCMLAB_SHARE", str(tmp_path))
+    profiler = Waits(trace)
+
+    with profiling.Profiling("torch", profiler.start):
+        assert profiler.is_active
+
+    assert not profiler.is_active
+    assert not profiler.folder.exists()
+    (path,) = (tmp_path / "profiles").iterdir()
+    shown = capsys.readouterr()
+    assert "2 GPU kernels" in shown.out or str(path) in shown.err
+    assert ("2 GPU kernels" in shown.out) is trace.endswith("]}")
+
+
+def test_a_trace_is_read_in_pieces() -> None:
+    """A trace of minutes has gigabytes; wherever a piece ends, the events are the same, and too many are an error."""
+    events = [{"name": 'a "]}', "args": {"n": [1, {}]}}, {}, {"name": "é", "ts": 1.5}]
+    text = json.dumps({"deviceProperties": [{"id": 0}], "traceEvents": events, "end": [1]}, indent=1)
+    for letters in (1, 7, 1000):
+        assert list(read(io.StringIO(text), letters)) == events
+        for broken in ("", "{}", text[:60], text[: text.index("1.5")]):
+            with pytest.raises(ValueError, match=r"Expecting|Unterminated"):
+                list(read(io.StringIO(broken), letters))
+    with pytest.raises(ValueError, match="more than 1 kernels"):
+        summarise(GPU, most=1)
 
 
 def test_whose_profiler_is_clear_or_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import html
+import json
 import os
 import re
 import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -15,8 +17,8 @@ from rocmlab.telemetry.cost import elapsed
 
 TYPE_CHECKING = False  # `typing` itself would cost milliseconds at each start
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from typing import Any
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from typing import Any, TextIO
 
 GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")  # of PyTorch's traces
 NODE = re.compile(r"(?:EagerLocalExecute: |[^:\s]+:)(\w+)")  # of TensorFlow's on the CPU: `dense/MatMul:MatMul`
@@ -25,6 +27,10 @@ SHOWN = 15
 LONGEST = 72  # names of kernels have whole C++ templates
 HEADS = ("name", "calls", "total ms", "share")
 PERFETTO = "https://ui.perfetto.dev"
+BEGIN = re.compile(r'"traceEvents"\s*:\s*\[')
+BETWEEN = re.compile(r"[\s,]*")
+CHUNK_LETTERS = 1_000_000
+MAX_EVENTS = 2_000_000  # that the table is made of, some 300 MB: memory that the notebook needs itself
 
 
 @dataclass
@@ -36,21 +42,49 @@ class Row:
     seconds: float = 0.0
 
 
-def summarise(events: Iterable[Mapping[str, Any]]) -> tuple[bool, list[Row]]:
-    """Return whether a GPU ran kernels, and a row for each kernel, or else for each operator of the CPU."""
+def read(file: TextIO, letters: int = CHUNK_LETTERS) -> Iterator[Mapping[str, Any]]:
+    """Yield the events of a trace in Chrome's format one by one: as a whole it may need more memory than there is."""
+    text = chunk = file.read(letters)
+    while chunk and not BEGIN.search(text):
+        text += (chunk := file.read(letters))
+    found = BEGIN.search(text)
+    at, decode = found.end() if found else len(text), json.JSONDecoder().raw_decode
+    while True:
+        at = BETWEEN.match(text, at).end()  # type: ignore[union-attr]  # it matches any text
+        if text[at : at + 1] == "]":
+            return
+        try:
+            event, at = decode(text, at)
+        except ValueError:
+            if not (chunk := file.read(letters)):
+                raise
+            text, at = text[at:] + chunk, 0
+            continue
+        yield event
+
+
+def summarise(events: Iterable[Mapping[str, Any]], most: int = MAX_EVENTS) -> tuple[bool, list[Row]]:
+    """Return whether a GPU ran kernels, and a row for each kernel, or else for each operator of the CPU.
+
+    Raises:
+        ValueError: there are more of them than the table is made of.
+    """
     names: dict[tuple[str, Any, Any], str] = {}
-    gpu, cpu = [], []
+    gpu: list[tuple[str, float, float, str]] = []
+    cpu: list[tuple[str, float, float, str]] = []
     for event in events:
         process, thread = event.get("pid"), event.get("tid")
         if event.get("ph") == "M" and event["name"] in ("process_name", "thread_name"):
             names[event["name"], process, None if event["name"] == "process_name" else thread] = event["args"]["name"]
         elif event.get("ph") == "X":
             place = names.get(("process_name", process, None), ""), names.get(("thread_name", process, thread), "")
-            timed = f"{process} {thread}", float(event["ts"]), float(event.get("dur", 0))
+            if len(gpu) + len(cpu) >= most:
+                raise ValueError(f"the trace has more than {most:,} kernels and operators")
+            timed = sys.intern(f"{process} {thread}"), float(event["ts"]), float(event.get("dur", 0))
             if event.get("cat") in GPU_CATEGORIES or ("/device:" in place[0] and place[1].startswith("Stream")):
-                gpu.append((*timed, event["name"]))
+                gpu.append((*timed, sys.intern(event["name"])))
             elif name := _operator(event):
-                cpu.append((*timed, name))
+                cpu.append((*timed, sys.intern(name)))
     return bool(gpu), _rows(gpu, nested=False) if gpu else _rows(cpu, nested=True)
 
 

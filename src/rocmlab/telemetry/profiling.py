@@ -19,11 +19,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rocmlab.base.errors import Problem, RocmlabError
-from rocmlab.telemetry.profile import Profile, summarise
+from rocmlab.telemetry.profile import PERFETTO, Profile, read, summarise
 
 TYPE_CHECKING = False  # `typing` itself would cost milliseconds at each start
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import Any
 
 FRAMEWORKS = ("torch", "jax", "tensorflow")
@@ -61,8 +61,9 @@ def _of_keras() -> str:
 class Profiling:
     """A context in which a framework's profiler is active."""
 
-    def __init__(self, framework: str) -> None:
+    def __init__(self, framework: str, start: Callable[[Path], Any] | None = None) -> None:
         self._framework = framework
+        self._start = start or KINDS[framework]
 
     def __enter__(self) -> Profiling:
         """Import the framework where the cell would, and start.
@@ -72,8 +73,7 @@ class Profiling:
         """
         self._folder = tempfile.TemporaryDirectory(prefix="rocmlab-profile-")
         try:
-            kinds: dict[str, type[Torch | Jax | TensorFlow]] = {"torch": Torch, "jax": Jax, "tensorflow": TensorFlow}
-            self._profiler = kinds[self._framework](Path(self._folder.name))
+            self._profiler = self._start(Path(self._folder.name))
         except BaseException:
             self._folder.cleanup()
             raise
@@ -81,26 +81,28 @@ class Profiling:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Stop, also after an error, which is not changed; show the table, or why there is none."""
+        """Stop, also after an error, which is not changed; show the table, or why there is none.
+
+        A second interrupt ends only the waiting: a profiler that went on would fill the memory, and be in the way.
+        """
         from IPython.display import display
 
-        with suppress(Exception):  # what failed is reported where its result is used
+        with suppress(Exception, KeyboardInterrupt):  # what failed is reported where its result is used
             self._profiler.wait()
         wall = time.perf_counter() - self._began
+        path = None
         try:
-            display(self._profile(wall))  # type: ignore[no-untyped-call]
-        except Exception as err:  # of the profiler, or of the disk: the cell's work is done
+            with self._folder:
+                trace = self._profiler.stop()
+                path = _folder() / f"{datetime.now():profile-%Y%m%dT%H%M%S.%f}-{os.getpid()}.json.gz"
+                shutil.move(trace, path)
+            with gzip.open(path, "rt", encoding="utf-8") as file:
+                display(Profile(self._framework, wall, *summarise(read(file)), path))  # type: ignore[no-untyped-call]
+        except (Exception, KeyboardInterrupt) as err:  # of the profiler, or of the disk: the cell's work is done
             what = f"no profile: {type(err).__name__}: {err}"
-            sys.stderr.write(f"{Problem(what, 'the cell itself is not affected', 'profile a shorter cell')}\n")
-
-    def _profile(self, wall: float) -> Profile:
-        with self._folder:
-            trace = self._profiler.stop()
-            with gzip.open(trace, "rb") as file:
-                totals = summarise(json.load(file)["traceEvents"])
-            path = _folder() / f"{datetime.now():profile-%Y%m%dT%H%M%S.%f}-{os.getpid()}.json.gz"
-            shutil.move(trace, path)
-        return Profile(self._framework, wall, *totals, path)
+            fix = "profile a shorter cell"
+            fix += f", or open the trace in {PERFETTO}: {path}" if path and path.exists() else ""
+            sys.stderr.write(f"{Problem(what, 'the cell itself is not affected', fix)}\n")
 
 
 class Torch:
@@ -187,8 +189,14 @@ class TensorFlow:
         (found,) = self._folder.rglob("*.xplane.pb")
         trace = self._folder / "trace.json.gz"
         with gzip.open(trace, "wt", encoding="utf-8") as file:
-            json.dump({"traceEvents": list(_events(XSpace.FromString(found.read_bytes())))}, file, default=str)
+            file.write('{"traceEvents": [')
+            for number, event in enumerate(_events(XSpace.FromString(found.read_bytes()))):
+                file.write(("," if number else "") + json.dumps(event, default=str))
+            file.write("]}")
         return trace
+
+
+KINDS: dict[str, type[Torch | Jax | TensorFlow]] = {"torch": Torch, "jax": Jax, "tensorflow": TensorFlow}
 
 
 def _events(space: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401
