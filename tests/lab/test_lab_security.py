@@ -113,6 +113,17 @@ def server(host: Host, bound: dict[str, str]) -> Iterator[Server]:
         found.stop()
 
 
+def early(server: Server, *headers: str) -> bytes:
+    """Return what a large request is answered before its body is sent, nothing where the server waits for that."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=1) as channel:
+        lines = [f"PUT {server.base_url}api/contents/big.ipynb HTTP/1.1", f"Host: 127.0.0.1:{server.port}", *headers]
+        channel.sendall("\r\n".join([*lines, "", ""]).encode())
+        try:
+            return channel.recv(4096)
+        except TimeoutError:
+            return b""
+
+
 def raw(server: Server, *headers: str, path: str = "api/status", version: str = "1.1") -> int:
     """Send a request line and these headers as they are, and return the status."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_SECONDS) as channel:
@@ -195,6 +206,18 @@ def test_a_kernels_websocket_is_open_to_its_own_pages_over_tls(server: Server, b
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("size", ["Content-Length: 100000000", "Transfer-Encoding: chunked"])
+def test_a_large_request_is_kept_for_who_is_logged_in_alone(server: Server, size: str) -> None:
+    """Others get the answer before they have sent it, whatever they claim: the server would keep it in its memory."""
+    cookies, xsrf = login(server)
+
+    forged = cookies.replace("|", "|0", 1)
+    for claim in ("Accept: */*", "Authorization: token wrong", "Cookie: a=b", f"Cookie: {forged}"):
+        assert early(server, size, claim).startswith(b"HTTP/1.1 403 "), claim
+    for proof in ((f"Authorization: token {TOKEN}",), (f"Cookie: {cookies}", f"X-XSRFToken: {xsrf}")):
+        assert early(server, size, *proof) == b"", proof
+
+
 @pytest.mark.parametrize("header", [header for header in NOT_OURS if header.strip()])
 def test_another_name_is_rejected_even_with_the_token(server: Server, header: str) -> None:
     """A page whose name was pointed to 127.0.0.1 gets nothing, whatever it knows."""

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jupyter_server.auth.identity import PasswordIdentityProvider
 from jupyter_server.base.handlers import JupyterHandler
 from tornado import httputil, web
 
@@ -30,6 +31,8 @@ SERVICE = "lab"  # its name in the Compose network, where Prometheus scrapes it
 CONTAINERS = ("docker", "podman")
 MIN_TOKEN_CHARACTERS = 32
 NAME = f"This lab does not answer under this host name. If your proxy uses it: {hosts.SETTING}"
+SMALL = re.compile(r"[0-9]{1,5}")  # a length in bytes: a login's form has less
+LARGE = "A request of this size is answered after a login alone."
 TOKEN = re.compile(r"([?&]token=)[^&\s\"'#]+")
 
 
@@ -61,6 +64,7 @@ def has_token(request: httputil.HTTPServerRequest, token: str) -> bool:
     return bool(token) and scheme.lower() in ("bearer", "token") and same
 
 
+@web.stream_request_body
 class RejectedHandler(web.RequestHandler):
     """Answers a request that is not for this server, by its `Host` header for example."""
 
@@ -68,8 +72,11 @@ class RejectedHandler(web.RequestHandler):
         """Take what to answer."""
         self._why = why
 
+    def data_received(self, chunk: bytes) -> None:
+        """Keep nothing."""
+
     def prepare(self) -> None:
-        """Answer with 403; nothing of the request is used."""
+        """Answer with 403, before the body arrives; nothing of the request is used."""
         self.set_status(403)
         self.set_header("Content-Type", "text/plain; charset=utf-8")
         self.finish(f"{self._why}\n")
@@ -109,6 +116,24 @@ class Scrubber(logging.Filter):
         if scrubbed != text:
             record.msg, record.args = scrubbed, ()
         return True
+
+
+def is_too_large(server: Any, request: httputil.HTTPServerRequest) -> bool:  # noqa: ANN401  a ServerApp
+    """Return whether a request comes with more than a login has, from who is not logged in: tornado would keep it all.
+
+    A login of another kind than by token or password is asked later, by Jupyter.
+    """
+    headers, provider = request.headers, server.identity_provider
+    is_small = "Transfer-Encoding" not in headers and SMALL.fullmatch(headers.get("Content-Length", "0"))
+    if is_small or type(provider) is not PasswordIdentityProvider or not provider.auth_enabled:
+        return False
+    handler = JupyterHandler(server.web_app, request)
+    try:
+        given = (provider.get_token(handler) or "").encode("utf-8", "replace")
+    except web.HTTPError:  # of an address that is not UTF-8
+        return True
+    has_token = bool(provider.token) and hmac.compare_digest(given, provider.token.encode())
+    return not has_token and provider.get_user_cookie(handler) is None
 
 
 class Guard:
@@ -151,6 +176,8 @@ def install(server: Any, environment: Mapping[str, str] = os.environ) -> None:  
         if request.protocol == "https":
             secure_cookies(request)
         if guard.accepts(request):
+            if is_too_large(server, request):
+                return application.get_handler_delegate(request, RejectedHandler, {"why": LARGE})
             return find(request, **kwargs)
         log.warning("rejected a request with the Host %.100r", request.headers.get("Host", ""))
         return application.get_handler_delegate(request, RejectedHandler, {"why": NAME})

@@ -25,6 +25,7 @@ INSIDE = "/run/rocmlab/tls"  # of a container
 PORT_INSIDE = 8443
 HANDSHAKE_SECONDS = 10.0
 IDLE_SECONDS = 60.0  # between two requests, and for the headers of one
+BODY_SECONDS = 3600.0  # of a large notebook by a slow line
 MAX_HANDSHAKES = 256  # at one time; more are closed
 MAX_CONNECTIONS = 512  # without descriptors the lab would not answer on the loopback either
 TLS_HANDSHAKE = b"\x16"  # the first byte of every connection that speaks TLS
@@ -62,6 +63,7 @@ class Listener:
             max_body_size=server.max_body_size,
             max_buffer_size=server.max_buffer_size,
             idle_connection_timeout=IDLE_SECONDS,
+            body_timeout=BODY_SECONDS,
         )
         self._loaded: tuple[float, int] | None = None
         self._close: list[Callable[[], None]] = []
