@@ -29,7 +29,7 @@ SECTIONS = ("global", "install", ":env:")  # the later wins, as with pip
 WITHOUT_EFFECT = {
     "break-system-packages",  # always: the environment is ours, or the image's
     "cert",  # see `translated`
-    "compile",
+    "compile",  # see `compiles`
     "config-file",
     "debug",
     "disable-pip-version-check",
@@ -93,6 +93,11 @@ def settings(listing: str) -> dict[str, str]:
 def is_true(value: str) -> bool:
     """Return whether a switch of pip's is on."""
     return value.strip().lower() in ("1", "y", "yes", "t", "true", "on")
+
+
+def compiles(found: Mapping[str, str], arguments: list[str]) -> bool:
+    """Return whether pip would compile; as settings both names mean whether it does. Source: pip's "Configuration"."""
+    return "--no-compile" not in arguments and all(is_true(found.get(name, "1")) for name in ("compile", "no-compile"))
 
 
 def translated(found: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
@@ -231,7 +236,7 @@ def with_uv(arguments: list[str]) -> str:
     options += ["--no-index"] if is_true(found.get("no-index", "")) and "--no-index" not in rest else []
     options += ["--link-mode", "copy"] if BUILDS_PIP.exists() else []  # the build's cache is on another file system
     options += ["--offline"] if os.environ.get(OFFLINE) else []
-    options += [] if "--no-compile" in rest else ["--compile-bytecode"]
+    options += ["--compile-bytecode"] if compiles(found, rest) else []
     command = [str(UV), "pip", "install", *options, *(each for each in rest if each not in PIPS_OWN)]
     try:
         code = subprocess.run(command, env=environment, check=False, close_fds=False).returncode  # keeps a lock

@@ -187,6 +187,20 @@ class TestSettings:
         assert install.translated({}, {"SSL_CERT_FILE": "/mine.pem"}) == {}
 
 
+    @pytest.mark.parametrize(
+        ("found", "arguments", "expected"),
+        [
+            *(({}, [], True), ({}, ["--no-compile"], False)),
+            *(({"no-compile": "no"}, [], False), ({"compile": "0"}, [], False)),
+        ],
+    )
+    def test_code_is_compiled_where_pip_would(
+        self, install: ModuleType, found: dict[str, str], arguments: list[str], expected: bool
+    ) -> None:
+        """Pip's documentation: `no-compile = no` in a file is the option `--no-compile`."""
+        assert install.compiles(found, arguments) is expected
+
+
 class TestInstaller:
     """Which of the two installs."""
 

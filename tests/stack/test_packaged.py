@@ -11,6 +11,9 @@ import pytest
 from clones import clone, without_docker
 from packages_built import built, installed, tracked
 
+from rocmlab.base.errors import RocmlabError
+from rocmlab.stack import packaged
+
 pytestmark = pytest.mark.slow
 
 OWN = (".git", ".rocmlab", ".env")  # in a folder, and not of the project
@@ -62,8 +65,12 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def test_the_folder_has_what_a_clone_has(package: Path, here: Path) -> None:
-    """Each file of the project and of the package, byte for byte, programs executable; git knows them as one commit."""
-    done = rocmlab(package, here, "up")
+    """Each file of the project and of the package, byte for byte, programs executable; git knows them as one commit.
+
+    So it is where a user's git signs every tag, which needs a message and a key.
+    """
+    signs = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "tag.gpgSign", "GIT_CONFIG_VALUE_0": "true"}
+    done = rocmlab(package, here, "up", **signs)
     folder = here / "rocmlab"
     expected = tracked()
 
@@ -92,6 +99,15 @@ def test_files_of_a_user_are_never_written_over(package: Path, here: Path) -> No
     assert (here / "lab/Makefile").is_file()
     assert "made the project folder" not in again.stderr
     assert sorted(path.name for path in here.iterdir()) == ["lab", "rocmlab"]
+
+
+def test_a_link_is_never_replaced(tmp_path: Path) -> None:
+    """Neither one that leads nowhere, such as to a disk that is not mounted, nor one to an empty folder."""
+    for target in (tmp_path / "gone", tmp_path):
+        link = tmp_path / f"link-{target.name}"
+        link.symlink_to(target)
+        with pytest.raises(RocmlabError, match="is there, and is not"):
+            packaged.make(link)
 
 
 @pytest.mark.parametrize("arguments", [("up", "--help"), ("status",), ("devices",), ("--version",)])

@@ -60,6 +60,7 @@ def enter(command: str, arguments: Sequence[str], say: Say) -> None:
         folder = (wanted or Path(NAME)).absolute()
         make(folder)
         say(f"made the project folder {folder}: notebooks, settings and the share are in it")
+        say("messages name `make TARGET NAME=value`, for this folder; without make: NAME=value rocmlab TARGET")
     if (folder / MADE).exists():
         _bring(folder, command, say)
     others = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
@@ -81,7 +82,7 @@ def find(wanted: Path | None) -> Path | None:
 
 def make(folder: Path) -> None:
     """Make a project folder of the installed version, whole or not at all; raise RocmlabError if it holds files."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if os.path.lexists(folder) and (folder.is_symlink() or not folder.is_dir() or any(folder.iterdir())):
         raise RocmlabError(
             f"{folder} is there, and is not a rocmlab project",
             "nothing is written over files of yours",
@@ -161,7 +162,7 @@ def _commit(folder: Path, *parents: str) -> None:
         found = _git(tree, *place, "write-tree", **index)
     commit = _git(folder, *who, "commit-tree", found, *(f"-p{each}" for each in parents), "-m", message)
     _git(folder, "update-ref", BRANCH, commit)
-    _git(folder, "tag", "--force", f"v{rocmlab.__version__}", commit)
+    _git(folder, "update-ref", f"refs/tags/v{rocmlab.__version__}", commit)  # `git tag` would sign where that is set
 
 
 def _git(folder: Path, *arguments: str, **variables: str) -> str:
