@@ -186,7 +186,6 @@ class TestSettings:
         assert install.translated({}, {}) == {"UV_SYSTEM_CERTS": "1"}
         assert install.translated({}, {"SSL_CERT_FILE": "/mine.pem"}) == {}
 
-
     @pytest.mark.parametrize(
         ("found", "arguments", "expected"),
         [
