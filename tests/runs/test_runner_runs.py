@@ -186,13 +186,16 @@ def test_the_kernel_sees_only_its_gpu(mixed: Run) -> None:
 
 
 def test_the_run_folder_is_complete(mixed: Run) -> None:
-    """Every job that ran has notebook, HTML, log and samples; there is a journal, and no draft is left."""
+    """Every job that ran has notebook, HTML, log and samples, and the versions of its kernel's packages are kept once;
+    there is a journal, and no draft is left.
+    """
     ran = [result.name for result in mixed.results if result.status != "not run"]
     expected = {f"{name}{kind}" for name in ran for kind in KINDS.values()}
+    (versions,) = {result.environment for result in mixed.results if result.name in ran}
 
     events = list(mixed.folder.journal())
 
-    assert {path.name for path in mixed.folder.path.iterdir()} == expected | OF_THE_RUN
+    assert {path.name for path in mixed.folder.path.iterdir()} == expected | OF_THE_RUN | {versions}
     assert [events[0]["event"], events[-1]["event"]] == ["run started", "run finished"]
     assert sum(event["event"] == "job started" for event in events) == len(ran)
     finished = {event["job"]: event["result"]["status"] for event in events if event["event"] == "job finished"}

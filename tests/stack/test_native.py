@@ -426,11 +426,12 @@ class TestInstallation:
         cpu.interpreter.symlink_to(sys.executable)
         cpu.marker.write_text(json.dumps({"backend": "cpu", "python": version}))
 
-        assert cpu.matches({"backend": "cpu", "python": version}, cpu.folder)
-        assert not cpu.matches({"backend": "rocm", "python": version}, cpu.folder)
-        assert not cpu.matches({"backend": "cpu", "python": "3.99"}, cpu.folder)
+        wanted = {"backend": "cpu", "python": version, "jax_packages": "", "extras": ""}
+        assert cpu.matches(wanted, cpu.folder)
+        assert not cpu.matches({**wanted, "backend": "rocm"}, cpu.folder)
+        assert not cpu.matches({**wanted, "python": "3.99"}, cpu.folder)
         cpu.marker.unlink()
-        assert not cpu.matches({"backend": "cpu", "python": version}, cpu.folder)
+        assert not cpu.matches(wanted, cpu.folder)
 
     def test_a_framework_for_another_backend_is_an_error(self, tmp_path: Path, repository: Path) -> None:
         """The CPU's TensorFlow in a lab for AMD GPUs would compute on the CPU and not report it."""
