@@ -156,3 +156,16 @@ def test_tensorboard_reads_the_notebooks_on_a_socket_and_no_gpu(host: Host) -> N
     assert found["unix_socket"] == "/run/lab/tensorboard.sock"
     assert Path(found["launcher_entry"]["icon_path"]).is_file()
     assert found["environment"]["HIP_VISIBLE_DEVICES"] == "-1"
+
+
+def test_what_is_usual_in_a_notebook_is_no_warning(host: Host, tmp_path: Path) -> None:
+    """The language server has a notebook's code as one Python file, for which ruff's rules are other ones."""
+    host.offer()
+    found = extras.language_server({"ROCMLAB_SHARE": str(tmp_path)}, host.prefix)
+    ignored = found["workspace_configuration"]["pylsp"]["plugins"]["ruff"]["extendIgnore"]
+    code = "values = [3]\n\nimport asyncio\n\nawait asyncio.sleep(1)\nvalues\n"
+
+    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--extend-ignore", ",".join(ignored), "-"]
+    done = subprocess.run(command, input=code, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stdout

@@ -66,8 +66,8 @@ def language_server(environment: Mapping[str, str], prefix: Path) -> dict[str, A
             "environment": str(place.own / CURRENT / "bin/python") if place.current() else pythons[0],
             "extra_paths": [str(site) for python in pythons[1:] for site in sites(python)],
         },
-        # In a notebook imports may follow code, and a last line shows a value.
-        "ruff": {"enabled": True, "extendIgnore": ["E402"]},
+        # In a notebook a last line shows a value, imports may follow code, and `await` needs no function.
+        "ruff": {"enabled": True, "extendIgnore": ["B018", "E402", "F704", "PLE1142"]},
     }
     return {
         "version": 2,
