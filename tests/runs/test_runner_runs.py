@@ -186,9 +186,7 @@ def test_the_kernel_sees_only_its_gpu(mixed: Run) -> None:
 
 
 def test_the_run_folder_is_complete(mixed: Run) -> None:
-    """Every job that ran has notebook, HTML, log and samples, and the versions of its kernel's packages are kept once;
-    there is a journal, and no draft is left.
-    """
+    """Every job has notebook, HTML, log and samples; versions of a kernel are kept once; no draft is left."""
     ran = [result.name for result in mixed.results if result.status != "not run"]
     expected = {f"{name}{kind}" for name in ran for kind in KINDS.values()}
     (versions,) = {result.environment for result in mixed.results if result.name in ran}

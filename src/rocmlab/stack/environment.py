@@ -97,8 +97,8 @@ class Environment:
     def matches(self, record: dict[str, str], folder: Path) -> bool:
         """Return whether an environment has this record, or fewer extras: what was taken back would stay in it."""
         read = envfile.read_json(folder / MARKER) or envfile.read_json(folder / installation.PART)
-        found = {"jax_packages": "", **read, "extras": record.get("extras", "")}
-        more = set(str(read.get("extras", "")).split(",")) - {"", *record.get("extras", "").split(",")}
+        found = {"jax_packages": "", **read, "extras": record["extras"]}
+        more = set(str(read.get("extras", "")).split(",")) - {"", *record["extras"].split(",")}
         return record.items() <= found.items() and not more and (folder / "bin/python").exists()
 
     def check_disk(self) -> None:
