@@ -22,10 +22,11 @@ import engines
 import leftovers
 import oracle_tools
 from clones import UNCOMPILED, Clone, clone, without_docker
-from leftovers import (  # noqa: F401  a fixture and two hooks
+from leftovers import (  # noqa: F401  a fixture and hooks
     _leaves_nothing_behind,
     pytest_fixture_setup,
     pytest_runtest_makereport,
+    pytest_sessionfinish,
 )
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell: children would ignore it, too

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
+import socket
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -64,6 +67,24 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     report = yield
     item.stash[_has_failed] = item.stash.get(_has_failed, False) or report.failed
     return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Remove the sockets of kernels whose clients were killed, as tests do, so that no one else removed them."""
+    if not hasattr(session.config, "workerinput"):
+        remove_sockets(Path(tempfile.gettempdir()))
+
+
+def remove_sockets(parent: Path) -> None:
+    """Remove each folder of a kernel that no longer listens; see `rocmlab.kernels.connection.make_folder`."""
+    for path in parent.glob("kernel-*/s-1"):
+        with socket.socket(socket.AF_UNIX) as client:
+            try:
+                client.connect(str(path))
+            except ConnectionRefusedError:
+                shutil.rmtree(path.parent, ignore_errors=True)
+            except OSError:  # another user's, or gone
+                continue
 
 
 def held() -> Counter[str]:

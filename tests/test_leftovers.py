@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 from pathlib import Path
 
 import leftovers
@@ -102,3 +104,18 @@ def test_what_only_a_cycle_refers_to_is_not_left_behind(errors) -> None:
 def test_a_test_that_fails_has_one_failure(errors) -> None:
     """Its traceback keeps open what it opened: that is no second finding."""
     errors("def test_one():\n    file = open(os.devnull)\n    assert file is None\n", failed=1)
+
+
+def test_sockets_of_kernels_that_ended_are_removed(tmp_path: Path) -> None:
+    """Those of a kernel that listens, or that has not begun to, stay."""
+    with contextlib.ExitStack() as stack:
+        for name in ("kernel-ended", "kernel-runs"):
+            (tmp_path / name).mkdir()
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+            listener.bind(str(tmp_path / name / "s-1"))
+            listener.listen()
+            if name == "kernel-ended":
+                listener.close()
+        (tmp_path / "kernel-begins").mkdir()
+        leftovers.remove_sockets(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kernel-begins", "kernel-runs"]

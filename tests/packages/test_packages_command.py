@@ -9,7 +9,7 @@ import pytest
 from own_packages import has, rocmlab
 
 from rocmlab.cli import packages
-from rocmlab.packages import installing
+from rocmlab.packages import installing, requested
 from rocmlab.packages.overlays import Place
 from rocmlab.packages.requested import Requirement
 
@@ -70,6 +70,16 @@ def test_what_cannot_be_installed_is_an_error(place: Place) -> None:
     """With the reason; exit code 1: the work failed."""
     assert "wants-torch" in rocmlab(place, "add", "wants-torch", code=1)
     assert "this image has no TensorFlow" in rocmlab(place, "add", "--kernel", "tensorflow", "harmless", code=2)
+
+
+def test_a_list_that_cannot_be_read_is_named(place: Place) -> None:
+    """By `list`, as by `make status`, which asks for the same; nothing replaces it."""
+    path = requested.path_of(place.share, place.kernel)
+    path.parent.mkdir(parents=True)
+    path.write_text("[")
+    assert f"cannot be read: {path} (correct or remove this file)" in rocmlab(place, "list")
+    assert "torch.json" in rocmlab(place, "sync", code=2)
+    assert path.read_text() == "["
 
 
 class Answering:

@@ -65,4 +65,7 @@ def test_what_the_host_lacks(tmp_path: Path) -> None:
     assert system.missing(names, str(tmp_path / "none")) == names
     assert system.missing(()) == ()
     assert "not installed" in system.finding(names, str(dpkg))
+    dpkg.write_bytes(b"\0")
+    with pytest.raises(RocmlabError, match="does not show"):
+        system.missing(names, str(dpkg))
     assert "not known" in system.finding(names, str(tmp_path / "none"))

@@ -78,6 +78,8 @@ def test_a_run_has_exactly_the_versions_of_another(
     ("changes", "words"),
     [
         ({"python": "3.1.4"}, "it ran with Python 3.1.4"),
+        ({"python": None}, "it ran with Python (unknown)"),
+        ({"python": "\x1b[2J"}, "cannot be read"),
         ({"packages": {"torch": "1.0"}}, "it ran with torch 1.0, and the lab has"),
         ({"packages": {"-x": "1"}}, "cannot be read"),
         ({"editable": {"lib": "00"}}, "'lib' is editable"),

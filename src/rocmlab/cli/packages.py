@@ -58,10 +58,12 @@ def _sync(kernel: str | None) -> int:
     code = 0
     places = [packages.place(kernel, os.environ, _say)] if kernel else packages.ready(os.environ, _say)
     wanted = packages.wanted(os.environ)
-    listed = [each for each in places if kernel or each.current() or requested.read(each.share, each.kernel)]
-    for place in [each for each in places if each in listed or wanted.get(each.kernel)]:
+    for place in places:
+        mine = wanted.get(place.kernel, ())
         try:
-            outcome = installing.sync(place, _say, wanted.get(place.kernel, ()))
+            if not (kernel or mine or place.current() or requested.read(place.share, place.kernel)):
+                continue
+            outcome = installing.sync(place, _say, mine)
         except RocmlabError as err:
             _say(f"error: {err}")
             code = max(code, err.exit_code)

@@ -46,14 +46,20 @@ def read(notebooks: Path) -> tuple[str, ...]:
 
 
 def missing(names: Sequence[str], dpkg: str = "dpkg-query") -> tuple[str, ...]:
-    """Return which packages this host does not have; all of them where it has no dpkg."""
+    """Return which packages this host does not have; all of them where it has no dpkg.
+
+    Raises:
+        RocmlabError: dpkg does not answer.
+    """
     if not names or shutil.which(dpkg) is None:
         return tuple(names)
     plain = [name.partition("=")[0] for name in names]
     command = [dpkg, "--show", "--showformat", "${db:Status-Abbrev}${Package}\n${db:Status-Abbrev}${binary:Package}\n"]
-    done = subprocess.run(
-        [*command, *plain], capture_output=True, text=True, timeout=QUERY_SECONDS, check=False, stdin=subprocess.DEVNULL
-    )
+    try:
+        done = subprocess.run([*command, *plain], capture_output=True, text=True, timeout=QUERY_SECONDS, check=False)
+    except (OSError, subprocess.SubprocessError) as err:
+        what = f"{FILE}: {dpkg} does not show which packages are installed"
+        raise RocmlabError(what, str(err), f"run it to see why: {dpkg} --show") from err
     there = {line.removeprefix(INSTALLED) for line in done.stdout.splitlines() if line.startswith(INSTALLED)}
     return tuple(name for name, own in zip(names, plain, strict=True) if own not in there)
 

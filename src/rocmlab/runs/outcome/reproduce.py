@@ -77,6 +77,7 @@ def _read(folder: Path, name: str) -> dict[str, Any]:
         with safe.reading(folder / name) as file:
             found = json.load(file)
         texts = [found["kernel"], *found["packages"], *found["packages"].values(), *found["own"]]
+        texts += [found["python"] or "unknown"]
         if not isinstance(found["editable"], dict) or not all(
             isinstance(each, str) and recorded.PLAIN.fullmatch(each) for each in texts
         ):
@@ -92,8 +93,9 @@ def _problems(
 ) -> list[str]:
     """Return which versions the current kernel cannot have, a line each."""
     kernel, python = then["kernel"], str(then["python"] or "")
-    if python.split(".")[:2] != str(lab["python"] or "").split(".")[:2]:
-        return [f"{kernel}: it ran with Python {python}, and the kernel has {lab['python']}"]
+    here = str(lab["python"] or "")
+    if python.split(".")[:2] != here.split(".")[:2]:
+        return [f"{kernel}: it ran with Python {python or '(unknown)'}, and the kernel has {here or '(unknown)'}"]
     found = [
         f"{kernel}: the package in {safe.shown(name, 100)} is editable: its code then is not kept"
         for name in then["editable"]
@@ -101,8 +103,8 @@ def _problems(
     for name, version in differ.items():
         if is_ours and (name in then["own"] or not protection.is_protected(name)):
             continue
-        here = lab["packages"].get(name)
-        found.append(f"{kernel}: it ran with {name} {version}, and the lab has {here or 'none'}")
+        own = lab["packages"].get(name)
+        found.append(f"{kernel}: it ran with {name} {version}, and the lab has {own or 'none'}")
     return found
 
 
