@@ -57,6 +57,7 @@ def test_tls_is_published_at_the_chosen_address_alone(make_project) -> None:
     }
     folder = next(volume for volume in lab["volumes"] if volume["target"] == "/run/rocmlab/tls")
     assert (folder["type"], folder["read_only"]) == ("bind", True)
+    assert [port["host_ip"] for port in service(make_project("cpu", COMPOSE_FILE=files))["ports"]] == ["127.0.0.1"] * 2
 
 
 def test_only_rocm_passes_amd_nodes(make_project) -> None:

@@ -168,3 +168,8 @@ def test_a_renewed_certificate_is_served_without_a_restart(
     found = ssl.get_server_certificate(("127.0.0.1", listener.port))
     assert found != before
     assert tls.fingerprint(found) == tls.fingerprint(pem.read_text())
+
+
+def test_without_an_address_there_is_no_listener() -> None:
+    """Of a `.env` from which someone removed BIND alone; the rest of the extension is loaded."""
+    assert listening.of(SimpleNamespace(), {"ROCMLAB_BIND_HOSTS": "127.0.0.1,gpu1"}) is None

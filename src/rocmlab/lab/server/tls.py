@@ -35,7 +35,7 @@ ANSWER = f"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Lengt
 
 def of(server: Any, environment: Mapping[str, str] = os.environ) -> Listener | None:  # noqa: ANN401  a ServerApp
     """Return the listener that BIND asks for, None without."""
-    if not environment.get("ROCMLAB_BIND_HOSTS"):
+    if not (environment.get("ROCMLAB_BIND_HOSTS") and environment.get("BIND")):
         return None
     address, port = environment["BIND"], int(environment.get("TLS_PORT") or PORT_INSIDE)
     is_container = environment.get("ROCMLAB_RUNTIME") in ("docker", "podman")
@@ -58,6 +58,7 @@ class Listener:
         self.address, self.port, self.file, self._seconds = address, port, file, handshake_seconds
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self._context.options |= ssl.OP_NO_RENEGOTIATION  # each costs the server what a handshake costs
         self._server = httpserver.HTTPServer(
             server.web_app,
             max_body_size=server.max_body_size,
