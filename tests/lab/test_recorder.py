@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
@@ -161,6 +162,23 @@ def test_200_megabytes_are_bounded_and_what_is_omitted_is_named() -> None:
     assert sum(len(text(known, cell)) for cell in known.by_cell) < records.KEPT_BYTES + records.LIMIT_BYTES
     assert "19" in known.by_cell
     assert "a" not in known.by_cell
+
+
+def test_outputs_that_are_no_text_and_outputs_without_number_are_bounded() -> None:
+    """Plotly's are objects, which count as the text they are in a file; a million small ones end in one notice."""
+    known, kernel = begun("plots", "many")
+    for _ in range(30):
+        data = {"application/vnd.plotly.v1+json": {"data": ["y" * 100] * 40_000}}
+        kernel.send("of plots", "display_data", data=data, metadata={}, transient={})
+    limit_bytes = 10 * records.LIMIT_BYTES
+    for _ in range(limit_bytes // 500 + 1000):
+        kernel.send("of many", "display_data", data={"text/plain": "x"}, metadata={}, transient={})
+    plots, many = (known.by_cell[each].rendered() for each in ("plots", "many"))
+
+    assert len(json.dumps(plots)) < 1.1 * limit_bytes
+    assert plots[-1]["data"]["text/plain"].endswith("MB are omitted here; the cell shows too much]")
+    assert len(many) <= limit_bytes // 500 + 1
+    assert "0.7 MB are omitted here" in many[-1]["data"]["text/plain"]
 
 
 def test_pictures_that_replace_each_other_do_not_add_up() -> None:

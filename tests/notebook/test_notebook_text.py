@@ -110,10 +110,10 @@ def test_output_without_end_does_not_become_endless_outputs() -> None:
 def test_too_many_pictures_are_left_out() -> None:
     """What is shown is bounded as well, and reports it."""
     cell: dict = {}
-    outputs = CellOutputs(cell, "cell 1", Display(), 100, OverflowLog(None, "the log"))
+    outputs = CellOutputs(cell, "cell 1", Display(), 1000, OverflowLog(None, "the log"))
 
     for _ in range(3):
-        outputs.take("display_data", {"data": {"image/png": "x" * 400}, "metadata": {}})
+        outputs.take("display_data", {"data": {"image/png": "x" * 4000}, "metadata": {}})
 
     assert ["image/png" in output["data"] for output in cell["outputs"]] == [True, True, False]
     assert "omitted" in cell["outputs"][2]["data"]["text/plain"]

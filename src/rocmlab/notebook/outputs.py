@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ Content = Mapping[str, Any]
 TAIL_SHARE = 0.25  # of the printed text that is kept, how much from its end once it is too long
 RICH_FACTOR = 10  # pictures and tables may take this many times more than printed text
 MARK = "[rocmlab: all that was printed by cells whose output is too long for the notebook]\n"  # begins the log
+OUTPUT_BYTES = 500  # about what an output takes without its content
 MAX_OUTPUTS = 5_000  # per cell; printed text beyond continues in the last ones
 
 
@@ -69,7 +71,8 @@ class CellOutputs:
         self._rich_limit = self._rich_bytes = limit_bytes * RICH_FACTOR
         self._screens: list[tuple[Output, Screen]] = []
         self._tails: dict[str, tuple[Output, Screen]] = {}
-        self._used_bytes = 0
+        self._used_bytes = self._omitted_bytes = 0
+        self._omitted: Output = {}  # the last notice of outputs that are too large
         self._clear_first = False
         self._handlers: dict[str, Callable[[Content], None]] = {
             "stream": self._stream,
@@ -165,17 +168,23 @@ class CellOutputs:
     def _show(self, content: Content) -> None:
         is_result = "execution_count" in content
         data, metadata = content["data"], content["metadata"]
-        size = sum(len(value) for value in data.values() if isinstance(value, str))
+        size = OUTPUT_BYTES + sum(len(each if isinstance(each, str) else json.dumps(each)) for each in data.values())
         if size > self._rich_bytes:
-            notice = f"[rocmlab: {size / 1e6:.1f} MB are omitted here; the cell shows too much]"
+            is_next = bool(self.outputs) and self.outputs[-1] is self._omitted
+            self._omitted_bytes = size + (self._omitted_bytes if is_next else 0)
+            notice = f"[rocmlab: {self._omitted_bytes / 1e6:.1f} MB are omitted here; the cell shows too much]"
             data, metadata = {"text/plain": notice}, {}
-        else:
-            self._rich_bytes -= size
+            if is_next:  # one notice for all of them, or the notices take what the outputs must not
+                self._omitted["data"] = data
+                return
+        self._rich_bytes -= size if data is content["data"] else 0
         output: Output = {"output_type": "execute_result" if is_result else "display_data"}
         output |= {"data": data, "metadata": metadata}
         if is_result:
             output["execution_count"] = content["execution_count"]
         self.outputs.append(output)
+        if data is not content["data"]:
+            self._omitted = output
         display_id = (content.get("transient") or {}).get("display_id")
         if display_id:
             self._update(content)

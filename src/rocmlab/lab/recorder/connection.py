@@ -14,12 +14,10 @@ from typing import Any, ClassVar, Protocol
 from jupyter_server.services.kernels.connection import base as wire
 from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebsocketConnection
 
-from rocmlab.base import live
-from rocmlab.lab.recorder.tap import Tap
+from rocmlab.lab.recorder.tap import Tap, is_on
 
 log = logging.getLogger("rocmlab")
 
-SETTING = "RECORD_OUTPUTS"
 V1 = "v1.kernel.websocket.jupyter.org"
 
 
@@ -38,7 +36,7 @@ class RecordingConnection(ZMQChannelsWebsocketConnection):
     def connect(self) -> Any:  # noqa: ANN401
         """Connect, after the recorder: it hears whatever the page hears."""
         with _logged("connecting"):
-            if tap := self.recorder.tap(self.kernel_id, _is_on()):
+            if tap := self.recorder.tap(self.kernel_id, is_on()):
                 tap.listen()
         connected = super().connect()
         with _logged("connecting"):
@@ -60,11 +58,12 @@ class RecordingConnection(ZMQChannelsWebsocketConnection):
         super().handle_incoming_message(incoming_msg)
 
     def handle_outgoing_message(self, stream: Any, outgoing_msg: list[Any]) -> None:  # noqa: ANN401
-        """Take note of a question, which may have to be asked again on another page."""
-        if getattr(stream, "channel", stream) == "stdin":
-            with _logged("a question"):
+        """Take note of a question, which may have to be asked again on another page, and of a cell's end."""
+        channel = getattr(stream, "channel", stream)
+        if channel != "iopub":
+            with _logged("a kernel's message"):
                 if tap := self.recorder.tap(self.kernel_id, False):
-                    tap.hear_question(outgoing_msg)
+                    tap.hear(channel, outgoing_msg)
         super().handle_outgoing_message(stream, outgoing_msg)
 
     def _parts(self, text: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:  # noqa: ANN401
@@ -84,7 +83,7 @@ class RecordingConnection(ZMQChannelsWebsocketConnection):
                 tap.answered(str(content.get("value", "")))
             return
         cell = metadata.get("cellId") if header.get("msg_type") == "execute_request" else None
-        if cell and _is_on() and (tap := self.recorder.tap(self.kernel_id, True)):
+        if cell and is_on() and (tap := self.recorder.tap(self.kernel_id, True)):
             tap.sockets.setdefault(self.session_id, self.websocket_handler)
             tap.note_page(self.session_id)
             tap.records.begin(str(cell), header["msg_id"], self.session_id, str(content.get("code", "")))
@@ -99,10 +98,6 @@ def recording(base: Any, recorder: Taps) -> Any:  # noqa: ANN401
     if base is not ZMQChannelsWebsocketConnection:
         raise TypeError(f"connections to kernels are of the class {getattr(base, '__name__', base)}")
     return type("RecordingConnection", (RecordingConnection,), {"recorder": recorder})
-
-
-def _is_on() -> bool:
-    return live.get(SETTING) != "off"
 
 
 @contextlib.contextmanager

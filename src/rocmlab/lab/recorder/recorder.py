@@ -48,6 +48,8 @@ class Recorder:
     def tap(self, kernel_id: str, is_made: bool) -> Tap | None:
         """Return a kernel's, which is made if there is none and it is to be; None if there is none."""
         found = self._taps.get(kernel_id)
+        if found is not None and found.is_closed:  # the setting was turned off
+            found = self._taps.pop(kernel_id) and None
         if found is None and is_made and kernel_id in self._server.kernel_manager:
             for ended in [each for each in self._taps if each not in self._server.kernel_manager]:
                 del self._taps[ended]  # it has closed itself

@@ -14,6 +14,7 @@ from rocmlab.notebook.wire import Message
 LIMIT_BYTES = 8_000_000  # of printed text per cell; the end stays, what is omitted is named
 KEPT_BYTES = 64_000_000  # of all finished cells of a kernel together; then the oldest are forgotten
 SETTLED_SECONDS = 1.0  # what a cell printed that long before a page saves, the page has shown
+LOST_SECONDS = 2.0  # after which a message that should have followed is lost
 KINDS = ("stream", "display_data", "execute_result", "update_display_data", "error", "clear_output")
 DIED = "[rocmlab: the kernel ended while this cell ran]\n"
 
@@ -30,6 +31,7 @@ class Record:
     state: str = "queued"  # then running, done
     count: int | None = None  # the number in the cell's prompt
     question: dict[str, Any] | None = None  # what `input()` waits for; None: nothing
+    replied_at: float = 0.0  # when its page was told that it has ended; 0: not yet
     changed: int = 0  # the number of the last change
     changed_at: float = 0.0
     saved: int = 0  # the change up to which a page has saved the notebook
@@ -61,6 +63,7 @@ class Records:
     comms: dict[str, dict[str, Any]] = field(default_factory=dict)  # what output widgets caught: for the kernel
     _by_request: dict[str, Record] = field(default_factory=dict)
     _display: Display = field(default_factory=Display)
+    _catchers: set[str] = field(default_factory=set)  # output widgets
     _kernel: str = ""  # the session id of the kernel's process
 
     def __post_init__(self) -> None:
@@ -106,7 +109,11 @@ class Records:
         """Take a message that matters."""
         record, content = self._by_request.get(message.parent or ""), message.content
         if message.kind.startswith("comm_"):
-            self._widgets.take(message)
+            identity, state = str(content.get("comm_id")), (content.get("data") or {}).get("state")
+            if isinstance(state, dict) and state.get("_model_name") == "OutputModel":
+                self._catchers.add(identity)
+            if identity in self._catchers:  # other widgets are no concern here, and may be large
+                self._widgets.take(message)
         elif message.kind == "update_display_data":
             CellOutputs({}, "", self._display, LIMIT_BYTES, self._overflow).take(message.kind, content)
             shown = self._display.places.get(str((content.get("transient") or {}).get("display_id")), [])
@@ -134,9 +141,21 @@ class Records:
             record.outputs.take(message.kind, content)
             self._change(record)
 
+    def reply(self, request: str) -> None:
+        """A page is told that a cell has ended; what the cell printed, and that the kernel is idle, may come later."""
+        if record := self._by_request.get(request):
+            record.replied_at = time.monotonic()
+
+    def settle(self) -> None:
+        """End the cells whose last message was lost: a kernel drops some when too many wait."""
+        limit = time.monotonic() - LOST_SECONDS
+        for record in self.unfinished:
+            if 0 < record.replied_at < limit and record.changed_at < limit:
+                self._finish(record)
+
     def ask(self, request: str, question: dict[str, Any] | None) -> None:
         """A cell waits for an answer of the user, or does so no more."""
-        if record := self._by_request.get(request):
+        if (record := self._by_request.get(request)) and record.state != "done":
             record.question = question
             self._change(record)
 

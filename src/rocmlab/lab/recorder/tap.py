@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from typing import Any
 
 import zmq
@@ -14,12 +15,14 @@ from jupyter_core.utils import ensure_async
 from tornado.websocket import WebSocketClosedError
 from zmq.eventloop.zmqstream import ZMQStream
 
+from rocmlab.base import live
 from rocmlab.lab.recorder import files
 from rocmlab.lab.recorder.records import DIED, Follower, Record, Records
 from rocmlab.notebook.wire import Message
 
 log = logging.getLogger("rocmlab")
 
+SETTING = "RECORD_OUTPUTS"
 LOOK_SECONDS = 1.0
 WRITE_SECONDS = 2.0  # after a page has gone or a cell has finished, before the file is written
 RUNNING_SECONDS = 10.0  # between two writes while a cell prints
@@ -28,7 +31,6 @@ WRITE_SHARE = 20  # and at least 20 times as long as a write takes
 PING_SECONDS = 3.0
 PONG_SECONDS = 10.0  # a page that does not answer for so long is gone
 MAX_MESSAGES = 10_000  # that wait for this server; the kernel drops what is beyond
-MAX_FOLLOWERS = 32
 BUFFER_BYTES = 20_000_000  # of output that jupyter_server keeps for a page that comes back
 
 
@@ -54,16 +56,15 @@ class Page:
 class Buffer(list):  # type: ignore[type-arg]
     """What jupyter_server keeps for a page that comes back, with a bound: the recorder has all outputs anyway."""
 
-    def __init__(self, hear_question: Callable[[list[Any]], None], kept: list[Any]) -> None:
+    def __init__(self, hear: Callable[[str, list[Any]], None], kept: list[Any]) -> None:
         super().__init__(kept)
-        self._hear_question = hear_question
+        self._hear = hear
         self._bytes = 0
 
     def append(self, item: tuple[str, list[Any]]) -> None:
         """Keep a message of a channel."""
         channel, parts = item
-        if channel == "stdin":
-            self._hear_question(parts)
+        self._hear(channel, parts)
         self._bytes += sum(map(len, parts)) if channel == "iopub" else 0
         if channel != "iopub" or self._bytes <= BUFFER_BYTES:
             super().append(item)
@@ -85,6 +86,7 @@ class Tap:
         self._streams: dict[str, ZMQStream] = {}  # for input() of pages that are gone, by their session id
         self._shell: ZMQStream | None = None
         self._wrote = self._took = 0.0  # when the file was written last, and how long that took
+        self.is_closed = False
         self._has_failed = False  # to write the file
         self._told: set[str] = set()
         self._manager.add_restart_callback(self._on_death, "restart")
@@ -124,13 +126,17 @@ class Tap:
         self._url, self._iopub = url, ZMQStream(socket)
         self._iopub.on_recv(self._hear)
 
-    def hear_question(self, parts: list[Any]) -> None:
-        """A message on stdin has come from the kernel: `input()`, for a page that may be gone."""
-        message = self._message(parts)
-        if message and message.kind == "input_request" and message.parent:
-            content = message.content
-            question = {"prompt": content.get("prompt", ""), "password": content.get("password", False)}
-            self.records.ask(message.parent, question | {"header": message.header})
+    def hear(self, channel: str, parts: list[Any]) -> None:
+        """A message for one page, which may be gone: `input()` asks, or a cell has ended."""
+        kind = {"shell": "execute_reply", "stdin": "input_request"}.get(channel)
+        with self._logged():
+            message = self._message(parts, lambda _, found: found == kind) if kind else None
+            if message and message.parent and channel == "shell":
+                self.records.reply(message.parent)
+            elif message and message.parent:
+                content = message.content
+                question = {"prompt": content.get("prompt", ""), "password": content.get("password", False)}
+                self.records.ask(message.parent, question | {"header": message.header})
 
     def answered(self, text: str) -> None:
         """A page has sent an answer to `input()`."""
@@ -147,8 +153,7 @@ class Tap:
         """Someone is connected: for the cells of those who are not, `input()` is heard here."""
         self.sockets[session] = handler
         self.pages.pop(session, None)
-        if stream := self._streams.pop(session, None):
-            stream.close()
+        self._close(session)
         self.hear_orphans(besides=session)
 
     def disconnected(self, session: str, handler: Any) -> None:  # noqa: ANN401
@@ -157,19 +162,26 @@ class Tap:
             self._wrote = 0.0
             del self.sockets[session]
             self.pages.pop(session, None)
+            self._followers.pop(session, None)
         kept = getattr(self._server.kernel_manager, "_kernel_buffers", {})
         if self._kernel_id in kept and not isinstance(kept[self._kernel_id]["buffer"], Buffer):
-            kept[self._kernel_id]["buffer"] = Buffer(self.hear_question, kept[self._kernel_id]["buffer"])
+            kept[self._kernel_id]["buffer"] = Buffer(self.hear, kept[self._kernel_id]["buffer"])
         self.hear_orphans()
 
     def hear_orphans(self, besides: str = "") -> None:
         """Hear `input()` of cells whose page is gone, and for which jupyter_server keeps no channels."""
         kept = getattr(self._server.kernel_manager, "_kernel_buffers", {})
         kept_session = kept[self._kernel_id]["session_key"].rpartition(":")[2] if self._kernel_id in kept else ""
-        for session in {each.session for each in self.records.unfinished}:
-            if session not in {*self.sockets, *self._streams, besides, kept_session}:
-                self._streams[session] = stream = self._manager.connect_stdin(identity=session.encode())
-                stream.on_recv(self.hear_question)
+        waiting = {each.session for each in self.records.unfinished}
+        for session in self._streams.keys() - waiting:
+            self._close(session)
+        for session in waiting - {*self.sockets, *self._streams, besides, kept_session}:
+            self._streams[session] = stream = self._manager.connect_stdin(identity=session.encode())
+            stream.on_recv(partial(self.hear, "stdin"))
+
+    def _close(self, session: str) -> None:
+        if stream := self._streams.pop(session, None):
+            stream.close()
 
     async def news(self, session: str, after: int, requests: Collection[str]) -> dict[str, Any]:
         """Return to a page what it lacks: of its own requests, those that it names."""
@@ -179,9 +191,9 @@ class Tap:
             return record.request in requests or (record.session != session and is_new)
 
         async with self.lock:  # else it would know the file less than its reader does
-            if session not in self._followers and len(self._followers) >= MAX_FOLLOWERS:
-                self._followers.pop(next(iter(self._followers)))
-            follower = self._followers.setdefault(session, Follower())
+            follower = self._followers.get(session) or Follower()
+            if session in self.sockets:  # who is not connected gets everything each time, and nothing is kept for him
+                self._followers[session] = follower
             cells = follower.news(self.records, after, is_wanted)
             file = self.file
         open_cells = [each for each in self.records.unfinished if is_wanted(each)]
@@ -210,11 +222,13 @@ class Tap:
         await self._end()
 
     async def _end(self) -> None:
-        if self.is_alone and self.records.dirty:
+        if is_on() and self.is_alone and self.records.dirty:
             await self.write()
-        for stream in (self._iopub, self._shell, *self._streams.values()):
+        for stream in (self._iopub, self._shell):
             if stream is not None and not stream.closed():
                 stream.close()
+        for session in [*self._streams]:
+            self._close(session)
 
     async def write(self) -> None:
         """Write what the files lack."""
@@ -262,17 +276,21 @@ class Tap:
             log.warning(text, *values)
 
     async def _look(self) -> None:
-        """Each second: who is still there, and what has to be written."""
-        while self._kernel_id in self._server.kernel_manager:
+        """Each second: who is still there, and what has to be written; until the kernel ends or this is turned off."""
+        while self._kernel_id in self._server.kernel_manager and is_on():
             await asyncio.sleep(LOOK_SECONDS)
             try:
-                await self._look_once(time.monotonic())
+                if is_on():
+                    await self._look_once(time.monotonic())
             except Exception:
                 log.exception("the recorder of kernel %s failed; it continues", self._kernel_id)
-        self.records.abort(DIED)
+        self.is_closed = True
+        if self._kernel_id not in self._server.kernel_manager:
+            self.records.abort(DIED)
         await self._end()
 
     async def _look_once(self, now: float) -> None:
+        self.records.settle()
         if self.records.unfinished or self.records.dirty:
             loop_now = asyncio.get_running_loop().time()
             for page in [each for each in self.pages.values() if each.is_gone(loop_now)]:
@@ -303,25 +321,40 @@ class Tap:
         self.records.comms.clear()
 
     def _hear(self, parts: list[Any]) -> None:
-        try:
-            message = self._message(parts, self.records.knows)
+        with self._logged():
+            message = self._message(parts, self.records.knows, self.records.hear_kernel)
             if message:
                 self.records.take(message)
-        except Exception:
-            log.exception("a message of kernel %s was not recorded", self._kernel_id)
 
-    def _message(self, parts: list[Any], is_wanted: Callable[[str | None, str], bool] | None = None) -> Message | None:
+    @contextlib.contextmanager
+    def _logged(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as err:
+            self._tell(repr(err)[:200], "a message of kernel %s was not recorded: %r", self._kernel_id, err)
+
+    def _message(
+        self,
+        parts: list[Any],
+        is_wanted: Callable[[str | None, str], bool],
+        hear_kernel: Callable[[str, str | None], object] = lambda *_: None,
+    ) -> Message | None:
         session = self._manager.session
         _, (_, header, parent, _, content, *_) = session.feed_identities(parts)
-        header, request = session.unpack(header), session.unpack(parent).get("msg_id")
-        if is_wanted:
-            self.records.hear_kernel(str(header.get("session")), request)
-        if is_wanted and not is_wanted(request, header["msg_type"]):
+        header, parent = session.unpack(header), session.unpack(parent)
+        if header.get("session") != parent.get("session"):  # some kernels name the page's there, not their own
+            hear_kernel(str(header.get("session")), parent.get("msg_id"))
+        if not is_wanted(parent.get("msg_id"), header["msg_type"]):
             return None
-        return Message(header["msg_type"], request, session.unpack(content), header, [])
+        return Message(header["msg_type"], parent.get("msg_id"), session.unpack(content), header, [])
 
     def _on_death(self) -> None:
         self.records.abort(DIED)
+
+
+def is_on() -> bool:
+    """Return whether outputs are recorded, as the setting is now."""
+    return live.get(SETTING) != "off"
 
 
 def _url(information: dict[str, Any]) -> str:

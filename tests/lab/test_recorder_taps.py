@@ -1,0 +1,219 @@
+"""The recorder of a kernel: it hears a socket on which the test sends as a kernel does, and writes into a folder."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import nbformat
+import pytest
+import zmq
+import zmq.asyncio
+from jupyter_client.ioloop import AsyncIOLoopKernelManager
+from jupyter_server.services.contents.largefilemanager import AsyncLargeFileManager
+from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebsocketConnection
+from nbformat.sign import MemorySignatureStore, NotebookNotary
+from tornado.web import HTTPError
+
+from rocmlab.base import live
+from rocmlab.lab.recorder.recorder import CLASS, Recorder
+from rocmlab.lab.recorder.tap import Tap
+
+
+class Kernels(dict):  # type: ignore[type-arg]
+    """The kernels of a server."""
+
+    def get_kernel(self, kernel_id: str) -> AsyncIOLoopKernelManager:
+        """Return one."""
+        return self[kernel_id]
+
+
+class Lab:
+    """A server's parts that the recorder uses, and one kernel of which only the socket for outputs is there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "n.ipynb"
+        self.write_notebook()
+        notary = NotebookNotary(store_factory=MemorySignatureStore)
+        self.contents_manager = AsyncLargeFileManager(root_dir=str(folder), notary=notary)
+        self.web_app = SimpleNamespace(settings={CLASS: ZMQChannelsWebsocketConnection})
+        self.session_manager = self
+        self.context = zmq.asyncio.Context()
+        self.manager = AsyncIOLoopKernelManager(context=self.context)
+        self.kernel_manager = Kernels(kernel=self.manager)
+        self.socket = zmq.Socket(self.context, zmq.PUB)
+        self.manager.iopub_port = self.socket.bind_to_random_port("tcp://127.0.0.1")
+        self.recorder = Recorder(self)
+        self.session = "of the kernel"
+
+    def write_notebook(self) -> None:
+        """Write a notebook that has printed nothing."""
+        cells = [nbformat.v4.new_code_cell("code", id=each) for each in ("a", "b")]
+        nbformat.write(nbformat.v4.new_notebook(cells=cells), self.path)
+
+    def list_sessions(self) -> list[dict[str, Any]]:
+        """Return the notebooks."""
+        return [{"path": "n.ipynb", "type": "notebook", "kernel": {"id": "kernel"}}]
+
+    def send(self, request: str, kind: str, page: str = "page", **content: Any) -> None:
+        """Send a message of the kernel."""
+        session = self.manager.session
+        parent = {"msg_id": request, "msg_type": "execute_request", "session": page}
+        message = session.msg(kind, content, parent=parent)
+        message["header"]["session"] = self.session
+        self.socket.send_multipart(session.serialize(message, ident=kind.encode()))
+
+    async def begin(self) -> Tap:
+        """Return the kernel's recorder once it hears; a page has sent cell a, and is gone."""
+        tap = self.recorder.tap("kernel", True)
+        assert tap
+        tap.records.begin("a", "of a", "page", "code")
+        while not tap.records.by_cell["a"].count:  # a subscription takes a moment
+            self.send("of a", "execute_input", execution_count=1)
+            await asyncio.sleep(0.01)
+        return tap
+
+    def run(self, test: Callable[[], Awaitable[None]]) -> None:
+        """Run a test, and close the recorder whatever comes of it."""
+
+        async def closed() -> None:
+            try:
+                await test()
+            finally:
+                await self.recorder.close()
+
+        asyncio.run(closed())
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.socket.close(0)
+        self.context.term()
+
+    def printed(self) -> list[str]:
+        """Return what the file has."""
+        cells = nbformat.read(self.path, 4).cells
+        return ["".join(each.get("text", "") for each in cell.outputs) for cell in cells]
+
+
+async def until(is_true: Callable[[], object]) -> None:
+    """Wait until something is true."""
+    end = time.monotonic() + 20
+    while not is_true():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Any:
+    """A server whose recorder is installed."""
+    made = Lab(tmp_path)
+    made.recorder.install()
+    yield made
+    made.close()
+
+
+def test_off_means_that_no_file_is_written_from_now_on(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a cell that began while it was on; turned on again it records what begins then."""
+    settings = tmp_path / "live.json"
+    monkeypatch.setenv(live.VARIABLE, str(settings))
+
+    async def run() -> None:
+        tap = await lab.begin()
+        lab.send("of a", "stream", name="stdout", text="text")
+        await until(lambda: tap.records.by_cell["a"].rendered())
+        settings.write_text(json.dumps({"RECORD_OUTPUTS": "off"}))
+        before = lab.path.read_bytes()
+        await until(lambda: tap.is_closed)
+        await asyncio.sleep(0)
+        assert lab.path.read_bytes() == before
+        assert lab.recorder.tap("kernel", False) is None
+        settings.write_text("{}")
+        again = await lab.begin()
+        assert again is not tap
+        lab.send("of a", "stream", name="stdout", text="again")
+        await until(lambda: again.records.by_cell["a"].rendered())
+
+    lab.run(run)
+
+    assert lab.printed() == ["again", ""]
+
+
+def test_a_save_of_a_page_counts_only_when_it_is_done(lab: Lab) -> None:
+    """After one that failed, as on a full disk, the outputs are written once the page is gone."""
+    is_full = True
+
+    def fail(**_: Any) -> None:
+        if is_full:
+            raise HTTPError(507)
+
+    async def run() -> None:
+        nonlocal is_full
+        tap = await lab.begin()
+        await until(lambda: tap.file)  # it has written, and knows its notebook
+        lab.contents_manager.register_pre_save_hook(fail)
+        tap.sockets["page"] = tap.pages["page"] = SimpleNamespace(is_gone=lambda _: False)
+        lab.send("of a", "stream", name="stdout", text="text")
+        await until(lambda: tap.records.by_cell["a"].rendered())
+        tap.records.by_cell["a"].changed_at -= 60
+        model = await lab.contents_manager.get("n.ipynb")
+        with pytest.raises(HTTPError):
+            await lab.contents_manager.save({"type": "notebook", "content": model["content"]}, "n.ipynb")
+        after_failure, is_full = len(tap.records.dirty), False
+        await lab.contents_manager.save({"type": "notebook", "content": model["content"]}, "n.ipynb")
+        assert (after_failure, tap.records.dirty) == (1, [])
+
+    lab.run(run)
+
+
+def test_a_cell_whose_last_message_was_lost_ends_with_its_reply(lab: Lab) -> None:
+    """Its page has the reply from another socket; what was printed may still be on its way."""
+
+    async def run() -> None:
+        tap = await lab.begin()
+        session = lab.manager.session
+        reply = session.msg("execute_reply", {"status": "ok"}, parent={"msg_id": "of a", "session": "page"})
+        tap.hear("shell", session.serialize(reply))
+        states = [each.state for each in tap.records.unfinished]
+        await until(lambda: not tap.records.unfinished)
+        assert states == ["running"]
+
+    lab.run(run)
+
+
+@pytest.mark.parametrize(("session", "is_over"), [("another page", False), ("another process", True)])
+def test_a_kernel_that_names_the_pages_session_is_not_taken_for_a_new_one(
+    lab: Lab, session: str, is_over: bool
+) -> None:
+    """IJulia copies a request's session into the answer; a new process names one that no page has."""
+
+    async def run() -> None:
+        tap = await lab.begin()
+        lab.session = session
+        lab.send("of another", "status", page="another page", execution_state="busy")
+        lab.session = "of the kernel"
+        lab.send("of a", "stream", name="stdout", text="text")
+        await until(lambda: tap.records.by_cell["a"].rendered())
+        assert (tap.records.unfinished == []) == is_over
+
+    lab.run(run)
+
+
+def test_connections_of_another_class_stay_as_they_are(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A gateway's, say: nothing is recorded, and the log says so."""
+    lab = Lab(tmp_path)
+    lab.web_app.settings[CLASS] = SimpleNamespace
+
+    with caplog.at_level(logging.WARNING, "rocmlab"):
+        lab.recorder.install()
+    lab.close()
+
+    assert lab.web_app.settings[CLASS] is SimpleNamespace
+    assert "is not kept: connections to kernels are of the class SimpleNamespace" in caplog.text
