@@ -207,7 +207,7 @@ def test_a_kernel_that_names_the_pages_session_is_not_taken_for_a_new_one(
 
 
 def test_connections_of_another_class_stay_as_they_are(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A gateway's, say: nothing is recorded, and the log says so."""
+    """A gateway's, say: nothing is recorded, and the log names the class."""
     lab = Lab(tmp_path)
     lab.web_app.settings[CLASS] = SimpleNamespace
 
