@@ -146,6 +146,10 @@ def test_what_is_no_environment_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "bin/python").symlink_to(tmp_path / "gone")
     with pytest.raises(RocmlabError, match="is missing here"):
         environments.look(str(tmp_path))
+    (tmp_path / "a:b/bin").mkdir(parents=True)
+    (tmp_path / "a:b/bin/python").symlink_to(sys.executable)
+    with pytest.raises(RocmlabError, match="cannot be on PATH"):
+        environments.look(str(tmp_path / "a:b"))
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,9 @@ def look(path: str, name: str | None = None) -> Environment:
             none if folder.exists() else "there is no such folder where the lab runs",
             "name the folder of an environment of uv, venv, conda, micromamba or pixi",
         )
+    if os.pathsep in str(prefix):
+        what = f"{prefix} cannot be on PATH, where {os.pathsep!r} separates folders"
+        raise RocmlabError(what, "programs of other folders would be started", "make the environment in another folder")
     if not os.access(prefix / "bin/python", os.X_OK):
         raise RocmlabError(
             f"the interpreter of {prefix} is missing here",
