@@ -98,7 +98,8 @@ def check_own(path: Path, found: os.stat_result) -> None:
         raise RocmlabError(
             f"{path} is not used: it belongs to uid {found.st_uid} and has the mode {found.st_mode & 0o7777:04o}",
             "another user could have programs started as this one",
-            f"if it is yours: chmod o-w {path}; else use a share of your own: make up SHARE=…",
+            f"if it is yours: sudo chown {os.geteuid()} {path} && sudo chmod o-w {path}\n"
+            "else use another share: make up SHARE=…",
         )
 
 
