@@ -40,7 +40,7 @@ interface News {
 interface Answer {
   number: number;
   cells: News[];
-  file: { path: string; before: string; after: string } | null;
+  file: { path: string; before: string; first: string; after: string } | null;
   is_connected: boolean;
   continues: boolean;
 }
@@ -240,28 +240,34 @@ export class Follower {
       parent: KernelMessage.IInputReplyMsg['parent_header']
     ): void => kernel.sendInputReply(content, parent);
     const { prompt, password, header } = question;
-    area.onInputRequest?.({ header, content: { prompt, password } }, { sendInputReply: answer });
+    try {
+      area.onInputRequest?.({ header, content: { prompt, password } }, { sendInputReply: answer });
+    } catch (err) {
+      console.warn('rocmlab-panel: the question of a cell could not be shown', err);
+    }
   }
 
   /** The file may be newer than the page's copy by what the recorder wrote: then it has not "changed on disk". */
   private async adopt({ file }: Answer): Promise<boolean> {
     const { context } = this.panel;
+    const inner = context as unknown as { _contentsModel?: object | null };
     const known = context.contentsModel;
     const time = (text: string): number => Date.parse(text);
-    if (file === null || known === null || file.path !== context.localPath) {
+    if (file === null || known === null || !inner._contentsModel || file.path !== context.localPath) {
       return false;
     }
-    if (time(known.last_modified) < time(file.before) || time(known.last_modified) > time(file.after)) {
+    const read = time(known.last_modified);
+    if (read !== time(file.before) && (read < time(file.first) || read > time(file.after))) {
       return false; // someone else's change is in between, and JupyterLab asks
     }
     const now = await this.contents.get(context.path, { content: false, hash: true }).catch(() => null);
     if (now === null || time(now.last_modified) !== time(file.after)) {
       return false;
     }
-    const inner = context as unknown as { _contentsModel: object | null };
     const { last_modified, hash, hash_algorithm } = now;
     inner._contentsModel = { ...inner._contentsModel, last_modified, hash, hash_algorithm };
-    return last_modified !== known.last_modified || hash !== known.hash;
+    const isTaken = context.contentsModel?.last_modified === last_modified; // else the name has another meaning
+    return isTaken && (last_modified !== known.last_modified || hash !== known.hash);
   }
 
   /** A save that begins before the page has its connection back finds a newer file: ask whose change it is. */
@@ -269,14 +275,14 @@ export class Follower {
     type Save = (...given: unknown[]) => Promise<unknown>;
     const context = this.panel.context as unknown as { _raiseConflict?: Save; _maybeSave?: Save };
     const raise = context._raiseConflict;
-    if (raise === undefined || context._maybeSave === undefined) {
+    if (typeof raise !== 'function' || typeof context._maybeSave !== 'function') {
       return;
     }
     context._raiseConflict = async (model, options) => {
       const kernel = this.panel.sessionContext.session?.kernel ?? null;
       const answer = kernel && (await this.request(kernel, '&only=connection').catch(() => null));
-      const isOurs = answer !== null && (await this.adopt(answer));
-      return isOurs ? context._maybeSave?.(options) : raise.call(this.panel.context, model, options);
+      const isOurs = answer !== null && (await this.adopt(answer).catch(() => false));
+      return isOurs ? context._maybeSave?.(options) : raise.call(context, model, options);
     };
   }
 
