@@ -28,6 +28,17 @@ for number in itertools.count():
     time.sleep(0.1)
     if pathlib.Path("{file}").exists():
         break"""
+WATCHED = """() => {
+    window.away = false;
+    window.shown = [];
+    Object.defineProperty(document, "hidden", {get: () => window.away});
+    window.Notification = class extends Notification {
+        constructor(title, options) {
+            super(title, options);
+            shown.push(`${title}: ${options.body}`);
+        }
+    };
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -255,3 +266,36 @@ def test_a_page_whose_network_stood_still_misses_no_line(lab: Lab, browser: Brow
     finally:
         page.context.close()
         network.close()
+
+
+def test_a_long_cell_that_ends_on_a_hidden_page_is_notified(lab: Lab, browser: Browser) -> None:
+    """Once its setting is on: with the notebook, whether it failed and how long it took; short cells are not.
+
+    Only that the page is hidden is simulated, because Chromium without a display shows every page.
+    """
+    long = "import time; time.sleep(1.3)"
+    write(lab, "long.ipynb", long, "6 * 7", f"{long}; 1 / 0")
+    page = opened(browser, lab, "long.ipynb")
+    page.context.grant_permissions(["notifications"])
+    page.evaluate(WATCHED)
+    run_all(page)
+    until(page, 2, "ZeroDivisionError")
+
+    page.get_by_role("menuitem", name="Settings", exact=True).click()
+    page.get_by_role("menuitem", name="Settings Editor").first.click()
+    page.locator(".jp-PluginList-entry", has_text="Notifications of cells").click()
+    with page.expect_response(lambda told: "api/settings" in told.url and told.request.method == "PUT"):
+        page.locator("input[id$=afterSeconds]").fill("1")
+    page.locator(".lm-TabBar-tabLabel", has_text="long.ipynb").first.click()
+    run_all(page)
+    page.locator(".jp-InputPrompt", has_text="[6]").wait_for()
+    assert page.evaluate("shown") == []
+    page.evaluate("away = true")
+    run_all(page)
+    page.wait_for_function("shown.length == 2")
+
+    assert [each.replace("\u00a0", " ") for each in page.evaluate("shown")] == [
+        "long.ipynb: Cell [7] finished after 1 s",
+        "long.ipynb: Cell [9] failed after 1 s",
+    ]
+    page.context.close()

@@ -12,6 +12,7 @@ import { Widget } from '@lumino/widgets';
 
 import { Panel } from '../panel';
 import { Store } from '../store';
+import { FinishedCells } from './finished';
 import { LabHost } from './host';
 import { gpuIcon } from './icon';
 import { Follower } from './outputs';
@@ -147,4 +148,17 @@ const outputs: JupyterFrontEndPlugin<void> = {
   }
 };
 
-export default [plugin, outputs];
+const finished: JupyterFrontEndPlugin<void> = {
+  id: 'rocmlab-panel:finished',
+  description: 'Notifies of long cells that end while their page is hidden, if its setting is on.',
+  autoStart: true,
+  requires: [INotebookTracker, ISettingRegistry],
+  activate: (app: JupyterFrontEnd, notebooks: INotebookTracker, registry: ISettingRegistry): void => {
+    registry.load('rocmlab-panel:finished').then(
+      settings => new FinishedCells(app, notebooks, settings),
+      (err: unknown) => console.warn('rocmlab-panel: the setting of notifications could not be read', err)
+    );
+  }
+};
+
+export default [plugin, outputs, finished];
