@@ -30,6 +30,7 @@ STOP = {
     "tensorflow": "tf.profiler.experimental.stop()",
 }[FRAMEWORK]
 OPERATOR = {"torch": r"aten::mm ", "jax": r"(dot|ynn|fusion)\S* ", "tensorflow": r"_?\w*MatMul "}[FRAMEWORK]
+LEAST = 1 if FRAMEWORK == "jax" else 3  # XLA records not every call on the CPU, and divides one among programs
 pytestmark = pytest.mark.frameworks
 
 
@@ -65,7 +66,7 @@ def test_a_profiled_cell_shows_its_operators_and_leaves_a_trace(run: Callable[[s
     assert "operators on the CPU, no GPU kernel seen" in text
     row = re.search(rf"^\S*{OPERATOR} *(\d+) +([\d.]+) ", text, re.MULTILINE)
     assert row, text
-    assert int(row.group(row.lastindex - 1)) >= 3
+    assert int(row.group(row.lastindex - 1)) >= LEAST
     [trace] = (tmp_path / "share/profiles").iterdir()
     assert str(trace) in text
     assert f'href="share/profiles/{trace.name}"' in shown.outputs[0].data["text/html"]
