@@ -113,7 +113,8 @@ def lab(cluster: RayNodes, tmp_path: Path) -> Lab:
 
 def test_jobs_run_on_both_nodes_with_the_gpus_that_ray_gave(lab: Lab) -> None:
     """Each notebook sees one GPU of its node; ends of every kind are reported as on one machine."""
-    names = [lab.write(f"w{number}", "import time; time.sleep(2)", WHERE) for number in range(4)]
+    busy = ["import time; time.sleep(4)"] * 2  # until a busy machine has started workers on the second node
+    names = [lab.write(f"w{number}", *busy, WHERE) for number in range(4)]
     names.append(lab.write("pair", WHERE, rocmlab={"gpus": 2}))
     names.append(lab.write("none", WHERE, rocmlab={"gpus": 0}))
     names.append(lab.write("fails", "1/0"))
