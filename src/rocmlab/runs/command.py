@@ -54,7 +54,8 @@ def main(arguments: Sequence[str], connect: Connect | None = None) -> int:
 
             summary.show(run, _console())
     finally:  # also where the terminal was closed
-        notification.send(run.folder.path, run.as_dict())
+        if notification.is_due:  # what a run has to tell takes seconds where it has many jobs
+            notification.send(run.folder.path, run.as_dict())
     return 0 if run.is_ok else 1
 
 

@@ -56,6 +56,11 @@ class Notification:
             log.warning("the end of this run is not reported: the program of %s was not found here", notify.NAME)
             self._target = None
 
+    @property
+    def is_due(self) -> bool:
+        """Whether there is someone to tell, and the run has taken long enough."""
+        return self._target is not None and time.monotonic() - self._begun >= self._target.after_seconds
+
     @contextlib.contextmanager
     def of_failure(self, folder: Path) -> Iterator[None]:
         """Report a run that ends with an error of its own, without results."""
@@ -67,8 +72,8 @@ class Notification:
 
     def send(self, folder: Path, results: Mapping[str, Any]) -> None:
         """Report a run that took long enough; `results` is the content of `results.json`, as far as there is any."""
-        target, self._target = self._target, None
-        if target is None or time.monotonic() - self._begun < target.after_seconds:
+        is_due, target, self._target = self.is_due, self._target, None
+        if target is None or not is_due:
             return
         try:
             content = json.dumps(self._message(folder, results)).encode()

@@ -46,11 +46,15 @@ class Run:
         """Whether every notebook completed without an error, or was skipped with a reason."""
         return not self.is_interrupted and all(result.is_ok for result in self.results)
 
+    @property
+    def gpus(self) -> values.GpuTotals:
+        """What all jobs took of GPUs."""
+        return values.gpu_totals([vars(result) for result in self.results])
+
     def as_dict(self) -> dict[str, Any]:
         """Return the content of `results.json`."""
         status = "interrupted" if self.is_interrupted else "ok" if self.is_ok else "failed"
-        jobs = [result.as_dict() for result in self.results]
-        gpus = values.gpu_totals(jobs)
+        jobs, gpus = [result.as_dict() for result in self.results], self.gpus
         compared = {} if self.earlier is None else {"comparison": compare.compare(jobs, self.earlier)}
         return {
             "schema": SCHEMA_VERSION,

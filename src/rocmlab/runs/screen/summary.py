@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from rocmlab import reports
 from rocmlab.base import formatting
-from rocmlab.reports import values
 from rocmlab.runs.jobs import Result
 from rocmlab.runs.outcome.results import Run
 from rocmlab.runs.screen.view import STYLES, empty_table
@@ -146,7 +145,7 @@ def _totals(run: Run) -> Text:
         text.append(f"{count} {status}", STYLES.get(status, "red"))
         text.append(", ")
     text.append(f"{formatting.duration(run.seconds)} in all")
-    if gpus := str(values.gpu_totals([result.as_dict() for result in run.results])):
+    if gpus := str(run.gpus):
         text.append(f"; {gpus}{' (SIMULATED)' if any(result.simulated for result in run.results) else ''}")
     if run.is_interrupted:
         text.append("; the run was interrupted", "yellow")
